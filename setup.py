@@ -1,11 +1,14 @@
-"""Builds the one optional extension, logcore.kernels._compiled; all else is in pyproject.toml.
+"""Builds the one optional extension, logcore.kernels._compiled; all else is in
+pyproject.toml.
 
 Rules:
-- An install never fails because of it. No compiler, no Cython, no Python headers, an error in the .pyx: each ends in an
-  install on the plain kernels and one clear line, which is also left in build/kernels.txt for the Makefile to show.
-- No stale binary stays: where compiling fails, an older one beside the source is removed, for it would still be
-  imported and might disagree with the plain kernels.
-- LOGCORE_PLAIN=1 at build time leaves the extension out, so that the wheel fits every platform (py3-none-any).
+- An install never fails because of it. No compiler, no Cython, no Python headers, an
+  error in the .pyx: each ends in an install on the plain kernels and one clear line,
+  which is also left in build/kernels.txt for the Makefile to show.
+- No stale binary stays: where compiling fails, an older one beside the source is
+  removed, for it would still be imported and might disagree with the plain kernels.
+- LOGCORE_PLAIN=1 at build time leaves the extension out, so that the wheel fits every
+  platform (py3-none-any).
 """
 
 import os
@@ -29,7 +32,12 @@ PLAIN = os.environ.get("LOGCORE_PLAIN") == "1"
 
 def answers(compiler: str) -> bool:
     try:
-        return subprocess.run([compiler, "--version"], capture_output=True, check=False).returncode == 0
+        return (
+            subprocess.run(
+                [compiler, "--version"], capture_output=True, check=False
+            ).returncode
+            == 0
+        )
     except OSError:
         return False
 
@@ -41,7 +49,9 @@ def report(line: str) -> None:
 
 
 class BuildPlain(build_py):
-    """Stands in for BuildKernels, which does not run where there is no extension to build."""
+    """Stands in for BuildKernels, which does not run where there is no extension to
+    build.
+    """
 
     def run(self) -> None:
         super().run()
@@ -55,8 +65,12 @@ class BuildPlain(build_py):
 class BuildKernels(build_ext):
     def build_extension(self, ext: Extension) -> None:
         built = Path(self.get_ext_fullpath(ext.name))
-        installed = SOURCE.with_name(built.name)  # an editable install is imported from here
-        if self.editable_mode and is_newer(installed, SOURCE, *INCLUDED, Path(__file__)):
+        installed = SOURCE.with_name(
+            built.name
+        )  # an editable install is imported from here
+        if self.editable_mode and is_newer(
+            installed, SOURCE, *INCLUDED, Path(__file__)
+        ):
             # `make demo` and then `make test` install twice; one compile is enough.
             built.parent.mkdir(parents=True, exist_ok=True)
             self.copy_file(str(installed), str(built))
@@ -67,7 +81,9 @@ class BuildKernels(build_ext):
             built.unlink(missing_ok=True)
             if self.editable_mode:
                 installed.unlink(missing_ok=True)
-        report(f"{failure}: {ON_PLAIN_KERNELS}" if failure else "compiled kernels: built")
+        report(
+            f"{failure}: {ON_PLAIN_KERNELS}" if failure else "compiled kernels: built"
+        )
 
     def compile(self, ext: Extension) -> str | None:
         """Compiles, or says in a few words why not."""
@@ -76,20 +92,29 @@ class BuildKernels(build_ext):
         try:
             from Cython.Build import cythonize
 
-            # The .c file goes below build/, which git ignores, and not beside its source.
-            ext.sources = cythonize([ext], build_dir="build/cython", language_level=3, quiet=True)[0].sources
-            ext.extra_compile_args = ["/O2"] if self.compiler.compiler_type == "msvc" else ["-O3", "-g0"]
+            # The .c file goes below build/, which git ignores, and not beside its
+            # source.
+            ext.sources = cythonize(
+                [ext], build_dir="build/cython", language_level=3, quiet=True
+            )[0].sources
+            ext.extra_compile_args = (
+                ["/O2"] if self.compiler.compiler_type == "msvc" else ["-O3", "-g0"]
+            )
             super().build_extension(ext)
         except ImportError as error:
             return f"no Cython ({error})"
-        except Exception as error:  # Cython's and the compiler drivers' errors have no common root
+        except (
+            Exception
+        ) as error:  # Cython's and the compiler drivers' errors have no common root
             words = " ".join(str(error).split())
             return f"compiling failed ({words[:200]}; on Debian the headers come with `apt install python3-dev`)"
         return None
 
 
 def is_newer(target: Path, *inputs: Path) -> bool:
-    return target.exists() and all(target.stat().st_mtime_ns > path.stat().st_mtime_ns for path in inputs)
+    return target.exists() and all(
+        target.stat().st_mtime_ns > path.stat().st_mtime_ns for path in inputs
+    )
 
 
 if PLAIN or not SOURCE.exists():

@@ -1,13 +1,18 @@
-"""What does one broker of ours cost and give beside one of Apache Kafka, for the same client?
+"""What does one broker of ours cost and give beside one of Apache Kafka, for the same
+client?
 
-Method: confluent-kafka, once with netshim and once with Apache Kafka 4.1.1 from Maven as Kafka's own scripts start it,
-each in a process of its own, in turns; Kafka has served for some seconds before. Needs Java and Maven.
-- 1,000 records of 100 bytes a second for 60 s in all, acks=all, a consumer beside the producer: from produce() to the
-  delivery report, from produce() to what poll() returns, and the processor time of the broker. With durability="os", as
-  Kafka does it, and with "group", which syncs.
-- As fast as the client sends and reads, records of 1,000 and of 100 bytes, not compressed: rate, and the broker's
-  processor time for each GB. The client is near its limit in all of them.
-- Transactions of one record each of Kafka's Java producer, one after the other: from begin to commit, and requests.
+Method: confluent-kafka, once with netshim and once with Apache Kafka 4.1.1 from Maven
+as Kafka's own scripts start it, each in a process of its own, in turns; Kafka has
+served for some seconds before. Needs Java and Maven.
+- 1,000 records of 100 bytes a second for 60 s in all, acks=all, a consumer beside the
+  producer: from produce() to the delivery report, from produce() to what poll()
+  returns, and the processor time of the broker. With durability="os", as Kafka does it,
+  and with "group", which syncs.
+- As fast as the client sends and reads, records of 1,000 and of 100 bytes, not
+  compressed: rate, and the broker's processor time for each GB. The client is near its
+  limit in all of them.
+- Transactions of one record each of Kafka's Java producer, one after the other: from
+  begin to commit, and requests.
 """
 
 from __future__ import annotations
@@ -53,7 +58,10 @@ class Served:
 
 
 def run(settings: Settings) -> Iterator[Result]:
-    if common.peer("confluent_kafka", "confluent-kafka") is None or shutil.which("java") is None:
+    if (
+        common.peer("confluent_kafka", "confluent-kafka") is None
+        or shutil.which("java") is None
+    ):
         return
     with common.scratch(settings, "kafka") as path, contextlib.ExitStack() as stack:
         theirs = stack.enter_context(_kafka(path / "theirs"))
@@ -66,7 +74,9 @@ def run(settings: Settings) -> Iterator[Result]:
         yield from _small_transactions(ours, theirs, 200 if settings.quick else 1_000)
         size = (64 if settings.quick else 512) << 20
         for value_bytes in (1_000, 100):
-            yield from _throughput(ours, theirs, value_bytes, size if value_bytes == 1_000 else size // 4)
+            yield from _throughput(
+                ours, theirs, value_bytes, size if value_bytes == 1_000 else size // 4
+            )
 
 
 @contextlib.contextmanager
@@ -81,8 +91,20 @@ def _kafka(folder: Path) -> Iterator[Served]:
 @contextlib.contextmanager
 def _netshim(path: Path, durability: str) -> Iterator[Served]:
     """As a user starts it, so with the thresholds of its garbage collector."""
-    command = [sys.executable, "-m", "netshim", "serve", str(path), "--port", "0", "--durability", durability]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    command = [
+        sys.executable,
+        "-m",
+        "netshim",
+        "serve",
+        str(path),
+        "--port",
+        "0",
+        "--durability",
+        durability,
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         assert process.stdout is not None
         try:
             yield Served(durability, process.stdout.readline().split()[-1], process.pid)
@@ -90,21 +112,34 @@ def _netshim(path: Path, durability: str) -> Iterator[Served]:
             process.terminate()
 
 
-# -- at 1,000 records a second ---------------------------------------------------------------------------------------
+# -- at 1,000 records a second
+# ---------------------------------------------------------------------------------------
 
 
-def _latency(served: Served, topic: str, seconds: float) -> tuple[list[float], list[float], float]:
-    """Seconds from produce() to the delivery report and to the consumer, one of each for each record, and processor
-    seconds of the broker for each.
+def _latency(
+    served: Served, topic: str, seconds: float
+) -> tuple[list[float], list[float], float]:
+    """Seconds from produce() to the delivery report and to the consumer, one of each
+    for each record, and processor seconds of the broker for each.
     """
     import confluent_kafka
 
     count = int(_PACE * seconds)
     consumer = confluent_kafka.Consumer(
-        {"bootstrap.servers": served.address, "group.id": topic, "auto.offset.reset": "earliest", "log_level": 0}
+        {
+            "bootstrap.servers": served.address,
+            "group.id": topic,
+            "auto.offset.reset": "earliest",
+            "log_level": 0,
+        }
     )
     producer = confluent_kafka.Producer(
-        {"bootstrap.servers": served.address, "acks": "all", "linger.ms": 0, "log_level": 0}
+        {
+            "bootstrap.servers": served.address,
+            "acks": "all",
+            "linger.ms": 0,
+            "log_level": 0,
+        }
     )
     producer.produce(topic, b"0")
     producer.flush(30)
@@ -148,8 +183,14 @@ def _latencies(brokers: list[Served], seconds: float) -> Iterator[Result]:
             acked, found, spent = _latency(one, f"paced-{turn}", seconds)
             for what, each in (("produce", acked), ("end to end", found)):
                 cuts = statistics.quantiles(each, n=1_000)
-                for name, cut in (("p50", cuts[499]), ("p99", cuts[989]), ("p99.9", cuts[998])):
-                    latencies.setdefault((what, name), {}).setdefault(one.name, []).append(cut)
+                for name, cut in (
+                    ("p50", cuts[499]),
+                    ("p99", cuts[989]),
+                    ("p99.9", cuts[998]),
+                ):
+                    latencies.setdefault((what, name), {}).setdefault(
+                        one.name, []
+                    ).append(cut)
             cpu.setdefault(one.name, []).append(spent)
     theirs = brokers[-1].name
     for one in brokers[:-1]:
@@ -158,11 +199,25 @@ def _latencies(brokers: list[Served], seconds: float) -> Iterator[Result]:
             question = f"1,000 records a second, {one.name}, {what}, {name}"
             yield _cost(question, "us", 1e6, figures, one.name, theirs, targets[name])
     name = brokers[0].name
-    yield _cost("1,000 records a second, os, CPU of the broker for each", "us", 1e6, cpu, name, theirs, 0.9)
+    yield _cost(
+        "1,000 records a second, os, CPU of the broker for each",
+        "us",
+        1e6,
+        cpu,
+        name,
+        theirs,
+        0.9,
+    )
 
 
 def _cost(
-    question: str, unit: str, scale: float, figures: dict[str, list[float]], ours: str, theirs: str, target: float
+    question: str,
+    unit: str,
+    scale: float,
+    figures: dict[str, list[float]],
+    ours: str,
+    theirs: str,
+    target: float,
 ) -> Result:
     mine = statistics.median(figures[ours])
     other = statistics.median(figures[theirs])
@@ -180,7 +235,8 @@ def _cost(
     )
 
 
-# -- transactions ----------------------------------------------------------------------------------------------------
+# -- transactions
+# ----------------------------------------------------------------------------------------------------
 
 
 def _small_transactions(ours: Served, theirs: Served, count: int) -> Iterator[Result]:
@@ -194,14 +250,26 @@ def _small_transactions(ours: Served, theirs: Served, count: int) -> Iterator[Re
             p50.setdefault(one.name, []).append(found["p50"])
             requests.setdefault(one.name, []).append(found["requests"])
     names = ours.name, theirs.name
-    yield _cost("transaction of 1 record from the Java client, p50", "us", 1, p50, *names, 0.5)
-    yield _cost("transaction of 1 record from the Java client, requests", "requests", 1, requests, *names, 1.02)
+    yield _cost(
+        "transaction of 1 record from the Java client, p50", "us", 1, p50, *names, 0.5
+    )
+    yield _cost(
+        "transaction of 1 record from the Java client, requests",
+        "requests",
+        1,
+        requests,
+        *names,
+        1.02,
+    )
 
 
-# -- as fast as it goes ----------------------------------------------------------------------------------------------
+# -- as fast as it goes
+# ----------------------------------------------------------------------------------------------
 
 
-def _produce(served: Served, topic: str, value: bytes, count: int) -> tuple[float, float]:
+def _produce(
+    served: Served, topic: str, value: bytes, count: int
+) -> tuple[float, float]:
     """Seconds, and processor seconds of the broker."""
     import confluent_kafka
 
@@ -235,7 +303,12 @@ def _consume(served: Served, topic: str, count: int) -> tuple[float, float]:
     import confluent_kafka
 
     consumer = confluent_kafka.Consumer(
-        {"bootstrap.servers": served.address, "group.id": "g", "enable.auto.commit": False, "log_level": 0}
+        {
+            "bootstrap.servers": served.address,
+            "group.id": "g",
+            "enable.auto.commit": False,
+            "log_level": 0,
+        }
     )
     consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
     left = count - len(consumer.consume(1, 30))
@@ -248,19 +321,31 @@ def _consume(served: Served, topic: str, count: int) -> tuple[float, float]:
     return spent
 
 
-def _throughput(ours: Served, theirs: Served, value_bytes: int, size_bytes: int) -> Iterator[Result]:
+def _throughput(
+    ours: Served, theirs: Served, value_bytes: int, size_bytes: int
+) -> Iterator[Result]:
     count = size_bytes // value_bytes
     value = b"x" * value_bytes
     samples: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for turn in range(_TURNS):
         for one in (ours, theirs):
             topic = f"fast-{value_bytes}-{turn}"
-            samples.setdefault(("produce", one.name), []).append(_produce(one, topic, value, count))
-            samples.setdefault(("consume", one.name), []).append(_consume(one, topic, count))
+            samples.setdefault(("produce", one.name), []).append(
+                _produce(one, topic, value, count)
+            )
+            samples.setdefault(("consume", one.name), []).append(
+                _consume(one, topic, count)
+            )
     targets = {"produce": (1.2, 0.3), "consume": (1.0, 0.7)}
     for what in ("produce", "consume"):
-        seconds = {one.name: [each for each, _ in samples[what, one.name]] for one in (ours, theirs)}
-        cpu = {one.name: [each for _, each in samples[what, one.name]] for one in (ours, theirs)}
+        seconds = {
+            one.name: [each for each, _ in samples[what, one.name]]
+            for one in (ours, theirs)
+        }
+        cpu = {
+            one.name: [each for _, each in samples[what, one.name]]
+            for one in (ours, theirs)
+        }
         best = {name: min(times) for name, times in seconds.items()}
         least = {name: min(times) for name, times in cpu.items()}
         rate, cost = targets[what]
@@ -273,7 +358,9 @@ def _throughput(ours: Served, theirs: Served, value_bytes: int, size_bytes: int)
             ratio=best[theirs.name] / best[ours.name],
             turns=common.ratios(seconds[theirs.name], seconds[ours.name]),
             target=rate,
-            method="acks=all; the best of turns." if what == "produce" else "consume(10000); the best of turns.",
+            method="acks=all; the best of turns."
+            if what == "produce"
+            else "consume(10000); the best of turns.",
         )
         gigabytes = size_bytes / 1e9
         yield Result(

@@ -1,15 +1,18 @@
 """What does an append cost, in bulk, one by one, and down to the disk?
 
-Method: records of 16-byte keys and 100-byte values to a new log with default settings, beside the embedded stores of
-peers.py and beside the bare system calls. Level "os" is compared with level "os" and "disk" with "disk":
+Method: records of 16-byte keys and 100-byte values to a new log with default settings,
+beside the embedded stores of peers.py and beside the bare system calls. Level "os" is
+compared with level "os" and "disk" with "disk":
 - os: all sides return when the bytes are in the page cache.
-- disk: both sides return after an fdatasync. The bare side writes as many bytes as one of logcore's batches of one
-  record has, at the end of a growing file of its own, with os.pwrite and os.fdatasync. Here the median counts.
-- 64 threads each append record by record under durability="group"; log.statistics().syncs counts the fdatasyncs.
+- disk: both sides return after an fdatasync. The bare side writes as many bytes as one
+  of logcore's batches of one record has, at the end of a growing file of its own, with
+  os.pwrite and os.fdatasync. Here the median counts.
+- 64 threads each append record by record under durability="group";
+  log.statistics().syncs counts the fdatasyncs.
 
-Not shown: latency of one append (its tail is the disk's), several processes, and what compaction or checkpoints cost
-the peers later: sqlite3 leaves its WAL to be copied, rocksdict its levels to be merged, and neither is in the
-figures.
+Not shown: latency of one append (its tail is the disk's), several processes, and what
+compaction or checkpoints cost the peers later: sqlite3 leaves its WAL to be copied,
+rocksdict its levels to be merged, and neither is in the figures.
 """
 
 from __future__ import annotations
@@ -52,7 +55,12 @@ def in_bulk(settings: Settings) -> Iterator[Result]:
             5.8,
             "One call and, for the peers, one transaction or write batch for each 1,000 records.",
         ),
-        ("append_many, beside lmdb with writemap", ("lmdb (writemap)",), None, "As before."),
+        (
+            "append_many, beside lmdb with writemap",
+            ("lmdb (writemap)",),
+            None,
+            "As before.",
+        ),
         (
             "append_columns, 1,000 a call, level os",
             peers.JUDGED,
@@ -61,14 +69,27 @@ def in_bulk(settings: Settings) -> Iterator[Result]:
         ),
     )
     for question, names, target, method in cases:
-        # A new log for each, and nothing left to write back: gigabytes are written here.
+        # A new log for each, and nothing left to write back: gigabytes are written
+        # here.
         with common.scratch(settings, "append") as path, open_log(path, "bulk") as log:
             stores = dict(peers.stores(path, question, names))
             sides = {name: _many(store, rows) for name, store in stores.items()}
             if sides:
                 common.settle()
-                ours = _columns(log, keys, values) if "columns" in question else _rows(log, rows)
-                yield common.speed(question, CALL_ROWS, ours, sides, settings, target=target, method=method)
+                ours = (
+                    _columns(log, keys, values)
+                    if "columns" in question
+                    else _rows(log, rows)
+                )
+                yield common.speed(
+                    question,
+                    CALL_ROWS,
+                    ours,
+                    sides,
+                    settings,
+                    target=target,
+                    method=method,
+                )
             for store in stores.values():
                 store.close()
 
@@ -95,7 +116,13 @@ def open_log(path: Path, name: str, durability: str = "os") -> logcore.Log:
 def one_by_one(settings: Settings) -> Iterator[Result]:
     key, value = row = common.make_rows(1)[0]
     with common.scratch(settings, "append") as path, open_log(path, "single") as log:
-        stores = dict(peers.stores(path, "append, 1 a call", ("lmdb", "lmdb (writemap)", "sqlite3", "rocksdict")))
+        stores = dict(
+            peers.stores(
+                path,
+                "append, 1 a call",
+                ("lmdb", "lmdb (writemap)", "sqlite3", "rocksdict"),
+            )
+        )
         sides = {name: _one(store, row) for name, store in stores.items()}
         common.settle()
         if "lmdb" in sides:
@@ -119,7 +146,9 @@ def one_by_one(settings: Settings) -> Iterator[Result]:
 
 
 def by_threads(settings: Settings, log: logcore.Log) -> Result:
-    """Threads that append to one log take turns: what does the change from one to the next cost?"""
+    """Threads that append to one log take turns: what does the change from one to the
+    next cost?
+    """
     key, value = common.make_rows(1)[0]
     appends = 10_000
 
@@ -155,7 +184,9 @@ def by_threads(settings: Settings, log: logcore.Log) -> Result:
 
 def to_disk(settings: Settings, policy: str) -> Result:
     key, value = row = common.make_rows(1)[0]
-    size, _ = kernel.encode_records(out := bytearray(), [row], 0, 0, common.NOW_MS, 16_384, 1_048_588)
+    size, _ = kernel.encode_records(
+        out := bytearray(), [row], 0, 0, common.NOW_MS, 16_384, 1_048_588
+    )
     data = bytes(out[:size])
     with (
         common.scratch(settings, "append") as path,
@@ -173,7 +204,11 @@ def to_disk(settings: Settings, policy: str) -> Result:
 
         common.settle()
         repeats = 2 * settings.repeats  # a disk is noisier than a processor
-        seconds = common.measure({"logcore": lambda: log.append(value, key=key), "bare": bare}, repeats, median=True)
+        seconds = common.measure(
+            {"logcore": lambda: log.append(value, key=key), "bare": bare},
+            repeats,
+            median=True,
+        )
     return Result(
         question=f"append, 1 a call, level disk ({policy})",
         unit="us",
@@ -191,7 +226,10 @@ def to_disk(settings: Settings, policy: str) -> Result:
 def many_threads(settings: Settings) -> Result:
     key, value = common.make_rows(1)[0]
     appends = 50 if settings.quick else 200
-    with common.scratch(settings, "append") as path, open_log(path, "threads", "group") as log:
+    with (
+        common.scratch(settings, "append") as path,
+        open_log(path, "threads", "group") as log,
+    ):
         ready = threading.Barrier(THREADS + 1)
 
         def work() -> None:

@@ -1,19 +1,24 @@
-"""What does a record cost a consumer and a producer of this process, beside confluent-kafka?
+"""What does a record cost a consumer and a producer of this process, beside
+confluent-kafka?
 
-Method of the consumer: 200,000 records (20,000 with --quick) of 100 bytes in one partition. Ours is LogDir.consumer(),
-with a group and without auto-commit; the peer is confluent-kafka's consume(10000), whose broker is a netshim in a
-process of its own over a copy of the directory. Both sides in turns, without the garbage collector; CPU time of
+Method of the consumer: 200,000 records (20,000 with --quick) of 100 bytes in one
+partition. Ours is LogDir.consumer(), with a group and without auto-commit; the peer is
+confluent-kafka's consume(10000), whose broker is a netshim in a process of its own over
+a copy of the directory. Both sides in turns, without the garbage collector; CPU time of
 this process, the peer's own threads included.
 - Lists: poll(), 10,000 records at most.
 - One by one: the iteration.
 - Columns: poll_columns().
 
-Method of the producer: 20,000 records (5,000 with --quick) of 100 bytes to one partition, linger_ms=5, acks=1, a
-directory under durability="os"; the peer is confluent-kafka's produce() with on_delivery to librdkafka's mock cluster,
-which is in this process too. Both sides in turns, each ends with flush(); the best of several.
-- send(), with its future. The same with a callback. send_many() and send_columns() of 1,000 records.
-- logcore.aio's send() with 100 records outstanding: the oldest is awaited before the next is sent. Beside it the plain
-  send() with as many, asyncio.wrap_future() of its future, and asyncio.to_thread() of it, a hundred at once.
+Method of the producer: 20,000 records (5,000 with --quick) of 100 bytes to one
+partition, linger_ms=5, acks=1, a directory under durability="os"; the peer is
+confluent-kafka's produce() with on_delivery to librdkafka's mock cluster, which is in
+this process too. Both sides in turns, each ends with flush(); the best of several.
+- send(), with its future. The same with a callback. send_many() and send_columns() of
+  1,000 records.
+- logcore.aio's send() with 100 records outstanding: the oldest is awaited before the
+  next is sent. Beside it the plain send() with as many, asyncio.wrap_future() of its
+  future, and asyncio.to_thread() of it, a hundred at once.
 """
 
 from __future__ import annotations
@@ -55,8 +60,18 @@ def run(settings: Settings) -> Iterator[Result]:
             for _ in range(count // AT_ONCE):
                 directory.partition("t", 0).append_many(values)
         shutil.copytree(ours, path / "copy")
-        command = [sys.executable, "-m", "netshim", "serve", str(path / "copy"), "--port", "0"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as broker:
+        command = [
+            sys.executable,
+            "-m",
+            "netshim",
+            "serve",
+            str(path / "copy"),
+            "--port",
+            "0",
+        ]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        ) as broker:
             try:
                 assert broker.stdout is not None
                 servers = broker.stdout.readline().split()[-1]
@@ -83,7 +98,9 @@ def compare(path: str, servers: str, count: int, repeats: int) -> Iterator[Resul
             for name, (side, _) in sides.items():
                 group = uuid.uuid4().hex
                 with directory.consumer(
-                    group_id=group, auto_offset_reset="earliest", enable_auto_commit=False
+                    group_id=group,
+                    auto_offset_reset="earliest",
+                    enable_auto_commit=False,
                 ) as consumer:
                     consumer.subscribe(["t"])
                     started = time.process_time()
@@ -112,7 +129,14 @@ def produce(path: str, count: int, repeats: int) -> Iterator[Result]:
     value = b"x" * common.VALUE_SIZE
     rows = [(None, value)] * 1_000
     column = (value * 1_000, np.arange(0, 1_000 * len(value) + 1, len(value)))
-    peer = Peer({"test.mock.num.brokers": 1, "bootstrap.servers": "mock", "linger.ms": 5, "acks": 1})
+    peer = Peer(
+        {
+            "test.mock.num.brokers": 1,
+            "bootstrap.servers": "mock",
+            "linger.ms": 5,
+            "acks": 1,
+        }
+    )
 
     def ignore(error: object, metadata: object) -> None:
         return None
@@ -198,7 +222,12 @@ def in_loops(path: str, count: int, repeats: int) -> Iterator[Result]:
     async def by_threads(data: aio.LogDir) -> None:
         with data.sync.producer(acks=1) as producer:
             for _ in range(count // OUTSTANDING):
-                await asyncio.gather(*(asyncio.to_thread(producer.send, "t", value) for _ in range(OUTSTANDING)))
+                await asyncio.gather(
+                    *(
+                        asyncio.to_thread(producer.send, "t", value)
+                        for _ in range(OUTSTANDING)
+                    )
+                )
 
     async def by_send(data: aio.LogDir) -> None:
         with data.sync.producer(acks=1) as producer:
@@ -209,7 +238,12 @@ def in_loops(path: str, count: int, repeats: int) -> Iterator[Result]:
                     waiting.popleft().result()
             producer.flush()
 
-    sides = {"send": by_send, "aio.send": by_aio, "wrap_future": by_wrapping, "to_thread": by_threads}
+    sides = {
+        "send": by_send,
+        "aio.send": by_aio,
+        "wrap_future": by_wrapping,
+        "to_thread": by_threads,
+    }
     best = dict.fromkeys(sides, float("inf"))
 
     async def measure() -> None:
@@ -250,7 +284,9 @@ def in_loops(path: str, count: int, repeats: int) -> Iterator[Result]:
         )
 
 
-async def window(count: int, send: Callable[[], Awaitable[asyncio.Future[Any]]]) -> None:
+async def window(
+    count: int, send: Callable[[], Awaitable[asyncio.Future[Any]]]
+) -> None:
     """Sends records, and awaits the oldest when so many are on their way."""
     waiting: deque[asyncio.Future[Any]] = deque()
     for _ in range(count):
@@ -283,7 +319,11 @@ def by_columns(consumer: Consumer, count: int) -> None:
 def by_confluent(servers: str, count: int) -> float:
     from confluent_kafka import Consumer as Peer
 
-    options = {"bootstrap.servers": servers, "group.id": uuid.uuid4().hex, "auto.offset.reset": "earliest"}
+    options = {
+        "bootstrap.servers": servers,
+        "group.id": uuid.uuid4().hex,
+        "auto.offset.reset": "earliest",
+    }
     peer = Peer({**options, "enable.auto.commit": False})
     peer.subscribe(["t"])
     try:

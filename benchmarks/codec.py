@@ -1,17 +1,20 @@
 """How fast are batches encoded and decoded, without any file?
 
-Method: 20,000 records of 16-byte keys and 100-byte values, in batches of 16 KiB (the default batch.size), beside the
-compiled codec of aiokafka; and the plain kernels, which run where there was no compiler, beside the pure Python codec
-of kafka-python. All read the same bytes and check every CRC. What each side gives:
-- encode: bytes of whole batches. From Python bytes, both take a list of (key, value); from columns, logcore takes
-  joined bytes and offsets, which aiokafka has no form for.
-- decode to columns: logcore gives numpy arrays of offsets, timestamps, and of positions and sizes of keys and values
-  in the borrowed bytes; aiokafka's records are read into four lists of offset, timestamp, key and value. These are
-  the forms that each has for "all of it, for the next step"; the row "and keys and values as bytes" makes the same
+Method: 20,000 records of 16-byte keys and 100-byte values, in batches of 16 KiB (the
+default batch.size), beside the compiled codec of aiokafka; and the plain kernels, which
+run where there was no compiler, beside the pure Python codec of kafka-python. All read
+the same bytes and check every CRC. What each side gives:
+- encode: bytes of whole batches. From Python bytes, both take a list of (key, value);
+  from columns, logcore takes joined bytes and offsets, which aiokafka has no form for.
+- decode to columns: logcore gives numpy arrays of offsets, timestamps, and of positions
+  and sizes of keys and values in the borrowed bytes; aiokafka's records are read into
+  four lists of offset, timestamp, key and value. These are the forms that each has for
+  "all of it, for the next step"; the row "and keys and values as bytes" makes the same
   four lists of both.
 - decode to records: a list of logcore.Record and a list of aiokafka's record objects.
 
-Not shown: compressed batches (the codecs are the same C libraries on both sides), headers, and the cost of a disk.
+Not shown: compressed batches (the codecs are the same C libraries on both sides),
+headers, and the cost of a disk.
 """
 
 from __future__ import annotations
@@ -37,17 +40,25 @@ Rows = list[tuple[bytes, bytes]]
 
 def run(settings: Settings) -> Iterator[Result]:
     rows = common.make_rows(2_000 if settings.quick else 20_000)
-    aiokafka = common.peer("aiokafka.record.default_records", "encode and decode beside aiokafka")
+    aiokafka = common.peer(
+        "aiokafka.record.default_records", "encode and decode beside aiokafka"
+    )
     if aiokafka is not None:
         if aiokafka.DefaultRecordBatch is aiokafka._DefaultRecordBatchPy:
-            print("note: this aiokafka has no compiled codec; its rows show the pure Python one")
+            print(
+                "note: this aiokafka has no compiled codec; its rows show the pure Python one"
+            )
         yield from beside_aiokafka(settings, rows, aiokafka)
-    kafka = common.peer("kafka.record.default_records", "the plain kernels beside kafka-python")
+    kafka = common.peer(
+        "kafka.record.default_records", "the plain kernels beside kafka-python"
+    )
     if kafka is not None:
         yield from beside_kafka_python(settings, rows, kafka)
 
 
-def beside_aiokafka(settings: Settings, rows: Rows, aiokafka: ModuleType) -> Iterator[Result]:
+def beside_aiokafka(
+    settings: Settings, rows: Rows, aiokafka: ModuleType
+) -> Iterator[Result]:
     from aiokafka.record.memory_records import MemoryRecords
 
     name = "aiokafka"
@@ -89,16 +100,32 @@ def beside_aiokafka(settings: Settings, rows: Rows, aiokafka: ModuleType) -> Ite
 
     def our_lists() -> tuple[object, ...]:
         columns = decode_columns(data)
-        return columns.offsets.tolist(), columns.timestamps_ms.tolist(), columns.keys(), columns.values()
+        return (
+            columns.offsets.tolist(),
+            columns.timestamps_ms.tolist(),
+            columns.keys(),
+            columns.values(),
+        )
 
-    keys, values = (input_column(column, "column") for column in common.columns_of(rows))
+    keys, values = (
+        input_column(column, "column") for column in common.columns_of(rows)
+    )
 
     def our_columns_encode() -> object:
-        return kernel.encode_columns(out, keys, values, None, count, 0, 0, NOW_MS, BATCH_BYTES, MAX_BYTES)
+        return kernel.encode_columns(
+            out, keys, values, None, count, 0, 0, NOW_MS, BATCH_BYTES, MAX_BYTES
+        )
 
-    theirs = [(record.offset, record.timestamp, record.key, record.value) for record in their_records()]
-    assert theirs == [tuple(record)[:4] for record in kernel.decode_objects(data, 0, len(data))], "both decode alike"
-    assert [(key, value) for _, _, key, value in theirs] == rows, "what was encoded comes back"
+    theirs = [
+        (record.offset, record.timestamp, record.key, record.value)
+        for record in their_records()
+    ]
+    assert theirs == [
+        tuple(record)[:4] for record in kernel.decode_objects(data, 0, len(data))
+    ], "both decode alike"
+    assert [(key, value) for _, _, key, value in theirs] == rows, (
+        "what was encoded comes back"
+    )
 
     yield common.speed(
         "encode from Python bytes", count, lambda: encode_records(kernel, rows, out), {name: their_encode}, settings,
@@ -132,7 +159,9 @@ def beside_aiokafka(settings: Settings, rows: Rows, aiokafka: ModuleType) -> Ite
     )  # fmt: skip
 
 
-def beside_kafka_python(settings: Settings, rows: Rows, kafka: ModuleType) -> Iterator[Result]:
+def beside_kafka_python(
+    settings: Settings, rows: Rows, kafka: ModuleType
+) -> Iterator[Result]:
     name = "kafka-python"
     count = len(rows)
     out = bytearray()
@@ -149,7 +178,9 @@ def beside_kafka_python(settings: Settings, rows: Rows, kafka: ModuleType) -> It
             found += batch
         return found
 
-    assert [(record.key, record.value) for record in their_records()] == rows, "both decode alike"
+    assert [(record.key, record.value) for record in their_records()] == rows, (
+        "both decode alike"
+    )
     yield common.speed(
         "plain kernels: encode", count, lambda: encode_records(plain, rows, out),
         {name: lambda: foreign_encode(kafka.DefaultRecordBatchBuilder, rows)}, settings, target=3,
@@ -163,7 +194,9 @@ def beside_kafka_python(settings: Settings, rows: Rows, kafka: ModuleType) -> It
 
 def encode_records(kernels: Any, rows: Rows, out: bytearray) -> int:
     """Batches into out; how many bytes of it are used."""
-    size: int = kernels.encode_records(out, rows, 0, 0, NOW_MS, BATCH_BYTES, MAX_BYTES)[0]
+    size: int = kernels.encode_records(out, rows, 0, 0, NOW_MS, BATCH_BYTES, MAX_BYTES)[
+        0
+    ]
     return size
 
 

@@ -1,15 +1,19 @@
-"""What every benchmark uses: a fair way to measure, a row of the table, a place for files, and what machine this is.
+"""What every benchmark uses: a fair way to measure, a row of the table, a place for
+files, and what machine this is.
 
 Method, for all of them:
-- A figure is a ratio of two sides measured in the same run. The sides take turns, A B A B, so that a noisy neighbour or
-  a changing clock meets both.
-- A sample is at least 50 ms of work, with the garbage collector off. Of the samples the best counts where the work is
-  computing (what disturbs it only ever adds), the median where it waits for a disk.
-- The spread of a ratio is that of its turns, without the quarter of them that is lowest and the one that is highest.
-- Files lie on a real file system, under build/ or where --dir says. A tmpfs has no fdatasync to wait for, so it is
-  refused.
+- A figure is a ratio of two sides measured in the same run. The sides take turns, A B A
+  B, so that a noisy neighbour or a changing clock meets both.
+- A sample is at least 50 ms of work, with the garbage collector off. Of the samples the
+  best counts where the work is computing (what disturbs it only ever adds), the median
+  where it waits for a disk.
+- The spread of a ratio is that of its turns, without the quarter of them that is lowest
+  and the one that is highest.
+- Files lie on a real file system, under build/ or where --dir says. A tmpfs has no
+  fdatasync to wait for, so it is refused.
 
-This module does not show anything by itself, and its seconds are those of one machine: compare ratios, not seconds.
+This module does not show anything by itself, and its seconds are those of one machine:
+compare ratios, not seconds.
 """
 
 from __future__ import annotations
@@ -44,7 +48,8 @@ VALUE_SIZE: Final = 100
 NOW_MS: Final = 1_700_000_000_000
 _SAMPLE_SECONDS: Final = 0.05
 
-#: Brokers and bare loops run on asyncio's own loop, as they do where uvloop is not installed.
+#: Brokers and bare loops run on asyncio's own loop, as they do where uvloop is not
+#: installed.
 sys.modules["uvloop"] = None  # type: ignore[assignment]
 
 Side = Callable[[], object]
@@ -52,7 +57,9 @@ Side = Callable[[], object]
 
 @attrs.frozen
 class Settings:
-    """How to run. quick: smaller work where its size does not change the answer. directory: where files go."""
+    """How to run. quick: smaller work where its size does not change the answer.
+    directory: where files go.
+    """
 
     directory: Path
     quick: bool = False
@@ -64,10 +71,12 @@ class Settings:
 
 @attrs.frozen(kw_only=True)
 class Result:
-    """One row: ours and the peer's figure in unit, and their ratio held against the target.
+    """One row: ours and the peer's figure in unit, and their ratio held against the
+    target.
 
-    bound: "at least" for speeds as a multiple of the peer's, "at most" for costs. target: None for a row that is shown
-    for context and has none. method: what each side did. turns: the ratio of each turn, where there were several.
+    bound: "at least" for speeds as a multiple of the peer's, "at most" for costs.
+    target: None for a row that is shown for context and has none. method: what each
+    side did. turns: the ratio of each turn, where there were several.
     """
 
     question: str
@@ -86,7 +95,11 @@ class Result:
     def is_reached(self) -> bool | None:
         if self.target is None:
             return None
-        return self.ratio >= self.target if self.bound == "at least" else self.ratio <= self.target
+        return (
+            self.ratio >= self.target
+            if self.bound == "at least"
+            else self.ratio <= self.target
+        )
 
     def cells(self) -> tuple[str, ...]:
         """What a table shows: question, ours, peer, ratio, target, reached."""
@@ -104,7 +117,15 @@ class Result:
         return self.question, ours, peer, ratio, target, reached
 
 
-def in_time(question: str, unit: str, ours: float, limit: float, method: str, *, limit_name: str = "target") -> Result:
+def in_time(
+    question: str,
+    unit: str,
+    ours: float,
+    limit: float,
+    method: str,
+    *,
+    limit_name: str = "target",
+) -> Result:
     """A row for what may take so long: twice as fast as the limit is a ratio of 2."""
     return Result(
         question=question,
@@ -131,13 +152,19 @@ def speed(
     median: bool = False,
     method: str = "",
 ) -> Result:
-    """Measures ours against the fastest of the peers; a call of any side does so many units of work.
+    """Measures ours against the fastest of the peers; a call of any side does so many
+    units of work.
 
-    scale: divides the figures that are shown. target: least multiple of the best peer's speed.
+    scale: divides the figures that are shown. target: least multiple of the best peer's
+    speed.
     """
     seconds = measure({"logcore": ours, **peers}, settings.repeats, median=median)
     best = min(peers, key=lambda name: seconds[name])
-    others = ", ".join(f"{name} {figure(units / seconds[name] / scale)}" for name in peers if name != best)
+    others = ", ".join(
+        f"{name} {figure(units / seconds[name] / scale)}"
+        for name in peers
+        if name != best
+    )
     return Result(
         question=question,
         unit=unit,
@@ -153,7 +180,9 @@ def speed(
 
 @attrs.frozen
 class Measured:
-    """Seconds that one call of each side took, by side one figure for each turn. pick: which of them counts."""
+    """Seconds that one call of each side took, by side one figure for each turn. pick:
+    which of them counts.
+    """
 
     samples: Mapping[str, Sequence[float]]
     pick: Callable[[Sequence[float]], float]
@@ -171,7 +200,9 @@ def ratios(ones: Sequence[float], others: Sequence[float]) -> list[float]:
     return [one / other for one, other in zip(ones, others, strict=True)]
 
 
-def measure(sides: Mapping[str, Side], repeats: int, *, median: bool = False) -> Measured:
+def measure(
+    sides: Mapping[str, Side], repeats: int, *, median: bool = False
+) -> Measured:
     """What the sides take, in turns; the best of repeats counts, or their median."""
     calls = {name: _calls_per_sample(side) for name, side in sides.items()}
     samples: dict[str, list[float]] = {name: [] for name in sides}
@@ -187,7 +218,10 @@ def _calls_per_sample(side: Side) -> int:
     side()
     calls = 1
     while (spent := _sample(side, calls)) < _SAMPLE_SECONDS:
-        calls = max(calls + 1, min(calls * 10, int(calls * 1.2 * _SAMPLE_SECONDS / max(spent, 1e-9))))
+        calls = max(
+            calls + 1,
+            min(calls * 10, int(calls * 1.2 * _SAMPLE_SECONDS / max(spent, 1e-9))),
+        )
     return calls
 
 
@@ -213,7 +247,9 @@ def collector_off() -> Iterator[None]:
 
 
 def settle() -> None:
-    """Brings to the disk what earlier work left dirty, so that its writing back does not fall into a measurement."""
+    """Brings to the disk what earlier work left dirty, so that its writing back does
+    not fall into a measurement.
+    """
     if hasattr(os, "sync"):
         os.sync()
 
@@ -221,7 +257,9 @@ def settle() -> None:
 def make_rows(count: int, seed: int = 7) -> list[tuple[bytes, bytes]]:
     """(key, value) pairs of random bytes, the same for the same seed."""
     source = random.Random(seed)
-    return [(source.randbytes(KEY_SIZE), source.randbytes(VALUE_SIZE)) for _ in range(count)]
+    return [
+        (source.randbytes(KEY_SIZE), source.randbytes(VALUE_SIZE)) for _ in range(count)
+    ]
 
 
 def fill(log: logcore.Log, rows: list[tuple[bytes, bytes]], size_bytes: int) -> None:
@@ -231,7 +269,9 @@ def fill(log: logcore.Log, rows: list[tuple[bytes, bytes]], size_bytes: int) -> 
         log.append_columns(keys=keys, values=values)
 
 
-def columns_of(rows: list[tuple[bytes, bytes]]) -> tuple[tuple[bytes, Any], tuple[bytes, Any]]:
+def columns_of(
+    rows: list[tuple[bytes, bytes]],
+) -> tuple[tuple[bytes, Any], tuple[bytes, Any]]:
     """The rows as the two (data, offsets) columns that append_columns takes."""
     import numpy as np
 
@@ -253,7 +293,9 @@ def scratch(settings: Settings, name: str) -> Iterator[Path]:
 
 
 def file_system_of(path: Path) -> str:
-    """Type of the file system that holds path, as in /proc/mounts; "unknown" where there is none."""
+    """Type of the file system that holds path, as in /proc/mounts; "unknown" where
+    there is none.
+    """
     path = path.resolve()
     found = ("", "unknown")
     with contextlib.suppress(OSError):
@@ -286,7 +328,11 @@ def machine(directory: Path) -> dict[str, str]:
     cpu = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, IndexError):
         text = Path("/proc/cpuinfo").read_text()
-        cpu = next(line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name"))
+        cpu = next(
+            line.split(":", 1)[1].strip()
+            for line in text.splitlines()
+            if line.startswith("model name")
+        )
     compiled = kernel.__name__.rpartition(".")[2] != "plain"
     packages = ("numpy", "crc32c", "aiokafka", "kafka-python", "lmdb", "rocksdict")
     return {
@@ -295,18 +341,24 @@ def machine(directory: Path) -> dict[str, str]:
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "commit": _commit(),
         "kernels": "compiled" if compiled else "plain",
-        "packages": ", ".join(f"{name} {version}" for name in packages if (version := _version(name))),
+        "packages": ", ".join(
+            f"{name} {version}" for name in packages if (version := _version(name))
+        ),
     }
 
 
 def _commit() -> str:
     def git(*words: str) -> str:
-        done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True
+        )
         return done.stdout.strip()
 
     try:
         changed = git("status", "--porcelain", "--untracked-files=no", "--", "src")
-        return git("rev-parse", "--short=12", "HEAD") + (" with changes in src" if changed else "")
+        return git("rev-parse", "--short=12", "HEAD") + (
+            " with changes in src" if changed else ""
+        )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 

@@ -1,13 +1,19 @@
-"""How fast is format("logcore") beside Spark's own Kafka connector, which reads and writes an Apache Kafka on loopback?
+"""How fast is format("logcore") beside Spark's own Kafka connector, which reads and
+writes an Apache Kafka on loopback?
 
-Method: one session, local[2], set up by pyspark_logcore.tune(), in an environment with the newest pyspark whose
-connector there is. Four million records (400,000 with --quick) of random 16-byte keys and 100-byte values, in two
-partitions, the same in both. The sides take turns, and of three samples the best counts.
-- Read: every column into the noop sink; with the connector's defaults, and with larger fetches.
+Method: one session, local[2], set up by pyspark_logcore.tune(), in an environment with
+the newest pyspark whose connector there is. Four million records (400,000 with --quick)
+of random 16-byte keys and 100-byte values, in two partitions, the same in both. The
+sides take turns, and of three samples the best counts.
+- Read: every column into the noop sink; with the connector's defaults, and with larger
+  fetches.
 - Value: that column alone; with .schema("value BINARY"), and .select("value").
-- Write: key and value, read from Parquet files. logcore syncs and publishes at once; Kafka does neither.
-- Stream: AvailableNow from the beginning in four batches, to the noop sink, from start() to the end.
-- Visible: from an append to the foreachBatch function that has its row, without a trigger interval; median of 35.
+- Write: key and value, read from Parquet files. logcore syncs and publishes at once;
+  Kafka does neither.
+- Stream: AvailableNow from the beginning in four batches, to the noop sink, from
+  start() to the end.
+- Visible: from an append to the foreachBatch function that has its row, without a
+  trigger interval; median of 35.
 
 Needs Java, Maven and uv. Not shown: the network, more than one broker.
 """
@@ -26,7 +32,11 @@ from common import Result, Settings
 #: question, its unit, target, and what is to be said.
 ROWS = {
     "read": ("Spark read, all columns", 2.8, "The connector as it comes."),
-    "read, tuned": ("Spark read, tuned connector", 1.6, "max.poll.records 20000, fetches of 16 MiB."),
+    "read, tuned": (
+        "Spark read, tuned connector",
+        1.6,
+        "max.poll.records 20000, fetches of 16 MiB.",
+    ),
     "value": ("Spark read, value alone", 3.8, 'With .schema("value BINARY").'),
     "write": ("Spark write, key and value", 2.3, "Kafka does not sync."),
     "stream": ("Spark stream, full load", 2.0, "AvailableNow, four batches."),
@@ -48,11 +58,23 @@ def run(settings: Settings) -> Iterator[Result]:
     count = 400_000 if settings.quick else 4_000_000
     with common.scratch(settings, "connector") as path:
         folders = [common.ROOT / "benchmarks", common.ROOT / "tests"]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "SPARK_LOCAL_IP": "127.0.0.1"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, folders)),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        }
         for name in ("PYSPARK_PYTHON", "SPARK_HOME"):
             environment.pop(name, None)
-        command = [str(python), str(common.ROOT / "benchmarks" / "connector_job.py"), str(path), jars, str(count)]
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+        command = [
+            str(python),
+            str(common.ROOT / "benchmarks" / "connector_job.py"),
+            str(path),
+            jars,
+            str(count),
+        ]
+        done = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, text=True, check=True
+        )
     found = json.loads(done.stdout.splitlines()[-1])
     for name, (question, target, method) in ROWS.items():
         ours, theirs = found[name]

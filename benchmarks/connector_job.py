@@ -1,8 +1,10 @@
-"""What connector.py measures, in the environment of the pyspark that Spark's Kafka connector is made for.
+"""What connector.py measures, in the environment of the pyspark that Spark's Kafka
+connector is made for.
 
     python connector_job.py DIRECTORY JARS ROWS
 
-It prints a line of JSON: for each question, the seconds (or milliseconds) of both sides.
+It prints a line of JSON: for each question, the seconds (or milliseconds) of both
+sides.
 """
 
 from __future__ import annotations
@@ -49,14 +51,22 @@ class Sides:
 
     def make_topic(self, name: str) -> None:
         wanted = {"retention.ms": "-1"}
-        self.admin.create_topics([NewTopic(name, batches.PARTITIONS, 1, topic_configs=wanted)])
+        self.admin.create_topics(
+            [NewTopic(name, batches.PARTITIONS, 1, topic_configs=wanted)]
+        )
 
     def ours(self, schema: str | None = None, **given: Any) -> Any:
-        reader = self.spark.read.format("logcore").option("subscribe", "rows").options(**given)
+        reader = (
+            self.spark.read.format("logcore")
+            .option("subscribe", "rows")
+            .options(**given)
+        )
         return (reader if schema is None else reader.schema(schema)).load(self.log)
 
     def theirs(self, **given: Any) -> Any:
-        reader = self.spark.read.format("kafka").option("kafka.bootstrap.servers", self.servers)
+        reader = self.spark.read.format("kafka").option(
+            "kafka.bootstrap.servers", self.servers
+        )
         return reader.option("subscribe", "rows").options(**given).load()
 
     def fill(self) -> None:
@@ -66,7 +76,11 @@ class Sides:
         self.ours().select("key", "value", "partition").write.parquet(files)
         self.pairs = self.spark.read.parquet(files).select("key", "value")
         self.make_topic("rows")
-        writer = self.spark.read.parquet(files).write.format("kafka").option("kafka.bootstrap.servers", self.servers)
+        writer = (
+            self.spark.read.parquet(files)
+            .write.format("kafka")
+            .option("kafka.bootstrap.servers", self.servers)
+        )
         writer.option("topic", "rows").save()
         assert self.theirs().count() == self.count
 
@@ -76,7 +90,9 @@ class Sides:
 
         plain = measure(drop(self.ours()), drop(self.theirs()))
         tuned = measure(drop(self.ours()), drop(self.theirs(**TUNED)))
-        value = measure(drop(self.ours("value BINARY")), drop(self.theirs().select("value")))
+        value = measure(
+            drop(self.ours("value BINARY")), drop(self.theirs().select("value"))
+        )
         return {"read": plain, "read, tuned": tuned, "value": value}
 
     def write(self) -> dict[str, tuple[float, float]]:
@@ -84,13 +100,19 @@ class Sides:
 
         def ours() -> None:
             shutil.rmtree(target, ignore_errors=True)
-            writer = self.pairs.write.format("logcore").mode("append").option("topic", "rows")
+            writer = (
+                self.pairs.write.format("logcore")
+                .mode("append")
+                .option("topic", "rows")
+            )
             writer.option("numPartitions", batches.PARTITIONS).save(target)
 
         def theirs() -> None:
             self.topics += 1
             self.make_topic(f"written{self.topics}")
-            writer = self.pairs.write.format("kafka").option("kafka.bootstrap.servers", self.servers)
+            writer = self.pairs.write.format("kafka").option(
+                "kafka.bootstrap.servers", self.servers
+            )
             writer.option("topic", f"written{self.topics}").save()
 
         return {"write": measure(ours, theirs)}
@@ -100,19 +122,29 @@ class Sides:
             def run() -> None:
                 checkpoint = self.path / f"checkpoint-{name}"
                 shutil.rmtree(checkpoint, ignore_errors=True)
-                reader = self.spark.readStream.format(name).options(**options).option("subscribe", "rows")
+                reader = (
+                    self.spark.readStream.format(name)
+                    .options(**options)
+                    .option("subscribe", "rows")
+                )
                 reader = reader.option("startingOffsets", "earliest")
                 rows = reader.option("maxOffsetsPerTrigger", self.count // 4).load(path)
-                writer = rows.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
+                writer = rows.writeStream.format("noop").option(
+                    "checkpointLocation", str(checkpoint)
+                )
                 writer.trigger(availableNow=True).start().awaitTermination()
 
             return run
 
         kafka = {"kafka.bootstrap.servers": self.servers}
-        return {"stream": measure(side("logcore", {}, self.log), side("kafka", kafka, None))}
+        return {
+            "stream": measure(side("logcore", {}, self.log), side("kafka", kafka, None))
+        }
 
     def latency(self) -> dict[str, tuple[float, float]]:
-        """Milliseconds from an append to the foreachBatch function that has its row, the median."""
+        """Milliseconds from an append to the foreachBatch function that has its row,
+        the median.
+        """
         return {"visible": (self._latency_of_ours(), self._latency_of_theirs())}
 
     def _latency_of_ours(self) -> float:
@@ -120,18 +152,24 @@ class Sides:
         with logcore.open_dir(path, create=True, durability="os") as directory:
             directory.create_topic("live", 1)
             log = directory.partition("live", 0)
-            return self._latency("logcore", {}, path, lambda value: log.append(value=value))
+            return self._latency(
+                "logcore", {}, path, lambda value: log.append(value=value)
+            )
 
     def _latency_of_theirs(self) -> float:
         self.make_topic("live")
         producer = KafkaProducer(bootstrap_servers=self.servers, linger_ms=0)
         try:
             kafka = {"kafka.bootstrap.servers": self.servers}
-            return self._latency("kafka", kafka, None, lambda value: producer.send("live", value).get())
+            return self._latency(
+                "kafka", kafka, None, lambda value: producer.send("live", value).get()
+            )
         finally:
             producer.close()
 
-    def _latency(self, name: str, options: dict[str, str], path: str | None, append: Any) -> float:
+    def _latency(
+        self, name: str, options: dict[str, str], path: str | None, append: Any
+    ) -> float:
         seen = threading.Event()
         found: list[float] = []
 
@@ -140,10 +178,16 @@ class Sides:
                 found.append(time.perf_counter() - float(row["value"]))
                 seen.set()
 
-        reader = self.spark.readStream.format(name).options(**options).option("subscribe", "live")
+        reader = (
+            self.spark.readStream.format(name)
+            .options(**options)
+            .option("subscribe", "live")
+        )
         rows = reader.option("startingOffsets", "earliest").load(path)
         writer = rows.writeStream.foreachBatch(sink)
-        query = writer.option("checkpointLocation", str(self.path / f"live-{name}")).start()
+        query = writer.option(
+            "checkpointLocation", str(self.path / f"live-{name}")
+        ).start()
         try:
             for _ in range(LOOKS):
                 seen.clear()

@@ -1,9 +1,12 @@
 """What do groups of the consumer protocol (KIP-848) cost the broker?
 
-Method: a broker without sockets over a directory under policy os; requests are bytes, from the frame to the frame of
-the answer. CPU time of this process, with what makes the requests left out.
-- A heartbeat that says nothing new, in a group of 1,000 members and 1,000 partitions; the best of several rounds.
-- 100 members join a topic of 100 partitions, and send heartbeats until each has its partition.
+Method: a broker without sockets over a directory under policy os; requests are bytes,
+from the frame to the frame of the answer. CPU time of this process, with what makes the
+requests left out.
+- A heartbeat that says nothing new, in a group of 1,000 members and 1,000 partitions;
+  the best of several rounds.
+- 100 members join a topic of 100 partitions, and send heartbeats until each has its
+  partition.
 """
 
 from __future__ import annotations
@@ -31,12 +34,18 @@ FORMING_TARGET_S = 1.0
 
 def run(settings: Settings) -> Iterator[Result]:
     with common.scratch(settings, "groups") as path:
-        yield heartbeat(path / "heartbeat", 200 if settings.quick else 1_000, 3 if settings.quick else 7)
+        yield heartbeat(
+            path / "heartbeat",
+            200 if settings.quick else 1_000,
+            3 if settings.quick else 7,
+        )
         yield forming(path / "forming")
 
 
 class Group:
-    """Members of one group over a topic, that send heartbeats as clients do. seconds: of CPU in the broker."""
+    """Members of one group over a topic, that send heartbeats as clients do. seconds:
+    of CPU in the broker.
+    """
 
     def __init__(self, logdir: logcore.LogDir, members: int) -> None:
         logdir.create_topic("t", members)
@@ -48,7 +57,9 @@ class Group:
         self.seconds = 0.0
 
     def beat(self, name: str, **fields: Any) -> Any:
-        request = BEAT.Request(group_id="g", member_id=name, member_epoch=self.epochs[name], **fields)
+        request = BEAT.Request(
+            group_id="g", member_id=name, member_epoch=self.epochs[name], **fields
+        )
         frame = memoryview(wire.encode_request(BEAT, 1, 1, "bench", request))[4:]
         started = time.process_time()
         reply = self.broker.handle(self.session, frame, common.NOW_MS)
@@ -59,12 +70,19 @@ class Group:
         self.epochs[name] = answer.member_epoch
         if answer.assignment is not None:
             topics = answer.assignment.topic_partitions
-            self.owned[name] = [number for topic in topics for number in topic.partitions]
+            self.owned[name] = [
+                number for topic in topics for number in topic.partitions
+            ]
         return answer
 
     def form(self) -> None:
         for name in self.epochs:
-            self.beat(name, rebalance_timeout_ms=60_000, subscribed_topic_names=["t"], topic_partitions=[])
+            self.beat(
+                name,
+                rebalance_timeout_ms=60_000,
+                subscribed_topic_names=["t"],
+                topic_partitions=[],
+            )
         while any(len(numbers) != 1 for numbers in self.owned.values()):
             for name, numbers in self.owned.items():
                 topic = BEAT.Request.Topic(topic_id=self.topic_id, partitions=numbers)

@@ -1,13 +1,14 @@
 """Does the cost of an append, or of a random read, grow with the log?
 
-Method: three logs of 10 MB, 1 GB and 8 GB with default settings, all in existence at once, so that the measurements
-at the three sizes take turns. Appends of one record, append_many of 1,000 records, both at level os, and log.get of
-random offsets of what was filled in, whose segments are sealed. Costs are in ns for each record, and relative to the
-10 MB log.
+Method: three logs of 10 MB, 1 GB and 8 GB with default settings, all in existence at
+once, so that the measurements at the three sizes take turns. Appends of one record,
+append_many of 1,000 records, both at level os, and log.get of random offsets of what
+was filled in, whose segments are sealed. Costs are in ns for each record, and relative
+to the 10 MB log.
 
-The 8 GB log is left out with --quick and where less than 20 GB are free. Random reads of a large log miss the
-processor's caches and its TLB more often, as reads of any large memory do; a ratio near 2 there is the memory's, not
-the log's.
+The 8 GB log is left out with --quick and where less than 20 GB are free. Random reads
+of a large log miss the processor's caches and its TLB more often, as reads of any large
+memory do; a ratio near 2 there is the memory's, not the log's.
 
 Not shown: logs larger than the page cache.
 """
@@ -37,25 +38,38 @@ def run(settings: Settings) -> Iterator[Result]:
     settings.directory.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(settings.directory).free
     if settings.quick or free < FREE_BYTES:
-        print(f"skipping the 8 GB log: {'--quick' if settings.quick else f'only {free / 1e9:.0f} GB are free'}")
+        print(
+            f"skipping the 8 GB log: {'--quick' if settings.quick else f'only {free / 1e9:.0f} GB are free'}"
+        )
         del sizes["8 GB"]
     rows = common.make_rows(20_000)
     with contextlib.ExitStack() as stack:
         path = stack.enter_context(common.scratch(settings, "growth"))
         logs = {}
         for number, (name, size) in enumerate(sizes.items()):
-            log = stack.enter_context(logcore.open(path / f"log-{number}", create=True, durability="os"))
+            log = stack.enter_context(
+                logcore.open(path / f"log-{number}", create=True, durability="os")
+            )
             common.fill(log, rows, size)
             log.roll()
             logs[name] = log
         common.settle()
         ends = {name: log.log_end_offset for name, log in logs.items()}
         jobs: dict[str, tuple[int, dict[str, Callable[[], object]]]] = {
-            "random read (log.get)": (READS, {name: _reads(log, ends[name]) for name, log in logs.items()}),
-            "append, 1 a call": (1, {name: _appends(log, rows[0]) for name, log in logs.items()}),
+            "random read (log.get)": (
+                READS,
+                {name: _reads(log, ends[name]) for name, log in logs.items()},
+            ),
+            "append, 1 a call": (
+                1,
+                {name: _appends(log, rows[0]) for name, log in logs.items()},
+            ),
             "append_many, 1,000 a call": (
                 CALL_ROWS,
-                {name: _many_appends(log, rows[:CALL_ROWS]) for name, log in logs.items()},
+                {
+                    name: _many_appends(log, rows[:CALL_ROWS])
+                    for name, log in logs.items()
+                },
             ),
         }
         for job, (units, sides) in jobs.items():
@@ -93,5 +107,7 @@ def _appends(log: logcore.Log, row: tuple[bytes, bytes]) -> Callable[[], object]
     return lambda: log.append(value, key=key)
 
 
-def _many_appends(log: logcore.Log, rows: list[tuple[bytes, bytes]]) -> Callable[[], object]:
+def _many_appends(
+    log: logcore.Log, rows: list[tuple[bytes, bytes]]
+) -> Callable[[], object]:
     return lambda: log.append_many(rows)

@@ -1,17 +1,23 @@
-"""What does the life of a log after its writing cost: compaction, many partitions, and the work of tick()?
+"""What does the life of a log after its writing cost: compaction, many partitions, and
+the work of tick()?
 
 Method:
-- Compaction: a log of 1 GB (128 MiB with --quick), 16-byte keys of which a tenth are live, 100-byte values, not
-  compressed, is compacted from the first record on. Each time on hard links to the same sealed segments, which
-  compaction replaces and does not change. Beside it: the same files read and written once, a megabyte at a time, and
-  synced; for context also read whole with only the bytes written that compaction leaves. Files are in the page cache.
-- 1,000 partitions: one record each in turn, beside as many records appended to one partition of the same directory;
-  policy os, because with a sync a record the disk is all that is measured.
-- 10,000 partitions: a directory closed cleanly is opened in a fresh interpreter; the time is that of open_dir alone,
-  the memory the peak of that process (Linux).
-- tick(): the longest of all calls while partitions roll and lose segments, all of which falls due at once.
+- Compaction: a log of 1 GB (128 MiB with --quick), 16-byte keys of which a tenth are
+  live, 100-byte values, not compressed, is compacted from the first record on. Each
+  time on hard links to the same sealed segments, which compaction replaces and does not
+  change. Beside it: the same files read and written once, a megabyte at a time, and
+  synced; for context also read whole with only the bytes written that compaction
+  leaves. Files are in the page cache.
+- 1,000 partitions: one record each in turn, beside as many records appended to one
+  partition of the same directory; policy os, because with a sync a record the disk is
+  all that is measured.
+- 10,000 partitions: a directory closed cleanly is opened in a fresh interpreter; the
+  time is that of open_dir alone, the memory the peak of that process (Linux).
+- tick(): the longest of all calls while partitions roll and lose segments, all of which
+  falls due at once.
 
-Not shown: compaction beside Kafka's own Cleaner, which needs Java: `make interop` has it.
+Not shown: compaction beside Kafka's own Cleaner, which needs Java: `make interop` has
+it.
 """
 
 from __future__ import annotations
@@ -51,7 +57,9 @@ def run(settings: Settings) -> Iterator[Result]:
 
 
 def make_dirty(path: Path, size_bytes: int, live: float = 0.1) -> int:
-    """A log of random updates to a tenth as many keys as it has records; returns the number of records."""
+    """A log of random updates to a tenth as many keys as it has records; returns the
+    number of records.
+    """
     rng = np.random.default_rng(7)
     records = size_bytes // 124
     keys = rng.bytes(common.KEY_SIZE * int(records * live))
@@ -62,7 +70,10 @@ def make_dirty(path: Path, size_bytes: int, live: float = 0.1) -> int:
             count = min(100_000, records - start)
             edges = np.arange(count + 1)
             drawn = pool[rng.integers(0, len(pool), count)].tobytes()
-            log.append_columns(keys=(drawn, edges * common.KEY_SIZE), values=(values, edges * common.VALUE_SIZE))
+            log.append_columns(
+                keys=(drawn, edges * common.KEY_SIZE),
+                values=(values, edges * common.VALUE_SIZE),
+            )
         log.roll()
     return records
 
@@ -111,9 +122,13 @@ def compaction(settings: Settings, path: Path) -> Iterator[Result]:
         f"{records:,} records, {kept:,} left, in {len(files)} segments; {best['compact'] / records * 1e9:.0f} ns a "
         f"record, {memory >> 20} MiB for the table of keys."
     )
-    for name, what, target_ratio in (("copy", "read + write", 0.5), ("read", "read, write what is left", None)):
+    for name, what, target_ratio in (
+        ("copy", "read + write", 0.5),
+        ("read", "read, write what is left", None),
+    ):
         yield Result(
-            question="compact a log with 10 % live keys" + ("" if target_ratio else ", for context"),
+            question="compact a log with 10 % live keys"
+            + ("" if target_ratio else ", for context"),
             unit="MiB/s",
             ours=mib / best["compact"],
             peer_name=what,
@@ -144,7 +159,9 @@ def copy(files: list[Path], target: Path, part: float) -> None:
         for file in files:
             with file.open("rb", buffering=0) as source:
                 while data := source.read(_PIECE):
-                    os.write(out, data if part == 1.0 else data[: int(len(data) * part)])
+                    os.write(
+                        out, data if part == 1.0 else data[: int(len(data) * part)]
+                    )
         os.fsync(out)
     finally:
         os.close(out)
@@ -189,7 +206,9 @@ def lift_file_limit() -> None:
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < 4_096:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard < 1 << 20 else 1 << 16, hard))
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (hard if hard < 1 << 20 else 1 << 16, hard)
+        )
 
 
 def opening(settings: Settings, path: Path) -> Iterator[Result]:
@@ -207,13 +226,27 @@ def opening(settings: Settings, path: Path) -> Iterator[Result]:
         "facts = dict(line.split(':', 1) for line in open('/proc/self/status'))\n"
         "print(json.dumps([seconds, int(facts['VmHWM'].split()[0]) / 1024]))\n"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(each for each in sys.path if each)}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(each for each in sys.path if each),
+    }
     found = []
     for _ in range(3):
         command = [sys.executable, "-c", program, str(path / "data")]
-        found.append(json.loads(subprocess.run(command, check=True, capture_output=True, env=environment).stdout))
-    seconds, megabytes = (statistics.median(column) for column in zip(*found, strict=True))
-    for what, value, limit, unit in (("time", seconds, 2, "s"), ("memory", megabytes, 200, "MB")):
+        found.append(
+            json.loads(
+                subprocess.run(
+                    command, check=True, capture_output=True, env=environment
+                ).stdout
+            )
+        )
+    seconds, megabytes = (
+        statistics.median(column) for column in zip(*found, strict=True)
+    )
+    for what, value, limit, unit in (
+        ("time", seconds, 2, "s"),
+        ("memory", megabytes, 200, "MB"),
+    ):
         yield Result(
             question=f"open a directory of {count:,} partitions, {what}",
             unit=unit,
@@ -244,9 +277,15 @@ def ticking(settings: Settings, path: Path) -> Result:
     fs = Hurried()
     longest = 0.0
     calls = 0
-    config = {"segment.bytes": 1 << 20, "segment.ms": 600_000, "retention.ms": 3_600_000}
+    config = {
+        "segment.bytes": 1 << 20,
+        "segment.ms": 600_000,
+        "retention.ms": 3_600_000,
+    }
     acted = 0
-    with logcore.open_dir(path / "data", create=True, config=config, durability="group", fs=fs) as logdir:
+    with logcore.open_dir(
+        path / "data", create=True, config=config, durability="group", fs=fs
+    ) as logdir:
         logdir.create_topic("t", partitions=20)
         logs = [logdir.partition("t", number) for number in range(20)]
         rows = [(None, b"v" * 1000)] * 500
@@ -260,7 +299,9 @@ def ticking(settings: Settings, path: Path) -> Result:
                 longest = max(longest, time.perf_counter() - started)
                 calls += 1
         acted = sum(log.statistics().rolls for log in logs)
-        assert acted and all(log.log_start_offset for log in logs), "segments were rolled and deleted"
+        assert acted and all(log.log_start_offset for log in logs), (
+            "segments were rolled and deleted"
+        )
     return Result(
         question="the longest tick() with rolls and retention",
         unit="ms",

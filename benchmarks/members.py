@@ -1,14 +1,20 @@
-"""How fast are processes that share a directory: their appends to disk, their news, their groups, commits and registry?
+"""How fast are processes that share a directory: their appends to disk, their news,
+their groups, commits and registry?
 
-Method: real processes; wall time where something is waited for, CPU time where said. Sides in turns, medians.
-- Four processes append batches of 100 records of 100 bytes at level "disk", each for the same time; beside one.
-- A tail in another process reads the steady clock when a record comes, which holds the time before its append ("os").
-  CPU of that process for each record.
-- Four processes that are up join a group at once, until each has its share of 12 partitions.
+Method: real processes; wall time where something is waited for, CPU time where said.
+Sides in turns, medians.
+- Four processes append batches of 100 records of 100 bytes at level "disk", each for
+  the same time; beside one.
+- A tail in another process reads the steady clock when a record comes, which holds the
+  time before its append ("os"). CPU of that process for each record.
+- Four processes that are up join a group at once, until each has its share of 12
+  partitions.
 - A member is stopped by SIGSTOP; until another process has all partitions.
-- 64 threads commit for 64 groups, in a directory that this process has for itself and in a shared one, and one consumer
-  commits without waiting; beside a write and an fdatasync for each.
-- set() of an ephemeral node and of a group's node, beside a file that is written and renamed.
+- 64 threads commit for 64 groups, in a directory that this process has for itself and
+  in a shared one, and one consumer commits without waiting; beside a write and an
+  fdatasync for each.
+- set() of an ephemeral node and of a group's node, beside a file that is written and
+  renamed.
 - Committed offsets are known after a start; beside a scan of the same log.
 """
 
@@ -60,7 +66,9 @@ class Child:
 
     def __init__(self, body: Callable[..., None], *arguments: Any) -> None:
         self.here, there = _CONTEXT.Pipe()
-        self.process = _CONTEXT.Process(target=body, args=(there, *arguments), daemon=True)
+        self.process = _CONTEXT.Process(
+            target=body, args=(there, *arguments), daemon=True
+        )
         self.process.start()
         assert self.here.recv() == "ready"
 
@@ -76,7 +84,8 @@ class Child:
         self.process.join()
 
 
-# -- appends ----------------------------------------------------------------------------------------------------------
+# -- appends
+# ----------------------------------------------------------------------------------------------------------
 
 
 def disk_rates(path: Path, seconds: float, repeats: int) -> Result:
@@ -118,7 +127,8 @@ def _append(there: Connection, path: str, seconds: float) -> None:
         there.send(count)
 
 
-# -- news -------------------------------------------------------------------------------------------------------------
+# -- news
+# -------------------------------------------------------------------------------------------------------------
 
 
 def news(path: str, count: int) -> Iterator[Result]:
@@ -163,7 +173,8 @@ def _follow(there: Connection, path: str, count: int) -> None:
         there.send((delays, (time.process_time() - started) / count * 1e6))
 
 
-# -- groups -----------------------------------------------------------------------------------------------------------
+# -- groups
+# -----------------------------------------------------------------------------------------------------------
 
 
 def forming(path: Path, repeats: int) -> Result:
@@ -172,7 +183,9 @@ def forming(path: Path, repeats: int) -> Result:
         place = str(path / str(number))
         with logcore.open_dir(place, create=True, shared=True) as data:
             data.create_topic("t", partitions=PARTITIONS)
-            children = [Child(_member, place, PARTITIONS // PROCESSES) for _ in range(PROCESSES)]
+            children = [
+                Child(_member, place, PARTITIONS // PROCESSES) for _ in range(PROCESSES)
+            ]
             started = time.perf_counter()
             for child in children:
                 child.begin()
@@ -210,7 +223,10 @@ def stopped(path: str, repeats: int) -> Result:
             for _ in range(repeats):
                 child = Child(_member, path, PARTITIONS // 2)
                 child.begin()
-                while not child.here.poll() or len(consumer.assignment()) != PARTITIONS // 2:
+                while (
+                    not child.here.poll()
+                    or len(consumer.assignment()) != PARTITIONS // 2
+                ):
                     consumer.poll(5)
                 child.send(signal.SIGSTOP)
                 started = time.perf_counter()
@@ -221,25 +237,53 @@ def stopped(path: str, repeats: int) -> Result:
     found_ms = statistics.median(times) * 1e3
     method = "From SIGSTOP until the other member has all partitions."
     limit = "max_poll_interval_ms + 200"
-    return common.in_time("a stopped member is replaced", "ms", found_ms, INTERVAL_MS + 200.0, method, limit_name=limit)
+    return common.in_time(
+        "a stopped member is replaced",
+        "ms",
+        found_ms,
+        INTERVAL_MS + 200.0,
+        method,
+        limit_name=limit,
+    )
 
 
-# -- commits ----------------------------------------------------------------------------------------------------------
+# -- commits
+# ----------------------------------------------------------------------------------------------------------
 
 
 def commits(path: Path, count: int) -> Iterator[Result]:
     alone = _synced_writes(path / "plain", count // 20)
     for name, shared in (("", False), (", shared directory", True)):
-        rate = _committing(str(path / f"commits-{shared}"), count if not shared else count // 10, shared=shared)
+        rate = _committing(
+            str(path / f"commits-{shared}"),
+            count if not shared else count // 10,
+            shared=shared,
+        )
         method = "Each thread commits for a group of its own."
-        yield _commit_rate(f"commits of 64 threads{name}", rate, alone, None if shared else 20.0, method)
+        yield _commit_rate(
+            f"commits of 64 threads{name}",
+            rate,
+            alone,
+            None if shared else 20.0,
+            method,
+        )
     for name, shared in (("", False), (", shared directory", True)):
-        rate = _committing_without_waiting(str(path / f"waiting-{shared}"), count * 5, shared=shared)
+        rate = _committing_without_waiting(
+            str(path / f"waiting-{shared}"), count * 5, shared=shared
+        )
         method = "One consumer; a thousand are stored at a time, until the last one is on disk."
-        yield _commit_rate(f"commit_async of one thread{name}", rate, alone, None if shared else 80.0, method)
+        yield _commit_rate(
+            f"commit_async of one thread{name}",
+            rate,
+            alone,
+            None if shared else 80.0,
+            method,
+        )
 
 
-def _commit_rate(question: str, rate: float, alone: float, target: float | None, method: str) -> Result:
+def _commit_rate(
+    question: str, rate: float, alone: float, target: float | None, method: str
+) -> Result:
     return Result(
         question=question,
         unit="commits/s",
@@ -266,7 +310,10 @@ def _committing(path: str, count: int, *, shared: bool) -> float:
     with logcore.open_dir(path, create=True, shared=shared) as data:
         data.create_topic("t")
         data.append("t", b"1", partition=0)
-        consumers = [data.consumer(group_id=f"g{number}", enable_auto_commit=False) for number in range(THREADS)]
+        consumers = [
+            data.consumer(group_id=f"g{number}", enable_auto_commit=False)
+            for number in range(THREADS)
+        ]
         for consumer in consumers:
             consumer.assign([("t", 0)])
             consumer.commit({("t", 0): 0})
@@ -275,7 +322,9 @@ def _committing(path: str, count: int, *, shared: bool) -> float:
             for number in range(each):
                 consumer.commit({("t", 0): number % 2})
 
-        threads = [threading.Thread(target=commit, args=(consumer,)) for consumer in consumers]
+        threads = [
+            threading.Thread(target=commit, args=(consumer,)) for consumer in consumers
+        ]
         started = time.perf_counter()
         for thread in threads:
             thread.start()
@@ -296,14 +345,17 @@ def _committing_without_waiting(path: str, count: int, *, shared: bool) -> float
             consumer.commit({("t", 0): 0})
             started = time.perf_counter()
             for number in range(count):
-                consumer.commit_async({("t", 0): number % 2}, lambda error, _: heard.append(error))
+                consumer.commit_async(
+                    {("t", 0): number % 2}, lambda error, _: heard.append(error)
+                )
             consumer.commit({("t", 0): 0})
             seconds = time.perf_counter() - started
     assert heard == [None] * count
     return count / seconds
 
 
-# -- the registry -----------------------------------------------------------------------------------------------------
+# -- the registry
+# -----------------------------------------------------------------------------------------------------
 
 
 def nodes(path: Path, count: int) -> Iterator[Result]:
@@ -356,7 +408,9 @@ def loading(path: Path, count: int) -> Result:
             rows = []
             for number in range(at, min(at + 1_000, count)):
                 key = commit_key(f"g{number % 1_000}", "t", number // 1_000 % 10)
-                rows.append((key, commit_value(Committed(number, -1, "", common.NOW_MS))))
+                rows.append(
+                    (key, commit_value(Committed(number, -1, "", common.NOW_MS)))
+                )
             log.append_many(rows)
             at += len(rows)
         started = time.perf_counter()

@@ -1,17 +1,20 @@
-"""Does opening a log depend on how much is in it, or beside it, and what does importing logcore cost?
+"""Does opening a log depend on how much is in it, or beside it, and what does importing
+logcore cost?
 
 Method:
-- A log of 1,000 segments is made twice, with small and with large segments, closed cleanly, and opened over and over:
-  for writing (lock, check of the active segment, index files) and read-only. Opening alone is timed, not closing. The
-  two sizes take turns; the figure is the median. The row "not growing" divides the time at the large size by that at
-  the small one.
-- Two directories have few and many partitions of one record each. In each, partitions are opened one after another and
-  rolled, in turns; the figure is the median. The rows "not growing" divide the time among many by that among few.
-- import logcore and import numpy run in fresh interpreters, in turns, and the best of n counts: byte code is cached,
-  files are in the page cache.
+- A log of 1,000 segments is made twice, with small and with large segments, closed
+  cleanly, and opened over and over: for writing (lock, check of the active segment,
+  index files) and read-only. Opening alone is timed, not closing. The two sizes take
+  turns; the figure is the median. The row "not growing" divides the time at the large
+  size by that at the small one.
+- Two directories have few and many partitions of one record each. In each, partitions
+  are opened one after another and rolled, in turns; the figure is the median. The rows
+  "not growing" divide the time among many by that among few.
+- import logcore and import numpy run in fresh interpreters, in turns, and the best of n
+  counts: byte code is cached, files are in the page cache.
 
-Not shown: opening after a crash, which checks what was written since the recovery point (64 MiB at most), and a cold
-cache.
+Not shown: opening after a crash, which checks what was written since the recovery point
+(64 MiB at most), and a cold cache.
 """
 
 from __future__ import annotations
@@ -38,7 +41,10 @@ def run(settings: Settings) -> Iterator[Result]:
     segments = 100 if settings.quick else 1_000
     rows = common.make_rows(max(SIZES.values()))
     with common.scratch(settings, "open") as path:
-        bytes_of = {name: make_log(path, name, segments, rows[:count]) for name, count in SIZES.items()}
+        bytes_of = {
+            name: make_log(path, name, segments, rows[:count])
+            for name, count in SIZES.items()
+        }
         for mode in ("writing", "read-only"):
             yield from opening(settings, path, segments, bytes_of, mode)
     many = 300 if settings.quick else 3_000
@@ -55,10 +61,15 @@ def among(settings: Settings, path: Path, many: int) -> Iterator[Result]:
             logdir.create_topic("t", count)
             for number in range(count):
                 logdir.partition("t", number).append(b"x")
-    samples: dict[tuple[str, str], list[float]] = {(what, name): [] for what in ("open", "roll") for name in counts}
+    samples: dict[tuple[str, str], list[float]] = {
+        (what, name): [] for what in ("open", "roll") for name in counts
+    }
     for _ in range(settings.repeats):
         for name in counts:
-            with logcore.open_dir(path / name, durability="os") as logdir, common.collector_off():
+            with (
+                logcore.open_dir(path / name, durability="os") as logdir,
+                common.collector_off(),
+            ):
                 for number in range(FEW):
                     started = time.perf_counter()
                     log = logdir.partition("t", number)
@@ -84,8 +95,12 @@ def among(settings: Settings, path: Path, many: int) -> Iterator[Result]:
         )
 
 
-def make_log(path: Path, name: str, segments: int, rows: list[tuple[bytes, bytes]]) -> int:
-    """A directory of its own for each, because the checkpoint files lie beside the partitions. Returns its bytes."""
+def make_log(
+    path: Path, name: str, segments: int, rows: list[tuple[bytes, bytes]]
+) -> int:
+    """A directory of its own for each, because the checkpoint files lie beside the
+    partitions. Returns its bytes.
+    """
     (path / name).mkdir()
     with logcore.open(path / name / "log-0", create=True, durability="os") as log:
         for at in range(segments):
@@ -97,13 +112,19 @@ def make_log(path: Path, name: str, segments: int, rows: list[tuple[bytes, bytes
         return found.size_bytes
 
 
-def opening(settings: Settings, path: Path, segments: int, bytes_of: dict[str, int], mode: str) -> Iterator[Result]:
+def opening(
+    settings: Settings, path: Path, segments: int, bytes_of: dict[str, int], mode: str
+) -> Iterator[Result]:
     samples: dict[str, list[float]] = {name: [] for name in SIZES}
     for _ in range(settings.repeats):
         for name, times in samples.items():
             with common.collector_off():
                 started = time.perf_counter()
-                log = logcore.open(path / name / "log-0", read_only=mode == "read-only", durability="os")
+                log = logcore.open(
+                    path / name / "log-0",
+                    read_only=mode == "read-only",
+                    durability="os",
+                )
                 times.append(time.perf_counter() - started)
             log.close()
     small, large = (statistics.median(times) for times in samples.values())
@@ -132,15 +153,25 @@ def opening(settings: Settings, path: Path, segments: int, bytes_of: dict[str, i
 
 
 def importing(settings: Settings) -> Iterator[Result]:
-    # With the byte code that an installed package has; some machines tell Python not to keep any.
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    environment = {**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    # With the byte code that an installed package has; some machines tell Python not to
+    # keep any.
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name != "PYTHONDONTWRITEBYTECODE"
+    }
+    environment = {
+        **kept,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
     code = {"nothing": "pass", "numpy": "import numpy", "logcore": "import logcore"}
     best = dict.fromkeys(code, float("inf"))
     for _ in range(2 * settings.repeats):
         for name in best:
             started = time.perf_counter()
-            subprocess.run([sys.executable, "-c", code[name]], check=True, env=environment)
+            subprocess.run(
+                [sys.executable, "-c", code[name]], check=True, env=environment
+            )
             best[name] = min(best[name], time.perf_counter() - started)
     above = best["logcore"] - best["numpy"]
     yield Result(

@@ -1,15 +1,20 @@
-"""The stores a Python program can embed today, each set up at its best for the work of a log.
+"""The stores a Python program can embed today, each set up at its best for the work of
+a log.
 
-The same job for all: keep (key, value) records in the order they came, under consecutive offsets, and give them back by
-offset or in order. Level "os": what a call has returned survives the process, not a power cut; all of them reach the
-page cache before they return and sync nothing.
+The same job for all: keep (key, value) records in the order they came, under
+consecutive offsets, and give them back by offset or in order. Level "os": what a call
+has returned survives the process, not a power cut; all of them reach the page cache
+before they return and sync nothing.
 
-- sqlite3: a rowid table, so that an offset is the place in the B-tree; WAL, synchronous=OFF, one executemany in a
-  transaction; no check of the journal's size, so that no checkpoint falls into a measurement.
-- lmdb: offset as 8 big-endian bytes, key and value joined; sync=False, and append=True, which fills pages from left
-  to right without searching. writemap is measured beside it: it needs no system calls, and any stray write into the
-  mapping, by any code of the process, damages the file; the targets are held against lmdb without it.
-- rocksdict: raw bytes, one WriteBatch a call, WAL written and not synced; no compression, as nobody else compresses.
+- sqlite3: a rowid table, so that an offset is the place in the B-tree; WAL,
+  synchronous=OFF, one executemany in a transaction; no check of the journal's size, so
+  that no checkpoint falls into a measurement.
+- lmdb: offset as 8 big-endian bytes, key and value joined; sync=False, and append=True,
+  which fills pages from left to right without searching. writemap is measured beside
+  it: it needs no system calls, and any stray write into the mapping, by any code of the
+  process, damages the file; the targets are held against lmdb without it.
+- rocksdict: raw bytes, one WriteBatch a call, WAL written and not synced; no
+  compression, as nobody else compresses.
 
 None of them keeps a timestamp or a checksum of ours, which is to their advantage.
 """
@@ -44,7 +49,9 @@ class Store(Protocol):
     def append_many(self, rows: list[Row]) -> None: ...
 
     def scan(self) -> int:
-        """Has key and value of each record in hand, in order; returns how many there were."""
+        """Has key and value of each record in hand, in order; returns how many there
+        were.
+        """
 
     def close(self) -> None: ...
 
@@ -57,7 +64,9 @@ class Sqlite:
         self.db = sqlite3.connect(path / "log.db", isolation_level=None)
         for pragma in _PRAGMAS:
             self.db.execute(f"pragma {pragma}")
-        self.db.execute("create table log(offset integer primary key, key blob, value blob)")
+        self.db.execute(
+            "create table log(offset integer primary key, key blob, value blob)"
+        )
 
     def append(self, row: Row) -> None:
         self.db.execute("insert into log(key, value) values(?, ?)", row)
@@ -73,7 +82,9 @@ class Sqlite:
 
     def scan(self) -> int:
         count = 0
-        for _, _key, _value in self.db.execute("select offset, key, value from log order by offset"):
+        for _, _key, _value in self.db.execute(
+            "select offset, key, value from log order by offset"
+        ):
             count += 1
         return count
 
@@ -88,7 +99,14 @@ class Lmdb:
         import lmdb
 
         path.mkdir()
-        self.env = lmdb.open(str(path), map_size=_MAP_BYTES, sync=False, metasync=False, writemap=writemap, max_dbs=0)
+        self.env = lmdb.open(
+            str(path),
+            map_size=_MAP_BYTES,
+            sync=False,
+            metasync=False,
+            writemap=writemap,
+            max_dbs=0,
+        )
         self.end = 0
 
     def append(self, row: Row) -> None:
@@ -100,7 +118,10 @@ class Lmdb:
         pack = _OFFSET.pack
         end = self.end
         with self.env.begin(write=True) as txn, txn.cursor() as cursor:
-            items = [(pack(offset), key + value) for offset, (key, value) in enumerate(rows, end)]
+            items = [
+                (pack(offset), key + value)
+                for offset, (key, value) in enumerate(rows, end)
+            ]
             cursor.putmulti(items, append=True)
         self.end = end + len(rows)
 
@@ -201,7 +222,9 @@ STORES: Final[dict[str, tuple[str, Callable[[Path], Store]]]] = {
 JUDGED: Final = ("sqlite3", "lmdb", "rocksdict")
 
 
-def stores(directory: Path, rows: str, names: Iterable[str] = JUDGED) -> Iterator[tuple[str, Store]]:
+def stores(
+    directory: Path, rows: str, names: Iterable[str] = JUDGED
+) -> Iterator[tuple[str, Store]]:
     """Those of the named stores whose package is there, freshly made in directory."""
     for name in names:
         module, make = STORES[name]

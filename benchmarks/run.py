@@ -2,9 +2,9 @@
 
     python benchmarks/run.py [--quick] [--dir DIRECTORY] [NAME ...]
 
-Names: codec append scan topic open growth life shim clients sharing members transactions groups apache spark connector;
-all of them by default. Only a whole run that is not --quick replaces RESULTS.md; --output writes any run's results
-elsewhere.
+Names: codec append scan topic open growth life shim clients sharing members
+transactions groups apache spark connector; all of them by default. Only a whole run
+that is not --quick replaces RESULTS.md; --output writes any run's results elsewhere.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings.directory.mkdir(parents=True, exist_ok=True)
     kind = common.file_system_of(settings.directory)
     if kind in ("tmpfs", "ramfs"):
-        print(f"{settings.directory} is on a {kind}, where no sync waits for a disk; give --dir", file=sys.stderr)
+        print(
+            f"{settings.directory} is on a {kind}, where no sync waits for a disk; give --dir",
+            file=sys.stderr,
+        )
         return 2
     facts = common.machine(settings.directory)
     for name, value in facts.items():
@@ -61,7 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for result in importlib.import_module(name).run(settings):
             results.append(result)
             question, ours, beside, ratio, target, reached = result.cells()
-            print(f"  {question}: {ours}, {beside}: {ratio} (target {target}) {reached}", flush=True)
+            print(
+                f"  {question}: {ours}, {beside}: {ratio} (target {target}) {reached}",
+                flush=True,
+            )
     print()
     _show(results)
     print(f"\n{_summary(results)}, {time.monotonic() - started:.0f} s")
@@ -76,13 +82,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="The benchmarks of logcore.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(NAMES)}; all by default")
-    parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer repeats")
-    parser.add_argument("--dir", type=Path, default=common.ROOT / "build" / "benchmarks", help="where files go")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"some of {', '.join(NAMES)}; all by default",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="smaller sizes and fewer repeats"
+    )
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        default=common.ROOT / "build" / "benchmarks",
+        help="where files go",
+    )
     parser.add_argument("--output", type=Path, help="a Markdown file to write")
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.names if name not in NAMES]:
-        parser.error(f"no benchmark is called {unknown[0]!r}; there are {', '.join(NAMES)}")
+        parser.error(
+            f"no benchmark is called {unknown[0]!r}; there are {', '.join(NAMES)}"
+        )
     return options
 
 
@@ -111,22 +131,41 @@ def _show(results: Sequence[Result]) -> None:
                 table.add_row(*row, style=style)
             Console().print(table)
             return
-    widths = [max(len(row[at]) for row in [HEADINGS, *rows]) for at in range(len(HEADINGS))]
+    widths = [
+        max(len(row[at]) for row in [HEADINGS, *rows]) for at in range(len(HEADINGS))
+    ]
     for row in [HEADINGS, *rows]:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print(
+            "  ".join(
+                cell.ljust(width) for cell, width in zip(row, widths, strict=True)
+            ).rstrip()
+        )
 
 
 def _markdown(results: Sequence[Result], facts: dict[str, str], *, quick: bool) -> str:
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     lines = ["# Benchmark results", ""]
-    lines += [f"{'A quick run' if quick else 'Made'} by `make bench` on {today}. {_summary(results)}.", ""]
+    lines += [
+        f"{'A quick run' if quick else 'Made'} by `make bench` on {today}. {_summary(results)}.",
+        "",
+    ]
     lines += [f"- {name}: {value}" for name, value in facts.items()]
-    lines += ["", "Ratios compare two sides that took turns in one run; other machines' seconds differ."]
-    lines += ["In brackets: the ratios of the turns, without the lowest and the highest quarter of them.", ""]
+    lines += [
+        "",
+        "Ratios compare two sides that took turns in one run; other machines' seconds differ.",
+    ]
+    lines += [
+        "In brackets: the ratios of the turns, without the lowest and the highest quarter of them.",
+        "",
+    ]
     lines += [_table_row(HEADINGS), "|" + "---|" * len(HEADINGS)]
     lines += [_table_row(result.cells()) for result in results]
     lines += ["", "## What each side did", ""]
-    lines += [f"- **{result.question}**: {result.method}" for result in results if result.method]
+    lines += [
+        f"- **{result.question}**: {result.method}"
+        for result in results
+        if result.method
+    ]
     return "\n".join(lines) + "\n"
 
 

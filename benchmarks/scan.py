@@ -1,15 +1,20 @@
 """How fast does a log come back: all of it, one record of it, and just checked?
 
-Method: records of 16-byte keys and 100-byte values, uncompressed, in the page cache (everything is read once before).
-- Scans beside the stores of peers.py, which hold the same records: key and value of each record in hand as bytes
-  objects. Peers whose value is key and value joined split it; lmdb also without, as the most it could do. Scan to
-  columns gives RecordColumns (CRC checked); the peers have no columns, so they stand there with the same scan.
-- Scan to columns beside the least it must do: one copy of the bytes (memcpy, 1 MiB at a time into one buffer, which
-  stays in the cache) and their CRC-32C by the crc32c package, from the same mapped files.
-- Random reads: log.get of a record in a sealed segment (the CRC of its batch is checked once), beside lmdb's get in one
-  long-lived transaction and in one of its own for each; lmdb keeps no checksum. The target is held against the first.
-  The active segment is read with pread and has its own row.
-- Check: Segment.walk with CRCs over one sealed segment, beside crc32c of the same mapped bytes as one run.
+Method: records of 16-byte keys and 100-byte values, uncompressed, in the page cache
+(everything is read once before).
+- Scans beside the stores of peers.py, which hold the same records: key and value of
+  each record in hand as bytes objects. Peers whose value is key and value joined split
+  it; lmdb also without, as the most it could do. Scan to columns gives RecordColumns
+  (CRC checked); the peers have no columns, so they stand there with the same scan.
+- Scan to columns beside the least it must do: one copy of the bytes (memcpy, 1 MiB at a
+  time into one buffer, which stays in the cache) and their CRC-32C by the crc32c
+  package, from the same mapped files.
+- Random reads: log.get of a record in a sealed segment (the CRC of its batch is checked
+  once), beside lmdb's get in one long-lived transaction and in one of its own for each;
+  lmdb keeps no checksum. The target is held against the first. The active segment is
+  read with pread and has its own row.
+- Check: Segment.walk with CRCs over one sealed segment, beside crc32c of the same
+  mapped bytes as one run.
 
 Not shown: reads that come from the disk, compressed logs, and Arrow.
 """
@@ -43,7 +48,12 @@ def beside_stores(settings: Settings) -> Iterator[Result]:
     count = 50_000 if settings.quick else 500_000
     rows = common.make_rows(count)
     with common.scratch(settings, "scan") as path:
-        with logcore.open(path / "log-0", create=True, durability="os", config={"segment.bytes": 16 << 20}) as log:
+        with logcore.open(
+            path / "log-0",
+            create=True,
+            durability="os",
+            config={"segment.bytes": 16 << 20},
+        ) as log:
             for at in range(0, count, CALL_ROWS):
                 log.append_many(rows[at : at + CALL_ROWS])
             log.roll()  # all of it sealed
@@ -65,10 +75,14 @@ def beside_stores(settings: Settings) -> Iterator[Result]:
                 for _columns in log.scan():
                     pass
 
-            assert [(record.key, record.value) for record in log.read(0)] == rows, "what was stored comes back"
+            assert [(record.key, record.value) for record in log.read(0)] == rows, (
+                "what was stored comes back"
+            )
             for name, store in stores.items():
                 assert store.scan() == count, f"{name} has all records"
-            sides: dict[str, Callable[[], object]] = {name: store.scan for name, store in stores.items()}
+            sides: dict[str, Callable[[], object]] = {
+                name: store.scan for name, store in stores.items()
+            }
             lmdb = stores.get("lmdb")
             yield common.speed(
                 "scan to records", count, to_records, sides, settings, target=1.5,
@@ -93,7 +107,9 @@ def beside_stores(settings: Settings) -> Iterator[Result]:
         yield from active_reads(settings, path, rows)
 
 
-def random_reads(settings: Settings, log: logcore.Log, lmdb: peers.Lmdb, count: int) -> Iterator[Result]:
+def random_reads(
+    settings: Settings, log: logcore.Log, lmdb: peers.Lmdb, count: int
+) -> Iterator[Result]:
     offsets = random.Random(3).sample(range(count), READS)
 
     def ours() -> None:
@@ -117,7 +133,9 @@ def random_reads(settings: Settings, log: logcore.Log, lmdb: peers.Lmdb, count: 
     )  # fmt: skip
 
 
-def active_reads(settings: Settings, path: Path, rows: list[peers.Row]) -> Iterator[Result]:
+def active_reads(
+    settings: Settings, path: Path, rows: list[peers.Row]
+) -> Iterator[Result]:
     if common.peer("lmdb", "reads of the active segment") is None:
         return
     rows = rows[:50_000]
@@ -142,7 +160,9 @@ def active_reads(settings: Settings, path: Path, rows: list[peers.Row]) -> Itera
     store.close()
 
 
-def growing_scan(settings: Settings, path: Path, growing: logcore.Log, rows: list[peers.Row]) -> Result:
+def growing_scan(
+    settings: Settings, path: Path, growing: logcore.Log, rows: list[peers.Row]
+) -> Result:
     """Is the segment that is being written read as fast as one that is not?"""
     with logcore.open(path / "sealed-0", create=True, durability="os") as sealed:
         for at in range(0, len(rows), CALL_ROWS):
@@ -168,7 +188,9 @@ def beside_memory(settings: Settings) -> Iterator[Result]:
             common.fill(log, rows, size - (8 << 20))
             log.roll()
         with logcore.open(path / "large-0", read_only=True) as log:
-            segment = log._state.segments[0]  # the public surface has no walk that keeps nothing
+            segment = log._state.segments[
+                0
+            ]  # the public surface has no walk that keeps nothing
             view = segment.view()
             total = len(view)
             copy = np.empty(PIECE_BYTES, np.uint8)

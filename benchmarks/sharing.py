@@ -1,12 +1,16 @@
-"""What does it cost that several processes write one directory, and how soon do they hear of each other?
+"""What does it cost that several processes write one directory, and how soon do they
+hear of each other?
 
-Method: durability="os", batches of 100 records of 100 bytes and single ones; CPU time of this process, both sides in
-turns, the best of several. A second opening of the directory in this process stands for another process: the kernel
-keeps their locks apart.
+Method: durability="os", batches of 100 records of 100 bytes and single ones; CPU time
+of this process, both sides in turns, the best of several. A second opening of the
+directory in this process stands for another process: the kernel keeps their locks
+apart.
 - A shared log that this process alone appends to, beside one that is not shared.
 - The same where two append in turns, so that each takes in what the other has appended.
-- CPU of a tail in another process for each record that comes, beside what it takes to append it.
-- A member of a group in a process of its own is killed; until another process has all partitions.
+- CPU of a tail in another process for each record that comes, beside what it takes to
+  append it.
+- A member of a group in a process of its own is killed; until another process has all
+  partitions.
 """
 
 from __future__ import annotations
@@ -30,7 +34,9 @@ ROWS = [(b"k%d" % number, b"x" * common.VALUE_SIZE) for number in range(100)]
 
 def run(settings: Settings) -> Iterator[Result]:
     with common.scratch(settings, "sharing") as path:
-        yield from appends(str(path), 300 if settings.quick else 3_000, 3 if settings.quick else 7)
+        yield from appends(
+            str(path), 300 if settings.quick else 3_000, 3 if settings.quick else 7
+        )
         yield tail(str(path / "tailed-0"), 300 if settings.quick else 3_000)
         yield take_over(str(path / "data"), 2 if settings.quick else 5)
 
@@ -38,16 +44,26 @@ def run(settings: Settings) -> Iterator[Result]:
 def appends(path: str, count: int, repeats: int) -> Iterator[Result]:
     with (
         logcore.open(f"{path}/plain/t-0", create=True, durability="os") as plain,
-        logcore.open(f"{path}/shared/t-0", create=True, durability="os", shared=True) as shared,
-        logcore.open(f"{path}/two/t-0", create=True, durability="os", shared=True, fs=OsFS()) as one,
-        logcore.open(f"{path}/two/t-0", create=True, durability="os", shared=True, fs=OsFS()) as other,
+        logcore.open(
+            f"{path}/shared/t-0", create=True, durability="os", shared=True
+        ) as shared,
+        logcore.open(
+            f"{path}/two/t-0", create=True, durability="os", shared=True, fs=OsFS()
+        ) as one,
+        logcore.open(
+            f"{path}/two/t-0", create=True, durability="os", shared=True, fs=OsFS()
+        ) as other,
     ):
         calls: dict[str, Callable[[logcore.Log], object]] = {
             "100 a call": lambda log: log.append_many(ROWS),
             "1 a call": lambda log: log.append(b"x" * common.VALUE_SIZE, key=b"k"),
         }
         for size, call in calls.items():
-            sides = {"plain": [plain, plain], "shared": [shared, shared], "alternating": [one, other]}
+            sides = {
+                "plain": [plain, plain],
+                "shared": [shared, shared],
+                "alternating": [one, other],
+            }
             spent: dict[str, list[float]] = {name: [] for name in sides}
             gc.disable()
             for _ in range(repeats):
@@ -59,7 +75,10 @@ def appends(path: str, count: int, repeats: int) -> Iterator[Result]:
                     spent[name].append(time.process_time() - started)
             gc.enable()
             best = {name: min(times) for name, times in spent.items()}
-            for name, target in (("shared", 1.5 if size == "100 a call" else None), ("alternating", None)):
+            for name, target in (
+                ("shared", 1.5 if size == "100 a call" else None),
+                ("alternating", None),
+            ):
                 yield Result(
                     question=f"append, {size}, {name}",
                     unit="us/call",
@@ -75,7 +94,10 @@ def appends(path: str, count: int, repeats: int) -> Iterator[Result]:
 
 
 def tail(path: str, count: int) -> Result:
-    with logcore.open(path, create=True, durability="os") as log, logcore.open(path, read_only=True) as reader:
+    with (
+        logcore.open(path, create=True, durability="os") as log,
+        logcore.open(path, read_only=True) as reader,
+    ):
         following = reader.tail(0)
         waking = 0.0
         writing = 0.0
@@ -119,12 +141,17 @@ def take_over(path: str, repeats: int) -> Result:
                 times.append(time.perf_counter() - started)
                 other.join()
     found_ms = sorted(times)[len(times) // 2] * 1e3
-    method = "Wall time from kill -9 until the other member has all partitions, the median."
+    method = (
+        "Wall time from kill -9 until the other member has all partitions, the median."
+    )
     return common.in_time("a killed member is replaced", "ms", found_ms, 200.0, method)
 
 
 def _member(path: str, there: Connection) -> None:
-    with logcore.open_dir(path, shared=True) as directory, directory.consumer(group_id="g") as consumer:
+    with (
+        logcore.open_dir(path, shared=True) as directory,
+        directory.consumer(group_id="g") as consumer,
+    ):
         consumer.subscribe(["t"])
         while len(consumer.assignment()) != 2:
             consumer.poll(50)

@@ -1,21 +1,29 @@
-"""What does a broker cost: until a first delivery, per request, per byte, beside brokers that store nothing?
+"""What does a broker cost: until a first delivery, per request, per byte, beside
+brokers that store nothing?
 
 Method:
-- The broker, and what it is measured against, each run in a process of their own and are driven by the same client over
-  loopback, in turns. CPU seconds are the server process's, from the system's own count.
-- produce requests: one connection keeps 16 Produce v9 requests outstanding, each with one batch of one 1 KB record. The
-  bare loop is an asyncio.BufferedProtocol that cuts frames, decodes the request and encodes a response with the same
-  codec, with no log behind it. Policy os on our side, because the bare loop has no disk; group is shown too.
-- fetch: one connection keeps 4 Fetch v11 requests of 1 MB outstanding over a sealed log of 512 MB. The bare loop writes
-  as large a view of the mapped file for each request, whatever it says.
-- idle: a broker whose 1,000 partitions were each written to once, and one without partitions, both left alone.
-- callbacks: how long those of the broker's event loop take while confluent-kafka produces and three consumers read as
-  fast as they can. Nobody else is served meanwhile.
-- large requests: what ApiVersions waits while eight connections ask for committed offsets of 99,000 partitions each,
-  which the broker works on in pieces.
-- confluent-kafka: 1 KB messages through its Producer, and back through its Consumer, beside librdkafka's mock cluster,
-  which lives in a client's process and keeps what it is sent in memory: the last 5 MB of a partition, so what is
-  consumed lies in 4 MB of each of many partitions, on both sides.
+- The broker, and what it is measured against, each run in a process of their own and
+  are driven by the same client over loopback, in turns. CPU seconds are the server
+  process's, from the system's own count.
+- produce requests: one connection keeps 16 Produce v9 requests outstanding, each with
+  one batch of one 1 KB record. The bare loop is an asyncio.BufferedProtocol that cuts
+  frames, decodes the request and encodes a response with the same codec, with no log
+  behind it. Policy os on our side, because the bare loop has no disk; group is shown
+  too.
+- fetch: one connection keeps 4 Fetch v11 requests of 1 MB outstanding over a sealed log
+  of 512 MB. The bare loop writes as large a view of the mapped file for each request,
+  whatever it says.
+- idle: a broker whose 1,000 partitions were each written to once, and one without
+  partitions, both left alone.
+- callbacks: how long those of the broker's event loop take while confluent-kafka
+  produces and three consumers read as fast as they can. Nobody else is served
+  meanwhile.
+- large requests: what ApiVersions waits while eight connections ask for committed
+  offsets of 99,000 partitions each, which the broker works on in pieces.
+- confluent-kafka: 1 KB messages through its Producer, and back through its Consumer,
+  beside librdkafka's mock cluster, which lives in a client's process and keeps what it
+  is sent in memory: the last 5 MB of a partition, so what is consumed lies in 4 MB of
+  each of many partitions, on both sides.
 
 Not shown: other machines than one, TLS, many connections.
 """
@@ -62,7 +70,8 @@ def run(settings: Settings) -> Iterator[Result]:
     yield from clients(settings)
 
 
-# -- starting ------------------------------------------------------------------------------------------------------
+# -- starting
+# ------------------------------------------------------------------------------------------------------
 
 
 def starting(settings: Settings) -> Iterator[Result]:
@@ -93,7 +102,10 @@ def starting(settings: Settings) -> Iterator[Result]:
         with common.scratch(settings, "shim") as path:
             for code, into in ((script, times), (idle, sizes)):
                 done = subprocess.run(
-                    [sys.executable, "-c", code, str(path / f"data{turn}")], capture_output=True, text=True, check=True
+                    [sys.executable, "-c", code, str(path / f"data{turn}")],
+                    capture_output=True,
+                    text=True,
+                    check=True,
                 )
                 into.append(float(done.stdout))
     times.sort()
@@ -125,11 +137,14 @@ def starting(settings: Settings) -> Iterator[Result]:
     )
 
 
-# -- processes -----------------------------------------------------------------------------------------------------
+# -- processes
+# -----------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def _process(target: Callable[..., None], *arguments: Any) -> Iterator[tuple[int, Callable[[], float]]]:
+def _process(
+    target: Callable[..., None], *arguments: Any
+) -> Iterator[tuple[int, Callable[[], float]]]:
     """A server in a process of its own: its port, and what CPU it has used so far."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -151,7 +166,9 @@ def _process(target: Callable[..., None], *arguments: Any) -> Iterator[tuple[int
 
 
 def _serve_shim(pipe: Any, path: str, durability: str, shared: bool = False) -> None:
-    with netshim.serve(path, durability=durability, num_partitions=4, shared=shared) as server:
+    with netshim.serve(
+        path, durability=durability, num_partitions=4, shared=shared
+    ) as server:
         pipe.send(server.port)
         pipe.recv()
 
@@ -166,7 +183,9 @@ class _BareProtocol(asyncio.BufferedProtocol):
         self.end = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
+        self.transport = cast(
+            asyncio.Transport, transport
+        )  # uvloop's is not a subclass
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self.view[self.end :]
@@ -186,7 +205,9 @@ class _BareProtocol(asyncio.BufferedProtocol):
 
 
 def _serve_bare(pipe: Any, path: str) -> None:
-    """Answers Produce as if it had stored something; when path names a file, any request with a view of it."""
+    """Answers Produce as if it had stored something; when path names a file, any
+    request with a view of it.
+    """
     response_type = wire.PRODUCE.Response
 
     if path:
@@ -199,7 +220,9 @@ def _serve_bare(pipe: Any, path: str) -> None:
             correlation_id = int.from_bytes(frame[4:8], "big")
             view = mapped[at : at + _FETCH_BYTES]
             at = at + _FETCH_BYTES if at + 2 * _FETCH_BYTES <= len(mapped) else 0
-            transport.write((len(view) + 4).to_bytes(4, "big") + correlation_id.to_bytes(4, "big"))
+            transport.write(
+                (len(view) + 4).to_bytes(4, "big") + correlation_id.to_bytes(4, "big")
+            )
             transport.write(view)
     else:
 
@@ -210,13 +233,16 @@ def _serve_bare(pipe: Any, path: str) -> None:
                 response_type.Topic(
                     name=topic.name,
                     partition_responses=[
-                        response_type.Topic.Partition(index=partition.index) for partition in topic.partition_data
+                        response_type.Topic.Partition(index=partition.index)
+                        for partition in topic.partition_data
                     ],
                 )
                 for topic in request.topic_data
             ]
             response = response_type(responses=topics)
-            pieces = wire.encode_response(wire.PRODUCE, header.api_version, header.correlation_id, response)
+            pieces = wire.encode_response(
+                wire.PRODUCE, header.api_version, header.correlation_id, response
+            )
             transport.write(b"".join(pieces))
 
     async def main() -> None:
@@ -232,8 +258,12 @@ def _serve_bare(pipe: Any, path: str) -> None:
         runner.run(main())
 
 
-def _pipelined(port: int, requests: Iterator[bytes], count: int, outstanding: int) -> None:
-    """Sends count requests and reads as many answers, never more than outstanding under way."""
+def _pipelined(
+    port: int, requests: Iterator[bytes], count: int, outstanding: int
+) -> None:
+    """Sends count requests and reads as many answers, never more than outstanding under
+    way.
+    """
     with socket.create_connection(("127.0.0.1", port)) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         buffer = bytearray(4 << 20)
@@ -272,7 +302,8 @@ def _pipelined(port: int, requests: Iterator[bytes], count: int, outstanding: in
                 start, end = 0, end - start
 
 
-# -- requests ------------------------------------------------------------------------------------------------------
+# -- requests
+# ------------------------------------------------------------------------------------------------------
 
 
 def _produce_frame() -> bytes:
@@ -280,7 +311,9 @@ def _produce_frame() -> bytes:
     request_type = wire.PRODUCE.Request
     partition = request_type.Topic.Partition(index=0, records=batch)
     request = request_type(
-        acks=-1, timeout_ms=1000, topic_data=[request_type.Topic(name="t", partition_data=[partition])]
+        acks=-1,
+        timeout_ms=1000,
+        topic_data=[request_type.Topic(name="t", partition_data=[partition])],
     )
     return wire.encode_request(wire.PRODUCE, 9, 7, "bench", request)
 
@@ -302,10 +335,17 @@ def produce_requests(settings: Settings) -> Iterator[Result]:
         ):
             rates: dict[str, list[float]] = {}
             for _ in range(_REPEATS):
-                for name, port in (("ours", ours), ("bare", bare), ("group", grouped), ("shared", shared)):
+                for name, port in (
+                    ("ours", ours),
+                    ("bare", bare),
+                    ("group", grouped),
+                    ("shared", shared),
+                ):
                     started = time.perf_counter()
                     _pipelined(port, itertools.repeat(frame), count, _OUTSTANDING)
-                    rates.setdefault(name, []).append(count / (time.perf_counter() - started))
+                    rates.setdefault(name, []).append(
+                        count / (time.perf_counter() - started)
+                    )
     best = {name: max(values) for name, values in rates.items()}
     for name, question, target in (
         ("ours", "1 KB produce requests, 16 outstanding", 0.5),
@@ -328,7 +368,9 @@ def produce_requests(settings: Settings) -> Iterator[Result]:
 def fetch_bytes(settings: Settings) -> Result:
     size = (128 if settings.quick else 512) << 20
     with common.scratch(settings, "shim") as path:
-        with logcore.open_dir(path / "data", create=True, durability="os", config={"segment.bytes": size}) as logdir:
+        with logcore.open_dir(
+            path / "data", create=True, durability="os", config={"segment.bytes": size}
+        ) as logdir:
             logdir.create_topic("t")
             log = logdir.partition("t", 0)
             common.fill(log, common.make_rows(1_000), size)
@@ -340,9 +382,13 @@ def fetch_bytes(settings: Settings) -> Result:
         request_type = wire.FETCH.Request
         frames = []
         for offset in offsets:
-            partition = request_type.Topic.Partition(partition=0, fetch_offset=offset, partition_max_bytes=_FETCH_BYTES)
+            partition = request_type.Topic.Partition(
+                partition=0, fetch_offset=offset, partition_max_bytes=_FETCH_BYTES
+            )
             request = request_type(
-                max_wait_ms=100, min_bytes=1, topics=[request_type.Topic(topic="t", partitions=[partition])]
+                max_wait_ms=100,
+                min_bytes=1,
+                topics=[request_type.Topic(topic="t", partitions=[partition])],
             )
             frames.append(wire.encode_request(wire.FETCH, 11, 7, "bench", request))
         rates: dict[str, list[float]] = {}
@@ -356,7 +402,9 @@ def fetch_bytes(settings: Settings) -> Result:
                     for _ in range(4):
                         _pipelined(port, iter(frames), len(frames), _FETCH_OUTSTANDING)
                     spent = cpu_seconds() - before
-                    rates.setdefault(name, []).append(4 * len(frames) * _FETCH_BYTES / 1e6 / spent)
+                    rates.setdefault(name, []).append(
+                        4 * len(frames) * _FETCH_BYTES / 1e6 / spent
+                    )
     best = {name: max(values) for name, values in rates.items()}
     return Result(
         question="fetch, MB per CPU second",
@@ -371,7 +419,8 @@ def fetch_bytes(settings: Settings) -> Result:
     )
 
 
-# -- a real client -------------------------------------------------------------------------------------------------
+# -- a real client
+# -------------------------------------------------------------------------------------------------
 
 
 def idle(settings: Settings) -> Iterator[Result]:
@@ -386,7 +435,9 @@ def idle(settings: Settings) -> Iterator[Result]:
             _process(_serve_shim, str(path / "full"), "os") as (full, full_cpu),
             _process(_serve_shim, str(path / "empty"), "os") as (_, empty_cpu),
         ):
-            producer = kafka.Producer({"bootstrap.servers": f"127.0.0.1:{full}", "linger.ms": 50})
+            producer = kafka.Producer(
+                {"bootstrap.servers": f"127.0.0.1:{full}", "linger.ms": 50}
+            )
             for number in range(10):
                 for partition in range(100):
                     producer.produce(f"t{number}", b"v", partition=partition)
@@ -411,7 +462,9 @@ def idle(settings: Settings) -> Iterator[Result]:
 
 
 def _serve_timed(pipe: Any, path: str) -> None:
-    """As _serve_shim(); at the end it says how long callbacks took at the 99.9th percentile, in seconds."""
+    """As _serve_shim(); at the end it says how long callbacks took at the 99.9th
+    percentile, in seconds.
+    """
     seconds: list[float] = []
     run = asyncio.events.Handle._run
 
@@ -437,12 +490,20 @@ def callbacks(settings: Settings) -> Iterator[Result]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     with common.scratch(settings, "shim") as path:
-        process = context.Process(target=_serve_timed, args=(theirs, str(path / "data")), daemon=True)
+        process = context.Process(
+            target=_serve_timed, args=(theirs, str(path / "data")), daemon=True
+        )
         process.start()
         address = f"127.0.0.1:{ours.recv()}"
         producer = kafka.Producer({"bootstrap.servers": address, "linger.ms": 5})
         readers = [
-            kafka.Consumer({"bootstrap.servers": address, "group.id": f"g{number}", "auto.offset.reset": "earliest"})
+            kafka.Consumer(
+                {
+                    "bootstrap.servers": address,
+                    "group.id": f"g{number}",
+                    "auto.offset.reset": "earliest",
+                }
+            )
             for number in range(3)
         ]
         for reader in readers:
@@ -491,19 +552,37 @@ def large_requests(settings: Settings) -> Result:
     """What a small request waits while others ask for very many partitions."""
     rounds = 2 if settings.quick else 8
     request = wire.OFFSET_FETCH.Request
-    asked = request(group_id="g", topics=[request.Topic(name="t", partition_indexes=list(range(99_000)))])
+    asked = request(
+        group_id="g",
+        topics=[request.Topic(name="t", partition_indexes=list(range(99_000)))],
+    )
     large = wire.encode_request(wire.OFFSET_FETCH, 5, 1, "large", asked)
-    who = wire.API_VERSIONS.Request(client_software_name="small", client_software_version="1")
+    who = wire.API_VERSIONS.Request(
+        client_software_name="small", client_software_version="1"
+    )
     small = wire.encode_request(wire.API_VERSIONS, 3, 1, "small", who)
     with common.scratch(settings, "shim") as path:
-        command = [sys.executable, "-m", "netshim", "serve", str(path / "data"), "--port", "0"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as broker:
+        command = [
+            sys.executable,
+            "-m",
+            "netshim",
+            "serve",
+            str(path / "data"),
+            "--port",
+            "0",
+        ]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        ) as broker:
             assert broker.stdout is not None
             port = int(broker.stdout.readline().rpartition(":")[2])
             socks = [socket.create_connection(("127.0.0.1", port)) for _ in range(9)]
             waits = []
             for _ in range(rounds):
-                threads = [threading.Thread(target=_answer_s, args=(sock, large)) for sock in socks[1:]]
+                threads = [
+                    threading.Thread(target=_answer_s, args=(sock, large))
+                    for sock in socks[1:]
+                ]
                 for thread in threads:
                     thread.start()
                 while any(thread.is_alive() for thread in threads):
@@ -534,7 +613,11 @@ def clients(settings: Settings) -> Iterator[Result]:
         return
     count = 100_000 if settings.quick else 300_000
     turns = 3 if settings.quick else _REPEATS
-    fast = {"linger.ms": 5, "batch.num.messages": 10_000, "queue.buffering.max.messages": count}
+    fast = {
+        "linger.ms": 5,
+        "batch.num.messages": 10_000,
+        "queue.buffering.max.messages": count,
+    }
     produced: dict[str, list[float]] = {}
     consumed: dict[str, list[float]] = {}
     with (
@@ -544,7 +627,10 @@ def clients(settings: Settings) -> Iterator[Result]:
         mock = kafka.Producer({"test.mock.num.brokers": 1, **fast})
         broker = next(iter(mock.list_topics(timeout=10).brokers.values()))
         sides = {"ours": f"127.0.0.1:{port}", "mock": f"{broker.host}:{broker.port}"}
-        producers = {name: kafka.Producer({"bootstrap.servers": address, **fast}) for name, address in sides.items()}
+        producers = {
+            name: kafka.Producer({"bootstrap.servers": address, **fast})
+            for name, address in sides.items()
+        }
         # Four partitions each, which is what the mock makes of a topic.
         topics = [f"read{n}" for n in range(4 if settings.quick else 16)]
         for producer in producers.values():
@@ -556,10 +642,18 @@ def clients(settings: Settings) -> Iterator[Result]:
             for name, address in sides.items():
                 topic = f"write{turn}"
                 producers[name].list_topics(topic, timeout=10)
-                produced.setdefault(name, []).append(count / _produce(producers[name], topic, count))
-                wanted = [kafka.TopicPartition(topic, n, 0) for topic in topics for n in range(4)]
+                produced.setdefault(name, []).append(
+                    count / _produce(producers[name], topic, count)
+                )
+                wanted = [
+                    kafka.TopicPartition(topic, n, 0)
+                    for topic in topics
+                    for n in range(4)
+                ]
                 total = len(wanted) * _KEPT
-                consumed.setdefault(name, []).append(total / _consume(kafka, address, wanted, total))
+                consumed.setdefault(name, []).append(
+                    total / _consume(kafka, address, wanted, total)
+                )
         del producers, mock
     for question, rates, target in (
         ("produce 1 KB messages through confluent-kafka", produced, 0.5),

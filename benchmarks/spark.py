@@ -1,18 +1,24 @@
-"""How fast do Spark jobs read and write a log directory, beside Parquet files of the same rows?
+"""How fast do Spark jobs read and write a log directory, beside Parquet files of the
+same rows?
 
-Method: one session, local[2], set up by pyspark_logcore.tune(). Ten million records (one million with --quick) of
-random 16-byte keys and 100-byte values, in two partitions; the Parquet files are what Spark writes of the same rows by
-default. All of it is in the page cache. The sides take turns, and of three samples the best counts.
+Method: one session, local[2], set up by pyspark_logcore.tune(). Ten million records
+(one million with --quick) of random 16-byte keys and 100-byte values, in two
+partitions; the Parquet files are what Spark writes of the same rows by default. All of
+it is in the page cache. The sides take turns, and of three samples the best counts.
 - Read: every column into the noop sink, which drops the rows after they became Spark's.
 - Count: count() with .schema("offset BIGINT"). Parquet answers it from its footers.
-- Group: groupBy("partition") and the sum of length(value), with .schema("partition INT, value BINARY").
-- Write: key and value, read from the Parquet files, into a new directory each time, beside uncompressed Parquet.
-  logcore syncs what it writes, and publishes it at once. Parquet does not sync; in one row its files are synced behind.
-- Commit: the driver's part of a write of 1 GiB that tasks have staged in four files, beside reading these and checking
-  their CRC. No Spark runs for it, nor for the next.
-- Idle: a streaming query's look at 500 partitions where nothing happens, in CPU time, beside one at one partition.
+- Group: groupBy("partition") and the sum of length(value), with .schema("partition INT,
+  value BINARY").
+- Write: key and value, read from the Parquet files, into a new directory each time,
+  beside uncompressed Parquet. logcore syncs what it writes, and publishes it at once.
+  Parquet does not sync; in one row its files are synced behind.
+- Commit: the driver's part of a write of 1 GiB that tasks have staged in four files,
+  beside reading these and checking their CRC. No Spark runs for it, nor for the next.
+- Idle: a streaming query's look at 500 partitions where nothing happens, in CPU time,
+  beside one at one partition.
 
-Not shown: cold files, clusters, and streaming; connector.py measures beside Spark's Kafka connector.
+Not shown: cold files, clusters, and streaming; connector.py measures beside Spark's
+Kafka connector.
 """
 
 from __future__ import annotations
@@ -56,14 +62,24 @@ def run(settings: Settings) -> Iterator[Result]:
 
     import pyspark_logcore
 
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(common.ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(common.ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    )
     try:
         builder = pyspark_logcore.tune(SparkSession.builder.master("local[2]"))
     except pyspark_logcore.JavaNotFoundError as error:
         print(f"skipping Spark: {error}", file=sys.stderr)
         return
-    quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
-    for name, value in {**quiet, "spark.driver.memory": "4g", "spark.sql.shuffle.partitions": "2"}.items():
+    quiet = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+    }
+    for name, value in {
+        **quiet,
+        "spark.driver.memory": "4g",
+        "spark.sql.shuffle.partitions": "2",
+    }.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     try:
@@ -81,7 +97,9 @@ def compare(spark: Any, path: Path, count: int) -> Iterator[Result]:
 
     def log(schema: str | None = None) -> Any:
         reader = spark.read.format("logcore").option("subscribe", "rows")
-        return (reader if schema is None else reader.schema(schema)).load(str(path / "log"))
+        return (reader if schema is None else reader.schema(schema)).load(
+            str(path / "log")
+        )
 
     log().write.parquet(files)
     common.settle()
@@ -95,9 +113,18 @@ def compare(spark: Any, path: Path, count: int) -> Iterator[Result]:
         return lambda: frame.write.format("noop").mode("overwrite").save()
 
     def group(frame: Any) -> Side:
-        return lambda: frame.groupBy("partition").agg(F.sum(F.length("value"))).collect()
+        return lambda: (
+            frame.groupBy("partition").agg(F.sum(F.length("value"))).collect()
+        )
 
-    yield beside("Spark read, all columns", count, drop(whole), drop(parquet), 1.0, "To the noop sink.")
+    yield beside(
+        "Spark read, all columns",
+        count,
+        drop(whole),
+        drop(parquet),
+        1.0,
+        "To the noop sink.",
+    )
     yield ceiling(
         "Spark read, all columns, beside a source of prebuilt batches",
         count,
@@ -105,8 +132,22 @@ def compare(spark: Any, path: Path, count: int) -> Iterator[Result]:
         drop(prebuilt(spark, whole.schema, count)),
         0.97,
     )
-    yield beside("Spark count()", count, offsets.count, parquet.count, 0.4, 'With .schema("offset BIGINT"); footers.')
-    yield beside("Spark groupBy partition", count, group(sizes), group(parquet), 0.9, "Sum of length(value).")
+    yield beside(
+        "Spark count()",
+        count,
+        offsets.count,
+        parquet.count,
+        0.4,
+        'With .schema("offset BIGINT"); footers.',
+    )
+    yield beside(
+        "Spark groupBy partition",
+        count,
+        group(sizes),
+        group(parquet),
+        0.9,
+        "Sum of length(value).",
+    )
     pairs = parquet.select("key", "value")
     ours = str(path / "written")
     theirs = str(path / "written-parquet")
@@ -125,8 +166,22 @@ def compare(spark: Any, path: Path, count: int) -> Iterator[Result]:
             with open(file, "rb") as handle:
                 os.fsync(handle.fileno())
 
-    yield beside("Spark write, key and value", count, write_log, write_parquet, 1.2, "Synced; Parquet is not.")
-    yield beside("Spark write to the disk", count, write_log, write_parquet_to_disk, 1.2, "Both synced.")
+    yield beside(
+        "Spark write, key and value",
+        count,
+        write_log,
+        write_parquet,
+        1.2,
+        "Synced; Parquet is not.",
+    )
+    yield beside(
+        "Spark write to the disk",
+        count,
+        write_log,
+        write_parquet_to_disk,
+        1.2,
+        "Both synced.",
+    )
     dropping = dropped(spark)
     yield ceiling(
         "Spark write, key and value, beside a writer that drops batches",
@@ -139,7 +194,9 @@ def compare(spark: Any, path: Path, count: int) -> Iterator[Result]:
         assert written.high_watermark == count, "what was written is there"
 
 
-def beside(question: str, count: int, ours: Side, theirs: Side, target: float, method: str) -> Result:
+def beside(
+    question: str, count: int, ours: Side, theirs: Side, target: float, method: str
+) -> Result:
     seconds = common.measure({"logcore": ours, "Parquet": theirs}, REPEATS)
     return Result(
         question=question,
@@ -154,7 +211,9 @@ def beside(question: str, count: int, ours: Side, theirs: Side, target: float, m
     )
 
 
-def ceiling(question: str, count: int, ours: Side, limit: Side, target: float) -> Result:
+def ceiling(
+    question: str, count: int, ours: Side, limit: Side, target: float
+) -> Result:
     seconds = common.measure({"logcore": ours, "ceiling": limit}, REPEATS)
     return Result(
         question=question,
@@ -170,12 +229,15 @@ def ceiling(question: str, count: int, ours: Side, limit: Side, target: float) -
 
 
 def prebuilt(spark: Any, schema: Any, count: int) -> Any:
-    """A frame of as many rows from a source that gives one of 48 batches again and again: more than a cache holds, as
-    what comes from a log is in no cache either.
+    """A frame of as many rows from a source that gives one of 48 batches again and
+    again: more than a cache holds, as what comes from a log is in no cache either.
     """
     from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-    sizes = {"key": common.KEY_SIZE, "value": common.VALUE_SIZE}  # Spark's workers do not find that module
+    sizes = {
+        "key": common.KEY_SIZE,
+        "value": common.VALUE_SIZE,
+    }  # Spark's workers do not find that module
 
     class Reader(DataSourceReader):
         def partitions(self) -> list[InputPartition]:
@@ -188,22 +250,35 @@ def prebuilt(spark: Any, schema: Any, count: int) -> Any:
             rows = 10_000
             wanted = to_arrow_schema(schema, timezone="UTC")
             rng = np.random.default_rng(partition.value)
-            random = {name: np.frombuffer(rng.bytes(rows * size), np.uint8) for name, size in sizes.items()}
+            random = {
+                name: np.frombuffer(rng.bytes(rows * size), np.uint8)
+                for name, size in sizes.items()
+            }
             batches = []
             for _ in range(48):
                 arrays = []
                 for field in wanted:
                     if pa.types.is_binary(field.type):
                         size = sizes[field.name]
-                        offsets = pa.py_buffer(np.arange(rows + 1, dtype=np.int32) * size)
+                        offsets = pa.py_buffer(
+                            np.arange(rows + 1, dtype=np.int32) * size
+                        )
                         data = pa.py_buffer(random[field.name].copy())
-                        arrays.append(pa.Array.from_buffers(field.type, rows, [None, offsets, data]))
+                        arrays.append(
+                            pa.Array.from_buffers(
+                                field.type, rows, [None, offsets, data]
+                            )
+                        )
                     elif pa.types.is_string(field.type):
                         arrays.append(pa.array(["rows"] * rows, field.type))
                     elif pa.types.is_nested(field.type):
                         arrays.append(pa.array([[]] * rows, field.type))
                     else:
-                        arrays.append(pa.array(np.arange(rows), pa.int64()).cast(field.type, safe=False))
+                        arrays.append(
+                            pa.array(np.arange(rows), pa.int64()).cast(
+                                field.type, safe=False
+                            )
+                        )
                 batches.append(pa.RecordBatch.from_arrays(arrays, schema=wanted))
             for number in range(count // PARTITIONS // rows):
                 yield batches[number % 48]
@@ -225,7 +300,11 @@ def prebuilt(spark: Any, schema: Any, count: int) -> Any:
 
 def dropped(spark: Any) -> str:
     """The name of a format that takes batches and keeps none."""
-    from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
+    from pyspark.sql.datasource import (
+        DataSource,
+        DataSourceArrowWriter,
+        WriterCommitMessage,
+    )
 
     class Writer(DataSourceArrowWriter):
         def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
@@ -263,8 +342,13 @@ def commit(path: Path, size_bytes: int) -> Result:
             apply_ready(OS, directory)
         samples["commit"].append(time.perf_counter() - started)
         with logcore.open_dir(where, read_only=True) as directory:
-            count = sum(directory.partition("rows", number).high_watermark for number in range(PARTITIONS))
-        assert count == sum(file.count for file in manifest.files), "what was committed is there"
+            count = sum(
+                directory.partition("rows", number).high_watermark
+                for number in range(PARTITIONS)
+            )
+        assert count == sum(file.count for file in manifest.files), (
+            "what was committed is there"
+        )
         shutil.rmtree(where)
         shutil.rmtree(staging_path(where))
     ours = min(samples["commit"])
@@ -289,15 +373,21 @@ def stage(where: str, size_bytes: int) -> Manifest:
     txid = uuid.uuid4().hex
     Staging(OS, where).begin(txid)
     values = np.random.default_rng(7).bytes(ROWS_PER_CALL * common.VALUE_SIZE)
-    column = input_column((values, np.arange(ROWS_PER_CALL + 1) * common.VALUE_SIZE), "values")
+    column = input_column(
+        (values, np.arange(ROWS_PER_CALL + 1) * common.VALUE_SIZE), "values"
+    )
     files = []
     for task in range(2):
         for partition in range(PARTITIONS):
-            writer = StagedWriter(OS, where, txid, "rows", partition, f"{task}.0", logcore.LogConfig())
+            writer = StagedWriter(
+                OS, where, txid, "rows", partition, f"{task}.0", logcore.LogConfig()
+            )
             for _ in range(size_bytes // (2 * PARTITIONS * len(values))):
                 writer.append_columns(None, column, None, ROWS_PER_CALL)
             files += writer.close()
-    return Manifest(app_id="benchmark", version=0, txid=txid, files=files, topics={}, query=None)
+    return Manifest(
+        app_id="benchmark", version=0, txid=txid, files=files, topics={}, query=None
+    )
 
 
 def idle(path: Path) -> Result:
@@ -311,11 +401,19 @@ def idle(path: Path) -> Result:
         directory.create_topic("one", 1)
     seconds = {}
     for topic in ("many", "one"):
-        options = parse_stream({"path": str(path / "log"), "subscribe": topic, "startingoffsets": "earliest"})
+        options = parse_stream(
+            {
+                "path": str(path / "log"),
+                "subscribe": topic,
+                "startingoffsets": "earliest",
+            }
+        )
         reader = LogcoreStreamReader(options, ("value",))
         at = reader.initialOffset()
         samples = []
-        deadline = time.monotonic() + 2.5  # partitions that have just changed are looked at closely for a second
+        deadline = (
+            time.monotonic() + 2.5
+        )  # partitions that have just changed are looked at closely for a second
         while time.monotonic() < deadline or len(samples) < 20:
             started = time.process_time()
             at = reader.latestOffset(at, reader.getDefaultReadLimit())
@@ -343,6 +441,12 @@ def make_log(path: Path, count: int) -> None:
         directory.create_topic("rows", PARTITIONS)
         for call in range(count // ROWS_PER_CALL):
             directory.partition("rows", call % PARTITIONS).append_columns(
-                keys=(source.bytes(ROWS_PER_CALL * common.KEY_SIZE), edges * common.KEY_SIZE),
-                values=(source.bytes(ROWS_PER_CALL * common.VALUE_SIZE), edges * common.VALUE_SIZE),
+                keys=(
+                    source.bytes(ROWS_PER_CALL * common.KEY_SIZE),
+                    edges * common.KEY_SIZE,
+                ),
+                values=(
+                    source.bytes(ROWS_PER_CALL * common.VALUE_SIZE),
+                    edges * common.VALUE_SIZE,
+                ),
             )

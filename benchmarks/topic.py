@@ -1,10 +1,12 @@
 """What does a topic cost beside its partitions?
 
-Method: a topic of three partitions with 16-byte keys and 100-byte values, plain and with zstd, in the page cache.
-- Scans of the topic beside scans of each of its partitions, one after the other: all records to columns, and all
-  columns to Arrow.
-- LogDir.append() with a key beside Log.append() to the same partition, level os. The row is the difference in
-  microseconds for one record: finding the topic, hashing the key, finding the log.
+Method: a topic of three partitions with 16-byte keys and 100-byte values, plain and
+with zstd, in the page cache.
+- Scans of the topic beside scans of each of its partitions, one after the other: all
+  records to columns, and all columns to Arrow.
+- LogDir.append() with a key beside Log.append() to the same partition, level os. The
+  row is the difference in microseconds for one record: finding the topic, hashing the
+  key, finding the log.
 
 Not shown: reading a topic in the order of time, which merges one record at a time.
 """
@@ -61,7 +63,10 @@ def scans(settings: Settings, path: Path, codec: str) -> Iterator[Result]:
                 for _ in log.scan().to_reader():
                     pass
 
-        sides = {"columns": (of_topic, of_partitions), "Arrow": (topic_to_arrow, partitions_to_arrow)}
+        sides = {
+            "columns": (of_topic, of_partitions),
+            "Arrow": (topic_to_arrow, partitions_to_arrow),
+        }
         for form, (ours, theirs) in sides.items():
             yield common.speed(
                 f"scan of a topic to {form}, {codec}",
@@ -70,7 +75,9 @@ def scans(settings: Settings, path: Path, codec: str) -> Iterator[Result]:
                 {"its partitions": theirs},
                 settings,
                 target=0.95,
-                method="The topic has two columns more: topic and partition." if form == "Arrow" else "",
+                method="The topic has two columns more: topic and partition."
+                if form == "Arrow"
+                else "",
             )
 
 
@@ -78,15 +85,21 @@ def appends(settings: Settings, path: Path) -> Result:
     key, value = common.make_rows(1)[0]
     with logcore.open_dir(path, create=True, durability="os") as logdir:
         logdir.create_topic("orders", partitions=3)
-        log = logdir.partition("orders", logdir.append("orders", value, key=key).partition)
+        log = logdir.partition(
+            "orders", logdir.append("orders", value, key=key).partition
+        )
 
         def repeated(append: functools.partial[logcore.Receipt]) -> None:
             for _ in range(CALLS):
                 append()
 
         sides = {
-            "logdir": functools.partial(repeated, functools.partial(logdir.append, "orders", value, key=key)),
-            "log": functools.partial(repeated, functools.partial(log.append, value, key=key)),
+            "logdir": functools.partial(
+                repeated, functools.partial(logdir.append, "orders", value, key=key)
+            ),
+            "log": functools.partial(
+                repeated, functools.partial(log.append, value, key=key)
+            ),
         }
         seconds = common.measure(sides, settings.repeats)
     ours_us = seconds["logdir"] / CALLS * 1e6

@@ -1,12 +1,15 @@
-"""What does a transaction cost, and how long does a broker with many transactional ids take to serve them?
+"""What does a transaction cost, and how long does a broker with many transactional ids
+take to serve them?
 
 Method: records of 100 bytes, durability="os", the best of several turns of both sides.
-- In process: a transaction of one record, and one of 100, beside as many pwrite and fdatasync of 200 bytes as it has
-  syncs: four. The limit is the disk.
-- The coordinator alone, as a state machine: AddPartitions and EndTxn of one id, beside the figure asked for.
-- What 100,000 ids take from an open directory until they are known, beside reading their records as columns.
-- The same transaction through a broker: confluent-kafka to a netshim in a process of its own, beside an acknowledged
-  record of the same producer without transactions.
+- In process: a transaction of one record, and one of 100, beside as many pwrite and
+  fdatasync of 200 bytes as it has syncs: four. The limit is the disk.
+- The coordinator alone, as a state machine: AddPartitions and EndTxn of one id, beside
+  the figure asked for.
+- What 100,000 ids take from an open directory until they are known, beside reading
+  their records as columns.
+- The same transaction through a broker: confluent-kafka to a netshim in a process of
+  its own, beside an acknowledged record of the same producer without transactions.
 """
 
 from __future__ import annotations
@@ -34,7 +37,12 @@ from logcore.coordination.transactioneffects import (
     WriteMarkers,
 )
 from logcore.coordination.transactions import Transactions
-from logcore.format.transactionrecords import Status, StoredTransaction, transaction_key, transaction_value
+from logcore.format.transactionrecords import (
+    Status,
+    StoredTransaction,
+    transaction_key,
+    transaction_value,
+)
 
 VALUE = b"x" * common.VALUE_SIZE
 IDS = 100_000
@@ -44,7 +52,11 @@ SYNCS = 4
 
 def run(settings: Settings) -> Iterator[Result]:
     with common.scratch(settings, "transactions") as path:
-        yield from in_process(str(path / "data"), 100 if settings.quick else 500, 3 if settings.quick else 5)
+        yield from in_process(
+            str(path / "data"),
+            100 if settings.quick else 500,
+            3 if settings.quick else 5,
+        )
         yield coordinator_alone(2_000 if settings.quick else 20_000)
         yield loading(str(path / "many"), IDS // 10 if settings.quick else IDS)
         if common.peer("confluent_kafka", "confluent-kafka") is not None:
@@ -112,7 +124,13 @@ def coordinator_alone(count: int) -> Result:
             client_version=2,
         )
         answered(machine, added)
-        ended = End(transactional_id="x", producer_id=who[0], producer_epoch=who[1], commit=True, client_version=2)
+        ended = End(
+            transactional_id="x",
+            producer_id=who[0],
+            producer_epoch=who[1],
+            commit=True,
+            client_version=2,
+        )
         found = answered(machine, ended)
     seconds = time.perf_counter() - started
     return Result(
@@ -147,12 +165,19 @@ def answered(machine: Transactions, request: Request) -> object:
 
 def loading(path: str, ids: int) -> Result:
     value = transaction_value(
-        StoredTransaction(producer_id=1, producer_epoch=3, timeout_ms=60_000, status=Status.COMPLETE_COMMIT)
+        StoredTransaction(
+            producer_id=1,
+            producer_epoch=3,
+            timeout_ms=60_000,
+            status=Status.COMPLETE_COMMIT,
+        )
     )
     with logcore.open_dir(path, create=True, durability="os") as data:
         data.create_topic("__transaction_state", 1, {"cleanup.policy": "compact"})
         log = data.partition("__transaction_state", 0)
-        log.append_many([(transaction_key(f"id-{number}"), value) for number in range(ids)])
+        log.append_many(
+            [(transaction_key(f"id-{number}"), value) for number in range(ids)]
+        )
         started = time.perf_counter()
         Transactions().load(data.transactions(), 0)
         ours = time.perf_counter() - started
@@ -161,21 +186,47 @@ def loading(path: str, ids: int) -> Result:
             dict(zip(columns.keys(), columns.values(), strict=True))
         peer = time.perf_counter() - started
     method = f"Wall time; reading keys and values alone took {peer * 1e3:.0f} ms."
-    return common.in_time(f"{ids:,} transactional ids are known", "ms", ours * 1e3, 2_000 * ids / IDS, method)
+    return common.in_time(
+        f"{ids:,} transactional ids are known",
+        "ms",
+        ours * 1e3,
+        2_000 * ids / IDS,
+        method,
+    )
 
 
 def through_a_broker(path: str, count: int) -> Result:
     import confluent_kafka
 
-    command = [sys.executable, "-m", "netshim", "serve", path, "--port", "0", "--durability", "os"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as broker:
+    command = [
+        sys.executable,
+        "-m",
+        "netshim",
+        "serve",
+        path,
+        "--port",
+        "0",
+        "--durability",
+        "os",
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as broker:
         try:
             assert broker.stdout is not None
             servers = broker.stdout.readline().split()[-1]
-            common_settings = {"bootstrap.servers": servers, "linger.ms": 0, "log_level": 0}
-            transactional = confluent_kafka.Producer({**common_settings, "transactional.id": "x"})
+            common_settings = {
+                "bootstrap.servers": servers,
+                "linger.ms": 0,
+                "log_level": 0,
+            }
+            transactional = confluent_kafka.Producer(
+                {**common_settings, "transactional.id": "x"}
+            )
             transactional.init_transactions(30)
-            plain = confluent_kafka.Producer({**common_settings, "enable.idempotence": True})
+            plain = confluent_kafka.Producer(
+                {**common_settings, "enable.idempotence": True}
+            )
 
             def transact() -> None:
                 transactional.begin_transaction()

@@ -1,4 +1,5 @@
-"""Four ways to bring the records of a topic into a database, and one to bring rows into a topic.
+"""Four ways to bring the records of a topic into a database, and one to bring rows into
+a topic.
 
 | function | a crash |
 |---|---|
@@ -37,12 +38,19 @@ MOVE = """
 """
 
 
-def rows(records: logcore.consumer.ConsumerRecords) -> list[tuple[str, int, int, bytes | None]]:
-    return [(record.topic, record.partition, record.offset, record.value) for record in records.records()]
+def rows(
+    records: logcore.consumer.ConsumerRecords,
+) -> list[tuple[str, int, int, bytes | None]]:
+    return [
+        (record.topic, record.partition, record.offset, record.value)
+        for record in records.records()
+    ]
 
 
 def at_most_once(directory: logcore.LogDir, database: sqlite3.Connection) -> None:
-    with directory.consumer(group_id="payments", auto_offset_reset="earliest", enable_auto_commit=False) as consumer:
+    with directory.consumer(
+        group_id="payments", auto_offset_reset="earliest", enable_auto_commit=False
+    ) as consumer:
         consumer.subscribe(["orders"])
         while records := consumer.poll(max_records=7):
             consumer.commit()  # first
@@ -51,7 +59,9 @@ def at_most_once(directory: logcore.LogDir, database: sqlite3.Connection) -> Non
 
 
 def at_least_once(directory: logcore.LogDir, database: sqlite3.Connection) -> None:
-    with directory.consumer(group_id="payments", auto_offset_reset="earliest", enable_auto_commit=False) as consumer:
+    with directory.consumer(
+        group_id="payments", auto_offset_reset="earliest", enable_auto_commit=False
+    ) as consumer:
         consumer.subscribe(["orders"])
         while records := consumer.poll(max_records=7):
             with database:
@@ -60,7 +70,9 @@ def at_least_once(directory: logcore.LogDir, database: sqlite3.Connection) -> No
 
 
 def upserted(directory: logcore.LogDir, database: sqlite3.Connection) -> None:
-    with directory.consumer(group_id="payments", auto_offset_reset="earliest", enable_auto_commit=False) as consumer:
+    with directory.consumer(
+        group_id="payments", auto_offset_reset="earliest", enable_auto_commit=False
+    ) as consumer:
         consumer.subscribe(["orders"])
         while records := consumer.poll(max_records=7):
             with database:
@@ -71,7 +83,9 @@ def upserted(directory: logcore.LogDir, database: sqlite3.Connection) -> None:
 class Places(RebalanceListener):
     """Where the rows of the database end, for each partition that this consumer gets."""
 
-    def __init__(self, consumer: logcore.consumer.Consumer, database: sqlite3.Connection) -> None:
+    def __init__(
+        self, consumer: logcore.consumer.Consumer, database: sqlite3.Connection
+    ) -> None:
         self.consumer = consumer
         self.database = database
         self.next: dict[TopicPartition, int] = {}
@@ -79,18 +93,25 @@ class Places(RebalanceListener):
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
         for one in partitions:
             found = self.database.execute(
-                "SELECT next FROM places WHERE name = 'payments' AND topic = ? AND partition = ?", one
+                "SELECT next FROM places WHERE name = 'payments' AND topic = ? AND partition = ?",
+                one,
             ).fetchone()
             self.next[one] = 0 if found is None else found[0]
             self.consumer.seek(one, self.next[one])
 
     def move(self, one: TopicPartition, after: int) -> None:
-        """In the transaction of the rows. Another owner may have passed: then nothing of it is stored."""
+        """In the transaction of the rows. Another owner may have passed: then nothing
+        of it is stored.
+        """
         expected = self.next[one]
         place = {"name": "payments", "topic": one.topic, "partition": one.partition}
-        moved = self.database.execute(MOVE, {**place, "next": after, "expected": expected})
+        moved = self.database.execute(
+            MOVE, {**place, "next": after, "expected": expected}
+        )
         if moved.rowcount == 0:
-            raise RuntimeError(f"another owner of {one.topic}-{one.partition} has stored what comes behind {expected}")
+            raise RuntimeError(
+                f"another owner of {one.topic}-{one.partition} has stored what comes behind {expected}"
+            )
         self.next[one] = after
 
 
@@ -106,7 +127,9 @@ def exactly_once(directory: logcore.LogDir, database: sqlite3.Connection) -> Non
 
 
 def outbox(directory: logcore.LogDir, database: sqlite3.Connection) -> None:
-    """Rows of the table `outbox` in the order of their ids; row n goes to partition n modulo their number."""
+    """Rows of the table `outbox` in the order of their ids; row n goes to partition n
+    modulo their number.
+    """
     partitions = directory.partitions("sent")
     last = {}
     for number in partitions:
@@ -115,16 +138,24 @@ def outbox(directory: logcore.LogDir, database: sqlite3.Connection) -> None:
         end = log.high_watermark
         newest = log.get(end - 1) if end > log.log_start_offset else None
         last[number] = 0 if newest is None else int(dict(newest.headers)["id"] or 0)
-    # Of the rows behind the partition that came least far, others may have some already.
-    found = database.execute("SELECT id, value FROM outbox WHERE id > ? ORDER BY id", [min(last.values())])
+    # Of the rows behind the partition that came least far, others may have some
+    # already.
+    found = database.execute(
+        "SELECT id, value FROM outbox WHERE id > ? ORDER BY id", [min(last.values())]
+    )
     with directory.producer() as producer:
         for number, value in found:
             partition = partitions[number % len(partitions)]
             if number > last[partition]:
-                producer.send("sent", value, partition=partition, headers=[("id", b"%d" % number)])
+                producer.send(
+                    "sent", value, partition=partition, headers=[("id", b"%d" % number)]
+                )
 
 
-RECIPES = {one.__name__: one for one in (at_most_once, at_least_once, upserted, exactly_once, outbox)}
+RECIPES = {
+    one.__name__: one
+    for one in (at_most_once, at_least_once, upserted, exactly_once, outbox)
+}
 
 
 def main(directory_path: str, database_path: str, recipe: str) -> None:

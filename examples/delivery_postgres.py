@@ -1,8 +1,11 @@
-"""Brings the records of a topic into PostgreSQL, each exactly once: how far it came is stored with the rows.
+"""Brings the records of a topic into PostgreSQL, each exactly once: how far it came is
+stored with the rows.
 
-A crash changes nothing: rows and places are one transaction. A consumer that lost its partition while it worked stores
-nothing, because a place moves only from where it was expected. Workers that share the directory divide the partitions.
-tests/interop/test_interop_postgres.py kills it at every change on disk and at every statement.
+A crash changes nothing: rows and places are one transaction. A consumer that lost its
+partition while it worked stores nothing, because a place moves only from where it was
+expected. Workers that share the directory divide the partitions.
+tests/interop/test_interop_postgres.py kills it at every change on disk and at every
+statement.
 
     pip install 'psycopg[binary]'
     python examples/delivery_postgres.py data 'dbname=shop'
@@ -24,8 +27,11 @@ TABLES = """
         PRIMARY KEY (name, topic, partition));
 """
 INSERT = "INSERT INTO payments VALUES (%s, %s, %s, %s)"
-PLACE = "SELECT next FROM places WHERE name = 'payments' AND topic = %s AND partition = %s"
-# Two owners meet at this row: the later one waits for the earlier one's transaction, and then finds another place.
+PLACE = (
+    "SELECT next FROM places WHERE name = 'payments' AND topic = %s AND partition = %s"
+)
+# Two owners meet at this row: the later one waits for the earlier one's transaction,
+# and then finds another place.
 MOVE = """
     INSERT INTO places VALUES ('payments', %(topic)s, %(partition)s, %(next)s)
     ON CONFLICT (name, topic, partition) DO UPDATE SET next = excluded.next WHERE places.next = %(expected)s
@@ -35,7 +41,9 @@ MOVE = """
 class Places(RebalanceListener):
     """Where the rows of the database end, for each partition that this consumer gets."""
 
-    def __init__(self, consumer: logcore.consumer.Consumer, database: psycopg.Connection[Any]) -> None:
+    def __init__(
+        self, consumer: logcore.consumer.Consumer, database: psycopg.Connection[Any]
+    ) -> None:
         self.consumer = consumer
         self.database = database
         self.next: dict[TopicPartition, int] = {}
@@ -48,21 +56,35 @@ class Places(RebalanceListener):
             self.consumer.seek(one, self.next[one])
 
     def move(self, one: TopicPartition, after: int) -> None:
-        """In the transaction of the rows. Another owner may have passed: then nothing of it is stored."""
-        place = {"topic": one.topic, "partition": one.partition, "next": after, "expected": self.next[one]}
+        """In the transaction of the rows. Another owner may have passed: then nothing
+        of it is stored.
+        """
+        place = {
+            "topic": one.topic,
+            "partition": one.partition,
+            "next": after,
+            "expected": self.next[one],
+        }
         if self.database.execute(MOVE, place).rowcount == 0:
-            raise RuntimeError(f"another owner of {one.topic}-{one.partition} has passed {self.next[one]}")
+            raise RuntimeError(
+                f"another owner of {one.topic}-{one.partition} has passed {self.next[one]}"
+            )
 
 
 def exactly_once(directory: logcore.LogDir, database: psycopg.Connection[Any]) -> None:
-    """Until there are no more records. Raises RuntimeError when it lost a partition; then it is begun again."""
+    """Until there are no more records. Raises RuntimeError when it lost a partition;
+    then it is begun again.
+    """
     with directory.consumer(group_id="payments", enable_auto_commit=False) as consumer:
         places = Places(consumer, database)
         consumer.subscribe(["orders"], listener=places)
         while records := consumer.poll(max_records=7):
             after = records.next_offsets()
             with database.transaction(), database.cursor() as cursor:
-                rows = [(record.topic, record.partition, record.offset, record.value) for record in records.records()]
+                rows = [
+                    (record.topic, record.partition, record.offset, record.value)
+                    for record in records.records()
+                ]
                 cursor.executemany(INSERT, rows)
                 for one, offset in sorted(after.items()):
                     places.move(one, offset)

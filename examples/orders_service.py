@@ -1,12 +1,14 @@
-"""A web service over a log: POST /orders appends an order, GET /orders follows all of them by server-sent events.
+"""A web service over a log: POST /orders appends an order, GET /orders follows all of
+them by server-sent events.
 
-Run it with any ASGI server, such as: pip install fastapi uvicorn && uvicorn --app-dir examples orders_service:app
+Run it with any ASGI server, such as: pip install fastapi uvicorn && uvicorn --app-dir
+examples orders_service:app
     curl -d '4 apples' http://127.0.0.1:8000/orders
     curl -N http://127.0.0.1:8000/orders
 
-An order is on disk when the answer says 201. Orders that come at the same time share a sync. A browser that lost its
-connection names the last event it saw, and goes on behind it. There is one handle for all followers, and no thread for
-any of them.
+An order is on disk when the answer says 201. Orders that come at the same time share a
+sync. A browser that lost its connection names the last event it saw, and goes on behind
+it. There is one handle for all followers, and no thread for any of them.
 """
 
 from __future__ import annotations
@@ -47,10 +49,14 @@ async def place(request: Request) -> dict[str, int]:
 
 
 @app.get("/orders")
-async def follow(request: Request, last_event_id: Annotated[int, Header()] = -1) -> StreamingResponse:
+async def follow(
+    request: Request, last_event_id: Annotated[int, Header()] = -1
+) -> StreamingResponse:
     log: aio.Log = request.app.state.log
     try:
-        tail = log.tail(max(log.log_start_offset, last_event_id + 1))  # older orders may be deleted
+        tail = log.tail(
+            max(log.log_start_offset, last_event_id + 1)
+        )  # older orders may be deleted
     except OffsetOutOfRangeError as error:
         raise HTTPException(416, str(error)) from error
     return StreamingResponse(events(tail), media_type="text/event-stream")

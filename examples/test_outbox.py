@@ -1,11 +1,14 @@
-"""A service that is not part of logcore, tested against every crash: pytest examples/test_outbox.py
+"""A service that is not part of logcore, tested against every crash: pytest
+examples/test_outbox.py
 
-The outbox: a shop writes each order into a log and tells the customer "accepted" when that has returned. A courier
-reads the log, books each order with the warehouse, and notes in a second log how far it got. The warehouse remembers
-the numbers of the orders it has booked, as any service does that takes a request twice for one.
+The outbox: a shop writes each order into a log and tells the customer "accepted" when
+that has returned. A courier reads the log, books each order with the warehouse, and
+notes in a second log how far it got. The warehouse remembers the numbers of the orders
+it has booked, as any service does that takes a request twice for one.
 
 What must hold, whenever the power goes:
-- an order that was accepted is booked in the end, once, with the content that the customer sent;
+- an order that was accepted is booked in the end, once, with the content that the
+  customer sent;
 - no order is booked that no customer sent.
 """
 
@@ -21,7 +24,9 @@ class Shop:
     """Takes orders: accepted when place() returns."""
 
     def __init__(self, fs, durability="group"):
-        self._orders = logcore.open("shop/orders-0", create=True, durability=durability, fs=fs)
+        self._orders = logcore.open(
+            "shop/orders-0", create=True, durability=durability, fs=fs
+        )
 
     def place(self, order: bytes) -> int:
         return self._orders.append(order).offset
@@ -31,7 +36,9 @@ class Shop:
 
 
 class Courier:
-    """Books what was ordered. Begins where its note says: after a crash it may book an order again, and skips none."""
+    """Books what was ordered. Begins where its note says: after a crash it may book an
+    order again, and skips none.
+    """
 
     def __init__(self, fs, warehouse: dict[int, bytes]):
         self._orders = logcore.open("shop/orders-0", create=True, fs=fs)
@@ -40,7 +47,10 @@ class Courier:
 
     def waiting(self) -> dict[int, bytes]:
         """Orders that are not noted as booked."""
-        return {order.offset: order.value or b"" for order in self._orders.read(self._next())}
+        return {
+            order.offset: order.value or b""
+            for order in self._orders.read(self._next())
+        }
 
     def deliver(self) -> None:
         for number, order in self.waiting().items():
@@ -60,7 +70,9 @@ ORDERS = [b"anna: 4 apples", b"ben: 2 pears", b"cleo: 1 melon"]
 
 
 class World:
-    """What the crash does not reach: the customers' memory and the warehouse, a service elsewhere."""
+    """What the crash does not reach: the customers' memory and the warehouse, a service
+    elsewhere.
+    """
 
     def __init__(self, durability="group"):
         self.durability = durability
@@ -101,7 +113,9 @@ def test_every_accepted_order_is_booked():
 
 
 def test_a_shop_that_does_not_wait_for_the_disk_is_found_out():
-    """The same service with durability="os", which is what one writes who measures before thinking."""
+    """The same service with durability="os", which is what one writes who measures
+    before thinking.
+    """
     world = World(durability="os")
     with pytest.raises(CrashTestError, match="accepted and not booked"):
         explore(world.run, world.recover, world.judge, limit=20)

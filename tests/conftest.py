@@ -1,11 +1,14 @@
-"""Shared set-up: hypothesis profiles, the vectors that other people's encoders wrote, partitions to look at or damage.
+"""Shared set-up: hypothesis profiles, the vectors that other people's encoders wrote,
+partitions to look at or damage.
 
-HYPOTHESIS_PROFILE=thorough looks for minutes instead of seconds; every run prints how to repeat what it found. The
-profile "random" is for tests/project/test_random_seeds.py, which gives it a seed and LOGCORE_RANDOM_EXAMPLES.
+HYPOTHESIS_PROFILE=thorough looks for minutes instead of seconds; every run prints how
+to repeat what it found. The profile "random" is for tests/project/test_random_seeds.py,
+which gives it a seed and LOGCORE_RANDOM_EXAMPLES.
 
-Syncs of real files return at once: where no power is cut, waiting for the disk shows nothing, and it took most of the
-time of some tests. What a power cut takes, SimulatedDisk says, and tests/faults/test_power.py, where syncs are real,
-as they are in processes that tests start. LOGCORE_REAL_SYNC=1 makes all of them real.
+Syncs of real files return at once: where no power is cut, waiting for the disk shows
+nothing, and it took most of the time of some tests. What a power cut takes,
+SimulatedDisk says, and tests/faults/test_power.py, where syncs are real, as they are in
+processes that tests start. LOGCORE_REAL_SYNC=1 makes all of them real.
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-# For pytest-xdist's workers and the processes that tests start. The plugin of logcore.testing has imported logcore here
-# already, so that a run in one process needs the variable from outside, as the Makefile gives it.
+# For pytest-xdist's workers and the processes that tests start. The plugin of
+# logcore.testing has imported logcore here already, so that a run in one process needs
+# the variable from outside, as the Makefile gives it.
 os.environ["LOGCORE_VERIFY"] = "1"
 
 import logcore
@@ -34,52 +38,76 @@ from support.vectors import VECTORS  # noqa: E402
 name_sockets()
 
 #: How long an example takes is no matter of the code alone.
-TIMELESS = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True)
+TIMELESS = hypothesis.settings(
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    print_blob=True,
+)
 EXAMPLES = int(os.environ.get("LOGCORE_RANDOM_EXAMPLES", "60"))
-hypothesis.settings.register_profile("quick", TIMELESS, max_examples=25, derandomize=True)
-hypothesis.settings.register_profile("random", TIMELESS, max_examples=EXAMPLES, database=None)
+hypothesis.settings.register_profile(
+    "quick", TIMELESS, max_examples=25, derandomize=True
+)
+hypothesis.settings.register_profile(
+    "random", TIMELESS, max_examples=EXAMPLES, database=None
+)
 hypothesis.settings.register_profile("thorough", TIMELESS, max_examples=5_000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_collections() -> None:
-    """What modules have left stays. Most of a garbage collection would be spent on it, and many tests ask for one."""
+    """What modules have left stays. Most of a garbage collection would be spent on it,
+    and many tests ask for one.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
 
 
-#: numpy starts a thread for each core, for algebra that no test does: a fifth of the time of importing it.
+#: numpy starts a thread for each core, for algebra that no test does: a fifth of the
+#: time of importing it.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-#: Brokers in the process of the tests run on asyncio's own loop, those in processes of their own on uvloop's.
+#: Brokers in the process of the tests run on asyncio's own loop, those in processes of
+#: their own on uvloop's.
 sys.modules.setdefault("uvloop", None)  # type: ignore[arg-type]
 
-#: A Spark that lives for seconds spends most of them on compiling itself, the better the longer.
+#: A Spark that lives for seconds spends most of them on compiling itself, the better
+#: the longer.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Three for two cores, since a tenth of the time is waiting. A process takes eight to twenty seconds to collect."""
+    """Three for two cores, since a tenth of the time is waiting. A process takes eight
+    to twenty seconds to collect.
+    """
     return max(2, (os.cpu_count() or 1) * 3 // 2)
 
 
-#: Seconds that a test may ask for which is neither slow nor interop. One that needs more has no place in `make test`.
+#: Seconds that a test may ask for which is neither slow nor interop. One that needs
+#: more has no place in `make test`.
 LONGEST = 300
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share a Spark go first and stay together: idle workers take over the tests at the end of a queue. The
-    longest comes next, so that it does not run alone at the end.
+    """Tests that share a Spark go first and stay together: idle workers take over the
+    tests at the end of a queue. The longest comes next, so that it does not run alone
+    at the end.
     """
     for item in items:
         limit = item.get_closest_marker("timeout")
         is_fast = not any(item.get_closest_marker(name) for name in ("slow", "interop"))
         if is_fast and limit is not None and limit.args[0] > LONGEST:
-            raise pytest.UsageError(f"{item.nodeid}: a time limit above {LONGEST} s is for tests that are marked slow")
+            raise pytest.UsageError(
+                f"{item.nodeid}: a time limit above {LONGEST} s is for tests that are marked slow"
+            )
     first = {"spark": 0, "part": 1}
-    items.sort(key=lambda item: min((first.get(name, 2) for name in getattr(item, "fixturenames", ())), default=2))
+    items.sort(
+        key=lambda item: min(
+            (first.get(name, 2) for name in getattr(item, "fixturenames", ())),
+            default=2,
+        )
+    )
 
 
 #: Tests whose forked children are cut off from power, or are killed inside a sync.
@@ -94,7 +122,10 @@ def syncs(request: pytest.FixtureRequest) -> Iterator[None]:
         os.fstat(handle)  # which fails for a handle that is not open
 
     with pytest.MonkeyPatch.context() as patch:
-        if request.module.__name__ not in REAL_SYNC and "LOGCORE_REAL_SYNC" not in os.environ:
+        if (
+            request.module.__name__ not in REAL_SYNC
+            and "LOGCORE_REAL_SYNC" not in os.environ
+        ):
             patch.setattr(os, "fsync", sync)
             patch.setattr(os, "fdatasync", sync, raising=False)
         yield
@@ -109,16 +140,22 @@ def partition(tmp_path: Path) -> Path:
 @pytest.fixture
 def crash(tmp_path: Path) -> Path:
     """A copy of a partition that Kafka wrote, without checkpoints beside it."""
-    return Path(shutil.copytree(VECTORS / "partition-crash" / "orders-0", tmp_path / "orders-0"))
+    return Path(
+        shutil.copytree(VECTORS / "partition-crash" / "orders-0", tmp_path / "orders-0")
+    )
 
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    """A log of ours in three segments of two batches each, offsets 0..5, 6..11, 12..17; the recovery point is 18."""
+    """A log of ours in three segments of two batches each, offsets 0..5, 6..11, 12..17;
+    the recovery point is 18.
+    """
     path = tmp_path / "mine-0"
     with logcore.open(path, create=True) as log:
         for number in range(6):
-            log.append_many([(b"k", b"v%d" % number, (), 1_700_000_000_000 + number)] * 3)
+            log.append_many(
+                [(b"k", b"v%d" % number, (), 1_700_000_000_000 + number)] * 3
+            )
             if number in (1, 3):
                 log.roll()
     return path

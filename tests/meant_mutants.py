@@ -124,8 +124,9 @@ MISTAKES: Final = (
     # -- the segment that is written
     Mistake(
         "seal_without_sync_of_the_data", "logcore/segment.py",
-        "        self.fs.fsync(self.handle)\n        self._indexes.times.add(self.max_timestamp()",
-        "        self._indexes.times.add(self.max_timestamp()",
+        "        # the next segment.\n"
+        "        self.fs.fsync(self.handle)",
+        "        # the next segment.",
         "log/test_segments_of_logs.py::test_what_each_call_asks_of_the_disk",
     ),
     Mistake(
@@ -198,7 +199,11 @@ MISTAKES: Final = (
     ),
     Mistake(
         "scrub_believes_an_old_place", "logcore/partition/seals.py",
-        "is_same = after == place and segment.is_current()", "is_same = segment.is_current()",
+        "            is_same = (\n"
+        "                after == place\n"
+        "                and segment.is_current()\n"
+        "                and fs.size(segment.handle) >= size\n"
+        "            )", "            is_same = segment.is_current() and fs.size(segment.handle) >= size",
         "partition/test_seals.py::test_a_change_at_any_step_of_a_scrub_is_no_damage",
     ),
     # -- the log
@@ -282,8 +287,10 @@ MISTAKES: Final = (
     # -- compaction
     Mistake(
         "tombstone_goes_by_the_age_of_its_record", "logcore/cleaner.py",
-        "is_over = (facts[\"attributes\"] & DELETE_HORIZON_BIT != 0) & (facts[\"base_timestamp\"] <= self.now_ms)",
-        "is_over = facts[\"max_timestamp\"] + self.config.delete_retention_ms <= self.now_ms",
+        '        is_over = (facts["attributes"] & DELETE_HORIZON_BIT != 0) & (\n'
+        '            facts["base_timestamp"] <= self.now_ms',
+        "        is_over = (\n"
+        '            facts["max_timestamp"] + self.config.delete_retention_ms <= self.now_ms',
         "log/test_cleaner.py::test_P39_a_tombstone_stays_for_its_time_however_old_its_record_is",
     ),
     Mistake(
@@ -293,17 +300,25 @@ MISTAKES: Final = (
     ),
     Mistake(
         "bits_speak_for_aborted_records", "logcore/cleaner.py",
-        "(TRANSACTIONAL_BIT | DELETE_HORIZON_BIT)).any()", "DELETE_HORIZON_BIT).any()",
+        "        is_plain = not (\n"
+        '            facts["attributes"] & (TRANSACTIONAL_BIT | DELETE_HORIZON_BIT)\n'
+        "        ).any()", '        is_plain = not (facts["attributes"] & DELETE_HORIZON_BIT).any()',
         "log/test_cleaner.py",
     ),
     Mistake(
         "bits_keep_tombstones_for_ever", "logcore/cleaner.py",
-        "(TRANSACTIONAL_BIT | DELETE_HORIZON_BIT)).any()", "TRANSACTIONAL_BIT).any()",
+        "        is_plain = not (\n"
+        '            facts["attributes"] & (TRANSACTIONAL_BIT | DELETE_HORIZON_BIT)\n'
+        "        ).any()", '        is_plain = not (facts["attributes"] & TRANSACTIONAL_BIT).any()',
         "log/test_cleaner.py",
     ),
     Mistake(
         "bits_speak_for_records_cleaned_before", "logcore/cleaner.py",
-        "is_plain and int(facts[\"base_offset\"][0]) >= self.plan.first_dirty", "is_plain",
+        "        return (\n"
+        "            newest.has_bits\n"
+        "            and is_plain\n"
+        '            and int(facts["base_offset"][0]) >= self.plan.first_dirty\n'
+        "        )", "        return newest.has_bits and is_plain",
         "log/test_cleaner.py",
     ),
     # -- staged writes
@@ -527,9 +542,12 @@ MISTAKES: Final = (
     ),
     Mistake(
         "static_member_answered_again_after_a_rebalance", "logcore/coordination/membership.py",
-        "        if member.joining is not done.waiter or group.generation != done.generation "
-        "or group.state != STABLE:\n",
-        "        if group.state == DEAD:\n",
+        "        if (\n"
+        "            member.joining is not done.waiter\n"
+        "            or group.generation != done.generation\n"
+        "            or group.state != STABLE\n"
+        "        ):",
+        "        if group.state == DEAD:",
         "coordination/test_coordination.py",
     ),
     Mistake(
@@ -704,8 +722,11 @@ MISTAKES: Final = (
     ),
     Mistake(
         "cut_by_the_own_recovery_point", "logcore/partition/cutting.py",
-        "    if max(writer.recovery_point, writer.own_checkpoint(checkpoint.RECOVERY_POINT)) > offset:\n",
-        "    if writer.recovery_point > offset:\n",
+        "    if (\n"
+        "        max(writer.recovery_point, writer.own_checkpoint(checkpoint.RECOVERY_POINT))\n"
+        "        > offset\n"
+        "    ):",
+        "    if writer.recovery_point > offset:",
         "partition/test_sharing.py",
     ),
     Mistake(
@@ -740,8 +761,14 @@ MISTAKES: Final = (
     ),
     Mistake(
         "note_of_an_earlier_life_is_believed", "logcore/partition/sharing.py",
-        "synced is None or is_alone or note.is_busy or synced.has_failed",
-        "synced is None or note.is_busy or synced.has_failed",
+        "                if (\n"
+        "                    note is None\n"
+        "                    or synced is None\n"
+        "                    or is_alone\n"
+        "                    or note.is_busy\n"
+        "                    or synced.has_failed\n"
+        "                ):",
+        "                if note is None or synced is None or note.is_busy or synced.has_failed:",
         "partition/test_sharing.py",
     ),
     Mistake(
@@ -772,8 +799,10 @@ MISTAKES: Final = (
     # -- a broker beside other processes
     Mistake(
         "old_logs_are_served", "netshim/state.py",
-        "return log.has_failed or (self.is_shared and log.writer.state.is_behind())",
-        "return log.has_failed",
+        "                return log.has_failed or (\n"
+        "                    self.is_shared and log.writer.state.is_behind()\n"
+        "                )",
+        "                return log.has_failed",
         "netshim/test_shared_broker.py::test_a_fetch_that_waits_gets_what_another_process_appends",
     ),
     Mistake(
@@ -808,8 +837,10 @@ MISTAKES: Final = (
     ),
     Mistake(
         "who_was_paused_removes_the_others", "logcore/consumer/observing.py",
-        "min(now_ms - watched.looked_ms, waited_ms // _PAUSE_PART)",
-        "now_ms - watched.looked_ms",
+        "            watched.counted_ms += min(\n"
+        "                now_ms - watched.looked_ms, waited_ms // _PAUSE_PART\n"
+        "            )",
+        "            watched.counted_ms += now_ms - watched.looked_ms",
         "consumer/test_observing.py consumer/test_shared_groups.py",
     ),
     Mistake(
@@ -880,14 +911,21 @@ MISTAKES: Final = (
     ),
     Mistake(
         "session_is_not_renewed", "logcore/consumer/sharedgroups.py",
-        "            if now_ms - renewed_ms < group.members[member_id].session_timeout_ms // _RENEW_PART:\n",
-        "            if True:\n",
+        "            if (\n"
+        "                now_ms - renewed_ms\n"
+        "                < group.members[member_id].session_timeout_ms // _RENEW_PART\n"
+        "            ):",
+        "            if True:",
         "consumer/test_shared_groups.py",
     ),
     Mistake(
         "generation_of_a_lone_process_is_used_again", "logcore/consumer/sharedgroups.py",
-        "stored is not None and stored.generation > node.group.generation\n",
-        "False\n",
+        "        is_behind = (\n"
+        "            node is not None\n"
+        "            and stored is not None\n"
+        "            and stored.generation > node.group.generation\n"
+        "        )",
+        "        is_behind = node is not None and False",
         "consumer/test_shared_groups.py",
     ),
     Mistake(
@@ -918,8 +956,9 @@ MISTAKES: Final = (
     ),
     Mistake(
         "owner_that_was_removed_keeps_others_out", "logcore/consumer/ownership.py",
-        ".members.get(number) in group.members\n",
-        ".members.get(number) is not None\n",
+        "            paths.unpack_consumer(consumer.value, path).members.get(number)\n"
+        "            in group.members",
+        "            paths.unpack_consumer(consumer.value, path).members.get(number) is not None",
         "consumer/test_ownership.py",
     ),
     Mistake(
@@ -992,22 +1031,29 @@ MISTAKES: Final = (
     ),
     Mistake(
         "commit_answered_before_the_sync", "logcore/consumer/groups.py",
-        "            self._unsynced.add({log: receipt.last_offset + 1}, functools.partial(self._settled, stores, log))",
+        "            self._unsynced.add(\n"
+        "                {log: receipt.last_offset + 1},\n"
+        "                functools.partial(self._settled, stores, log),\n"
+        "            )",
         "            self._have_stored(stores, None)",
         "consumer/test_consumer_groups.py::test_random_lives",
     ),
     Mistake(
         "one_batch_for_two_partitions_of_offsets", "logcore/consumer/groups.py",
-        "            is_of_batch = following.producer == stores[0].producer and "
-        "self.home(following.group.group_id) == place\n",
-        "            is_of_batch = following.producer == stores[0].producer\n",
+        "            is_of_batch = (\n"
+        "                following.producer == stores[0].producer\n"
+        "                and self.home(following.group.group_id) == place\n"
+        "            )",
+        "            is_of_batch = following.producer == stores[0].producer",
         "consumer/test_consumer_commits.py -k share_batches",
     ),
     Mistake(
         "one_batch_for_commits_in_and_out_of_a_transaction", "logcore/consumer/groups.py",
-        "            is_of_batch = following.producer == stores[0].producer and "
-        "self.home(following.group.group_id) == place\n",
-        "            is_of_batch = self.home(following.group.group_id) == place\n",
+        "            is_of_batch = (\n"
+        "                following.producer == stores[0].producer\n"
+        "                and self.home(following.group.group_id) == place\n"
+        "            )",
+        "            is_of_batch = self.home(following.group.group_id) == place",
         "consumer/test_consumer_commits.py -k share_batches",
     ),
     Mistake(
@@ -1180,14 +1226,20 @@ MISTAKES: Final = (
     ),
     Mistake(
         "consumer_is_given_what_lies_before_its_position", "logcore/partition/scan.py",
-        "yield item.size_bytes, self._within(item.placed_records(topic, partition))",
-        "yield item.size_bytes, item.placed_records(topic, partition)",
+        "                yield (\n"
+        "                    item.size_bytes,\n"
+        "                    self._within(item.placed_records(topic, partition)),\n"
+        "                )",
+        "                yield item.size_bytes, item.placed_records(topic, partition)",
         "consumer/test_consumer.py::test_poll_gives_what_read_gives_from_every_offset",
     ),
     Mistake(
         "consumer_is_given_a_compressed_batch_whole", "logcore/partition/scan.py",
-        "yield item.size_bytes, kernel.place_records(topic, partition, self._within(records))",
-        "yield item.size_bytes, kernel.place_records(topic, partition, records)",
+        "                yield (\n"
+        "                    item.size_bytes,\n"
+        "                    kernel.place_records(topic, partition, self._within(records)),\n"
+        "                )",
+        "                yield item.size_bytes, kernel.place_records(topic, partition, records)",
         "consumer/test_consumer.py::test_poll_gives_what_read_gives_from_every_offset",
     ),
     Mistake(
@@ -1222,8 +1274,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "consumer_reads_aborted_records", "logcore/consumer/fetcher.py",
-        "*one, isolation=self._settings.isolation_level)\n",
-        "*one, isolation=\"read_uncommitted\")\n",
+        "                    isolation=self._settings.isolation_level,",
+        '                    isolation="read_uncommitted",',
         "consumer/test_consumer.py",
     ),
     Mistake(
@@ -1313,8 +1365,15 @@ MISTAKES: Final = (
     ),
     Mistake(
         "partition_given_out_before_it_is_given_up", "logcore/consumer/assignors.py",
-        "if claims.claimants.get(one, {member_id}) == {member_id}]",
-        "]",
+        "    return {\n"
+        "        member_id: [\n"
+        "            one\n"
+        "            for one in those\n"
+        "            if claims.claimants.get(one, {member_id}) == {member_id}\n"
+        "        ]\n"
+        "        for member_id, those in found.items()\n"
+        "    }",
+        "    return {member_id: [one for one in those] for member_id, those in found.items()}",
         "consumer/test_assignors.py",
     ),
     Mistake(
@@ -1338,7 +1397,9 @@ MISTAKES: Final = (
     ),
     Mistake(
         "each_partition_sends_one_batch_beyond_the_limit", "netshim/handlers/fetch.py",
-        "at_least_one=not total)", "at_least_one=True)",
+        "                pieces = log.stored(\n"
+        "                    offset, stable, max_bytes=most, at_least_one=not total\n"
+        "                )", "                pieces = log.stored(offset, stable, max_bytes=most, at_least_one=True)",
         "netshim/test_requests.py::test_a_fetch_keeps_to_its_bytes_over_all_partitions",
     ),
     Mistake(
@@ -1353,8 +1414,12 @@ MISTAKES: Final = (
     ),
     Mistake(
         "zstd_batches_hidden_from_old_clients", "netshim/handlers/fetch.py",
-        'call.version < _ZSTD_SINCE and log.config.compression_type == "zstd"',
-        "call.version < _ZSTD_SINCE",
+        "            if (\n"
+        "                not part.error_code\n"
+        "                and call.version < _ZSTD_SINCE\n"
+        '                and log.config.compression_type == "zstd"\n'
+        "            ):",
+        "            if not part.error_code and call.version < _ZSTD_SINCE:",
         "netshim/test_requests.py::test_fetch_below_v10_gets_zstd_batches",
     ),
     Mistake(
@@ -1371,8 +1436,10 @@ MISTAKES: Final = (
     ),
     Mistake(
         "memory_is_counted_only_up", "logcore/coordination/remembered.py",
-        "            self._most_bytes = self._counted_bytes = sum(held() for held in self.holders)\n",
-        "            self._counted_bytes = self._most_bytes\n",
+        "            self._most_bytes = self._counted_bytes = sum(\n"
+        "                held() for held in self.holders\n"
+        "            )",
+        "            self._counted_bytes = self._most_bytes",
         "netshim/test_memory.py",
     ),
     Mistake(
@@ -1401,13 +1468,18 @@ MISTAKES: Final = (
     ),
     Mistake(
         "logs_in_use_are_closed_for_room", "netshim/state.py",
-        "            if key not in busy and",
-        "            if",
+        "            if key not in busy\n"
+        "            and key[0] not in INTERNAL_TOPICS\n"
+        "            and not self.syncs.is_waiting_for(log)",
+        "            if key[0] not in INTERNAL_TOPICS and not self.syncs.is_waiting_for(log)",
         "netshim/test_memory.py",
     ),
     Mistake(
         "old_settings_stay_beside_new_ones", "netshim/handlers/configs.py",
-        "        return {**dict.fromkeys(before), **{each.name: each.value for each in asked.configs}}",
+        "        return {\n"
+        "            **dict.fromkeys(before),\n"
+        "            **{each.name: each.value for each in asked.configs},\n"
+        "        }",
         "        return {each.name: each.value for each in asked.configs}",
         "netshim/test_conformance.py",
     ),
@@ -1454,8 +1526,10 @@ MISTAKES: Final = (
     ),
     Mistake(
         "registry_believes_a_slot_without_its_crc", "logcore/registry/nodefile.py",
-        "if _CRC.unpack_from(data, start + _SLOT.size)[0] != crc32c(head.creation + fields + value):",
-        "if len(value) != length:",
+        "    if _CRC.unpack_from(data, start + _SLOT.size)[0] != crc32c(\n"
+        "        head.creation + fields + value\n"
+        "    ):",
+        "    if len(value) != length:",
         "registry/test_registry_exploration.py registry/test_registry_damage.py",
     ),
     Mistake(
@@ -1542,8 +1616,10 @@ MISTAKES: Final = (
     ),
     Mistake(
         "registry_leaves_a_failed_sync_as_it_is", "logcore/registry/files.py",
-        "                self._fs.pwrite(handle, bytes(len(new.pack(head))), head.place(new.version))\n",
-        "                pass\n",
+        "                self._fs.pwrite(\n"
+        "                    handle, bytes(len(new.pack(head))), head.place(new.version)\n"
+        "                )",
+        "                pass",
         "registry/test_registry_power.py",
     ),
     Mistake(
@@ -1605,8 +1681,10 @@ MISTAKES: Final = (
     # -- groups of the consumer protocol
     Mistake(
         "unreleased_partition_is_given_away", "logcore/coordination/consumergroup.py",
-        "unreleased = frozenset(partition for partition in new if partition in self.owners)",
-        "unreleased: Partitions = frozenset()",
+        "        unreleased = frozenset(\n"
+        "            partition for partition in new if partition in self.owners\n"
+        "        )",
+        "        unreleased: Partitions = frozenset()",
         "coordination/test_consumer_group_lives.py::test_no_partition_is_with_two_members_and_all_becomes_stable",
     ),
     Mistake(
@@ -1677,8 +1755,12 @@ MISTAKES: Final = (
     ),
     Mistake(
         "what_is_owed_is_written_once", "logcore/coordination/coordinator.py",
-        "        if error is None and group.owed and",
-        "        if group.owed and",
+        "        if (\n"
+        "            error is None\n"
+        "            and group.owed\n"
+        "            and effect.records[: len(group.owed)] == group.owed_records()\n"
+        "        ):",
+        "        if group.owed and effect.records[: len(group.owed)] == group.owed_records():",
         "coordination/test_group_conversions.py",
     ),
     Mistake(
@@ -1859,8 +1941,13 @@ MISTAKES: Final = (
     ),
     Mistake(
         "all_wait_for_all_appends", "logcore/settling.py",
-        "for one in self._waiting if one.number <= last for log",
-        "for one in self._waiting for log",
+        "                logs = {\n"
+        "                    log\n"
+        "                    for one in self._waiting\n"
+        "                    if one.number <= last\n"
+        "                    for log in one.ends\n"
+        "                }",
+        "                logs = {log for one in self._waiting for log in one.ends}",
         "log/test_settling.py",
     ),
     Mistake(
@@ -1910,8 +1997,12 @@ MISTAKES: Final = (
     ),
     Mistake(
         "orphan_of_a_later_epoch_taken_for_known", "logcore/coordination/transactions.py",
-        " and partition in stored.partitions and epoch <= stored.producer_epoch\n",
-        " and partition in stored.partitions\n",
+        "    return (\n"
+        "        stored is not None\n"
+        "        and partition in stored.partitions\n"
+        "        and epoch <= stored.producer_epoch\n"
+        "    )",
+        "    return stored is not None and partition in stored.partitions",
         "coordination/test_transactions_coordinated.py",
     ),
     Mistake(
@@ -1934,8 +2025,12 @@ MISTAKES: Final = (
     ),
     Mistake(
         "short_way_stores_what_was_not_checked", "netshim/handlers/produce.py",
-        "_check_batch(request, topic.name, records, call)[0] or _may_wait(",
-        "_may_wait(",
+        "    if (\n"
+        "        log is None\n"
+        "        or _check_batch(request, topic.name, records, call)[0]\n"
+        "        or _may_wait(log, records)\n"
+        "    ):",
+        "    if log is None or _may_wait(log, records):",
         "netshim/test_produce.py",
     ),
     Mistake(
@@ -1947,14 +2042,18 @@ MISTAKES: Final = (
     # -- to a cluster, and from one
     Mistake(
         "progress_asked_before_older_forwarders_are_fenced", "logcore/shipping/forwarder.py",
-        "            sender = self._cluster.transactional_sender(self.transactional_id, self.group_id)\n"
+        "            sender = self._cluster.transactional_sender(\n"
+        "                self.transactional_id, self.group_id\n"
+        "            )\n"
         "            try:\n"
         "                progress = self._cluster.committed(self.group_id, list(self._lanes))\n"
         "            except BaseException:\n"
         "                sender.close()\n"
-        "                raise\n",
+        "                raise",
         "            progress = self._cluster.committed(self.group_id, list(self._lanes))\n"
-        "            sender = self._cluster.transactional_sender(self.transactional_id, self.group_id)\n",
+        "            sender = self._cluster.transactional_sender(\n"
+        "                self.transactional_id, self.group_id\n"
+        "            )",
         "shipping/test_forwarder.py",
     ),
     Mistake(
@@ -2029,8 +2128,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "progress_before_its_records", "logcore/shipping/mirror.py",
-        "                    offsets[one] = OffsetAndMetadata(records[-1].record.offset + 1, lane.source_id)\n",
-        "                    offsets[one] = OffsetAndMetadata(records[-1].record.offset + 2, lane.source_id)\n",
+        "                        records[-1].record.offset + 1, lane.source_id",
+        "                        records[-1].record.offset + 2, lane.source_id",
         "shipping/test_mirror.py",
     ),
     # -- what the search of schedules has to find
@@ -2094,8 +2193,10 @@ MISTAKES: Final = (
     # -- interrupts, cancellation, and topics that are replaced
     Mistake(
         "expected_offset_joins_the_batch_before_it", "logcore/aio/log.py",
-        " or one.expected_offset is not None):\n                break\n            found.append",
-        "):\n                break\n            found.append",
+        "            if found and (\n"
+        "                one.durability != found[0].durability or one.expected_offset is not None\n"
+        "            ):",
+        "            if found and (one.durability != found[0].durability):",
         "aio/test_aio_log.py",
     ),
     Mistake(
@@ -2148,8 +2249,10 @@ MISTAKES: Final = (
     ),
     Mistake(
         "offsets_of_a_deleted_topic_are_committed", "logcore/consumer/commits.py",
-        "and reading.finished != reading.stored and not self.is_void(one)\n",
-        "and reading.finished != reading.stored\n",
+        "            if reading.finished is not None\n"
+        "            and reading.finished != reading.stored\n"
+        "            and not self.is_void(one)",
+        "            if reading.finished is not None and reading.finished != reading.stored",
         "consumer/test_consumer_groups.py",
     ),
     Mistake(
@@ -2210,8 +2313,12 @@ MISTAKES: Final = (
     ),
     Mistake(
         "small_fetch_waits_for_more_than_it_may_return", "logcore/consumer/simple.py",
-        "            if is_full or fetched",
-        "            if fetched",
+        "            if (\n"
+        "                is_full\n"
+        "                or fetched.size_bytes >= min(min_bytes, max_bytes)\n"
+        "                or left_ms <= 0\n"
+        "            ):",
+        "            if fetched.size_bytes >= min(min_bytes, max_bytes) or left_ms <= 0:",
         "consumer/test_simple_consumer.py",
     ),
     Mistake(
@@ -2225,20 +2332,37 @@ MISTAKES: Final = (
 
 def copy_of_the_tree(target: Path) -> None:
     for name in ("src", "tests"):
-        shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        shutil.copytree(
+            ROOT / name,
+            target / name,
+            ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"),
+        )
     for path in ROOT.iterdir():  # documents that tests read
-        if not path.name.startswith((".", "build")) and not (target / path.name).exists():
+        if (
+            not path.name.startswith((".", "build"))
+            and not (target / path.name).exists()
+        ):
             (target / path.name).symlink_to(path)
 
 
 def run(tree: Path, tests: list[str]) -> tuple[int, str]:
     """(exit status of pytest, -1 when it hung; what it said)."""
-    environment = {**os.environ, **ROUNDS, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {
+        **os.environ,
+        **ROUNDS,
+        "PYTHONPATH": str(tree / "src"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     options = ["-x", "-q", "-p", "no:cacheprovider", "--tb=line", "--timeout=60"]
     command = [sys.executable, "-m", "pytest", *options, *tests]
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
         process = subprocess.Popen(
-            command, cwd=tree / "tests", env=environment, stdout=said, stderr=said, start_new_session=True
+            command,
+            cwd=tree / "tests",
+            env=environment,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
         )
         try:
             code = process.wait(LIMIT_SECONDS)
@@ -2262,16 +2386,24 @@ def attempt(tree: Path, mistake: Mistake) -> dict[str, object]:
         path.write_text(sound, "utf-8")
     if code == 0:
         return {"noticed": False}
-    found = re.search(r"^(?:FAILED|ERROR) (\S+(?:\[.*?\])?)(?: - |$)", said, re.MULTILINE)
+    found = re.search(
+        r"^(?:FAILED|ERROR) (\S+(?:\[.*?\])?)(?: - |$)", said, re.MULTILINE
+    )
     if code != -1 and (code != 1 or found is None):
         return {"error": f"pytest ended with {code}: {said[-300:]}"}
     killer = "it hung" if found is None else found[1].removeprefix("tests/")
     code, said = run(tree, shlex.split(mistake.tests) if found is None else [killer])
-    return {"noticed": True, "by": killer} if code == 0 else {"error": f"fails without it: {killer} {said[-300:]}"}
+    return (
+        {"noticed": True, "by": killer}
+        if code == 0
+        else {"error": f"fails without it: {killer} {said[-300:]}"}
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Makes mistakes in a copy of the tree: do the tests notice?")
+    parser = argparse.ArgumentParser(
+        description="Makes mistakes in a copy of the tree: do the tests notice?"
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these")
     names = parser.parse_args().names
     chosen = [mistake for mistake in MISTAKES if not names or mistake.name in names]
@@ -2283,7 +2415,17 @@ def main() -> int:
             facts = attempt(Path(directory), mistake)
             noticed += facts.get("noticed") is True
             seconds = round(time.monotonic() - began)
-            print(json.dumps({"name": mistake.name, "file": mistake.file, **facts, "seconds": seconds}), flush=True)
+            print(
+                json.dumps(
+                    {
+                        "name": mistake.name,
+                        "file": mistake.file,
+                        **facts,
+                        "seconds": seconds,
+                    }
+                ),
+                flush=True,
+            )
     print(f"noticed {noticed} of {len(chosen)}")
     return 0 if chosen and noticed == len(chosen) else 1
 

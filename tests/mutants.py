@@ -1,14 +1,20 @@
-"""Whether tests notice: changes one place of the core at a time, and runs the tests that reach it.
+"""Whether tests notice: changes one place of the core at a time, and runs the tests
+that reach it.
 
-    python tests/mutants.py [--modules segment partition/recovery ...] [--count 100] [--seed 1]
+    python tests/mutants.py [--modules segment partition/recovery ...] [--count 100]
+    [--seed 1]
 
-Prints a line of JSON for each mutant, and at the end how many were killed: a test failed, or hung. One that survives
-shows a missing test, needless code, or a change without an effect.
+Prints a line of JSON for each mutant, and at the end how many were killed: a test
+failed, or hung. One that survives shows a missing test, needless code, or a change
+without an effect.
 
-- No file is changed. Tests are collected once; each mutant is a forked child in which one function has other code.
-- Only tests that reach the changed lines run, the quickest first. A first run of all of them finds out which do.
-- Changed are the bodies of functions: comparisons, conditions, numbers, calls, what is returned. Not changed are
-  asserts, what raises or describes itself, and what runs when a module is imported.
+- No file is changed. Tests are collected once; each mutant is a forked child in which
+  one function has other code.
+- Only tests that reach the changed lines run, the quickest first. A first run of all of
+  them finds out which do.
+- Changed are the bodies of functions: comparisons, conditions, numbers, calls, what is
+  returned. Not changed are asserts, what raises or describes itself, and what runs when
+  a module is imported.
 - Tests that start programs are of no use here: those run what is in the files.
 """
 
@@ -68,9 +74,11 @@ SWAPS: Final[dict[type[ast.AST], type[ast.AST]]] = {
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
     ast.And: ast.Or, ast.Or: ast.And, ast.Add: ast.Sub, ast.Sub: ast.Add,
 }  # fmt: skip
-#: A test hangs when it takes this many times as long as in the first run, and at least so many seconds.
+#: A test hangs when it takes this many times as long as in the first run, and at least
+#: so many seconds.
 PATIENCE: Final = (10, 10)
-#: What tests of one mutant may take together; where that is not enough for all, the longest are left out.
+#: What tests of one mutant may take together; where that is not enough for all, the
+#: longest are left out.
 BUDGET_SECONDS: Final = 60
 MEMORY_BYTES: Final = 12 << 30
 
@@ -91,7 +99,11 @@ class Mutant(NamedTuple):
         """Of the function, with the change in it."""
         old, self.place[self.key] = self.place[self.key], self.new
         try:
-            return dict(functions_in(compile(ast.fix_missing_locations(self.tree), self.path, "exec")))[self.function]
+            return dict(
+                functions_in(
+                    compile(ast.fix_missing_locations(self.tree), self.path, "exec")
+                )
+            )[self.function]
         finally:
             self.place[self.key] = old
 
@@ -104,7 +116,9 @@ def functions_in(code: CodeType) -> Iterator[tuple[tuple[str, int], CodeType]]:
 
 
 def alternatives(node: Any) -> Iterator[tuple[str, ast.AST]]:
-    """What may stand in the place of a node. What is dropped stays in dead code, so that closures have their names."""
+    """What may stand in the place of a node. What is dropped stays in dead code, so
+    that closures have their names.
+    """
     if type(node) in SWAPS:
         new = SWAPS[type(node)]()
         yield f"{type(node).__name__} to {type(new).__name__}", new
@@ -117,11 +131,21 @@ def alternatives(node: Any) -> Iterator[tuple[str, ast.AST]]:
             yield f"{node.value} to {value}", ast.Constant(value)
     elif isinstance(node, (ast.If, ast.IfExp)):
         for choice, op in ((True, ast.Or()), (False, ast.And())):
-            fields = {**dict(ast.iter_fields(node)), "test": ast.BoolOp(op, [node.test, ast.Constant(choice)])}
+            fields = {
+                **dict(ast.iter_fields(node)),
+                "test": ast.BoolOp(op, [node.test, ast.Constant(choice)]),
+            }
             yield f"if {choice}", ast.copy_location(type(node)(**fields), node)
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        yield "no call", ast.copy_location(ast.If(ast.Constant(False), [node], []), node)
-    elif isinstance(node, ast.Return) and node.value is not None and ast.unparse(node.value) != "None":
+        yield (
+            "no call",
+            ast.copy_location(ast.If(ast.Constant(False), [node], []), node),
+        )
+    elif (
+        isinstance(node, ast.Return)
+        and node.value is not None
+        and ast.unparse(node.value) != "None"
+    ):
         dead = ast.IfExp(ast.Constant(True), ast.Constant(None), node.value)
         yield "return None", ast.copy_location(ast.Return(dead), node)
     elif isinstance(node, ast.Name) and node.id in ("min", "max"):
@@ -133,7 +157,9 @@ def places_in(path: Path) -> Iterator[list[Mutant]]:
     """For each place in a module that may be changed, the ways to do it."""
     tree = ast.parse(path.read_text("utf-8"))
 
-    def visit(node: ast.AST, function: tuple[str, int] | None, lines: tuple[int, int]) -> Iterator[list[Mutant]]:
+    def visit(
+        node: ast.AST, function: tuple[str, int] | None, lines: tuple[int, int]
+    ) -> Iterator[list[Mutant]]:
         for field, value in ast.iter_fields(node):
             if field in ("annotation", "returns", "decorator_list"):
                 continue
@@ -152,26 +178,45 @@ def places_in(path: Path) -> Iterator[list[Mutant]]:
                 if isinstance(child, ast.FunctionDef):
                     if child.name.startswith("__") and child.name != "__init__":
                         continue
-                    inside = inside or (child.name, min([child.lineno, *(one.lineno for one in child.decorator_list)]))
+                    inside = inside or (
+                        child.name,
+                        min(
+                            [
+                                child.lineno,
+                                *(one.lineno for one in child.decorator_list),
+                            ]
+                        ),
+                    )
                 if inside is not None:
-                    place, key = (value, at) if isinstance(value, list) else (vars(node), field)
+                    place, key = (
+                        (value, at) if isinstance(value, list) else (vars(node), field)
+                    )
                     found = alternatives(child)
-                    yield [Mutant(str(path), tree, inside, around, place, key, new, how) for how, new in found]
+                    yield [
+                        Mutant(str(path), tree, inside, around, place, key, new, how)
+                        for how, new in found
+                    ]
                 yield from visit(child, inside, around)
 
     yield from filter(None, visit(tree, None, (0, 0)))
 
 
 class Trial:
-    """A pytest plugin that takes the place of the run: finds out what each test reaches, then tries the mutants."""
+    """A pytest plugin that takes the place of the run: finds out what each test
+    reaches, then tries the mutants.
+    """
 
     def __init__(self, modules: list[str], count: int, seed: int) -> None:
         paths = [SOURCE / f"{module}.py" for module in modules]
         self.lines = {str(path): path.read_text("utf-8").splitlines() for path in paths}
         places = [place for path in paths for place in places_in(path)]
-        self.functions: dict[tuple[str, str, int], list[FunctionType]] = defaultdict(list)
+        self.functions: dict[tuple[str, str, int], list[FunctionType]] = defaultdict(
+            list
+        )
         rng = random.Random(seed)
-        self.mutants = [rng.choice(place) for place in rng.sample(places, min(count, len(places)))]
+        self.mutants = [
+            rng.choice(place) for place in rng.sample(places, min(count, len(places)))
+        ]
         self.failed: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -181,19 +226,29 @@ class Trial:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         for found in [one for one in gc.get_objects() if isinstance(one, FunctionType)]:
             code = found.__code__
-            self.functions[code.co_filename, code.co_name, code.co_firstlineno].append(found)
+            self.functions[code.co_filename, code.co_name, code.co_firstlineno].append(
+                found
+            )
         began = time.monotonic()
         first = in_child(functools.partial(self.reach, session.items), 7200)
         assert first is not None, "the first run did not come to its end"
         reached: dict[tuple[str, int], set[int]] = first[0]
         seconds: dict[int, float] = first[1]
-        say(f"{len(seconds)} of {len(session.items)} tests in {time.monotonic() - began:.0f} s")
+        say(
+            f"{len(seconds)} of {len(session.items)} tests in {time.monotonic() - began:.0f} s"
+        )
         tally: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         for mutant in self.mutants:
             lines = range(mutant.lines[0], mutant.lines[1] + 1)
-            slots = {slot for line in lines for slot in reached.get((mutant.path, line), ())}
-            # In steps of four times as long, and by file in each, because files have things to set up.
-            order = sorted(slots, key=lambda slot: (int(seconds[slot] * 50).bit_length() // 2, slot))
+            slots = {
+                slot for line in lines for slot in reached.get((mutant.path, line), ())
+            }
+            # In steps of four times as long, and by file in each, because files have
+            # things to set up.
+            order = sorted(
+                slots,
+                key=lambda slot: (int(seconds[slot] * 50).bit_length() // 2, slot),
+            )
             spent = itertools.accumulate(seconds[slot] for slot in order)
             order = [slot for slot, sum_ in zip(order, spent) if sum_ <= BUDGET_SECONDS]
             items = [session.items[slot] for slot in order]
@@ -202,21 +257,41 @@ class Trial:
             for function in self.functions[mutant.path, *mutant.function]:
                 assert function.__code__.co_freevars == code.co_freevars, mutant
             killer = (
-                in_child(functools.partial(self.kill, mutant, code, items, limits), sum(limits) + 60) if items else ""
+                in_child(
+                    functools.partial(self.kill, mutant, code, items, limits),
+                    sum(limits) + 60,
+                )
+                if items
+                else ""
             )
             killer = "hung or died" if killer is None else killer
             name = Path(mutant.path).name
             tally[name][0] += bool(killer)
             tally[name][1] += 1
             source = self.lines[mutant.path][mutant.lines[0] - 1].strip()
-            facts = {"at": f"{name}:{mutant.lines[0]}", "change": mutant.change, "source": source}
-            say(json.dumps({"killed": bool(killer), **facts, "by": killer, "tests": len(items)}))
-        for name, (killed, count) in [*tally.items(), ("all", [sum(x) for x in zip(*tally.values())])]:
+            facts = {
+                "at": f"{name}:{mutant.lines[0]}",
+                "change": mutant.change,
+                "source": source,
+            }
+            say(
+                json.dumps(
+                    {"killed": bool(killer), **facts, "by": killer, "tests": len(items)}
+                )
+            )
+        for name, (killed, count) in [
+            *tally.items(),
+            ("all", [sum(x) for x in zip(*tally.values())]),
+        ]:
             say(f"{name}: killed {killed} of {count} ({100 * killed / count:.0f} %)")
         return True
 
-    def reach(self, items: list[pytest.Item]) -> tuple[dict[tuple[str, int], set[int]], dict[int, float]]:
-        """Who reaches each line, and how long each test takes. Tests that fail without any change are left out."""
+    def reach(
+        self, items: list[pytest.Item]
+    ) -> tuple[dict[tuple[str, int], set[int]], dict[int, float]]:
+        """Who reaches each line, and how long each test takes. Tests that fail without
+        any change are left out.
+        """
         lines: dict[tuple[str, int], set[int]] = defaultdict(set)
         seconds: dict[int, float] = {}
         seen: set[tuple[str, int]] = set()
@@ -230,9 +305,13 @@ class Trial:
         threading.settrace(trace)
         for slot, item in enumerate(items):
             seen.clear()
-            sys.settrace(trace)  # each time: tests that interrupt at any line have a tracer of their own
+            sys.settrace(
+                trace
+            )  # each time: tests that interrupt at any line have a tracer of their own
             began = time.monotonic()
-            item.config.hook.pytest_runtest_protocol(item=item, nextitem=[*items, None][slot + 1])
+            item.config.hook.pytest_runtest_protocol(
+                item=item, nextitem=[*items, None][slot + 1]
+            )
             if item.nodeid in self.failed:
                 say(f"{item.nodeid} fails unchanged")
                 continue
@@ -241,7 +320,13 @@ class Trial:
                 lines[line].add(slot)
         return dict(lines), seconds
 
-    def kill(self, mutant: Mutant, code: CodeType, items: list[pytest.Item], limits: list[float]) -> str:
+    def kill(
+        self,
+        mutant: Mutant,
+        code: CodeType,
+        items: list[pytest.Item],
+        limits: list[float],
+    ) -> str:
         """The first test that fails, "" for none."""
         for function in self.functions[mutant.path, *mutant.function]:
             function.__code__ = code
@@ -283,17 +368,32 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Changes the core in one place at a time: do the tests notice?")
+    parser = argparse.ArgumentParser(
+        description="Changes the core in one place at a time: do the tests notice?"
+    )
     parser.add_argument("--modules", nargs="+", choices=CORE, default=CORE)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     os.environ.update(ROUNDS, HYPOTHESIS_PROFILE="mutants")
-    phases = hypothesis.Phase.explicit, hypothesis.Phase.generate  # what fails is not made smaller
+    phases = (
+        hypothesis.Phase.explicit,
+        hypothesis.Phase.generate,
+    )  # what fails is not made smaller
     hypothesis.settings.register_profile(
-        "mutants", max_examples=60, deadline=None, derandomize=True, database=None, phases=phases
+        "mutants",
+        max_examples=60,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=phases,
     )
     OUTPUT = os.dup(1)
     chain = [str(Path(__file__).parent / name) for name in CHAIN]
     flags = ["-s", "-q", "-p", "no:cacheprovider", "-k", f"not ({LEFT_OUT})"]
-    sys.exit(pytest.main([*chain, *flags], plugins=[Trial(options.modules, options.count, options.seed)]))
+    sys.exit(
+        pytest.main(
+            [*chain, *flags],
+            plugins=[Trial(options.modules, options.count, options.seed)],
+        )
+    )

@@ -1,9 +1,13 @@
-"""The pages of the docs site that are not files of docs/: a hook of mkdocs, named in mkdocs.yml.
+"""The pages of the docs site that are not files of docs/: a hook of mkdocs, named in
+mkdocs.yml.
 
 Rules:
-- Every text has one home. The README, the changelog and their like stay where repositories have them.
-- The API page lists the public names as the packages themselves do, so a new name cannot be missing.
-- A link that leaves docs/ is rewritten to the page that stands for the file. Strict mode reports those without one.
+- Every text has one home. The README, the changelog and their like stay where
+  repositories have them.
+- The API page lists the public names as the packages themselves do, so a new name
+  cannot be missing.
+- A link that leaves docs/ is rewritten to the page that stands for the file. Strict
+  mode reports those without one.
 
 Writes no file.
 """
@@ -27,7 +31,9 @@ PAGES = {
     "SECURITY.md": "security.md",
     "benchmarks/RESULTS.md": "results.md",
     **{
-        path.relative_to(ROOT).as_posix(): path.relative_to(ROOT).with_suffix(".md").as_posix()
+        path.relative_to(ROOT).as_posix(): path.relative_to(ROOT)
+        .with_suffix(".md")
+        .as_posix()
         for path in sorted((ROOT / "examples").rglob("*.py"))
     },
 }
@@ -47,10 +53,24 @@ TESTING = (
     "logcore.testing.explore.explore",
     "logcore.testing.explore.Explorer",
 )
-SPARK = ("pyspark_logcore.register", "pyspark_logcore.activate", "pyspark_logcore.ensure_java", "pyspark_logcore.tune")
+SPARK = (
+    "pyspark_logcore.register",
+    "pyspark_logcore.activate",
+    "pyspark_logcore.ensure_java",
+    "pyspark_logcore.tune",
+)
 
 #: What most programs need of a log: they come first.
-NEEDED = ("append", "append_many", "append_columns", "read", "scan", "get", "tail", "close")
+NEEDED = (
+    "append",
+    "append_many",
+    "append_columns",
+    "read",
+    "scan",
+    "get",
+    "tail",
+    "close",
+)
 FOR_HOSTS = ("writer", "upkeep")
 
 
@@ -65,9 +85,11 @@ def on_files(files: Any, config: Any, **_: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Turns links to files outside docs/ into links to their pages; drops the words behind a fence's language.
+    """Turns links to files outside docs/ into links to their pages; drops the words
+    behind a fence's language.
 
-    They are for the tests. To pymdownx.superfences a fence with them is none, and headings up to the next one are code.
+    They are for the tests. To pymdownx.superfences a fence with them is none, and
+    headings up to the next one are code.
     """
     markdown = re.sub(r"^(```\w+) .+$", r"\1", markdown, flags=re.MULTILINE)
     up = "../" * page.file.src_uri.count("/")
@@ -83,7 +105,9 @@ def text_of(name: str) -> str:
         return f"# {name}\n\n```python\n{text}```\n"
     text = re.sub(r"\]\((?:\.\./)?docs/", "](", text)
     outside = "|".join(map(re.escape, PAGES))
-    return re.sub(rf"\]\((?:\.\./)?({outside})", lambda link: f"]({PAGES[link[1]]}", text)
+    return re.sub(
+        rf"\]\((?:\.\./)?({outside})", lambda link: f"]({PAGES[link[1]]}", text
+    )
 
 
 def api() -> str:
@@ -94,7 +118,10 @@ def api() -> str:
             "## logcore\n",
             *map(entry, (f"logcore.{name}" for name in sorted(names, key=rank))),
             "## Errors\n",
-            *map(entry, (f"logcore.{name}" for name in logcore.__all__ if name not in names)),
+            *map(
+                entry,
+                (f"logcore.{name}" for name in logcore.__all__ if name not in names),
+            ),
             "## netshim\n",
             *map(entry, BROKER),
             "## pyspark_logcore\n",
@@ -113,7 +140,9 @@ def entry(name: str) -> str:
 
 
 def members_of_log() -> list[str]:
-    """What is public in Log: first what most programs need, then the rest; not the doors for hosts."""
+    """What is public in Log: first what most programs need, then the rest; not the
+    doors for hosts.
+    """
     names = [
         name
         for kind in (logcore.Log, *logcore.Log.__mro__[1:-1])

@@ -1,8 +1,10 @@
-"""Makes examples/data/kafka again: a log directory that an Apache Kafka broker has written.
+"""Makes examples/data/kafka again: a log directory that an Apache Kafka broker has
+written.
 
     .venv/bin/python tools/kafka_sample.py
 
-An hour of 1,800 orders in two partitions, compressed by librdkafka with zstd. Needs Java and Maven, as `make interop`.
+An hour of 1,800 orders in two partitions, compressed by librdkafka with zstd. Needs
+Java and Maven, as `make interop`.
 """
 
 from __future__ import annotations
@@ -30,7 +32,12 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder, Broker(Path(folder)) as broker:
         admin = AdminClient({"bootstrap.servers": broker.address})
-        topic = NewTopic("orders", num_partitions=2, replication_factor=1, config={"retention.ms": "-1"})
+        topic = NewTopic(
+            "orders",
+            num_partitions=2,
+            replication_factor=1,
+            config={"retention.ms": "-1"},
+        )
         admin.create_topics([topic])["orders"].result(30)
         producer = Producer(
             {
@@ -42,7 +49,10 @@ def main() -> None:
             }
         )
         rng = random.Random(1)
-        for timestamp_ms in sorted(START_MS + int(rng.triangular(0, 3_600_000, 2_400_000)) for _ in range(1_800)):
+        for timestamp_ms in sorted(
+            START_MS + int(rng.triangular(0, 3_600_000, 2_400_000))
+            for _ in range(1_800)
+        ):
             producer.produce(
                 "orders",
                 key=rng.choice(CUSTOMERS),

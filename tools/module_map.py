@@ -47,7 +47,9 @@ def tables() -> str:
     parts = []
     for package in PACKAGES:
         top = ROOT / "src" / package
-        folders = sorted({path.parent for path in top.rglob("*") if path.suffix in _SUFFIXES})
+        folders = sorted(
+            {path.parent for path in top.rglob("*") if path.suffix in _SUFFIXES}
+        )
         for folder in folders:
             inside = folder.relative_to(top).as_posix()
             if inside == ".":
@@ -79,7 +81,10 @@ def main() -> int:
     if "--update" in sys.argv:
         PAGE.write_text(current, encoding="utf-8")
         return 0
-    print("docs/map.md is out of date; run: python tools/module_map.py --update", file=sys.stderr)
+    print(
+        "docs/map.md is out of date; run: python tools/module_map.py --update",
+        file=sys.stderr,
+    )
     return 1
 
 

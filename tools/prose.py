@@ -1,12 +1,13 @@
-"""Check the prose of docstrings, comments, error texts and pages against a list of habits that slow readers down.
+"""Check the prose of docstrings, comments, error texts and pages against a list of
+habits that slow readers down.
 
     python tools/prose.py             compare each file with its limit in tools/prose_limits.txt
     python tools/prose.py --update    lower the limits to the present counts, and drop deleted files
     python tools/prose.py --show FILE...   print each hit with its line
 
-A file may only improve: more hits than its limit is an error, and so is a limit that is too high. A file without a
-limit may have none. CONTRIBUTING.md describes the style; a hit is a candidate, and a file without hits can
-still be hard to read.
+A file may only improve: more hits than its limit is an error, and so is a limit that is
+too high. A file without a limit may have none. CONTRIBUTING.md describes the style; a
+hit is a candidate, and a file without hits can still be hard to read.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ _DOCUMENTED: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFuncti
 
 
 def texts_of_python(source: str) -> Iterator[tuple[int, str]]:
-    """Yield (line, text) of docstrings, of long string constants, and of blocks of comments."""
+    """Yield (line, text) of docstrings, of long string constants, and of blocks of
+    comments.
+    """
     docstrings = set()
     tree = ast.parse(source)
     for node in ast.walk(tree):
@@ -118,13 +121,17 @@ def texts_of_markdown(source: str) -> Iterator[tuple[int, str]]:
 def hits_of(path: Path) -> list[tuple[int, str, str]]:
     """Return (line, habit, surrounding text) of each hit in a file."""
     source = path.read_text(encoding="utf-8")
-    texts = texts_of_markdown(source) if path.suffix == ".md" else texts_of_python(source)
+    texts = (
+        texts_of_markdown(source) if path.suffix == ".md" else texts_of_python(source)
+    )
     found = []
     for line, text in texts:
         joined = " ".join(text.split())
         for name, pattern in PATTERNS.items():
             for match in pattern.finditer(joined):
-                found.append((line, name, joined[max(0, match.start() - 40) : match.end() + 40]))
+                found.append(
+                    (line, name, joined[max(0, match.start() - 40) : match.end() + 40])
+                )
     return found
 
 
@@ -133,8 +140,15 @@ def checked_files() -> Iterator[Path]:
         root = ROOT / name
         found = [root] if root.is_file() else sorted(root.rglob("*"))
         for path in found:
-            is_hidden = any(part.startswith(".") or part in ("data", "__pycache__") for part in path.parts)
-            if path.suffix in (".py", ".md") and path != Path(__file__).resolve() and not is_hidden:
+            is_hidden = any(
+                part.startswith(".") or part in ("data", "__pycache__")
+                for part in path.parts
+            )
+            if (
+                path.suffix in (".py", ".md")
+                and path != Path(__file__).resolve()
+                and not is_hidden
+            ):
                 yield path
 
 
@@ -147,29 +161,51 @@ def limits() -> dict[str, int]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--update", action="store_true", help="lower the limits to the present counts")
-    parser.add_argument("--show", nargs="+", type=Path, metavar="FILE", help="print each hit of these files")
+    parser.add_argument(
+        "--update", action="store_true", help="lower the limits to the present counts"
+    )
+    parser.add_argument(
+        "--show",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="print each hit of these files",
+    )
     arguments = parser.parse_args()
     if arguments.show:
         for path in arguments.show:
             for line, habit, text in hits_of(path):
                 print(f"{path}:{line}: {habit}: ...{text}...")
         return 0
-    counts = {str(path.relative_to(ROOT)): len(hits_of(path)) for path in checked_files()}
+    counts = {
+        str(path.relative_to(ROOT)): len(hits_of(path)) for path in checked_files()
+    }
     known = limits()
-    worse = {name: count for name, count in counts.items() if count > known.get(name, 0)}
+    worse = {
+        name: count for name, count in counts.items() if count > known.get(name, 0)
+    }
     better = [name for name, limit in known.items() if counts.get(name, 0) < limit]
     if arguments.update or not known:
-        kept = {name: min(count, known.get(name, count if not known else 0)) for name, count in counts.items()}
+        kept = {
+            name: min(count, known.get(name, count if not known else 0))
+            for name, count in counts.items()
+        }
         LIMITS.write_text(
-            "".join(f"{count} {name}\n" for name, count in sorted(kept.items()) if count), encoding="utf-8"
+            "".join(
+                f"{count} {name}\n" for name, count in sorted(kept.items()) if count
+            ),
+            encoding="utf-8",
         )
         better = []
     for name, count in worse.items():
         if known:
-            print(f"{name}: {count} hits, where {known.get(name, 0)} are allowed; tools/prose.py --show {name}")
+            print(
+                f"{name}: {count} hits, where {known.get(name, 0)} are allowed; tools/prose.py --show {name}"
+            )
     for name in better:
-        print(f"{name}: fewer hits than its limit; record that with tools/prose.py --update")
+        print(
+            f"{name}: fewer hits than its limit; record that with tools/prose.py --update"
+        )
     return int(bool(known and worse) or bool(better))
 
 

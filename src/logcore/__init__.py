@@ -1,4 +1,5 @@
-"""The log that Python has been missing: partitions in Apache Kafka's own files, as a Python object.
+"""The log that Python has been missing: partitions in Apache Kafka's own files, as a
+Python object.
 
     import logcore
 
@@ -66,7 +67,9 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Names that few programs use are imported when asked for: every program waits for `import logcore`."""
+        """Names that few programs use are imported when asked for: every program waits
+        for `import logcore`.
+        """
         if name not in ("CleaningReport", "clean"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from logcore import cleaner

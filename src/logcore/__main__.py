@@ -1,7 +1,8 @@
 """`logcore` and `python -m logcore`: starts the command line in cli/commands.py.
 
-`logcore info` is answered without click, so that it also works where the extra `cli` is not installed; all else says
-what to install then. This module has no commands of its own.
+`logcore info` is answered without click, so that it also works where the extra `cli` is
+not installed; all else says what to install then. This module has no commands of its
+own.
 """
 
 from __future__ import annotations
@@ -17,13 +18,21 @@ def main() -> None:
     if arguments in (["info"], ["info", "--json"]):
         from logcore.cli.installation import installation, installation_text
 
-        print(json.dumps(installation()) if "--json" in arguments else installation_text())
+        print(
+            json.dumps(installation()) if "--json" in arguments else installation_text()
+        )
         return
     if importlib.util.find_spec("click") is None:
         from logcore.distribution import install_command
 
-        print(f"error: the command line needs click: {install_command('cli')}", file=sys.stderr)
-        print("next:  without it, `logcore info` and the Python library work", file=sys.stderr)
+        print(
+            f"error: the command line needs click: {install_command('cli')}",
+            file=sys.stderr,
+        )
+        print(
+            "next:  without it, `logcore info` and the Python library work",
+            file=sys.stderr,
+        )
         raise SystemExit(2)
     from logcore.cli.commands import main as cli
 

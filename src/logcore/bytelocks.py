@@ -8,9 +8,10 @@
 
 Rules:
 - The lock file is Kafka's, which Kafka and a process that is alone lock as a whole.
-- Locks belong to an opening of the file, of which a process has one. The kernel frees them when the process dies.
-- Who holds the turn of a partition may take that of the directory, and not the other way round. Who decides about
-  transactions may take both.
+- Locks belong to an opening of the file, of which a process has one. The kernel frees
+  them when the process dies.
+- Who holds the turn of a partition may take that of the directory, and not the other
+  way round. Who decides about transactions may take both.
 
 This module decides nothing.
 """
@@ -34,7 +35,9 @@ TURN_SECONDS: Final = 30
 
 
 class ByteLock:
-    """A lock between processes and threads: a byte of a file that this process has open once. Reentrant."""
+    """A lock between processes and threads: a byte of a file that this process has open
+    once. Reentrant.
+    """
 
     def __init__(self, fs: SharedFS, handle: int, byte: int, path: str) -> None:
         """path: what is locked, for messages."""
@@ -49,8 +52,12 @@ class ByteLock:
     def held(self) -> Generator[None, None, None]:
         """Raises LogLockedError when another process keeps it too long."""
         with self._mutex:
-            if not self._depth and not self._fs.lock_byte(self._handle, self._byte, timeout_ms=1000 * TURN_SECONDS):
-                raise LogLockedError("another process keeps this locked", path=self._path)
+            if not self._depth and not self._fs.lock_byte(
+                self._handle, self._byte, timeout_ms=1000 * TURN_SECONDS
+            ):
+                raise LogLockedError(
+                    "another process keeps this locked", path=self._path
+                )
             self._depth += 1
             try:
                 yield
@@ -61,10 +68,14 @@ class ByteLock:
 
 
 class Presence:
-    """The byte by which each process shows that it has the directory open, and whether no other does."""
+    """The byte by which each process shows that it has the directory open, and whether
+    no other does.
+    """
 
     def __init__(self, fs: SharedFS, handle: int) -> None:
-        """handle: of the lock file, of which this process has locked the byte for reading."""
+        """handle: of the lock file, of which this process has locked the byte for
+        reading.
+        """
         self._fs = fs
         self._handle = handle
         self._mutex = threading.RLock()
@@ -72,9 +83,13 @@ class Presence:
 
     @contextlib.contextmanager
     def alone(self) -> Generator[bool, None, None]:
-        """Whether no other process has the directory open; then none can open it before the end of the block."""
+        """Whether no other process has the directory open; then none can open it before
+        the end of the block.
+        """
         with self._mutex:
-            is_alone = self._depth > 0 or self._fs.lock_byte(self._handle, PRESENCE_BYTE)
+            is_alone = self._depth > 0 or self._fs.lock_byte(
+                self._handle, PRESENCE_BYTE
+            )
             self._depth += is_alone
             try:
                 yield is_alone

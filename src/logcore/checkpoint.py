@@ -28,7 +28,13 @@ from typing import Any, Final, NamedTuple
 import attrs
 
 from logcore.config import INT32_MAX, INT64_MAX, Durability
-from logcore.errors import DiskFullError, InvalidConfigError, LogcoreError, LogNotFoundError, StorageWriteError
+from logcore.errors import (
+    DiskFullError,
+    InvalidConfigError,
+    LogcoreError,
+    LogNotFoundError,
+    StorageWriteError,
+)
 from logcore.fs import FS, opened
 
 #: (topic, partition)
@@ -106,10 +112,14 @@ def make_directories(fs: FS, path: str) -> None:
         fs.mkdir(path)
     except FileExistsError:
         if not fs.is_directory(path):
-            raise StorageWriteError("the directory cannot be made: there is a file of that name", path=path) from None
+            raise StorageWriteError(
+                "the directory cannot be made: there is a file of that name", path=path
+            ) from None
         is_new = False
     except FileNotFoundError as error:
-        raise StorageWriteError("the directory cannot be made: not here", path=path) from error
+        raise StorageWriteError(
+            "the directory cannot be made: not here", path=path
+        ) from error
     except StorageWriteError as error:
         error.reason = f"the directory cannot be made: {error.reason}"
         raise
@@ -130,11 +140,19 @@ def expecting_directory(fs: FS, directory: str) -> Generator[None, None, None]:
     except FileNotFoundError as error:
         if fs.is_directory(directory):
             raise
-        raise LogNotFoundError("the directory was removed while it was open", path=directory) from error
+        raise LogNotFoundError(
+            "the directory was removed while it was open", path=directory
+        ) from error
 
 
 def write(
-    fs: FS, directory: str, name: str, content: bytes, *, reserve: str | None = None, temporary: str | None = None
+    fs: FS,
+    directory: str,
+    name: str,
+    content: bytes,
+    *,
+    reserve: str | None = None,
+    temporary: str | None = None,
 ) -> None:
     """Replace a file durably; a crash leaves either the old content or the new.
 
@@ -147,7 +165,10 @@ def write(
     if temporary is None:
         temporary = path + ".tmp"
     try:
-        with expecting_directory(fs, directory), opened(fs, temporary, write=True, create=True) as handle:
+        with (
+            expecting_directory(fs, directory),
+            opened(fs, temporary, write=True, create=True) as handle,
+        ):
             fs.truncate(handle, 0)
             fs.pwrite(handle, content, 0)
             fs.fsync(handle)
@@ -179,7 +200,9 @@ def keep_reserve(fs: FS, directory: str) -> None:
     path = os.path.join(directory, RESERVE)
     # A missing reserve is not an error.
     with contextlib.suppress(LogcoreError, OSError):
-        largest = max(_size_or_zero(fs, os.path.join(directory, name)) for name in _GROWING_FILES)
+        largest = max(
+            _size_or_zero(fs, os.path.join(directory, name)) for name in _GROWING_FILES
+        )
         size_bytes = _RESERVE_BYTES + largest // _RESERVE_BYTES * _RESERVE_BYTES
         if _size_or_zero(fs, path) >= size_bytes:
             return
@@ -190,7 +213,11 @@ def keep_reserve(fs: FS, directory: str) -> None:
         with opened(fs, path, write=True, create=True, exclusive=True) as handle:
             # Random bytes, because a file system with compression would reserve no
             # space for zeros.
-            fs.pwrite(handle, _RESERVE_MARK + fs.random_bytes(size_bytes - len(_RESERVE_MARK)), 0)
+            fs.pwrite(
+                handle,
+                _RESERVE_MARK + fs.random_bytes(size_bytes - len(_RESERVE_MARK)),
+                0,
+            )
             fs.fsync(handle)
 
 
@@ -273,7 +300,11 @@ class OffsetCheckpoints:
     """
 
     def __init__(
-        self, fs: FS, directory: str, *, changing: Callable[[], contextlib.AbstractContextManager[None]] | None = None
+        self,
+        fs: FS,
+        directory: str,
+        *,
+        changing: Callable[[], contextlib.AbstractContextManager[None]] | None = None,
     ) -> None:
         """Create the checkpoints of a directory.
 
@@ -314,7 +345,9 @@ class OffsetCheckpoints:
         returns whether a change is still valid. `may_use_reserve` is for a write that
         makes room on a full disk, or at close. Raises the same errors as write().
         """
-        keeps_others_away: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        keeps_others_away: contextlib.AbstractContextManager[None] = (
+            contextlib.nullcontext()
+        )
         if self._changing is not None:
             keeps_others_away = self._changing()
         with keeps_others_away, self._lock:
@@ -329,7 +362,10 @@ class OffsetCheckpoints:
                     offsets[key] = offset
             if offsets == before:
                 return
-            rows = (f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(offsets.items()))
+            rows = (
+                f"{topic} {partition} {offset}"
+                for (topic, partition), offset in sorted(offsets.items())
+            )
             # Drop the cached content before the write: if it fails, the disk may have
             # the old content or the new.
             self._files.pop(name, None)
@@ -353,17 +389,28 @@ def read_epochs(fs: FS, directory: str) -> list[tuple[int, int]]:
     Empty if the file is missing or damaged.
     """
     try:
-        epochs = [(int(epoch), int(start)) for epoch, start in _numbered_lines(read(fs, directory, LEADER_EPOCH), 2)]
+        epochs = [
+            (int(epoch), int(start))
+            for epoch, start in _numbered_lines(read(fs, directory, LEADER_EPOCH), 2)
+        ]
     except ValueError:
         return []
     rising = all(a[0] < b[0] and a[1] <= b[1] for a, b in itertools.pairwise(epochs))
-    fits = all(0 <= epoch <= INT32_MAX and 0 <= start <= INT64_MAX for epoch, start in epochs)
+    fits = all(
+        0 <= epoch <= INT32_MAX and 0 <= start <= INT64_MAX for epoch, start in epochs
+    )
     if rising and fits:
         return epochs
     return []
 
 
-def write_epochs(fs: FS, directory: str, epochs: Iterable[tuple[int, int]], *, reserve: str | None = None) -> None:
+def write_epochs(
+    fs: FS,
+    directory: str,
+    epochs: Iterable[tuple[int, int]],
+    *,
+    reserve: str | None = None,
+) -> None:
     content = _checkpoint(f"{epoch} {start}" for epoch, start in epochs)
     write(fs, directory, LEADER_EPOCH, content, reserve=reserve)
 
@@ -387,16 +434,32 @@ class Notes:
 def read_notes(fs: FS, directory: str) -> Notes:
     try:
         facts = json.loads(read(fs, directory, POLICY) or b"")
-        policy = attrs.evolve(Durability.parse(facts["durability"]), max_bytes=int(facts["max_bytes"]))
+        policy = attrs.evolve(
+            Durability.parse(facts["durability"]), max_bytes=int(facts["max_bytes"])
+        )
         dense_from = facts.get("dense_from")
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, InvalidConfigError):
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        OverflowError,
+        RecursionError,
+        InvalidConfigError,
+    ):
         return Notes()
     if type(dense_from) is not int or not 0 <= dense_from <= INT64_MAX:
         dense_from = INT64_MAX
-    return Notes(policy, dense_from, facts.get("producers") is not False, facts.get("replicated") is True)
+    return Notes(
+        policy,
+        dense_from,
+        facts.get("producers") is not False,
+        facts.get("replicated") is True,
+    )
 
 
-def write_notes(fs: FS, directory: str, notes: Notes, *, reserve: str | None = None) -> None:
+def write_notes(
+    fs: FS, directory: str, notes: Notes, *, reserve: str | None = None
+) -> None:
     assert notes.policy is not None, "a writer has one"
     facts: dict[str, object] = {
         "durability": str(notes.policy),
@@ -461,7 +524,10 @@ def unpack_groups(content: bytes) -> list[dict[str, Any]] | None:
 def _pack_rows(what: str, rows: Iterable[Mapping[str, Any]]) -> bytes:
     lines = [json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in rows]
     body = b"".join(lines)
-    head = json.dumps({"version": 1, "crc32": zlib.crc32(body), what: len(lines)}).encode() + b"\n"
+    head = (
+        json.dumps({"version": 1, "crc32": zlib.crc32(body), what: len(lines)}).encode()
+        + b"\n"
+    )
     return head + body
 
 
@@ -470,7 +536,11 @@ def _unpack_rows(what: str, content: bytes) -> list[dict[str, Any]] | None:
     try:
         facts = json.loads(head)
         rows = [json.loads(line) for line in body.splitlines()]
-        sound = facts["version"] == 1 and facts["crc32"] == zlib.crc32(body) and facts[what] == len(rows)
+        sound = (
+            facts["version"] == 1
+            and facts["crc32"] == zlib.crc32(body)
+            and facts[what] == len(rows)
+        )
         if sound:
             return rows
         return None

@@ -63,7 +63,9 @@ class Common:
 
 
 class Claim:
-    """The right of one member to write to its directory, from claim_directory() until release()."""
+    """The right of one member to write to its directory, from claim_directory() until
+    release().
+    """
 
     def __init__(self, fs: FS, directory: str, lock: Lock, common: Common) -> None:
         self.directory = directory
@@ -136,7 +138,9 @@ class Claim:
         if common.turn is None:
             return True
         if not common.takes_care:
-            common.takes_care = cast(SharedFS, self._fs).lock_byte(self._lock.handle, UPKEEP_BYTE)
+            common.takes_care = cast(SharedFS, self._fs).lock_byte(
+                self._lock.handle, UPKEEP_BYTE
+            )
         return common.takes_care
 
     @property
@@ -198,7 +202,9 @@ class Claim:
                 # records are durable.
                 with contextlib.suppress(DiskFullError, ResourceError):
                     content = b'{"version":0,"brokerEpoch":-1}'
-                    checkpoint.write(self._fs, self.directory, checkpoint.CLEAN_SHUTDOWN, content)
+                    checkpoint.write(
+                        self._fs, self.directory, checkpoint.CLEAN_SHUTDOWN, content
+                    )
 
     def release(self) -> None:
         """Release the member; the last one releases the lock. Needs no memory."""

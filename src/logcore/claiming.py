@@ -21,7 +21,9 @@ from logcore.fs import FS, SharedFS
 from logcore.trustedclock import TrustedClock
 
 
-def claim_directory(fs: FS, directory: str, member: str, *, shared: bool = False) -> Claim:
+def claim_directory(
+    fs: FS, directory: str, member: str, *, shared: bool = False
+) -> Claim:
     """Acquire the lock of a log directory, or a share of it if this process holds it.
 
     The first member deletes the marker of a clean shutdown, so that Kafka checks the
@@ -98,4 +100,6 @@ def _take_marker(fs: FS, directory: str) -> bool:
         fs.unlink(marker)
         fs.sync_dir(directory)
         return True
-    return not any(fs.is_directory(os.path.join(directory, name)) for name in fs.listdir(directory))
+    return not any(
+        fs.is_directory(os.path.join(directory, name)) for name in fs.listdir(directory)
+    )

@@ -53,7 +53,15 @@ from logcore.partition.rewriting import Rewriting
 from logcore.partition.scan import Run
 from logcore.partition.seals import Progress
 from logcore.partition.transactions import Transactions
-from logcore.recordbatch import TRANSACTION_ENDS, RecordBatch, compressor, empty_batch, encode, stamp_crc, time_ms
+from logcore.recordbatch import (
+    TRANSACTION_ENDS,
+    RecordBatch,
+    compressor,
+    empty_batch,
+    encode,
+    stamp_crc,
+    time_ms,
+)
 from logcore.segment import Segment
 
 _SLOT_BYTES: Final = 24
@@ -122,7 +130,9 @@ class Plan:
         return self.cleanable_bytes / max(1, self.clean_bytes + self.cleanable_bytes)
 
 
-def plan(sealed: Sequence[SealedFacts], log: LogFacts, *, config: LogConfig, now_ms: int) -> Plan:
+def plan(
+    sealed: Sequence[SealedFacts], log: LogFacts, *, config: LogConfig, now_ms: int
+) -> Plan:
     """Plan a round by storage format sections 9.1 and 9.2.
 
     `sealed` contains the facts of all segments except the active one.
@@ -136,7 +146,11 @@ def plan(sealed: Sequence[SealedFacts], log: LogFacts, *, config: LogConfig, now
     bases = [facts.base_offset for facts in sealed] + [log.active_base]
     lag_ms = config.min_compaction_lag_ms
     for facts, next_base in zip(sealed, bases[1:], strict=True):
-        if lag_ms and next_base > first_dirty and facts.largest_timestamp > now_ms - lag_ms:
+        if (
+            lag_ms
+            and next_base > first_dirty
+            and facts.largest_timestamp > now_ms - lag_ms
+        ):
             end = min(end, facts.base_offset)
             break
     # Only whole segments: the segment that contains the end is excluded.
@@ -145,9 +159,14 @@ def plan(sealed: Sequence[SealedFacts], log: LogFacts, *, config: LogConfig, now
     ends = bases[1:]
     spans = list(zip(sealed, ends, strict=True))
     clean = sum(facts.size_bytes for facts, end in spans if end <= first_dirty)
-    dirty = [facts for facts, end in spans if end > first_dirty and end <= first_uncleanable]
+    dirty = [
+        facts for facts, end in spans if end > first_dirty and end <= first_uncleanable
+    ]
     cleanable = sum(facts.size_bytes for facts in dirty)
-    waits = any(0 <= facts.first_timestamp < now_ms - config.max_compaction_lag_ms for facts in dirty)
+    waits = any(
+        0 <= facts.first_timestamp < now_ms - config.max_compaction_lag_ms
+        for facts in dirty
+    )
     ratio = cleanable / max(1, clean + cleanable)
     return Plan(
         first_dirty=first_dirty,
@@ -174,7 +193,9 @@ def facts_of(segment: Segment) -> SealedFacts:
     )
 
 
-def group(segments: Sequence[Segment], ends: Sequence[int], config: LogConfig) -> list[list[Segment]]:
+def group(
+    segments: Sequence[Segment], ends: Sequence[int], config: LogConfig
+) -> list[list[Segment]]:
     """Group adjacent segments that fit into one new segment (storage format section
     9.4).
 
@@ -183,14 +204,21 @@ def group(segments: Sequence[Segment], ends: Sequence[int], config: LogConfig) -
     groups: list[list[Segment]] = []
     # Of the last group: its .log files, offset indexes and time indexes.
     sizes = [0, 0, 0]
-    limits = (config.segment_bytes, config.segment_index_bytes, config.segment_index_bytes)
+    limits = (
+        config.segment_bytes,
+        config.segment_index_bytes,
+        config.segment_index_bytes,
+    )
     for segment, end in zip(segments, ends, strict=True):
         more = (
             segment.size_bytes,
             len(segment.offset_index) * OFFSET_ENTRY.itemsize,
             len(segment.time_index) * TIME_ENTRY.itemsize,
         )
-        fits = all(size + added <= limit for size, added, limit in zip(sizes, more, limits, strict=True))
+        fits = all(
+            size + added <= limit
+            for size, added, limit in zip(sizes, more, limits, strict=True)
+        )
         # The indexes store offsets relative to the base of the group in 32 bits.
         if groups and fits and end - 1 - groups[-1][0].base_offset <= INT32_MAX:
             groups[-1].append(segment)
@@ -231,7 +259,11 @@ class OffsetMap:
     """
 
     def __init__(
-        self, memory_bytes: int, keys: int, random_bytes: Callable[[int], bytes], offsets: range = range(0)
+        self,
+        memory_bytes: int,
+        keys: int,
+        random_bytes: Callable[[int], bytes],
+        offsets: range = range(0),
     ) -> None:
         """Create an empty table.
 
@@ -255,7 +287,9 @@ class OffsetMap:
         # Random, so that a client cannot choose two keys with the same hash: one would
         # supersede the other.
         self._secret = random_bytes(16)
-        self._coefficients = np.frombuffer(random_bytes(32 * (_KEY_WORDS + 2)), np.uint64).reshape(-1, 4)
+        self._coefficients = np.frombuffer(
+            random_bytes(32 * (_KEY_WORDS + 2)), np.uint64
+        ).reshape(-1, 4)
         self.latest_offset = -1
 
     def __len__(self) -> int:
@@ -267,7 +301,9 @@ class OffsetMap:
 
     def hashes(self, columns: RecordColumns) -> npt.NDArray[np.uint64]:
         """Return 128 bits for each key, shape (rows, 2); undefined for null keys."""
-        found = kernel.hash_keys(columns.data, columns.key_positions, columns.key_sizes, self._coefficients)
+        found = kernel.hash_keys(
+            columns.data, columns.key_positions, columns.key_sizes, self._coefficients
+        )
         long = np.flatnonzero(columns.key_sizes > 4 * _KEY_WORDS).tolist()
         if not long:
             return found
@@ -277,7 +313,10 @@ class OffsetMap:
         for row in long:
             at = int(columns.key_positions[row])
             key = columns.data[at : at + int(columns.key_sizes[row])]
-            found[row] = np.frombuffer(hashlib.blake2b(key, digest_size=16, key=self._secret).digest(), np.uint64)
+            found[row] = np.frombuffer(
+                hashlib.blake2b(key, digest_size=16, key=self._secret).digest(),
+                np.uint64,
+            )
         return found
 
     def _make(self, slots: int) -> None:
@@ -301,14 +340,22 @@ class OffsetMap:
         self._used = kernel.map_move(old, self._slots)
         return True
 
-    def put(self, hashes: npt.NDArray[np.uint64], offsets: npt.NDArray[np.int64]) -> bool:
+    def put(
+        self, hashes: npt.NDArray[np.uint64], offsets: npt.NDArray[np.int64]
+    ) -> bool:
         """Store keys in the order of their offsets; return False if the table became
         full.
         """
         at = 0
         while at < len(offsets):
             taken, self._used = kernel.map_put(
-                self._slots, hashes[at:], offsets[at:], self._used, self._most, self._superseded, self._first
+                self._slots,
+                hashes[at:],
+                offsets[at:],
+                self._used,
+                self._most,
+                self._superseded,
+                self._first,
             )
             at += taken
             if at < len(offsets) and not self._grow():
@@ -330,7 +377,15 @@ class OffsetMap:
         hashes = self._run_hashes
         offsets = self._run_offsets
         rows = kernel.hash_run(
-            run.data, run.at, run.stop, self._coefficients, hashes, offsets, self._superseded, self._first, run.path
+            run.data,
+            run.at,
+            run.stop,
+            self._coefficients,
+            hashes,
+            offsets,
+            self._superseded,
+            self._first,
+            run.path,
         )
         if rows < 0:
             return None
@@ -342,7 +397,16 @@ class OffsetMap:
         Raises CorruptBatchError.
         """
         keep = np.empty(run.rows, np.uint8)
-        found = kernel.survey_run(run.data, run.at, run.stop, self._superseded, self._first, keep, batches, run.path)
+        found = kernel.survey_run(
+            run.data,
+            run.at,
+            run.stop,
+            self._superseded,
+            self._first,
+            keep,
+            batches,
+            run.path,
+        )
         return _Left(keep.view(np.bool_), found[:, 0], found[:, 1] > 0, found[:, 2])
 
     def newest(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
@@ -461,11 +525,20 @@ def _plan_of(view: Rewriting, config: LogConfig, now_ms: int) -> Plan:
         last_stable_offset=view.last_stable_offset,
         cleaned_to=view.cleaned_to,
     )
-    return plan([facts_of(segment) for segment in view.sealed], log, config=config, now_ms=now_ms)
+    return plan(
+        [facts_of(segment) for segment in view.sealed],
+        log,
+        config=config,
+        now_ms=now_ms,
+    )
 
 
 def clean(
-    log: Log, *, now_ms: Time | None = None, memory_bytes: int = DEDUPE_BYTES, force: bool = False
+    log: Log,
+    *,
+    now_ms: Time | None = None,
+    memory_bytes: int = DEDUPE_BYTES,
+    force: bool = False,
 ) -> CleaningReport | None:
     """Compact a log in one call; return None if its settings require no compaction yet.
 
@@ -491,7 +564,11 @@ def clean(
 
 
 def cleaning(
-    log: Log, *, now_ms: Time | None = None, memory_bytes: int = DEDUPE_BYTES, force: bool = False
+    log: Log,
+    *,
+    now_ms: Time | None = None,
+    memory_bytes: int = DEDUPE_BYTES,
+    force: bool = False,
 ) -> Generator[Progress, None, CleaningReport | None]:
     """Compact like clean(), in steps of some milliseconds.
 
@@ -516,7 +593,14 @@ def cleaning(
 class _Round:
     """One round over one log."""
 
-    def __init__(self, view: Rewriting, config: LogConfig, plan: Plan, now_ms: int, memory_bytes: int) -> None:
+    def __init__(
+        self,
+        view: Rewriting,
+        config: LogConfig,
+        plan: Plan,
+        now_ms: int,
+        memory_bytes: int,
+    ) -> None:
         self.view = view
         self.config = config
         self.plan = plan
@@ -525,12 +609,17 @@ class _Round:
         #: Base offset of a segment -> base offset of the next one.
         self.ends = {
             one.base_offset: after
-            for one, after in zip(segments, [*(s.base_offset for s in segments[1:]), view.active_base], strict=True)
+            for one, after in zip(
+                segments,
+                [*(s.base_offset for s in segments[1:]), view.active_base],
+                strict=True,
+            )
         }
         self.dirty = [
             one
             for one in segments
-            if self.ends[one.base_offset] > plan.first_dirty and one.base_offset < plan.first_uncleanable
+            if self.ends[one.base_offset] > plan.first_dirty
+            and one.base_offset < plan.first_uncleanable
         ]
         self.memory_bytes = memory_bytes
         self.done = 0
@@ -543,7 +632,9 @@ class _Round:
         self.total = plan.clean_bytes + 2 * plan.cleanable_bytes
         # First pass: find the newest offset of each key of the dirty part.
         offsets = range(plan.first_dirty, plan.first_uncleanable)
-        newest = OffsetMap(self.memory_bytes, self._count_records(), view.fs.random_bytes, offsets)
+        newest = OffsetMap(
+            self.memory_bytes, self._count_records(), view.fs.random_bytes, offsets
+        )
         yield from self._note_keys(newest)
         # Second pass: rewrite the clean part too, because it may contain older records
         # of those keys. It ends at the end of the first pass, which lack of memory may
@@ -552,7 +643,9 @@ class _Round:
         segments = [one for one in view.sealed if one.base_offset < end]
         self.producers = view.last_batches()
         passing = _Passing(view.transactions())
-        for old in group(segments, [self.ends[one.base_offset] for one in segments], self.config):
+        for old in group(
+            segments, [self.ends[one.base_offset] for one in segments], self.config
+        ):
             yield from self._rewrite(old, newest, passing, end)
         # Last: a crash before it only repeats the round.
         view.note_cleaned(end)
@@ -591,7 +684,9 @@ class _Round:
         expected = segment.base_offset
         limit = self.ends[segment.base_offset]
         for part in self._unordered_parts(segment):
-            count = in_order(part.facts, expected, limit, dense_from=self.view.gaps.dense_from)
+            count = in_order(
+                part.facts, expected, limit, dense_from=self.view.gaps.dense_from
+            )
             if count < len(part.facts):
                 raise CorruptBatchError(
                     "the offset of a batch does not continue the one before it",
@@ -613,15 +708,25 @@ class _Round:
         size = segment.size_bytes
         at = 0
         while at < size:
-            stop, rows, _ = kernel.plan_run(view, at, size, _CHUNK_ROWS, _CHUNK_BYTES, 1 << 62)
+            stop, rows, _ = kernel.plan_run(
+                view, at, size, _CHUNK_ROWS, _CHUNK_BYTES, 1 << 62
+            )
             if stop > at:
-                facts, _, _ = kernel.walk(view, at, stop, (stop - at) // HEADER_SIZE + 1, False)
-                yield _Part(facts, view, Run(view, at, stop, rows, 0, segment.path), None, None)
+                facts, _, _ = kernel.walk(
+                    view, at, stop, (stop - at) // HEADER_SIZE + 1, False
+                )
+                yield _Part(
+                    facts, view, Run(view, at, stop, rows, 0, segment.path), None, None
+                )
                 at = stop
                 continue
             batch = RecordBatch.parse(view, at, size, path=segment.path)
             if batch is None:
-                raise CorruptBatchError(layout.WALK_REASONS[layout.WALK_SHORT], path=segment.path, position=at)
+                raise CorruptBatchError(
+                    layout.WALK_REASONS[layout.WALK_SHORT],
+                    path=segment.path,
+                    position=at,
+                )
             columns: RecordColumns | None = None
             if batch.is_control:
                 batch.verify()
@@ -639,10 +744,14 @@ class _Round:
             for part in self._parts(segment):
                 if not self._note(part, newest, passing):
                     return
-                newest.latest_offset = max(newest.latest_offset, int(part.facts["last_offset"][-1]))
+                newest.latest_offset = max(
+                    newest.latest_offset, int(part.facts["last_offset"][-1])
+                )
                 yield self._progress(int(part.facts["size_bytes"].sum()))
             # Skip a gap that an earlier round left at the end of the segment.
-            newest.latest_offset = max(newest.latest_offset, self.ends[segment.base_offset] - 1)
+            newest.latest_offset = max(
+                newest.latest_offset, self.ends[segment.base_offset] - 1
+            )
 
     def _note(self, part: _Part, newest: OffsetMap, passing: _Passing) -> bool:
         """Store the keys of a part; return False if there was no memory for all of
@@ -668,8 +777,14 @@ class _Round:
         They do not if transactions or horizons matter too, or before the dirty part.
         """
         facts = part.facts
-        is_plain = not (facts["attributes"] & (TRANSACTIONAL_BIT | DELETE_HORIZON_BIT)).any()
-        return newest.has_bits and is_plain and int(facts["base_offset"][0]) >= self.plan.first_dirty
+        is_plain = not (
+            facts["attributes"] & (TRANSACTIONAL_BIT | DELETE_HORIZON_BIT)
+        ).any()
+        return (
+            newest.has_bits
+            and is_plain
+            and int(facts["base_offset"][0]) >= self.plan.first_dirty
+        )
 
     def _progress(self, size_bytes: int) -> Progress:
         self.done += size_bytes
@@ -692,12 +807,24 @@ class _Round:
                 data = self._rewritten(part, newest, passing, end)
                 # Deltas may take more space than before.
                 if len(data) > INT32_MAX - new.size_bytes:
-                    raise SegmentTooSmallError("compaction would make a segment above 2^31-1 bytes", path=new.path)
+                    raise SegmentTooSmallError(
+                        "compaction would make a segment above 2^31-1 bytes",
+                        path=new.path,
+                    )
                 if data:
-                    facts, _, _ = kernel.walk(data, 0, len(data), len(data) // HEADER_SIZE + 1, False)
+                    facts, _, _ = kernel.walk(
+                        data, 0, len(data), len(data) // HEADER_SIZE + 1, False
+                    )
                     names = ("position", "size_bytes", "last_offset", "max_timestamp")
-                    batches = list(zip(*(facts[name].tolist() for name in names), strict=True))
-                    new.append(data, batches[-1][2], max(batch[3] for batch in batches), batches)
+                    batches = list(
+                        zip(*(facts[name].tolist() for name in names), strict=True)
+                    )
+                    new.append(
+                        data,
+                        batches[-1][2],
+                        max(batch[3] for batch in batches),
+                        batches,
+                    )
                     crc = crc32c(data, crc)
                     unsynced += len(data)
                 if unsynced >= _SYNC_BYTES:
@@ -712,7 +839,9 @@ class _Round:
         view.add_seal(old, new, crc)
         view.replace(old, new)
 
-    def _rewritten(self, part: _Part, newest: OffsetMap, passing: _Passing, end: int) -> bytes | memoryview:
+    def _rewritten(
+        self, part: _Part, newest: OffsetMap, passing: _Passing, end: int
+    ) -> bytes | memoryview:
         """Return the kept records of some batches as bytes to store."""
         facts = part.facts
         if part.run is not None and self._has_bits(part, newest):
@@ -733,7 +862,9 @@ class _Round:
         # Choose an action for each batch. Without kept records, it is dropped or kept
         # empty. If all records are kept and its head does not change, its bytes are
         # copied.
-        without_records = np.where(self._stays_empty(facts, end), kernel.EMPTY, kernel.DROP)
+        without_records = np.where(
+            self._stays_empty(facts, end), kernel.EMPTY, kernel.DROP
+        )
         actions = np.where(kept == 0, without_records, kernel.FILTER).astype(np.uint8)
         actions[(kept == counts) & (kept > 0) & ~sets_horizon] = kernel.COPY
         if (actions == kernel.COPY).all():
@@ -746,13 +877,19 @@ class _Round:
         # Like Kafka's builder: relative to the horizon if there is one, else to the
         # first kept record.
         bases = np.where(has_horizon, facts["base_timestamp"], left.first_timestamps_ms)
-        bases = np.where(sets_horizon, self.now_ms + self.config.delete_retention_ms, bases)
+        bases = np.where(
+            sets_horizon, self.now_ms + self.config.delete_retention_ms, bases
+        )
         return _rewrite_run(part, actions, sets_horizon, bases, keep, self.config)
 
-    def _left(self, part: _Part, columns: RecordColumns, newest: OffsetMap, passing: _Passing) -> _Left:
+    def _left(
+        self, part: _Part, columns: RecordColumns, newest: OffsetMap, passing: _Passing
+    ) -> _Left:
         """Return the kept records of batches, decided by their keys."""
         counts = _row_counts(part)
-        keep = self._kept_rows(part, columns, newest, np.repeat(_aborted(part, passing), counts))
+        keep = self._kept_rows(
+            part, columns, newest, np.repeat(_aborted(part, passing), counts)
+        )
         # Prefix sums: the value of a batch is the difference between its two edges.
         # The first row of each batch, and the number of rows.
         edges = np.concatenate([[0], np.cumsum(counts)])
@@ -773,7 +910,11 @@ class _Round:
         )
 
     def _kept_rows(
-        self, part: _Part, columns: RecordColumns, newest: OffsetMap, is_aborted: npt.NDArray[np.bool_]
+        self,
+        part: _Part,
+        columns: RecordColumns,
+        newest: OffsetMap,
+        is_aborted: npt.NDArray[np.bool_],
     ) -> npt.NDArray[np.bool_]:
         """Return which records are kept (section 9.5)."""
         # Records without a key are removed, as in Kafka: a compacted topic does not
@@ -782,7 +923,9 @@ class _Round:
         keep = (columns.key_sizes >= 0) & (columns.offsets >= newest.newest(hashes))
         facts = part.facts
         counts = _row_counts(part)
-        is_over = (facts["attributes"] & DELETE_HORIZON_BIT != 0) & (facts["base_timestamp"] <= self.now_ms)
+        is_over = (facts["attributes"] & DELETE_HORIZON_BIT != 0) & (
+            facts["base_timestamp"] <= self.now_ms
+        )
         if part.batch is None or part.batch.magic == 2:
             keep &= ~(np.repeat(is_over, counts) & (columns.value_sizes < 0))
         # The first pass has not read these.
@@ -796,8 +939,12 @@ class _Round:
         batch of the round, for the next offset of the log.
         """
         stays: npt.NDArray[np.bool_] = facts["last_offset"] + 1 == end
-        for row in np.flatnonzero((facts["producer_id"] >= 0) & (facts["magic"] == 2)).tolist():
-            epoch, last_offset = self.producers.get(int(facts["producer_id"][row]), (-1, -2))
+        for row in np.flatnonzero(
+            (facts["producer_id"] >= 0) & (facts["magic"] == 2)
+        ).tolist():
+            epoch, last_offset = self.producers.get(
+                int(facts["producer_id"][row]), (-1, -2)
+            )
             is_control = bool(facts["attributes"][row] & CONTROL_BIT)
             if last_offset >= 0:
                 stays[row] |= last_offset == facts["last_offset"][row]
@@ -806,7 +953,9 @@ class _Round:
                 stays[row] |= is_control and epoch == facts["producer_epoch"][row]
         return stays
 
-    def _marker(self, part: _Part, batch: RecordBatch, passing: _Passing, end: int) -> bytes | memoryview:
+    def _marker(
+        self, part: _Part, batch: RecordBatch, passing: _Passing, end: int
+    ) -> bytes | memoryview:
         """Return a control batch to store.
 
         It is removed if no batch of its transaction is left, and the horizon that was
@@ -826,20 +975,35 @@ class _Round:
         # Two rounds, as in Kafka: the first that finds no batch left sets a horizon.
         # The first after the horizon removes the marker. In between, readers can still
         # learn how the transaction ended.
-        goes = not batch.record_count or (may_go and horizon_ms is not None and horizon_ms <= self.now_ms)
+        goes = not batch.record_count or (
+            may_go and horizon_ms is not None and horizon_ms <= self.now_ms
+        )
         if not goes:
             if may_go and horizon_ms is None:
-                return _with_horizon(bytes(batch.data), self.now_ms + self.config.delete_retention_ms)
+                return _with_horizon(
+                    bytes(batch.data), self.now_ms + self.config.delete_retention_ms
+                )
             return batch.data
         action = kernel.DROP
         if self._stays_empty(part.facts, end)[0]:
             action = kernel.EMPTY
         keep = np.ones(max(0, batch.record_count), np.bool_)
         return _rewrite_run(
-            part, np.array([action], np.uint8), np.zeros(1, np.bool_), np.zeros(1, np.int64), keep, self.config
+            part,
+            np.array([action], np.uint8),
+            np.zeros(1, np.bool_),
+            np.zeros(1, np.int64),
+            keep,
+            self.config,
         )
 
-    def _from_legacy(self, batch: RecordBatch, columns: RecordColumns, keep: npt.NDArray[np.bool_], end: int) -> bytes:
+    def _from_legacy(
+        self,
+        batch: RecordBatch,
+        columns: RecordColumns,
+        keep: npt.NDArray[np.bool_],
+        end: int,
+    ) -> bytes:
         """Return the kept records of an old-format entry, as one v2 batch each.
 
         The old formats have no field for a horizon.
@@ -867,7 +1031,9 @@ def _with_horizon(batch: bytes, horizon_ms: int) -> bytes:
     keep = np.ones(int(facts["record_count"][0]), np.bool_)
     action = np.array([kernel.FILTER], np.uint8)
     horizon = np.array([horizon_ms])
-    return bytes(_rewrite_run(part, action, np.ones(1, np.bool_), horizon, keep, LogConfig()))
+    return bytes(
+        _rewrite_run(part, action, np.ones(1, np.bool_), horizon, keep, LogConfig())
+    )
 
 
 def _row_counts(part: _Part) -> npt.NDArray[np.int64]:
@@ -886,8 +1052,12 @@ def _aborted(part: _Part, passing: _Passing) -> npt.NDArray[np.bool_]:
     """Return which data batches belong to an aborted transaction."""
     facts = part.facts
     found = np.zeros(len(facts), np.bool_)
-    for row in np.flatnonzero((facts["attributes"] & TRANSACTIONAL_BIT != 0) & (facts["magic"] == 2)).tolist():
-        found[row] = passing.is_aborted(int(facts["producer_id"][row]), int(facts["base_offset"][row]))
+    for row in np.flatnonzero(
+        (facts["attributes"] & TRANSACTIONAL_BIT != 0) & (facts["magic"] == 2)
+    ).tolist():
+        found[row] = passing.is_aborted(
+            int(facts["producer_id"][row]), int(facts["base_offset"][row])
+        )
     return found
 
 
@@ -905,12 +1075,18 @@ def _rewrite_run(
     facts = part.facts
     data = part.data
     is_empty = actions == kernel.EMPTY
-    attributes = facts["attributes"].astype(np.int16) | DELETE_HORIZON_BIT * sets_horizon.astype(np.int16)
-    attributes = np.where(is_empty, attributes & ~(CODEC_MASK | DELETE_HORIZON_BIT), attributes).astype(np.int16)
+    attributes = facts["attributes"].astype(
+        np.int16
+    ) | DELETE_HORIZON_BIT * sets_horizon.astype(np.int16)
+    attributes = np.where(
+        is_empty, attributes & ~(CODEC_MASK | DELETE_HORIZON_BIT), attributes
+    ).astype(np.int16)
     bases = np.where(is_empty, -1, base_timestamps).astype(np.int64)
     positions = np.ascontiguousarray(facts["position"], np.int64)
     room = int(facts["size_bytes"].sum()) + _GROWTH * len(keep)
-    packs = part.batch is not None and part.batch.codec != 0 and actions[0] == kernel.FILTER
+    packs = (
+        part.batch is not None and part.batch.codec != 0 and actions[0] == kernel.FILTER
+    )
     if packs:
         # The kernel gets the batch as a plain one, with the length of its inflated
         # body.
@@ -922,7 +1098,9 @@ def _rewrite_run(
         positions = np.zeros(1, np.int64)
         room = len(data) + _GROWTH * len(keep)
     out = np.empty(room, np.uint8)
-    sizes = kernel.rewrite_batches(data, positions, actions, attributes, bases, keep.view(np.uint8), out)
+    sizes = kernel.rewrite_batches(
+        data, positions, actions, attributes, bases, keep.view(np.uint8), out
+    )
     raw = out.data[: int(sizes.sum())]
     if not packs:
         return raw

@@ -1,8 +1,10 @@
-"""Configurations of clients by Kafka's dotted names, as producers and consumers of a directory take them.
+"""Configurations of clients by Kafka's dotted names, as producers and consumers of a
+directory take them.
 
 Rules:
-- `config=` takes dotted names, so that a configuration can be shared with a client of a real Kafka. What needs a
-  network is passed over there, with one warning; as a keyword it is refused.
+- `config=` takes dotted names, so that a configuration can be shared with a client of a
+  real Kafka. What needs a network is passed over there, with one warning; as a keyword
+  it is refused.
 - An unknown name is an error, which names the nearest known one.
 
 Nothing here knows what a setting means (producer/values.py, consumer/values.py).
@@ -39,8 +41,9 @@ def words(text: str) -> frozenset[str]:
 
 @attrs.frozen
 class Vocabulary:
-    """The settings of one kind of client. settings: the attrs class that holds them. network: more names that need a
-    network. renamed: names of other clients -> ours. kept: settings whose text stays text, for their own check.
+    """The settings of one kind of client. settings: the attrs class that holds them.
+    network: more names that need a network. renamed: names of other clients -> ours.
+    kept: settings whose text stays text, for their own check.
     """
 
     settings: type[Any]
@@ -53,19 +56,26 @@ class Vocabulary:
         return tuple(field.name for field in attrs.fields(self.settings))
 
     def is_of_network(self, name: str) -> bool:
-        return name in self.network or name in _NETWORK.split() or name.startswith(_PREFIXES)
+        return (
+            name in self.network
+            or name in _NETWORK.split()
+            or name.startswith(_PREFIXES)
+        )
 
     def check_keyword(self, name: str) -> None:
         """Raises InvalidConfigError for a keyword that is no setting."""
         if self.is_of_network(name):
             expected = f"one of {', '.join(self.names)}"
-            raise InvalidConfigError(f"{name} needs a network; leave it out", expected=expected)
+            raise InvalidConfigError(
+                f"{name} needs a network; leave it out", expected=expected
+            )
         if name not in self.names:
             raise unknown(name, self.names)
 
     def of_config(self, config: Mapping[str, object] | None) -> dict[str, Any]:
-        """The settings of a configuration by our names. Raises InvalidConfigError. The warning names the line that has
-        called the method whose settings these are; that is four calls up.
+        """The settings of a configuration by our names. Raises InvalidConfigError. The
+        warning names the line that has called the method whose settings these are; that
+        is four calls up.
         """
         chosen: dict[str, Any] = {}
         passed_over = []
@@ -76,7 +86,9 @@ class Vocabulary:
                 passed_over.append(str(dotted))
                 continue
             if name not in self.names:
-                raise unknown(str(dotted), [one.replace("_", ".") for one in self.names])
+                raise unknown(
+                    str(dotted), [one.replace("_", ".") for one in self.names]
+                )
             chosen[name] = self._typed(name, value)
         if passed_over:
             what = f"settings that need a network are passed over: {', '.join(sorted(passed_over))}"
@@ -92,15 +104,22 @@ class Vocabulary:
             return value
         if "bool" in kind:
             if value.lower() not in ("true", "false"):
-                raise InvalidConfigError(name, expected="true or false", found=repr(value))
+                raise InvalidConfigError(
+                    name, expected="true or false", found=repr(value)
+                )
             return value.lower() == "true"
         try:
             return int(value)
         except ValueError:
-            raise InvalidConfigError(name, expected="a whole number", found=repr(value)) from None
+            raise InvalidConfigError(
+                name, expected="a whole number", found=repr(value)
+            ) from None
 
 
 def unknown(name: str, known: Iterable[str]) -> InvalidConfigError:
     """The error for an unknown setting: it names the nearest known one, or all."""
     nearest = difflib.get_close_matches(name, list(known), 1)
-    return InvalidConfigError(f"unknown setting {name!r}", expected=nearest[0] if nearest else ", ".join(known))
+    return InvalidConfigError(
+        f"unknown setting {name!r}",
+        expected=nearest[0] if nearest else ", ".join(known),
+    )

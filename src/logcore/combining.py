@@ -76,7 +76,10 @@ class Combined:
     """A queue of steps that threads run for each other."""
 
     def __init__(
-        self, lock: AbstractContextManager[object], finish: Callable[[], object], settle: Callable[[], object]
+        self,
+        lock: AbstractContextManager[object],
+        finish: Callable[[], object],
+        settle: Callable[[], object],
     ) -> None:
         """Create an empty queue.
 

@@ -1,9 +1,10 @@
 """Settings of a log, under Kafka's names, and the durability policies.
 
 Rules:
-- A config is known by Kafka's name, checked against Kafka's range (storage format section 13), and has Kafka's default.
-- Values are taken as numbers or as the text Kafka would take. An unknown name or a bad value is an error that names
-  what would be right; nothing is guessed.
+- A config is known by Kafka's name, checked against Kafka's range (storage format
+  section 13), and has Kafka's default.
+- Values are taken as numbers or as the text Kafka would take. An unknown name or a bad
+  value is an error that names what would be right; nothing is guessed.
 
 This module reads no file and keeps no state.
 """
@@ -25,8 +26,12 @@ MAX_DECOMPRESSED_BYTES: Final = 64 << 20
 #: Of compaction's table of keys, by default. Kafka: log.cleaner.dedupe.buffer.size.
 DEDUPE_BYTES: Final = 128 << 20
 #: A list of throttled replicas: its pattern, and what is expected.
-_REPLICAS: Final = (r"\*|(\d+:\d+)?(,(\d+:\d+)?)*", "partition:broker, more of these, or *")
-#: Numbers as Java reads them: int() and float() take more, such as 1_000, and less, such as 0.5f.
+_REPLICAS: Final = (
+    r"\*|(\d+:\d+)?(,(\d+:\d+)?)*",
+    "partition:broker, more of these, or *",
+)
+#: Numbers as Java reads them: int() and float() take more, such as 1_000, and less,
+#: such as 0.5f.
 _INTEGER: Final = re.compile(r"[+-]?\d+")
 _DOUBLE: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?[fFdD]?", re.ASCII)
 
@@ -42,55 +47,111 @@ def _int(
     ours: bool = False,
 ) -> Any:
     """also: a value outside of the range that is taken too."""
-    facts = {"name": name, "type": "int", "range": (low, high), "also": also, "doc": doc, "ours": ours}
+    facts = {
+        "name": name,
+        "type": "int",
+        "range": (low, high),
+        "also": also,
+        "doc": doc,
+        "ours": ours,
+    }
     return attrs.field(default=default, metadata=facts)
 
 
-def _long(name: str, default: int, low: int, high: int = INT64_MAX, doc: str = "") -> Any:
-    return attrs.field(default=default, metadata={"name": name, "type": "long", "range": (low, high), "doc": doc})
+def _long(
+    name: str, default: int, low: int, high: int = INT64_MAX, doc: str = ""
+) -> Any:
+    return attrs.field(
+        default=default,
+        metadata={"name": name, "type": "long", "range": (low, high), "doc": doc},
+    )
 
 
 def _choice(name: str, default: str, choices: tuple[str, ...], doc: str = "") -> Any:
-    return attrs.field(default=default, metadata={"name": name, "type": "string", "choices": choices, "doc": doc})
+    return attrs.field(
+        default=default,
+        metadata={"name": name, "type": "string", "choices": choices, "doc": doc},
+    )
 
 
 def _list(name: str, default: str, pattern: str, expected: str) -> Any:
-    """Parts with commas between them, no parts by the empty text. pattern: of the whole, without the spaces."""
-    facts = {"name": name, "type": "list", "pattern": pattern, "expected": expected, "doc": ""}
+    """Parts with commas between them, no parts by the empty text. pattern: of the
+    whole, without the spaces.
+    """
+    facts = {
+        "name": name,
+        "type": "list",
+        "pattern": pattern,
+        "expected": expected,
+        "doc": "",
+    }
     return attrs.field(default=default, metadata=facts)
 
 
-def _boolean(name: str, default: bool, doc: str = "", *, only: bool | None = None) -> Any:
+def _boolean(
+    name: str, default: bool, doc: str = "", *, only: bool | None = None
+) -> Any:
     """only: the one value that is taken."""
-    return attrs.field(default=default, metadata={"name": name, "type": "boolean", "only": only, "doc": doc})
+    return attrs.field(
+        default=default,
+        metadata={"name": name, "type": "boolean", "only": only, "doc": doc},
+    )
 
 
 def _text(name: str, default: str, doc: str = "", *, ours: bool = False) -> Any:
-    return attrs.field(default=default, metadata={"name": name, "type": "string", "doc": doc, "ours": ours})
+    return attrs.field(
+        default=default,
+        metadata={"name": name, "type": "string", "doc": doc, "ours": ours},
+    )
 
 
 def _double(name: str, default: float, low: float, high: float, doc: str = "") -> Any:
-    return attrs.field(default=default, metadata={"name": name, "type": "double", "range": (low, high), "doc": doc})
+    return attrs.field(
+        default=default,
+        metadata={"name": name, "type": "double", "range": (low, high), "doc": doc},
+    )
 
 
 @attrs.frozen(kw_only=True)
 class LogConfig:
-    """Kafka's topic-level settings. Build one with LogConfig.parse({"segment.bytes": 1 << 20}).
+    """Kafka's topic-level settings. Build one with LogConfig.parse({"segment.bytes": 1
+    << 20}).
 
-    Those that concern what this library does not do, such as throttled replicas, are checked and kept for a Kafka that
-    takes the directory over. Remote storage cannot be enabled, as in a Kafka without a remote log manager.
+    Those that concern what this library does not do, such as throttled replicas, are
+    checked and kept for a Kafka that takes the directory over. Remote storage cannot be
+    enabled, as in a Kafka without a remote log manager.
     """
 
-    segment_bytes: int = _int("segment.bytes", 1 << 30, 14, doc="roll before a segment grows above this")
-    segment_ms: int = _long("segment.ms", 604_800_000, 1, doc="roll when record times span more than this")
+    segment_bytes: int = _int(
+        "segment.bytes", 1 << 30, 14, doc="roll before a segment grows above this"
+    )
+    segment_ms: int = _long(
+        "segment.ms", 604_800_000, 1, doc="roll when record times span more than this"
+    )
     segment_jitter_ms: int = _long("segment.jitter.ms", 0, 0)
-    segment_index_bytes: int = _int("segment.index.bytes", 10_485_760, 4, doc="size of a full index file")
-    index_interval_bytes: int = _int("index.interval.bytes", 4096, 0, doc="bytes between index entries")
-    flush_messages: int = _long("flush.messages", INT64_MAX, 1, doc="sync when this many records are not on disk")
-    flush_ms: int = _long("flush.ms", INT64_MAX, 0, doc="sync when a record has not been on disk for this long")
+    segment_index_bytes: int = _int(
+        "segment.index.bytes", 10_485_760, 4, doc="size of a full index file"
+    )
+    index_interval_bytes: int = _int(
+        "index.interval.bytes", 4096, 0, doc="bytes between index entries"
+    )
+    flush_messages: int = _long(
+        "flush.messages",
+        INT64_MAX,
+        1,
+        doc="sync when this many records are not on disk",
+    )
+    flush_ms: int = _long(
+        "flush.ms",
+        INT64_MAX,
+        0,
+        doc="sync when a record has not been on disk for this long",
+    )
     retention_bytes: int = _long("retention.bytes", -1, -INT64_MAX - 1)
     retention_ms: int = _long("retention.ms", 604_800_000, -1)
-    max_message_bytes: int = _int("max.message.bytes", 1_048_588, 0, doc="largest batch")
+    max_message_bytes: int = _int(
+        "max.message.bytes", 1_048_588, 0, doc="largest batch"
+    )
     max_decompressed_bytes: int = _int(
         "max.decompressed.message.bytes",
         MAX_DECOMPRESSED_BYTES,
@@ -98,17 +159,31 @@ class LogConfig:
         doc="most that one batch may inflate to",
         ours=True,
     )
-    batch_size: int = _int("batch.size", 16_384, 1, doc="bytes at which append_many closes a batch", ours=True)
+    batch_size: int = _int(
+        "batch.size",
+        16_384,
+        1,
+        doc="bytes at which append_many closes a batch",
+        ours=True,
+    )
     mirror_source: str = _text(
-        "mirror.source", "", "what the topic mirrors, offset by offset; then nothing else may write it", ours=True
+        "mirror.source",
+        "",
+        "what the topic mirrors, offset by offset; then nothing else may write it",
+        ours=True,
     )
     cleanup_policy: str = _list(
-        "cleanup.policy", "delete", r"((delete|compact)(,(delete|compact))*)?", "delete, compact, both or nothing"
+        "cleanup.policy",
+        "delete",
+        r"((delete|compact)(,(delete|compact))*)?",
+        "delete, compact, both or nothing",
     )
     delete_retention_ms: int = _long("delete.retention.ms", 86_400_000, 0)
     min_compaction_lag_ms: int = _long("min.compaction.lag.ms", 0, 0)
     max_compaction_lag_ms: int = _long("max.compaction.lag.ms", INT64_MAX, 1)
-    min_cleanable_dirty_ratio: float = _double("min.cleanable.dirty.ratio", 0.5, 0.0, 1.0)
+    min_cleanable_dirty_ratio: float = _double(
+        "min.cleanable.dirty.ratio", 0.5, 0.0, 1.0
+    )
     file_delete_delay_ms: int = _long("file.delete.delay.ms", 60_000, 0)
     compression_type: str = _choice(
         "compression.type",
@@ -120,13 +195,25 @@ class LogConfig:
     compression_lz4_level: int = _int("compression.lz4.level", 9, 1, 17)
     compression_zstd_level: int = _int("compression.zstd.level", 3, -131_072, 22)
     preallocate: bool = _boolean("preallocate", False)
-    message_timestamp_type: str = _choice("message.timestamp.type", "CreateTime", ("CreateTime", "LogAppendTime"))
-    message_timestamp_before_max_ms: int = _long("message.timestamp.before.max.ms", INT64_MAX, 0)
-    message_timestamp_after_max_ms: int = _long("message.timestamp.after.max.ms", INT64_MAX, 0)
+    message_timestamp_type: str = _choice(
+        "message.timestamp.type", "CreateTime", ("CreateTime", "LogAppendTime")
+    )
+    message_timestamp_before_max_ms: int = _long(
+        "message.timestamp.before.max.ms", INT64_MAX, 0
+    )
+    message_timestamp_after_max_ms: int = _long(
+        "message.timestamp.after.max.ms", INT64_MAX, 0
+    )
     min_insync_replicas: int = _int("min.insync.replicas", 1, 1)
-    unclean_leader_election_enable: bool = _boolean("unclean.leader.election.enable", False)
-    leader_replication_throttled_replicas: str = _list("leader.replication.throttled.replicas", "", *_REPLICAS)
-    follower_replication_throttled_replicas: str = _list("follower.replication.throttled.replicas", "", *_REPLICAS)
+    unclean_leader_election_enable: bool = _boolean(
+        "unclean.leader.election.enable", False
+    )
+    leader_replication_throttled_replicas: str = _list(
+        "leader.replication.throttled.replicas", "", *_REPLICAS
+    )
+    follower_replication_throttled_replicas: str = _list(
+        "follower.replication.throttled.replicas", "", *_REPLICAS
+    )
     remote_storage_enable: bool = _boolean("remote.storage.enable", False, only=False)
     remote_log_copy_disable: bool = _boolean("remote.log.copy.disable", False)
     remote_log_delete_on_disable: bool = _boolean("remote.log.delete.on.disable", False)
@@ -135,8 +222,9 @@ class LogConfig:
 
     @property
     def max_segment_ms(self) -> int:
-        """After how long the active segment is rolled. What is in it is not compacted, so that max.compaction.lag.ms
-        bounds it as well (Kafka's LogConfig.maxSegmentMs).
+        """After how long the active segment is rolled. What is in it is not compacted,
+        so that max.compaction.lag.ms bounds it as well (Kafka's
+        LogConfig.maxSegmentMs).
         """
         if self.is_compacted:
             return min(self.segment_ms, self.max_compaction_lag_ms)
@@ -152,7 +240,9 @@ class LogConfig:
 
     @classmethod
     def parse(cls, given: Mapping[str, object] | None) -> LogConfig:
-        """Checks names and values; raises InvalidConfigError for the first that is wrong."""
+        """Checks names and values; raises InvalidConfigError for the first that is
+        wrong.
+        """
         values: dict[str, Any] = {}
         for name, value in (given or {}).items():
             field = known_config(name)
@@ -171,13 +261,18 @@ class LogConfig:
         return {name: getattr(self, field.name) for name, field in CONFIGS.items()}
 
 
-#: Every setting by Kafka's name. The metadata of a field: type ("int", "long", "double", "boolean", "string", "list"),
-#: range or choices, doc, and ours: True for those that Kafka does not know.
-CONFIGS: Final[Mapping[str, Any]] = {field.metadata["name"]: field for field in attrs.fields(LogConfig)}
+#: Every setting by Kafka's name. The metadata of a field: type ("int", "long",
+#: "double", "boolean", "string", "list"), range or choices, doc, and ours: True for
+#: those that Kafka does not know.
+CONFIGS: Final[Mapping[str, Any]] = {
+    field.metadata["name"]: field for field in attrs.fields(LogConfig)
+}
 
 
 def known_config(name: object) -> Any:
-    """The field of a setting, by Kafka's name. Raises InvalidConfigError, which names the nearest."""
+    """The field of a setting, by Kafka's name. Raises InvalidConfigError, which names
+    the nearest.
+    """
     field = None
     if isinstance(name, str):
         field = CONFIGS.get(name)
@@ -206,19 +301,27 @@ def _checked(name: str, value: object, facts: Mapping[str, Any]) -> float | bool
         text = text.strip()
         if text not in facts["choices"]:
             raise InvalidConfigError(
-                f"config {name!r}", expected=f"one of {', '.join(facts['choices'])}", found=repr(value)
+                f"config {name!r}",
+                expected=f"one of {', '.join(facts['choices'])}",
+                found=repr(value),
             )
         return text
     if facts["type"] == "list":
         parts = [part.strip() for part in text.split(",")] if text.strip() else []
         if not re.fullmatch(facts["pattern"], ",".join(parts)):
-            raise InvalidConfigError(f"config {name!r}", expected=facts["expected"], found=repr(value))
+            raise InvalidConfigError(
+                f"config {name!r}", expected=facts["expected"], found=repr(value)
+            )
         return ",".join(parts)
     if facts["type"] == "boolean":
         truth = {"true": True, "false": False}.get(text.strip().lower())
         if truth is None or facts["only"] not in (None, truth):
-            expected = "true or false" if facts["only"] is None else config_text(facts["only"])
-            raise InvalidConfigError(f"config {name!r}", expected=expected, found=repr(value))
+            expected = (
+                "true or false" if facts["only"] is None else config_text(facts["only"])
+            )
+            raise InvalidConfigError(
+                f"config {name!r}", expected=expected, found=repr(value)
+            )
         return truth
     if "range" not in facts:
         return text
@@ -227,7 +330,11 @@ def _checked(name: str, value: object, facts: Mapping[str, Any]) -> float | bool
     if number is None or not (low <= number <= high or number == facts.get("also")):
         kind = "a number" if facts["type"] == "double" else "an integer"
         other = "" if facts.get("also") is None else f", or {facts['also']}"
-        raise InvalidConfigError(f"config {name!r}", expected=f"{kind} from {low} to {high}{other}", found=repr(value))
+        raise InvalidConfigError(
+            f"config {name!r}",
+            expected=f"{kind} from {low} to {high}{other}",
+            found=repr(value),
+        )
     return number
 
 
@@ -245,8 +352,8 @@ def _number(value: object, *, is_double: bool) -> float | None:
     return None
 
 
-#: Of logs that were given no settings: Kafka's seven days are not to take the records of a user who never heard of
-#: them.
+#: Of logs that were given no settings: Kafka's seven days are not to take the records
+#: of a user who never heard of them.
 KEEPS_ALL: Final[Mapping[str, object]] = {"retention.ms": -1, "retention.bytes": -1}
 
 
@@ -262,8 +369,9 @@ class Durability:
     | interval(s) | the write; synced when s milliseconds have passed   | the last s ms and the sync under way      |
     | os          | the write                                           | no bound                                  |
 
-    A killed process loses nothing acknowledged under any of them. amount: m records or s milliseconds. max_bytes: under
-    group, the most that may be written and not yet synced.
+    A killed process loses nothing acknowledged under any of them. amount: m records or
+    s milliseconds. max_bytes: under group, the most that may be written and not yet
+    synced.
     """
 
     kind: Literal["always", "group", "every", "interval", "os"]
@@ -303,5 +411,7 @@ def every(records: int) -> Durability:
 
 
 def interval(milliseconds: int) -> Durability:
-    """Sync when an append or tick() finds that milliseconds have passed since the last sync."""
+    """Sync when an append or tick() finds that milliseconds have passed since the last
+    sync.
+    """
     return Durability.parse(f"interval({milliseconds})")

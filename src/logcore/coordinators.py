@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from logcore.producer.coordinator import TransactionCoordinator
     from logcore.registry import FileRegistry
 
-    class Directory(GroupsDirectory, TransactionsDirectory, ControlledDirectory, Protocol):
+    class Directory(
+        GroupsDirectory, TransactionsDirectory, ControlledDirectory, Protocol
+    ):
         """The methods of a LogDir that are used here."""
 
 
@@ -46,7 +48,9 @@ _LOOK_MS: Final = 1_000
 #: Interval of the deletion of expired offsets, like Kafka's
 #: offsets.retention.check.interval.ms.
 _EXPIRY_CHECK_MS: Final = 600_000
-_UNKNOWN_PRODUCERS: Final = "%s-%d cannot be read: a new producer may get the id of one that wrote there: %s"
+_UNKNOWN_PRODUCERS: Final = (
+    "%s-%d cannot be read: a new producer may get the id of one that wrote there: %s"
+)
 #: Producer ids at and above this were invented by a client: allocated ids count up from
 #: 0.
 _INVENTED_IDS: Final = 1 << 62
@@ -74,7 +78,11 @@ def left_open(directory: Partitions) -> dict[Partition, list[tuple[int, int]]]:
                 if log.last_stable_offset == log.log_end_offset:
                     continue
                 facts = producers_of(log.writer)
-                found[topic, number] = [(each.producer_id, each.epoch) for each in facts if each.open_offset >= 0]
+                found[topic, number] = [
+                    (each.producer_id, each.epoch)
+                    for each in facts
+                    if each.open_offset >= 0
+                ]
     return found
 
 
@@ -90,14 +98,24 @@ def first_free_producer_id(directory: Partitions) -> int:
     for topic in directory.topics():
         for number in directory.partitions(topic):
             try:
-                found.update(each.producer_id for each in producers_of(directory.partition(topic, number).writer))
+                found.update(
+                    each.producer_id
+                    for each in producers_of(directory.partition(topic, number).writer)
+                )
             except (LogcoreError, OSError) as error:
                 tell("producer", WARNING, _UNKNOWN_PRODUCERS, topic, number, error)
     if TRANSACTIONS_TOPIC in directory.topics():
         try:
-            logs = [directory.partition(TRANSACTIONS_TOPIC, n) for n in directory.partitions(TRANSACTIONS_TOPIC)]
+            logs = [
+                directory.partition(TRANSACTIONS_TOPIC, n)
+                for n in directory.partitions(TRANSACTIONS_TOPIC)
+            ]
             for stored in stored_transactions(logs).values():
-                found |= {stored.producer_id, stored.previous_producer_id, stored.next_producer_id}
+                found |= {
+                    stored.producer_id,
+                    stored.previous_producer_id,
+                    stored.next_producer_id,
+                }
         except (LogcoreError, OSError) as error:
             tell("producer", WARNING, _UNKNOWN_PRODUCERS, TRANSACTIONS_TOPIC, 0, error)
     return 1 + max(each for each in found if each < _INVENTED_IDS)
@@ -143,7 +161,9 @@ class Coordinators:
                 )
             if self._groups is None:
                 if directory.is_shared:
-                    self._groups = SharedGroups(self._fs, directory, self.registry(directory))
+                    self._groups = SharedGroups(
+                        self._fs, directory, self.registry(directory)
+                    )
                 else:
                     self._groups = Groups(self._fs, directory)
             return self._groups
@@ -170,14 +190,18 @@ class Coordinators:
 
         with self._lock:
             if self._registry is None:
-                self._registry = open_registry(directory.path, fs=cast(SharedFS, self._fs))
+                self._registry = open_registry(
+                    directory.path, fs=cast(SharedFS, self._fs)
+                )
             return self._registry
 
     def present_registry(self, directory: Directory) -> FileRegistry | None:
         """Return the registry like registry(), or None if it does not exist."""
         from logcore.registry.files import ENDING
 
-        is_there = self._registry is not None or self._fs.exists(directory.path + ENDING)
+        is_there = self._registry is not None or self._fs.exists(
+            directory.path + ENDING
+        )
         if is_there:
             return self.registry(directory)
         return None
@@ -232,7 +256,11 @@ class Coordinators:
                 # Otherwise the directory is read-only.
                 assert self._claim is not None
                 self._transactions = TransactionCoordinator(
-                    self._fs, directory, self._claim.deciding, self._transaction_ended, self._clock_of(directory)
+                    self._fs,
+                    directory,
+                    self._claim.deciding,
+                    self._transaction_ended,
+                    self._clock_of(directory),
                 )
             return self._transactions
 

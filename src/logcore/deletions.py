@@ -54,7 +54,12 @@ class Deletions:
     """
 
     def __init__(
-        self, fs: FS, registry: TopicRegistry, sharing: Sharing, incidents: Incidents, coordinators: Coordinators
+        self,
+        fs: FS,
+        registry: TopicRegistry,
+        sharing: Sharing,
+        incidents: Incidents,
+        coordinators: Coordinators,
     ) -> None:
         self._fs = fs
         self._registry = registry
@@ -66,7 +71,12 @@ class Deletions:
         # By the steady clock.
         self._forget_from_ms = 0
 
-    def start(self, directory: Directory, lock: contextlib.AbstractContextManager[object], name: str) -> None:
+    def start(
+        self,
+        directory: Directory,
+        lock: contextlib.AbstractContextManager[object],
+        name: str,
+    ) -> None:
         """Delete a topic and its files; the caller must call end() afterwards.
 
         Raises:
@@ -82,7 +92,9 @@ class Deletions:
                 for number in topic.numbers:
                     if directory.opened(name, number) is None:
                         member = partition_name(name, number)
-                        held = self._fs.lock(self._registry.path, member, shared=self._sharing.is_shared)
+                        held = self._fs.lock(
+                            self._registry.path, member, shared=self._sharing.is_shared
+                        )
                         try:
                             claims.callback(held.release)
                         except BaseException:
@@ -102,7 +114,11 @@ class Deletions:
             raise
 
     def end(
-        self, lock: contextlib.AbstractContextManager[object], names: Collection[str], *, is_forgotten: bool
+        self,
+        lock: contextlib.AbstractContextManager[object],
+        names: Collection[str],
+        *,
+        is_forgotten: bool,
     ) -> None:
         """Complete a deletion after start().
 
@@ -117,14 +133,21 @@ class Deletions:
         """Remove remaining files and unneeded rows. An error is reported as an
         incident.
         """
-        with self._incidents.going_on("deletion", ", ".join(sorted(self._registry.deleting))):
+        with self._incidents.going_on(
+            "deletion", ", ".join(sorted(self._registry.deleting))
+        ):
             self._finish(lock)
 
     def _finish(self, lock: contextlib.AbstractContextManager[object]) -> None:
         with lock, self._sharing.changing():
             self._registry.finish_deleting()
 
-    def forget_and_end(self, directory: Directory, lock: contextlib.AbstractContextManager[object], name: str) -> None:
+    def forget_and_end(
+        self,
+        directory: Directory,
+        lock: contextlib.AbstractContextManager[object],
+        name: str,
+    ) -> None:
         """Delete the offsets and call end(), after start().
 
         If an offset cannot be deleted now, this is an incident, and it is deleted
@@ -147,7 +170,9 @@ class Deletions:
         """
         if directory.forget_topic is not None:
             directory.forget_topic(name)
-        if self._coordinators.has_groups or (OFFSETS_TOPIC in directory and not directory.has_coordinator):
+        if self._coordinators.has_groups or (
+            OFFSETS_TOPIC in directory and not directory.has_coordinator
+        ):
             self._coordinators.groups(directory).forget_topics({name})
         if not directory.has_coordinator:
             self._coordinators.forget_registered(directory, {name})
@@ -163,7 +188,9 @@ class Deletions:
         if forgotten:
             self._coordinators.forget_stored(directory, forgotten)
 
-    def forget_again(self, directory: Directory, lock: contextlib.AbstractContextManager[object]) -> None:
+    def forget_again(
+        self, directory: Directory, lock: contextlib.AbstractContextManager[object]
+    ) -> None:
         """Delete remaining offsets of deleted topics, and make their names available."""
         names = self._registry.remembered - self._forgetting
         clock_ms = self._fs.monotonic_ms()

@@ -1,7 +1,7 @@
 """The distribution that contains this library, for error texts with an install command.
 
-The import names are logcore, netshim and pyspark_logcore. The name `logcore` on PyPI belongs to an unrelated logging
-library, so the distribution has another name.
+The import names are logcore, netshim and pyspark_logcore. The name `logcore` on PyPI
+belongs to an unrelated logging library, so the distribution has another name.
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ import importlib.util
 import warnings
 from typing import Final
 
-#: What pip installs. setup.py and pyproject.toml use the same name; a test compares them.
+#: What pip installs. setup.py and pyproject.toml use the same name; a test compares
+#: them.
 NAME: Final = "logcore-db"
 #: A module that only the unrelated distribution `logcore` has.
 _FOREIGN_MODULE: Final = "logcore.logger"
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs an extra: from the clone, if this is an editable installation of one."""
+    """Return the command that installs an extra: from the clone, if this is an editable
+    installation of one.
+    """
     import importlib.metadata  # late, like json: only an error text needs them
     import json
 
@@ -32,7 +35,9 @@ def install_command(extra: str) -> str:
 
 
 def check_package() -> None:
-    """Warn if the unrelated distribution `logcore` has been installed into the same directory as this library."""
+    """Warn if the unrelated distribution `logcore` has been installed into the same
+    directory as this library.
+    """
     if importlib.util.find_spec(_FOREIGN_MODULE) is not None:
         warnings.warn(
             f"the distribution 'logcore', an unrelated logging library, is installed in the same place as {NAME}, and "

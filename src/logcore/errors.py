@@ -83,10 +83,11 @@ from typing import Any
 class LogcoreError(Exception):
     """Root of all errors.
 
-    The keywords say where the error is and what was met there; each is kept as an attribute and
-    becomes part of the message.
+    The keywords say where the error is and what was met there; each is kept as an
+    attribute and becomes part of the message.
 
-    path: file or directory; position: byte in that file (or in the buffer given); offset: place in the log.
+    path: file or directory; position: byte in that file (or in the buffer given);
+    offset: place in the log.
     """
 
     retriable = False
@@ -141,9 +142,11 @@ class CorruptBatchError(LogcoreError):
 
 
 class InvalidRecordError(LogcoreError):
-    """Intact bytes that break the format's rules, or a record that cannot be stored. Kafka: INVALID_RECORD.
+    """Intact bytes that break the format's rules, or a record that cannot be stored.
+    Kafka: INVALID_RECORD.
 
-    record_errors: where a batch was refused for some of its records, which these are, counted from 0, and why.
+    record_errors: where a batch was refused for some of its records, which these are,
+    counted from 0, and why.
     """
 
     record_errors: tuple[tuple[int, str], ...] = ()
@@ -154,23 +157,33 @@ class InvalidTimestampError(InvalidRecordError):
 
 
 class OutOfOrderSequenceError(LogcoreError):
-    """A gap in the sequence of an idempotent producer. Kafka: OUT_OF_ORDER_SEQUENCE_NUMBER."""
+    """A gap in the sequence of an idempotent producer. Kafka:
+    OUT_OF_ORDER_SEQUENCE_NUMBER.
+    """
 
 
 class InvalidProducerEpochError(LogcoreError):
-    """From a producer that was replaced by one with a newer epoch. Kafka: INVALID_PRODUCER_EPOCH."""
+    """From a producer that was replaced by one with a newer epoch. Kafka:
+    INVALID_PRODUCER_EPOCH.
+    """
 
 
 class InvalidTransactionStateError(LogcoreError):
-    """A batch outside a producer's open transaction, or the end of none. Kafka: INVALID_TXN_STATE."""
+    """A batch outside a producer's open transaction, or the end of none. Kafka:
+    INVALID_TXN_STATE.
+    """
 
 
 class CoordinatorFencedError(LogcoreError):
-    """A marker with an older coordinator epoch than one stored before. Kafka: TRANSACTION_COORDINATOR_FENCED."""
+    """A marker with an older coordinator epoch than one stored before. Kafka:
+    TRANSACTION_COORDINATOR_FENCED.
+    """
 
 
 class RecordTooLargeError(LogcoreError):
-    """Above max.message.bytes, segment.bytes, or the cap on inflated bytes. Kafka: MESSAGE_TOO_LARGE."""
+    """Above max.message.bytes, segment.bytes, or the cap on inflated bytes. Kafka:
+    MESSAGE_TOO_LARGE.
+    """
 
 
 class SegmentTooSmallError(RecordTooLargeError):
@@ -178,15 +191,20 @@ class SegmentTooSmallError(RecordTooLargeError):
 
 
 class UnsupportedCodecError(LogcoreError):
-    """Compression types 5-7, or a codec whose package is missing. Kafka: UNSUPPORTED_COMPRESSION_TYPE."""
+    """Compression types 5-7, or a codec whose package is missing. Kafka:
+    UNSUPPORTED_COMPRESSION_TYPE.
+    """
 
 
 class CorruptLogError(LogcoreError):
-    """Files of one partition are damaged, or contradict each other, where no crash could have done it."""
+    """Files of one partition are damaged, or contradict each other, where no crash
+    could have done it.
+    """
 
 
 class OffsetConflictError(LogcoreError):
-    """An append with expected_offset, and the log ends elsewhere: another append came first. Nothing was appended.
+    """An append with expected_offset, and the log ends elsewhere: another append came
+    first. Nothing was appended.
 
     expected: the offset that the caller gave; found: the log end offset; both int.
     """
@@ -197,21 +215,28 @@ class OffsetOutOfRangeError(LogcoreError):
 
 
 class LogTruncatedError(OffsetOutOfRangeError):
-    """A consumer has committed an offset of a leader epoch that ends before it: the records in between were cut off.
+    """A consumer has committed an offset of a leader epoch that ends before it: the
+    records in between were cut off.
     Kafka: LogTruncationException.
     """
 
 
 class LogFailedError(LogcoreError):
-    """The log refuses writes since a write or sync failed. Reads go on; reopening runs recovery."""
+    """The log refuses writes since a write or sync failed. Reads go on; reopening runs
+    recovery.
+    """
 
 
 class DurabilityUnknownError(LogFailedError):
-    """The sync this append waited for failed: the record is written but perhaps not on disk."""
+    """The sync this append waited for failed: the record is written but perhaps not on
+    disk.
+    """
 
 
 class StorageReadError(LogcoreError):
-    """A read failed in the operating system. Never treated as end of log, and never as corruption."""
+    """A read failed in the operating system. Never treated as end of log, and never as
+    corruption.
+    """
 
 
 class StorageWriteError(LogcoreError):
@@ -225,13 +250,17 @@ class DiskFullError(LogcoreError):
 
 
 class ResourceError(LogcoreError):
-    """Out of file descriptors or memory. A log open for writing holds two files; `ulimit -n` tells the limit."""
+    """Out of file descriptors or memory. A log open for writing holds two files;
+    `ulimit -n` tells the limit.
+    """
 
     retriable = True
 
 
 class CompactionAbandonedError(LogcoreError):
-    """The log was truncated, or lost segments to retention, while it was compacted; nothing was replaced since."""
+    """The log was truncated, or lost segments to retention, while it was compacted;
+    nothing was replaced since.
+    """
 
     retriable = True
 
@@ -239,7 +268,8 @@ class CompactionAbandonedError(LogcoreError):
 class LogLockedError(LogcoreError):
     """Another writer, Python or a Kafka broker, holds the lock of the log directory.
 
-    pid: process id of the holder if known, else None. host: its host name if known, else None.
+    pid: process id of the holder if known, else None. host: its host name if known,
+    else None.
     """
 
     retriable = True
@@ -262,11 +292,15 @@ class LogClosedError(LogcoreError):
 
 
 class ForkedWriterError(LogcoreError):
-    """A process forked from the one that opened the log tried to use it; open it again in the child."""
+    """A process forked from the one that opened the log tried to use it; open it again
+    in the child.
+    """
 
 
 class WrongLoopError(LogcoreError):
-    """An object of logcore.aio was used in another event loop than the one it was made in, or in none."""
+    """An object of logcore.aio was used in another event loop than the one it was made
+    in, or in none.
+    """
 
 
 class ReadOnlyLogError(LogcoreError):
@@ -280,11 +314,14 @@ class LogNotFoundError(LogcoreError):
 class TopicNotFoundError(LogcoreError):
     """No such topic in the log directory. Kafka: UNKNOWN_TOPIC_OR_PARTITION.
 
-    name, known: the topic and those that exist; the text says which of these is nearest. That is found when the
-    text is read: it takes a millisecond for 100 topics, and a broker is asked for many names and reads no text.
+    name, known: the topic and those that exist; the text says which of these is
+    nearest. That is found when the text is read: it takes a millisecond for 100 topics,
+    and a broker is asked for many names and reads no text.
     """
 
-    def __init__(self, reason: str, *, name: str = "", known: Iterable[str] = (), **where: Any) -> None:
+    def __init__(
+        self, reason: str, *, name: str = "", known: Iterable[str] = (), **where: Any
+    ) -> None:
         self._name = name
         self._known: Iterable[str] = ()
         super().__init__(reason, **where)
@@ -313,7 +350,9 @@ class TopicExistsError(LogcoreError):
 
 
 class InvalidNameError(LogcoreError):
-    """A name that Kafka would refuse, or that would leave the directory. Kafka: INVALID_TOPIC_EXCEPTION."""
+    """A name that Kafka would refuse, or that would leave the directory. Kafka:
+    INVALID_TOPIC_EXCEPTION.
+    """
 
 
 class InvalidConfigError(LogcoreError):
@@ -321,60 +360,82 @@ class InvalidConfigError(LogcoreError):
 
 
 class InconsistentGroupError(InvalidConfigError):
-    """A consumer has no assignor that all members of its group know. Kafka: INCONSISTENT_GROUP_PROTOCOL."""
+    """A consumer has no assignor that all members of its group know. Kafka:
+    INCONSISTENT_GROUP_PROTOCOL.
+    """
 
 
 class ConsumerStateError(LogcoreError):
-    """A call that a consumer cannot carry out as it stands: it is closed, or has no group."""
+    """A call that a consumer cannot carry out as it stands: it is closed, or has no
+    group.
+    """
 
 
 class ConsumerBusyError(ConsumerStateError):
-    """A consumer is used by one thread at a time, and another uses it. Java: ConcurrentModificationException."""
+    """A consumer is used by one thread at a time, and another uses it. Java:
+    ConcurrentModificationException.
+    """
 
 
 class WakeupError(LogcoreError):
-    """wakeup() was called: the poll() that waited, or the next one, ends without records, once."""
+    """wakeup() was called: the poll() that waited, or the next one, ends without
+    records, once.
+    """
 
 
 class CommitFailedError(LogcoreError):
-    """Offsets were not committed: the consumer is no member of this generation any more, or the disk failed.
+    """Offsets were not committed: the consumer is no member of this generation any
+    more, or the disk failed.
 
-    Records after the last commit are processed again by the new owners of the partitions.
+    Records after the last commit are processed again by the new owners of the
+    partitions.
     """
 
 
 class RebalanceInProgressError(LogcoreError):
-    """Offsets were not committed while the group divides its partitions: poll, then commit. Kafka:
-    REBALANCE_IN_PROGRESS.
+    """Offsets were not committed while the group divides its partitions: poll, then
+    commit. Kafka: REBALANCE_IN_PROGRESS.
     """
 
     retriable = True
 
 
 class FencedInstanceError(LogcoreError):
-    """Another consumer with this group_instance_id took this one's place. Kafka: FENCED_INSTANCE_ID."""
+    """Another consumer with this group_instance_id took this one's place. Kafka:
+    FENCED_INSTANCE_ID.
+    """
 
 
 class NoOffsetError(LogcoreError):
-    """There is no committed offset, and auto_offset_reset="none" names no other beginning."""
+    """There is no committed offset, and auto_offset_reset="none" names no other
+    beginning.
+    """
 
 
 class SerializationError(LogcoreError):
-    """A key_serializer or value_serializer raised; its error is the cause. Nothing was sent."""
+    """A key_serializer or value_serializer raised; its error is the cause. Nothing was
+    sent.
+    """
 
 
 class BufferFullError(LogcoreError):
-    """The memory of a producer was full for max_block_ms: records are sent faster than the disk takes them."""
+    """The memory of a producer was full for max_block_ms: records are sent faster than
+    the disk takes them.
+    """
 
     retriable = True
 
 
 class DeliveryTimeoutError(LogcoreError):
-    """A record was not written within delivery_timeout_ms, or flush() did not end in its time. Kafka: TIMED_OUT."""
+    """A record was not written within delivery_timeout_ms, or flush() did not end in
+    its time. Kafka: TIMED_OUT.
+    """
 
 
 class ProducerStateError(LogcoreError):
-    """A call that a producer cannot carry out as it stands, such as waiting for a delivery in a delivery callback."""
+    """A call that a producer cannot carry out as it stands, such as waiting for a
+    delivery in a delivery callback.
+    """
 
 
 class ProducerClosedError(ProducerStateError):
@@ -382,18 +443,23 @@ class ProducerClosedError(ProducerStateError):
 
 
 class ProducerFencedError(LogcoreError):
-    """Another producer has taken the transactional id over. This one can only be closed. Kafka: PRODUCER_FENCED."""
+    """Another producer has taken the transactional id over. This one can only be
+    closed. Kafka: PRODUCER_FENCED.
+    """
 
 
 class TransactionAbortedError(LogcoreError):
-    """The transaction of a record was aborted, or can only be aborted: call abort_transaction() and begin again.
+    """The transaction of a record was aborted, or can only be aborted: call
+    abort_transaction() and begin again.
 
     Kafka: TRANSACTION_ABORTABLE.
     """
 
 
 class RegistryError(LogcoreError):
-    """Root of the errors of registries (logcore.registry). path: of the node, where it is about one."""
+    """Root of the errors of registries (logcore.registry). path: of the node, where it
+    is about one.
+    """
 
 
 class InvalidNodeError(RegistryError):
@@ -417,11 +483,15 @@ class NodeNotEmptyError(RegistryError):
 
 
 class BadVersionError(RegistryError):
-    """The node has another version than the caller expected: another session changed it first. Nothing was written."""
+    """The node has another version than the caller expected: another session changed it
+    first. Nothing was written.
+    """
 
 
 class SessionExpiredError(RegistryError):
-    """This registry's session was declared over. Its ephemeral nodes belong to others; open the registry again."""
+    """This registry's session was declared over. Its ephemeral nodes belong to others;
+    open the registry again.
+    """
 
 
 class RegistryClosedError(RegistryError):
@@ -429,26 +499,37 @@ class RegistryClosedError(RegistryError):
 
 
 class RegistryLockedError(RegistryError):
-    """Another process kept the lock of a domain beyond the timeout; it may be stopped. Nothing was written.
+    """Another process kept the lock of a domain beyond the timeout; it may be stopped.
+    Nothing was written.
 
     pids: of the processes that are in the middle of a change, as far as they tell.
     """
 
     retriable = True
 
-    def __init__(self, reason: str, *, path: str | os.PathLike[str] | None = None, pids: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        reason: str,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        pids: tuple[int, ...] = (),
+    ) -> None:
         self.pids = pids
         super().__init__(reason, path=path)
 
 
 class RegistryUnavailableError(RegistryError):
-    """The server of the registry does not answer. A change that was asked for may have happened or not."""
+    """The server of the registry does not answer. A change that was asked for may have
+    happened or not.
+    """
 
     retriable = True
 
 
 class CorruptRegistryError(RegistryError):
-    """A file of the registry is damaged where no crash could have done it, or something else wrote it. It is kept."""
+    """A file of the registry is damaged where no crash could have done it, or something
+    else wrote it. It is kept.
+    """
 
 
 class UnsupportedRegistryError(RegistryError):
@@ -460,17 +541,23 @@ class ShippingError(LogcoreError):
 
 
 class RemoteUnavailableError(ShippingError):
-    """The remote cluster does not answer. What was asked of it may have happened or not."""
+    """The remote cluster does not answer. What was asked of it may have happened or
+    not.
+    """
 
     retriable = True
 
 
 class RemoteTopicError(ShippingError):
-    """A topic of the remote cluster is missing, has too few partitions, or may not be used."""
+    """A topic of the remote cluster is missing, has too few partitions, or may not be
+    used.
+    """
 
 
 class RecordRefusedError(ShippingError):
-    """A record that the other side does not take, such as one that is too large. Its partition stands still."""
+    """A record that the other side does not take, such as one that is too large. Its
+    partition stands still.
+    """
 
 
 class ShippingGapError(ShippingError):
@@ -478,7 +565,9 @@ class ShippingGapError(ShippingError):
 
 
 class DivergedError(ShippingError):
-    """The two sides do not hold the same any more: one was cut, lost records, or is another topic of that name."""
+    """The two sides do not hold the same any more: one was cut, lost records, or is
+    another topic of that name.
+    """
 
 
 class MissingDependencyError(LogcoreError):

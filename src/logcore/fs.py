@@ -51,10 +51,15 @@ from logcore.watches import Inotify, Polling, Watch, libc
 #: Errors of a write that mean "no room". Truncating the file to its old size undoes
 #: such a write.
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_NO_LINK: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS})
-_NO_SUCH_NAME: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
+_NO_LINK: Final = frozenset(
+    {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS}
+)
+_NO_SUCH_NAME: Final = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP}
+)
 _NO_RESOURCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-#: Permissions of new files and directories, unless the caller gives others; the umask removes some of them.
+#: Permissions of new files and directories, unless the caller gives others; the umask
+#: removes some of them.
 FILE_PERMISSIONS: Final = 0o644
 DIRECTORY_PERMISSIONS: Final = 0o755
 _OTHERS_WRITE: Final = 0o022
@@ -84,13 +89,16 @@ _guard: Final = _find_guard()
 
 _HAS_TRACKFD: bool = sys.version_info >= (3, 13)
 _IS_LINUX: bool = sys.platform == "linux"
-#: Linux caches pages in folios, which are dropped as a whole. This is the largest folio on most machines.
+#: Linux caches pages in folios, which are dropped as a whole. This is the largest folio
+#: on most machines.
 _FOLIO_BYTES: Final = 2 << 20
 
 
 @attrs.frozen
 class Boot:
-    """Processes with the same boot (16 bytes) and the same time namespace may compare their monotonic clocks."""
+    """Processes with the same boot (16 bytes) and the same time namespace may compare
+    their monotonic clocks.
+    """
 
     boot_id: bytes
     time_namespace: int
@@ -133,7 +141,14 @@ class FS(Protocol):
 
     forks: int
 
-    def open(self, path: str, *, write: bool = False, create: bool = False, exclusive: bool = False) -> int: ...
+    def open(
+        self,
+        path: str,
+        *,
+        write: bool = False,
+        create: bool = False,
+        exclusive: bool = False,
+    ) -> int: ...
     def close(self, handle: int) -> None: ...
     def pread(self, handle: int, size: int, position: int) -> bytes: ...
     def pwrite(self, handle: int, data: Data, position: int) -> None: ...
@@ -190,7 +205,9 @@ class SharedFS(FS, Protocol):
     ) -> int: ...
     def mkdir(self, path: str, *, permissions: int = DIRECTORY_PERMISSIONS) -> None: ...
     def permissions(self, path: str) -> int: ...
-    def lock_byte(self, handle: int, byte: int, *, timeout_ms: int = 0, shared: bool = False) -> bool: ...
+    def lock_byte(
+        self, handle: int, byte: int, *, timeout_ms: int = 0, shared: bool = False
+    ) -> bool: ...
     def unlock_byte(self, handle: int, byte: int) -> None: ...
     def is_byte_locked(self, handle: int, byte: int) -> bool: ...
     def watch(self, *directories: str, closing: Sequence[str] = ()) -> Watch: ...
@@ -200,7 +217,12 @@ class SharedFS(FS, Protocol):
 
 @contextlib.contextmanager
 def opened(
-    fs: FS, path: str, *, write: bool = False, create: bool = False, exclusive: bool = False
+    fs: FS,
+    path: str,
+    *,
+    write: bool = False,
+    create: bool = False,
+    exclusive: bool = False,
 ) -> Generator[int, None, None]:
     """Open a file for the duration of a `with`. Raises the same errors as FS.open()."""
     handle = fs.open(path, write=write, create=create, exclusive=exclusive)
@@ -243,8 +265,12 @@ class _Reading:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError) and not isinstance(error, (FileNotFoundError, FileExistsError)):
+    def __exit__(
+        self, kind: object, error: BaseException | None, trace: object
+    ) -> None:
+        if isinstance(error, OSError) and not isinstance(
+            error, (FileNotFoundError, FileExistsError)
+        ):
             _raise(error, self._path, self._kind, self._what)
 
 
@@ -259,7 +285,9 @@ class _Writing(_Reading):
 
 def _raise(error: OSError, path: str, kind: type[LogcoreError], what: str) -> NoReturn:
     if error.errno in _NO_RESOURCE:
-        raise ResourceError(f"{what} failed for lack of resources: {error.strerror}", path=path) from error
+        raise ResourceError(
+            f"{what} failed for lack of resources: {error.strerror}", path=path
+        ) from error
     if error.errno in _NO_SPACE and kind is StorageWriteError:
         raise DiskFullError(f"no space left: {error.strerror}", path=path) from error
     raise kind(f"{what} failed: {error.strerror}", path=path) from error
@@ -278,7 +306,9 @@ class OsFS:
         self._heirs: dict[int, tuple[weakref.ref[Any], Callable[[Any], None]]] = {}
         self._heir_numbers = itertools.count()
         os.register_at_fork(
-            before=self._before_fork, after_in_parent=self._after_fork_in_parent, after_in_child=self._begin_child
+            before=self._before_fork,
+            after_in_parent=self._after_fork_in_parent,
+            after_in_child=self._begin_child,
         )
 
     def _before_fork(self) -> None:
@@ -310,9 +340,13 @@ class OsFS:
         method: Any = forget
         # Not WeakMethod: at the end of the process, its module may be gone when its
         # callback runs.
-        heirs[number] = weakref.ref(method.__self__, lambda _: heirs.pop(number, None)), method.__func__
+        heirs[number] = (
+            weakref.ref(method.__self__, lambda _: heirs.pop(number, None)),
+            method.__func__,
+        )
 
-    # -- files ---------------------------------------------------------------------------------------------------
+    # -- files
+    # ---------------------------------------------------------------------------------------------------
 
     def open(
         self,
@@ -450,7 +484,9 @@ class OsFS:
         with _Reading(self.path_of(handle)):
             if _IS_LINUX:
                 return _map(handle, size)
-            return memoryview(mmap.mmap(handle, size, access=mmap.ACCESS_READ, **options))
+            return memoryview(
+                mmap.mmap(handle, size, access=mmap.ACCESS_READ, **options)
+            )
 
     def is_readable(self, view: memoryview, *, touch: bool = False) -> bool:
         """Return whether all pages of a view's mapping could be read.
@@ -464,7 +500,8 @@ class OsFS:
             _guard.touch(view)
         return not _guard.unreadable_pages(view)
 
-    # -- names ---------------------------------------------------------------------------------------------------
+    # -- names
+    # ---------------------------------------------------------------------------------------------------
 
     def file_size(self, path: str) -> int:
         with _Reading(path):
@@ -572,7 +609,8 @@ class OsFS:
     def real_path(self, path: str) -> str:
         return os.path.realpath(path)
 
-    # -- time, threads, processes --------------------------------------------------------------------------------
+    # -- time, threads, processes
+    # --------------------------------------------------------------------------------
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
@@ -593,7 +631,8 @@ class OsFS:
         """
         time.sleep(0)
 
-    # -- locks and watches ---------------------------------------------------------------------------------------
+    # -- locks and watches
+    # ---------------------------------------------------------------------------------------
 
     def lock(self, directory: str, member: str, *, shared: bool = False) -> Lock:
         """Claim `member`, a partition directory's name, under the log directory's lock.
@@ -633,7 +672,9 @@ class OsFS:
         if self._locks.get(held.identity) is held:
             del self._locks[held.identity]
 
-    def lock_byte(self, handle: int, byte: int, *, timeout_ms: int = 0, shared: bool = False) -> bool:
+    def lock_byte(
+        self, handle: int, byte: int, *, timeout_ms: int = 0, shared: bool = False
+    ) -> bool:
         """Lock one byte of an open file, which need not exist, against all other
         openings of it.
 
@@ -685,7 +726,10 @@ class OsFS:
     def _ofd(self, command: str, handle: int) -> int:
         number = getattr(fcntl, command, None)
         if number is None:
-            raise StorageWriteError("this system has no open-file-description locks", path=self.path_of(handle))
+            raise StorageWriteError(
+                "this system has no open-file-description locks",
+                path=self.path_of(handle),
+            )
         return int(number)
 
     def watch(self, *directories: str, closing: Sequence[str] = ()) -> Watch:
@@ -731,7 +775,8 @@ def _mode_of(path: str, look: Callable[[str], os.stat_result]) -> int | None:
 
 
 def _raise_sync(error: OSError, path: str) -> NoReturn:
-    # Never DiskFullError: after a failed sync the state of the file is unknown, whatever the errno.
+    # Never DiskFullError: after a failed sync the state of the file is unknown,
+    # whatever the errno.
     raise StorageWriteError(f"sync failed: {error.strerror}", path=path) from error
 
 
@@ -743,7 +788,9 @@ PRESENCE_BYTE: Final = 0
 PRIVATE_BYTE: Final = 4
 #: How long to wait for a process that is leaving, and holds the first byte exclusively.
 JOIN_SECONDS: Final = 10
-_FLOCK: Final = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, len, pid
+_FLOCK: Final = struct.Struct(
+    "hhqqi4x"
+)  # struct flock of 64-bit Linux: type, whence, start, len, pid
 
 
 class _DirectoryLock:
@@ -755,7 +802,9 @@ class _DirectoryLock:
     lockf is used, and this object never opens the file twice.
     """
 
-    def __init__(self, fs: OsFS, identity: tuple[int, int], directory: str, *, is_shared: bool) -> None:
+    def __init__(
+        self, fs: OsFS, identity: tuple[int, int], directory: str, *, is_shared: bool
+    ) -> None:
         self.fs = fs
         self.identity = identity
         self.directory = directory
@@ -790,7 +839,9 @@ class _DirectoryLock:
         except OSError as error:
             pid, host = _holder(self.handle, owner)
             if error.errno not in (errno.EACCES, errno.EAGAIN):
-                raise StorageWriteError(f"lock failed: {error.strerror}", path=path) from error
+                raise StorageWriteError(
+                    f"lock failed: {error.strerror}", path=path
+                ) from error
             who = "another process"
             if pid:
                 who = f"process {pid}"
@@ -809,9 +860,15 @@ class _DirectoryLock:
         # report the holder of such a lock.
         self.is_named = True
         with contextlib.suppress(OSError):
-            handle = os.open(owner, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _OPEN, 0o644)
+            handle = os.open(
+                owner, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _OPEN, 0o644
+            )
             try:
-                os.write(handle, json.dumps({"pid": self.pid, "host": os.uname().nodename}).encode() + b"\n")
+                os.write(
+                    handle,
+                    json.dumps({"pid": self.pid, "host": os.uname().nodename}).encode()
+                    + b"\n",
+                )
             finally:
                 os.close(handle)
 
@@ -820,9 +877,14 @@ class _DirectoryLock:
         if is_shared != self.is_shared:
             reason = "this process has the log directory open otherwise; say shared=True in both or in none"
         elif member in self.members:
-            reason, path = "this process has the log open for writing already", os.path.join(self.directory, member)
+            reason, path = (
+                "this process has the log open for writing already",
+                os.path.join(self.directory, member),
+            )
         if reason:
-            raise LogLockedError(reason, path=path, pid=self.pid, host=os.uname().nodename)
+            raise LogLockedError(
+                reason, path=path, pid=self.pid, host=os.uname().nodename
+            )
         claimed = _MemberLock(self, member, self.shared)
         # No call here that an interrupt could follow.
         self.members |= {member}
@@ -892,7 +954,9 @@ class _MemberLock:
 
 def _lock_file(handle: int) -> None:
     if hasattr(fcntl, "F_OFD_SETLK"):
-        fcntl.fcntl(handle, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        fcntl.fcntl(
+            handle, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        )
     else:
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -907,13 +971,21 @@ def _join(handle: int) -> None:
     deadline = time.monotonic() + JOIN_SECONDS
     while True:
         try:
-            fcntl.fcntl(handle, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, PRESENCE_BYTE, 1, 0))
+            fcntl.fcntl(
+                handle,
+                fcntl.F_OFD_SETLK,
+                _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, PRESENCE_BYTE, 1, 0),
+            )
             return
         except OSError as error:
             probe = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, PRIVATE_BYTE, 1, 0)
             answer = fcntl.fcntl(handle, fcntl.F_OFD_GETLK, probe)
             is_private = _FLOCK.unpack(answer)[0] != fcntl.F_UNLCK
-            if error.errno not in (errno.EACCES, errno.EAGAIN) or is_private or time.monotonic() >= deadline:
+            if (
+                error.errno not in (errno.EACCES, errno.EAGAIN)
+                or is_private
+                or time.monotonic() >= deadline
+            ):
                 raise
         time.sleep(_LOCK_PAUSE_LIMIT_SECONDS)
 
@@ -925,7 +997,11 @@ def _holder(handle: int, owner: str) -> tuple[int | None, str | None]:
     """
     if hasattr(fcntl, "F_OFD_GETLK"):
         with contextlib.suppress(OSError):
-            answer = fcntl.fcntl(handle, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+            answer = fcntl.fcntl(
+                handle,
+                fcntl.F_OFD_GETLK,
+                _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0),
+            )
             pid = _FLOCK.unpack(answer)[4]
             if pid > 0:
                 return pid, os.uname().nodename

@@ -1,6 +1,8 @@
-"""Partitions at a glance, for `logcore info` and for notebooks: how much they hold, from when to when, in which codecs.
+"""Partitions at a glance, for `logcore info` and for notebooks: how much they hold,
+from when to when, in which codecs.
 
-The logs are opened read-only: no lock is taken and nothing is written, also while a writer runs.
+The logs are opened read-only: no lock is taken and nothing is written, also while a
+writer runs.
 """
 
 from __future__ import annotations
@@ -23,14 +25,17 @@ from logcore.names import partition_of
 from logcore.reader import segments_between
 from logcore.segment import Segment
 
-#: Rows of a table in a notebook, and partitions that a table of topics looks into: some milliseconds each.
+#: Rows of a table in a notebook, and partitions that a table of topics looks into: some
+#: milliseconds each.
 _MOST_ROWS: Final = 50
 _MOST_LOOKS: Final = 200
 
 
 @attrs.frozen(kw_only=True)
 class PartitionSummary:
-    """A partition at a glance. Timestamps are -1 if there are none; codecs counts the active segment's batches."""
+    """A partition at a glance. Timestamps are -1 if there are none; codecs counts the
+    active segment's batches.
+    """
 
     path: str
     topic: str
@@ -49,10 +54,15 @@ class PartitionSummary:
 
 
 def describe(path: str | os.PathLike[str], *, fs: FS = OS) -> PartitionSummary:
-    """One partition directory at a glance, read-only. Walks the heads of its last segment. Errors of open_log()."""
+    """One partition directory at a glance, read-only. Walks the heads of its last
+    segment. Errors of open_log().
+    """
     with open_log(path, read_only=True, fs=fs) as log:
         statistics = log.statistics()
-        topic, partition = partition_of(os.path.basename(fs.real_path(log.path))) or ("", -1)
+        topic, partition = partition_of(os.path.basename(fs.real_path(log.path))) or (
+            "",
+            -1,
+        )
         return PartitionSummary(
             path=log.path,
             topic=topic,
@@ -62,8 +72,13 @@ def describe(path: str | os.PathLike[str], *, fs: FS = OS) -> PartitionSummary:
             log_start_offset=statistics.log_start_offset,
             high_watermark=statistics.high_watermark,
             log_end_offset=statistics.log_end_offset,
-            first_timestamp_ms=next((batch.base_timestamp for batch in log.batches(log.log_start_offset)), -1),
-            max_timestamp_ms=max((segment.max_timestamp() for segment in _segments(log)), default=-1),
+            first_timestamp_ms=next(
+                (batch.base_timestamp for batch in log.batches(log.log_start_offset)),
+                -1,
+            ),
+            max_timestamp_ms=max(
+                (segment.max_timestamp() for segment in _segments(log)), default=-1
+            ),
             codecs=_codecs(log),
         )
 
@@ -78,7 +93,11 @@ def _codecs(log: Log) -> dict[str, int]:
         for facts, _, _ in segment.walk(0, crc=False):
             counts += np.bincount(facts["attributes"] & layout.CODEC_MASK, minlength=8)
     names = {code.value: code.name.lower() for code in Codec}
-    return {names.get(code, f"unknown({code})"): int(count) for code, count in enumerate(counts) if count}
+    return {
+        names.get(code, f"unknown({code})"): int(count)
+        for code, count in enumerate(counts)
+        if count
+    }
 
 
 def topic_html(fs: FS, name: str, paths: Mapping[int, str]) -> str:
@@ -90,24 +109,58 @@ def topic_html(fs: FS, name: str, paths: Mapping[int, str]) -> str:
         except LogcoreError as error:
             rows.append((number, htmltable.cut(error.reason)))
             continue
-        times = htmltable.shown_time(one.first_timestamp_ms), htmltable.shown_time(one.max_timestamp_ms)
+        times = (
+            htmltable.shown_time(one.first_timestamp_ms),
+            htmltable.shown_time(one.max_timestamp_ms),
+        )
         size = htmltable.shown_size(one.size_bytes)
-        rows.append((number, one.log_start_offset, one.high_watermark, *times, size, one.segments))
-    headings = ("partition", "log start offset", "high watermark", "first time (UTC)", "newest time (UTC)")
+        rows.append(
+            (
+                number,
+                one.log_start_offset,
+                one.high_watermark,
+                *times,
+                size,
+                one.segments,
+            )
+        )
+    headings = (
+        "partition",
+        "log start offset",
+        "high watermark",
+        "first time (UTC)",
+        "newest time (UTC)",
+    )
     caption = f"topic {name}: {_counted(len(paths), 'partition')}"
-    return htmltable.table(caption, (*headings, "size", "segments"), rows, note=_note_of(len(paths), "partitions"))
+    return htmltable.table(
+        caption,
+        (*headings, "size", "segments"),
+        rows,
+        note=_note_of(len(paths), "partitions"),
+    )
 
 
 def directory_html(fs: FS, path: str, topics: Mapping[str, Mapping[int, str]]) -> str:
-    """A directory as a table with a row for each topic. topics: name -> number -> directory of the partition."""
+    """A directory as a table with a row for each topic. topics: name -> number ->
+    directory of the partition.
+    """
     rows: list[Sequence[object]] = []
     looks = _MOST_LOOKS
     for name, paths in itertools.islice(topics.items(), _MOST_ROWS):
         looks -= len(paths)
         rows.append(_topic_row(fs, name, paths) if looks >= 0 else (name, len(paths)))
-    headings = ("topic", "partitions", "offsets", "first time (UTC)", "newest time (UTC)", "size")
+    headings = (
+        "topic",
+        "partitions",
+        "offsets",
+        "first time (UTC)",
+        "newest time (UTC)",
+        "size",
+    )
     caption = f"{path}: {_counted(len(topics), 'topic')}"
-    return htmltable.table(caption, headings, rows, note=_note_of(len(topics), "topics"))
+    return htmltable.table(
+        caption, headings, rows, note=_note_of(len(topics), "topics")
+    )
 
 
 def _topic_row(fs: FS, name: str, paths: Mapping[int, str]) -> Sequence[object]:
@@ -116,10 +169,19 @@ def _topic_row(fs: FS, name: str, paths: Mapping[int, str]) -> Sequence[object]:
     except LogcoreError as error:
         return (name, len(paths), htmltable.cut(error.reason))
     offsets = sum(one.high_watermark - one.log_start_offset for one in found)
-    first = min((one.first_timestamp_ms for one in found if one.first_timestamp_ms >= 0), default=-1)
+    first = min(
+        (one.first_timestamp_ms for one in found if one.first_timestamp_ms >= 0),
+        default=-1,
+    )
     newest = max((one.max_timestamp_ms for one in found), default=-1)
     times = htmltable.shown_time(first), htmltable.shown_time(newest)
-    return (name, len(paths), offsets, *times, htmltable.shown_size(sum(one.size_bytes for one in found)))
+    return (
+        name,
+        len(paths),
+        offsets,
+        *times,
+        htmltable.shown_size(sum(one.size_bytes for one in found)),
+    )
 
 
 def _counted(count: int, what: str) -> str:

@@ -1,8 +1,11 @@
-"""The present groups and offsets in the logs of `__consumer_offsets`: the last record of each key.
+"""The present groups and offsets in the logs of `__consumer_offsets`: the last record
+of each key.
 
 Rules:
-- All records below the high watermark count: an open transaction hides no commit behind it.
-- A record of a transaction counts once the transaction is committed, and by its own offset, not by that of the marker.
+- All records below the high watermark count: an open transaction hides no commit behind
+  it.
+- A record of a transaction counts once the transaction is committed, and by its own
+  offset, not by that of the marker.
 - A record that is not understood is left out; not_understood is their number.
 
 The bytes of a record are read in format/grouprecords.py.
@@ -34,38 +37,53 @@ from logcore.format.grouprecords import (
 from logcore.reader import LogReader, aborted_transactions
 
 #: Settings of the topic, for whoever creates it.
-OFFSETS_CONFIG: Final = {"cleanup.policy": "compact", "segment.bytes": 104_857_600, "compression.type": "producer"}
+OFFSETS_CONFIG: Final = {
+    "cleanup.policy": "compact",
+    "segment.bytes": 104_857_600,
+    "compression.type": "producer",
+}
 
 #: Offset, key and value of a record.
 Row = tuple[int, bytes, bytes | None]
 
 
 class StoredGroups:
-    """The result of a reading. offsets: group -> topic -> partition. groups: group -> its last record, of the classic
-    protocol. consumers: group -> the last records of a group of the consumer protocol, by kind and name.
+    """The result of a reading. offsets: group -> topic -> partition. groups: group ->
+    its last record, of the classic protocol. consumers: group -> the last records of a
+    group of the consumer protocol, by kind and name.
 
-    not_understood: how many records were left out. unstable: group -> producer id -> (topic, partition) -> what an open
-    transaction would commit, and its place among others of that partition: a number below 0 that rises with the log.
+    not_understood: how many records were left out. unstable: group -> producer id ->
+    (topic, partition) -> what an open transaction would commit, and its place among
+    others of that partition: a number below 0 that rises with the log.
     """
 
     def __init__(self) -> None:
         self.offsets: dict[str, dict[str, dict[int, Committed]]] = {}
         self.groups: dict[str, StoredGroup] = {}
         self.consumers: dict[str, dict[tuple[Kind, str], ConsumerValue]] = {}
-        self.unstable: dict[str, dict[int, dict[tuple[str, int], tuple[int, Committed]]]] = {}
+        self.unstable: dict[
+            str, dict[int, dict[tuple[str, int], tuple[int, Committed]]]
+        ] = {}
         self.not_understood = 0
 
     def member_count(self, group_id: str) -> int:
-        """How many members a group had when its records were written; 0 for a group without records."""
+        """How many members a group had when its records were written; 0 for a group
+        without records.
+        """
         if group_id in self.groups and self.groups[group_id].members:
             return len(self.groups[group_id].members)
         return sum(kind is Kind.MEMBER for kind, _ in self.consumers.get(group_id, {}))
 
     def take(self, latest: Mapping[bytes, bytes | None]) -> None:
         """Adds the records of one partition of the topic."""
-        # Keys of version 0 mean the same as those of version 1, and old Kafka wrote them: those of version 1 win.
-        oldest = ((key, value) for key, value in latest.items() if key.startswith(b"\0\0"))
-        others = ((key, value) for key, value in latest.items() if not key.startswith(b"\0\0"))
+        # Keys of version 0 mean the same as those of version 1, and old Kafka wrote
+        # them: those of version 1 win.
+        oldest = (
+            (key, value) for key, value in latest.items() if key.startswith(b"\0\0")
+        )
+        others = (
+            (key, value) for key, value in latest.items() if not key.startswith(b"\0\0")
+        )
         for key, value in itertools.chain(oldest, others):
             name = read_key(key)
             if isinstance(name, CommitKey):
@@ -85,7 +103,9 @@ class StoredGroups:
         if committed is None:
             self.not_understood += 1
             return
-        self.offsets.setdefault(key.group_id, {}).setdefault(key.topic, {})[key.partition] = committed
+        self.offsets.setdefault(key.group_id, {}).setdefault(key.topic, {})[
+            key.partition
+        ] = committed
 
     def _drop_commit(self, key: CommitKey) -> None:
         """Removes an offset, and with the last one the topic and the group."""
@@ -108,7 +128,10 @@ class StoredGroups:
                 if isinstance(name, CommitKey) and committed is not None:
                     group = self.unstable.setdefault(name.group_id, {})
                     place = offset - INT64_MAX - 1
-                    group.setdefault(producer_id, {})[name.topic, name.partition] = place, committed
+                    group.setdefault(producer_id, {})[name.topic, name.partition] = (
+                        place,
+                        committed,
+                    )
 
     def _take_group(self, group_id: str, value: bytes | None) -> None:
         if value is None:
@@ -134,9 +157,11 @@ class StoredGroups:
         self.consumers.setdefault(name.group_id, {})[name.kind, name.name] = fact
 
 
-def latest_records(log: LogReader) -> tuple[dict[bytes, bytes | None], dict[int, list[Row]]]:
-    """The last value of each key in one partition of the topic, and by producer id the records of open transactions
-    behind these. Raises what reading raises.
+def latest_records(
+    log: LogReader,
+) -> tuple[dict[bytes, bytes | None], dict[int, list[Row]]]:
+    """The last value of each key in one partition of the topic, and by producer id the
+    records of open transactions behind these. Raises what reading raises.
     """
     start = log.log_start_offset
     end = log.high_watermark
@@ -159,7 +184,9 @@ def _latest_of_committed(
 
     def take(rows: Iterable[Row]) -> None:
         for offset, key, value in rows:
-            if offsets.get(key, -1) < offset:  # a later record may have been taken while the transaction was open
+            if (
+                offsets.get(key, -1) < offset
+            ):  # a later record may have been taken while the transaction was open
                 offsets[key] = offset
                 latest[key] = value
 
@@ -169,12 +196,17 @@ def _latest_of_committed(
             if batch.control_type() == "COMMIT":
                 take(rows)
             continue
-        rows = [(record.offset, record.key, record.value) for record in batch.records() if record.key is not None]
+        rows = [
+            (record.offset, record.key, record.value)
+            for record in batch.records()
+            if record.key is not None
+        ]
         if batch.is_transactional:
             undecided.setdefault(batch.producer_id, []).extend(rows)
         else:
             take(rows)
-    # A record before one that counts would change nothing, even if its transaction were committed.
+    # A record before one that counts would change nothing, even if its transaction were
+    # committed.
     left = {
         producer_id: [row for row in rows if row[0] > offsets.get(row[1], -1)]
         for producer_id, rows in undecided.items()
@@ -183,8 +215,8 @@ def _latest_of_committed(
 
 
 def stored_groups(logs: Iterable[LogReader]) -> StoredGroups:
-    """The result for all partitions of the topic. Raises what reading raises: without one of them groups would be
-    missed.
+    """The result for all partitions of the topic. Raises what reading raises: without
+    one of them groups would be missed.
     """
     found = StoredGroups()
     for log in logs:
@@ -195,7 +227,9 @@ def stored_groups(logs: Iterable[LogReader]) -> StoredGroups:
 
 
 def committed_in(logs: Iterable[LogReader]) -> dict[tuple[str, int], dict[str, int]]:
-    """(topic, partition) -> group -> committed offset, by all partitions of the topic. Raises what reading raises."""
+    """(topic, partition) -> group -> committed offset, by all partitions of the topic.
+    Raises what reading raises.
+    """
     found: dict[tuple[str, int], dict[str, int]] = {}
     for group_id, topics in stored_groups(logs).offsets.items():
         for topic, partitions in topics.items():

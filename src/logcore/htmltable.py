@@ -17,7 +17,13 @@ _LONGEST_TEXT: Final = 60
 _UNITS: Final = ("KiB", "MiB", "GiB", "TiB")
 
 
-def table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[object]], *, note: str = "") -> str:
+def table(
+    caption: str,
+    headings: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    note: str = "",
+) -> str:
     """An HTML table. Numbers stand on the right. note: a line below it."""
     from html import escape  # 2 ms to import, for the few who look
 
@@ -38,7 +44,9 @@ def _row(row: Sequence[object], escape: Callable[[str], str]) -> str:
         if isinstance(value, int):
             cells += f'<td style="text-align: right">{value:,}</td>'
         else:
-            text = str(value).encode("utf-8", "replace").decode()  # a header's name may hold bytes that are not UTF-8
+            text = (
+                str(value).encode("utf-8", "replace").decode()
+            )  # a header's name may hold bytes that are not UTF-8
             cells += f'<td style="text-align: left">{escape(text)}</td>'
     return f"<tr>{cells}</tr>"
 
@@ -51,7 +59,9 @@ def cut(text: str) -> str:
 
 
 def shown_bytes(value: bytes | None) -> str:
-    """A key or a value as text where it is UTF-8 that can be printed, else as Python shows it; "null" for None."""
+    """A key or a value as text where it is UTF-8 that can be printed, else as Python
+    shows it; "null" for None.
+    """
     if value is None:
         return "null"
     start = value[: 4 * _LONGEST_TEXT]
@@ -68,10 +78,14 @@ def shown_bytes(value: bytes | None) -> str:
 
 
 def _without_half_sign(start: bytes) -> bytes:
-    """The start of a longer text, without a sign that the cut went through: at most three bytes of it are here."""
+    """The start of a longer text, without a sign that the cut went through: at most
+    three bytes of it are here.
+    """
     for size in range(1, 4):
         byte = start[-size]
-        if byte & 0xC0 != 0x80:  # the first byte of a sign, which says how many there are
+        if (
+            byte & 0xC0 != 0x80
+        ):  # the first byte of a sign, which says how many there are
             wanted = 1 + (byte >= 0xC2) + (byte >= 0xE0) + (byte >= 0xF0)
             if wanted > size:
                 return start[:-size]

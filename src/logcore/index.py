@@ -40,7 +40,8 @@ from logcore.kernels import kernel
 
 OFFSET_ENTRY: Final = np.dtype([("relative_offset", ">i4"), ("position", ">i4")])
 TIME_ENTRY: Final = np.dtype([("timestamp", ">i8"), ("relative_offset", ">i4")])
-#: One for each aborted transaction, by the offset of its marker (storage format section 4.3).
+#: One for each aborted transaction, by the offset of its marker (storage format section
+#: 4.3).
 TXN_ENTRY: Final = np.dtype(
     [
         ("version", ">i2"),
@@ -80,7 +81,9 @@ class _Entries:
 
     entry_size: int
 
-    def __init__(self, path: str, data: bytearray | memoryview, *, is_synced: bool = False) -> None:
+    def __init__(
+        self, path: str, data: bytearray | memoryview, *, is_synced: bool = False
+    ) -> None:
         """Create entries. `is_synced` means that the present content of the file is
         durable.
         """
@@ -100,7 +103,14 @@ class _Entries:
         # A new bytearray, because one with an array over it cannot shrink.
         self.data = self.data[: count * self.entry_size]
 
-    def write(self, fs: FS, *, whole: bool = False, sync: bool = False, keeps_rest: bool = False) -> None:
+    def write(
+        self,
+        fs: FS,
+        *,
+        whole: bool = False,
+        sync: bool = False,
+        keeps_rest: bool = False,
+    ) -> None:
         """Write new entries to the file.
 
         With `whole`, the file is read first and other entries are removed from it. With
@@ -137,11 +147,17 @@ class _Entries:
             with opened(fs, self.path) as handle:
                 size = fs.size(handle)
                 length = min(size, len(self.data))
-                content = fs.pread(handle, length, 0) if keeps_rest else _read_without_zeros(fs, handle, size)
+                content = (
+                    fs.pread(handle, length, 0)
+                    if keeps_rest
+                    else _read_without_zeros(fs, handle, size)
+                )
         except FileNotFoundError:
             return -1
         front = content[:length].ljust(length, b"\0")
-        if front == bytes(self.data[:length]) and (keeps_rest or len(content) <= length):
+        if front == bytes(self.data[:length]) and (
+            keeps_rest or len(content) <= length
+        ):
             if keeps_rest or length == size:
                 return length
             return -1
@@ -184,7 +200,9 @@ class TimeIndex(_Entries):
 
     entry_size = TIME_ENTRY.itemsize
 
-    def __init__(self, path: str, data: bytearray | memoryview, *, is_synced: bool = False) -> None:
+    def __init__(
+        self, path: str, data: bytearray | memoryview, *, is_synced: bool = False
+    ) -> None:
         super().__init__(path, data, is_synced=is_synced)
         if len(self):
             self.last_timestamp = self.entry(len(self) - 1)[0]
@@ -224,9 +242,17 @@ class TransactionIndex(_Entries):
 
     entry_size = TXN_ENTRY.itemsize
 
-    def add(self, producer_id: int, first_offset: int, last_offset: int, last_stable_offset: int) -> None:
+    def add(
+        self,
+        producer_id: int,
+        first_offset: int,
+        last_offset: int,
+        last_stable_offset: int,
+    ) -> None:
         assert isinstance(self.data, bytearray), "only an active index grows"
-        self.data += _TXN.pack(0, producer_id, first_offset, last_offset, last_stable_offset)
+        self.data += _TXN.pack(
+            0, producer_id, first_offset, last_offset, last_stable_offset
+        )
 
     def array(self) -> npt.NDArray[Any]:
         """Return all entries, dtype TXN_ENTRY."""
@@ -326,7 +352,9 @@ class IndexWriter:
         self.offers = False
         self.until_look = 1
 
-    def resume(self, offsets: OffsetIndex, offset_count: int, times: TimeIndex, time_count: int) -> None:
+    def resume(
+        self, offsets: OffsetIndex, offset_count: int, times: TimeIndex, time_count: int
+    ) -> None:
         """Use the first entries that were read from the files."""
         offsets.keep(offset_count)
         times.keep(time_count)
@@ -339,16 +367,28 @@ class IndexWriter:
         invalid.
         """
         path = self._aborted.path
-        index = TransactionIndex(path, bytearray(load(self._fs, path, TransactionIndex)), is_synced=is_whole)
+        index = TransactionIndex(
+            path, bytearray(load(self._fs, path, TransactionIndex)), is_synced=is_whole
+        )
         # The offsets of the markers are in this segment, below the log end, and
         # increase. Otherwise a crash left garbage.
         markers = index.array()["last_offset"].astype(np.int64)
-        if np.any(markers < base_offset) or np.any(markers >= end) or not rises(markers):
+        if (
+            np.any(markers < base_offset)
+            or np.any(markers >= end)
+            or not rises(markers)
+        ):
             return False
         self._aborted = index
         return True
 
-    def add(self, relative_offset: int, position: int, largest_timestamp: int, its_relative_offset: int) -> None:
+    def add(
+        self,
+        relative_offset: int,
+        position: int,
+        largest_timestamp: int,
+        its_relative_offset: int,
+    ) -> None:
         """Add an entry to both indexes, for the batch at a position with this last
         offset.
 
@@ -387,9 +427,14 @@ class IndexWriter:
             with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
                 self.write()
 
-    def write(self, *, whole: bool = False, sync: bool = False, keeps_rest: bool = False) -> None:
+    def write(
+        self, *, whole: bool = False, sync: bool = False, keeps_rest: bool = False
+    ) -> None:
         """Write the indexes to their files; see ActiveSegment.write_indexes()."""
-        indexes: list[OffsetIndex | TimeIndex | TransactionIndex] = [self.offsets, self.times]
+        indexes: list[OffsetIndex | TimeIndex | TransactionIndex] = [
+            self.offsets,
+            self.times,
+        ]
         # Otherwise there is no such file.
         if self.has_aborted:
             indexes.append(self._aborted)

@@ -49,7 +49,12 @@ from logcore.errors import (
     ReadOnlyLogError,
     SegmentTooSmallError,
 )
-from logcore.format.columns import ColumnInput, TimesInput, input_column, input_timestamps
+from logcore.format.columns import (
+    ColumnInput,
+    TimesInput,
+    input_column,
+    input_timestamps,
+)
 from logcore.fs import FS, OS
 from logcore.index import AbortedTransaction
 from logcore.kernels import Receipt, kernel, layout
@@ -66,14 +71,21 @@ from logcore.partition.state import PartitionState
 from logcore.partition.upkeep import Upkeep
 from logcore.partition.writer import Writer, check_level
 from logcore.reader import Isolation, LogReader, open_reader, transactions_of
-from logcore.recordbatch import Marker, check_timestamps, prepare_append, time_ms, transaction_marker
+from logcore.recordbatch import (
+    Marker,
+    check_timestamps,
+    prepare_append,
+    time_ms,
+    transaction_marker,
+)
 from logcore.segment import GrowingSegment
 from logcore.table import Table
 
 OnCorruption = Literal["fail", "quarantine"]
 
 _INT16_MAX: Final = 2**15 - 1
-#: Position of the producer id in a batch. A set sign bit means that the batch has no producer id.
+#: Position of the producer id in a batch. A set sign bit means that the batch has no
+#: producer id.
 _PRODUCER_SIGN: Final = 43
 #: Characters that no file system can store: surrogates, except those that represent
 #: undecodable bytes.
@@ -120,27 +132,35 @@ def open_log(
 ) -> Log:
     """Opens one partition directory, such as data/orders-0.
 
-    create: make the directory if it does not exist. read_only: take no lock and write nothing; works on any partition
-    directory that Kafka or logcore wrote, even while its writer runs. config: settings by Kafka's names; unless
-    retention.ms or retention.bytes is given, nothing is deleted by time or size. durability: see Durability.
+    create: make the directory if it does not exist. read_only: take no lock and write
+    nothing; works on any partition directory that Kafka or logcore wrote, even while
+    its writer runs. config: settings by Kafka's names; unless retention.ms or
+    retention.bytes is given, nothing is deleted by time or size. durability: see
+    Durability.
 
-    on_corruption: what to do about damage that no crash explains. "fail" raises CorruptLogError and changes nothing.
-    "quarantine" opens the log anyway: log.recovery_report.damage lists the offsets whose reads raise errors, appends
-    continue in a new segment, and the damaged file is not changed. If no whole batch follows the damage, the offsets
-    already given out cannot be determined, and appends raise LogFailedError; `logcore recover` makes a copy that
-    accepts appends.
+    on_corruption: what to do about damage that no crash explains. "fail" raises
+    CorruptLogError and changes nothing. "quarantine" opens the log anyway:
+    log.recovery_report.damage lists the offsets whose reads raise errors, appends
+    continue in a new segment, and the damaged file is not changed. If no whole batch
+    follows the damage, the offsets already given out cannot be determined, and appends
+    raise LogFailedError; `logcore recover` makes a copy that accepts appends.
 
-    replicated: the log has copies, so advance_high_watermark() moves the high watermark, not the durability. It begins
-    where the last writer left it: at the end in `logcore.durable` and `replication-offset-checkpoint`, or at the log
-    end offset if this library wrote the log without copies. With read_only it raises InvalidConfigError.
+    replicated: the log has copies, so advance_high_watermark() moves the high
+    watermark, not the durability. It begins where the last writer left it: at the end
+    in `logcore.durable` and `replication-offset-checkpoint`, or at the log end offset
+    if this library wrote the log without copies. With read_only it raises
+    InvalidConfigError.
 
-    shared: other processes on this machine may open the log for writing too, if they also pass shared=True; each append
-    takes its turn. All of them must use the same durability. If a stopped process keeps its turn for 30 seconds, the
-    others get LogLockedError. See docs/sharing.md.
+    shared: other processes on this machine may open the log for writing too, if they
+    also pass shared=True; each append takes its turn. All of them must use the same
+    durability. If a stopped process keeps its turn for 30 seconds, the others get
+    LogLockedError. See docs/sharing.md.
 
-    Opening for writing takes Kafka's lock on the parent directory, checks the active segment, truncates a torn tail and
-    reports it in log.recovery_report. Raises LogNotFoundError, LogLockedError, CorruptLogError, InvalidNameError,
-    InvalidConfigError; StorageReadError, StorageWriteError, DiskFullError and ResourceError when the system fails.
+    Opening for writing takes Kafka's lock on the parent directory, checks the active
+    segment, truncates a torn tail and reports it in log.recovery_report. Raises
+    LogNotFoundError, LogLockedError, CorruptLogError, InvalidNameError,
+    InvalidConfigError; StorageReadError, StorageWriteError, DiskFullError and
+    ResourceError when the system fails.
     """
     directory = check_path(path)
     settings = LogConfig.parse({**KEEPS_ALL, **(config or {})})
@@ -149,16 +169,22 @@ def open_log(
         if create:
             raise InvalidConfigError("a log cannot be created read-only")
         if replicated:
-            raise InvalidConfigError("replicated=True is for a writer; a reader finds the high watermark in the files")
+            raise InvalidConfigError(
+                "replicated=True is for a writer; a reader finds the high watermark in the files"
+            )
         return open_reader(Log, fs, directory, settings)
     keeps_damage = check_on_corruption(on_corruption)
-    # The lock and the checkpoints use resolved names, so two links to one partition are one log.
+    # The lock and the checkpoints use resolved names, so two links to one partition are
+    # one log.
     real = fs.real_path(directory)
     parent, name = os.path.split(real)
     key = parse_partition_name(name)
     exists = fs.is_directory(real)
     if not exists and not create:
-        raise LogNotFoundError("there is no partition directory here; create=True makes one", path=directory)
+        raise LogNotFoundError(
+            "there is no partition directory here; create=True makes one",
+            path=directory,
+        )
     if shared and replicated:
         raise InvalidConfigError("a replicated log has one writer; it cannot be shared")
     if not exists:
@@ -192,7 +218,9 @@ def open_log(
             writer = Writer(place, claim=claim, opened=opened)
             with writer.state.lock:
                 writer.start_locked(opened)
-        return Log(fs, real, writer.state, policy, writer=writer, left_below=opened.left_below)
+        return Log(
+            fs, real, writer.state, policy, writer=writer, left_below=opened.left_below
+        )
     except BaseException:
         try:
             if writer is not None:
@@ -219,7 +247,9 @@ def _join(place: Place, claim: Claim) -> tuple[Writer, Opened]:
     sharing = SharedLock(fs, claim.lock_handle, place.key, place.path)
 
     def check() -> None:
-        """The policy on disk decides how recovery judges a damaged tail, so a log has one policy."""
+        """The policy on disk decides how recovery judges a damaged tail, so a log has
+        one policy.
+        """
         noted = checkpoint.read_notes(fs, place.path).policy
         # None: the process died before it stored the policy.
         if noted is not None and noted != place.durability:
@@ -235,7 +265,11 @@ def _join(place: Place, claim: Claim) -> tuple[Writer, Opened]:
         writer = Writer(place, claim=claim, opened=opened, sharing=sharing)
 
         def open_again(believed_end: int | None) -> Opened:
-            return open_partition(attrs.evolve(place, believed_end=believed_end, config=writer.state.config))
+            return open_partition(
+                attrs.evolve(
+                    place, believed_end=believed_end, config=writer.state.config
+                )
+            )
 
         sharing.attach(writer, opened, open_again, believed_end=believed_end)
         writer.start_locked(opened)
@@ -245,7 +279,9 @@ def _join(place: Place, claim: Claim) -> tuple[Writer, Opened]:
 def check_on_corruption(choice: object) -> bool:
     """Return whether to open a log despite damage. Raises InvalidConfigError."""
     if choice not in ("fail", "quarantine"):
-        raise InvalidConfigError("on_corruption", expected="'fail' or 'quarantine'", found=repr(choice))
+        raise InvalidConfigError(
+            "on_corruption", expected="'fail' or 'quarantine'", found=repr(choice)
+        )
     return choice == "quarantine"
 
 
@@ -254,8 +290,14 @@ def check_path(path: str | os.PathLike[str]) -> str:
     it.
     """
     directory = os.fspath(path)
-    if not isinstance(directory, str) or "\0" in directory or _SURROGATE.search(directory):
-        raise InvalidNameError("not a path that a file system can hold", found=repr(directory))
+    if (
+        not isinstance(directory, str)
+        or "\0" in directory
+        or _SURROGATE.search(directory)
+    ):
+        raise InvalidNameError(
+            "not a path that a file system can hold", found=repr(directory)
+        )
     return directory
 
 
@@ -321,21 +363,32 @@ class Log(LogReader):
         self._check_open()
         raise ReadOnlyLogError("the log was opened with read_only=True", path=self.path)
 
-    # -- opening and closing -------------------------------------------------------------------------------------
+    # -- opening and closing
+    # -------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
     def __del__(self) -> None:
-        is_open = getattr(self, "_writer", None) is not None and not self._state.is_closed
+        is_open = (
+            getattr(self, "_writer", None) is not None and not self._state.is_closed
+        )
         # In a forked child this is a copy; the parent closes the log.
         if is_open and self._fs.forks == self._forks:
-            warnings.warn(f"log {self.path} was not closed", ResourceWarning, stacklevel=2, source=self)
+            warnings.warn(
+                f"log {self.path} was not closed",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )
 
     def __repr__(self) -> str:
         state = "read-only"
@@ -388,7 +441,8 @@ class Log(LogReader):
         """
         return self._writer is not None and self._writer.is_replicated
 
-    # -- offsets -------------------------------------------------------------------------------------------------
+    # -- offsets
+    # -------------------------------------------------------------------------------------------------
 
     @property
     def durable_end_offset(self) -> int:
@@ -412,7 +466,9 @@ class Log(LogReader):
 
     @property
     def has_failed(self) -> bool:
-        """Whether a write or sync has failed. If so, the log refuses writes until it is opened again."""
+        """Whether a write or sync has failed. If so, the log refuses writes until it is
+        opened again.
+        """
         return self._writer is not None and self._writer.commit.failure is not None
 
     @property
@@ -452,7 +508,9 @@ class Log(LogReader):
                     found=leader_epoch,
                 )
             if leader_epoch > writer.leader_epoch:
-                writer.set_epochs_locked(epochs.assign(writer.epochs, leader_epoch, self._state.end))
+                writer.set_epochs_locked(
+                    epochs.assign(writer.epochs, leader_epoch, self._state.end)
+                )
 
     def truncate_to_epoch(self, leader_epoch: int, end_offset: int) -> int:
         """Remove records that the leader does not have, by its end_of_epoch(); return
@@ -474,7 +532,8 @@ class Log(LogReader):
             truncate_locked(writer, offset, epochs.truncate_end)
         return offset
 
-    # -- appending -----------------------------------------------------------------------------------------------
+    # -- appending
+    # -----------------------------------------------------------------------------------------------
 
     def append(
         self,
@@ -486,30 +545,42 @@ class Log(LogReader):
         durability: Level | None = None,
         expected_offset: int | None = None,
     ) -> Receipt:
-        """Appends one record and returns when it is as safe as the log's policy, or durability, says.
+        """Appends one record and returns when it is as safe as the log's policy, or
+        durability, says.
 
-        timestamp_ms: milliseconds since the epoch, or a datetime with a time zone; now by default. durability: "disk"
-        or "os" for this append alone. expected_offset: the record gets this offset, or OffsetConflictError is raised
-        because the log ends elsewhere. Use it if the record depends on everything before it.
-        Raises InvalidRecordError, InvalidTimestampError and RecordTooLargeError before anything is written;
-        DiskFullError after the write was undone, so it may be repeated; LogFailedError once the log is poisoned;
-        DurabilityUnknownError if the sync failed; ReadOnlyLogError in a mirror of another log.
+        timestamp_ms: milliseconds since the epoch, or a datetime with a time zone; now
+        by default. durability: "disk" or "os" for this append alone. expected_offset:
+        the record gets this offset, or OffsetConflictError is raised because the log
+        ends elsewhere. Use it if the record depends on everything before it. Raises
+        InvalidRecordError, InvalidTimestampError and RecordTooLargeError before
+        anything is written; DiskFullError after the write was undone, so it may be
+        repeated; LogFailedError once the log is poisoned; DurabilityUnknownError if the
+        sync failed; ReadOnlyLogError in a mirror of another log.
         """
         writer = self._writer
         if writer is not None:
-            receipt = writer.append_quickly(value, key, headers, timestamp_ms, durability, expected_offset)
+            receipt = writer.append_quickly(
+                value, key, headers, timestamp_ms, durability, expected_offset
+            )
             if receipt is not None:
                 return receipt
         if durability is not None:
             check_level(durability)
         if headers.__class__ is not tuple and isinstance(headers, Iterable):
-            headers = tuple(headers)  # before taking the lock: a generator may be slow, or append to this log
+            headers = tuple(
+                headers
+            )  # before taking the lock: a generator may be slow, or append to this log
         state = self._state
         if writer is None:
             self._refuse_reader()
         with state.lock:
             # check_appendable_locked(), inlined; write_locked() checks is_midway.
-            if state.is_closed or writer.commit.failure or self._fs.forks != self._forks or writer.is_mirror:
+            if (
+                state.is_closed
+                or writer.commit.failure
+                or self._fs.forks != self._forks
+                or writer.is_mirror
+            ):
                 writer.refuse_locked()
             now_ms = self._fs.now_ms()
             offset = state.end
@@ -528,7 +599,9 @@ class Log(LogReader):
             if writer.checks_times:
                 check_timestamps(np.array([max_timestamp]), now_ms, state.config)
             writer.write_locked(data, offset, max_timestamp, now_ms)
-            if writer.is_os and durability is None:  # no sync and no wait: this shortcut saves 0.2 of 2 us
+            if (
+                writer.is_os and durability is None
+            ):  # no sync and no wait: this shortcut saves 0.2 of 2 us
                 writer.appends += 1
                 state.visible = offset + 1
                 if state.listeners:
@@ -538,30 +611,48 @@ class Log(LogReader):
         return writer.acknowledge(offset, offset, now_ms, durability)
 
     def append_many(
-        self, records: Iterable[RecordInput], *, durability: Level | None = None, expected_offset: int | None = None
+        self,
+        records: Iterable[RecordInput],
+        *,
+        durability: Level | None = None,
+        expected_offset: int | None = None,
     ) -> Receipt:
-        """Appends (key, value[, headers[, timestamp_ms]]) tuples in order, as one or more batches.
+        """Appends (key, value[, headers[, timestamp_ms]]) tuples in order, as one or
+        more batches.
 
-        A batch ends at batch.size bytes. All records are stored or none, if they fit into segment.bytes and into the
-        policy's limit of unsynced bytes (1 MiB under group, one batch under always). Otherwise they are written in
-        parts, and an interrupt or a full disk may leave the first parts; DiskFullError says how many records. An empty
-        iterable stores nothing and returns offsets end and end - 1. For expected_offset and errors see append().
+        A batch ends at batch.size bytes. All records are stored or none, if they fit
+        into segment.bytes and into the policy's limit of unsynced bytes (1 MiB under
+        group, one batch under always). Otherwise they are written in parts, and an
+        interrupt or a full disk may leave the first parts; DiskFullError says how many
+        records. An empty iterable stores nothing and returns offsets end and end - 1.
+        For expected_offset and errors see append().
         """
         if not isinstance(records, (list, tuple)):
             if not isinstance(records, Iterable):
-                raise InvalidRecordError("append_many takes records", found=type(records).__name__)
-            records = list(records)  # before taking the lock: a generator may be slow, or append to this log
+                raise InvalidRecordError(
+                    "append_many takes records", found=type(records).__name__
+                )
+            records = list(
+                records
+            )  # before taking the lock: a generator may be slow, or append to this log
         writer = self.writer
         with self._state.lock:
             writer.check_appendable_locked()
             writer.expect_end_locked(expected_offset)
             now_ms = self._fs.now_ms()
             size, batches = kernel.encode_records(
-                writer.scratch, records, self._state.end, writer.leader_epoch, now_ms, *writer.encoding
+                writer.scratch,
+                records,
+                self._state.end,
+                writer.leader_epoch,
+                now_ms,
+                *writer.encoding,
             )
             if writer.checks_times:
                 given = [
-                    layout.milliseconds(row[3]) for row in map(tuple, records) if len(row) > 3 and row[3] is not None
+                    layout.milliseconds(row[3])
+                    for row in map(tuple, records)
+                    if len(row) > 3 and row[3] is not None
                 ]
                 check_timestamps(np.array(given, np.int64), now_ms, self.config)
             first = self._state.end
@@ -580,10 +671,11 @@ class Log(LogReader):
     ) -> Receipt:
         """Appends records given as columns, without an object for each record.
 
-        keys, values: Arrow arrays of binary or string type, or pairs of data (bytes or a uint8 array) and n + 1 integer
-        positions into it. A missing column means nulls. timestamps_ms: integers of shape (n,), datetime64, or an Arrow
-        array of timestamps; now by default. The log keeps no reference to the arrays. For expected_offset and errors
-        see append().
+        keys, values: Arrow arrays of binary or string type, or pairs of data (bytes or
+        a uint8 array) and n + 1 integer positions into it. A missing column means
+        nulls. timestamps_ms: integers of shape (n,), datetime64, or an Arrow array of
+        timestamps; now by default. The log keeps no reference to the arrays. For
+        expected_offset and errors see append().
         """
         if keys is None and values is None:
             raise InvalidRecordError("append_columns needs keys or values")
@@ -593,9 +685,16 @@ class Log(LogReader):
         value_column = None
         if values is not None:
             value_column = input_column(values, "values")
-        counts = {len(column[1]) - 1 for column in (key_column, value_column) if column is not None}
+        counts = {
+            len(column[1]) - 1
+            for column in (key_column, value_column)
+            if column is not None
+        }
         if len(counts) != 1:
-            raise InvalidRecordError("keys and values must have as many rows as each other", found=sorted(counts))
+            raise InvalidRecordError(
+                "keys and values must have as many rows as each other",
+                found=sorted(counts),
+            )
         count = counts.pop()
         times = None
         if timestamps_ms is not None:
@@ -623,17 +722,26 @@ class Log(LogReader):
             last = self._state.end - 1
         return writer.acknowledge(first, last, now_ms, durability)
 
-    def append_batch(self, data: Buffer, *, durability: Level | None = None, check_sequence: bool = True) -> Receipt:
-        """Appends batches that are already encoded, such as those of a client or of another log.
+    def append_batch(
+        self,
+        data: Buffer,
+        *,
+        durability: Level | None = None,
+        check_sequence: bool = True,
+    ) -> Receipt:
+        """Appends batches that are already encoded, such as those of a client or of
+        another log.
 
-        data: whole record batches: v2, or v0 and v1, which are converted to v2. They are checked as a Kafka leader
-        checks a produce request and stored unchanged, except for this log's offsets and leader epoch. Raises what
+        data: whole record batches: v2, or v0 and v1, which are converted to v2. They
+        are checked as a Kafka leader checks a produce request and stored unchanged,
+        except for this log's offsets and leader epoch. Raises what
         recordbatch.prepare_append() and append() raise.
 
-        If a batch of an idempotent producer was stored before, it is not stored again, and the receipt is the first
-        one. A batch that skips sequence numbers of its producer raises OutOfOrderSequenceError. A batch of a replaced
-        producer raises InvalidProducerEpochError (storage format section 5.2). check_sequence=False accepts all these
-        batches, for copies of other logs.
+        If a batch of an idempotent producer was stored before, it is not stored again,
+        and the receipt is the first one. A batch that skips sequence numbers of its
+        producer raises OutOfOrderSequenceError. A batch of a replaced producer raises
+        InvalidProducerEpochError (storage format section 5.2). check_sequence=False
+        accepts all these batches, for copies of other logs.
         """
         writer = self.writer
         state = self._state
@@ -641,32 +749,45 @@ class Log(LogReader):
             writer.check_appendable_locked()
             now_ms = self._fs.now_ms()
             if not isinstance(data, (bytes, bytearray, memoryview)):
-                raise InvalidRecordError("append_batch takes the bytes of batches", found=type(data).__name__)
+                raise InvalidRecordError(
+                    "append_batch takes the bytes of batches", found=type(data).__name__
+                )
             config = state.config
             first = state.end
-            # Under the lock, because it stamps the offsets: without the lock, another append could take them.
+            # Under the lock, because it stamps the offsets: without the lock, another
+            # append could take them.
             raw, batches = prepare_append(
-                data, base_offset=first, leader_epoch=writer.leader_epoch, now_ms=now_ms, config=config
+                data,
+                base_offset=first,
+                leader_epoch=writer.leader_epoch,
+                now_ms=now_ms,
+                config=config,
             )
-            # One batch is the usual case: its size and its producer id are read without a loop.
+            # One batch is the usual case: its size and its producer id are read without
+            # a loop.
             largest = len(raw)
             has_producers = raw[_PRODUCER_SIGN] < 0x80
             if len(batches) > 1:
                 largest = max(size for _, size, _, _ in batches)
-                has_producers = any(raw[position + _PRODUCER_SIGN] < 0x80 for position, _, _, _ in batches)
+                has_producers = any(
+                    raw[position + _PRODUCER_SIGN] < 0x80
+                    for position, _, _, _ in batches
+                )
             if largest > config.segment_bytes:
                 raise SegmentTooSmallError(
                     "batch is larger than segment.bytes",
                     expected=f"at most {config.segment_bytes} bytes",
                     found=f"{largest} bytes",
                 )
-            # Note this on disk before the first such batch, so that the next opening restores the state of producers.
+            # Note this on disk before the first such batch, so that the next opening
+            # restores the state of producers.
             if has_producers and not writer.notes.producers:
                 writer.expect_producers_locked()
             sequenced = None
             if check_sequence:
                 sequenced = writer.producers.judge(raw, batches)
-            # A client that missed the answer sent a stored batch again. It gets the first receipt; no byte is written.
+            # A client that missed the answer sent a stored batch again. It gets the
+            # first receipt; no byte is written.
             if isinstance(sequenced, SequencedBatch):
                 first = sequenced.first_offset
                 last = sequenced.last_offset
@@ -685,20 +806,33 @@ class Log(LogReader):
         return writer.acknowledge(first, last, now_ms, durability)
 
     def append_as_follower(
-        self, data: Buffer, *, begins_segment: bool = False, durability: Level | None = None
+        self,
+        data: Buffer,
+        *,
+        begins_segment: bool = False,
+        durability: Level | None = None,
     ) -> Receipt:
-        """Appends batches of this log's leader exactly as the leader stored them, with its offsets and leader epochs.
+        """Appends batches of this log's leader exactly as the leader stored them, with
+        its offsets and leader epochs.
 
-        data: whole batches, such as a piece of stored(up_to="log_end"). In an empty log they may begin at any offset;
-        otherwise at the log end offset, or above it if the leader has compacted. begins_segment: the first batch begins
-        a segment of the leader, so it begins a segment here. Only offsets, epochs and CRCs are checked; see
-        partition.following. Raises CorruptBatchError and OffsetOutOfRangeError before anything is written, otherwise
-        what append() raises. A full disk may leave the first batches.
+        data: whole batches, such as a piece of stored(up_to="log_end"). In an empty log
+        they may begin at any offset; otherwise at the log end offset, or above it if
+        the leader has compacted. begins_segment: the first batch begins a segment of
+        the leader, so it begins a segment here. Only offsets, epochs and CRCs are
+        checked; see partition.following. Raises CorruptBatchError and
+        OffsetOutOfRangeError before anything is written, otherwise what append()
+        raises. A full disk may leave the first batches.
         """
         if durability is not None:
             check_level(durability)
-        if not isinstance(data, (bytes, bytearray, memoryview)) or not memoryview(data).c_contiguous:
-            raise InvalidRecordError("append_as_follower takes the bytes of batches", found=type(data).__name__)
+        if (
+            not isinstance(data, (bytes, bytearray, memoryview))
+            or not memoryview(data).c_contiguous
+        ):
+            raise InvalidRecordError(
+                "append_as_follower takes the bytes of batches",
+                found=type(data).__name__,
+            )
         from logcore.partition import follower
 
         writer = self.writer
@@ -706,7 +840,11 @@ class Log(LogReader):
             writer.check_writable_locked()
             now_ms = self._fs.now_ms()
             first = follower.store_locked(
-                writer, data, begins_segment=begins_segment, durability=durability, now_ms=now_ms
+                writer,
+                data,
+                begins_segment=begins_segment,
+                durability=durability,
+                now_ms=now_ms,
             )
             last = self._state.end - 1
         return writer.acknowledge(first, last, now_ms, durability)
@@ -720,15 +858,20 @@ class Log(LogReader):
         coordinator_epoch: int = 0,
         durability: Level | None = None,
     ) -> Receipt:
-        """Appends the marker that commits or aborts the records that a producer wrote since its last marker.
+        """Appends the marker that commits or aborts the records that a producer wrote
+        since its last marker.
 
-        Readers with isolation="read_committed" see committed records from then on, and aborted ones never. As in Kafka,
-        the marker is stored even if no transaction is open (storage format section 5.3), because it fences older
-        epochs. Raises InvalidProducerEpochError and CoordinatorFencedError, otherwise what append() raises.
+        Readers with isolation="read_committed" see committed records from then on, and
+        aborted ones never. As in Kafka, the marker is stored even if no transaction is
+        open (storage format section 5.3), because it fences older epochs. Raises
+        InvalidProducerEpochError and CoordinatorFencedError, otherwise what append()
+        raises.
         """
         limits = (INT64_MAX, _INT16_MAX, INT32_MAX)
         given = (producer_id, producer_epoch, coordinator_epoch)
-        if not all(0 <= number <= most for number, most in zip(given, limits, strict=True)):
+        if not all(
+            0 <= number <= most for number, most in zip(given, limits, strict=True)
+        ):
             raise InvalidRecordError(
                 "a marker needs a producer id, a producer epoch and a coordinator epoch",
                 expected=f"numbers from 0 to 2^63-1, {_INT16_MAX} and 2^31-1",
@@ -739,7 +882,9 @@ class Log(LogReader):
             writer.check_writable_locked()
             writer.expect_producers_locked()
             producers = writer.producers.known()
-            first = producers.check_marker(producer_id, producer_epoch, coordinator_epoch)
+            first = producers.check_marker(
+                producer_id, producer_epoch, coordinator_epoch
+            )
             now_ms = self._fs.now_ms()
             offset = self._state.end
             kind = "ABORT"
@@ -755,26 +900,34 @@ class Log(LogReader):
             )
             try:
                 writer.write_locked(batch, offset, now_ms, now_ms)
-                producers.end_transaction(producer_id, producer_epoch, coordinator_epoch, now_ms)
+                producers.end_transaction(
+                    producer_id, producer_epoch, coordinator_epoch, now_ms
+                )
                 producers.next_offset = self._state.end
             except BaseException:
                 writer.producers.forget()
                 raise
-            if first >= 0 and not commit:  # an open transaction was aborted: readers skip its records
+            if (
+                first >= 0 and not commit
+            ):  # an open transaction was aborted: readers skip its records
                 stable = min(producers.open_transactions().values(), default=offset + 1)
                 try:
                     if writer.sharing is None:
-                        writer.active.add_aborted(AbortedTransaction(producer_id, first, offset, stable))
+                        writer.active.add_aborted(
+                            AbortedTransaction(producer_id, first, offset, stable)
+                        )
                     else:
                         writer.index_aborted_locked()
                 except BaseException as error:
-                    # Kafka trusts the index file, so no entry may be missing. Opening the log again rebuilds the file.
+                    # Kafka trusts the index file, so no entry may be missing. Opening
+                    # the log again rebuilds the file.
                     writer.commit.poison(error)
                     raise
             writer.settle_locked(durability)
         return writer.acknowledge(offset, offset, now_ms, durability)
 
-    # -- the disk and the high watermark -------------------------------------------------------------------------
+    # -- the disk and the high watermark
+    # -------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Return when all records appended before the call are durable.
@@ -808,7 +961,8 @@ class Log(LogReader):
         """
         return self.upkeep.tick(time_ms(now_ms))
 
-    # -- segments ------------------------------------------------------------------------------------------------
+    # -- segments
+    # ------------------------------------------------------------------------------------------------
 
     def roll(self) -> None:
         """Seal the active segment and start a new one, unless the active segment is
@@ -865,7 +1019,9 @@ class Log(LogReader):
         Raises:
             StorageReadError, StorageWriteError, DiskFullError: the system failed.
         """
-        return self.upkeep.retain(time_ms(now_ms), policy=policy, committed=committed, segments=segments)
+        return self.upkeep.retain(
+            time_ms(now_ms), policy=policy, committed=committed, segments=segments
+        )
 
     def truncate(self, offset: int) -> None:
         """Delete all records at and above `offset`; the next append gets that offset.
@@ -905,13 +1061,19 @@ class Log(LogReader):
         with self._state.lock:
             # Segments that are entirely below the log start are skipped: after a crash,
             # only some of them may exist.
-            kept = self._state.segments[max(0, slot_of(self._state.segments, self._state.log_start)) :]
+            kept = self._state.segments[
+                max(0, slot_of(self._state.segments, self._state.log_start)) :
+            ]
             bases = [segment.base_offset for segment in kept]
-        steps = seals.scrubbing(self._fs, self.path, bases, self._placing, writes=self._writer is not None)
+        steps = seals.scrubbing(
+            self._fs, self.path, bases, self._placing, writes=self._writer is not None
+        )
         return (yield from steps)
 
     @contextlib.contextmanager
-    def _placing(self, base_offset: int) -> Generator[seals.SegmentContext | None, None, None]:
+    def _placing(
+        self, base_offset: int
+    ) -> Generator[seals.SegmentContext | None, None, None]:
         """Hold the lock, and yield the context of one segment; None if it does not
         exist.
         """
@@ -930,8 +1092,12 @@ class Log(LogReader):
             end = self._state.end
             if self._writer is None:
                 end = self._state.visible
-                self._state.gaps.noted = noted_gaps(self._fs, self.path)  # a compaction may have begun since
-            yield seals.SegmentContext(next_base, self._state.gaps.dense_from, self.times_truncated, end)
+                self._state.gaps.noted = noted_gaps(
+                    self._fs, self.path
+                )  # a compaction may have begun since
+            yield seals.SegmentContext(
+                next_base, self._state.gaps.dense_from, self.times_truncated, end
+            )
 
     def table(self, *, isolation: Isolation = "read_uncommitted") -> Table:
         """Return the latest value of each key, a read-only mapping that follows the
@@ -950,7 +1116,9 @@ class Log(LogReader):
                 if isinstance(segment, GrowingSegment):
                     sizes += segment.size_bytes
                 else:
-                    sizes += self._fs.file_size(segment.path)  # a sealed segment may not be mapped yet
+                    sizes += self._fs.file_size(
+                        segment.path
+                    )  # a sealed segment may not be mapped yet
         writer = self._writer
         if writer is None:
             counters = (0, 0, 0, 0, 0)

@@ -1,12 +1,15 @@
 """A directory of partition logs: its topics, their settings, and the logs opened in it.
 
 Rules:
-- Kafka's lock covers the whole directory. Opening it for writing first completes work that a crash interrupted.
+- Kafka's lock covers the whole directory. Opening it for writing first completes work
+  that a crash interrupted.
 - A partition is opened at its first use and stays open until the directory is closed.
-- All methods may be called from several threads; one lock orders what changes topics or opens logs.
+- All methods may be called from several threads; one lock orders what changes topics or
+  opens logs.
 
-directory/topics.py keeps the topics, directory/openlogs.py the open logs, and directory/upkeep.py does the work of
-tick(). log.py appends and reads, and consumer/ reads topics for members of a group. This module starts no thread.
+directory/topics.py keeps the topics, directory/openlogs.py the open logs, and
+directory/upkeep.py does the work of tick(). log.py appends and reads, and consumer/
+reads topics for members of a group. This module starts no thread.
 """
 
 from __future__ import annotations
@@ -78,7 +81,9 @@ from logcore.recordbatch import time_ms
 from logcore.table import TopicTable
 from logcore.topic import Order, Position, Topic
 
-if TYPE_CHECKING:  # imported in the methods that use them: every user waits for `import logcore`
+if (
+    TYPE_CHECKING
+):  # imported in the methods that use them: every user waits for `import logcore`
     from logcore.consumer.consumer import Consumer
     from logcore.consumer.simple import SimpleConsumer
     from logcore.consumer.streams import Connector
@@ -88,7 +93,8 @@ if TYPE_CHECKING:  # imported in the methods that use them: every user waits for
     from logcore.producer.transactional import TransactionalProducer
     from logcore.producer.values import ProducerOptions, TransactionOptions
 
-#: The member under which the directory itself is claimed; no partition directory can have this name.
+#: The member under which the directory itself is claimed; no partition directory can
+#: have this name.
 _MEMBER: Final = "."
 #: Most topics in a repr.
 _SHOWN_TOPICS: Final = 8
@@ -109,17 +115,21 @@ def open_dir(
     shared: bool = False,
     fs: FS = OS,
 ) -> LogDir:
-    """Opens a directory of partitions, such as data with data/orders-0 and data/orders-1 in it.
+    """Opens a directory of partitions, such as data with data/orders-0 and
+    data/orders-1 in it.
 
-    create: make the directory if it does not exist. read_only: take no lock and write nothing; works beside a running
-    writer. config: settings by Kafka's names, for topics that do not set them. durability: for all logs; see
-    Durability. upkeep: limits of the directory, and how tick() enforces them. on_corruption: for each log; see
-    logcore.open(). on_incident: called, in the thread at work, when work fails that no caller waits for: for each kind
-    of error at the 1st, 10th, 100th time and so on; see LogDir.incidents(). shared: other processes may open the
-    directory for writing too, if they also pass shared=True; see docs/sharing.md.
+    create: make the directory if it does not exist. read_only: take no lock and write
+    nothing; works beside a running writer. config: settings by Kafka's names, for
+    topics that do not set them. durability: for all logs; see Durability. upkeep:
+    limits of the directory, and how tick() enforces them. on_corruption: for each log;
+    see logcore.open(). on_incident: called, in the thread at work, when work fails that
+    no caller waits for: for each kind of error at the 1st, 10th, 100th time and so on;
+    see LogDir.incidents(). shared: other processes may open the directory for writing
+    too, if they also pass shared=True; see docs/sharing.md.
 
-    Opening for writing takes Kafka's lock. Raises LogNotFoundError, LogLockedError, InvalidConfigError, CorruptLogError
-    if the file of topics is damaged, and errors of the system.
+    Opening for writing takes Kafka's lock. Raises LogNotFoundError, LogLockedError,
+    InvalidConfigError, CorruptLogError if the file of topics is damaged, and errors of
+    the system.
     """
     directory = check_path(path)
     defaults = LogConfig.parse(config)
@@ -131,16 +141,28 @@ def open_dir(
     if fs.is_directory(real):
         check_kind(fs, real, create=create)
     elif not create:
-        raise LogNotFoundError("there is no log directory here; create=True makes one", path=directory)
+        raise LogNotFoundError(
+            "there is no log directory here; create=True makes one", path=directory
+        )
     if read_only and shared:
-        raise InvalidConfigError("read_only=True works beside any writer; shared=True is for those who write")
+        raise InvalidConfigError(
+            "read_only=True works beside any writer; shared=True is for those who write"
+        )
     claim = None
     if not read_only:
         ensure_directory(fs, real)
         claim = claim_directory(fs, real, _MEMBER, shared=shared)
     try:
         return LogDir(
-            fs, real, claim, dict(config or {}), defaults, policy, upkeep or Upkeep(), on_corruption, on_incident
+            fs,
+            real,
+            claim,
+            dict(config or {}),
+            defaults,
+            policy,
+            upkeep or Upkeep(),
+            on_corruption,
+            on_incident,
         )
     except BaseException:
         if claim is not None:
@@ -150,12 +172,15 @@ def open_dir(
 
 
 class LogDir:
-    """A directory of partition logs. Made by logcore.open_dir(); a with block closes it.
+    """A directory of partition logs. Made by logcore.open_dir(); a with block closes
+    it.
 
-    All methods may be called from several threads. path: of the directory. config: settings of topics that set none.
-    cluster_id, node_id: from meta.properties. has_coordinator: set by a broker of this process, which then manages the
-    groups. forget_topic: set by its host; has these groups delete what was committed for a deleted topic, and returns
-    when that is on disk, or raises LogcoreError.
+    All methods may be called from several threads. path: of the directory. config:
+    settings of topics that set none.
+    cluster_id, node_id: from meta.properties. has_coordinator: set by a broker of this
+    process, which then manages the groups. forget_topic: set by its host; has these
+    groups delete what was committed for a deleted topic, and returns when that is on
+    disk, or raises LogcoreError.
     """
 
     def __init__(
@@ -178,20 +203,30 @@ class LogDir:
         self._claim = claim
         self.given_config = given
         self._make_locks()
-        self._partitioners: dict[str, Partitioner] = {}  # by topic, from its first append; see append()
-        self._closed = True  # until _begin() has opened it, close() and __del__ have nothing to do
+        self._partitioners: dict[
+            str, Partitioner
+        ] = {}  # by topic, from its first append; see append()
+        self._closed = (
+            True  # until _begin() has opened it, close() and __del__ have nothing to do
+        )
         self._producer_ids = ProducerIds(fs, path)
         self._incidents = Incidents(fs, on_incident)
         self._registry = TopicRegistry(fs, path, self, claim, self._incidents, given)
         self._upkeeper = Upkeeper(fs, self, claim, self._incidents, upkeep)
-        self._logs = OpenLogs(fs, self._registry, claim, self._upkeeper, self._incidents, on_corruption)
+        self._logs = OpenLogs(
+            fs, self._registry, claim, self._upkeeper, self._incidents, on_corruption
+        )
         self._coordinators = Coordinators(fs, claim)
         self.has_coordinator = False
         self.forget_topic: Callable[[str], None] | None = None
         self._forks = fs.forks
-        fs.after_fork(self._make_locks)  # a thread of the parent may hold one, and does not exist in the child
+        fs.after_fork(
+            self._make_locks
+        )  # a thread of the parent may hold one, and does not exist in the child
         self._sharing = Sharing(fs, self, claim, self._registry, self._incidents)
-        self._deletions = Deletions(fs, self._registry, self._sharing, self._incidents, self._coordinators)
+        self._deletions = Deletions(
+            fs, self._registry, self._sharing, self._incidents, self._coordinators
+        )
         try:
             if claim is None:
                 self._begin(finishes=False)
@@ -207,7 +242,9 @@ class LogDir:
             raise
 
     def _begin(self, *, finishes: bool) -> None:
-        """finishes: complete interrupted work, because no other process has the directory open for writing."""
+        """finishes: complete interrupted work, because no other process has the
+        directory open for writing.
+        """
         claim = self._claim
         with contextlib.ExitStack() as turn:
             if claim is not None:
@@ -224,16 +261,21 @@ class LogDir:
             self._apply_staged()
 
     def _apply_staged(self) -> None:
-        """Carries out staged writes. One that fails now is tried again by tick(); the directory opens without it."""
+        """Carries out staged writes. One that fails now is tried again by tick(); the
+        directory opens without it.
+        """
         from logcore.staging import applying
 
         for path in applying.damaged(self._fs, self.path):
-            error = CorruptLogError("the manifest of a staged write is damaged", path=path)
+            error = CorruptLogError(
+                "the manifest of a staged write is damaged", path=path
+            )
             self._incidents.met("staging", path, error)
         with self._incidents.going_on("staging", self.path):
             applying.apply_ready(self._fs, self)
 
-    # -- opening and closing -------------------------------------------------------------------------------------
+    # -- opening and closing
+    # -------------------------------------------------------------------------------------
 
     def _make_locks(self) -> None:
         self._lock = threading.RLock()
@@ -250,14 +292,26 @@ class LogDir:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
     def __del__(self) -> None:
         held = getattr(self, "_claim", None)
-        if held is not None and not getattr(self, "_closed", True) and self._fs.forks == self._forks:
-            warnings.warn(f"log directory {self.path} was not closed", ResourceWarning, stacklevel=2, source=self)
+        if (
+            held is not None
+            and not getattr(self, "_closed", True)
+            and self._fs.forks == self._forks
+        ):
+            warnings.warn(
+                f"log directory {self.path} was not closed",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )
 
     def __repr__(self) -> str:
         state = "writing"
@@ -272,21 +326,29 @@ class LogDir:
         return f"<LogDir {self.path} {state}; {', '.join(shown) or 'no topics'}>"
 
     def _shown(self, topic: TopicEntry) -> str:
-        """A topic, with the number of its offsets if that is known without reading the disk."""
+        """A topic, with the number of its offsets if that is known without reading the
+        disk.
+        """
         logs = [self.opened(topic.name, number) for number in topic.numbers]
         if None in logs:
             return topic.name
-        count = sum(log.high_watermark - log.log_start_offset for log in logs if log is not None)
+        count = sum(
+            log.high_watermark - log.log_start_offset for log in logs if log is not None
+        )
         return f"{topic.name}: {count} offsets"
 
     def _repr_html_(self) -> str | None:
-        """A table of the topics. None once the directory is closed: a notebook then shows the text form."""
+        """A table of the topics. None once the directory is closed: a notebook then
+        shows the text form.
+        """
         if self._closed:
             return None
         from logcore.glance import directory_html
 
         self.refresh()
-        return directory_html(self._fs, self.path, {name: self._paths(name) for name in self.topics()})
+        return directory_html(
+            self._fs, self.path, {name: self._paths(name) for name in self.topics()}
+        )
 
     def topic_html(self, name: str) -> str:
         """A topic as a small HTML table, for notebooks."""
@@ -295,10 +357,14 @@ class LogDir:
         return topic_html(self._fs, name, self._paths(name))
 
     def _paths(self, name: str) -> dict[int, str]:
-        return {number: self._registry.partition_path(name, number) for number in self.partitions(name)}
+        return {
+            number: self._registry.partition_path(name, number)
+            for number in self.partitions(name)
+        }
 
     def close(self) -> None:
-        """Closes every log, writes the checkpoints once for all of them, and releases the lock. Closing twice is fine.
+        """Closes every log, writes the checkpoints once for all of them, and releases
+        the lock. Closing twice is fine.
 
         If closing a log fails, closes the others too, then raises the first error.
         """
@@ -306,8 +372,16 @@ class LogDir:
             if self._logs.is_released:
                 return
             self._closed = True
-            everything = {(topic.name, n) for topic in self._registry.known.values() for n in topic.numbers}
-            self._logs.close_all(everything, self._coordinators.close, is_forked=self._fs.forks != self._forks)
+            everything = {
+                (topic.name, n)
+                for topic in self._registry.known.values()
+                for n in topic.numbers
+            }
+            self._logs.close_all(
+                everything,
+                self._coordinators.close,
+                is_forked=self._fs.forks != self._forks,
+            )
 
     def _check_open(self) -> None:
         if self._closed:
@@ -316,19 +390,25 @@ class LogDir:
     def _check_alone(self, what: str) -> None:
         self._check_writable()
         if self.is_shared:
-            raise InvalidConfigError(f"{what} needs the directory for itself; open it without shared=True")
+            raise InvalidConfigError(
+                f"{what} needs the directory for itself; open it without shared=True"
+            )
 
     def _check_writable(self) -> Claim:
         self._check_open()
         if self._fs.forks != self._forks:
             raise ForkedWriterError(
-                "the log directory was opened by a parent process; open it again in the child", path=self.path
+                "the log directory was opened by a parent process; open it again in the child",
+                path=self.path,
             )
         if self._claim is None:
-            raise ReadOnlyLogError("the log directory was opened with read_only=True", path=self.path)
+            raise ReadOnlyLogError(
+                "the log directory was opened with read_only=True", path=self.path
+            )
         return self._claim
 
-    # -- topics --------------------------------------------------------------------------------------------------
+    # -- topics
+    # --------------------------------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
         """Names of the topics, sorted."""
@@ -339,7 +419,9 @@ class LogDir:
 
     @property
     def coordinators(self) -> Coordinators:
-        """The coordinators of groups and transactions, for brokers. Users have consumer() and producer()."""
+        """The coordinators of groups and transactions, for brokers. Users have
+        consumer() and producer().
+        """
         return self._coordinators
 
     @property
@@ -363,7 +445,9 @@ class LogDir:
         return topic in self._registry.known
 
     def refresh(self) -> None:
-        """Reads the topics again; for a directory that was opened read-only beside a writer, or is shared."""
+        """Reads the topics again; for a directory that was opened read-only beside a
+        writer, or is shared.
+        """
         with self._lock:
             self._check_open()
             if self._claim is None:
@@ -378,7 +462,9 @@ class LogDir:
         return self._registry.topic(name)
 
     def topic_id(self, name: str) -> uuid.UUID:
-        """Kafka's id of a topic. In a directory opened read-only, all zero if no file has the id."""
+        """Kafka's id of a topic. In a directory opened read-only, all zero if no file
+        has the id.
+        """
         known = self._topic(name).topic_id
         if known is not None:
             return known
@@ -399,7 +485,9 @@ class LogDir:
         """The partition numbers of a topic, sorted. Raises TopicNotFoundError."""
         return self._topic(name).numbers
 
-    def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None) -> None:
+    def create_topic(
+        self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None
+    ) -> None:
         """Create a topic with its partitions, each an empty log.
 
         Raises:
@@ -410,11 +498,14 @@ class LogDir:
         """
         self.create_topics({name: (partitions, config)})
 
-    def ensure_topic(self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None) -> bool:
-        """Creates a topic unless it exists, and returns whether this call created it. Another thread or process may do
-        the same at the same time.
+    def ensure_topic(
+        self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None
+    ) -> bool:
+        """Creates a topic unless it exists, and returns whether this call created it.
+        Another thread or process may do the same at the same time.
 
-        Raises the errors of create_topic(), with TopicExistsError only while the topic of that name is being deleted.
+        Raises the errors of create_topic(), with TopicExistsError only while the topic
+        of that name is being deleted.
         """
         if name in self:
             return False
@@ -427,11 +518,16 @@ class LogDir:
         return True
 
     def create_topics(
-        self, wanted: Mapping[str, tuple[int, Mapping[str, object] | None]], *, check_only: bool = False
+        self,
+        wanted: Mapping[str, tuple[int, Mapping[str, object] | None]],
+        *,
+        check_only: bool = False,
     ) -> None:
-        """Creates several topics, name -> (partitions, config), all of them or none; see create_topic().
+        """Creates several topics, name -> (partitions, config), all of them or none;
+        see create_topic().
 
-        check_only: here and in the methods below, only raise the errors, and change nothing.
+        check_only: here and in the methods below, only raise the errors, and change
+        nothing.
         """
         with self._lock:
             self._check_writable()
@@ -449,29 +545,49 @@ class LogDir:
             with self._sharing.changing():
                 self._registry.create(wanted, check_only=check_only)
 
-    def fork(self, topic: str, at_offset: int | Mapping[int, int] | None, new_topic: str) -> None:
-        """Creates a topic with another topic's records below an offset, with its offsets, partitions and settings.
+    def fork(
+        self, topic: str, at_offset: int | Mapping[int, int] | None, new_topic: str
+    ) -> None:
+        """Creates a topic with another topic's records below an offset, with its
+        offsets, partitions and settings.
 
-        at_offset: for each partition or for all of them; None for its high watermark. Sealed segments are hard links
-        and take no space until one of the two topics deletes them. Later appends to one topic do not change the other.
-        The new topic exists whole or not at all. Raises what create_topic() raises, and OffsetOutOfRangeError outside
-        [log start, high watermark] of a partition.
+        at_offset: for each partition or for all of them; None for its high watermark.
+        Sealed segments are hard links and take no space until one of the two topics
+        deletes them. Later appends to one topic do not change the other. The new topic
+        exists whole or not at all. Raises what create_topic() raises, and
+        OffsetOutOfRangeError outside [log start, high watermark] of a partition.
         """
         with self._lock:
             self._check_alone("fork()")
             source = self._topic(topic)
             overrides = self._registry.own_overrides(source)
-            made = TopicEntry(new_topic, new_id(self._fs), len(source.numbers), overrides, source.numbers)
+            made = TopicEntry(
+                new_topic,
+                new_id(self._fs),
+                len(source.numbers),
+                overrides,
+                source.numbers,
+            )
             if source.numbers != tuple(range(len(source.numbers))):
-                raise InvalidConfigError("the topic has gaps in its partition numbers", found=str(source.numbers))
-            self.create_topics({new_topic: (made.count, made.overrides)}, check_only=True)
+                raise InvalidConfigError(
+                    "the topic has gaps in its partition numbers",
+                    found=str(source.numbers),
+                )
+            self.create_topics(
+                {new_topic: (made.count, made.overrides)}, check_only=True
+            )
             offsets: dict[int, int | None]
             if isinstance(at_offset, Mapping):
                 offsets = {number: at_offset.get(number) for number in source.numbers}
             else:
                 offsets = dict.fromkeys(source.numbers, at_offset)
             fork_topic(
-                self._fs, self._registry, self._incidents, made, lambda number: self.partition(topic, number), offsets
+                self._fs,
+                self._registry,
+                self._incidents,
+                made,
+                lambda number: self.partition(topic, number),
+                offsets,
             )
 
     def snapshot(self, path: str | os.PathLike[str]) -> None:
@@ -492,15 +608,27 @@ class LogDir:
             self._check_writable()
             take_snapshot(self._fs, self, self._incidents, target)
 
-    def add_partitions(self, name: str, count: int, *, check_only: bool = False) -> None:
-        """Increases a topic's number of partitions to count. Raises InvalidConfigError unless count is larger."""
+    def add_partitions(
+        self, name: str, count: int, *, check_only: bool = False
+    ) -> None:
+        """Increases a topic's number of partitions to count. Raises InvalidConfigError
+        unless count is larger.
+        """
         with self._lock:
             self._check_writable()
             with self._sharing.changing():
                 self._registry.grow(name, count, check_only=check_only)
 
-    def alter_topic(self, name: str, changes: Mapping[str, object | None], *, check_only: bool = False) -> None:
-        """Changes settings of a topic by Kafka's names, all or none; None restores the default of a setting."""
+    def alter_topic(
+        self,
+        name: str,
+        changes: Mapping[str, object | None],
+        *,
+        check_only: bool = False,
+    ) -> None:
+        """Changes settings of a topic by Kafka's names, all or none; None restores the
+        default of a setting.
+        """
         with self._lock:
             self._check_writable()
             with self._sharing.changing():
@@ -511,13 +639,17 @@ class LogDir:
             for (of, number), log in self._logs.known.items():
                 if of == name and not log.is_closed:
                     # A poisoned log gets the settings when it is opened again.
-                    with self._incidents.going_on("settings", partition_name(of, number)):
+                    with self._incidents.going_on(
+                        "settings", partition_name(of, number)
+                    ):
                         log.reconfigure(settings)
 
     def delete_topic(self, name: str) -> None:
-        """Removes a topic with all its records, and with what groups have committed for it.
+        """Removes a topic with all its records, and with what groups have committed for
+        it.
 
-        A running reader reaches the end of its segment and then raises OffsetOutOfRangeError.
+        A running reader reaches the end of its segment and then raises
+        OffsetOutOfRangeError.
         """
         self.start_deletion(name)
         self._deletions.forget_and_end(self, self._lock, name)
@@ -544,24 +676,38 @@ class LogDir:
     def delete_group(self, group_id: str) -> None:
         """Deletes a consumer group with its committed offsets.
 
-        Raises ConsumerStateError if it does not exist, if it has members, or if the deletion cannot be stored;
-        otherwise what consumer() with a group raises.
+        Raises ConsumerStateError if it does not exist, if it has members, or if the
+        deletion cannot be stored; otherwise what consumer() with a group raises.
         """
         from logcore.consumer.offsetstores import delete
 
         self._check_writable()
-        refused = delete(self._coordinators.groups(self), self._coordinators.present_registry(self), group_id)
+        refused = delete(
+            self._coordinators.groups(self),
+            self._coordinators.present_registry(self),
+            group_id,
+        )
         if refused is not None:
-            raise ConsumerStateError(f"group {group_id!r} was not deleted", path=self.path, found=refused.name)
+            raise ConsumerStateError(
+                f"group {group_id!r} was not deleted",
+                path=self.path,
+                found=refused.name,
+            )
 
     def alter_group_offsets(
-        self, group_id: str, offsets: Mapping[tuple[str, int], int | OffsetAndMetadata], *, force: bool = False
+        self,
+        group_id: str,
+        offsets: Mapping[tuple[str, int], int | OffsetAndMetadata],
+        *,
+        force: bool = False,
     ) -> None:
-        """Sets committed offsets of a group, also backwards; (topic, partition) -> offset. On disk when it returns.
+        """Sets committed offsets of a group, also backwards; (topic, partition) ->
+        offset. On disk when it returns.
 
-        The registry is changed too, if the group has offsets there. force: even while the group has members. They lose
-        their partitions, rejoin and begin at these offsets, so unfinished records are returned again. Raises
-        ConsumerStateError without force while the group has members, and if the offsets cannot be stored;
+        The registry is changed too, if the group has offsets there. force: even while
+        the group has members. They lose their partitions, rejoin and begin at these
+        offsets, so unfinished records are returned again. Raises ConsumerStateError
+        without force while the group has members, and if the offsets cannot be stored;
         InvalidConfigError; otherwise what consumer() with a group raises.
         """
         from logcore.consumer.offsetstores import alter, committed_rows
@@ -569,10 +715,18 @@ class LogDir:
         self._check_writable()
         groups = self._coordinators.groups(self)
         rows = committed_rows(offsets, self._fs.now_ms())
-        refused = alter(groups, self._coordinators.present_registry(self), group_id, rows, is_forced=force)
+        refused = alter(
+            groups,
+            self._coordinators.present_registry(self),
+            group_id,
+            rows,
+            is_forced=force,
+        )
         if refused is not None:
             raise ConsumerStateError(
-                f"the offsets of group {group_id!r} were not set", path=self.path, found=refused.name
+                f"the offsets of group {group_id!r} were not set",
+                path=self.path,
+                found=refused.name,
             ) from groups.failure
 
     def transactions(self) -> dict[str, StoredTransaction]:
@@ -587,14 +741,18 @@ class LogDir:
             return {}
         from logcore.transactionstate import stored_transactions
 
-        logs = [self.partition(TRANSACTIONS_TOPIC, number) for number in self.partitions(TRANSACTIONS_TOPIC)]
+        logs = [
+            self.partition(TRANSACTIONS_TOPIC, number)
+            for number in self.partitions(TRANSACTIONS_TOPIC)
+        ]
         return stored_transactions(logs)
 
     def end_transaction(self, transactional_id: str, *, commit: bool) -> None:
-        """Commits or aborts the open transaction of an id, if its producer will not; fences that producer.
+        """Commits or aborts the open transaction of an id, if its producer will not;
+        fences that producer.
 
-        Raises InvalidTransactionStateError if none is open, and what TransactionalProducer.commit_transaction()
-        raises.
+        Raises InvalidTransactionStateError if none is open, and what
+        TransactionalProducer.commit_transaction() raises.
         """
         self._check_writable()
         self._coordinators.transactions(self).end(transactional_id, commit=commit)
@@ -609,16 +767,20 @@ class LogDir:
         claim = self._check_writable()
         least = 0
         if not self._producer_ids.are_noted:
-            least = first_free_producer_id(self)  # without the lock: others need it, and this may take long
+            least = first_free_producer_id(
+                self
+            )  # without the lock: others need it, and this may take long
         with self._lock, claim.changing():
             return self._producer_ids.next(least)
 
-    # -- partitions ----------------------------------------------------------------------------------------------
+    # -- partitions
+    # ----------------------------------------------------------------------------------------------
 
     def partition(self, topic: str, number: int) -> Log:
         """The log of a partition, opened at the first call; the directory closes it.
 
-        Raises TopicNotFoundError, also for a partition that the topic does not have, and what logcore.open() raises.
+        Raises TopicNotFoundError, also for a partition that the topic does not have,
+        and what logcore.open() raises.
         """
         log = self._logs.known.get((topic, number))
         if log is not None and not log.is_closed and not self._sharing.is_behind:
@@ -636,17 +798,23 @@ class LogDir:
                 if len(known.numbers) <= _SHOWN_PARTITIONS:
                     expected = f"one of {known.numbers}"
                 raise TopicNotFoundError(
-                    f"topic {topic!r} has no such partition", path=self.path, expected=expected, found=number
+                    f"topic {topic!r} has no such partition",
+                    path=self.path,
+                    expected=expected,
+                    found=number,
                 )
             committed = self._upkeeper.settings.committed or self.committed_offsets
             return self._logs.open(known, number, self.durability, committed)
 
-    # -- records -------------------------------------------------------------------------------------------------
+    # -- records
+    # -------------------------------------------------------------------------------------------------
 
     def open_again(self, topic: str, number: int) -> Log:
-        """Like partition(), for a log that a failed write or sync has poisoned: closes it, then opens and recovers it.
+        """Like partition(), for a log that a failed write or sync has poisoned: closes
+        it, then opens and recovers it.
 
-        Raises what partition() raises. A record that was not acknowledged may be missing afterwards.
+        Raises what partition() raises. A record that was not acknowledged may be
+        missing afterwards.
         """
         with contextlib.suppress(LogcoreError):
             self.partition(topic, number).close()
@@ -681,10 +849,20 @@ class LogDir:
         log = self._logs.known.get((topic, partition))
         if log is None or log.is_closed or self._sharing.is_behind:
             log = self.partition(topic, partition)
-        return log.append(value, key=key, headers=headers, timestamp_ms=timestamp_ms, durability=durability)
+        return log.append(
+            value,
+            key=key,
+            headers=headers,
+            timestamp_ms=timestamp_ms,
+            durability=durability,
+        )
 
-    def choose_partition(self, topic: str, key: Piece | None, value: Piece | None) -> int:
-        """The partition that append() chooses for a record. Raises what append() raises."""
+    def choose_partition(
+        self, topic: str, key: Piece | None, value: Piece | None
+    ) -> int:
+        """The partition that append() chooses for a record. Raises what append()
+        raises.
+        """
         known = self._registry.known.get(topic) or self._topic(topic)
         partitioner = self._partitioners.get(topic)
         if partitioner is None or partitioner.numbers is not known.numbers:
@@ -702,7 +880,9 @@ class LogDir:
         order: Order = "partition",
     ) -> Iterator[TopicRecord]:
         """The records of a topic; see Topic.read()."""
-        return self.topic(topic).read(start, end, partitions=partitions, isolation=isolation, order=order)
+        return self.topic(topic).read(
+            start, end, partitions=partitions, isolation=isolation, order=order
+        )
 
     def scan(
         self,
@@ -715,7 +895,9 @@ class LogDir:
         columns: Iterable[str] = TOPIC_COLUMNS,
     ) -> Scan:
         """The records of a topic as columns; see Topic.scan()."""
-        return self.topic(topic).scan(start, end, partitions=partitions, isolation=isolation, columns=columns)
+        return self.topic(topic).scan(
+            start, end, partitions=partitions, isolation=isolation, columns=columns
+        )
 
     def tail(
         self,
@@ -728,12 +910,19 @@ class LogDir:
         """The records of a topic as they arrive; see Topic.tail()."""
         return self.topic(topic).tail(start, partitions=partitions, timeout=timeout)
 
-    def table(self, topic: str, *, isolation: Isolation = "read_uncommitted") -> TopicTable:
-        """The latest value of each key in all partitions, a read-only mapping that follows them. Raises what
-        partition() raises.
+    def table(
+        self, topic: str, *, isolation: Isolation = "read_uncommitted"
+    ) -> TopicTable:
+        """The latest value of each key in all partitions, a read-only mapping that
+        follows them. Raises what partition() raises.
         """
         numbers = self._topic(topic).numbers
-        return TopicTable([self.partition(topic, number).table(isolation=isolation) for number in numbers])
+        return TopicTable(
+            [
+                self.partition(topic, number).table(isolation=isolation)
+                for number in numbers
+            ]
+        )
 
     def committed_offsets(self, topic: str, number: int) -> dict[str, int]:
         """Return consumer group -> its last committed offset for a partition.
@@ -746,15 +935,26 @@ class LogDir:
             return {}
         from logcore.groupoffsets import committed_in
 
-        logs: list[LogReader] = [self.partition(OFFSETS_TOPIC, part) for part in self.partitions(OFFSETS_TOPIC)]
+        logs: list[LogReader] = [
+            self.partition(OFFSETS_TOPIC, part)
+            for part in self.partitions(OFFSETS_TOPIC)
+        ]
         return committed_in(logs).get((topic, number), {})
 
-    def consumer(self, *, config: Mapping[str, object] | None = None, **settings: Unpack[ConsumerOptions]) -> Consumer:
-        """A consumer of topics of this directory, alone or as a member of a group; see docs/consumer.md.
+    def consumer(
+        self,
+        *,
+        config: Mapping[str, object] | None = None,
+        **settings: Unpack[ConsumerOptions],
+    ) -> Consumer:
+        """A consumer of topics of this directory, alone or as a member of a group; see
+        docs/consumer.md.
 
-        config: settings by Kafka's dotted names, as for producer(). settings: see ConsumerOptions. Raises
-        InvalidConfigError. With a group, raises ReadOnlyLogError in a directory opened with read_only=True,
-        ConsumerStateError if a broker of this process serves it, and what reading `__consumer_offsets` raises.
+        config: settings by Kafka's dotted names, as for producer(). settings: see
+        ConsumerOptions. Raises InvalidConfigError. With a group, raises
+        ReadOnlyLogError in a directory opened with read_only=True, ConsumerStateError
+        if a broker of this process serves it, and what reading `__consumer_offsets`
+        raises.
         """
         from logcore.consumer.consumer import Consumer
         from logcore.consumer.values import consumer_settings
@@ -770,18 +970,26 @@ class LogDir:
             registry = self._coordinators.registry(self)
         return Consumer(self._fs, self, groups, chosen, registry)
 
-    def connector(self, group_id: str, /, **settings: Unpack[ConsumerOptions]) -> Connector:
-        """Streams of records for threads that share the work of a group; see logcore.consumer.streams.
+    def connector(
+        self, group_id: str, /, **settings: Unpack[ConsumerOptions]
+    ) -> Connector:
+        """Streams of records for threads that share the work of a group; see
+        logcore.consumer.streams.
 
-        settings: as for consumer(); assignors is ("range",) by default. Raises InvalidConfigError.
+        settings: as for consumer(); assignors is ("range",) by default. Raises
+        InvalidConfigError.
         """
         from logcore.consumer.streams import Connector
 
         self._check_open()
         return Connector(self, group_id, settings)
 
-    def simple_consumer(self, *, isolation_level: Isolation = "read_uncommitted") -> SimpleConsumer:
-        """Fetches stored batches from offsets that the caller keeps; see logcore.consumer.simple."""
+    def simple_consumer(
+        self, *, isolation_level: Isolation = "read_uncommitted"
+    ) -> SimpleConsumer:
+        """Fetches stored batches from offsets that the caller keeps; see
+        logcore.consumer.simple.
+        """
         from logcore.consumer.simple import SimpleConsumer
 
         self._check_open()
@@ -789,7 +997,10 @@ class LogDir:
 
     @overload
     def producer(
-        self, *, config: Mapping[str, object] | None = None, **settings: Unpack[ProducerOptions]
+        self,
+        *,
+        config: Mapping[str, object] | None = None,
+        **settings: Unpack[ProducerOptions],
     ) -> Producer: ...
     @overload
     def producer(
@@ -799,13 +1010,18 @@ class LogDir:
         config: Mapping[str, object] | None = None,
         **settings: Unpack[TransactionOptions],
     ) -> TransactionalProducer: ...
-    def producer(self, *, config: Mapping[str, object] | None = None, **settings: Any) -> Producer:
-        """A producer of records for topics of this directory; see docs/producer.md and ProducerOptions.
+    def producer(
+        self, *, config: Mapping[str, object] | None = None, **settings: Any
+    ) -> Producer:
+        """A producer of records for topics of this directory; see docs/producer.md and
+        ProducerOptions.
 
-        config: settings by Kafka's dotted names, such as {"linger.ms": 5}; settings for the network are ignored there.
-        settings: the same with underscores; they override config. transactional_id: makes a TransactionalProducer.
-        Raises InvalidConfigError, which names the nearest setting for an unknown one, and ReadOnlyLogError in a
-        directory opened with read_only=True.
+        config: settings by Kafka's dotted names, such as {"linger.ms": 5}; settings for
+        the network are ignored there.
+        settings: the same with underscores; they override config. transactional_id:
+        makes a TransactionalProducer. Raises InvalidConfigError, which names the
+        nearest setting for an unknown one, and ReadOnlyLogError in a directory opened
+        with read_only=True.
         """
         from logcore.producer.producer import Producer
         from logcore.producer.transactional import TransactionalProducer
@@ -818,8 +1034,12 @@ class LogDir:
         return TransactionalProducer(self._fs, self, chosen, self._coordinators)
 
     def close_logs(self, topics: Collection[str]) -> None:
-        """Closes and forgets the logs of topics that are being deleted. A failure is an incident."""
-        with self._check_writable().gathering():  # gathers recovery points without writing them: the logs are deleted
+        """Closes and forgets the logs of topics that are being deleted. A failure is an
+        incident.
+        """
+        with (
+            self._check_writable().gathering()
+        ):  # gathers recovery points without writing them: the logs are deleted
             self._logs.close_topics(topics)
 
     def stale_topics(self) -> Collection[str]:
@@ -835,7 +1055,9 @@ class LogDir:
         return self._logs.opened((topic, number))
 
     def leader_epoch(self, topic: str, number: int) -> int:
-        """The leader epoch of records appended to a partition; read from its file if the partition is not open."""
+        """The leader epoch of records appended to a partition; read from its file if
+        the partition is not open.
+        """
         return self._logs.leader_epoch((topic, number))
 
     def knows_leader_epoch(self, topic: str, number: int) -> bool:
@@ -843,9 +1065,13 @@ class LogDir:
         return self._logs.knows_leader_epoch((topic, number))
 
     def size_bytes(self, topic: str, number: int) -> int:
-        """The size of all .log files of a partition, without opening it. Raises TopicNotFoundError."""
+        """The size of all .log files of a partition, without opening it. Raises
+        TopicNotFoundError.
+        """
         if number not in self._topic(topic).numbers:
-            raise TopicNotFoundError(f"topic {topic!r} has no such partition", path=self.path, found=number)
+            raise TopicNotFoundError(
+                f"topic {topic!r} has no such partition", path=self.path, found=number
+            )
         path = self._registry.partition_path(topic, number)
         total = 0
         for base in list_bases(self._fs, path):
@@ -855,7 +1081,9 @@ class LogDir:
         return total
 
     def trusted_ms(self, wall_ms: int) -> int:
-        """The time by which old things may be deleted; at most wall_ms. See logcore.trustedclock."""
+        """The time by which old things may be deleted; at most wall_ms. See
+        logcore.trustedclock.
+        """
         return self._check_writable().clock.now_ms(wall_ms)
 
     def space(self) -> tuple[int, int]:
@@ -865,7 +1093,9 @@ class LogDir:
 
     @property
     def was_clean(self) -> bool:
-        """Whether the last writer closed the directory cleanly; if not, opening its logs checks their ends."""
+        """Whether the last writer closed the directory cleanly; if not, opening its
+        logs checks their ends.
+        """
         return self._claim is None or self._claim.is_clean
 
     def open_logs(self) -> dict[tuple[str, int], Log]:
@@ -873,21 +1103,25 @@ class LogDir:
         return self._logs.all_open()
 
     def incidents(self) -> tuple[Incident, ...]:
-        """Errors since the directory was opened in work that no caller waits for, such as tick(); newest last.
+        """Errors since the directory was opened in work that no caller waits for, such
+        as tick(); newest last.
 
-        Examples: damage found by compaction or retention, files that could not be removed, staged writes that could not
-        be carried out. They are also reported to the loggers `logcore.<work>`. At most a hundred kinds are kept.
+        Examples: damage found by compaction or retention, files that could not be
+        removed, staged writes that could not be carried out. They are also reported to
+        the loggers `logcore.<work>`. At most a hundred kinds are kept.
         """
         return self._incidents.all()
 
-    # -- work in time --------------------------------------------------------------------------------------------
+    # -- work in time
+    # --------------------------------------------------------------------------------------------
 
     def tick(self, now_ms: Time | None = None) -> None:
-        """Does a bounded amount of due work: syncs and rolls by time, retention, compaction, checkpoints, writes that
-        Spark published. Call it from a timer, a few times a second.
+        """Does a bounded amount of due work: syncs and rolls by time, retention,
+        compaction, checkpoints, writes that Spark published. Call it from a timer, a
+        few times a second.
 
-        now_ms: the wall clock, taken from the system when None. A log that an earlier error has poisoned is skipped;
-        its next append raises the error.
+        now_ms: the wall clock, taken from the system when None. A log that an earlier
+        error has poisoned is skipped; its next append raises the error.
         """
         claim = self._check_writable()
         self.refresh()
@@ -905,7 +1139,9 @@ class LogDir:
         if not self.is_shared:
             from logcore.staging import applying
 
-            with self._incidents.going_on("staging", self.path):  # the publisher finds the refusal too
+            with self._incidents.going_on(
+                "staging", self.path
+            ):  # the publisher finds the refusal too
                 if applying.apply_ready(self._fs, self, most=1):
                     return
         if self.is_shared and claim.takes_care():
@@ -913,39 +1149,49 @@ class LogDir:
                 self._coordinators.control(self)
         clock_ms = self._fs.monotonic_ms()
         with self._lock:
-            if self._closed or (claim.takes_care() and self._upkeeper.keep(clock_ms, wall_ms)):
+            if self._closed or (
+                claim.takes_care() and self._upkeeper.keep(clock_ms, wall_ms)
+            ):
                 return
         if self._upkeeper.owes_high_watermarks:
             with self._lock, self._incidents.going_on("checkpoints", self.path):
                 self._upkeeper.save_high_watermarks(high_watermarks(self._logs.known))
 
-    # -- rot -----------------------------------------------------------------------------------------------------
+    # -- rot
+    # -----------------------------------------------------------------------------------------------------
 
     def scrub(self) -> list[ScrubReport]:
-        """Checks every byte of all partitions, and returns a report for each. See Log.scrub().
+        """Checks every byte of all partitions, and returns a report for each. See
+        Log.scrub().
 
         A partition that is too damaged to open has a report too.
         """
         return finish(self.scrubbing())
 
     def scrubbing(self) -> Generator[Progress, None, list[ScrubReport]]:
-        """Like scrub(), in steps of some milliseconds, so that a host controls the speed: a generator that yields
-        Progress, partition by partition, and returns the reports.
+        """Like scrub(), in steps of some milliseconds, so that a host controls the
+        speed: a generator that yields Progress, partition by partition, and returns the
+        reports.
         """
         reports = []
         for name in self.topics():
             for number in self.partitions(name):
                 try:
-                    reports.append((yield from self.partition(name, number).scrubbing()))
+                    reports.append(
+                        (yield from self.partition(name, number).scrubbing())
+                    )
                 except TopicNotFoundError:
                     # Deleted concurrently.
                     continue
                 except (CorruptLogError, CorruptBatchError, StorageReadError) as error:
-                    reports.append(unopened(self._registry.partition_path(name, number), error))
+                    reports.append(
+                        unopened(self._registry.partition_path(name, number), error)
+                    )
         return reports
 
 
-# -- for hosts -------------------------------------------------------------------------------------------------------
+# -- for hosts
+# -------------------------------------------------------------------------------------------------------
 
 
 def fs_of(directory: LogDir) -> FS:

@@ -66,7 +66,9 @@ TRANSACTIONS_TOPIC: Final = "__transaction_state"
 SHARE_GROUPS_TOPIC: Final = "__share_group_state"
 #: Topics that a broker manages itself: they are listed, and clients do not write to
 #: them.
-INTERNAL_TOPICS: Final = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC, SHARE_GROUPS_TOPIC})
+INTERNAL_TOPICS: Final = frozenset(
+    {OFFSETS_TOPIC, TRANSACTIONS_TOPIC, SHARE_GROUPS_TOPIC}
+)
 #: The log of a KRaft quorum. It is not a topic, although its directory is named like a
 #: partition. Kafka does not start without it.
 METADATA_LOG: Final = "__cluster_metadata"
@@ -78,12 +80,17 @@ _PARTITION: Final = re.compile(rf"({_TOPIC.pattern})-(\d{{1,10}})")
 _DELETED_PARTITION: Final = re.compile(r".*\.[0-9a-f]{32}-delete")
 
 
-# -- partitions ------------------------------------------------------------------------------------------------------
+# -- partitions
+# ------------------------------------------------------------------------------------------------------
 
 
 def is_topic_name(name: object) -> TypeGuard[str]:
     """Return whether Kafka accepts this as the name of a topic."""
-    return isinstance(name, str) and _TOPIC.fullmatch(name) is not None and name not in (".", "..")
+    return (
+        isinstance(name, str)
+        and _TOPIC.fullmatch(name) is not None
+        and name not in (".", "..")
+    )
 
 
 def check_topic_name(name: object) -> str:
@@ -95,7 +102,9 @@ def check_topic_name(name: object) -> str:
     """
     if not is_topic_name(name):
         raise InvalidNameError(
-            "not a topic name", expected="1 to 249 of letters, digits, '.', '_' and '-'", found=repr(name)
+            "not a topic name",
+            expected="1 to 249 of letters, digits, '.', '_' and '-'",
+            found=repr(name),
         )
     return name
 
@@ -154,10 +163,13 @@ def unfinished(path: str) -> str:
     A name that is too long for a file system is shortened at its start.
     """
     directory, name = os.path.split(path)
-    return os.path.join(directory, name[-(_NAME_BYTES - len(UNFINISHED)) :] + UNFINISHED)
+    return os.path.join(
+        directory, name[-(_NAME_BYTES - len(UNFINISHED)) :] + UNFINISHED
+    )
 
 
-# -- files -----------------------------------------------------------------------------------------------------------
+# -- files
+# -----------------------------------------------------------------------------------------------------------
 
 
 class FileName(NamedTuple):
@@ -241,7 +253,10 @@ def quarantine_name(base_offset: int, position: int, number: int = 0) -> str:
     """Return a quarantine file's name; `number` separates several recoveries at one
     position.
     """
-    return file_name(base_offset, f".{position}.{number}{QUARANTINE}" if number else f".{position}{QUARANTINE}")
+    return file_name(
+        base_offset,
+        f".{position}.{number}{QUARANTINE}" if number else f".{position}{QUARANTINE}",
+    )
 
 
 def quarantined_position(name: str) -> int | None:

@@ -1,9 +1,12 @@
 """Reports of the library: log lines, and incidents for callers that ask for them.
 
 Rules:
-- Loggers are those of the standard library, named `logcore` and `logcore.<area>`; silent until a handler is added.
-- `logging` is never imported here, for that takes milliseconds: a program that did not cannot listen.
-- Lines are written with locks held: a handler must not write to the log that a line is about.
+- Loggers are those of the standard library, named `logcore` and `logcore.<area>`;
+  silent until a handler is added.
+- `logging` is never imported here, for that takes milliseconds: a program that did not
+  cannot listen.
+- Lines are written with locks held: a handler must not write to the log that a line is
+  about.
 - A line that cannot be said is left out: the error it speaks of is more important.
 
 This module decides nothing and keeps nothing; logdir.py collects incidents.
@@ -27,8 +30,10 @@ ERROR: Final = 40
 class Incident:
     """Something that failed in work that no caller waits for, such as tick().
 
-    work: what was being done. where: the partition's or topic's name, or a path. kind: the name of the error's class.
-    reason: its text, the newest. count: how often it was met. first_ms, last_ms: the wall clock then.
+    work: what was being done. where: the partition's or topic's name, or a path. kind:
+    the name of the error's class.
+    reason: its text, the newest. count: how often it was met. first_ms, last_ms: the
+    wall clock then.
     """
 
     work: str
@@ -51,5 +56,6 @@ def tell(area: str, level: int, text: str, *values: object) -> None:
             root.addHandler(logging.NullHandler())
         logger = logging.getLogger(f"logcore.{area}")
         if logger.isEnabledFor(level):
-            # As text: an error that a handler keeps would keep open what its traceback knows.
+            # As text: an error that a handler keeps would keep open what its traceback
+            # knows.
             logger.log(level, "%s", text % values)

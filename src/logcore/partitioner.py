@@ -1,8 +1,11 @@
-"""Which partition a record goes to, as Kafka's Java client chooses: by its key, or one after the other.
+"""Which partition a record goes to, as Kafka's Java client chooses: by its key, or one
+after the other.
 
 Rules:
-- A key is hashed with murmur2. The same key always chooses the same partition, as long as their number stays.
-- Records without a key stay with one partition for 16 KiB, a producer's batch, and then go on to the next.
+- A key is hashed with murmur2. The same key always chooses the same partition, as long
+  as their number stays.
+- Records without a key stay with one partition for 16 KiB, a producer's batch, and then
+  go on to the next.
 
 This module knows no topic and no directory.
 """
@@ -24,13 +27,16 @@ STICKY_BYTES: Final = 16_384
 
 
 class Partitioner:
-    """Chooses partitions of one topic. Threads that choose at the same time may stay a little longer with one.
+    """Chooses partitions of one topic. Threads that choose at the same time may stay a
+    little longer with one.
 
     numbers: of the partitions.
     """
 
     def __init__(self, numbers: Sequence[int]) -> None:
-        """Raises InvalidConfigError where some numbers are missing: then a key has no partition."""
+        """Raises InvalidConfigError where some numbers are missing: then a key has no
+        partition.
+        """
         if tuple(numbers) != tuple(range(len(numbers))):
             raise InvalidConfigError(
                 "some partitions of the topic are missing, so a record cannot choose one; name it with partition=",
@@ -44,9 +50,13 @@ class Partitioner:
     def choose(self, key: Piece | None, value: Piece | None) -> int:
         """For one record. Raises InvalidRecordError for a key that is not bytes."""
         if key is not None:
-            return kernel.murmur2(key if type(key) is bytes else _as_bytes(key)) % len(self.numbers)
+            return kernel.murmur2(key if type(key) is bytes else _as_bytes(key)) % len(
+                self.numbers
+            )
         size = 0
-        if isinstance(value, (bytes, bytearray, memoryview)):  # what else it may be, the append refuses
+        if isinstance(
+            value, (bytes, bytearray, memoryview)
+        ):  # what else it may be, the append refuses
             size = len(value)
         self._bytes += size
         if self._bytes > STICKY_BYTES:
@@ -57,12 +67,18 @@ class Partitioner:
 
 def _as_bytes(key: object) -> bytes:
     if not isinstance(key, (bytearray, memoryview)):
-        raise InvalidRecordError("a key must be bytes or None", expected="bytes", found=type(key).__name__)
+        raise InvalidRecordError(
+            "a key must be bytes or None", expected="bytes", found=type(key).__name__
+        )
     return bytes(key)
 
 
-def murmur2(data: npt.NDArray[np.uint8], edges: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
-    """Kafka's murmur2 of each piece data[edges[i]:edges[i + 1]], all pieces of one length at once; shape (n,)."""
+def murmur2(
+    data: npt.NDArray[np.uint8], edges: npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint32]:
+    """Kafka's murmur2 of each piece data[edges[i]:edges[i + 1]], all pieces of one
+    length at once; shape (n,).
+    """
     sizes = np.diff(edges)
     hashes = np.zeros(len(sizes), np.uint32)
     for size in np.unique(sizes).tolist():
@@ -73,12 +89,16 @@ def murmur2(data: npt.NDArray[np.uint8], edges: npt.NDArray[np.int64]) -> npt.ND
 
 
 def _murmur2_of(pieces: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
-    """pieces: uint8, shape (rows, size). The constants and the order are those of Kafka's Utils.murmur2."""
+    """pieces: uint8, shape (rows, size). The constants and the order are those of
+    Kafka's Utils.murmur2.
+    """
     rows, size = pieces.shape
     m = np.uint32(0x5BD1E995)
     whole = size // 4
     h = np.full(rows, np.uint32(0x9747B28C) ^ np.uint32(size), np.uint32)
-    words = np.ascontiguousarray(pieces[:, : whole * 4]).view("<u4").reshape(rows, whole)
+    words = (
+        np.ascontiguousarray(pieces[:, : whole * 4]).view("<u4").reshape(rows, whole)
+    )
     for at in range(whole):
         k = words[:, at].astype(np.uint32) * m
         k ^= k >> np.uint32(24)

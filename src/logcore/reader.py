@@ -70,7 +70,9 @@ def check_is_partition(fs: FS, directory: str) -> None:
     if not names and partition_of(os.path.basename(real)) is not None:
         return
     inside = sorted(
-        name for name in names if partition_of(name) is not None and fs.is_directory(os.path.join(real, name))
+        name
+        for name in names
+        if partition_of(name) is not None and fs.is_directory(os.path.join(real, name))
     )
     if inside:
         raise LogNotFoundError(
@@ -93,7 +95,13 @@ class LogReader:
     """
 
     def __init__(
-        self, fs: FS, directory: str, state: PartitionState, policy: Durability, *, is_writing: bool = False
+        self,
+        fs: FS,
+        directory: str,
+        state: PartitionState,
+        policy: Durability,
+        *,
+        is_writing: bool = False,
     ) -> None:
         """Not for users.
 
@@ -205,15 +213,29 @@ class LogReader:
         A read that meets damage proves nothing, and is ignored.
         """
         with contextlib.suppress(LogcoreError, OSError):
-            for _, facts in self._state.gaps.walk(segments[max(0, slot_of(segments, start)) :], start, end, crc=False):
-                about = facts["attributes"] & (layout.TRANSACTIONAL_BIT | layout.CONTROL_BIT)
-                assert not np.any((about != 0) & (facts["magic"] == 2)), (self.path, start, end)
+            for _, facts in self._state.gaps.walk(
+                segments[max(0, slot_of(segments, start)) :], start, end, crc=False
+            ):
+                about = facts["attributes"] & (
+                    layout.TRANSACTIONAL_BIT | layout.CONTROL_BIT
+                )
+                assert not np.any((about != 0) & (facts["magic"] == 2)), (
+                    self.path,
+                    start,
+                    end,
+                )
 
-    def _walk_transactions(self, state: Transactions, segments: list[Segment], end: int) -> None:
+    def _walk_transactions(
+        self, state: Transactions, segments: list[Segment], end: int
+    ) -> None:
         """Add the batches between the end of the state and `end` to the state."""
         held = segments[max(0, slot_of(segments, state.next_offset)) :]
-        for segment, facts in self._state.gaps.walk(held, state.next_offset, end, crc=False):
-            for row in np.flatnonzero(facts["attributes"] & layout.TRANSACTIONAL_BIT != 0).tolist():
+        for segment, facts in self._state.gaps.walk(
+            held, state.next_offset, end, crc=False
+        ):
+            for row in np.flatnonzero(
+                facts["attributes"] & layout.TRANSACTIONAL_BIT != 0
+            ).tolist():
                 batch = segment.batch(int(facts["position"][row]))
                 # A damaged header could make committed records appear aborted.
                 if batch is not None:
@@ -229,7 +251,9 @@ class LogReader:
         """
         for _, position, why in segment.walk(segment.find(end), crc=False):
             if why not in (layout.WALK_END, layout.WALK_LIMIT, layout.WALK_SHORT):
-                raise CorruptBatchError(layout.WALK_REASONS[why], path=segment.path, position=position)
+                raise CorruptBatchError(
+                    layout.WALK_REASONS[why], path=segment.path, position=position
+                )
 
     def read(
         self,
@@ -288,7 +312,11 @@ class LogReader:
                     raise
                 # Without gaps, another offset means a damaged header. Reading from here
                 # on reports it.
-                if not isinstance(found, int) and found.offset < visible and (found.offset == offset or not is_dense):
+                if (
+                    not isinstance(found, int)
+                    and found.offset < visible
+                    and (found.offset == offset or not is_dense)
+                ):
                     return found
         for record in self.read(offset):
             return record
@@ -299,7 +327,9 @@ class LogReader:
             expected=f"below {self._state.visible}",
         )
 
-    def batches(self, start: int, end: int | None = None, *, max_bytes: int | None = None) -> Iterator[RecordBatch]:
+    def batches(
+        self, start: int, end: int | None = None, *, max_bytes: int | None = None
+    ) -> Iterator[RecordBatch]:
         """Return an iterator over complete batches, control batches included.
 
         The first batch contains `start`, and the last one contains end - 1. The bytes
@@ -362,17 +392,25 @@ class LogReader:
             position = 0
             if offset > segment.base_offset:
                 position = segment.find(offset)
-            piece, whole = segment.stored(position, left, stretch.end, at_least_one and not pieces, check)
+            piece, whole = segment.stored(
+                position, left, stretch.end, at_least_one and not pieces, check
+            )
             if piece:
                 pieces.append(piece)
                 left -= len(piece)
             if not whole:
                 break
         if not pieces and at_least_one and offset < stretch.end:
-            raise CorruptBatchError("no batch can be made out where the log has records", path=self.path, offset=offset)
+            raise CorruptBatchError(
+                "no batch can be made out where the log has records",
+                path=self.path,
+                offset=offset,
+            )
         return pieces
 
-    def _check_sent(self, segment: Segment, following: Segment | None, offset: int) -> Callable[[layout.Facts], None]:
+    def _check_sent(
+        self, segment: Segment, following: Segment | None, offset: int
+    ) -> Callable[[layout.Facts], None]:
         """Return a function that checks the headers in Segment.stored().
 
         Segment.stored() calls it with the headers of all batches that it returns. The
@@ -414,7 +452,9 @@ class LogReader:
         """
         return Scan([span_of(self, start, end, isolation)], columns)
 
-    def tail(self, start: int | None = None, *, timeout: float | None = None) -> Iterator[Record]:
+    def tail(
+        self, start: int | None = None, *, timeout: float | None = None
+    ) -> Iterator[Record]:
         """Return an iterator over the records from `start` on, and then over new ones.
 
         `start` is by default the present end. Each record is delivered once, in order.
@@ -463,7 +503,9 @@ class LogReader:
         found = self._place_of_timestamp(timestamp_ms, markers=False)
         return None if found is None else found[0]
 
-    def _place_of_timestamp(self, timestamp_ms: Time, *, markers: bool) -> tuple[int, int] | None:
+    def _place_of_timestamp(
+        self, timestamp_ms: Time, *, markers: bool
+    ) -> tuple[int, int] | None:
         """Return (offset, timestamp) or None; see place_of_timestamp()."""
         self._check_open()
         wanted = time_ms(timestamp_ms)
@@ -480,22 +522,31 @@ class LogReader:
         # part of that, if it is correct. CRCs and order are checked, because a damaged
         # time or offset would hide the record.
         log_start = self._state.log_start
-        for segment, facts in self._state.gaps.walk(segments, log_start, visible, crc=True, passed=end_of_older):
+        for segment, facts in self._state.gaps.walk(
+            segments, log_start, visible, crc=True, passed=end_of_older
+        ):
             for row in np.flatnonzero(facts["max_timestamp"] >= wanted).tolist():
                 batch = segment.batch(int(facts["position"][row]))
                 if batch is None or (batch.is_control and not markers):
                     continue
                 if batch.is_control:
-                    place = int(facts["last_offset"][row]), int(facts["max_timestamp"][row])
+                    place = (
+                        int(facts["last_offset"][row]),
+                        int(facts["max_timestamp"][row]),
+                    )
                     if log_start <= place[0] < visible:
                         return place
                     continue
-                for columns in batch.column_slices(SLICE_ROWS, max_size=self._state.config.max_decompressed_bytes):
+                for columns in batch.column_slices(
+                    SLICE_ROWS, max_size=self._state.config.max_decompressed_bytes
+                ):
                     late = columns.timestamps_ms >= wanted
                     late &= (columns.offsets >= log_start) & (columns.offsets < visible)
                     if late.any():
                         first = int(late.argmax())
-                        return int(columns.offsets[first]), int(columns.timestamps_ms[first])
+                        return int(columns.offsets[first]), int(
+                            columns.timestamps_ms[first]
+                        )
         return None
 
     def _bounded(self) -> tuple[list[Segment], int]:
@@ -521,9 +572,13 @@ class LogReader:
         Raises:
             CorruptBatchError: the growing segment is damaged below the high watermark.
         """
-        if isinstance(segment, GrowingSegment) and not isinstance(segment, PiecedSegment):
+        if isinstance(segment, GrowingSegment) and not isinstance(
+            segment, PiecedSegment
+        ):
             is_end_noted = self._look.is_end_noted or self._is_writing
-            return check_growing(segment, visible, self._state.gaps.dense_from, is_end_noted=is_end_noted)
+            return check_growing(
+                segment, visible, self._state.gaps.dense_from, is_end_noted=is_end_noted
+            )
         _ = segment.max_timestamp()
         if segment.is_newest_sure:
             return segment.next_offset()
@@ -546,7 +601,9 @@ class LogReader:
 
         # Check for missing segments and batches, which may have contained the newest
         # record.
-        for _ in self._state.gaps.walk(segments, self._state.log_start, visible, crc=True, passed=end_of):
+        for _ in self._state.gaps.walk(
+            segments, self._state.log_start, visible, crc=True, passed=end_of
+        ):
             pass
         largest = [segment.max_timestamp() for segment in segments]
         if not segments or max(largest) < 0:
@@ -586,7 +643,9 @@ class LogReader:
         start = _as_offset(start, "start")
         if isolation not in ("read_uncommitted", "read_committed"):
             raise InvalidConfigError(
-                "isolation", expected="'read_uncommitted' or 'read_committed'", found=repr(isolation)
+                "isolation",
+                expected="'read_uncommitted' or 'read_committed'",
+                found=repr(isolation),
             )
         committed: Transactions | None = None
         if isolation == "read_committed":
@@ -623,20 +682,26 @@ def _as_offset(given: object, what: str) -> int:
         return operator.index(given)  # type: ignore[arg-type]
     except TypeError:
         raise InvalidConfigError(
-            f"{what} is no offset; offset_for_timestamp() finds that of a time", expected="an int", found=repr(given)
+            f"{what} is no offset; offset_for_timestamp() finds that of a time",
+            expected="an int",
+            found=repr(given),
         ) from None
 
 
 _Kind = TypeVar("_Kind", bound=LogReader)
 #: Begins to listen for changes of logs. Returns a function that blocks until there are
 #: new records.
-_Waiting = Callable[[contextlib.ExitStack, "Sequence[Tailed]", "float | None"], Callable[[], bool]]
+_Waiting = Callable[
+    [contextlib.ExitStack, "Sequence[Tailed]", "float | None"], Callable[[], bool]
+]
 
 
 # -- for hosts -------------------------------------------------------------------------
 
 
-def span_of(log: LogReader, start: int | None, end: int | None, isolation: Isolation) -> Span:
+def span_of(
+    log: LogReader, start: int | None, end: int | None, isolation: Isolation
+) -> Span:
     """Return the part of a log that a scan reads. Raises the same errors as read()."""
     if start is None:
         first = log._state.log_start
@@ -671,7 +736,13 @@ def record_lists(
 
 
 def placed_lists(
-    log: LogReader, start: int, end: int, topic: str, partition: int, *, isolation: Isolation
+    log: LogReader,
+    start: int,
+    end: int,
+    topic: str,
+    partition: int,
+    *,
+    isolation: Isolation,
 ) -> Iterator[tuple[int, list[TopicRecord]]]:
     """Return the records of LogReader.read(), with topic and partition, in lists.
 
@@ -682,7 +753,13 @@ def placed_lists(
 
 
 def typed_columns(
-    log: LogReader, start: int, end: int, *, isolation: Isolation, rows: int, size_bytes: int
+    log: LogReader,
+    start: int,
+    end: int,
+    *,
+    isolation: Isolation,
+    rows: int,
+    size_bytes: int,
 ) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
     """Return the columns of [start, end) in chunks, with the timestamp types.
 
@@ -695,7 +772,9 @@ def typed_columns(
 def segments_between(log: LogReader, start: int, end: int) -> list[Segment]:
     """Return the segments that contain [start, end), in order."""
     segments = log._state.segments
-    return segments[max(0, slot_of(segments, start)) : slot_of(segments, max(start, end - 1)) + 1]
+    return segments[
+        max(0, slot_of(segments, start)) : slot_of(segments, max(start, end - 1)) + 1
+    ]
 
 
 def avoid_mapping(log: LogReader) -> None:
@@ -714,7 +793,9 @@ def avoid_mapping(log: LogReader) -> None:
             else:
                 segments.append(PiecedSegment(log._fs, log.path, one.base_offset))
     except FileNotFoundError:
-        raise OffsetOutOfRangeError("a segment was removed by its writer", path=log.path) from None
+        raise OffsetOutOfRangeError(
+            "a segment was removed by its writer", path=log.path
+        ) from None
     log._state.segments = segments
 
 
@@ -793,7 +874,9 @@ class _Committed(NamedTuple):
 class Tailed:
     """One log that is followed by tail_together() or in a loop; created by follow()."""
 
-    def __init__(self, log: LogReader, state: PartitionState, look: FileLook, offset: int) -> None:
+    def __init__(
+        self, log: LogReader, state: PartitionState, look: FileLook, offset: int
+    ) -> None:
         """Follow a log from `offset` on; `state` and `look` belong to the log."""
         self.log = log
         #: The next offset to deliver.
@@ -833,10 +916,16 @@ class Tailed:
         """
         bound = self._state.visible
         if self._is_cut or self._is_other():
-            raise OffsetOutOfRangeError("the log was truncated below here", path=self.log.path, offset=self.offset)
+            raise OffsetOutOfRangeError(
+                "the log was truncated below here",
+                path=self.log.path,
+                offset=self.offset,
+            )
         self._shown = max(self._shown, bound)
         if self.offset < bound:
-            for records in record_lists(self.log, self.offset, bound, cursor=self._cursor):
+            for records in record_lists(
+                self.log, self.offset, bound, cursor=self._cursor
+            ):
                 if records:
                     self._last = records[-1]
                 yield records
@@ -852,7 +941,10 @@ class Tailed:
             return False
         self._replacements = self._look.replacements
         last = self._last
-        if last is None or not self.log.log_start_offset <= last.offset < self.log.high_watermark:
+        if (
+            last is None
+            or not self.log.log_start_offset <= last.offset < self.log.high_watermark
+        ):
             return False
         found = self.log.get(last.offset)
         return found.offset == last.offset and found != last
@@ -933,10 +1025,15 @@ def tail_together(
     two logs. Truncations count from this call on. The iteration ends when one of the
     logs is closed. See LogReader.tail().
     """
-    return _follow([follow(log, offset) for log, offset in zip(logs, offsets, strict=True)], timeout)
+    return _follow(
+        [follow(log, offset) for log, offset in zip(logs, offsets, strict=True)],
+        timeout,
+    )
 
 
-def _follow(tailed: Sequence[Tailed], timeout: float | None) -> Iterator[tuple[int, list[Record]]]:
+def _follow(
+    tailed: Sequence[Tailed], timeout: float | None
+) -> Iterator[tuple[int, list[Record]]]:
     if not tailed:
         return
     with contextlib.ExitStack() as stack:
@@ -1012,7 +1109,8 @@ def _wait_for_reader(
             deadline = fs.monotonic_ms() + int(timeout * 1000)
         while not any(one.log.is_closed for one in tailed):
             if is_watched:
-                # Wakes at least each second, in case a file system does not report another machine's writes.
+                # Wakes at least each second, in case a file system does not report
+                # another machine's writes.
                 pause = 1.0
                 if deadline is not None:
                     pause = min(pause, max(0.0, (deadline - fs.monotonic_ms()) / 1000))

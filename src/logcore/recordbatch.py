@@ -28,10 +28,21 @@ import numpy as np
 import numpy.typing as npt
 
 from logcore.config import INT64_MAX, MAX_DECOMPRESSED_BYTES, LogConfig
-from logcore.errors import CorruptBatchError, InvalidRecordError, InvalidTimestampError, RecordTooLargeError
+from logcore.errors import (
+    CorruptBatchError,
+    InvalidRecordError,
+    InvalidTimestampError,
+    RecordTooLargeError,
+)
 from logcore.format import legacy, varint
 from logcore.format.columns import RecordColumns
-from logcore.format.compression import Codec, codec_named, codec_of, compress, decompress
+from logcore.format.compression import (
+    Codec,
+    codec_named,
+    codec_of,
+    compress,
+    decompress,
+)
 from logcore.kernels import Record, kernel, layout
 from logcore.kernels.checksum import crc32c
 from logcore.kernels.layout import (
@@ -129,7 +140,13 @@ class RecordBatch:
 
     @classmethod
     def parse(
-        cls, data: Buffer, at: int = 0, limit: int | None = None, *, path: str | None = None, origin: int = 0
+        cls,
+        data: Buffer,
+        at: int = 0,
+        limit: int | None = None,
+        *,
+        path: str | None = None,
+        origin: int = 0,
     ) -> RecordBatch | None:
         """Return the batch that starts at byte `at`, or None if it is incomplete at
         `limit`.
@@ -157,7 +174,13 @@ class RecordBatch:
                 found=length,
             )
         if not 0 <= magic <= 2:
-            raise CorruptBatchError("unknown magic", path=path, position=origin + at, expected="0, 1 or 2", found=magic)
+            raise CorruptBatchError(
+                "unknown magic",
+                path=path,
+                position=origin + at,
+                expected="0, 1 or 2",
+                found=magic,
+            )
         size = length + LOG_OVERHEAD
         if size > limit - at:
             return None
@@ -300,7 +323,9 @@ class RecordBatch:
         raw = self.data[HEADER_SIZE:]
         if self.codec is Codec.NONE or self.record_count == 0:
             return raw
-        return decompress(self.codec, raw, max_size=max_size, path=self.path, position=self.position)
+        return decompress(
+            self.codec, raw, max_size=max_size, path=self.path, position=self.position
+        )
 
     def records(self, *, max_size: int = MAX_DECOMPRESSED_BYTES) -> list[Record]:
         """Return all records after checking the CRC; control records for a control
@@ -339,7 +364,9 @@ class RecordBatch:
         (columns,) = self.column_slices(INT32_MAX, max_size=max_size)
         return columns
 
-    def record_slices(self, rows: int, *, max_size: int = MAX_DECOMPRESSED_BYTES) -> Iterator[list[Record]]:
+    def record_slices(
+        self, rows: int, *, max_size: int = MAX_DECOMPRESSED_BYTES
+    ) -> Iterator[list[Record]]:
         """Yield the records in lists of at most `rows`.
 
         A few bytes may inflate to millions of records, and their objects take ten times
@@ -350,7 +377,9 @@ class RecordBatch:
             yield [Record(*fields, ()) for fields in self._legacy(max_size)]
             return
         for body, count in self._bodies(rows, max_size):
-            yield kernel.decode_body_objects(body, count, *self._bases(), self.path, self.position)
+            yield kernel.decode_body_objects(
+                body, count, *self._bases(), self.path, self.position
+            )
 
     def column_slices(
         self, rows: int, *, max_size: int = MAX_DECOMPRESSED_BYTES, strict: bool = False
@@ -361,13 +390,17 @@ class RecordBatch:
         """
         self.verify()
         if self.magic < 2:
-            yield RecordColumns.from_records(Record(*fields, ()) for fields in self._legacy(max_size))
+            yield RecordColumns.from_records(
+                Record(*fields, ()) for fields in self._legacy(max_size)
+            )
             return
         for body, count in self._bodies(rows, max_size):
             # The kernel checks the count against the bytes before it writes. The
             # allocation must check it too.
             block = np.empty(max(0, min(count, len(body))) * ROW_SIZE, np.uint8)
-            kernel.decode_body_columns(body, count, *self._bases(), block, self.path, self.position, strict)
+            kernel.decode_body_columns(
+                body, count, *self._bases(), block, self.path, self.position, strict
+            )
             yield RecordColumns.from_block(memoryview(body), block, count)
 
     def _bodies(self, rows: int, max_size: int) -> Iterator[tuple[Buffer, int]]:
@@ -384,7 +417,9 @@ class RecordBatch:
         # Checked here too, because the slices would detect it only after many of them
         # were returned.
         if count > len(body) // MIN_RECORD_SIZE:
-            raise InvalidRecordError(BODY_REASONS[BODY_COUNT], path=self.path, position=self.position)
+            raise InvalidRecordError(
+                BODY_REASONS[BODY_COUNT], path=self.path, position=self.position
+            )
         view = memoryview(body)
         at = 0
         while count > rows:
@@ -394,8 +429,12 @@ class RecordBatch:
             count -= rows
         yield view[at:], count
 
-    def _legacy(self, max_size: int) -> list[tuple[int, int, bytes | None, bytes | None]]:
-        return legacy.decode(self.data, max_size=max_size, path=self.path, position=self.position)
+    def _legacy(
+        self, max_size: int
+    ) -> list[tuple[int, int, bytes | None, bytes | None]]:
+        return legacy.decode(
+            self.data, max_size=max_size, path=self.path, position=self.position
+        )
 
     def _bases(self) -> tuple[int, int, int | None]:
         """Return the values for the deltas of records.
@@ -497,7 +536,12 @@ def encode(
     Raises InvalidRecordError, InvalidTimestampError and RecordTooLargeError.
     """
     kind = codec_named(codec)
-    attributes = kind | APPEND_TIME_BIT * append_time | TRANSACTIONAL_BIT * transactional | CONTROL_BIT * control
+    attributes = (
+        kind
+        | APPEND_TIME_BIT * append_time
+        | TRANSACTIONAL_BIT * transactional
+        | CONTROL_BIT * control
+    )
     compress = None
     if kind is not Codec.NONE:
         # Only in this case, because creating the settings takes longer than a record.
@@ -547,8 +591,14 @@ def prepare_append(
     sound = kernel.sound_batch(data)
     # A transaction without a producer can never be ended: checks the second byte of the
     # attributes, and the sign of the id.
-    is_orphan = sound is not None and bool(data[CRC_START + 1] & TRANSACTIONAL_BIT and data[43] & 0x80)
-    if sound is not None and not is_orphan and _may_stay(sound, len(data), now_ms, config):
+    is_orphan = sound is not None and bool(
+        data[CRC_START + 1] & TRANSACTIONAL_BIT and data[43] & 0x80
+    )
+    if (
+        sound is not None
+        and not is_orphan
+        and _may_stay(sound, len(data), now_ms, config)
+    ):
         copy = bytearray(data)
         _BASE_OFFSET.pack_into(copy, 0, base_offset)
         _LEADER_EPOCH.pack_into(copy, 12, leader_epoch)
@@ -556,11 +606,14 @@ def prepare_append(
     batches = list(read_batches(data))
     if not batches:
         raise CorruptBatchError(
-            "no whole batch to append", expected="complete record batches", found=f"{len(data)} bytes"
+            "no whole batch to append",
+            expected="complete record batches",
+            found=f"{len(data)} bytes",
         )
     if any(batch.magic != batches[0].magic for batch in batches):
         raise InvalidRecordError(
-            "batches of different formats in one append", expected=f"magic {batches[0].magic} throughout"
+            "batches of different formats in one append",
+            expected=f"magic {batches[0].magic} throughout",
         )
     for batch in batches:
         if batch.size_bytes > config.max_message_bytes:
@@ -580,7 +633,9 @@ def prepare_append(
     else:
         groups = [[batch] for batch in batches]
     for group in groups:
-        raw, last_offset, max_timestamp = _prepare_one(group, base_offset, leader_epoch, now_ms, config)
+        raw, last_offset, max_timestamp = _prepare_one(
+            group, base_offset, leader_epoch, now_ms, config
+        )
         if len(raw) > config.max_message_bytes:
             raise RecordTooLargeError(
                 "batch is larger than max.message.bytes after it was rebuilt",
@@ -594,7 +649,9 @@ def prepare_append(
     return out, stored
 
 
-def _may_stay(sound: tuple[int, int, int, int], size: int, now_ms: int, config: LogConfig) -> bool:
+def _may_stay(
+    sound: tuple[int, int, int, int], size: int, now_ms: int, config: LogConfig
+) -> bool:
     """Return whether the topic accepts a batch as the client sent it, without further
     checks.
 
@@ -614,7 +671,11 @@ def _may_stay(sound: tuple[int, int, int, int], size: int, now_ms: int, config: 
 
 
 def _prepare_one(
-    group: list[RecordBatch], base_offset: int, leader_epoch: int, now_ms: int, config: LogConfig
+    group: list[RecordBatch],
+    base_offset: int,
+    leader_epoch: int,
+    now_ms: int,
+    config: LogConfig,
 ) -> tuple[Buffer, int, int]:
     """Return (bytes, last_offset, max_timestamp) of one v2 batch, or of v0/v1 entries.
 
@@ -630,7 +691,9 @@ def _prepare_one(
     max_timestamp = -1
     dense = True
     for batch in group:
-        for part in batch.column_slices(SLICE_ROWS, max_size=config.max_decompressed_bytes, strict=True):
+        for part in batch.column_slices(
+            SLICE_ROWS, max_size=config.max_decompressed_bytes, strict=True
+        ):
             times = part.timestamps_ms
             checked_times: npt.NDArray[np.int64] | None = times
             if config.is_append_time:
@@ -639,12 +702,18 @@ def _prepare_one(
             keyless = None
             if config.is_compacted:
                 keyless = part.key_sizes < 0
-            _check_records(checked_times, keyless, now_ms, config, where, first_row=count)
+            _check_records(
+                checked_times, keyless, now_ms, config, where, first_row=count
+            )
             if has_append_time and (config.is_append_time or np.any(times == -1)):
-                raise InvalidTimestampError("a client may not mark a batch as LogAppendTime", position=where)
+                raise InvalidTimestampError(
+                    "a client may not mark a batch as LogAppendTime", position=where
+                )
             # Readers number the records of a batch from its head on: 0, 1, 2. If a
             # client left gaps, the batch is encoded again.
-            dense = dense and np.array_equal(part.offsets - first.base_offset, np.arange(count, count + len(part)))
+            dense = dense and np.array_equal(
+                part.offsets - first.base_offset, np.arange(count, count + len(part))
+            )
             count += len(part)
             max_timestamp = max(max_timestamp, int(times.max(initial=-1)))
     # Under LogAppendTime the one timestamp in the head applies to all records.
@@ -657,7 +726,9 @@ def _prepare_one(
         rows = (
             (record.key, record.value, record.headers, record.timestamp_ms)
             for batch in group
-            for records in batch.record_slices(SLICE_ROWS, max_size=config.max_decompressed_bytes)
+            for records in batch.record_slices(
+                SLICE_ROWS, max_size=config.max_decompressed_bytes
+            )
             for record in records
         )
         scratch = bytearray()
@@ -688,7 +759,10 @@ def _prepare_one(
     struct.pack_into(">i", raw, 12, leader_epoch)
     # The CRC covers attributes and times, so it is computed again if they change.
     if max_timestamp != first.max_timestamp or has_append_time != config.is_append_time:
-        attributes = first.attributes & 0xFF & ~APPEND_TIME_BIT | APPEND_TIME_BIT * config.is_append_time
+        attributes = (
+            first.attributes & 0xFF & ~APPEND_TIME_BIT
+            | APPEND_TIME_BIT * config.is_append_time
+        )
         struct.pack_into(">h", raw, CRC_START, attributes)
         struct.pack_into(">q", raw, 35, max_timestamp)
         stamp_crc(raw)
@@ -696,7 +770,10 @@ def _prepare_one(
 
 
 def _check_client_head(batch: RecordBatch) -> None:
-    if batch.record_count < 1 or batch.last_offset - batch.base_offset + 1 != batch.record_count:
+    if (
+        batch.record_count < 1
+        or batch.last_offset - batch.base_offset + 1 != batch.record_count
+    ):
         raise InvalidRecordError(
             "record count and last offset delta of a client's batch must agree",
             position=batch.position,
@@ -704,12 +781,18 @@ def _check_client_head(batch: RecordBatch) -> None:
             found=batch.record_count,
         )
     if batch.is_control:
-        raise InvalidRecordError("a client may not append control batches", position=batch.position)
+        raise InvalidRecordError(
+            "a client may not append control batches", position=batch.position
+        )
     if batch.is_transactional and batch.producer_id < 0:
-        raise InvalidRecordError("a transactional batch needs a producer id", position=batch.position)
+        raise InvalidRecordError(
+            "a transactional batch needs a producer id", position=batch.position
+        )
     if batch.producer_id >= 0 and batch.base_sequence < 0:
         raise InvalidRecordError(
-            "a batch with a producer id needs a sequence", position=batch.position, found=batch.base_sequence
+            "a batch with a producer id needs a sequence",
+            position=batch.position,
+            found=batch.base_sequence,
         )
 
 
@@ -723,12 +806,16 @@ def time_ms(given: layout.Time | None) -> int | None:
     found = layout.milliseconds(given)
     if found is None:
         raise InvalidTimestampError(
-            "not a timestamp", expected="an int of milliseconds, or a datetime with a time zone", found=repr(given)
+            "not a timestamp",
+            expected="an int of milliseconds, or a datetime with a time zone",
+            found=repr(given),
         )
     return found
 
 
-def check_timestamps(times: Any, now_ms: int, config: LogConfig, position: int | None = None) -> None:
+def check_timestamps(
+    times: Any, now_ms: int, config: LogConfig, position: int | None = None
+) -> None:
     """Raise InvalidTimestampError if a time is outside the topic's limits.
 
     `times` is an array of int64 ms; -1 means no timestamp.
@@ -737,7 +824,13 @@ def check_timestamps(times: Any, now_ms: int, config: LogConfig, position: int |
 
 
 def _check_records(
-    times: Any, keyless: Any, now_ms: int, config: LogConfig, position: int | None, *, first_row: int = 0
+    times: Any,
+    keyless: Any,
+    now_ms: int,
+    config: LogConfig,
+    position: int | None,
+    *,
+    first_row: int = 0,
 ) -> None:
     """Refuse times like check_timestamps(), and records that `keyless` marks.
 
@@ -759,7 +852,13 @@ def _check_records(
         high = min(now_ms + after_ms, 2**63 - 1)
         found = np.flatnonzero(((times < low) | (times > high)) & (times != -1))
         late = times[found]
-        refused.update((first_row + int(at), f"timestamp {int(times[at])} is not within {expected}") for at in found)
+        refused.update(
+            (
+                first_row + int(at),
+                f"timestamp {int(times[at])} is not within {expected}",
+            )
+            for at in found
+        )
     if keyless is not None:
         reason = "a compacted topic takes no record without a key"
         refused.update((first_row + int(at), reason) for at in np.flatnonzero(keyless))
@@ -773,7 +872,9 @@ def _check_records(
             found=f"{int(late.min())} to {int(late.max())}",
         )
     else:
-        error = InvalidRecordError("a compacted topic takes no record without a key", position=position)
+        error = InvalidRecordError(
+            "a compacted topic takes no record without a key", position=position
+        )
     error.record_errors = tuple(sorted(refused.items()))
     raise error
 
@@ -788,8 +889,14 @@ def front_of(batch: RecordBatch, offset: int, config: LogConfig) -> bytes:
     records = batch.records(max_size=config.max_decompressed_bytes)
     kept = list(itertools.takewhile(lambda record: record.offset < offset, records))
     if batch.magic < 2:
-        one = [(record, [(record.key, record.value, (), record.timestamp_ms)]) for record in kept]
-        return b"".join(encode(rows, base_offset=record.offset, leader_epoch=0) for record, rows in one)
+        one = [
+            (record, [(record.key, record.value, (), record.timestamp_ms)])
+            for record in kept
+        ]
+        return b"".join(
+            encode(rows, base_offset=record.offset, leader_epoch=0)
+            for record, rows in one
+        )
     if batch.base_offset >= offset:
         return b""
     # The lengths before the records give the bytes of the kept records, so none is
@@ -825,7 +932,15 @@ def empty_batch(base_offset: int, last_offset: int, leader_epoch: int) -> bytes:
     """Return a v2 batch without records that covers offsets, as after compaction
     (storage format section 1.4).
     """
-    head = (base_offset, HEADER_SIZE - LOG_OVERHEAD, leader_epoch, 2, 0, 0, last_offset - base_offset)
+    head = (
+        base_offset,
+        HEADER_SIZE - LOG_OVERHEAD,
+        leader_epoch,
+        2,
+        0,
+        0,
+        last_offset - base_offset,
+    )
     raw = bytearray(_HEADER.pack(*head, -1, -1, -1, -1, -1, 0))
     stamp_crc(raw)
     return bytes(raw)
@@ -833,7 +948,9 @@ def empty_batch(base_offset: int, last_offset: int, leader_epoch: int) -> bytes:
 
 def are_markers(facts: layout.Facts) -> npt.NDArray[np.bool_]:
     """Return which batches are control batches of transactions, by their heads."""
-    are: npt.NDArray[np.bool_] = (facts["magic"] == 2) & (facts["attributes"] & _MARKER_BITS == _MARKER_BITS)
+    are: npt.NDArray[np.bool_] = (facts["magic"] == 2) & (
+        facts["attributes"] & _MARKER_BITS == _MARKER_BITS
+    )
     return are
 
 

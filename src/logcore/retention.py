@@ -64,7 +64,9 @@ class PartitionFacts:
         count = 0
         for segment in self.segments:
             is_active = segment is self.segments[-1]
-            if segment.end_offset > self.high_watermark or (is_active and not segment.size_bytes):
+            if segment.end_offset > self.high_watermark or (
+                is_active and not segment.size_bytes
+            ):
                 break
             count += 1
         return count
@@ -125,7 +127,9 @@ def kafka_rules(facts: PartitionFacts) -> int:
     """
     if "delete" not in facts.config.cleanup_policy:
         return below_start(facts)
-    return max(below_start(facts), min(facts.deletable, max(above_size(facts), too_old(facts))))
+    return max(
+        below_start(facts), min(facts.deletable, max(above_size(facts), too_old(facts)))
+    )
 
 
 def hold_for(*groups: str, policy: Policy = kafka_rules) -> Policy:
@@ -148,7 +152,9 @@ def hold_for(*groups: str, policy: Policy = kafka_rules) -> Policy:
     return policy
 
 
-def to_fit(partitions: Mapping[tuple[str, int], PartitionFacts], excess_bytes: int) -> dict[tuple[str, int], int]:
+def to_fit(
+    partitions: Mapping[tuple[str, int], PartitionFacts], excess_bytes: int
+) -> dict[tuple[str, int], int]:
     """Return how many segments of each partition to delete to free `excess_bytes`.
 
     The oldest segments are chosen first. Only topics with `delete` in their policy are
@@ -161,7 +167,9 @@ def to_fit(partitions: Mapping[tuple[str, int], PartitionFacts], excess_bytes: i
             # A segment is deleted only together with the earlier ones, so the newest of
             # them determines its age.
             newest = 0
-            for count, segment in enumerate(facts.segments[: min(facts.deletable, len(facts.segments) - 1)], 1):
+            for count, segment in enumerate(
+                facts.segments[: min(facts.deletable, len(facts.segments) - 1)], 1
+            ):
                 newest = max(newest, segment.largest_timestamp)
                 queue.append((newest, key, count, segment.size_bytes))
     chosen: dict[tuple[str, int], int] = {}

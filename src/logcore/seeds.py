@@ -1,14 +1,17 @@
 """The producer of the first Kafka: its names and its settings over LogDir.producer().
 
-    producer = Producer(data, {"producer.type": "async", "serializer.class": str.encode})
-    producer.send(ProducerData("orders", "anna", ["4 apples", "a pear"]))
+    producer = Producer(data, {"producer.type": "async", "serializer.class":
+    str.encode}) producer.send(ProducerData("orders", "anna", ["4 apples", "a pear"]))
     producer.close()
 
 Rules (clients reference 2.12):
-- With producer.type=sync, the default, send() returns when the records are stored. With async it returns once they are
-  queued; batches are written when batch.size records came, or after queue.time.
-- The queue holds queue.size records. What a full one does is said by queue.enqueue.timeout.ms: -1 waits, 0 raises.
-- Order per partition holds. Classes of Java are functions here: serializer.class is one.
+- With producer.type=sync, the default, send() returns when the records are stored. With
+  async it returns once they are queued; batches are written when batch.size records
+  came, or after queue.time.
+- The queue holds queue.size records. What a full one does is said by
+  queue.enqueue.timeout.ms: -1 waits, 0 raises.
+- Order per partition holds. Classes of Java are functions here: serializer.class is
+  one.
 
 Batches, retries and partitions by default are those of logcore.producer.
 """
@@ -25,7 +28,8 @@ from logcore.producer import Producer as PlainProducer
 from logcore.producer import RecordFuture, RecordMetadata
 from logcore.producer.values import ProducerOptions
 
-#: The settings of both of Kafka's first producers, 0.7 and 0.8: name -> ours, or what the layer does with it.
+#: The settings of both of Kafka's first producers, 0.7 and 0.8: name -> ours, or what
+#: the layer does with it.
 _NAMES: Final = {
     "producer.type": "type",
     "queue.time": "linger_ms",
@@ -47,23 +51,50 @@ _NAMES: Final = {
     "client.id": "client_id",
 }
 #: What needs a network, and is passed over with a warning.
-_NETWORK: Final = ("zk.", "zookeeper.", "broker.", "metadata.", "socket.", "buffer.size", "connect.", "reconnect.")
+_NETWORK: Final = (
+    "zk.",
+    "zookeeper.",
+    "broker.",
+    "metadata.",
+    "socket.",
+    "buffer.size",
+    "connect.",
+    "reconnect.",
+)
 #: The codecs by the numbers that they have in the format.
-_CODECS: Final = {0: "none", 1: "gzip", 2: "snappy", "0": "none", "1": "gzip", "2": "snappy"}
-_NUMBERS: Final = ("linger_ms", "batch_records", "buffer_records", "max_block_ms", "max_request_size")
-#: 24 days: what -1 means for the time that a full queue is waited for. A wait of a lock may be no longer.
+_CODECS: Final = {
+    0: "none",
+    1: "gzip",
+    2: "snappy",
+    "0": "none",
+    "1": "gzip",
+    "2": "snappy",
+}
+_NUMBERS: Final = (
+    "linger_ms",
+    "batch_records",
+    "buffer_records",
+    "max_block_ms",
+    "max_request_size",
+)
+#: 24 days: what -1 means for the time that a full queue is waited for. A wait of a lock
+#: may be no longer.
 _FOR_EVER_MS: Final = 2**31 - 1
 
 
 class Directory(Protocol):
     """The methods of a LogDir that are used here."""
 
-    def producer(self, *, config: Mapping[str, object] | None = None, **settings: Any) -> PlainProducer: ...
+    def producer(
+        self, *, config: Mapping[str, object] | None = None, **settings: Any
+    ) -> PlainProducer: ...
     def partitions(self, name: str) -> tuple[int, ...]: ...
 
 
 class Partitioner(Protocol):
-    """Chooses among partitions: an index from 0 to num_partitions - 1. key: as it was given to send(), or None."""
+    """Chooses among partitions: an index from 0 to num_partitions - 1. key: as it was
+    given to send(), or None.
+    """
 
     def __call__(self, key: Any, num_partitions: int, /) -> int: ...
 
@@ -88,8 +119,17 @@ class SyncProducer:
     def __init__(self, producer: PlainProducer) -> None:
         self._producer = producer
 
-    def send(self, topic: str, value: Any = None, *, key: Any = None, partition: int | None = None) -> RecordMetadata:
-        """Where the record is stored. Raises what send() and the result of logcore's Producer raise."""
+    def send(
+        self,
+        topic: str,
+        value: Any = None,
+        *,
+        key: Any = None,
+        partition: int | None = None,
+    ) -> RecordMetadata:
+        """Where the record is stored. Raises what send() and the result of logcore's
+        Producer raise.
+        """
         return self._producer.send(topic, value, key=key, partition=partition).result()
 
     def close(self) -> None:
@@ -98,27 +138,39 @@ class SyncProducer:
 
 
 class Producer:
-    """config: settings by the names of the first Kafka; a value for a class is a function.
+    """config: settings by the names of the first Kafka; a value for a class is a
+    function.
 
-    producer.type ("sync") or "async". queue.time, queue.buffering.max.ms (5,000) and batch.size, batch.num.messages
-    (200): when a batch is written, async alone. queue.size, queue.buffering.max.messages (10,000): records without an
-    outcome; queue.enqueue.timeout.ms (-1): how long a full queue is waited for. serializer.class,
-    key.serializer.class: f(given) -> bytes. partitioner.class: see Partitioner; by default that of LogDir.producer().
-    callback.handler: f(error, metadata). event.handler: an interceptor. compression.codec: none, gzip, snappy, or
-    their numbers. Raises InvalidConfigError. What needs a network is passed over with a warning.
+    producer.type ("sync") or "async". queue.time, queue.buffering.max.ms (5,000) and
+    batch.size, batch.num.messages (200): when a batch is written, async alone.
+    queue.size, queue.buffering.max.messages (10,000): records without an outcome;
+    queue.enqueue.timeout.ms (-1): how long a full queue is waited for.
+    serializer.class, key.serializer.class: f(given) -> bytes. partitioner.class: see
+    Partitioner; by default that of LogDir.producer().
+    callback.handler: f(error, metadata). event.handler: an interceptor.
+    compression.codec: none, gzip, snappy, or their numbers. Raises InvalidConfigError.
+    What needs a network is passed over with a warning.
     """
 
-    def __init__(self, directory: Directory, config: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self, directory: Directory, config: Mapping[str, object] | None = None
+    ) -> None:
         chosen = _chosen(config or {})
         self.type = chosen.pop("type", "sync")
         if self.type not in ("sync", "async"):
-            raise InvalidConfigError("producer.type", expected="sync or async", found=repr(self.type))
+            raise InvalidConfigError(
+                "producer.type", expected="sync or async", found=repr(self.type)
+            )
         chosen.setdefault("buffer_records", 10_000)
         if chosen.get("max_block_ms", -1) < 0:
             chosen["max_block_ms"] = _FOR_EVER_MS
         self._partitioner: Partitioner | None = chosen.pop("partitioner", None)
         if self._partitioner is not None and not callable(self._partitioner):
-            raise InvalidConfigError("partitioner.class", expected="a function", found=repr(self._partitioner))
+            raise InvalidConfigError(
+                "partitioner.class",
+                expected="a function",
+                found=repr(self._partitioner),
+            )
         if "interceptor" in chosen:
             chosen["interceptors"] = [chosen.pop("interceptor")]
         if self.type == "sync":
@@ -133,7 +185,10 @@ class Producer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -141,11 +196,13 @@ class Producer:
         return f"<{self.type} {self._producer!r}>"
 
     def send(self, data: ProducerData | Iterable[ProducerData]) -> list[RecordFuture]:
-        """Sends the values of one ProducerData or of several, in their order; a future for each.
+        """Sends the values of one ProducerData or of several, in their order; a future
+        for each.
 
-        With producer.type=sync all of them are stored when it returns, and it raises the first error of those that
-        are not. Raises BufferFullError when the queue stays full (what came before it is sent), and what send() of
-        logcore's Producer raises.
+        With producer.type=sync all of them are stored when it returns, and it raises
+        the first error of those that are not. Raises BufferFullError when the queue
+        stays full (what came before it is sent), and what send() of logcore's Producer
+        raises.
         """
         if isinstance(data, ProducerData):
             given = [data]
@@ -153,7 +210,9 @@ class Producer:
             given = list(data)
         for one in given:
             if not isinstance(one, ProducerData):
-                raise InvalidRecordError("send() takes ProducerData", found=type(one).__name__)
+                raise InvalidRecordError(
+                    "send() takes ProducerData", found=type(one).__name__
+                )
         futures = [self._send(one, value) for one in given for value in one.values()]
         if self.type == "sync":
             errors = [future.exception() for future in futures]  # waits for all of them
@@ -174,7 +233,9 @@ class Producer:
         index = partitioner(data.key, len(numbers))
         if not isinstance(index, int) or not 0 <= index < len(numbers):
             raise InvalidConfigError(
-                "partitioner.class", expected=f"an index from 0 to {len(numbers) - 1}", found=repr(index)
+                "partitioner.class",
+                expected=f"an index from 0 to {len(numbers) - 1}",
+                found=repr(index),
             )
         return numbers[index]
 
@@ -192,7 +253,9 @@ def _chosen(config: Mapping[str, object]) -> dict[str, Any]:
             continue
         ours = _NAMES.get(name)
         if ours is None:
-            raise InvalidConfigError(f"unknown setting {name!r}", expected=", ".join(_NAMES))
+            raise InvalidConfigError(
+                f"unknown setting {name!r}", expected=", ".join(_NAMES)
+            )
         if ours in chosen:
             raise InvalidConfigError(f"{name!r} is given under another name too")
         chosen[ours] = _whole(name, value) if ours in _NUMBERS else value
@@ -200,7 +263,9 @@ def _chosen(config: Mapping[str, object]) -> dict[str, Any]:
         what = f"settings that need a network are passed over: {', '.join(sorted(passed_over))}"
         warnings.warn(what, UserWarning, stacklevel=3)
     if "compression_type" in chosen:
-        chosen["compression_type"] = _CODECS.get(chosen["compression_type"], chosen["compression_type"])
+        chosen["compression_type"] = _CODECS.get(
+            chosen["compression_type"], chosen["compression_type"]
+        )
     return chosen
 
 
@@ -209,4 +274,6 @@ def _whole(name: str, value: object) -> int:
     try:
         return int(cast("Any", value))
     except (TypeError, ValueError):
-        raise InvalidConfigError(name, expected="a whole number", found=repr(value)) from None
+        raise InvalidConfigError(
+            name, expected="a whole number", found=repr(value)
+        ) from None

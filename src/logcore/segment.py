@@ -34,7 +34,15 @@ from logcore.errors import (
     StorageWriteError,
 )
 from logcore.fs import FS, opened
-from logcore.index import AbortedTransaction, IndexWriter, OffsetIndex, TimeIndex, load, read_front, rises
+from logcore.index import (
+    AbortedTransaction,
+    IndexWriter,
+    OffsetIndex,
+    TimeIndex,
+    load,
+    read_front,
+    rises,
+)
 from logcore.kernels import Record, SegmentFields, kernel, layout
 from logcore.kernels.layout import EncodedBatch
 from logcore.names import DELETED, INDEX, INDEXES, LOG, TIME_INDEX
@@ -55,7 +63,9 @@ _UNMAPPED_BYTES: Final = 64 << 10
 _REREAD_BYTES: Final = 1 << 20
 #: Bytes of a mapping that are touched at once before they are first sent.
 _TOUCHED_BYTES: Final = 256 << 10
-_UNREADABLE: Final = "a part of the file cannot be read: another program shortened it, or the disk fails"
+_UNREADABLE: Final = (
+    "a part of the file cannot be read: another program shortened it, or the disk fails"
+)
 #: Later than every other timestamp.
 _NEVER: Final = INT64_MAX
 
@@ -79,7 +89,9 @@ class Segment(SegmentFields):
     others.
     """
 
-    def __init__(self, fs: FS, directory: str, base_offset: int, state: str = "") -> None:
+    def __init__(
+        self, fs: FS, directory: str, base_offset: int, state: str = ""
+    ) -> None:
         self.fs = fs
         self.directory = directory
         self.base_offset = base_offset
@@ -159,7 +171,11 @@ class Segment(SegmentFields):
         for path in (self.path, plain, plain + DELETED):
             with contextlib.suppress(FileNotFoundError):
                 return self.fs.open(path)
-        raise OffsetOutOfRangeError("the segment was removed by its writer", path=self.path, offset=self.base_offset)
+        raise OffsetOutOfRangeError(
+            "the segment was removed by its writer",
+            path=self.path,
+            offset=self.base_offset,
+        )
 
     def piece(self, position: int, size: int) -> Piece:
         """Return bytes from `position` on, at least `size` unless the segment ends
@@ -187,7 +203,9 @@ class Segment(SegmentFields):
         """
         view = self.view()
         index = self.offset_index
-        return kernel.start_position(index.data, len(index), view, len(view), self.base_offset, offset)
+        return kernel.start_position(
+            index.data, len(index), view, len(view), self.base_offset, offset
+        )
 
     def find(self, offset: int) -> int:
         """Return the position of the first batch that ends at or after an offset.
@@ -210,7 +228,17 @@ class Segment(SegmentFields):
         base_offset = self.base_offset
         if self.held is None and size:
             self.held = kernel.hold(view, index, INT64_MAX)
-        return kernel.get_one(index.data, len(index), view, size, base_offset, offset, self.path, end_offset, dense)
+        return kernel.get_one(
+            index.data,
+            len(index),
+            view,
+            size,
+            base_offset,
+            offset,
+            self.path,
+            end_offset,
+            dense,
+        )
 
     def head(self, position: int) -> tuple[memoryview, int, int]:
         """Return (data, at, limit) with enough bytes for the apparent batch at a
@@ -218,7 +246,10 @@ class Segment(SegmentFields):
         """
         piece = self.piece(position, layout.HEADER_SIZE)
         if piece.limit - piece.at >= layout.PREFIX_SIZE:
-            size = int.from_bytes(piece.data[piece.at + 8 : piece.at + 12], "big") + layout.LOG_OVERHEAD
+            size = (
+                int.from_bytes(piece.data[piece.at + 8 : piece.at + 12], "big")
+                + layout.LOG_OVERHEAD
+            )
             # A length beyond the segment is damage or a torn batch; the head alone
             # shows which.
             if layout.HEADER_SIZE < size <= self.size_bytes - position:
@@ -234,7 +265,12 @@ class Segment(SegmentFields):
         return RecordBatch.parse(data, at, limit, path=self.path, origin=position - at)
 
     def walk(
-        self, position: int, *, crc: bool, stop: int | None = None, step_bytes: int = _WALK_BYTES
+        self,
+        position: int,
+        *,
+        crc: bool,
+        stop: int | None = None,
+        step_bytes: int = _WALK_BYTES,
     ) -> Iterator[tuple[layout.Facts, int, int]]:
         """Yield batch heads from `position` to `stop` or the end: (facts, next
         position, why).
@@ -264,7 +300,8 @@ class Segment(SegmentFields):
             # The end of a piece is not the end of the segment, unless nothing was read
             # because the file was truncated concurrently.
             if at > start and (
-                (why == layout.WALK_SHORT and origin + limit < size) or (why == layout.WALK_END and position < size)
+                (why == layout.WALK_SHORT and origin + limit < size)
+                or (why == layout.WALK_END and position < size)
             ):
                 why = layout.WALK_LIMIT
             yield facts, position, why
@@ -272,7 +309,12 @@ class Segment(SegmentFields):
                 return
 
     def stored(
-        self, position: int, max_bytes: int, end: int, at_least_one: bool, check: Callable[[layout.Facts], None]
+        self,
+        position: int,
+        max_bytes: int,
+        end: int,
+        at_least_one: bool,
+        check: Callable[[layout.Facts], None],
     ) -> tuple[memoryview, bool]:
         """Return whole batches from `position` on below offset `end`, and whether they
         reach the segment's end.
@@ -300,7 +342,12 @@ class Segment(SegmentFields):
                 return data[start : int(facts["position"][above])], False
             check(facts)
             # Not even the first batch fits: read again, with the size in its head.
-            if why == layout.WALK_SHORT and next_at == start and at_least_one and origin + stop < size:
+            if (
+                why == layout.WALK_SHORT
+                and next_at == start
+                and at_least_one
+                and origin + stop < size
+            ):
                 data, start, limit = self.head(position)
                 at = start
                 origin = position - start
@@ -308,10 +355,17 @@ class Segment(SegmentFields):
                 length = 0
                 if limit - at >= 12:
                     length = int.from_bytes(data[at + 8 : at + 12], "big", signed=True)
-                stop = min(limit, at + max(layout.HEADER_SIZE, length + layout.LOG_OVERHEAD))
+                stop = min(
+                    limit, at + max(layout.HEADER_SIZE, length + layout.LOG_OVERHEAD)
+                )
                 continue
-            if why not in (layout.WALK_LIMIT, layout.WALK_END, layout.WALK_SHORT) and next_at == start:
-                raise CorruptBatchError(layout.WALK_REASONS[why], path=self.path, position=origin + next_at)
+            if (
+                why not in (layout.WALK_LIMIT, layout.WALK_END, layout.WALK_SHORT)
+                and next_at == start
+            ):
+                raise CorruptBatchError(
+                    layout.WALK_REASONS[why], path=self.path, position=origin + next_at
+                )
             if why != layout.WALK_LIMIT:
                 return data[start:next_at], origin + next_at >= size
             at = next_at
@@ -335,11 +389,15 @@ class Segment(SegmentFields):
             raise StorageReadError(_UNREADABLE, path=self.path, position=position)
         if not len(data):
             return
-        for part in range(position // _TOUCHED_BYTES, (position + len(data) - 1) // _TOUCHED_BYTES + 1):
+        for part in range(
+            position // _TOUCHED_BYTES, (position + len(data) - 1) // _TOUCHED_BYTES + 1
+        ):
             if part in self._touched:
                 continue
             start = part * _TOUCHED_BYTES
-            if self.fs.is_readable(self._view[start : start + _TOUCHED_BYTES], touch=True):
+            if self.fs.is_readable(
+                self._view[start : start + _TOUCHED_BYTES], touch=True
+            ):
                 self._touched.add(part)
             # Otherwise the unreadable page is outside the bytes to send.
             elif not self.fs.is_readable(data, touch=True):
@@ -360,14 +418,19 @@ class Segment(SegmentFields):
         if len(index):
             timestamp, relative_offset = index.entry(len(index) - 1)
             position = self.find(self.base_offset + relative_offset)
-            newest = [int(facts["max_timestamp"].max(initial=-1)) for facts, _, _ in self.walk(position, crc=False)]
+            newest = [
+                int(facts["max_timestamp"].max(initial=-1))
+                for facts, _, _ in self.walk(position, crc=False)
+            ]
             if position < self.size_bytes and newest and max(newest) == timestamp:
                 self.is_newest_sure = True
                 return timestamp
         largest = -1
         for facts, at, why in self.walk(0, crc=True):
             if why not in (layout.WALK_END, layout.WALK_LIMIT):
-                raise CorruptBatchError(layout.WALK_REASONS[why], path=self.path, position=at)
+                raise CorruptBatchError(
+                    layout.WALK_REASONS[why], path=self.path, position=at
+                )
             largest = max(largest, int(facts["max_timestamp"].max(initial=-1)))
         return largest
 
@@ -392,9 +455,20 @@ class Segment(SegmentFields):
 
         Such a page contains zeros.
         """
-        views = [self._view, *(index.data for index in (self._offset_index, self._time_index) if index is not None)]
+        views = [
+            self._view,
+            *(
+                index.data
+                for index in (self._offset_index, self._time_index)
+                if index is not None
+            ),
+        ]
         for view in views:
-            if isinstance(view, memoryview) and len(view) and not self.fs.is_readable(view):
+            if (
+                isinstance(view, memoryview)
+                and len(view)
+                and not self.fs.is_readable(view)
+            ):
                 raise StorageReadError(_UNREADABLE, path=self.path) from error
 
     def is_there(self) -> bool:
@@ -404,7 +478,9 @@ class Segment(SegmentFields):
     def is_current(self) -> bool:
         """Return whether the name still refers to the file that was opened, if any."""
         try:
-            return self._identity is None or self._identity == self.fs.identity(self.path)
+            return self._identity is None or self._identity == self.fs.identity(
+                self.path
+            )
         except FileNotFoundError:
             return False
 
@@ -480,14 +556,22 @@ class GrowingSegment(Segment):
                 return position >= self._size
             # A file that was truncated and has grown again may contain a batch with
             # lower offsets there.
-            if self._whole_end >= 0 and facts["magic"][0] == 2 and int(facts["base_offset"][0]) < self._whole_end:
+            if (
+                self._whole_end >= 0
+                and facts["magic"][0] == 2
+                and int(facts["base_offset"][0]) < self._whole_end
+            ):
                 return False
             self._whole_end = int(facts["last_offset"][-1]) + 1
             self._whole_position = position
         return True
 
     def piece(self, position: int, size: int) -> Piece:
-        data = memoryview(self.fs.pread(self.handle, max(0, min(size, self._size - position)), position))
+        data = memoryview(
+            self.fs.pread(
+                self.handle, max(0, min(size, self._size - position)), position
+            )
+        )
         return Piece(data, 0, len(data), position, self.path)
 
     def view(self) -> memoryview:
@@ -498,14 +582,18 @@ class GrowingSegment(Segment):
         if self._offset_index is None:
             # Copied, because its writer may truncate the file at any time.
             path = self.file(INDEX)
-            self._offset_index = OffsetIndex(path, memoryview(bytes(_read(self.fs, path, OffsetIndex))))
+            self._offset_index = OffsetIndex(
+                path, memoryview(bytes(_read(self.fs, path, OffsetIndex)))
+            )
         return self._offset_index
 
     @property
     def time_index(self) -> TimeIndex:
         if self._time_index is None:
             path = self.file(TIME_INDEX)
-            self._time_index = TimeIndex(path, memoryview(bytes(_read(self.fs, path, TimeIndex))))
+            self._time_index = TimeIndex(
+                path, memoryview(bytes(_read(self.fs, path, TimeIndex)))
+            )
         return self._time_index
 
     def start_position(self, offset: int) -> int:
@@ -521,7 +609,10 @@ class GrowingSegment(Segment):
         # batch may therefore end before the entry, but not before the preceding entry.
         if 0 < position < self._size:
             facts, _, _ = kernel.walk(*self.head(position), 1, False)
-            if len(facts) and before < int(facts["last_offset"][0]) - self.base_offset <= relative:
+            if (
+                len(facts)
+                and before < int(facts["last_offset"][0]) - self.base_offset <= relative
+            ):
                 return position
         return 0
 
@@ -531,11 +622,15 @@ class GrowingSegment(Segment):
         The result is 0 if that read does not find it.
         """
         position = self.start_position(offset)
-        data = self.fs.pread(self.handle, min(_SEEK_BYTES, self._size - position), position)
+        data = self.fs.pread(
+            self.handle, min(_SEEK_BYTES, self._size - position), position
+        )
         if position + len(data) < self._size:
             # The bytes that were read do not reach it.
             end_offset = -1
-        found = kernel.read_one(data, 0, len(data), offset, self.path, end_offset, dense)
+        found = kernel.read_one(
+            data, 0, len(data), offset, self.path, end_offset, dense
+        )
         if not isinstance(found, int):
             return found
         return 0
@@ -543,7 +638,9 @@ class GrowingSegment(Segment):
     def find(self, offset: int) -> int:
         position = self.start_position(offset)
         while position < self._size:
-            data: memoryview | bytes = self.fs.pread(self.handle, min(_SEEK_BYTES, self._size - position), position)
+            data: memoryview | bytes = self.fs.pread(
+                self.handle, min(_SEEK_BYTES, self._size - position), position
+            )
             # The file was truncated concurrently.
             if not data:
                 break
@@ -557,7 +654,10 @@ class GrowingSegment(Segment):
             if is_found and at and not is_last_piece:
                 # The end of the read bytes may have cut it off. In that case it is read
                 # from its start.
-                is_found = RecordBatch.parse(data, at, path=self.path, origin=position) is not None
+                is_found = (
+                    RecordBatch.parse(data, at, path=self.path, origin=position)
+                    is not None
+                )
             if is_found:
                 return position + at
             position += at
@@ -568,7 +668,13 @@ class GrowingSegment(Segment):
 
         A growing time index does not cover batches after its last entry.
         """
-        return max((int(facts["max_timestamp"].max(initial=-1)) for facts, _, _ in self.walk(0, crc=False)), default=-1)
+        return max(
+            (
+                int(facts["max_timestamp"].max(initial=-1))
+                for facts, _, _ in self.walk(0, crc=False)
+            ),
+            default=-1,
+        )
 
 
 class PiecedSegment(GrowingSegment):
@@ -596,7 +702,14 @@ class ActiveSegment(GrowingSegment):
     _indexes: IndexWriter
 
     def __init__(
-        self, fs: FS, directory: str, base_offset: int, config: LogConfig, *, create: bool, state: str = ""
+        self,
+        fs: FS,
+        directory: str,
+        base_offset: int,
+        config: LogConfig,
+        *,
+        create: bool,
+        state: str = "",
     ) -> None:
         Segment.__init__(self, fs, directory, base_offset, state)
         self._hold(fs.open(self.path, write=True, create=create, exclusive=create))
@@ -618,7 +731,9 @@ class ActiveSegment(GrowingSegment):
         `is_synced` means that the index files are durable.
         """
         self.held = None
-        self._indexes = IndexWriter(self.fs, [self.file(suffix) for suffix in INDEXES], is_synced=is_synced)
+        self._indexes = IndexWriter(
+            self.fs, [self.file(suffix) for suffix in INDEXES], is_synced=is_synced
+        )
         self._offset_index = self._indexes.offsets
         self._time_index = self._indexes.times
         self.since_entry_bytes = 0
@@ -651,10 +766,29 @@ class ActiveSegment(GrowingSegment):
         # 1. Find the last usable offset entry: below the offset, and within the file.
         index_path = self.file(INDEX)
         time_path = self.file(TIME_INDEX)
-        offsets = OffsetIndex(index_path, bytearray(_read(self.fs, index_path, OffsetIndex)), is_synced=is_whole)
-        times = TimeIndex(time_path, bytearray(_read(self.fs, time_path, TimeIndex)), is_synced=is_whole)
-        relative, position = (offsets.array()[name].astype(np.int64) for name in ("relative_offset", "position"))
-        slot = int(min(relative.searchsorted(below - self.base_offset), position.searchsorted(self._size))) - 1
+        offsets = OffsetIndex(
+            index_path,
+            bytearray(_read(self.fs, index_path, OffsetIndex)),
+            is_synced=is_whole,
+        )
+        times = TimeIndex(
+            time_path,
+            bytearray(_read(self.fs, time_path, TimeIndex)),
+            is_synced=is_whole,
+        )
+        relative, position = (
+            offsets.array()[name].astype(np.int64)
+            for name in ("relative_offset", "position")
+        )
+        slot = (
+            int(
+                min(
+                    relative.searchsorted(below - self.base_offset),
+                    position.searchsorted(self._size),
+                )
+            )
+            - 1
+        )
         # A hole before the first entries reads as an entry of zeros. No batch at 0 has
         # an entry.
         if slot < 0 or not rises(relative) or not rises(position) or not position[0]:
@@ -664,7 +798,9 @@ class ActiveSegment(GrowingSegment):
         kept = times.array()
         if np.any(np.diff(kept["relative_offset"].astype(np.int64)) < 0):
             return 0
-        kept = kept[: kept["relative_offset"].searchsorted(relative[slot], side="right")]
+        kept = kept[
+            : kept["relative_offset"].searchsorted(relative[slot], side="right")
+        ]
         # Without a time entry no batch up to there may have a time, so all of them are
         # read.
         newest = -1
@@ -691,10 +827,18 @@ class ActiveSegment(GrowingSegment):
             len(first)
             and len(last)
             and rises(kept["timestamp"])
-            and (not len(kept) or int(first["max_timestamp"][0]) <= int(kept["timestamp"][0]))
+            and (
+                not len(kept)
+                or int(first["max_timestamp"][0]) <= int(kept["timestamp"][0])
+            )
             and int(last["last_offset"][0]) == self.base_offset + int(relative[slot])
-            and (not len(kept) or int(rows["last_offset"][0]) == self.base_offset + newest_offset)
-            and int(rows["max_timestamp"].max()) == newest == int(rows["max_timestamp"][0])
+            and (
+                not len(kept)
+                or int(rows["last_offset"][0]) == self.base_offset + newest_offset
+            )
+            and int(rows["max_timestamp"].max())
+            == newest
+            == int(rows["max_timestamp"][0])
         )
         if not is_confirmed:
             return 0
@@ -776,7 +920,9 @@ class ActiveSegment(GrowingSegment):
         if self.limit_bytes >= 0:
             self.limit_bytes = config.segment_bytes
         if self.first_timestamp >= 0:
-            self.limit_timestamp = min(self.first_timestamp + config.max_segment_ms, _NEVER)
+            self.limit_timestamp = min(
+                self.first_timestamp + config.max_segment_ms, _NEVER
+            )
 
     def _look_at_indexes(self) -> None:
         indexes = self._indexes
@@ -798,9 +944,13 @@ class ActiveSegment(GrowingSegment):
         are never truncated from this file, and no other process writes it, so no page
         in use can disappear.
         """
-        if size < _MAPPED_BYTES and (self._mapping is None or len(self._mapping) < position + size):
+        if size < _MAPPED_BYTES and (
+            self._mapping is None or len(self._mapping) < position + size
+        ):
             return self.piece(position, size)
-        return Piece(self._mapped(position + size), position, position + size, 0, self.path)
+        return Piece(
+            self._mapped(position + size), position, position + size, 0, self.path
+        )
 
     def _mapped(self, size: int) -> memoryview:
         """Return a mapping of at least the first `size` bytes."""
@@ -816,10 +966,14 @@ class ActiveSegment(GrowingSegment):
         """
         # Mapped again after it has grown by an eighth, and by at least 64 KiB.
         held = self.held
-        if held is None or self._size - held.size_bytes > max(_UNMAPPED_BYTES, held.size_bytes // 8):
+        if held is None or self._size - held.size_bytes > max(
+            _UNMAPPED_BYTES, held.size_bytes // 8
+        ):
             # There are too many mappings, but the file can still be read.
             with contextlib.suppress(StorageReadError, ResourceError):
-                self.held = kernel.hold(self._mapped(self._size), self._indexes.offsets, self._own_from)
+                self.held = kernel.hold(
+                    self._mapped(self._size), self._indexes.offsets, self._own_from
+                )
         return super().read_one(offset, end_offset, dense)
 
     def start_position(self, offset: int) -> int:
@@ -843,7 +997,9 @@ class ActiveSegment(GrowingSegment):
         # One read, and no search for its end.
         if size - start < _WALK_BYTES:
             data = self.fs.pread(self.handle, size - start, start)
-            facts, _, _ = kernel.walk(data, 0, len(data), len(data) // layout.HEADER_SIZE + 1, False)
+            facts, _, _ = kernel.walk(
+                data, 0, len(data), len(data) // layout.HEADER_SIZE + 1, False
+            )
             facts["position"] += start
             parts = [facts]
         else:
@@ -854,7 +1010,10 @@ class ActiveSegment(GrowingSegment):
 
     def note_all(self, facts: layout.Facts) -> None:
         """Record batches like note_each(), after walking the file."""
-        columns = (facts[name].tolist() for name in ("position", "size_bytes", "last_offset", "max_timestamp"))
+        columns = (
+            facts[name].tolist()
+            for name in ("position", "size_bytes", "last_offset", "max_timestamp")
+        )
         for position, size, last_offset, max_timestamp in zip(*columns, strict=True):
             self.note(position, size, last_offset, max_timestamp)
         # Markers have a producer too.
@@ -904,9 +1063,13 @@ class ActiveSegment(GrowingSegment):
         try:
             self.fs.truncate(self.handle, self._size)
         except LogcoreError as error:
-            raise StorageWriteError("a failed write could not be cut back", path=self.path) from error
+            raise StorageWriteError(
+                "a failed write could not be cut back", path=self.path
+            ) from error
 
-    def set_aborted(self, entries: Iterable[AbortedTransaction], *, writes: bool = False) -> None:
+    def set_aborted(
+        self, entries: Iterable[AbortedTransaction], *, writes: bool = False
+    ) -> None:
         """Replace all aborted transactions with markers in this segment.
 
         If there are none, their file is deleted. With `writes`, the file is written at
@@ -946,7 +1109,9 @@ class ActiveSegment(GrowingSegment):
         self.fs.fsync(self.handle)
         self._size = size
 
-    def write_indexes(self, *, whole: bool = False, sync: bool = False, keeps_rest: bool = False) -> None:
+    def write_indexes(
+        self, *, whole: bool = False, sync: bool = False, keeps_rest: bool = False
+    ) -> None:
         """Write the indexes to their files.
 
         With `whole`, other entries are removed from them. With `sync`, they become
@@ -967,7 +1132,9 @@ class ActiveSegment(GrowingSegment):
         # The order of docs/crashes.md, section 3: the data, its indexes, and only then
         # the next segment.
         self.fs.fsync(self.handle)
-        self._indexes.times.add(self.max_timestamp(), self.largest_timestamp_offset - self.base_offset)
+        self._indexes.times.add(
+            self.max_timestamp(), self.largest_timestamp_offset - self.base_offset
+        )
         self.write_indexes(whole=True, sync=True)
         if self._indexes.has_aborted:
             # The name becomes durable before the next segment's name. The index of a

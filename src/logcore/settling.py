@@ -57,7 +57,9 @@ class _Waiting:
             return
         del self.ends[log]
         if log.durable_end_offset < end:
-            self.failures[log] = failure or LogFailedError("the log was cut meanwhile", path=log.path)
+            self.failures[log] = failure or LogFailedError(
+                "the log was cut meanwhile", path=log.path
+            )
 
 
 class Settling:
@@ -94,7 +96,12 @@ class Settling:
             last = self._added
         while True:
             with self._lock:
-                logs = {log for one in self._waiting if one.number <= last for log in one.ends}
+                logs = {
+                    log
+                    for one in self._waiting
+                    if one.number <= last
+                    for log in one.ends
+                }
                 if not logs:
                     return
             for log in logs:

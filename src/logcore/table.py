@@ -34,7 +34,9 @@ class Table(Mapping[bytes, bytes]):
     reading the log.
     """
 
-    def __init__(self, log: LogReader, *, isolation: Isolation = "read_uncommitted") -> None:
+    def __init__(
+        self, log: LogReader, *, isolation: Isolation = "read_uncommitted"
+    ) -> None:
         """Not for users."""
         self._log = log
         self._isolation: Isolation = isolation
@@ -80,7 +82,10 @@ class Table(Mapping[bytes, bytes]):
 
     def _catch_up(self) -> int:
         log = self._log
-        if self._cuts != log.times_truncated or not log.log_start_offset <= self._offset <= log.log_end_offset:
+        if (
+            self._cuts != log.times_truncated
+            or not log.log_start_offset <= self._offset <= log.log_end_offset
+        ):
             self._restart()
         if self._isolation == "read_uncommitted":
             end = log.high_watermark
@@ -94,7 +99,9 @@ class Table(Mapping[bytes, bytes]):
             values.update(zip(keys, columns.values(), strict=True))  # type: ignore[arg-type]
             # The update has also stored tombstones and records without a key. Remove
             # them, unless a later record of this chunk has set the key again.
-            for row in np.flatnonzero((columns.value_sizes < 0) | (columns.key_sizes < 0)).tolist():
+            for row in np.flatnonzero(
+                (columns.value_sizes < 0) | (columns.key_sizes < 0)
+            ).tolist():
                 key = keys[row]
                 if key is None or values.get(key, b"") is None:
                     values.pop(key, None)  # type: ignore[arg-type]

@@ -126,11 +126,15 @@ class Topic:
         partition.
         """
         if order not in ("partition", "time"):
-            raise InvalidConfigError("order", expected="'partition' or 'time'", found=repr(order))
+            raise InvalidConfigError(
+                "order", expected="'partition' or 'time'", found=repr(order)
+            )
         streams = []
         for number, log in self._logs(partitions, start, end):
             first, last = _bounds(number, log, start, end)
-            streams.append(_named(self.name, number, log.read(first, last, isolation=isolation)))
+            streams.append(
+                _named(self.name, number, log.read(first, last, isolation=isolation))
+            )
         if order == "partition":
             return itertools.chain.from_iterable(streams)
         return heapq.merge(*streams, key=attrgetter("timestamp_ms"))
@@ -191,12 +195,17 @@ class Topic:
             log.read(offset)
         return numbers, logs, offsets
 
-    def _tail(self, numbers: Sequence[int], followed: Iterator[tuple[int, list[Record]]]) -> Iterator[TopicRecord]:
+    def _tail(
+        self, numbers: Sequence[int], followed: Iterator[tuple[int, list[Record]]]
+    ) -> Iterator[TopicRecord]:
         for at, records in followed:
             yield from kernel.place_records(self.name, numbers[at], records)
 
     def record_lists(
-        self, start: Position | None, end: Position | None, partitions: Iterable[int] | None
+        self,
+        start: Position | None,
+        end: Position | None,
+        partitions: Iterable[int] | None,
     ) -> Iterator[list[TopicRecord]]:
         """Return the records of read() in lists of some hundred. Raises the same
         errors.
@@ -205,19 +214,33 @@ class Topic:
         for number, log in self._logs(partitions, start, end):
             first, last = _bounds(number, log, start, end)
             chosen.append((number, record_lists(log, first, last)))
-        return (kernel.place_records(self.name, number, records) for number, lists in chosen for records in lists)
+        return (
+            kernel.place_records(self.name, number, records)
+            for number, lists in chosen
+            for records in lists
+        )
 
-    def _logs(self, partitions: Iterable[int] | None, start: object, end: object) -> Iterator[tuple[int, Log]]:
+    def _logs(
+        self, partitions: Iterable[int] | None, start: object, end: object
+    ) -> Iterator[tuple[int, Log]]:
         """Yield the requested partitions; read-only logs are refreshed."""
         known = self.partitions
         if partitions is not None and not isinstance(partitions, Iterable):
-            raise InvalidConfigError("partitions is a list of numbers", expected=f"[{partitions}]", found=partitions)
+            raise InvalidConfigError(
+                "partitions is a list of numbers",
+                expected=f"[{partitions}]",
+                found=partitions,
+            )
         if partitions is None:
             wanted = known
         else:
             wanted = tuple(partitions)
         if len(set(wanted)) < len(wanted):
-            raise InvalidConfigError("a partition is named twice", expected="each once", found=str(wanted)[:80])
+            raise InvalidConfigError(
+                "a partition is named twice",
+                expected="each once",
+                found=str(wanted)[:80],
+            )
         for position in (start, end):
             _check_position(position, self.name, known)
         for number in wanted:
@@ -226,7 +249,9 @@ class Topic:
             yield number, log
 
 
-def _named(topic: str, partition: int, records: Iterable[Record]) -> Iterator[TopicRecord]:
+def _named(
+    topic: str, partition: int, records: Iterable[Record]
+) -> Iterator[TopicRecord]:
     return map(functools.partial(kernel.place_record, topic, partition), records)
 
 
@@ -241,13 +266,21 @@ def _check_position(position: object, topic: str, known: Sequence[int]) -> None:
         )
     for number in position:
         if number not in known:
-            raise TopicNotFoundError(f"topic {topic!r} has no such partition", expected=f"one of {known}", found=number)
+            raise TopicNotFoundError(
+                f"topic {topic!r} has no such partition",
+                expected=f"one of {known}",
+                found=number,
+            )
 
 
-def _bounds(number: int, log: Log, start: Position | None, end: Position | None) -> tuple[int, int | None]:
+def _bounds(
+    number: int, log: Log, start: Position | None, end: Position | None
+) -> tuple[int, int | None]:
     """Return (first offset, end offset) of a read in one partition."""
     first = _offset_at(number, log, start)
-    return log.log_start_offset if first is None else first, _offset_at(number, log, end)
+    return log.log_start_offset if first is None else first, _offset_at(
+        number, log, end
+    )
 
 
 def _begin_of_tail(number: int, log: Log, start: Position | None) -> int:

@@ -1,20 +1,25 @@
 """The present state of each transactional id, by the logs of `__transaction_state`.
 
-A record of another form is an error, since a transaction that was passed over would stay open for ever. The bytes of a
-record are read in format/transactionrecords.py; what follows from them is decided in logcore.coordination.
+A record of another form is an error, since a transaction that was passed over would
+stay open for ever. The bytes of a record are read in format/transactionrecords.py; what
+follows from them is decided in logcore.coordination.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from logcore.format.transactionrecords import StoredTransaction, read_transaction, read_transaction_key
+from logcore.format.transactionrecords import (
+    StoredTransaction,
+    read_transaction,
+    read_transaction_key,
+)
 from logcore.reader import LogReader
 
 
 def stored_transactions(logs: Iterable[LogReader]) -> dict[str, StoredTransaction]:
-    """Transactional id -> its last record, of all partitions of the topic. Raises what reading raises, and
-    CorruptLogError for a record of another form.
+    """Transactional id -> its last record, of all partitions of the topic. Raises what
+    reading raises, and CorruptLogError for a record of another form.
     """
     found: dict[str, StoredTransaction] = {}
     for log in logs:

@@ -1,7 +1,8 @@
 """Trusted time: the wall clock, as long as it agrees with the time that has passed.
 
-Whatever deletes by age uses this time instead of the wall clock: retention, compaction, committed offsets, producer
-ids. A wall clock that is set ahead by mistake would otherwise delete records that are minutes old.
+Whatever deletes by age uses this time instead of the wall clock: retention, compaction,
+committed offsets, producer ids. A wall clock that is set ahead by mistake would
+otherwise delete records that are minutes old.
 
     the wall clock                                            trusted time
     agrees with the last trusted reading and the time since   the wall clock
@@ -10,12 +11,15 @@ ids. A wall clock that is set ahead by mistake would otherwise delete records th
     has been so for 24 hours, without moving back             the wall clock again
 
 Rules:
-- Within one boot, the time since a reading is measured by the monotonic clock. Across a reboot it is unknown, and that
-  clock stops while a machine is suspended. So a machine that was off or suspended for more than an hour is treated like
-  a clock that was set ahead: deletion is late by a day.
-- The last trusted reading is kept in `logcore.clock`, so a restart with a wrong clock is noticed too. Without the file,
-  the time at which the recovery points were last written takes its place.
-- A clock file that cannot be read or written is no error. The worst result is a later deletion.
+- Within one boot, the time since a reading is measured by the monotonic clock. Across a
+  reboot it is unknown, and that clock stops while a machine is suspended. So a machine
+  that was off or suspended for more than an hour is treated like a clock that was set
+  ahead: deletion is late by a day.
+- The last trusted reading is kept in `logcore.clock`, so a restart with a wrong clock
+  is noticed too. Without the file, the time at which the recovery points were last
+  written takes its place.
+- A clock file that cannot be read or written is no error. The worst result is a later
+  deletion.
 
 This module deletes nothing.
 """
@@ -38,12 +42,15 @@ JUMP_MS: Final = 3_600_000
 HOLD_MS: Final = 24 * 3_600_000
 #: The reading on disk is replaced this often, if something asks for it.
 _SAVE_MS: Final = 300_000
-#: And this often when a directory is closed: a reading within JUMP_MS is as good as the last one.
+#: And this often when a directory is closed: a reading within JUMP_MS is as good as the
+#: last one.
 SAVE_AT_CLOSE_MS: Final = 1_800_000
 
 
 class Reading(NamedTuple):
-    """Both clocks at one moment, in milliseconds. boot: which boot of which machine the monotonic one belongs to."""
+    """Both clocks at one moment, in milliseconds. boot: which boot of which machine the
+    monotonic one belongs to.
+    """
 
     wall_ms: int
     monotonic_ms: int
@@ -57,19 +64,26 @@ class Reading(NamedTuple):
 
 
 class Trust(NamedTuple):
-    """trusted: the last reading that agreed with the time passed. suspect: the first one that did not, if any."""
+    """trusted: the last reading that agreed with the time passed. suspect: the first
+    one that did not, if any.
+    """
 
     trusted: Reading
     suspect: Reading | None = None
 
 
 def judge(trust: Trust, now: Reading) -> tuple[Trust, int]:
-    """Return the next state and the trusted time in milliseconds, by the table at the top of this module."""
+    """Return the next state and the trusted time in milliseconds, by the table at the
+    top of this module.
+    """
     expected_ms = trust.trusted.wall_ms + (trust.trusted.passed_ms(now) or 0)
     if abs(now.wall_ms - expected_ms) <= JUMP_MS:
         return Trust(now), now.wall_ms
     suspect = trust.suspect
-    if suspect is None or now.wall_ms < suspect.wall_ms + (suspect.passed_ms(now) or 0) - JUMP_MS:
+    if (
+        suspect is None
+        or now.wall_ms < suspect.wall_ms + (suspect.passed_ms(now) or 0) - JUMP_MS
+    ):
         suspect = now
     held_ms = suspect.passed_ms(now)
     if held_ms is None:
@@ -80,7 +94,9 @@ def judge(trust: Trust, now: Reading) -> tuple[Trust, int]:
 
 
 class TrustedClock:
-    """The trusted time of one log directory, for all threads of the process that has it open for writing."""
+    """The trusted time of one log directory, for all threads of the process that has it
+    open for writing.
+    """
 
     def __init__(self, fs: FS, directory: str) -> None:
         """Reads the last trusted reading, before anything in the directory is written."""
@@ -88,18 +104,25 @@ class TrustedClock:
         self._directory = directory
         self._lock = threading.Lock()
         boot = cast(SharedFS, fs).boot().boot_id
-        if not any(boot):  # the system has no such id: readings of other processes are of an unknown boot
+        if not any(
+            boot
+        ):  # the system has no such id: readings of other processes are of an unknown boot
             boot = fs.random_bytes(16)
         self._boot = boot.hex()
         self._saved = self._loaded()
         self._trust = self._saved or self._first()
 
     def now_ms(self, wall_ms: int) -> int:
-        """The trusted time at a moment at which the wall clock shows wall_ms. Never more than that."""
+        """The trusted time at a moment at which the wall clock shows wall_ms. Never
+        more than that.
+        """
         with self._lock:
             before = self._trust
             self._trust, trusted_ms = judge(before, self._read_clocks(wall_ms))
-            is_new = self._trust.suspect is not None and self._trust.suspect is not before.suspect
+            is_new = (
+                self._trust.suspect is not None
+                and self._trust.suspect is not before.suspect
+            )
         if is_new:
             tell(
                 "retention",
@@ -112,7 +135,8 @@ class TrustedClock:
         return trusted_ms
 
     def save(self, *, max_age_ms: int = _SAVE_MS) -> None:
-        """Keep the last trusted reading on disk, unless it has one that is younger than max_age_ms.
+        """Keep the last trusted reading on disk, unless it has one that is younger than
+        max_age_ms.
 
         Callers: deletion by age, before it deletes anything, and closing the directory.
         """
@@ -127,13 +151,20 @@ class TrustedClock:
                     return
             self._saved = trust
         with contextlib.suppress(LogcoreError):
-            checkpoint.write(self._fs, self._directory, checkpoint.CLOCK, checkpoint.pack_checked(trust._asdict()))
+            checkpoint.write(
+                self._fs,
+                self._directory,
+                checkpoint.CLOCK,
+                checkpoint.pack_checked(trust._asdict()),
+            )
 
     def _read_clocks(self, wall_ms: int) -> Reading:
         return Reading(wall_ms, self._fs.monotonic_ms(), self._boot)
 
     def _loaded(self) -> Trust | None:
-        """The state on disk; None if the file does not exist, is damaged or cannot be read."""
+        """The state on disk; None if the file does not exist, is damaged or cannot be
+        read.
+        """
         with contextlib.suppress(LogcoreError, TypeError, KeyError, ValueError):
             content = checkpoint.read(self._fs, self._directory, checkpoint.CLOCK)
             facts = checkpoint.unpack_checked(content or b"") or {}
@@ -144,14 +175,28 @@ class TrustedClock:
         return None
 
     def _first(self) -> Trust:
-        """Without a clock file: the wall clock of the last write is trusted, in a boot that is not known."""
+        """Without a clock file: the wall clock of the last write is trusted, in a boot
+        that is not known.
+        """
         with contextlib.suppress(LogcoreError, FileNotFoundError):
-            return Trust(Reading(self._fs.modified_ms(os.path.join(self._directory, checkpoint.RECOVERY_POINT)), 0, ""))
+            return Trust(
+                Reading(
+                    self._fs.modified_ms(
+                        os.path.join(self._directory, checkpoint.RECOVERY_POINT)
+                    ),
+                    0,
+                    "",
+                )
+            )
         return Trust(self._read_clocks(self._fs.now_ms()))
 
 
 def _reading(values: list[object]) -> Reading:
     wall_ms, monotonic_ms, boot = values
-    if type(wall_ms) is not int or type(monotonic_ms) is not int or type(boot) is not str:
+    if (
+        type(wall_ms) is not int
+        or type(monotonic_ms) is not int
+        or type(boot) is not str
+    ):
         raise ValueError(values)
     return Reading(wall_ms, monotonic_ms, boot)

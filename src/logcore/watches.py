@@ -1,4 +1,5 @@
-"""Watches of directories: inotify if the system has it, else checks of the files. A part of fs.py, which makes them.
+"""Watches of directories: inotify if the system has it, else checks of the files. A
+part of fs.py, which makes them.
 
 This module reads no content of files.
 """
@@ -22,19 +23,23 @@ _IGNORED: Final = 0x8000
 
 
 class Watch(Protocol):
-    """Tells that something in one of some directories may have changed. wait() may wake early, never late by more than
-    its timeout.
+    """Tells that something in one of some directories may have changed. wait() may wake
+    early, never late by more than its timeout.
 
-    fileno(): a descriptor that becomes readable with each change, -1 where the files have to be polled. saw_close:
-    set by wait() when a file was closed that had been open for writing, in one of the directories of which that counts.
-    saw_removal: set by wait() when one of the directories is gone, and with it its part of the watch.
+    fileno(): a descriptor that becomes readable with each change, -1 where the files
+    have to be polled. saw_close: set by wait() when a file was closed that had been
+    open for writing, in one of the directories of which that counts.
+    saw_removal: set by wait() when one of the directories is gone, and with it its part
+    of the watch.
     """
 
     saw_close: bool
     saw_removal: bool
 
     def wait(self, timeout: float | None) -> bool:
-        """Blocks until a change or timeout seconds (None: no limit); False when the time was over."""
+        """Blocks until a change or timeout seconds (None: no limit); False when the
+        time was over.
+        """
         ...
 
     def fileno(self) -> int: ...
@@ -42,8 +47,8 @@ class Watch(Protocol):
 
 
 class Inotify:
-    """Wakes on writes, creations and renames in any of the directories. Writers use pwrite; stores through a mapping do
-    not wake.
+    """Wakes on writes, creations and renames in any of the directories. Writers use
+    pwrite; stores through a mapping do not wake.
     """
 
     # IN_MODIFY | IN_CREATE | IN_MOVED_TO | IN_DELETE
@@ -58,16 +63,24 @@ class Inotify:
         self._handle = library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._handle < 0:
             raise OSError(ctypes.get_errno(), "inotify_init1")
-        masks = [*((name, self.MASK) for name in directories), *((name, self.CLOSING) for name in closing)]
+        masks = [
+            *((name, self.MASK) for name in directories),
+            *((name, self.CLOSING) for name in closing),
+        ]
         for directory, mask in masks:
-            if library.inotify_add_watch(self._handle, os.fsencode(directory), mask) < 0:
+            if (
+                library.inotify_add_watch(self._handle, os.fsencode(directory), mask)
+                < 0
+            ):
                 os.close(self._handle)
                 raise OSError(ctypes.get_errno(), "inotify_add_watch")
         self._poll = select.poll()
         self._poll.register(self._handle, select.POLLIN)
 
     def wait(self, timeout: float | None) -> bool:
-        if not self._poll.poll(None if timeout is None else max(0, int(timeout * 1000))):
+        if not self._poll.poll(
+            None if timeout is None else max(0, int(timeout * 1000))
+        ):
             return False
         with contextlib.suppress(BlockingIOError):
             while events := os.read(self._handle, 65536):
@@ -89,7 +102,9 @@ class Inotify:
 
 
 class Polling:
-    """Looks at the files every millisecond: half a millisecond to notice an append, for systems without inotify."""
+    """Looks at the files every millisecond: half a millisecond to notice an append, for
+    systems without inotify.
+    """
 
     def __init__(self, directories: Sequence[str]) -> None:
         self.saw_close = False

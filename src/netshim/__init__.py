@@ -1,12 +1,13 @@
-"""A Kafka broker over a logcore directory, for any unmodified Kafka client, started in milliseconds.
+"""A Kafka broker over a logcore directory, for any unmodified Kafka client, started in
+milliseconds.
 
     import netshim
 
     with netshim.serve("data") as server:
         print(server.bootstrap_servers)
 
-Inside a running event loop: `async with netshim.Server("data") as server`. From a shell: `netshim serve data`.
-docs/netshim.md lists the requests that it answers.
+Inside a running event loop: `async with netshim.Server("data") as server`. From a
+shell: `netshim serve data`. docs/netshim.md lists the requests that it answers.
 """
 
 from typing import TYPE_CHECKING
@@ -19,8 +20,8 @@ __all__ = ["Server", "ServerThread", "Settings", "serve"]
 
 
 def __getattr__(name: str) -> object:
-    # Imports at the first use: pytest imports this package in every run for its fixtures, and most runs start no
-    # broker.
+    # Imports at the first use: pytest imports this package in every run for its
+    # fixtures, and most runs start no broker.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import logcore

@@ -1,4 +1,6 @@
-"""`netshim` and `python -m netshim`: starts the command line in command.py, or says what to install for it."""
+"""`netshim` and `python -m netshim`: starts the command line in command.py, or says
+what to install for it.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,14 @@ def main() -> None:
     if importlib.util.find_spec("click") is None:
         from logcore.distribution import install_command
 
-        print(f"error: the command line needs click: {install_command('cli')}", file=sys.stderr)
-        print("next:  without it, netshim.serve() and netshim.Server work", file=sys.stderr)
+        print(
+            f"error: the command line needs click: {install_command('cli')}",
+            file=sys.stderr,
+        )
+        print(
+            "next:  without it, netshim.serve() and netshim.Server work",
+            file=sys.stderr,
+        )
         raise SystemExit(2)
     from netshim.command import main as command
 

@@ -30,7 +30,9 @@ _log = logging.getLogger("netshim")
 Piece = wire.Buffer
 #: APIs whose requests wait for records or for other members, and not for work of the
 #: broker.
-_PARKED: Final = frozenset(api.key for api in (wire.FETCH, wire.JOIN_GROUP, wire.SYNC_GROUP))
+_PARKED: Final = frozenset(
+    api.key for api in (wire.FETCH, wire.JOIN_GROUP, wire.SYNC_GROUP)
+)
 #: APIs that report state which other requests change. A client that sends one after a
 #: change expects to see the result: librdkafka requests committed offsets immediately
 #: after commits, on the same connection.
@@ -93,7 +95,10 @@ _FEATURES: Final = {
     wire.SASL_AUTHENTICATE.key: "authentication and TLS",
     **dict.fromkeys((*range(76, 80), *range(83, 88), *range(90, 93)), "share groups"),
     **dict.fromkeys((88, 89), "streams groups"),
-    **dict.fromkeys(NOT_SHARED, "groups of the consumer protocol in a directory that is shared with other processes"),
+    **dict.fromkeys(
+        NOT_SHARED,
+        "groups of the consumer protocol in a directory that is shared with other processes",
+    ),
 }
 
 
@@ -143,7 +148,9 @@ class Broker:
                 self.state.groups = Groups(self.state, new_id)
             self.state.transactions = TransactionHost(self.state)
 
-    def handle(self, session: Session, frame: memoryview, now_ms: int) -> list[Piece] | Answer | None:
+    def handle(
+        self, session: Session, frame: memoryview, now_ms: int
+    ) -> list[Piece] | Answer | None:
         """Return the response to one frame, or the Answer that will hold it.
 
         The response is None if the API has none.
@@ -156,19 +163,28 @@ class Broker:
             header = wire.decode_header(frame)
             api = wire.APIS[header.api_key]
             version = header.api_version
-            if api is wire.API_VERSIONS and not api.min_version <= version <= api.max_version:
+            if (
+                api is wire.API_VERSIONS
+                and not api.min_version <= version <= api.max_version
+            ):
                 refusal = served_versions(codes.UNSUPPORTED_VERSION, api.key)
                 return wire.encode_response(api, 0, header.correlation_id, refusal)
             handler = HANDLERS.get(header.api_key)
-            if handler is None or (self.state.is_shared and header.api_key in NOT_SHARED):
+            if handler is None or (
+                self.state.is_shared and header.api_key in NOT_SHARED
+            ):
                 self._say_unserved(header, session.peer, now_ms)
                 raise CloseConnection(f"{api.name} is not served")
-            request, entries = wire.decode_counted_request(header, frame, self.state.settings.max_request_entries)
+            request, entries = wire.decode_counted_request(
+                header, frame, self.state.settings.max_request_entries
+            )
         except wire.ProtocolError as error:
             self._say_unknown(frame, session.peer, now_ms)
             raise CloseConnection(str(error)) from error
         if entries > _LARGE_ENTRIES and self.state.pieces.is_full:
-            raise CloseConnection(f"{api.name} of {entries} entries, where many large requests are in work already")
+            raise CloseConnection(
+                f"{api.name} of {entries} entries, where many large requests are in work already"
+            )
         # Step 2: call the handler. Its exceptions become an error response.
         self.last_asked = api.name
         call = Call(session, header.api_key, version, header.client_id, now_ms)
@@ -192,13 +208,17 @@ class Broker:
                 # 10,000 new topics with their configs would block the event loop for
                 # 0.5 s
                 if is_large:
-                    self.state.in_turn(_LARGE_ANSWERS, tell, lambda told: encoded.set(_sendable(told)))
+                    self.state.in_turn(
+                        _LARGE_ANSWERS, tell, lambda told: encoded.set(_sendable(told))
+                    )
                 else:
                     encoded.set(tell())
 
             waited.then(ready)
             return encoded
-        told: list[Piece] | None = self._told(call, api, header.correlation_id, response)
+        told: list[Piece] | None = self._told(
+            call, api, header.correlation_id, response
+        )
         return told
 
     def _say_unserved(self, header: wire.Header, peer: str, now_ms: int) -> None:
@@ -240,7 +260,9 @@ class Broker:
             for code, message in errors_in(response):
                 self.state.journal.refused(call, api.name, code, message)
 
-    def _told(self, call: Call, api: wire.Api[Any, Any], correlation_id: int, response: object) -> Any:
+    def _told(
+        self, call: Call, api: wire.Api[Any, Any], correlation_id: int, response: object
+    ) -> Any:
         """Return the encoded frames of a response or of an exception, and log refusals.
 
         None and CloseConnection are returned unchanged. Any thread may call this.
@@ -250,7 +272,13 @@ class Broker:
         self._note(call, api, response)
         return self._encode(api, call.version, correlation_id, response)
 
-    def _encode(self, api: wire.Api[Any, Any], version: int, correlation_id: int, response: object) -> list[Piece]:
+    def _encode(
+        self,
+        api: wire.Api[Any, Any],
+        version: int,
+        correlation_id: int,
+        response: object,
+    ) -> list[Piece]:
         """Encode a response as frames.
 
         For an exception of the handler, or a response that cannot be encoded, encode

@@ -1,8 +1,8 @@
 """The command line: `netshim serve DIR`.
 
-Prints one line with the address once clients may connect; the log goes to standard error, as text at a terminal and as
-JSON lines elsewhere. INT and TERM stop it cleanly; a second one at once. Errors and exit codes are those of the
-command line of logcore.
+Prints one line with the address once clients may connect; the log goes to standard
+error, as text at a terminal and as JSON lines elsewhere. INT and TERM stop it cleanly;
+a second one at once. Errors and exit codes are those of the command line of logcore.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def main() -> None:
 
 
 def _settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """An option for each field of Settings, with the words, range and default that stand there."""
+    """An option for each field of Settings, with the words, range and default that
+    stand there.
+    """
     for field in reversed(attrs.fields(Settings)):
         option = "--" + field.name.replace("_", "-")
         doc = field.metadata["doc"]
@@ -60,14 +62,21 @@ def _settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
             option += "/--no-" + field.name.replace("_", "-")
             shape = {"show_default": True}
         elif "choices" in field.metadata:
-            shape = {"show_default": True, "type": click.Choice(field.metadata["choices"])}
-        command = click.option(option, field.name, default=field.default, help=doc, **shape)(command)
+            shape = {
+                "show_default": True,
+                "type": click.Choice(field.metadata["choices"]),
+            }
+        command = click.option(
+            option, field.name, default=field.default, help=doc, **shape
+        )(command)
     return command
 
 
 @main.command()
 @click.argument("directory", metavar="DIR", type=click.Path(file_okay=False))
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Address to listen on."
+)
 @click.option(
     "--port",
     type=click.IntRange(0, 65_535),
@@ -75,7 +84,11 @@ def _settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
     show_default=True,
     help="Port to listen on; 0 for a free one.",
 )
-@click.option("--advertise", metavar="HOST:PORT", help="Address to tell clients, if not the one that they use.")
+@click.option(
+    "--advertise",
+    metavar="HOST:PORT",
+    help="Address to tell clients, if not the one that they use.",
+)
 @click.option(
     "--durability",
     default="group",
@@ -109,8 +122,9 @@ def serve(
 ) -> None:
     """Serve the log directory DIR to Kafka clients; it is made if it is not there.
 
-    Prints its address once clients may connect. Ctrl-C or TERM stops it cleanly, a second one at once. --config
-    sets what topics that do not set it themselves have. Sizes are in bytes, times in milliseconds.
+    Prints its address once clients may connect. Ctrl-C or TERM stops it cleanly, a
+    second one at once. --config sets what topics that do not set it themselves have.
+    Sizes are in bytes, times in milliseconds.
     """
     handler = logging.StreamHandler()
     if not sys.stderr.isatty():
@@ -120,9 +134,10 @@ def serve(
     handler.addFilter(Repeated())
     logging.basicConfig(level=log_level.upper(), handlers=[handler], force=True)
     _lift_file_limit()
-    # Requests leave no reference cycles, so the collector has little to find. Python's own thresholds have it walk all
-    # objects of a large request again and again. With higher ones than these, cycles that it does find hold the loop
-    # for longer: 60 ms with 50,000, 7 ms with 10,000.
+    # Requests leave no reference cycles, so the collector has little to find. Python's
+    # own thresholds have it walk all objects of a large request again and again. With
+    # higher ones than these, cycles that it does find hold the loop for longer: 60 ms
+    # with 50,000, 7 ms with 10,000.
     gc.freeze()
     gc.set_threshold(10_000, 20, 1_000)
     try:
@@ -139,13 +154,18 @@ def serve(
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(_serve(server))
     except OSError as error:
-        fail(f"cannot listen on {host}:{port}: {error.strerror}", "choose another --port; 0 takes a free one")
+        fail(
+            f"cannot listen on {host}:{port}: {error.strerror}",
+            "choose another --port; 0 takes a free one",
+        )
 
 
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65_535:
-        raise click.BadParameter(f"expected HOST:PORT, found {text!r}", param_hint="'--advertise'")
+        raise click.BadParameter(
+            f"expected HOST:PORT, found {text!r}", param_hint="'--advertise'"
+        )
     return host.strip("[]"), int(port)
 
 
@@ -163,7 +183,10 @@ async def _serve(server: Server) -> None:
         loop.add_signal_handler(number, stop)
     await server.start()
     try:
-        print(f"netshim: serving {server.logdir.path} at {server.bootstrap_servers}", flush=True)
+        print(
+            f"netshim: serving {server.logdir.path} at {server.bootstrap_servers}",
+            flush=True,
+        )
         await stopping.wait()
         print("netshim: stopping", file=sys.stderr, flush=True)
     finally:
@@ -177,7 +200,9 @@ async def _serve(server: Server) -> None:
 
 
 def _lift_file_limit() -> None:
-    """As many files as the system allows: an open partition holds two, a client one, and the usual limit is 1,024."""
+    """As many files as the system allows: an open partition holds two, a client one,
+    and the usual limit is 1,024.
+    """
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 

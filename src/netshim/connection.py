@@ -136,7 +136,10 @@ class Budget:
 
     def _call_first(self) -> None:
         first = next(iter(self._waiting), None)
-        if first is not None and self.used_bytes + self._waiting[first] <= self.limit_bytes:
+        if (
+            first is not None
+            and self.used_bytes + self._waiting[first] <= self.limit_bytes
+        ):
             first.wake()
 
     def relieve(self, now_ms: int, timeout_ms: int) -> dict[Connection, str]:
@@ -155,18 +158,32 @@ class Budget:
             self._waited_for = first, now_ms
         wanted = self._waiting[first]
         if self._holders.get(first, 0) + wanted > self.limit_bytes:
-            return {first: f"a request larger than the {self.limit_bytes} bytes for requests of all connections"}
+            return {
+                first: f"a request larger than the {self.limit_bytes} bytes for requests of all connections"
+            }
         if self.kept_bytes + self._holders.get(first, 0) + wanted > self.limit_bytes:
             return {}  # it waits for requests in progress, not for slow clients
         missing = self.used_bytes + wanted - self.limit_bytes
         ended: dict[Connection, str] = {}
         those = {*self._holders, first}
-        paces = sorted(((one.left_ms(now_ms), self._holders.get(one, 0), id(one), one) for one in those), reverse=True)
+        paces = sorted(
+            (
+                (one.left_ms(now_ms), self._holders.get(one, 0), id(one), one)
+                for one in those
+            ),
+            reverse=True,
+        )
         is_urgent = now_ms - self._waited_for[1] >= timeout_ms // 4
         for left_ms, held_bytes, _, one in paces:
-            if missing <= 0 or first in ended or (left_ms <= timeout_ms and (ended or not is_urgent)):
+            if (
+                missing <= 0
+                or first in ended
+                or (left_ms <= timeout_ms and (ended or not is_urgent))
+            ):
                 break
-            ended[one] = f"others wait for the {held_bytes} bytes of a request that would take {left_ms} ms more"
+            ended[one] = (
+                f"others wait for the {held_bytes} bytes of a request that would take {left_ms} ms more"
+            )
             missing -= held_bytes
         return ended
 
@@ -194,7 +211,11 @@ class Workload:
         If not, it is woken when it may.
         """
         is_first = holder is next(iter(self._line), holder)
-        if not is_first or self.count >= self.limit or self._budget.kept_bytes >= self._budget.limit_bytes:
+        if (
+            not is_first
+            or self.count >= self.limit
+            or self._budget.kept_bytes >= self._budget.limit_bytes
+        ):
             self._line[holder] = None
             return False
         self._line.pop(holder, None)
@@ -221,7 +242,11 @@ class Workload:
 
     def _call_first(self, limit: int) -> None:
         first = next(iter(self._line), None)
-        if first is not None and self.count < limit and self._budget.kept_bytes < self._budget.limit_bytes:
+        if (
+            first is not None
+            and self.count < limit
+            and self._budget.kept_bytes < self._budget.limit_bytes
+        ):
             first.wake()
 
 
@@ -301,11 +326,17 @@ class Connection:
         came = self._end - self._start
         if self._began_ms is None or came < 4:
             return 0
-        size = 4 + int.from_bytes(self._view[self._start : self._start + 4], "big", signed=True)
+        size = 4 + int.from_bytes(
+            self._view[self._start : self._start + 4], "big", signed=True
+        )
         until_ms = now_ms
         if self._budget.is_waiting(self):
             until_ms = self.active_ms
-        return max(0, size - came) * max(0, until_ms - self._began_ms - self._waited_ms) // came
+        return (
+            max(0, size - came)
+            * max(0, until_ms - self._began_ms - self._waited_ms)
+            // came
+        )
 
     def give_up(self, reason: str) -> None:
         """Make overdue() return this reason."""
@@ -340,12 +371,16 @@ class Connection:
             start = self._start
             size = int.from_bytes(view[start : start + 4], "big", signed=True)
             if not 0 < size <= limit:
-                raise CloseConnection(_refusal(bytes(view[start : start + 4]), size, limit))
+                raise CloseConnection(
+                    _refusal(bytes(view[start : start + 4]), size, limit)
+                )
             stop = start + 4 + size
             if stop > self._end:
                 break
             frame = view[start + 4 : stop]
-            self._is_behind = bool(self._slots) and self._tells(frame) and self._is_changing()
+            self._is_behind = (
+                bool(self._slots) and self._tells(frame) and self._is_changing()
+            )
             if self._is_behind or not self._workload.has_room(self):
                 break
             self._start = stop
@@ -379,12 +414,19 @@ class Connection:
     def _make_room(self) -> None:
         """Move the remaining bytes to the front, or to a larger buffer."""
         used = self._end - self._start
-        if self._start > len(self._buffer) // 2 or (self._start and used + _SMALL_BYTES <= len(self._buffer)):
+        if self._start > len(self._buffer) // 2 or (
+            self._start and used + _SMALL_BYTES <= len(self._buffer)
+        ):
             self._buffer[:used] = self._buffer[self._start : self._end]
             self._start = 0
             self._end = used
             return
-        self._resize(min(2 * max(used, _SMALL_BYTES), max(used + 1, self._settings.max_request_bytes + 4)))
+        self._resize(
+            min(
+                2 * max(used, _SMALL_BYTES),
+                max(used + 1, self._settings.max_request_bytes + 4),
+            )
+        )
 
     def _resize(self, size: int) -> None:
         grown = size - len(self._buffer)
@@ -429,7 +471,10 @@ class Connection:
 
     def _is_changing(self) -> bool:
         """Return whether an earlier request is in progress."""
-        return any(isinstance(slot, Answer) and not slot.is_set and not slot.is_parked for slot in self._slots)
+        return any(
+            isinstance(slot, Answer) and not slot.is_set and not slot.is_parked
+            for slot in self._slots
+        )
 
     def overdue(self, now_ms: int) -> str | None:
         """Return why the connection must be closed now, or None.
@@ -444,7 +489,11 @@ class Connection:
         if since is not None and self._budget.is_waiting(self):
             self._frame_since_ms = now_ms
             self._frame_bytes = self._end - self._start
-        elif since is not None and now_ms - since >= self._settings.request_timeout_ms and not self.is_full:
+        elif (
+            since is not None
+            and now_ms - since >= self._settings.request_timeout_ms
+            and not self.is_full
+        ):
             came = self._end - self._start
             if came - self._frame_bytes < _LEAST_RATE_BYTES:
                 return f"a request of which {came} bytes came in {now_ms - since} ms"
@@ -504,7 +553,11 @@ class Connection:
         elif outgoing and len(piece) < _SMALL_PIECE_BYTES:
             small = [piece]
             size = len(piece)
-            while outgoing and len(outgoing[0]) < _SMALL_PIECE_BYTES and size < max_bytes - _SMALL_PIECE_BYTES:
+            while (
+                outgoing
+                and len(outgoing[0]) < _SMALL_PIECE_BYTES
+                and size < max_bytes - _SMALL_PIECE_BYTES
+            ):
                 small.append(outgoing.popleft())
                 size += len(small[-1])
             piece = b"".join(small)

@@ -62,7 +62,8 @@ from netshim.waiting import Answer, Steps, answer_with
 
 _log = logging.getLogger("netshim")
 
-#: Called with the result of a request. The coordinator identifies the request by this callable.
+#: Called with the result of a request. The coordinator identifies the request by this
+#: callable.
 Done = Callable[[Any], None]
 Failed = Callable[[GroupError | None], None]
 T = TypeVar("T")
@@ -81,7 +82,10 @@ def group_rules(settings: Settings, own: GroupSettings | None = None) -> Rules:
     if own is not None:
         more["own_settings"] = own.of
     # At most a third of the session, so that setting a short session is sufficient.
-    interval_ms = min(settings.group_consumer_heartbeat_interval_ms, settings.group_consumer_session_timeout_ms // 3)
+    interval_ms = min(
+        settings.group_consumer_heartbeat_interval_ms,
+        settings.group_consumer_session_timeout_ms // 3,
+    )
     return Rules(
         min_session_timeout_ms=settings.min_session_timeout_ms,
         max_session_timeout_ms=settings.max_session_timeout_ms,
@@ -91,8 +95,10 @@ def group_rules(settings: Settings, own: GroupSettings | None = None) -> Rules:
         consumer_heartbeat_interval_ms=interval_ms,
         consumer_max_size=settings.group_consumer_max_size,
         **more,
-        may_upgrade=settings.group_consumer_migration_policy in ("upgrade", "bidirectional"),
-        may_downgrade=settings.group_consumer_migration_policy in ("downgrade", "bidirectional"),
+        may_upgrade=settings.group_consumer_migration_policy
+        in ("upgrade", "bidirectional"),
+        may_downgrade=settings.group_consumer_migration_policy
+        in ("downgrade", "bidirectional"),
     )
 
 
@@ -104,14 +110,27 @@ def news_of(effect: Effect) -> tuple[str, str, tuple[object, ...]] | None:
     match effect:
         case GroupFormed() as formed:
             text = "group %s formed: generation %d, %d members, %s"
-            values = (shown(formed.group_id), formed.generation, formed.member_count, shown(formed.protocol))
+            values = (
+                shown(formed.group_id),
+                formed.generation,
+                formed.member_count,
+                shown(formed.protocol),
+            )
             return "formed", text, values
         case GroupRebalances(group_id):
-            return "rebalances", "group %s rebalances: members came, left or changed", (shown(group_id),)
+            return (
+                "rebalances",
+                "group %s rebalances: members came, left or changed",
+                (shown(group_id),),
+            )
         case GroupEmptied(group_id):
             return "emptied", "group %s has no members any more", (shown(group_id),)
         case SessionEnded(group_id, member_id):
-            return "session", "group %s: the session of member %s ended", (shown(group_id), shown(member_id))
+            return (
+                "session",
+                "group %s: the session of member %s ended",
+                (shown(group_id), shown(member_id)),
+            )
         case RevocationEnded(group_id, member_id):
             text = "group %s: member %s did not give up its partitions in time, and is removed"
             return "session", text, (shown(group_id), shown(member_id))
@@ -119,10 +138,23 @@ def news_of(effect: Effect) -> tuple[str, str, tuple[object, ...]] | None:
             text = "group %s: member %s did not join again, or ask for its partitions, in time, and is removed"
             return "session", text, (shown(group_id), shown(member_id))
         case GroupConverted(group_id, protocol):
-            return "converted", "group %s goes on by the %s protocol", (shown(group_id), protocol)
+            return (
+                "converted",
+                "group %s goes on by the %s protocol",
+                (shown(group_id), protocol),
+            )
         case TargetsChanged() as changed:
             text = "group %s: partitions assigned again: epoch %d, %d members, %s"
-            return "formed", text, (shown(changed.group_id), changed.epoch, changed.member_count, changed.assignor)
+            return (
+                "formed",
+                text,
+                (
+                    shown(changed.group_id),
+                    changed.epoch,
+                    changed.member_count,
+                    changed.assignor,
+                ),
+            )
         case _:
             return None
 
@@ -203,10 +235,18 @@ class Groups:
                 _tell(waiter, result)
             case Store(group, records):
                 done = partial(self._have_stored, effect)
-                self._topic.append(group.group_id, [*records], self._state.now_ms, done, effect.producer)
+                self._topic.append(
+                    group.group_id,
+                    [*records],
+                    self._state.now_ms,
+                    done,
+                    effect.producer,
+                )
             case At(group, timeout, at_ms):
                 self._cancel(group, timeout)
-                token = self._state.timers.at(at_ms, partial(self._time_out, group, timeout))
+                token = self._state.timers.at(
+                    at_ms, partial(self._time_out, group, timeout)
+                )
                 self._timers[group, timeout] = token
             case Cancel(group, timeout):
                 self._cancel(group, timeout)
@@ -217,7 +257,9 @@ class Groups:
         line = news_of(effect)
         if line is not None:
             kind, text, values = line
-            self._state.journal.say(logging.INFO, f"group {kind}", self._state.now_ms, text, *values)
+            self._state.journal.say(
+                logging.INFO, f"group {kind}", self._state.now_ms, text, *values
+            )
 
     def _have_stored(self, effect: Store, error: GroupError | None) -> None:
         self._act(self._coordinator.stored(effect, error, self._state.now_ms))
@@ -239,7 +281,10 @@ class Groups:
         return self._is_loaded
 
     def when_known(
-        self, handle: Callable[[], T | Answer], refuse: Callable[[GroupError], T], now_ms: int
+        self,
+        handle: Callable[[], T | Answer],
+        refuse: Callable[[GroupError], T],
+        now_ms: int,
     ) -> T | Answer:
         """Call handle() once the stored groups are loaded, and return its result.
 
@@ -286,7 +331,9 @@ class Groups:
             LogcoreError: the topic cannot be read.
         """
         found = self._topic.read()
-        self._coordinator.take(found.groups, found.offsets, found.unstable, found.consumers)
+        self._coordinator.take(
+            found.groups, found.offsets, found.unstable, found.consumers
+        )
 
     def _have_loaded(self, found: Any) -> None:
         waiting = self._loading or []
@@ -297,7 +344,9 @@ class Groups:
             self._is_loaded = True
             self._check_later(self._state.now_ms)
         else:
-            _log.error("%s cannot be read, so no group can be served: %s", OFFSETS_TOPIC, found)
+            _log.error(
+                "%s cannot be read, so no group can be served: %s", OFFSETS_TOPIC, found
+            )
             error = GroupError.COORDINATOR_NOT_AVAILABLE
         for done in waiting:
             done(error)
@@ -308,7 +357,9 @@ class Groups:
     def _check_expiry(self, now_ms: int) -> None:
         self._state.hear(now_ms)
         self._check_later(now_ms)
-        self._act(self._coordinator.expire_offsets(self._state.logdir.trusted_ms(now_ms)))
+        self._act(
+            self._coordinator.expire_offsets(self._state.logdir.trusted_ms(now_ms))
+        )
 
     # -- queries
 
@@ -342,7 +393,14 @@ class Groups:
         self._state.hear(now_ms)
         self._act(self._coordinator.sync(request, done, now_ms))
 
-    def beat(self, request: Beat, now_ms: int, done: Callable[[Result], None], *, may_lack_id: bool) -> None:
+    def beat(
+        self,
+        request: Beat,
+        now_ms: int,
+        done: Callable[[Result], None],
+        *,
+        may_lack_id: bool,
+    ) -> None:
         """Process a heartbeat of the consumer protocol.
 
         Call done(Beaten or BeatRefused). With `may_lack_id`, a new member without an id
@@ -351,24 +409,43 @@ class Groups:
         self._state.hear(now_ms)
         if may_lack_id and not request.member_id and request.member_epoch == 0:
             digest = hashlib.blake2b(self._new_id().encode(), digest_size=16).digest()
-            request = attrs.evolve(request, member_id=base64.urlsafe_b64encode(digest).decode().rstrip("="))
-        self._act(self._coordinator.beat(request, done, now_ms, may_lack_id=may_lack_id))
+            request = attrs.evolve(
+                request, member_id=base64.urlsafe_b64encode(digest).decode().rstrip("=")
+            )
+        self._act(
+            self._coordinator.beat(request, done, now_ms, may_lack_id=may_lack_id)
+        )
 
     def heartbeat(
-        self, group_id: str, member_id: str, instance_id: str | None, generation: int, now_ms: int
+        self,
+        group_id: str,
+        member_id: str,
+        instance_id: str | None,
+        generation: int,
+        now_ms: int,
     ) -> GroupError | None:
         self._state.hear(now_ms)
-        error, effects = self._coordinator.heartbeat(group_id, member_id, instance_id, generation, now_ms)
+        error, effects = self._coordinator.heartbeat(
+            group_id, member_id, instance_id, generation, now_ms
+        )
         self._act(effects)
         return error
 
-    def leave(self, group_id: str, members: Sequence[tuple[str, str | None]], now_ms: int) -> list[GroupError | None]:
+    def leave(
+        self, group_id: str, members: Sequence[tuple[str, str | None]], now_ms: int
+    ) -> list[GroupError | None]:
         self._state.hear(now_ms)
         results, effects = self._coordinator.leave(group_id, members, now_ms)
         self._act(effects)
         return results
 
-    def commit(self, who: Committer, offsets: Mapping[OffsetKey, Committed], now_ms: int, done: Failed) -> None:
+    def commit(
+        self,
+        who: Committer,
+        offsets: Mapping[OffsetKey, Committed],
+        now_ms: int,
+        done: Failed,
+    ) -> None:
         """Commit offsets. Call done(None) once they are durable and visible.
 
         Call done(error) if that failed, or if the member may not commit.
@@ -389,16 +466,22 @@ class Groups:
         `producer` is an id and an epoch. Otherwise, this is commit().
         """
         self._state.hear(now_ms)
-        self._act(self._coordinator.commit_in_transaction_as(who, producer, offsets, done))
+        self._act(
+            self._coordinator.commit_in_transaction_as(who, producer, offsets, done)
+        )
 
     def transaction_ended(self, producer_id: int, number: int, *, commit: bool) -> None:
         """Apply the marker of a producer in a partition of `__consumer_offsets`."""
         topic = self._topic.topic
         self._coordinator.transaction_ended(
-            producer_id, commit=commit, is_there=lambda group_id: topic.partition_of(group_id) == number
+            producer_id,
+            commit=commit,
+            is_there=lambda group_id: topic.partition_of(group_id) == number,
         )
 
-    def delete_offsets(self, group_id: str, keys: Sequence[OffsetKey], now_ms: int, done: Failed) -> None:
+    def delete_offsets(
+        self, group_id: str, keys: Sequence[OffsetKey], now_ms: int, done: Failed
+    ) -> None:
         """Delete offsets of an existing group."""
         self._state.hear(now_ms)
         group = self._coordinator.get(group_id)
@@ -410,7 +493,9 @@ class Groups:
         self._state.hear(now_ms)
         self._act(self._coordinator.delete(group_id, done))
 
-    def topics_deleted(self, names: set[str], now_ms: int, done: Failed = _unheard) -> None:
+    def topics_deleted(
+        self, names: set[str], now_ms: int, done: Failed = _unheard
+    ) -> None:
         """Delete the offsets of deleted topics.
 
         Call done(None) once that is durable, or done(error).

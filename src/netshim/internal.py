@@ -97,8 +97,16 @@ class InternalTopic:
             return log, number, write(log)
 
         def may_wait() -> bool:
-            log = state.logdir.opened(self.name, self.partition_of(name)) if self.exists else None
-            return log is None or log.has_failed or log.writer.may_wait(size_bytes, now_ms, has_producer=has_producer)
+            log = (
+                state.logdir.opened(self.name, self.partition_of(name))
+                if self.exists
+                else None
+            )
+            return (
+                log is None
+                or log.has_failed
+                or log.writer.may_wait(size_bytes, now_ms, has_producer=has_producer)
+            )
 
         def written(result: Any) -> None:
             if isinstance(result, Exception):

@@ -96,7 +96,9 @@ class Journal:
             return
         if kind not in self._periods and len(self._periods) >= _KINDS:
             kind = "others"
-        until_ms, count, _, _ = self._periods.get(kind, (now_ms + _PERIOD_MS, 0, most, level))
+        until_ms, count, _, _ = self._periods.get(
+            kind, (now_ms + _PERIOD_MS, 0, most, level)
+        )
         if now_ms >= until_ms:
             self._sum_up(kind)
             until_ms = now_ms + _PERIOD_MS
@@ -124,7 +126,9 @@ class Journal:
             why,
         )
 
-    def changed(self, call: Asked, name: str | None, what: str, *, kind: str = "topic") -> None:
+    def changed(
+        self, call: Asked, name: str | None, what: str, *, kind: str = "topic"
+    ) -> None:
         """Log that a client changed a topic or the settings of a group."""
         self.say(
             logging.INFO,
@@ -141,13 +145,22 @@ class Journal:
 
     def tick(self, now_ms: int) -> None:
         """Write the number of suppressed lines of each kind whose period is over."""
-        for kind in [kind for kind, (until_ms, *_) in [*self._periods.items()] if now_ms >= until_ms]:
+        for kind in [
+            kind
+            for kind, (until_ms, *_) in [*self._periods.items()]
+            if now_ms >= until_ms
+        ]:
             self._sum_up(kind)
 
     def _sum_up(self, kind: str) -> None:
         _, count, most, level = self._periods.pop(kind, (0, 0, 0, 0))
         if count > most:
-            _log.log(level, "%s: %d more lines like these within a minute", kind, count - most)
+            _log.log(
+                level,
+                "%s: %d more lines like these within a minute",
+                kind,
+                count - most,
+            )
 
 
 class Repeated(logging.Filter):
@@ -168,7 +181,9 @@ class Repeated(logging.Filter):
         since, count = self._seen.get(key, (record.created, 0))
         if record.created - since >= _PERIOD_MS / 1000:
             if count > self._most:
-                record.msg = f"{record.msg} ({count - self._most} lines like this were left out)"
+                record.msg = (
+                    f"{record.msg} ({count - self._most} lines like this were left out)"
+                )
             since = record.created
             count = 0
         if len(self._seen) >= _KINDS:
@@ -191,6 +206,10 @@ def errors_in(value: Any) -> list[tuple[int, str | None]]:
             found.append((value.error_code, getattr(value, "error_message", None)))
         for name in value.__slots__:
             inner = getattr(value, name)
-            if isinstance(inner, list) and inner and not isinstance(inner[0], (int, str, bytes)):
+            if (
+                isinstance(inner, list)
+                and inner
+                and not isinstance(inner[0], (int, str, bytes))
+            ):
                 found += errors_in(inner)
     return found

@@ -1,4 +1,5 @@
-"""Fixtures for tests against a Kafka broker: pytest discovers them once the package is installed.
+"""Fixtures for tests against a Kafka broker: pytest discovers them once the package is
+installed.
 
     def test_my_service(kafka):                     # a broker and a directory of its own
         producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
@@ -6,8 +7,8 @@
     def test_another(kafka_session):                # topics and groups of its own, on one broker for all tests
         producer.produce(kafka_session.topic("orders"), b"4 apples")
 
-What they give is `netshim.testing.Kafka`. This module is loaded in every pytest run, so it imports the broker only when
-a fixture is asked for.
+What they give is `netshim.testing.Kafka`. This module is loaded in every pytest run, so
+it imports the broker only when a fixture is asked for.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def kafka_options() -> dict[str, Any]:
-    """Options of netshim.serve() for the brokers of all fixtures here: override it in conftest.py."""
+    """Options of netshim.serve() for the brokers of all fixtures here: override it in
+    conftest.py.
+    """
     return {}
 
 
@@ -31,8 +34,9 @@ def kafka_options() -> dict[str, Any]:
 def kafka_factory(
     tmp_path_factory: pytest.TempPathFactory, kafka_options: dict[str, Any]
 ) -> Iterator[Callable[..., Kafka]]:
-    """Starts brokers: kafka_factory(path=None, **options of netshim.serve). A path that is given is kept, so that a
-    broker can be stopped and started again over the same data. All are stopped when the test ends.
+    """Starts brokers: kafka_factory(path=None, **options of netshim.serve). A path that
+    is given is kept, so that a broker can be stopped and started again over the same
+    data. All are stopped when the test ends.
     """
     from netshim import testing
 
@@ -40,7 +44,8 @@ def kafka_factory(
 
     def start(path: Any = None, **options: Any) -> Kafka:
         broker = testing.start(
-            tmp_path_factory.mktemp("kafka") if path is None else path, **{**kafka_options, **options}
+            tmp_path_factory.mktemp("kafka") if path is None else path,
+            **{**kafka_options, **options},
         )
         running.append(broker)
         return broker
@@ -57,8 +62,11 @@ def kafka(kafka_factory: Callable[..., Kafka]) -> Kafka:
 
 
 @pytest.fixture(scope="session")
-def kafka_session_broker(tmp_path_factory: pytest.TempPathFactory, kafka_options: dict[str, Any]) -> Iterator[Kafka]:
-    """The broker behind kafka_session, for fixtures that live longer than a test; it has no prefix.
+def kafka_session_broker(
+    tmp_path_factory: pytest.TempPathFactory, kafka_options: dict[str, Any]
+) -> Iterator[Kafka]:
+    """The broker behind kafka_session, for fixtures that live longer than a test; it
+    has no prefix.
 
     One for each process of pytest-xdist.
     """
@@ -70,7 +78,11 @@ def kafka_session_broker(tmp_path_factory: pytest.TempPathFactory, kafka_options
 
 
 @pytest.fixture
-def kafka_session(kafka_session_broker: Kafka, request: pytest.FixtureRequest) -> Iterator[Kafka]:
-    """Topics and groups of the test's own on one broker for the whole session; removed when the test ends."""
+def kafka_session(
+    kafka_session_broker: Kafka, request: pytest.FixtureRequest
+) -> Iterator[Kafka]:
+    """Topics and groups of the test's own on one broker for the whole session; removed
+    when the test ends.
+    """
     with kafka_session_broker.namespace(request.node.name) as namespace:
         yield namespace

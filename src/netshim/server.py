@@ -144,7 +144,13 @@ class _Peer(asyncio.BufferedProtocol):
         server = self.server
         refusal = server.admit(self)
         if refusal:
-            server.say(logging.WARNING, "connection refused", "connection from %s refused: %s", self.address, refusal)
+            server.say(
+                logging.WARNING,
+                "connection refused",
+                "connection from %s refused: %s",
+                self.address,
+                refusal,
+            )
             transport.abort()
             return
         sock = transport.get_extra_info("socket")
@@ -155,7 +161,13 @@ class _Peer(asyncio.BufferedProtocol):
         host, port = server.advertised or (str(name[0]), int(name[1]))
         handle = partial(server.broker.handle, Session(host, port, self.address))
         self.connection = Connection(
-            handle, server.settings, server.budget, server.workload, server.now_ms(), self.flush_soon, tells
+            handle,
+            server.settings,
+            server.budget,
+            server.workload,
+            server.now_ms(),
+            self.flush_soon,
+            tells,
         )
         self.is_open = True
 
@@ -256,12 +268,22 @@ class _Peer(asyncio.BufferedProtocol):
         self.flush_soon()
 
     def end(self, reason: str) -> None:
-        self.server.say(logging.INFO, "connection ended", "connection from %s ended: %s", self.address, reason)
+        self.server.say(
+            logging.INFO,
+            "connection ended",
+            "connection from %s ended: %s",
+            self.address,
+            reason,
+        )
         self.transport.abort()
 
     def check(self, now_ms: int) -> None:
         reason = self.connection.overdue(now_ms)
-        if self._at_end and now_ms - self._end_ms >= _HALF_OPEN_MS and not self.unread_bytes:
+        if (
+            self._at_end
+            and now_ms - self._end_ms >= _HALF_OPEN_MS
+            and not self.unread_bytes
+        ):
             # Most clients that stop sending do not read either.
             reason = "the client has left"
         unread, since_ms = self._unread
@@ -319,12 +341,16 @@ class Server:
         **more: Any,
     ) -> None:
         if not isinstance(port, int) or not 0 <= port <= 65_535:
-            raise logcore.InvalidConfigError("port", expected="0 to 65535", found=repr(port))
+            raise logcore.InvalidConfigError(
+                "port", expected="0 to 65535", found=repr(port)
+            )
         self.path = os.fspath(path)
         # An empty host may come from an empty shell variable, and never means all
         # networks.
         if not host:
-            raise logcore.InvalidConfigError("host", expected="an address; 0.0.0.0 for all", found=repr(host))
+            raise logcore.InvalidConfigError(
+                "host", expected="an address; 0.0.0.0 for all", found=repr(host)
+            )
         self.host = host
         self.advertised = advertised
         self.settings = attrs.evolve(settings or Settings(), **more)
@@ -362,7 +388,10 @@ class Server:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.stop()
 
@@ -378,9 +407,13 @@ class Server:
         self.loop = asyncio.get_running_loop()
         self.budget = Budget(self.settings.max_buffered_bytes)
         self.workload = Workload(self.settings.max_requests_in_work, self.budget)
-        self._pool = ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix="netshim-disk")
+        self._pool = ThreadPoolExecutor(
+            _SYNC_THREADS, thread_name_prefix="netshim-disk"
+        )
         try:
-            self.logdir: LogDir = await self.loop.run_in_executor(self._pool, self._open)
+            self.logdir: LogDir = await self.loop.run_in_executor(
+                self._pool, self._open
+            )
         except BaseException:
             self._pool.shutdown()
             raise
@@ -389,7 +422,9 @@ class Server:
             if not self.logdir.was_clean:
                 await self.loop.run_in_executor(self._pool, self._recover)
             # Step 2: start the broker and listen.
-            self.broker = Broker(self.logdir, self.settings, self._submit, self._new_id, self._later)
+            self.broker = Broker(
+                self.logdir, self.settings, self._submit, self._new_id, self._later
+            )
             self.broker.state.most_logs = self._most_logs
             self._thread_id = threading.get_ident()
             if not self._shared:
@@ -411,7 +446,11 @@ class Server:
             raise
         self._next_look = self.loop.time() + _TICK_S
         self._timer = self.loop.call_later(_TICK_S, self._tick)
-        _log.info("listening on %s, log directory %s", self.bootstrap_servers, self.logdir.path)
+        _log.info(
+            "listening on %s, log directory %s",
+            self.bootstrap_servers,
+            self.logdir.path,
+        )
 
     def _open(self) -> LogDir:
         return logcore.open_dir(
@@ -432,7 +471,9 @@ class Server:
         """
         registry = self.logdir.coordinators.registry(self.logdir)
         host, port = self.advertised or (self.host, self.port)
-        register_broker(registry, self.logdir.node_id, host, port, timestamp_ms=self._clock.now_ms())
+        register_broker(
+            registry, self.logdir.node_id, host, port, timestamp_ms=self._clock.now_ms()
+        )
 
     def _read_ids(self) -> None:
         """Read the ids of all topics from files of their partitions.
@@ -482,7 +523,9 @@ class Server:
             peer.flush()
         # Step 2: wait until the responses are sent.
         self._deadline = self.loop.time() + drain_s
-        while self.loop.time() < self._deadline and any(not peer.connection.is_idle for peer in self._peers):
+        while self.loop.time() < self._deadline and any(
+            not peer.connection.is_idle for peer in self._peers
+        ):
             await asyncio.sleep(0.005)
         # Step 3: close the connections, the threads and the directory.
         for peer in list(self._peers):
@@ -513,7 +556,9 @@ class Server:
         """
         if self._timer is None:
             return
-        _log.error("the interpreter is shutting down: the broker ends, with all its connections")
+        _log.error(
+            "the interpreter is shutting down: the broker ends, with all its connections"
+        )
         self._timer.cancel()
         self._timer = None
         self._listening.close()
@@ -575,20 +620,26 @@ class Server:
         try:
             self.watched("what was due", lambda: self.broker.tick(self.now_ms()))
         except Exception:
-            self.say(logging.ERROR, "tick", "an error of ours in what is due", error=True)
+            self.say(
+                logging.ERROR, "tick", "an error of ours in what is due", error=True
+            )
 
     def _do_what_is_due(self) -> None:
         self._tick_broker()
         now_ms = self.now_ms()
         try:
-            for connection, reason in self.budget.relieve(now_ms, self.settings.request_timeout_ms).items():
+            for connection, reason in self.budget.relieve(
+                now_ms, self.settings.request_timeout_ms
+            ).items():
                 connection.give_up(reason)
             for peer in list(self._peers):
                 peer.check(now_ms)
             if self._ticking is None or self._ticking.done():
                 self._ticking = self._begin_tick()
         except Exception:
-            self.say(logging.ERROR, "tick", "an error of ours in what is due", error=True)
+            self.say(
+                logging.ERROR, "tick", "an error of ours in what is due", error=True
+            )
 
     def _begin_tick(self) -> asyncio.Future[Any] | None:
         try:
@@ -606,7 +657,9 @@ class Server:
         try:
             self.logdir.tick(self._clock.now_ms())
         except logcore.LogcoreError as error:
-            self.say(logging.ERROR, "log directory", "the log directory's work: %s", error)
+            self.say(
+                logging.ERROR, "log directory", "the log directory's work: %s", error
+            )
 
     # -- the broker's host -------------------------------------------------------------
 
@@ -619,7 +672,9 @@ class Server:
             outcome = future.exception()
             if outcome is None:
                 outcome = future.result()
-            self.loop.call_soon_threadsafe(self.watched, "the end of work beside it", partial(tell, outcome))
+            self.loop.call_soon_threadsafe(
+                self.watched, "the end of work beside it", partial(tell, outcome)
+            )
 
         try:
             future = self._pool.submit(work)
@@ -661,7 +716,10 @@ class Server:
 
         def forget() -> None:
             state = self.broker.state
-            state.fetches.wake([key for key in state.fetches.waited_for() if key[0] == name], self.now_ms())
+            state.fetches.wake(
+                [key for key in state.fetches.waited_for() if key[0] == name],
+                self.now_ms(),
+            )
             state.groups.topics_deleted({name}, self.now_ms(), told.set_result)
 
         if threading.get_ident() == self._thread_id:
@@ -672,19 +730,27 @@ class Server:
             failure = told.result(_FORGET_S)
         except (RuntimeError, TimeoutError) as error:
             # The broker is stopping, or its disk has stalled.
-            raise ConsumerStateError("the groups did not forget a deleted topic", found=repr(name)) from error
+            raise ConsumerStateError(
+                "the groups did not forget a deleted topic", found=repr(name)
+            ) from error
         if failure is not None:
-            raise ConsumerStateError("the groups could not forget a deleted topic", found=str(failure))
+            raise ConsumerStateError(
+                "the groups could not forget a deleted topic", found=str(failure)
+            )
 
     def _new_id(self) -> str:
         return str(uuid.UUID(bytes=self._fs.random_bytes(16), version=4))
 
-    def say(self, level: int, kind: str, text: str, *values: object, error: bool = False) -> None:
+    def say(
+        self, level: int, kind: str, text: str, *values: object, error: bool = False
+    ) -> None:
         """Log a line that may be frequent, see Journal.
 
         `error` adds the traceback of the exception that is being handled.
         """
-        self.broker.state.journal.say(level, kind, self.now_ms(), text, *values, error=error)
+        self.broker.state.journal.say(
+            level, kind, self.now_ms(), text, *values, error=error
+        )
 
     def _most_logs(self) -> int:
         """Return the number of logs that may be open.
@@ -692,7 +758,10 @@ class Server:
         It depends on the number of connections and reserves descriptors for new
         clients.
         """
-        return max(_LEAST_LOGS, (self._most_files - _RESERVED_FILES - len(self._peers)) // _FILES_OF_LOG)
+        return max(
+            _LEAST_LOGS,
+            (self._most_files - _RESERVED_FILES - len(self._peers)) // _FILES_OF_LOG,
+        )
 
     # -- connections -------------------------------------------------------------------
 
@@ -700,7 +769,10 @@ class Server:
         """Register a connection, or return the reason to refuse it."""
         if self._timer is None:
             return "stopping"
-        if len(self._peers) >= self._most_files - _RESERVED_FILES - _LEAST_LOGS * _FILES_OF_LOG:
+        if (
+            len(self._peers)
+            >= self._most_files - _RESERVED_FILES - _LEAST_LOGS * _FILES_OF_LOG
+        ):
             return f"there are {len(self._peers)} connections, and the limit of open files is {self._most_files}"
         if len(self._peers) >= self.settings.max_connections:
             return f"there are {len(self._peers)} connections"
@@ -816,7 +888,11 @@ class ServerThread:
 
         A second call has no effect.
         """
-        if self._loop is not None and self._stop is not None and self._thread.is_alive():
+        if (
+            self._loop is not None
+            and self._stop is not None
+            and self._thread.is_alive()
+        ):
             with contextlib.suppress(RuntimeError):  # the event loop ended concurrently
                 self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
@@ -829,7 +905,10 @@ class ServerThread:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.stop()
 
@@ -844,7 +923,9 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-def serve(path: str | os.PathLike[str], *, port: int = 0, **options: Any) -> ServerThread:
+def serve(
+    path: str | os.PathLike[str], *, port: int = 0, **options: Any
+) -> ServerThread:
     """Start a broker over a log directory in a thread, and return when it listens.
 
     Use it as `with netshim.serve("data") as server: ... server.bootstrap_servers`.

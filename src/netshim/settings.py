@@ -1,4 +1,6 @@
-"""How a broker behaves: what may be set when it is started, by Kafka's names where it has them."""
+"""How a broker behaves: what may be set when it is started, by Kafka's names where it
+has them.
+"""
 
 from __future__ import annotations
 
@@ -12,69 +14,128 @@ from logcore.config import INT32_MAX
 
 def _between(low: int, high: int) -> Any:
     def check(_: object, attribute: Any, value: object) -> None:
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise ValueError(f"{attribute.name}: expected {low} to {high}, found {value!r}")
+        if (
+            not isinstance(value, int)
+            or isinstance(value, bool)
+            or not low <= value <= high
+        ):
+            raise ValueError(
+                f"{attribute.name}: expected {low} to {high}, found {value!r}"
+            )
 
     return check
 
 
 def _setting(default: int, low: int, high: int = INT32_MAX, *, doc: str) -> Any:
     """A number; doc and range are what `netshim serve --help` says."""
-    return attrs.field(default=default, validator=_between(low, high), metadata={"doc": doc, "range": (low, high)})
+    return attrs.field(
+        default=default,
+        validator=_between(low, high),
+        metadata={"doc": doc, "range": (low, high)},
+    )
 
 
-#: Kafka's defaults for topics where the library has another one. A record from the future is never too old to keep.
-TOPIC_DEFAULTS: Final[Mapping[str, object]] = {"message.timestamp.after.max.ms": 3_600_000}
+#: Kafka's defaults for topics where the library has another one. A record from the
+#: future is never too old to keep.
+TOPIC_DEFAULTS: Final[Mapping[str, object]] = {
+    "message.timestamp.after.max.ms": 3_600_000
+}
 #: Of Kafka's group.consumer.migration.policy.
 MIGRATION_POLICIES: Final = ("disabled", "upgrade", "downgrade", "bidirectional")
 
 
 @attrs.frozen(kw_only=True)
 class Settings:
-    """How a broker behaves; names and defaults are Kafka's where it has them, except where tests would wait for them.
+    """How a broker behaves; names and defaults are Kafka's where it has them, except
+    where tests would wait for them.
 
-    Each field says what it is in its metadata, which `netshim serve --help` shows; docs/netshim.md has a table. Kafka's
-    rebalance_delay_ms is 3000; its offsets_partitions are 50, but one broker has nothing to spread.
+    Each field says what it is in its metadata, which `netshim serve --help` shows;
+    docs/netshim.md has a table. Kafka's rebalance_delay_ms is 3000; its
+    offsets_partitions are 50, but one broker has nothing to spread.
     """
 
     auto_create_topics: bool = attrs.field(
-        default=True, metadata={"doc": "Make a topic that a client asks for and that is not there."}
+        default=True,
+        metadata={"doc": "Make a topic that a client asks for and that is not there."},
     )
     auto_create_limit: int = _setting(
-        1_000, 0, doc="Most topics that are made so for one connection; further ones are refused."
+        1_000,
+        0,
+        doc="Most topics that are made so for one connection; further ones are refused.",
     )
-    num_partitions: int = _setting(1, 1, 100_000, doc="Partitions of a topic that is made so.")
+    num_partitions: int = _setting(
+        1, 1, 100_000, doc="Partitions of a topic that is made so."
+    )
     max_replication_factor: int = _setting(
-        3, 1, 32_767, doc="Largest replication factor that CreateTopics accepts; there is always one replica."
+        3,
+        1,
+        32_767,
+        doc="Largest replication factor that CreateTopics accepts; there is always one replica.",
     )
     max_partitions_per_request: int = _setting(
-        10_000, 1, 100_000, doc="Most partitions that one CreateTopics or CreatePartitions makes; fixed in Kafka."
+        10_000,
+        1,
+        100_000,
+        doc="Most partitions that one CreateTopics or CreatePartitions makes; fixed in Kafka.",
     )
-    offsets_partitions: int = _setting(1, 1, 1_000, doc="Partitions of __consumer_offsets, when it is made.")
-    transactions_partitions: int = _setting(1, 1, 1_000, doc="Partitions of __transaction_state, when it is made.")
-    transaction_max_timeout_ms: int = _setting(900_000, 1, doc="Longest timeout that transactions may ask for.")
-    rebalance_delay_ms: int = _setting(0, 0, doc="How long the first members of a group wait for others.")
-    cleaner_backoff_ms: int = _setting(15_000, 0, doc="How long compaction waits when it has found no work.")
-    min_session_timeout_ms: int = _setting(100, 1, doc="Shortest session timeout that members of groups may ask for.")
-    max_session_timeout_ms: int = _setting(1_800_000, 1, doc="Longest session timeout that they may ask for.")
+    offsets_partitions: int = _setting(
+        1, 1, 1_000, doc="Partitions of __consumer_offsets, when it is made."
+    )
+    transactions_partitions: int = _setting(
+        1, 1, 1_000, doc="Partitions of __transaction_state, when it is made."
+    )
+    transaction_max_timeout_ms: int = _setting(
+        900_000, 1, doc="Longest timeout that transactions may ask for."
+    )
+    rebalance_delay_ms: int = _setting(
+        0, 0, doc="How long the first members of a group wait for others."
+    )
+    cleaner_backoff_ms: int = _setting(
+        15_000, 0, doc="How long compaction waits when it has found no work."
+    )
+    min_session_timeout_ms: int = _setting(
+        100, 1, doc="Shortest session timeout that members of groups may ask for."
+    )
+    max_session_timeout_ms: int = _setting(
+        1_800_000, 1, doc="Longest session timeout that they may ask for."
+    )
     group_max_size: int = _setting(INT32_MAX, 1, doc="Most members of a group.")
     group_consumer_session_timeout_ms: int = _setting(
-        45_000, 300, doc="Session timeout of members of the consumer protocol (KIP-848)."
+        45_000,
+        300,
+        doc="Session timeout of members of the consumer protocol (KIP-848).",
     )
     group_consumer_heartbeat_interval_ms: int = _setting(
-        5_000, 100, doc="How often these send heartbeats; at least three times in a session."
+        5_000,
+        100,
+        doc="How often these send heartbeats; at least three times in a session.",
     )
-    group_consumer_max_size: int = _setting(INT32_MAX, 1, doc="Most members of a group of that protocol.")
+    group_consumer_max_size: int = _setting(
+        INT32_MAX, 1, doc="Most members of a group of that protocol."
+    )
     group_consumer_migration_policy: str = attrs.field(
         default="bidirectional",
         validator=attrs.validators.in_(MIGRATION_POLICIES),
-        metadata={"doc": "Which groups change their protocol while they run.", "choices": MIGRATION_POLICIES},
+        metadata={
+            "doc": "Which groups change their protocol while they run.",
+            "choices": MIGRATION_POLICIES,
+        },
     )
-    offset_metadata_max_bytes: int = _setting(4_096, 0, doc="Most text that goes with a committed offset.")
-    fetch_max_bytes: int = _setting(57_671_680, 1_024, doc="Most that one fetch returns, but never less than a batch.")
-    max_request_bytes: int = _setting(104_857_600, 1_024, doc="Largest request; a larger one ends its connection.")
+    offset_metadata_max_bytes: int = _setting(
+        4_096, 0, doc="Most text that goes with a committed offset."
+    )
+    fetch_max_bytes: int = _setting(
+        57_671_680,
+        1_024,
+        doc="Most that one fetch returns, but never less than a batch.",
+    )
+    max_request_bytes: int = _setting(
+        104_857_600, 1_024, doc="Largest request; a larger one ends its connection."
+    )
     max_request_entries: int = _setting(
-        100_000, 1_000, doc="Most partitions, topics and names in a request; one with more ends its connection."
+        100_000,
+        1_000,
+        doc="Most partitions, topics and names in a request; one with more ends its connection.",
     )
     max_buffered_bytes: int = _setting(
         256 << 20,
@@ -83,18 +144,33 @@ class Settings:
         doc="Most of requests that are unfinished or in work, of all connections; above it, reading waits.",
     )
     max_remembered_bytes: int = _setting(
-        128 << 20, 1 << 20, 1 << 40, doc="Most memory for members of groups and transactional ids; more are refused."
+        128 << 20,
+        1 << 20,
+        1 << 40,
+        doc="Most memory for members of groups and transactional ids; more are refused.",
     )
     max_connections: int = _setting(1_024, 1, doc="Most connections; more are refused.")
-    max_connections_per_address: int = _setting(1_024, 1, doc="Most connections of one address.")
-    max_pipelined_requests: int = _setting(64, 1, doc="Most requests of a connection that wait for their answers.")
+    max_connections_per_address: int = _setting(
+        1_024, 1, doc="Most connections of one address."
+    )
+    max_pipelined_requests: int = _setting(
+        64, 1, doc="Most requests of a connection that wait for their answers."
+    )
     max_requests_in_work: int = _setting(
-        500, 1, doc="Most requests of all connections in work; those that wait for records or members do not count."
+        500,
+        1,
+        doc="Most requests of all connections in work; those that wait for records or members do not count.",
     )
     max_unread_bytes: int = _setting(
-        32 << 20, 1 << 16, doc="Most of responses that a client has not read; above it, its requests wait."
+        32 << 20,
+        1 << 16,
+        doc="Most of responses that a client has not read; above it, its requests wait.",
     )
     request_timeout_ms: int = _setting(
-        30_000, 10, doc="End a connection whose request comes slower than 1 KiB a second, or that reads no response."
+        30_000,
+        10,
+        doc="End a connection whose request comes slower than 1 KiB a second, or that reads no response.",
     )
-    idle_timeout_ms: int = _setting(600_000, 10, doc="End a connection without requests.")
+    idle_timeout_ms: int = _setting(
+        600_000, 10, doc="End a connection without requests."
+    )

@@ -42,7 +42,11 @@ from logcore.coordination.effects import (
     Sync,
 )
 from logcore.coordination.group import Group
-from logcore.coordination.transactioneffects import Request, TransactionError, WriteMarkers
+from logcore.coordination.transactioneffects import (
+    Request,
+    TransactionError,
+    WriteMarkers,
+)
 from logcore.coordination.transactioneffects import Result as TransactionResult
 from logcore.errors import InvalidNodeError, NodeTooLargeError
 from logcore.format.grouprecords import Committed
@@ -97,7 +101,10 @@ class GroupsBesideOthers:
     # -- turns
 
     def when_known(
-        self, handle: Callable[[], _T | Answer], refuse: Callable[[GroupError], _T], now_ms: int
+        self,
+        handle: Callable[[], _T | Answer],
+        refuse: Callable[[GroupError], _T],
+        now_ms: int,
     ) -> _T | Answer:
         """Run handle() in a worker thread, in order, and return its result.
 
@@ -111,7 +118,9 @@ class GroupsBesideOthers:
                 # An InvalidNodeError is the fault of the client.
                 if not isinstance(result, InvalidNodeError):
                     text = "the groups cannot be asked: %s"
-                    self._state.journal.say(logging.ERROR, "groups", self._now_ms, text, str(result))
+                    self._state.journal.say(
+                        logging.ERROR, "groups", self._now_ms, text, str(result)
+                    )
                 result = refuse(_error_of(result))
             pass_on(result, answer)
             self._settle()
@@ -163,11 +172,18 @@ class GroupsBesideOthers:
         line = news_of(effect)
         if line is not None:
             kind, text, values = line
-            self._state.journal.say(logging.INFO, f"group {kind}", self._now_ms, text, *values)
+            self._state.journal.say(
+                logging.INFO, f"group {kind}", self._now_ms, text, *values
+            )
 
     def _look_later(self) -> None:
         groups = self._groups
-        if groups is None or self._is_looking or self._state.is_stopping or not groups.has_members:
+        if (
+            groups is None
+            or self._is_looking
+            or self._state.is_stopping
+            or not groups.has_members
+        ):
             return
         self._is_looking = True
         delay_ms = _LATER_MS
@@ -186,7 +202,12 @@ class GroupsBesideOthers:
 
         self._state.in_turn(_GROUPS, self._open().look, done)
 
-    def _later(self, answer: process_groups.Answer, done: Callable[[Any], None], refusal: object) -> None:
+    def _later(
+        self,
+        answer: process_groups.Answer,
+        done: Callable[[Any], None],
+        refusal: object,
+    ) -> None:
         self._waits.append(_Wait(answer, done, refusal))
 
     # -- requests, called in the worker thread
@@ -217,16 +238,27 @@ class GroupsBesideOthers:
 
     def join(self, request: Join, now_ms: int, done: Callable[[Result], None]) -> None:
         if not request.group_id:
-            self._outcomes.append(partial(done, JoinRefused(GroupError.INVALID_GROUP_ID, request.member_id)))
+            self._outcomes.append(
+                partial(
+                    done, JoinRefused(GroupError.INVALID_GROUP_ID, request.member_id)
+                )
+            )
             return
         stopped = JoinRefused(GroupError.NOT_COORDINATOR, request.member_id)
         self._later(self._open().join(request), done, stopped)
 
     def sync(self, request: Sync, now_ms: int, done: Callable[[Result], None]) -> None:
-        self._ask(request.group_id, lambda coordinator, waiter, at_ms: coordinator.sync(request, waiter, at_ms), done)
+        self._ask(
+            request.group_id,
+            lambda coordinator, waiter, at_ms: coordinator.sync(request, waiter, at_ms),
+            done,
+        )
 
     def _ask(
-        self, group_id: str, ask: Callable[[Coordinator, str, int], Sequence[Effect]], done: Callable[[Any], None]
+        self,
+        group_id: str,
+        ask: Callable[[Coordinator, str, int], Sequence[Effect]],
+        done: Callable[[Any], None],
     ) -> None:
         if not group_id:
             self._outcomes.append(partial(done, GroupError.INVALID_GROUP_ID))
@@ -234,13 +266,20 @@ class GroupsBesideOthers:
         self._later(self._open().ask(group_id, ask), done, GroupError.NOT_COORDINATOR)
 
     def heartbeat(
-        self, group_id: str, member_id: str, instance_id: str | None, generation: int, now_ms: int
+        self,
+        group_id: str,
+        member_id: str,
+        instance_id: str | None,
+        generation: int,
+        now_ms: int,
     ) -> GroupError | None:
         if not group_id:
             return GroupError.INVALID_GROUP_ID
         return self._open().heartbeat(group_id, member_id, instance_id, generation)
 
-    def leave(self, group_id: str, members: Sequence[tuple[str, str | None]], now_ms: int) -> list[GroupError | None]:
+    def leave(
+        self, group_id: str, members: Sequence[tuple[str, str | None]], now_ms: int
+    ) -> list[GroupError | None]:
         results: list[GroupError | None] = []
 
         def step(coordinator: Coordinator, at_ms: int) -> Sequence[Effect]:
@@ -260,7 +299,9 @@ class GroupsBesideOthers:
     ) -> None:
         self._ask(
             who.group_id,
-            lambda coordinator, waiter, at_ms: coordinator.commit_as(who, offsets, waiter, at_ms),
+            lambda coordinator, waiter, at_ms: coordinator.commit_as(
+                who, offsets, waiter, at_ms
+            ),
             done,
         )
 
@@ -274,7 +315,9 @@ class GroupsBesideOthers:
     ) -> None:
         self._ask(
             who.group_id,
-            lambda coordinator, waiter, _: coordinator.commit_in_transaction_as(who, producer, offsets, waiter),
+            lambda coordinator, waiter, _: coordinator.commit_in_transaction_as(
+                who, producer, offsets, waiter
+            ),
             done,
         )
 
@@ -282,7 +325,11 @@ class GroupsBesideOthers:
         """Do nothing: the groups read the marker from the log."""
 
     def delete_offsets(
-        self, group_id: str, keys: Sequence[OffsetKey], now_ms: int, done: Callable[[GroupError | None], None]
+        self,
+        group_id: str,
+        keys: Sequence[OffsetKey],
+        now_ms: int,
+        done: Callable[[GroupError | None], None],
     ) -> None:
         def ask(coordinator: Coordinator, waiter: str, at_ms: int) -> Sequence[Effect]:
             group = coordinator.get(group_id)
@@ -292,8 +339,14 @@ class GroupsBesideOthers:
 
         self._ask(group_id, ask, done)
 
-    def delete(self, group_id: str, now_ms: int, done: Callable[[GroupError | None], None]) -> None:
-        self._ask(group_id, lambda coordinator, waiter, _: coordinator.delete(group_id, waiter), done)
+    def delete(
+        self, group_id: str, now_ms: int, done: Callable[[GroupError | None], None]
+    ) -> None:
+        self._ask(
+            group_id,
+            lambda coordinator, waiter, _: coordinator.delete(group_id, waiter),
+            done,
+        )
 
     def stop(self, now_ms: int) -> None:
         """Answer all requests that wait for other members.
@@ -337,14 +390,20 @@ class TransactionsBesideOthers:
 
         def loaded(result: Any) -> None:
             if isinstance(result, Exception):
-                _log.error("%s cannot be read, so no transaction can be served: %s", TRANSACTIONS_TOPIC, result)
+                _log.error(
+                    "%s cannot be read, so no transaction can be served: %s",
+                    TRANSACTIONS_TOPIC,
+                    result,
+                )
             else:
                 self._is_loaded = True
             done(self._is_loaded)
 
         self._state.in_turn(_TRANSACTIONS, lambda: self._open().all(), loaded)
 
-    def ask(self, request: Request, now_ms: int, done: Callable[[TransactionResult], None]) -> None:
+    def ask(
+        self, request: Request, now_ms: int, done: Callable[[TransactionResult], None]
+    ) -> None:
         """Answer a request: call done() later, in the broker's thread.
 
         The result is an Identity, None or a TransactionError.
@@ -395,7 +454,13 @@ class TransactionsBesideOthers:
         told: Callable[[Partition, Exception | None], None],
     ) -> None:
         Markers(
-            self._state, None, effect, now_ms, lambda *_: None, coordinator_epoch=coordinator_epoch, told=told
+            self._state,
+            None,
+            effect,
+            now_ms,
+            lambda *_: None,
+            coordinator_epoch=coordinator_epoch,
+            told=told,
         ).write()
 
     def stop(self, now_ms: int) -> None:

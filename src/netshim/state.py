@@ -26,7 +26,14 @@ from typing import Any, Final, TypeVar
 
 import attrs
 
-from logcore import Log, LogcoreError, LogDir, LogFailedError, ResourceError, TopicNotFoundError
+from logcore import (
+    Log,
+    LogcoreError,
+    LogDir,
+    LogFailedError,
+    ResourceError,
+    TopicNotFoundError,
+)
 from logcore.checkpoint import Key
 from logcore.coordination.remembered import Remembered
 from logcore.directory.groupsettings import GroupSettings
@@ -137,7 +144,13 @@ class State:
     calls a function in another iteration of the event loop; the default uses `submit`.
     """
 
-    def __init__(self, logdir: LogDir, settings: Settings, submit: Submit, later: Later | None = None) -> None:
+    def __init__(
+        self,
+        logdir: LogDir,
+        settings: Settings,
+        submit: Submit,
+        later: Later | None = None,
+    ) -> None:
         self.is_shared = logdir.is_shared
         logdir.has_coordinator = not self.is_shared
         self.logdir = logdir
@@ -199,7 +212,9 @@ class State:
         if key in self._failures:
             raise self._failures[key]
         if partition not in self.logdir.partitions(topic):
-            raise TopicNotFoundError(f"topic {topic!r} has no such partition", found=partition)
+            raise TopicNotFoundError(
+                f"topic {topic!r} has no such partition", found=partition
+            )
         # The log failed after when_open() checked it.
         raise LogFailedError("the log has failed and will be opened again; try again")
 
@@ -229,7 +244,9 @@ class State:
         try:
             log = self.logdir.opened(topic, partition)
             if log is not None:
-                return log.has_failed or (self.is_shared and log.writer.state.is_behind())
+                return log.has_failed or (
+                    self.is_shared and log.writer.state.is_behind()
+                )
             return partition in self.numbers_of(topic)
         except (LogcoreError, OSError):
             return True
@@ -246,7 +263,9 @@ class State:
             return self.in_pieces(self._look_and_open(those, handle))
         return self._open_first([key for key in those if self._is_to_open(key)], handle)
 
-    def _look_and_open(self, keys: list[Key], handle: Callable[[], _T]) -> Steps[_T | Answer]:
+    def _look_and_open(
+        self, keys: list[Key], handle: Callable[[], _T]
+    ) -> Steps[_T | Answer]:
         """Run when_open() for many keys: check in chunks which logs are not open."""
         missing = []
         pace = Pace()
@@ -266,7 +285,11 @@ class State:
         return answer
 
     def _open_next(
-        self, missing: list[Key], failures: dict[Key, LogcoreError], handle: Callable[[], object], answer: Answer
+        self,
+        missing: list[Key],
+        failures: dict[Key, LogcoreError],
+        handle: Callable[[], object],
+        answer: Answer,
     ) -> None:
         """Open the last of the missing logs, then the others.
 
@@ -304,7 +327,9 @@ class State:
             failures[key] = result
             if isinstance(result, ResourceError):
                 text = "%s-%d cannot be opened: %s; raise the limit, or serve fewer partitions"
-                self.journal.say(logging.ERROR, "out of files", self.now_ms, text, *key, result)
+                self.journal.say(
+                    logging.ERROR, "out of files", self.now_ms, text, *key, result
+                )
         elif isinstance(result, Exception):
             failures[key] = LogFailedError(f"the log cannot be opened: {result!r}")
         self._open_next(missing, failures, handle, answer)
@@ -323,17 +348,32 @@ class State:
         idle = [
             (key, log)
             for key, log in open_logs.items()
-            if key not in busy and key[0] not in INTERNAL_TOPICS and not self.syncs.is_waiting_for(log)
+            if key not in busy
+            and key[0] not in INTERNAL_TOPICS
+            and not self.syncs.is_waiting_for(log)
         ]
         idle.sort(key=lambda each: self._used_ms.get(each[0], 0))
         closing = idle[: open_count - most + _CLOSED_AT_ONCE]
-        self._used_ms = {key: self._used_ms.get(key, 0) for key, _ in idle[len(closing) :]}
+        self._used_ms = {
+            key: self._used_ms.get(key, 0) for key, _ in idle[len(closing) :]
+        }
         if closing:
             text = (
-                "%d partitions are open, and the limit of open files allows %d: %d that were not used lately are closed"
+                "%d partitions are open, and the limit of open files allows %d: "
+                "%d that were not used lately are closed"
             )
-            self.journal.say(logging.WARNING, "closed for room", self.now_ms, text, open_count, most, len(closing))
-            self.in_turn(_OPENING, partial(_close, [log for _, log in closing]), _ignore)
+            self.journal.say(
+                logging.WARNING,
+                "closed for room",
+                self.now_ms,
+                text,
+                open_count,
+                most,
+                len(closing),
+            )
+            self.in_turn(
+                _OPENING, partial(_close, [log for _, log in closing]), _ignore
+            )
 
     def in_pieces(self, steps: Steps[_T]) -> _T | Answer:
         """Return the response of a request that runs in steps, or its Answer."""
@@ -341,7 +381,9 @@ class State:
             steps = self._with_failures(steps, self._failures)
         return self.pieces.run(steps)
 
-    def _with_failures(self, steps: Steps[_T], failures: Mapping[Key, LogcoreError]) -> Steps[_T]:
+    def _with_failures(
+        self, steps: Steps[_T], failures: Mapping[Key, LogcoreError]
+    ) -> Steps[_T]:
         """Run the steps of a request, with the errors of its logs set during each step."""
         while True:
             self._failures = failures
@@ -354,7 +396,9 @@ class State:
                 self._failures = {}
             yield
 
-    def in_order(self, keys: Iterable[Key], begin: Callable[[], Steps[_T]]) -> _T | Answer:
+    def in_order(
+        self, keys: Iterable[Key], begin: Callable[[], Steps[_T]]
+    ) -> _T | Answer:
         """Open the logs and run the steps, after all earlier calls that share a key.
 
         Without this order, a call that waits for many logs would be overtaken by a
@@ -434,7 +478,9 @@ class State:
         """
         self.in_turn(_PRODUCER_IDS, self.logdir.next_producer_id, done)
 
-    def in_turn(self, key: Hashable, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+    def in_turn(
+        self, key: Hashable, work: Callable[[], Any], done: Callable[[Any], None]
+    ) -> None:
         """Submit work that must run after the earlier work of the same key.
 
         The work of one key runs one item at a time. Work that arrives while other work
@@ -451,7 +497,10 @@ class State:
     def _start_turns(self, key: Hashable) -> None:
         turns = self._turns[key]
         taken = [turns.popleft() for _ in range(min(len(turns), _TURNS_AT_ONCE))]
-        self.submit(lambda: [_outcome(work) for work, _ in taken], partial(self._end_turns, key, taken))
+        self.submit(
+            lambda: [_outcome(work) for work, _ in taken],
+            partial(self._end_turns, key, taken),
+        )
 
     def _end_turns(self, key: Hashable, taken: list[_Turn], outcomes: Any) -> None:
         # When the host is stopping, no work was done.
@@ -522,7 +571,9 @@ class State:
             self._names_version = version
         return self._names.get(topic_id)
 
-    def appended(self, topic: str, partition: int, log: Log, end: int, now_ms: int) -> None:
+    def appended(
+        self, topic: str, partition: int, log: Log, end: int, now_ms: int
+    ) -> None:
         """Wake the fetches of a partition once appended records are visible to readers.
 
         Call this after each append.
@@ -531,7 +582,9 @@ class State:
         if log.high_watermark >= end:
             self.fetches.wake([key], now_ms)
         else:
-            self.syncs.when_durable(log, end, lambda _: self.fetches.wake([key], now_ms))
+            self.syncs.when_durable(
+                log, end, lambda _: self.fetches.wake([key], now_ms)
+            )
 
     def follow(self, now_ms: int) -> None:
         """Refresh the partitions that fetches wait for.
@@ -544,12 +597,20 @@ class State:
         keys = self.fetches.waited_for()
         for key in keys:
             log = self.logdir.opened(*key)
-            if log is None or log.has_failed or self.has_turns(key) or not log.writer.state.is_behind():
+            if (
+                log is None
+                or log.has_failed
+                or self.has_turns(key)
+                or not log.writer.state.is_behind()
+            ):
                 continue
             self.in_turn(key, log.refresh, partial(self._followed, key, now_ms))
         if keys:
             self._follows = True
-            self.timers.at(now_ms + max(_FOLLOW_MS, int(len(keys) * _LOOK_MS / _LOOK_PART)), self._follow_again)
+            self.timers.at(
+                now_ms + max(_FOLLOW_MS, int(len(keys) * _LOOK_MS / _LOOK_PART)),
+                self._follow_again,
+            )
 
     def _follow_again(self, now_ms: int) -> None:
         self._follows = False
@@ -557,7 +618,9 @@ class State:
 
     def _followed(self, key: Key, now_ms: int, result: Any) -> None:
         if isinstance(result, LogcoreError | OSError):
-            _log.error("%s-%d: what other processes did cannot be read: %s", *key, result)
+            _log.error(
+                "%s-%d: what other processes did cannot be read: %s", *key, result
+            )
         self.fetches.wake([key], now_ms)
 
     def wake_readers(self, now_ms: int) -> None:
@@ -573,4 +636,6 @@ class State:
             if log is not None:
                 now[key] = log.high_watermark
         self._visible = now
-        self.fetches.wake([key for key, end in now.items() if before.get(key) != end], now_ms)
+        self.fetches.wake(
+            [key for key, end in now.items() if before.get(key) != end], now_ms
+        )

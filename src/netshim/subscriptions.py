@@ -1,8 +1,10 @@
-"""The topics that groups of the consumer protocol may subscribe to, and the meaning of their regular expressions.
+"""The topics that groups of the consumer protocol may subscribe to, and the meaning of
+their regular expressions.
 
 Rules:
-- Regular expressions are RE2's, as with Kafka, and match a whole name. They come from clients: on Python's own engine
-  24 bytes may take seconds, and no other client would be served. Without the package google-re2 none is taken.
+- Regular expressions are RE2's, as with Kafka, and match a whole name. They come from
+  clients: on Python's own engine 24 bytes may take seconds, and no other client would
+  be served. Without the package google-re2 none is taken.
 - Internal topics are meant by no regular expression, only by their names.
 """
 
@@ -42,11 +44,15 @@ class ServedTopics:
 
 
 def compile_pattern(pattern: str) -> Callable[[str], bool]:
-    """The test whether a whole name matches. Raises ValueError for what is no regular expression."""
+    """The test whether a whole name matches. Raises ValueError for what is no regular
+    expression.
+    """
     try:
         import re2
     except ImportError:
-        raise ValueError(f"regular expressions need google-re2: {install_command('regex')}") from None
+        raise ValueError(
+            f"regular expressions need google-re2: {install_command('regex')}"
+        ) from None
     options = re2.Options()
     options.log_errors = False
     options.max_mem = _MOST_BYTES

@@ -30,7 +30,14 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from logcore import LogClosedError, LogcoreError, LogDir, Receipt, TopicNotFoundError, open_dir
+from logcore import (
+    LogClosedError,
+    LogcoreError,
+    LogDir,
+    Receipt,
+    TopicNotFoundError,
+    open_dir,
+)
 from logcore.checkpoint import Key
 from logcore.fs import OS, Lock, OsFS
 from logcore.kernels import TopicRecord
@@ -117,7 +124,9 @@ class Kafka:
         if self.server.is_running:
             stopped = ""
         try:
-            counts = [f"{name}: {_records(self._count(name))}" for name in self.topics()]
+            counts = [
+                f"{name}: {_records(self._count(name))}" for name in self.topics()
+            ]
         except (LogcoreError, OSError) as error:
             counts = [f"topics cannot be read: {error}"]
         where = ""
@@ -125,7 +134,8 @@ class Kafka:
             where = f", topics {self.prefix}*"
         return f"<Kafka {stopped}{self.bootstrap_servers}{where}; {', '.join(counts) or 'no topics'}>"
 
-    # -- the broker ----------------------------------------------------------------------------------------------
+    # -- the broker
+    # ----------------------------------------------------------------------------------------------
 
     @property
     def bootstrap_servers(self) -> str:
@@ -157,7 +167,8 @@ class Kafka:
             )
         self.server.stop()
 
-    # -- names ---------------------------------------------------------------------------------------------------
+    # -- names
+    # ---------------------------------------------------------------------------------------------------
 
     def topic(self, name: str) -> str:
         """Return the real name of a topic, for clients."""
@@ -183,7 +194,9 @@ class Kafka:
                 if name.startswith(self.prefix) and not name.startswith("__")
             ]
 
-    def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None) -> str:
+    def create_topic(
+        self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None
+    ) -> str:
         """Create a topic and return its real name.
 
         Errors are those of LogDir.create_topic().
@@ -200,7 +213,10 @@ class Kafka:
         members remains until their sessions end. No other namespace ever uses its name.
         """
         readable = re.sub(r"[^A-Za-z0-9_]+", "_", name).strip("_")[:_MAX_TEST_NAME]
-        inner = Kafka(self.server, f"{self.prefix}t{next(self._numbers)}-{readable}{'-' if readable else ''}")
+        inner = Kafka(
+            self.server,
+            f"{self.prefix}t{next(self._numbers)}-{readable}{'-' if readable else ''}",
+        )
         try:
             yield inner
         finally:
@@ -211,7 +227,9 @@ class Kafka:
         """Delete the topics and groups of the namespace, like an admin client."""
         for name in self.logdir.topics():
             if name.startswith(self.prefix):
-                with contextlib.suppress(TopicNotFoundError):  # a client deleted it first
+                with contextlib.suppress(
+                    TopicNotFoundError
+                ):  # a client deleted it first
                     self.logdir.delete_topic(name)
 
         def forget() -> None:
@@ -226,7 +244,8 @@ class Kafka:
 
         self.server.call(forget)
 
-    # -- records -------------------------------------------------------------------------------------------------
+    # -- records
+    # -------------------------------------------------------------------------------------------------
 
     def append(self, topic: str, value: bytes | None, **options: Any) -> Receipt:
         """Append a record like LogDir.append(). Consumers receive it at once.
@@ -241,7 +260,9 @@ class Kafka:
             server = self.server.server
             server.broker.state.wake_readers(server.now_ms())
 
-        self.server.call(wake)  # otherwise consumers would wait for the next poll of the broker
+        self.server.call(
+            wake
+        )  # otherwise consumers would wait for the next poll of the broker
         return receipt
 
     @contextlib.contextmanager
@@ -254,7 +275,11 @@ class Kafka:
                 yield logdir
 
     def records(
-        self, topic: str, *, isolation: Isolation = "read_uncommitted", order: Order = "partition"
+        self,
+        topic: str,
+        *,
+        isolation: Isolation = "read_uncommitted",
+        order: Order = "partition",
     ) -> list[TopicRecord]:
         """Return the records of a topic now, also of a stopped broker.
 
@@ -266,7 +291,9 @@ class Kafka:
         """
         with self._directory() as logdir:
             try:
-                return list(logdir.read(self.topic(topic), isolation=isolation, order=order))
+                return list(
+                    logdir.read(self.topic(topic), isolation=isolation, order=order)
+                )
             except TopicNotFoundError:
                 return []
 
@@ -298,7 +325,9 @@ class Kafka:
                 if found is not None:
                     return found
                 if left_s <= 0 or not self.server.is_running:
-                    raise AssertionError(self._missing("wait_for", topic, count, timeout, isolation))
+                    raise AssertionError(
+                        self._missing("wait_for", topic, count, timeout, isolation)
+                    )
                 woken.wait(min(left_s, patience_s))
 
     async def wait_for_async(
@@ -328,11 +357,17 @@ class Kafka:
                 if found is not None:
                     return found
                 if left_s <= 0 or not self.server.is_running:
-                    raise AssertionError(self._missing("wait_for_async", topic, count, timeout, isolation))
+                    raise AssertionError(
+                        self._missing(
+                            "wait_for_async", topic, count, timeout, isolation
+                        )
+                    )
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(woken.wait(), min(left_s, patience_s))
 
-    def _find(self, topic: str, count: int, isolation: Isolation, order: Order) -> list[TopicRecord] | None:
+    def _find(
+        self, topic: str, count: int, isolation: Isolation, order: Order
+    ) -> list[TopicRecord] | None:
         """Return the records if there are enough.
 
         They are read only if that is possible.
@@ -352,15 +387,23 @@ class Kafka:
         real = self.topic(topic)
         with self._directory() as logdir:
             try:
-                logs = {number: logdir.partition(real, number) for number in logdir.partitions(real)}
+                logs = {
+                    number: logdir.partition(real, number)
+                    for number in logdir.partitions(real)
+                }
             except TopicNotFoundError:
                 return {}
-            return {number: log.high_watermark - log.log_start_offset for number, log in logs.items()}
+            return {
+                number: log.high_watermark - log.log_start_offset
+                for number, log in logs.items()
+            }
 
     def _count(self, topic: str) -> int:
         return sum(self._counts(topic).values())
 
-    def _missing(self, call: str, topic: str, count: int, timeout: float, isolation: Isolation) -> str:
+    def _missing(
+        self, call: str, topic: str, count: int, timeout: float, isolation: Isolation
+    ) -> str:
         """Return the message of a wait that failed."""
         found = self.records(topic, isolation=isolation)
         counts = self._counts(topic)
@@ -375,15 +418,21 @@ class Kafka:
             text.append(f"  there is no topic {real}")
         else:
             each = ", ".join(f"{number}: {amount}" for number, amount in counts.items())
-            text.append(f"  {real} has {_records(len(found))}; offsets by partition {{{each}}}")
+            text.append(
+                f"  {real} has {_records(len(found))}; offsets by partition {{{each}}}"
+            )
             hidden = sum(counts.values()) - len(found)
             if hidden and isolation == "read_committed":
-                text.append(f"  {hidden} offsets are of transactions that are open or aborted, or of their markers")
+                text.append(
+                    f"  {hidden} offsets are of transactions that are open or aborted, or of their markers"
+                )
         newest = sorted(found, key=lambda record: record.timestamp_ms)[-_MAX_NEWEST:]
         if newest:
             text.append("  the newest:")
             text.extend(f"    {_shown(record)}" for record in newest)
-        others = [name for name in self.topics() if name != real.removeprefix(self.prefix)]
+        others = [
+            name for name in self.topics() if name != real.removeprefix(self.prefix)
+        ]
         listed = ", ".join(f"{name}: {_records(self._count(name))}" for name in others)
         text.append(f"  other topics: {listed or 'none'}")
         return "\n".join(text)
@@ -405,7 +454,9 @@ class _Listening:
         with contextlib.suppress(RuntimeError):  # the broker has stopped
             self._exchange([])
 
-    def look(self, find: Callable[[], list[TopicRecord] | None]) -> tuple[float, list[TopicRecord] | None]:
+    def look(
+        self, find: Callable[[], list[TopicRecord] | None]
+    ) -> tuple[float, list[TopicRecord] | None]:
         """Listen to the present partitions. Returns the records found by find().
 
         Also returns the seconds after which it must be called again, because partitions
@@ -423,7 +474,9 @@ class _Listening:
     def _listen(self) -> float:
         logdir = self._kafka.logdir
         is_there = self._real in logdir
-        numbers: Iterable[int] = range(self._kafka.server.server.settings.num_partitions)
+        numbers: Iterable[int] = range(
+            self._kafka.server.server.settings.num_partitions
+        )
         if is_there:
             numbers = logdir.partitions(self._real)
         keys = [(self._real, number) for number in numbers]
@@ -456,8 +509,12 @@ def _shown(record: TopicRecord) -> str:
     """Return a record as one line."""
     when = "no time"
     if record.timestamp_ms >= 0:
-        with contextlib.suppress(OverflowError, ValueError, OSError):  # a time outside the calendar
-            when = datetime.fromtimestamp(record.timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds")
+        with contextlib.suppress(
+            OverflowError, ValueError, OSError
+        ):  # a time outside the calendar
+            when = datetime.fromtimestamp(record.timestamp_ms / 1000, UTC).isoformat(
+                timespec="milliseconds"
+            )
     headers = ""
     if record.headers:
         headers = f", headers={_cut(repr(record.headers))}"

@@ -49,10 +49,20 @@ from logcore.coordination.transactioneffects import (
     TransactionError,
     WriteMarkers,
 )
-from logcore.coordination.transactions import EXPIRY_CHECK_MS, RETRY_MS, Transaction, Transactions
+from logcore.coordination.transactions import (
+    EXPIRY_CHECK_MS,
+    RETRY_MS,
+    Transaction,
+    Transactions,
+)
 from logcore.coordinators import left_open
 from logcore.format.grouprecords import partition_of
-from logcore.format.transactionrecords import Partition, StoredTransaction, transaction_key, transaction_value
+from logcore.format.transactionrecords import (
+    Partition,
+    StoredTransaction,
+    transaction_key,
+    transaction_value,
+)
 from logcore.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from logcore.partition.coordinated import marker_epoch
 from logcore.settling import sync_present
@@ -104,7 +114,9 @@ class TransactionHost:
 
     def _new(self) -> Transactions:
         remembered = self._state.remembered
-        return Transactions(self._state.settings.transaction_max_timeout_ms, remembered=remembered)
+        return Transactions(
+            self._state.settings.transaction_max_timeout_ms, remembered=remembered
+        )
 
     def held_bytes(self) -> int:
         """Return the approximate number of bytes that all transactional ids occupy."""
@@ -137,16 +149,28 @@ class TransactionHost:
                 self._append(coordinator, effect)
             case WriteMarkers():
                 Markers(
-                    self._state, coordinator, effect, self._state.now_ms, partial(self._have_marked, effect)
+                    self._state,
+                    coordinator,
+                    effect,
+                    self._state.now_ms,
+                    partial(self._have_marked, effect),
                 ).write()
             case AbortOrphan(producer_id, epoch, partitions):
-                markers = WriteMarkers(Transaction(""), producer_id, epoch, False, partitions)
-                Markers(self._state, None, markers, self._state.now_ms, lambda *_: None).write()
+                markers = WriteMarkers(
+                    Transaction(""), producer_id, epoch, False, partitions
+                )
+                Markers(
+                    self._state, None, markers, self._state.now_ms, lambda *_: None
+                ).write()
             case TakeProducerId():
-                self._state.take_producer_id(partial(self._have_taken, coordinator, effect))
+                self._state.take_producer_id(
+                    partial(self._have_taken, coordinator, effect)
+                )
             case At(name, at_ms):
                 self._cancel(name)
-                self._timers[name] = self._state.timers.at(at_ms, partial(self._time_out, name))
+                self._timers[name] = self._state.timers.at(
+                    at_ms, partial(self._time_out, name)
+                )
             case Cancel(name):
                 self._cancel(name)
             case TimedOut(name):
@@ -173,15 +197,29 @@ class TransactionHost:
 
         def done(error: Exception | None) -> None:
             if error is not None and not coordinator.is_over:
-                _log.error("%s: a record of %r was not stored: %s", TRANSACTIONS_TOPIC, name, error)
-            self._act(coordinator.stored(effect, self._state.now_ms, failed=error is not None))
+                _log.error(
+                    "%s: a record of %r was not stored: %s",
+                    TRANSACTIONS_TOPIC,
+                    name,
+                    error,
+                )
+            self._act(
+                coordinator.stored(effect, self._state.now_ms, failed=error is not None)
+            )
 
         self._topic.append(name, len(key) + len(value or b"") + 32, write, now_ms, done)
 
-    def _have_marked(self, effect: WriteMarkers, coordinator: Transactions, left: frozenset[Partition]) -> None:
+    def _have_marked(
+        self,
+        effect: WriteMarkers,
+        coordinator: Transactions,
+        left: frozenset[Partition],
+    ) -> None:
         self._act(coordinator.marked(effect, left, self._state.now_ms))
 
-    def _have_taken(self, coordinator: Transactions, effect: TakeProducerId, result: Any) -> None:
+    def _have_taken(
+        self, coordinator: Transactions, effect: TakeProducerId, result: Any
+    ) -> None:
         producer_id = result if isinstance(result, int) else None
         self._act(coordinator.taken(effect, producer_id, self._state.now_ms))
 
@@ -198,7 +236,10 @@ class TransactionHost:
     def _begin_again(self) -> None:
         self._coordinator = self._new()
         self._is_loaded = False
-        self._state.timers.at(self._state.now_ms + RETRY_MS, lambda now_ms: self.load(now_ms, lambda _: None))
+        self._state.timers.at(
+            self._state.now_ms + RETRY_MS,
+            lambda now_ms: self.load(now_ms, lambda _: None),
+        )
 
     # -- loading
 
@@ -261,10 +302,15 @@ class TransactionHost:
             self._act(found)
             if is_first:
                 self._state.timers.at(
-                    self._state.now_ms + EXPIRY_CHECK_MS, partial(self._check_expiry, self._coordinator)
+                    self._state.now_ms + EXPIRY_CHECK_MS,
+                    partial(self._check_expiry, self._coordinator),
                 )
         else:
-            _log.error("%s cannot be read, so no transaction can be served: %s", TRANSACTIONS_TOPIC, found)
+            _log.error(
+                "%s cannot be read, so no transaction can be served: %s",
+                TRANSACTIONS_TOPIC,
+                found,
+            )
         for done in waiting:
             guarded(done, self._is_loaded)
 
@@ -272,7 +318,9 @@ class TransactionHost:
         if coordinator is not self._coordinator:
             return
         self._state.hear(now_ms)
-        self._state.timers.at(now_ms + EXPIRY_CHECK_MS, partial(self._check_expiry, coordinator))
+        self._state.timers.at(
+            now_ms + EXPIRY_CHECK_MS, partial(self._check_expiry, coordinator)
+        )
         self._act(coordinator.expire(self._state.logdir.trusted_ms(now_ms)))
 
     # -- requests
@@ -289,7 +337,9 @@ class TransactionHost:
         else:  # the previous coordinator has ended, and its successor is not loaded yet
             done(TransactionError.COORDINATOR_NOT_AVAILABLE)
 
-    def verified(self, who: tuple[str, int, int], partition: Partition, write: Callable[[], T]) -> T | TransactionError:
+    def verified(
+        self, who: tuple[str, int, int], partition: Partition, write: Callable[[], T]
+    ) -> T | TransactionError:
         """Call write() and return its result if a producer may write now.
 
         Otherwise, return the error. The producer is identified by a transactional id, a
@@ -330,7 +380,13 @@ class TransactionHost:
         """
         self._state.hear(now_ms)
         Markers(
-            self._state, None, effect, now_ms, lambda *_: None, coordinator_epoch=coordinator_epoch, told=told
+            self._state,
+            None,
+            effect,
+            now_ms,
+            lambda *_: None,
+            coordinator_epoch=coordinator_epoch,
+            told=told,
         ).write()
 
     def stop(self, now_ms: int) -> None:
@@ -385,7 +441,9 @@ class Markers:
             if partition[0] == OFFSETS_TOPIC:
                 # Groups that are loaded before the marker is stored, but used
                 # afterwards, would lack the offsets of the transaction.
-                self._state.groups.load(self._now_ms, partial(self._when_groups_are_known, partition))
+                self._state.groups.load(
+                    self._now_ms, partial(self._when_groups_are_known, partition)
+                )
             else:
                 self._when_open(partition)
 
@@ -421,7 +479,9 @@ class Markers:
             key = topic  # commits to all its partitions share one queue
         work = partial(self._append, log)
         then = partial(self._written, partition, log)
-        if state.has_turns(key) or log.writer.may_wait(_MARKER_BYTES, self._now_ms, has_producer=True):
+        if state.has_turns(key) or log.writer.may_wait(
+            _MARKER_BYTES, self._now_ms, has_producer=True
+        ):
             state.in_turn(key, work, then)
             return
         try:
@@ -465,11 +525,17 @@ class Markers:
 
     def _settle(self, partition: Partition, error: Exception | None) -> None:
         if error is None and partition[0] == OFFSETS_TOPIC:
-            self._state.groups.transaction_ended(self._effect.producer_id, partition[1], commit=self._effect.commit)
+            self._state.groups.transaction_ended(
+                self._effect.producer_id, partition[1], commit=self._effect.commit
+            )
         if self._told is not None:
             self._told(partition, error)
         if error is not None and not self._is_refused(error):
-            _log.error("%s-%d: the marker of a transaction was not stored: %s", *partition, error)
+            _log.error(
+                "%s-%d: the marker of a transaction was not stored: %s",
+                *partition,
+                error,
+            )
             self._left.add(partition)
         self._waits_for.discard(partition)
         if not self._waits_for:

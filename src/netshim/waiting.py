@@ -59,7 +59,16 @@ class Answer:
     response to the cycle collector.
     """
 
-    __slots__ = ("_cancel", "_then", "held_bytes", "is_cancelled", "is_in_pieces", "is_parked", "is_set", "value")
+    __slots__ = (
+        "_cancel",
+        "_then",
+        "held_bytes",
+        "is_cancelled",
+        "is_in_pieces",
+        "is_parked",
+        "is_set",
+        "value",
+    )
 
     def __init__(self, *, is_parked: bool = False, is_in_pieces: bool = False) -> None:
         #: True while the request waits for records or for other members, for at most
@@ -332,14 +341,18 @@ class Syncs:
         """
         self._submit = submit
         self._policy_waits = policy_waits
-        self._waiting: dict[Log, list[tuple[int, Callable[[LogcoreError | None], None]]]] = {}
+        self._waiting: dict[
+            Log, list[tuple[int, Callable[[LogcoreError | None], None]]]
+        ] = {}
         self._running: set[Log] = set()
 
     def is_waiting_for(self, log: Log) -> bool:
         """Return whether a sync of the log is running or has waiters."""
         return log in self._running or log in self._waiting
 
-    def when_durable(self, log: Log, end: int, done: Callable[[LogcoreError | None], None]) -> None:
+    def when_durable(
+        self, log: Log, end: int, done: Callable[[LogcoreError | None], None]
+    ) -> None:
         """Call done(None) once all records below `end` are durable.
 
         If the sync failed, call done(error).
@@ -350,7 +363,9 @@ class Syncs:
         self._waiting.setdefault(log, []).append((end, done))
         self._start(log)
 
-    def when_safe(self, log: Log, end: int, done: Callable[[LogcoreError | None], None]) -> None:
+    def when_safe(
+        self, log: Log, end: int, done: Callable[[LogcoreError | None], None]
+    ) -> None:
         """Call done(None) once the records below `end` are safe.
 
         The durability policy defines whether that requires a sync. If the policy waits

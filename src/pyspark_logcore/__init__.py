@@ -1,4 +1,5 @@
-"""Apache Spark reads and writes the partitions of a log directory: `format("logcore")`, with no jar and no broker.
+"""Apache Spark reads and writes the partitions of a log directory: `format("logcore")`,
+with no jar and no broker.
 
     import pyspark_logcore
     from pyspark.sql import SparkSession
@@ -6,14 +7,17 @@
     spark = pyspark_logcore.tune(SparkSession.builder).getOrCreate()
     flights = spark.read.format("logcore").option("subscribe", "flights").load("data")
 
-Spark finds this package by its name and takes DefaultSource from it. Columns, options and offset JSON are those of
-Spark's own `kafka` format; the path is a log directory, the same that logcore.open_dir() takes. See docs/spark.md.
+Spark finds this package by its name and takes DefaultSource from it. Columns, options
+and offset JSON are those of Spark's own `kafka` format; the path is a log directory,
+the same that logcore.open_dir() takes. See docs/spark.md.
 
 Rules:
-- Importing this never raises and imports nothing heavy: one `pyspark_` package that fails hides all of them from Spark.
+- Importing this never raises and imports nothing heavy: one `pyspark_` package that
+  fails hides all of them from Spark.
 - The library, pyarrow and numpy are imported where they are first used.
 
-This module holds only the public names. source.py is what Spark talks to, reader.py and writer.py do the work.
+This module holds only the public names. source.py is what Spark talks to, reader.py and
+writer.py do the work.
 """
 
 from __future__ import annotations
@@ -61,10 +65,12 @@ def __getattr__(name: str) -> Any:
 
 
 def register(spark: SparkSession) -> None:
-    """Makes format("logcore") known to this session; for a Spark that does not discover the package.
+    """Makes format("logcore") known to this session; for a Spark that does not discover
+    the package.
 
-    That is when it came in a zip (spark.submit.pyFiles, addPyFile), or when another `pyspark_` package cannot be
-    imported. Registering twice is fine. Raises ImportError when pyspark is older than 4.0.
+    That is when it came in a zip (spark.submit.pyFiles, addPyFile), or when another
+    `pyspark_` package cannot be imported. Registering twice is fine. Raises ImportError
+    when pyspark is older than 4.0.
     """
     from pyspark_logcore.source import LogcoreDataSource
 

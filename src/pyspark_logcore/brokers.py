@@ -29,7 +29,12 @@ import numpy as np
 import numpy.typing as npt
 
 from logcore.distribution import install_command
-from logcore.errors import CorruptBatchError, LogcoreError, MissingDependencyError, TopicNotFoundError
+from logcore.errors import (
+    CorruptBatchError,
+    LogcoreError,
+    MissingDependencyError,
+    TopicNotFoundError,
+)
 from logcore.format.columns import RecordColumns
 from logcore.partition.fetched import fetched_columns, next_offset
 from pyspark_logcore.options import EARLIEST, LATEST, Brokers, ReadOptions
@@ -109,26 +114,38 @@ class BrokerOrigin:
     def topics(self) -> list[str]:
         if not self._known:
             found = self._cluster.metadata(None)
-            self._known = {topic.name: topic for topic in found.topics if topic.error_code == _NONE}
+            self._known = {
+                topic.name: topic for topic in found.topics if topic.error_code == _NONE
+            }
             self._known_at = time.monotonic()
-        return sorted(name for name, topic in self._known.items() if not topic.is_internal)
+        return sorted(
+            name for name, topic in self._known.items() if not topic.is_internal
+        )
 
     def partitions(self, topic: str) -> tuple[int, ...]:
         found = self._known.get(topic)
         if found is None:
             found = self._cluster.topic(topic)
-        return tuple(sorted(partition.partition_index for partition in found.partitions))
+        return tuple(
+            sorted(partition.partition_index for partition in found.partitions)
+        )
 
     def bounds(self, wanted: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        starts = self._cluster.list_offsets(dict.fromkeys(wanted, EARLIEST), self._isolation)
-        ends = self._cluster.list_offsets(dict.fromkeys(wanted, LATEST), self._isolation)
+        starts = self._cluster.list_offsets(
+            dict.fromkeys(wanted, EARLIEST), self._isolation
+        )
+        ends = self._cluster.list_offsets(
+            dict.fromkeys(wanted, LATEST), self._isolation
+        )
         return {
             key: Bounds(starts[key], ends[key], self._cluster.topic_id(key[0]))
             for key in wanted
             if key in starts and key in ends
         }
 
-    def offsets_at(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
+    def offsets_at(
+        self, times_ms: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int | None]:
         if times_ms:
             found = self._cluster.list_offsets(times_ms, self._isolation)
         else:
@@ -153,7 +170,10 @@ class BrokerOrigin:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -173,14 +193,24 @@ class BrokerOrigin:
                 found=found.cluster_id or "none",
             )
         if identity.topic_id and found.topic_id != identity.topic_id:
-            self._report(one, "the topic was deleted and made again since the query was planned")
+            self._report(
+                one, "the topic was deleted and made again since the query was planned"
+            )
             return
         yield from self._columns(one)
 
     def _report(self, one: OffsetRange, reason: str) -> None:
-        report_loss(self._options.fail_on_data_loss, self.location, one.topic, one.partition, reason)
+        report_loss(
+            self._options.fail_on_data_loss,
+            self.location,
+            one.topic,
+            one.partition,
+            reason,
+        )
 
-    def _columns(self, one: OffsetRange) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
+    def _columns(
+        self, one: OffsetRange
+    ) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
         cluster = self._cluster
         source = f"{self.location} {one.topic}-{one.partition}"
         size = _FETCH_BYTES
@@ -190,32 +220,47 @@ class BrokerOrigin:
         fetch = cluster.fetch(one, at, size, self._isolation)
         while at < one.end:
             answer = fetch()
-            if answer is None or (answer.error_code != _NONE and cluster.is_passing(answer.error_code)):
+            if answer is None or (
+                answer.error_code != _NONE and cluster.is_passing(answer.error_code)
+            ):
                 patience.wait("no leader of this partition answered", source)
                 cluster.metadata([one.topic])
                 fetch = cluster.fetch(one, at, size, self._isolation)
                 continue
             if answer.error_code == _OFFSET_OUT_OF_RANGE:
-                held = cluster.list_offsets({(one.topic, one.partition): EARLIEST}, self._isolation)
+                held = cluster.list_offsets(
+                    {(one.topic, one.partition): EARLIEST}, self._isolation
+                )
                 start = held.get((one.topic, one.partition), one.end)
                 if start <= at:  # it ends before the planned end
-                    self._report(one, f"offset {at} was planned, and the log ends before it")
+                    self._report(
+                        one, f"offset {at} was planned, and the log ends before it"
+                    )
                     return
-                self._report(one, f"offset {at} was planned, and the log begins at {start}")
+                self._report(
+                    one, f"offset {at} was planned, and the log begins at {start}"
+                )
                 at = start
                 fetch = cluster.fetch(one, at, size, self._isolation)
                 continue
             if answer.error_code == _UNKNOWN_TOPIC:
                 self._report(one, "the partition is gone")
                 return
-            cluster.check(answer.error_code, f"Fetch of {one.topic} partition {one.partition}", source)
+            cluster.check(
+                answer.error_code,
+                f"Fetch of {one.topic} partition {one.partition}",
+                source,
+            )
             data = memoryview(answer.records or b"")
             behind = next_offset(data, at)
             if behind == at:
                 if data:
                     size = cluster.larger(size, source, at)
                 elif catching_up.is_over:
-                    self._report(one, f"offsets to {one.end} were planned, and the log ends at {answer.high_watermark}")
+                    self._report(
+                        one,
+                        f"offsets to {one.end} were planned, and the log ends at {answer.high_watermark}",
+                    )
                     return
                 fetch = cluster.fetch(one, at, size, self._isolation)
                 continue
@@ -223,8 +268,13 @@ class BrokerOrigin:
             catching_up = _Patience(_BEHIND_SECONDS)
             if behind < one.end:
                 fetch = cluster.fetch(one, behind, size, self._isolation)
-            aborted = [(each.producer_id, each.first_offset) for each in answer.aborted_transactions or ()]
-            yield from fetched_columns(data, at, one.end, aborted=aborted, source=source)
+            aborted = [
+                (each.producer_id, each.first_offset)
+                for each in answer.aborted_transactions or ()
+            ]
+            yield from fetched_columns(
+                data, at, one.end, aborted=aborted, source=source
+            )
             at = behind
 
 
@@ -238,7 +288,10 @@ class _Patience:
     def wait(self, reason: str, source: str) -> None:
         """Sleep a little. Raises BrokerError once the time has passed."""
         if self.is_over:
-            raise BrokerError(f"{reason} for {self._seconds:g} s (option kafkaConsumer.pollTimeoutMs)", path=source)
+            raise BrokerError(
+                f"{reason} for {self._seconds:g} s (option kafkaConsumer.pollTimeoutMs)",
+                path=source,
+            )
         time.sleep(_RETRY_SECONDS)
 
     @property
@@ -277,13 +330,16 @@ class _Cluster:
             self._manager.bootstrap(int(brokers.timeout_seconds * 1000), refresh=False)
         except Exception as error:
             self.close()
-            raise BrokerError(f"no broker answers: {_words(error)}", path=brokers.servers) from error
+            raise BrokerError(
+                f"no broker answers: {_words(error)}", path=brokers.servers
+            ) from error
 
     def close(self) -> None:
         self._manager.close()
         self._net.close()
 
-    # -- metadata ----------------------------------------------------------------------------------------------------
+    # -- metadata
+    # ----------------------------------------------------------------------------------------------------
 
     def metadata(self, topics: Sequence[str] | None) -> Any:
         """Request the metadata of these topics, or of all, and keep the leaders."""
@@ -291,7 +347,10 @@ class _Cluster:
 
         wanted = None
         if topics is not None:
-            wanted = [MetadataRequest.MetadataRequestTopic(name=name, topic_id=_NO_TOPIC_ID) for name in topics]
+            wanted = [
+                MetadataRequest.MetadataRequestTopic(name=name, topic_id=_NO_TOPIC_ID)
+                for name in topics
+            ]
         request = MetadataRequest(
             topics=wanted,
             allow_auto_topic_creation=False,
@@ -305,13 +364,17 @@ class _Cluster:
                 answer = self._ask(request, None)
                 break
             except _AwayError as error:
-                patience.wait(f"no broker answers ({error.reason})", self._brokers.servers)
+                patience.wait(
+                    f"no broker answers ({error.reason})", self._brokers.servers
+                )
         self._manager.cluster.update_metadata(answer)
         self._cluster_id = answer.cluster_id or ""
         for topic in answer.topics:
             self._topics[topic.name] = topic
             for partition in topic.partitions:
-                self._leaders[topic.name, partition.partition_index] = partition.leader_id
+                self._leaders[topic.name, partition.partition_index] = (
+                    partition.leader_id
+                )
         return answer
 
     def topic(self, name: str) -> Any:
@@ -321,12 +384,17 @@ class _Cluster:
             self.metadata([name])
             found = self._topics[name]
             if found.error_code == _UNKNOWN_TOPIC:
-                raise TopicNotFoundError(f"there is no topic {name!r}", path=self._brokers.servers)
+                raise TopicNotFoundError(
+                    f"there is no topic {name!r}", path=self._brokers.servers
+                )
             if found.error_code == _NONE:
                 return found
             if not self.is_passing(found.error_code):
                 self.check(found.error_code, f"topic {name}", self._brokers.servers)
-            patience.wait(f"topic {name} is not ready: {_error_name(found.error_code)}", self._brokers.servers)
+            patience.wait(
+                f"topic {name} is not ready: {_error_name(found.error_code)}",
+                self._brokers.servers,
+            )
 
     def identity(self, name: str) -> ClusterIdentity:
         self.topic(name)
@@ -348,9 +416,12 @@ class _Cluster:
             self.metadata([key[0]])
         return self._leaders.get(key, -1)
 
-    # -- requests ----------------------------------------------------------------------------------------------------
+    # -- requests
+    # ----------------------------------------------------------------------------------------------------
 
-    def list_offsets(self, times_ms: Mapping[TopicPartition, int], isolation: int) -> dict[TopicPartition, int]:
+    def list_offsets(
+        self, times_ms: Mapping[TopicPartition, int], isolation: int
+    ) -> dict[TopicPartition, int]:
         """Return for each partition the first offset at a time, EARLIEST or LATEST.
 
         The result is -1 if there is no such record. A deleted partition is missing in
@@ -361,16 +432,24 @@ class _Cluster:
         patience = _Patience(self._brokers.timeout_seconds)
         while missing:
             for leader, keys in self._by_leader(missing).items():
-                for key, (code, offset) in self._offsets_of(leader, keys, times_ms, isolation).items():
+                for key, (code, offset) in self._offsets_of(
+                    leader, keys, times_ms, isolation
+                ).items():
                     if code == _NONE:
                         found[key] = offset
                         missing.discard(key)
                     elif code == _UNKNOWN_TOPIC:
                         missing.discard(key)
                     elif not self.is_passing(code):
-                        self.check(code, f"ListOffsets of {key[0]} partition {key[1]}", self._brokers.servers)
+                        self.check(
+                            code,
+                            f"ListOffsets of {key[0]} partition {key[1]}",
+                            self._brokers.servers,
+                        )
             if missing:
-                patience.wait(f"no leader of {sorted(missing)[0]} answered", self._brokers.servers)
+                patience.wait(
+                    f"no leader of {sorted(missing)[0]} answered", self._brokers.servers
+                )
                 self.metadata(sorted({topic for topic, _ in missing}))
         return found
 
@@ -383,7 +462,11 @@ class _Cluster:
         return leaders
 
     def _offsets_of(
-        self, leader: int, keys: list[TopicPartition], times_ms: Mapping[TopicPartition, int], isolation: int
+        self,
+        leader: int,
+        keys: list[TopicPartition],
+        times_ms: Mapping[TopicPartition, int],
+        isolation: int,
     ) -> dict[TopicPartition, tuple[int, int]]:
         """Return (error code, offset) of each partition, {} without a response."""
         from kafka.protocol.consumer import ListOffsetsRequest
@@ -392,13 +475,18 @@ class _Cluster:
         topics: dict[str, list[Any]] = {}
         for topic, partition in keys:
             asked = kind.ListOffsetsPartition(
-                partition_index=partition, current_leader_epoch=-1, timestamp=times_ms[topic, partition]
+                partition_index=partition,
+                current_leader_epoch=-1,
+                timestamp=times_ms[topic, partition],
             )
             topics.setdefault(topic, []).append(asked)
         request = ListOffsetsRequest(
             replica_id=-1,
             isolation_level=isolation,
-            topics=[kind(name=name, partitions=partitions) for name, partitions in topics.items()],
+            topics=[
+                kind(name=name, partitions=partitions)
+                for name, partitions in topics.items()
+            ],
             max_version=_LIST_OFFSETS_VERSION,
         )
         try:
@@ -411,7 +499,9 @@ class _Cluster:
             for one in topic.partitions
         }
 
-    def fetch(self, one: OffsetRange, offset: int, size_bytes: int, isolation: int) -> Callable[[], Any]:
+    def fetch(
+        self, one: OffsetRange, offset: int, size_bytes: int, isolation: int
+    ) -> Callable[[], Any]:
         """Request a chunk of a partition.
 
         The returned function waits for the chunk. It returns None if no response
@@ -469,12 +559,21 @@ class _Cluster:
                 **self._brokers.settings,
             )
         except KafkaError as error:
-            raise BrokerError(f"no broker answers: {_words(error)}", path=self._brokers.servers) from error
+            raise BrokerError(
+                f"no broker answers: {_words(error)}", path=self._brokers.servers
+            ) from error
         try:
             consumer.assign([Key(*key) for key in offsets])
-            consumer.commit({Key(*key): OffsetAndMetadata(offset, "", -1) for key, offset in offsets.items()})
+            consumer.commit(
+                {
+                    Key(*key): OffsetAndMetadata(offset, "", -1)
+                    for key, offset in offsets.items()
+                }
+            )
         except KafkaError as error:
-            raise BrokerError(f"the commit was refused: {_words(error)}", path=self._brokers.servers) from error
+            raise BrokerError(
+                f"the commit was refused: {_words(error)}", path=self._brokers.servers
+            ) from error
         finally:
             consumer.close(autocommit=False)
 
@@ -485,7 +584,9 @@ class _Cluster:
             CorruptBatchError: It was the largest size.
         """
         if size_bytes >= _INT32_MAX:
-            raise CorruptBatchError("a piece of 2 GiB holds no whole batch", path=source, offset=offset)
+            raise CorruptBatchError(
+                "a piece of 2 GiB holds no whole batch", path=source, offset=offset
+            )
         return min(size_bytes * 8, _INT32_MAX)
 
     def _ask(self, request: Any, node: int | None) -> Any:
@@ -496,23 +597,34 @@ class _Cluster:
         from kafka.errors import KafkaError
 
         try:
-            return self._manager.run(self._manager.wait_for, coming, int(self._brokers.timeout_seconds * 1000))
+            return self._manager.run(
+                self._manager.wait_for,
+                coming,
+                int(self._brokers.timeout_seconds * 1000),
+            )
         except KafkaError as error:
             if getattr(error, "retriable", False):
                 raise _AwayError(_words(error), path=self._brokers.servers) from error
             raise BrokerError(_words(error), path=self._brokers.servers) from error
 
-    # -- error codes -------------------------------------------------------------------------------------------------
+    # -- error codes
+    # -------------------------------------------------------------------------------------------------
 
     def is_passing(self, code: int) -> bool:
         """Whether another attempt, perhaps on another broker, may succeed."""
         from kafka.errors import for_code
 
-        return code != _UNKNOWN_TOPIC and bool(getattr(for_code(code), "retriable", False))
+        return code != _UNKNOWN_TOPIC and bool(
+            getattr(for_code(code), "retriable", False)
+        )
 
     def check(self, code: int, what: str, source: str) -> None:
         if code != _NONE:
-            raise BrokerError(f"{what} was refused: {_error_name(code)}", path=source, found=f"error {code}")
+            raise BrokerError(
+                f"{what} was refused: {_error_name(code)}",
+                path=source,
+                found=f"error {code}",
+            )
 
 
 class _AwayError(BrokerError):

@@ -1,4 +1,5 @@
-"""The columns of a read: Kafka's eight, as Spark's types, as Arrow's, and made from decoded records.
+"""The columns of a read: Kafka's eight, as Spark's types, as Arrow's, and made from
+decoded records.
 
 | column        | Spark                                   | null when                     |
 |---------------|-----------------------------------------|-------------------------------|
@@ -11,7 +12,8 @@
 | headers       | array<struct<key: string, value: binary>> | the record has none         |
 
 Rules:
-- Spark compares the first batch with its own schema: names, order, types and nullability must be exactly these.
+- Spark compares the first batch with its own schema: names, order, types and
+  nullability must be exactly these.
 - No Python per record, except for records that have headers.
 
 This module reads nothing: reader.py hands it what was decoded.
@@ -34,7 +36,15 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 #: In the order of Spark's Kafka source; headers only with includeHeaders=true.
-PLAIN: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+PLAIN: Final = (
+    "key",
+    "value",
+    "topic",
+    "partition",
+    "offset",
+    "timestamp",
+    "timestampType",
+)
 ALL: Final = (*PLAIN, "headers")
 #: Milliseconds beyond which microseconds do not fit into 64 bits.
 _MS_MAX: Final = 9_223_372_036_854_775
@@ -51,7 +61,12 @@ def spark_schema(names: Sequence[str]) -> StructType:
 def _spark_types() -> dict[str, DataType]:
     from pyspark.sql import types as sql
 
-    header = sql.StructType([sql.StructField("key", sql.StringType()), sql.StructField("value", sql.BinaryType())])
+    header = sql.StructType(
+        [
+            sql.StructField("key", sql.StringType()),
+            sql.StructField("value", sql.BinaryType()),
+        ]
+    )
     return {
         "key": sql.BinaryType(),
         "value": sql.BinaryType(),
@@ -65,9 +80,13 @@ def _spark_types() -> dict[str, DataType]:
 
 
 def chosen(schema: StructType, *, include_headers: bool) -> tuple[str, ...]:
-    """The columns that a schema given to Spark asks for. Raises InvalidConfigError for any that is not one of ours."""
+    """The columns that a schema given to Spark asks for. Raises InvalidConfigError for
+    any that is not one of ours.
+    """
     if not schema.fields:
-        raise InvalidConfigError("a schema without columns; name at least one, such as offset BIGINT")
+        raise InvalidConfigError(
+            "a schema without columns; name at least one, such as offset BIGINT"
+        )
     types = _spark_types()
     names = []
     for field in schema.fields:
@@ -77,9 +96,13 @@ def chosen(schema: StructType, *, include_headers: bool) -> tuple[str, ...]:
                 hint = f"write {near!r}"
             else:
                 hint = f"there are {', '.join(types)}"
-            raise InvalidConfigError(f"there is no column {field.name!r} in a log; {hint}")
+            raise InvalidConfigError(
+                f"there is no column {field.name!r} in a log; {hint}"
+            )
         if field.name == "headers" and not include_headers:
-            raise InvalidConfigError("the column headers needs the option includeHeaders=true")
+            raise InvalidConfigError(
+                "the column headers needs the option includeHeaders=true"
+            )
         if field.dataType.simpleString() != types[field.name].simpleString():
             raise InvalidConfigError(
                 f"type of the column {field.name!r}; cast it after reading",
@@ -87,7 +110,9 @@ def chosen(schema: StructType, *, include_headers: bool) -> tuple[str, ...]:
                 found=field.dataType.simpleString(),
             )
         if not field.nullable:
-            raise InvalidConfigError(f"the column {field.name!r} must be nullable; leave NOT NULL out")
+            raise InvalidConfigError(
+                f"the column {field.name!r} must be nullable; leave NOT NULL out"
+            )
         if field.name in names:
             raise InvalidConfigError(f"the column {field.name!r} is named twice")
         names.append(field.name)
@@ -114,12 +139,16 @@ def _arrow_types() -> dict[str, Any]:
         "offset": pa.int64(),
         "timestamp": pa.timestamp("us", "UTC"),
         "timestampType": pa.int32(),
-        "headers": pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])),
+        "headers": pa.list_(
+            pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+        ),
     }
 
 
 class BatchBuilder:
-    """Makes Arrow batches of one partition's records. What is the same in every row is made once and cut to length."""
+    """Makes Arrow batches of one partition's records. What is the same in every row is
+    made once and cut to length.
+    """
 
     def __init__(self, names: Sequence[str], topic: str, partition: int) -> None:
         self.schema = arrow_schema(names)
@@ -127,7 +156,9 @@ class BatchBuilder:
         self._partition = partition
         self._constants: tuple[int, Any, Any] = (0, None, None)
 
-    def build(self, columns: RecordColumns, timestamp_types: npt.NDArray[np.int32]) -> pyarrow.RecordBatch:
+    def build(
+        self, columns: RecordColumns, timestamp_types: npt.NDArray[np.int32]
+    ) -> pyarrow.RecordBatch:
         """timestamp_types: shape (rows,), the column timestampType."""
         import pyarrow as pa
 
@@ -135,7 +166,11 @@ class BatchBuilder:
         if rows > self._constants[0]:
             size = max(rows, 32_768)
             topic = pa.repeat(pa.scalar(self._topic, pa.string()), size)
-            self._constants = size, topic, pa.array(np.full(size, self._partition, np.int32))
+            self._constants = (
+                size,
+                topic,
+                pa.array(np.full(size, self._partition, np.int32)),
+            )
         arrays: list[Any] = []
         for name in self.schema.names:
             if name in ("key", "value"):
@@ -167,7 +202,9 @@ def _microseconds(columns: RecordColumns) -> Any:
             offset=int(columns.offsets[row]),
             found=int(times[row]),
         )
-    return pa.Array.from_buffers(_arrow_types()["timestamp"], len(times), [None, pa.py_buffer(times * 1000)])
+    return pa.Array.from_buffers(
+        _arrow_types()["timestamp"], len(times), [None, pa.py_buffer(times * 1000)]
+    )
 
 
 def _headers(columns: RecordColumns) -> Any:
@@ -181,4 +218,6 @@ def _headers(columns: RecordColumns) -> Any:
     if counts.all():
         return lists
     validity = pa.py_buffer(np.packbits(counts > 0, bitorder="little"))
-    return pa.Array.from_buffers(kind, len(columns), [validity, lists.buffers()[1]], children=[lists.values])
+    return pa.Array.from_buffers(
+        kind, len(columns), [validity, lists.buffers()[1]], children=[lists.values]
+    )

@@ -2,9 +2,11 @@
 
 Rules:
 - Files are read as they are, without a lock, beside whoever writes them.
-- Before a task reads, it checks that it sees the directory that the query was planned with.
+- Before a task reads, it checks that it sees the directory that the query was planned
+  with.
 
-This module decides nothing about offsets (planning.py) and knows no column (columns.py).
+This module decides nothing about offsets (planning.py) and knows no column
+(columns.py).
 """
 
 from __future__ import annotations
@@ -25,7 +27,12 @@ from logcore.format.columns import RecordColumns
 from logcore.fs import OS
 from logcore.names import partition_name
 from logcore.reader import LogReader, segments_between
-from pyspark_logcore.identity import Identity, OtherDirectoryError, check_identity, directory_ids
+from pyspark_logcore.identity import (
+    Identity,
+    OtherDirectoryError,
+    check_identity,
+    directory_ids,
+)
 from pyspark_logcore.logs import columns_of, marks_of
 from pyspark_logcore.options import ReadOptions
 from pyspark_logcore.ranges import Bounds, OffsetRange, TopicPartition, report_loss
@@ -35,15 +42,16 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-#: After a change is seen, a partition is checked closely for so long. The times of files have steps of some
-#: milliseconds, so a second change may leave them as they are.
+#: After a change is seen, a partition is checked closely for so long. The times of
+#: files have steps of some milliseconds, so a second change may leave them as they are.
 _RESTLESS_SECONDS: Final = 1.0
 
 
 @attrs.define
 class _Look:
-    """What was seen of a partition. facts: of its files, as they stood before that. growing: the file that changes with
-    each record that becomes visible. changed_at: when facts last differed, by the clock.
+    """What was seen of a partition. facts: of its files, as they stood before that.
+    growing: the file that changes with each record that becomes visible. changed_at:
+    when facts last differed, by the clock.
     """
 
     log: logcore.Log
@@ -53,8 +61,11 @@ class _Look:
     facts: tuple[Any, ...] = ()
 
     def see(self) -> tuple[Any, ...]:
-        """The facts as they are now. The first is the directory itself; () when it is gone."""
-        # For each of hundreds of partitions, a hundred times a second: two calls, and nothing more.
+        """The facts as they are now. The first is the directory itself; () when it is
+        gone.
+        """
+        # For each of hundreds of partitions, a hundred times a second: two calls, and
+        # nothing more.
         try:
             folder = os.stat(self.log.path)
         except OSError:
@@ -66,21 +77,30 @@ class _Look:
         return folder.st_ino, folder.st_mtime_ns, growing.st_mtime_ns, growing.st_size
 
     def watch(self) -> None:
-        """Chooses the file that tells of new records: what writers tell other processes, or else the last segment."""
+        """Chooses the file that tells of new records: what writers tell other
+        processes, or else the last segment.
+        """
         self.growing = os.path.join(self.log.path, checkpoint.DURABLE_END)
         if not os.path.exists(self.growing):
             end = self.log.high_watermark
-            self.growing = next((one.path for one in reversed(segments_between(self.log, end, end))), self.log.path)
+            self.growing = next(
+                (one.path for one in reversed(segments_between(self.log, end, end))),
+                self.log.path,
+            )
 
 
 class DirectoryOrigin:
     """See origin.Origin. Lives in one thread of one process."""
 
-    def __init__(self, options: ReadOptions, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, options: ReadOptions, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._options = options
         self._clock = clock
         self._opened: logcore.LogDir | None = None
-        self._ids: tuple[str, str] | None = None  # of the directory that was there first
+        self._ids: tuple[str, str] | None = (
+            None  # of the directory that was there first
+        )
         self._root_changed_at = 0.0
         self._root_facts: tuple[Any, ...] = ()
         self._looks: dict[TopicPartition, _Look] = {}
@@ -111,7 +131,9 @@ class DirectoryOrigin:
         return True
 
     def _check_same(self) -> None:
-        """Raises OtherDirectoryError when another log directory took the place of the one that was there first."""
+        """Raises OtherDirectoryError when another log directory took the place of the
+        one that was there first.
+        """
         found = directory_ids(self._options.path)
         if self._ids is None:
             self._ids = found
@@ -140,14 +162,18 @@ class DirectoryOrigin:
         return found
 
     def _look(self, key: TopicPartition, starts: tuple[Any, ...]) -> _Look:
-        """Looks at a partition closely where its files have changed, or did so a moment ago."""
+        """Looks at a partition closely where its files have changed, or did so a moment
+        ago.
+        """
         look = self._looks.get(key)
         now = self._clock()
         if look is None:
             look = self._looks[key] = self._first_look(key, now)
         facts = (*look.see(), starts)
         if facts != look.facts:
-            if look.facts and facts[:1] != look.facts[:1]:  # another directory under that name, or none
+            if (
+                look.facts and facts[:1] != look.facts[:1]
+            ):  # another directory under that name, or none
                 self._forget(key)
                 return self._look(key, starts)
             look.facts = facts
@@ -159,9 +185,13 @@ class DirectoryOrigin:
         return look
 
     def _first_look(self, key: TopicPartition, now: float) -> _Look:
-        log = logcore.open(os.path.join(self._options.path, partition_name(*key)), read_only=True)
+        log = logcore.open(
+            os.path.join(self._options.path, partition_name(*key)), read_only=True
+        )
         metadata = checkpoint.read(OS, log.path, checkpoint.PARTITION_METADATA)
-        incarnation = checkpoint.topic_id(metadata or b"") or str(OS.identity(log.path)[1])
+        incarnation = checkpoint.topic_id(metadata or b"") or str(
+            OS.identity(log.path)[1]
+        )
         look = _Look(log, self._bounds(log, incarnation), now)
         look.watch()
         return look
@@ -182,11 +212,19 @@ class DirectoryOrigin:
     def _log(self, key: TopicPartition) -> LogReader:
         self.bounds([key])
         if key not in self._looks:
-            raise LogNotFoundError("the partition is gone", path=os.path.join(self.location, partition_name(*key)))
+            raise LogNotFoundError(
+                "the partition is gone",
+                path=os.path.join(self.location, partition_name(*key)),
+            )
         return self._looks[key].log
 
-    def offsets_at(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        return {key: self._directory.partition(*key).offset_for_timestamp(time_ms) for key, time_ms in times_ms.items()}
+    def offsets_at(
+        self, times_ms: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int | None]:
+        return {
+            key: self._directory.partition(*key).offset_for_timestamp(time_ms)
+            for key, time_ms in times_ms.items()
+        }
 
     def marks(self, one: OffsetRange) -> Marks:
         return marks_of(self._log((one.topic, one.partition)), one.start, one.end)
@@ -212,16 +250,23 @@ class DirectoryOrigin:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
-    def read(self, one: OffsetRange, identity: Identity) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
+    def read(
+        self, one: OffsetRange, identity: Identity
+    ) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
         changed = check_identity(identity, self._options.path, one.topic, one.partition)
         if changed is not None:
             self._report(one, changed)
             return
-        path = os.path.join(self._options.path, partition_name(one.topic, one.partition))
+        path = os.path.join(
+            self._options.path, partition_name(one.topic, one.partition)
+        )
         try:
             log = logcore.open(path, read_only=True)
         except LogNotFoundError as error:
@@ -231,11 +276,19 @@ class DirectoryOrigin:
             yield from columns_of(log, one, self._options, self._options.path)
 
     def _report(self, one: OffsetRange, reason: str) -> None:
-        report_loss(self._options.fail_on_data_loss, self._options.path, one.topic, one.partition, reason)
+        report_loss(
+            self._options.fail_on_data_loss,
+            self._options.path,
+            one.topic,
+            one.partition,
+            reason,
+        )
 
 
 def _file_facts(path: str) -> tuple[Any, ...]:
-    """What differs when a file was replaced or written to, within the steps of its times; () for none."""
+    """What differs when a file was replaced or written to, within the steps of its
+    times; () for none.
+    """
     try:
         found = os.stat(path)
     except OSError:

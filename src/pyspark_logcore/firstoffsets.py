@@ -1,14 +1,15 @@
 """The offsets at which a stream began, kept beside its checkpoint.
 
-Spark's log of a batch holds only where the batch ends. When the first batch fails and the query starts again, the
-source is asked a second time where to begin, and latest means other offsets by then: what lies between would be lost.
-Spark's Kafka source keeps the first answer in the checkpoint. A Python source is not told where that is, so the option
-checkpointLocation says it.
+Spark's log of a batch holds only where the batch ends. When the first batch fails and
+the query starts again, the source is asked a second time where to begin, and latest
+means other offsets by then: what lies between would be lost. Spark's Kafka source keeps
+the first answer in the checkpoint. A Python source is not told where that is, so the
+option checkpointLocation says it.
 
 Rules:
 - The first answer is durable before it is given, and is the answer from then on.
-- The name of the file comes from the options that say what is read and from where, so that several sources of one query
-  have files of their own.
+- The name of the file comes from the options that say what is read and from where, so
+  that several sources of one query have files of their own.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ _FOLDER = "logcore"
 
 
 class FirstOffsets:
-    """location: the checkpoint of the query, on a file system that the driver sees. identity: the options that tell
-    this source from others.
+    """location: the checkpoint of the query, on a file system that the driver sees.
+    identity: the options that tell this source from others.
     """
 
     def __init__(self, location: str, identity: Mapping[str, object]) -> None:
@@ -65,9 +66,16 @@ class FirstOffsets:
         os.makedirs(self._folder, exist_ok=True)
         OS.sync_dir(os.path.dirname(self._folder))
         draft = f"{self._name}.{os.getpid()}.{OS.random_bytes(4).hex()}"
-        checkpoint.write(OS, self._folder, draft, checkpoint.pack_checked({"offsets": to_json(offsets)}))
+        checkpoint.write(
+            OS,
+            self._folder,
+            draft,
+            checkpoint.pack_checked({"offsets": to_json(offsets)}),
+        )
         made = os.path.join(self._folder, draft)
-        with contextlib.suppress(FileExistsError):  # another source with these options came first
+        with contextlib.suppress(
+            FileExistsError
+        ):  # another source with these options came first
             if not OS.link(made, self.path):
                 OS.rename(made, self.path)
         with contextlib.suppress(FileNotFoundError):

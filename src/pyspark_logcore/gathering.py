@@ -24,13 +24,24 @@ from typing import Any, Final
 import attrs
 
 import logcore
-from logcore.errors import CorruptLogError, InvalidConfigError, LogcoreError, LogNotFoundError
+from logcore.errors import (
+    CorruptLogError,
+    InvalidConfigError,
+    LogcoreError,
+    LogNotFoundError,
+)
 from logcore.fs import FS, OS
 from logcore.names import check_topic_name, partition_name
 from logcore.staging.manifest import Carried, Manifest, StagedFile, read_state
 from logcore.staging.publishing import Staging
 from logcore.staging.shipping import Shipment
-from pyspark_logcore.local import Note, Receipt, checksum_of, read_note, remove_directory
+from pyspark_logcore.local import (
+    Note,
+    Receipt,
+    checksum_of,
+    read_note,
+    remove_directory,
+)
 from pyspark_logcore.staged import carry_out
 
 #: Depth of the directories of tasks below a given path:
@@ -64,7 +75,8 @@ def gather(
     remove: bool = False,
     publish_timeout: float = 60.0,
 ) -> list[Gathered]:
-    """Gather the files of write_local() into a log directory, each batch once and whole.
+    """Gather the files of write_local() into a log directory, each batch once and
+    whole.
 
     Args:
         receipts: The DataFrame that write_local() returned, or its rows, of one or more
@@ -88,7 +100,9 @@ def gather(
         CorruptLogError: A directory differs from the one that its task wrote.
         LogcoreError: The errors of a batch write.
     """
-    return Gathering(OS, into, topic, located, publish_timeout).run(receipts, tasks, remove)
+    return Gathering(OS, into, topic, located, publish_timeout).run(
+        receipts, tasks, remove
+    )
 
 
 @attrs.frozen
@@ -115,7 +129,9 @@ class Gathering:
     located: Callable[[Receipt], str] | None
     publish_timeout: float
 
-    def run(self, given: Any, tasks: int | None = None, remove: bool = False) -> list[Gathered]:
+    def run(
+        self, given: Any, tasks: int | None = None, remove: bool = False
+    ) -> list[Gathered]:
         batches = _batches_of(list(self._receipts(given, tasks)))
         if self.topic is not None:
             check_topic_name(self.topic)
@@ -140,7 +156,9 @@ class Gathering:
         for one in rows:
             if isinstance(one, str | os.PathLike):
                 if tasks is None:
-                    raise InvalidConfigError("with paths, give tasks: directories cannot tell that one is missing")
+                    raise InvalidConfigError(
+                        "with paths, give tasks: directories cannot tell that one is missing"
+                    )
                 yield from self._found(os.path.abspath(os.fspath(one)), tasks, _DEPTH)
             elif isinstance(one, Receipt):
                 yield one
@@ -149,7 +167,9 @@ class Gathering:
                     facts = one.asDict()
                 else:
                     facts = dict(one)
-                yield Receipt(**{field.name: facts[field.name] for field in attrs.fields(Receipt)})
+                yield Receipt(
+                    **{field.name: facts[field.name] for field in attrs.fields(Receipt)}
+                )
 
     def _found(self, path: str, tasks: int, depth: int) -> Iterator[Receipt]:
         """Return the receipts of the directories of tasks in a path.
@@ -171,7 +191,8 @@ class Gathering:
                         yield one
         if not found and depth == _DEPTH:
             raise LogNotFoundError(
-                f"nothing that write_local() wrote lies here, as {os.uname().nodename} sees it", path=path
+                f"nothing that write_local() wrote lies here, as {os.uname().nodename} sees it",
+                path=path,
             )
 
     def _bring(self, batch: _Batch) -> Gathered:
@@ -180,7 +201,12 @@ class Gathering:
         app_id = f"write_local {batch.job} {batch.topic} {topic}"
         size = sum(one.bytes for one in batch.receipts)
         outcome = Gathered(
-            job=batch.job, batch=batch.number, topic=topic, records=batch.records, bytes=size, is_new=True
+            job=batch.job,
+            batch=batch.number,
+            topic=topic,
+            records=batch.records,
+            bytes=size,
+            is_new=True,
         )
         if staging.is_done(app_id, batch.number):
             return attrs.evolve(outcome, is_new=False)
@@ -210,10 +236,14 @@ class Gathering:
             )
             try:
                 staging.publish(manifest)
-            except BaseException:  # the name may exist; the write must not run after this failure
+            except (
+                BaseException
+            ):  # the name may exist; the write must not run after this failure
                 staging.withdraw(app_id, batch.number, txid)
                 raise
-            carry_out(self.fs, staging, app_id, batch.number, txid, self.publish_timeout)
+            carry_out(
+                self.fs, staging, app_id, batch.number, txid, self.publish_timeout
+            )
         except BaseException:
             staging.abort(app_id, batch.number, txid)
             raise
@@ -238,7 +268,9 @@ class Gathering:
             )
         return {}
 
-    def _stage(self, staging: Staging, batch: _Batch, topic: str, txid: str) -> tuple[list[StagedFile], int]:
+    def _stage(
+        self, staging: Staging, batch: _Batch, topic: str, txid: str
+    ) -> tuple[list[StagedFile], int]:
         """Copy the segments of a batch.
 
         Returns the staged files in the order of tasks, and the number of partitions.
@@ -258,15 +290,28 @@ class Gathering:
                     path=path,
                 )
             where = os.path.join(path, partition_name(one.topic, one.partition))
-            shipped += shipment.add(where, note.partitions[one.partition], topic, one.partition, str(one.task))
+            shipped += shipment.add(
+                where,
+                note.partitions[one.partition],
+                topic,
+                one.partition,
+                str(one.task),
+            )
             partitions = max(partitions, len(note.partitions))
         shipment.close()
-        stored = iter(staging.store(txid, [one for one in shipped if isinstance(one, Carried)]))
-        return [next(stored) if isinstance(one, Carried) else one for one in shipped], partitions
+        stored = iter(
+            staging.store(txid, [one for one in shipped if isinstance(one, Carried)])
+        )
+        return [
+            next(stored) if isinstance(one, Carried) else one for one in shipped
+        ], partitions
 
     def _needs_keys(self, topic: str) -> bool:
         with logcore.open_dir(self.into, read_only=True, fs=self.fs) as directory:
-            return topic in directory and directory.describe_topic(topic).config.is_compacted
+            return (
+                topic in directory
+                and directory.describe_topic(topic).config.is_compacted
+            )
 
     def _note_of(self, one: Receipt) -> tuple[str, Note]:
         """Return the local directory of a receipt, and its metadata.
@@ -286,7 +331,12 @@ class Gathering:
                 f"{one.path}; bring that directory here, and say where it is with located",
                 path=path,
             )
-        if (note.job, note.batch, note.topic, note.task) != (one.job, one.batch, one.topic, one.task):
+        if (note.job, note.batch, note.topic, note.task) != (
+            one.job,
+            one.batch,
+            one.topic,
+            one.task,
+        ):
             raise CorruptLogError(
                 "another task's directory is here",
                 path=path,
@@ -301,8 +351,13 @@ class Gathering:
                 found=f"run {note.run}",
             )
         sealed = note.partitions.get(one.partition, ())
-        if checksum_of(sealed) != one.checksum or sum(piece.count for piece in sealed) != one.records:
-            raise CorruptLogError("a receipt does not say what the note in its directory says", path=path)
+        if (
+            checksum_of(sealed) != one.checksum
+            or sum(piece.count for piece in sealed) != one.records
+        ):
+            raise CorruptLogError(
+                "a receipt does not say what the note in its directory says", path=path
+            )
         return path, note
 
     def _remove(self, one: Receipt) -> None:
@@ -328,7 +383,12 @@ def _batches_of(receipts: Iterable[Receipt]) -> list[_Batch]:
     for one in receipts:
         # Paths may hold the output of two attempts of a task on two machines. Each is
         # whole, so one of them is used.
-        if paths.setdefault((one.job, one.topic, one.batch, one.run, one.task), one.path) != one.path:
+        if (
+            paths.setdefault(
+                (one.job, one.topic, one.batch, one.run, one.task), one.path
+            )
+            != one.path
+        ):
             continue
         mine = found.setdefault((one.job, one.topic, one.batch), {})
         before = mine.setdefault((one.task, one.partition), one)

@@ -1,9 +1,11 @@
-"""Which log directory a query was planned with, so that no task reads another one at the same path.
+"""Which log directory a query was planned with, so that no task reads another one at
+the same path.
 
 Rules:
-- A plan says which directory it was made of. A task that sees another one, or none, fails.
-- A topic that was deleted and made again is data loss, which failOnDataLoss=false may overlook. Another directory is
-  an error in any case.
+- A plan says which directory it was made of. A task that sees another one, or none,
+  fails.
+- A topic that was deleted and made again is data loss, which failOnDataLoss=false may
+  overlook. Another directory is an error in any case.
 
 This module reads identities and no records.
 """
@@ -22,15 +24,19 @@ from logcore.names import partition_name
 
 
 class OtherDirectoryError(LogcoreError):
-    """A task does not see the log directory that its query was planned with, or sees another one at its path."""
+    """A task does not see the log directory that its query was planned with, or sees
+    another one at its path.
+    """
 
 
 @attrs.frozen
 class Identity:
-    """What tells a log directory, and a topic in it, from others at the same path: on other machines, or later.
+    """What tells a log directory, and a topic in it, from others at the same path: on
+    other machines, or later.
 
-    directory_id: Kafka's, in meta.properties; "" where Kafka wrote none. cluster_id: from there. topic_id: Kafka's,
-    in partition.metadata, "" if there is none. head: offset and CRC of the log's first batch, where no id is known.
+    directory_id: Kafka's, in meta.properties; "" where Kafka wrote none. cluster_id:
+    from there. topic_id: Kafka's, in partition.metadata, "" if there is none. head:
+    offset and CRC of the log's first batch, where no id is known.
     """
 
     directory_id: str = ""
@@ -61,14 +67,21 @@ class Identity:
 
 
 def directory_ids(path: str, fs: FS = OS) -> tuple[str, str]:
-    """directory.id and cluster.id of a log directory, "" for what it does not have. Raises LogcoreError."""
-    properties = checkpoint.properties(checkpoint.read(fs, path, checkpoint.META_PROPERTIES) or b"")
+    """directory.id and cluster.id of a log directory, "" for what it does not have.
+    Raises LogcoreError.
+    """
+    properties = checkpoint.properties(
+        checkpoint.read(fs, path, checkpoint.META_PROPERTIES) or b""
+    )
     return properties.get("directory.id", ""), properties.get("cluster.id", "")
 
 
-def check_identity(planned: Identity, path: str, topic: str, partition: int, fs: FS = OS) -> str | None:
-    """Raises OtherDirectoryError in a task that sees another directory than its plan, or none. Returns why the topic in
-    it is not the one that was planned with, None if it is.
+def check_identity(
+    planned: Identity, path: str, topic: str, partition: int, fs: FS = OS
+) -> str | None:
+    """Raises OtherDirectoryError in a task that sees another directory than its plan,
+    or none. Returns why the topic in it is not the one that was planned with, None if
+    it is.
     """
     host = os.uname().nodename
     if not fs.is_directory(fs.real_path(path)):
@@ -91,7 +104,9 @@ def check_identity(planned: Identity, path: str, topic: str, partition: int, fs:
     if planned.topic_id and found.topic_id and planned.topic_id != found.topic_id:
         return "the topic was deleted and made again since the query was planned"
     head = planned.head
-    if head is None or found.head is None or head[0] != found.head[0]:  # one that retention took says nothing
+    if (
+        head is None or found.head is None or head[0] != found.head[0]
+    ):  # one that retention took says nothing
         return None
     if head[1] != found.head[1]:
         raise OtherDirectoryError(

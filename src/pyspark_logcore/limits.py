@@ -1,11 +1,15 @@
-"""How far a micro-batch reads: offsets that rise, limits as Spark's Kafka source has them.
+"""How far a micro-batch reads: offsets that rise, limits as Spark's Kafka source has
+them.
 
 Rules:
-- Offsets are next offsets to read, for each partition of the stream. In a checkpoint they stand as Kafka's source
-  writes them: {"topic": {"0": 23}}, topics by name and partitions by number, because Spark compares their text.
-- maxOffsetsPerTrigger is divided by how much each partition has; a partition that has something gets at least one.
+- Offsets are next offsets to read, for each partition of the stream. In a checkpoint
+  they stand as Kafka's source writes them: {"topic": {"0": 23}}, topics by name and
+  partitions by number, because Spark compares their text.
+- maxOffsetsPerTrigger is divided by how much each partition has; a partition that has
+  something gets at least one.
 - A partition that joins is read from offset 0.
-- An end below the start says that the log was made again, and that it is read again from its beginning.
+- An end below the start says that the log was made again, and that it is read again
+  from its beginning.
 
 All here is pure: it asks no origin and no clock.
 """
@@ -32,7 +36,9 @@ def to_json(offsets: Offsets) -> dict[str, dict[str, int]]:
 def from_json(given: Any) -> dict[TopicPartition, int]:
     """Raises InvalidConfigError for what is no map of topics and partitions."""
     wrong = InvalidConfigError(
-        "offsets of a checkpoint", expected='{"topic": {"0": 23}}, offsets from 0 on', found=repr(given)[:200]
+        "offsets of a checkpoint",
+        expected='{"topic": {"0": 23}}, offsets from 0 on',
+        found=repr(given)[:200],
     )
     if not isinstance(given, dict):
         raise wrong
@@ -61,7 +67,9 @@ def beginning(start: Offsets, ends: Offsets, key: TopicPartition) -> int:
 
 
 def at_most(start: Offsets, ends: Offsets, most: int) -> dict[TopicPartition, int]:
-    """The ends of a batch of about that many offsets: Kafka's proration, in whole numbers."""
+    """The ends of a batch of about that many offsets: Kafka's proration, in whole
+    numbers.
+    """
     sizes = backlog(start, ends)
     total = sum(sizes.values())
     if total <= most:
@@ -75,23 +83,38 @@ def at_most(start: Offsets, ends: Offsets, most: int) -> dict[TopicPartition, in
     return limited
 
 
-def is_waiting(start: Offsets, ends: Offsets, least: int | None, since_seconds: float | None, delay: float) -> bool:
-    """Whether a batch waits for more. least: minOffsetsPerTrigger. since_seconds: since the last batch, None before the
-    first one, which does not wait. delay: maxTriggerDelay in seconds.
+def is_waiting(
+    start: Offsets,
+    ends: Offsets,
+    least: int | None,
+    since_seconds: float | None,
+    delay: float,
+) -> bool:
+    """Whether a batch waits for more. least: minOffsetsPerTrigger. since_seconds: since
+    the last batch, None before the first one, which does not wait. delay:
+    maxTriggerDelay in seconds.
     """
     if least is None or since_seconds is None or since_seconds >= delay:
         return False
     return sum(backlog(start, ends).values()) < least
 
 
-def made_again(start: Offsets, ends: Offsets, again: set[TopicPartition]) -> dict[TopicPartition, int]:
-    """Ends that lie below the start for partitions that are to be read again, however much they hold by now."""
+def made_again(
+    start: Offsets, ends: Offsets, again: set[TopicPartition]
+) -> dict[TopicPartition, int]:
+    """Ends that lie below the start for partitions that are to be read again, however
+    much they hold by now.
+    """
     return {
-        key: min(end, start[key] - 1) if key in again and start.get(key, 0) > 0 else end for key, end in ends.items()
+        key: min(end, start[key] - 1) if key in again and start.get(key, 0) > 0 else end
+        for key, end in ends.items()
     }
 
 
 def ranges(start: Offsets, ends: Offsets) -> list[OffsetRange]:
     """What a batch reads, by topic and partition; empty ranges are left out."""
-    found = [OffsetRange(*key, beginning(start, ends, key), end) for key, end in sorted(ends.items())]
+    found = [
+        OffsetRange(*key, beginning(start, ends, key), end)
+        for key, end in sorted(ends.items())
+    ]
     return [one for one in found if one.start < one.end]

@@ -1,14 +1,17 @@
-"""Logs that tasks write on the disks of their own machines: one log directory for each task, and a receipt for it.
+"""Logs that tasks write on the disks of their own machines: one log directory for each
+task, and a receipt for it.
 
     <path>/<job>@<batch>/<topic>/<task>                       a log directory with <topic>-0 and logcore.local in it
     <path>/<job>@<batch>/<topic>/<task>.<run>.<attempt>.part  the same while an attempt writes it
 
 Rules:
-- No two tasks write one directory, so none waits for another's lock. An attempt writes under a name of its own and then
-  renames; the first that does so wins, and the others hand out its receipt.
+- No two tasks write one directory, so none waits for another's lock. An attempt writes
+  under a name of its own and then renames; the first that does so wins, and the others
+  hand out its receipt.
 - What a receipt names is on disk.
-- A write that is run again under its name takes the place of what the earlier run left: a directory never holds rows of
-  two runs. The file logcore.local says which run that is, and has the checksums of all segments.
+- A write that is run again under its name takes the place of what the earlier run left:
+  a directory never holds rows of two runs. The file logcore.local says which run that
+  is, and has the checksums of all segments.
 
 This module brings nothing together: gathering.py does.
 """
@@ -28,7 +31,12 @@ import logcore
 from logcore import checkpoint
 from logcore.checkpoint import make_directories
 from logcore.config import LogConfig
-from logcore.errors import CorruptLogError, InvalidConfigError, LogcoreError, StorageWriteError
+from logcore.errors import (
+    CorruptLogError,
+    InvalidConfigError,
+    LogcoreError,
+    StorageWriteError,
+)
 from logcore.fs import FS, OS
 from logcore.kernels.checksum import crc32c
 from logcore.names import check_topic_name, partition_name
@@ -55,10 +63,12 @@ RECEIPT_SCHEMA: Final = (
 
 @attrs.frozen(kw_only=True)
 class Receipt:
-    """What one task wrote to one partition. A task without rows has one too, with 0 records.
+    """What one task wrote to one partition. A task without rows has one too, with 0
+    records.
 
-    host, path: where its log directory is. bytes: of its segments. checksum: CRC-32C over those of the segments. job,
-    batch: the name of the write. task: number of the task, of so many tasks. run: of the attempt to write this batch.
+    host, path: where its log directory is. bytes: of its segments. checksum: CRC-32C
+    over those of the segments. job, batch: the name of the write. task: number of the
+    task, of so many tasks. run: of the attempt to write this batch.
     """
 
     host: str
@@ -79,7 +89,9 @@ class Receipt:
 
 @attrs.frozen(kw_only=True)
 class Note:
-    """What one task wrote, as the file in its directory says. partitions: number -> its segments that hold records."""
+    """What one task wrote, as the file in its directory says. partitions: number -> its
+    segments that hold records.
+    """
 
     host: str
     topic: str
@@ -94,13 +106,16 @@ class Note:
         facts = attrs.asdict(self, recurse=False)
         facts["format"] = _FORMAT
         facts["partitions"] = {
-            str(number): [attrs.astuple(one) for one in sealed] for number, sealed in self.partitions.items()
+            str(number): [attrs.astuple(one) for one in sealed]
+            for number, sealed in self.partitions.items()
         }
         return checkpoint.pack_checked(facts, copies=2)
 
     def receipts(self, path: str, tasks: int) -> list[Receipt]:
         """For each partition with records; of a task without any, one with 0 records."""
-        held = {number: sealed for number, sealed in self.partitions.items() if sealed} or {0: []}
+        held = {
+            number: sealed for number, sealed in self.partitions.items() if sealed
+        } or {0: []}
         found = []
         for number, sealed in sorted(held.items()):
             count = sum(one.count for one in sealed)
@@ -131,7 +146,9 @@ def checksum_of(sealed: Sequence[Sealed]) -> int:
 
 
 def read_note(fs: FS, path: str) -> Note | None:
-    """The note in a directory; None when there is none. Raises CorruptLogError for one that is damaged."""
+    """The note in a directory; None when there is none. Raises CorruptLogError for one
+    that is damaged.
+    """
     content = checkpoint.read(fs, path, NOTE)
     if content is None:
         return None
@@ -141,12 +158,15 @@ def read_note(fs: FS, path: str) -> Note | None:
         if facts is None or facts.pop("format") != _FORMAT:
             raise ValueError
         facts["partitions"] = {
-            int(number): [Sealed(*one) for one in sealed] for number, sealed in facts["partitions"].items()
+            int(number): [Sealed(*one) for one in sealed]
+            for number, sealed in facts["partitions"].items()
         }
         return Note(**facts)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptLogError(
-            "the note of a task about what it wrote is damaged", path=where, found=repr(content[:40])
+            "the note of a task about what it wrote is damaged",
+            path=where,
+            found=repr(content[:40]),
         ) from error
 
 
@@ -161,22 +181,29 @@ def write_local(
     config: Mapping[str, object] | None = None,
     options: Mapping[str, object] | None = None,
 ) -> DataFrame:
-    """Writes rows on the disks of the executors: each task makes a complete log directory below path, on its machine.
+    """Writes rows on the disks of the executors: each task makes a complete log
+    directory below path, on its machine.
 
-    Columns are those of df.write.format("logcore"). partitions: of the topic in each of these directories. job, batch:
-    the name of the write; the batches of a job count from 0. In foreachBatch it is that of the query and its batch, and
-    none may be given; elsewhere the job is a new one by default. config: settings of the topic. options: of a batch
-    write, such as useTimestampColumn or kafka.compression.type.
+    Columns are those of df.write.format("logcore"). partitions: of the topic in each of
+    these directories. job, batch: the name of the write; the batches of a job count
+    from 0. In foreachBatch it is that of the query and its batch, and none may be
+    given; elsewhere the job is a new one by default. config: settings of the topic.
+    options: of a batch write, such as useTimestampColumn or kafka.compression.type.
 
-    Runs the job, and returns the receipts as a DataFrame with the columns of RECEIPT_SCHEMA, for gather(). Rows are on
-    the executors' disks then. Raises LogcoreError for wrong arguments, and what Spark raises when a task fails.
+    Runs the job, and returns the receipts as a DataFrame with the columns of
+    RECEIPT_SCHEMA, for gather(). Rows are on the executors' disks then. Raises
+    LogcoreError for wrong arguments, and what Spark raises when a task fails.
     """
     spark = df.sparkSession
     query = _query_here(spark)
     if query is not None and (job is not None or batch is not None):
-        raise InvalidConfigError("in foreachBatch the query and the batch name a local write; leave job and batch out")
+        raise InvalidConfigError(
+            "in foreachBatch the query and the batch name a local write; leave job and batch out"
+        )
     if query is None and job is None and batch:
-        raise InvalidConfigError("a batch number needs a job that it belongs to; give job too", found=batch)
+        raise InvalidConfigError(
+            "a batch number needs a job that it belongs to; give job too", found=batch
+        )
     if query is not None:
         job, batch = query
     writer = LocalWriter.of(
@@ -192,16 +219,22 @@ def write_local(
     rows = df.mapInArrow(writer, RECEIPT_SCHEMA).collect()
     tasks = {row["task"] for row in rows}
     if tasks != set(range(len(tasks))):
-        raise CorruptLogError("receipts of a local write are missing", path=path, found=sorted(tasks))
+        raise CorruptLogError(
+            "receipts of a local write are missing", path=path, found=sorted(tasks)
+        )
     found = [{**row.asDict(), "tasks": len(tasks)} for row in rows]
     if not found:  # a frame that Spark knows to be empty has no tasks; the batch has a receipt all the same
         found = [attrs.asdict(one) for one in writer.note(0, {}).receipts("", 1)]
     names = [field.split()[0] for field in RECEIPT_SCHEMA.split(",")]
-    return spark.createDataFrame([tuple(one[name] for name in names) for one in found], RECEIPT_SCHEMA)
+    return spark.createDataFrame(
+        [tuple(one[name] for name in names) for one in found], RECEIPT_SCHEMA
+    )
 
 
 def _query_here(spark: Any) -> tuple[str, int] | None:
-    """The query and the batch whose foreachBatch is running in this thread; None when none is, or it is not told."""
+    """The query and the batch whose foreachBatch is running in this thread; None when
+    none is, or it is not told.
+    """
     try:
         context = spark.sparkContext
         query = context.getLocalProperty("sql.streaming.queryId")
@@ -215,7 +248,9 @@ def _query_here(spark: Any) -> tuple[str, int] | None:
 
 @attrs.frozen(kw_only=True)
 class LocalWriter:
-    """What a task does, pickled to it: called with the rows of its partition, yields its receipts."""
+    """What a task does, pickled to it: called with the rows of its partition, yields
+    its receipts.
+    """
 
     options: WriteOptions
     topic: str
@@ -241,21 +276,39 @@ class LocalWriter:
         """Checks all of it. Raises LogcoreError."""
         given = {name: _text(value) for name, value in (options or {}).items()}
         for name in given:
-            if name.lower() in ("path", "topic", "numpartitions", "txnappid", "txnversion", "publishtimeout"):
+            if name.lower() in (
+                "path",
+                "topic",
+                "numpartitions",
+                "txnappid",
+                "txnversion",
+                "publishtimeout",
+            ):
                 raise InvalidConfigError(
                     f"option {name} is not one of a local write; see the arguments of write_local()"
                 )
         parsed = parse_write(
-            {**given, "path": path, "topic": check_topic_name(topic), "numPartitions": str(partitions)}
+            {
+                **given,
+                "path": path,
+                "topic": check_topic_name(topic),
+                "numPartitions": str(partitions),
+            }
         )
         settings = {name: _text(value) for name, value in (config or {}).items()}
         if parsed.codec is not None:
             # What producers call none is uncompressed among the settings of topics.
-            settings.setdefault("compression.type", parsed.codec.replace("none", "uncompressed"))
+            settings.setdefault(
+                "compression.type", parsed.codec.replace("none", "uncompressed")
+            )
         settings.setdefault("batch.size", str(parsed.batch_bytes))
         LogConfig.parse(settings)
         if not job or batch < 0:
-            raise InvalidConfigError("a local write needs a name", expected="a job, and a batch from 0 on", found=batch)
+            raise InvalidConfigError(
+                "a local write needs a name",
+                expected="a job, and a batch from 0 on",
+                found=batch,
+            )
         return cls(
             options=attrs.evolve(parsed, version=batch),
             topic=topic,
@@ -266,7 +319,9 @@ class LocalWriter:
             config=settings,
         )
 
-    def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    def __call__(
+        self, batches: Iterator[pyarrow.RecordBatch]
+    ) -> Iterator[pyarrow.RecordBatch]:
         from pyspark import TaskContext
 
         if self.options.gc_freeze:
@@ -298,18 +353,28 @@ class LocalWriter:
             partitions=partitions,
         )
 
-    def write(self, batches: Iterator[pyarrow.RecordBatch], task: int, attempt: int, fs: FS = OS) -> list[Receipt]:
+    def write(
+        self,
+        batches: Iterator[pyarrow.RecordBatch],
+        task: int,
+        attempt: int,
+        fs: FS = OS,
+    ) -> list[Receipt]:
         """Writes rows as that attempt of that task. Raises LogcoreError.
 
         The receipts have 0 tasks: only the driver knows how many there are.
         """
-        parent = os.path.join(self.options.path, f"{app_name(self.job)}@{self.batch:020d}", self.topic)
+        parent = os.path.join(
+            self.options.path, f"{app_name(self.job)}@{self.batch:020d}", self.topic
+        )
         final = os.path.join(parent, str(task))
         note = None
         if fs.exists(final):
             note = read_note(fs, final)
         if note is not None and note.run == self.run:
-            for _ in batches:  # an earlier attempt wrote them; Spark's worker wants its input read
+            for _ in (
+                batches
+            ):  # an earlier attempt wrote them; Spark's worker wants its input read
                 pass
             return note.receipts(final, 0)
         make_directories(fs, parent)
@@ -324,18 +389,30 @@ class LocalWriter:
             raise
         return note.receipts(final, 0)
 
-    def _fill(self, batches: Iterator[pyarrow.RecordBatch], task: int, part: str, fs: FS) -> dict[int, list[Sealed]]:
-        """Writes a log directory, closed and on disk when this returns; the segments of its partitions."""
+    def _fill(
+        self, batches: Iterator[pyarrow.RecordBatch], task: int, part: str, fs: FS
+    ) -> dict[int, list[Sealed]]:
+        """Writes a log directory, closed and on disk when this returns; the segments of
+        its partitions.
+        """
         count = self.options.partitions
         # Closing syncs, and nothing names the directory before.
         with logcore.open_dir(part, create=True, durability="os", fs=fs) as directory:
             directory.create_topic(self.topic, count, self.config)
-            router = _LocalRouter(self.options, {self.topic: TopicPlan(count, self.config)}, self.names, task)
+            router = _LocalRouter(
+                self.options,
+                {self.topic: TopicPlan(count, self.config)},
+                self.names,
+                task,
+            )
             router.directory = directory
             for batch in batches:
                 router.add(batch)
             router.flush()
-        return {number: survey(fs, os.path.join(part, partition_name(self.topic, number))) for number in range(count)}
+        return {
+            number: survey(fs, os.path.join(part, partition_name(self.topic, number)))
+            for number in range(count)
+        }
 
     def _put_in_place(self, fs: FS, part: str, final: str) -> Note:
         """Gives a directory its name; returns the note of that which has it in the end."""
@@ -357,18 +434,26 @@ class LocalWriter:
                 remove_directory(fs, part)
                 fs.sync_dir(parent)
                 return note
-            with contextlib.suppress(FileNotFoundError):  # an earlier run's, whose place this takes
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # an earlier run's, whose place this takes
                 fs.rename(final, old)
         found = read_note(fs, final)
         assert found is not None
         return found
 
     def _remove_leftovers(self, fs: FS, final: str) -> None:
-        """Of this task, what other runs left, and what was there before. A twin of this run may still write."""
+        """Of this task, what other runs left, and what was there before. A twin of this
+        run may still write.
+        """
         parent, task = os.path.split(final)
         for name in fs.listdir(parent):
             other, _, rest = name.partition(".")
-            if other == task and rest and (rest.endswith(_OLD) or not rest.startswith(self.run)):
+            if (
+                other == task
+                and rest
+                and (rest.endswith(_OLD) or not rest.startswith(self.run))
+            ):
                 with contextlib.suppress(LogcoreError, OSError):
                     remove_directory(fs, os.path.join(parent, name))
 
@@ -389,7 +474,9 @@ class _LocalRouter(RowRouter):
         keys = None
         if "key" in self._names:
             keys = rows.column("key")
-        writer.append_columns(keys=keys, values=rows.column("value"), timestamps_ms=times)
+        writer.append_columns(
+            keys=keys, values=rows.column("value"), timestamps_ms=times
+        )
 
 
 def _as_batch(receipts: Sequence[Receipt]) -> pyarrow.RecordBatch:
@@ -397,7 +484,9 @@ def _as_batch(receipts: Sequence[Receipt]) -> pyarrow.RecordBatch:
 
     kinds = {"string": pa.string(), "int": pa.int32(), "long": pa.int64()}
     fields = [pa.field(*_split(field, kinds)) for field in RECEIPT_SCHEMA.split(",")]
-    return pa.RecordBatch.from_pylist([attrs.asdict(one) for one in receipts], schema=pa.schema(fields))
+    return pa.RecordBatch.from_pylist(
+        [attrs.asdict(one) for one in receipts], schema=pa.schema(fields)
+    )
 
 
 def _split(field: str, kinds: Mapping[str, Any]) -> tuple[str, Any]:

@@ -1,7 +1,8 @@
 """A range of a log as columns, and the places where it may be cut.
 
 Rules:
-- A range is delivered whole or the task fails; what is gone is DataLossError, or a warning where the user said so.
+- A range is delivered whole or the task fails; what is gone is DataLossError, or a
+  warning where the user said so.
 
 This module opens no log: origins do.
 """
@@ -26,7 +27,9 @@ from pyspark_logcore.tasks import Marks
 def columns_of(
     log: LogReader, one: OffsetRange, options: ReadOptions, location: str, fs: FS = OS
 ) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
-    """The records of a range in order. What is gone is told by report_loss(), which names location."""
+    """The records of a range in order. What is gone is told by report_loss(), which
+    names location.
+    """
     at = one.start
     end = one.end
     if log.log_start_offset > at or log.high_watermark < end:
@@ -45,7 +48,12 @@ def columns_of(
     while at < end:
         try:
             for columns, types in typed_columns(
-                log, at, end, isolation=options.isolation, rows=options.batch_rows, size_bytes=options.batch_bytes
+                log,
+                at,
+                end,
+                isolation=options.isolation,
+                rows=options.batch_rows,
+                size_bytes=options.batch_bytes,
             ):
                 behind = int(columns.offsets[-1]) + 1
                 yield columns, types
@@ -63,7 +71,13 @@ def columns_of(
                 continue
             if log.log_start_offset <= at:
                 raise
-            report_loss(options.fail_on_data_loss, location, one.topic, one.partition, error.reason)
+            report_loss(
+                options.fail_on_data_loss,
+                location,
+                one.topic,
+                one.partition,
+                error.reason,
+            )
             at = log.log_start_offset
         except LogcoreError as error:
             if error.offset is None:
@@ -72,7 +86,9 @@ def columns_of(
 
 
 def _offset_of(fs: FS, error: LogcoreError, start: int, end: int) -> int:
-    """The offset in the head of the batch that an error is about, if that can be right, else where reading began."""
+    """The offset in the head of the batch that an error is about, if that can be right,
+    else where reading began.
+    """
     if error.path is not None and error.position is not None:
         with contextlib.suppress(OSError, LogcoreError):
             handle = fs.open(error.path)
@@ -113,7 +129,9 @@ def marks_of(log: LogReader, start: int, end: int) -> Marks:
     def offset_at(mark: int) -> int | None:
         try:
             batch = stretch[int(segment_of[mark])].batch(int(position_of[mark]))
-        except LogcoreError:  # an index is no evidence, and damage is for the task to meet
+        except (
+            LogcoreError
+        ):  # an index is no evidence, and damage is for the task to meet
             return None
         if batch is None:
             return None

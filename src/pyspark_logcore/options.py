@@ -1,9 +1,11 @@
 """What may be given to the reader and the writer, checked and turned into values.
 
 Rules:
-- Names are those of Spark's Kafka format and, like there, of any case: Spark hands them over in lower case.
-- An option that would change the result and is not supported is an error. What only tunes Kafka's clients is accepted
-  and ignored. An unknown name is an error that names the nearest one.
+- Names are those of Spark's Kafka format and, like there, of any case: Spark hands them
+  over in lower case.
+- An option that would change the result and is not supported is an error. What only
+  tunes Kafka's clients is accepted and ignored. An unknown name is an error that names
+  the nearest one.
 - Security options are an error: they would not protect the files.
 
 This module opens nothing and imports no pyspark; offsets are looked up by planning.py.
@@ -89,8 +91,11 @@ WRITE_OPTIONS: Final = {
     "gcFreeze": READ_OPTIONS["gcFreeze"],
 }
 #: What Spark adds by itself.
-_SPARKS_OWN: Final = re.compile(r"owner|provider|checkpointlocation|option\..*|serialization\.format")
-#: From the settings of Kafka's clients, Java's and librdkafka's, to those of the client library.
+_SPARKS_OWN: Final = re.compile(
+    r"owner|provider|checkpointlocation|option\..*|serialization\.format"
+)
+#: From the settings of Kafka's clients, Java's and librdkafka's, to those of the client
+#: library.
 _CLIENT: Final = {
     "kafka.security.protocol": "security_protocol",
     "kafka.sasl.mechanism": "sasl_mechanism",
@@ -133,14 +138,23 @@ _STORE_SETTINGS: Final = {
 }
 _CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 _DURATION: Final = re.compile(r"\s*(\d{1,12})\s*(ms|s|m|min|h|d)?\s*")
-_UNIT_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
+_UNIT_SECONDS: Final = {
+    "ms": 0.001,
+    "s": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "h": 3_600.0,
+    "d": 86_400.0,
+}
 Bound = Literal["earliest", "latest"]
 OffsetMap = Mapping[tuple[str, int], int]
 
 
 @attrs.frozen
 class At:
-    """Where to begin or to end: a bound, an offset for each partition, or a time for each or for all."""
+    """Where to begin or to end: a bound, an offset for each partition, or a time for
+    each or for all.
+    """
 
     bound: Bound | None = None
     offsets: OffsetMap | None = None
@@ -151,8 +165,9 @@ class At:
 
 @attrs.frozen(kw_only=True)
 class Brokers:
-    """A cluster to read through. servers: host:port, separated by commas. settings: of the client library, by its own
-    names. timeout_seconds: how long to wait for an answer.
+    """A cluster to read through. servers: host:port, separated by commas. settings: of
+    the client library, by its own names. timeout_seconds: how long to wait for an
+    answer.
     """
 
     servers: str
@@ -162,7 +177,8 @@ class Brokers:
 
 @attrs.frozen(kw_only=True)
 class Store:
-    """An object store to read from. location: its URI without what does not belong into texts. uri: as it was given.
+    """An object store to read from. location: its URI without what does not belong into
+    texts. uri: as it was given.
     is_s3: whether settings are those of pyarrow's S3FileSystem; another has none.
     """
 
@@ -173,7 +189,10 @@ class Store:
 
     def hide(self, text: str) -> str:
         """A text without credentials and without the URI that may hold some."""
-        secrets = [str(self.settings.get(name, "")) for name in ("secret_key", "session_token", "access_key")]
+        secrets = [
+            str(self.settings.get(name, ""))
+            for name in ("secret_key", "session_token", "access_key")
+        ]
         for secret in (self.uri if self.uri != self.location else "", *secrets):
             if secret:
                 text = text.replace(secret, "...")
@@ -182,7 +201,9 @@ class Store:
 
 @attrs.frozen(kw_only=True)
 class ReadOptions:
-    """What is read, from where to where. path: of the directory; "" where brokers or store is not None."""
+    """What is read, from where to where. path: of the directory; "" where brokers or
+    store is not None.
+    """
 
     path: str
     brokers: Brokers | None
@@ -207,8 +228,9 @@ class ReadOptions:
 
 @attrs.frozen(kw_only=True)
 class StreamOptions:
-    """Options of a stream that is read. checkpoint_location: where its first offsets are kept, if anywhere. group_id:
-    the consumer group that offsets are committed to, if to any.
+    """Options of a stream that is read. checkpoint_location: where its first offsets
+    are kept, if anywhere. group_id: the consumer group that offsets are committed to,
+    if to any.
     """
 
     read: ReadOptions
@@ -221,7 +243,9 @@ class StreamOptions:
 
 @attrs.frozen(kw_only=True)
 class WriteOptions:
-    """Options of a batch write. app_id and version name it; given says that the user chose them."""
+    """Options of a batch write. app_id and version name it; given says that the user
+    chose them.
+    """
 
     path: str
     topic: str | None
@@ -238,42 +262,62 @@ class WriteOptions:
 
 
 def parse_headers(given: Mapping[str, str]) -> bool:
-    """Whether a read, batch or stream, has the column headers. Checks the names of all options, and no other value:
-    Spark asks for columns before it says which of the two it is. Raises InvalidConfigError.
+    """Whether a read, batch or stream, has the column headers. Checks the names of all
+    options, and no other value: Spark asks for columns before it says which of the two
+    it is. Raises InvalidConfigError.
     """
-    return _Options(given, READ_OPTIONS, reads_brokers=True).boolean("includeHeaders", False)
+    return _Options(given, READ_OPTIONS, reads_brokers=True).boolean(
+        "includeHeaders", False
+    )
 
 
 def parse_read(given: Mapping[str, str]) -> ReadOptions:
-    """Checks the options of a batch read; raises InvalidConfigError for the first that is wrong."""
+    """Checks the options of a batch read; raises InvalidConfigError for the first that
+    is wrong.
+    """
     options = _Options(given, READ_OPTIONS, reads_brokers=True)
     for name in STREAM_OPTIONS:
         if options.text(name) is not None:
             warnings.warn(f"option {name} has no effect on a batch read", stacklevel=2)
     start = _start(options, moving=False)
     end = _end(options)
-    if start.offsets is not None and end.offsets is not None and start.offsets.keys() != end.offsets.keys():
+    if (
+        start.offsets is not None
+        and end.offsets is not None
+        and start.offsets.keys() != end.offsets.keys()
+    ):
         differing = sorted(start.offsets.keys() ^ end.offsets.keys())
-        raise InvalidConfigError("startingOffsets and endingOffsets must name the same partitions", found=differing)
+        raise InvalidConfigError(
+            "startingOffsets and endingOffsets must name the same partitions",
+            found=differing,
+        )
     return _read_options(options, start, end)
 
 
 def parse_stream(given: Mapping[str, str]) -> StreamOptions:
-    """Checks the options of a stream that is read; raises InvalidConfigError for the first that is wrong."""
+    """Checks the options of a stream that is read; raises InvalidConfigError for the
+    first that is wrong.
+    """
     options = _Options(given, READ_OPTIONS, reads_brokers=True)
     for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
         if options.text(name) is not None:
-            raise InvalidConfigError(f"option {name} is for batch reads: a stream has no end")
+            raise InvalidConfigError(
+                f"option {name} is for batch reads: a stream has no end"
+            )
     most = options.number("maxOffsetsPerTrigger", None, 1)
     least = options.number("minOffsetsPerTrigger", None, 1)
     if most is not None and least is not None and least > most:
         raise InvalidConfigError(
-            "minOffsetsPerTrigger is higher than maxOffsetsPerTrigger", expected=f"at most {most}", found=least
+            "minOffsetsPerTrigger is higher than maxOffsetsPerTrigger",
+            expected=f"at most {most}",
+            found=least,
         )
     group = options.text("kafka.group.id")
     commits = options.boolean("commitOffsets", False)
     if commits and not group:
-        raise InvalidConfigError("commitOffsets=true needs the option kafka.group.id, the group to commit to")
+        raise InvalidConfigError(
+            "commitOffsets=true needs the option kafka.group.id, the group to commit to"
+        )
     location = options.text("checkpointLocation")
     read = _read_options(options, _start(options, moving=True), At("latest"))
     if read.store is not None:
@@ -286,28 +330,47 @@ def parse_stream(given: Mapping[str, str]) -> StreamOptions:
         max_offsets=most,
         min_offsets=least,
         max_delay_seconds=options.duration("maxTriggerDelay", 900.0),
-        checkpoint_location=None if location is None else local_path(location, "option checkpointLocation"),
+        checkpoint_location=None
+        if location is None
+        else local_path(location, "option checkpointLocation"),
         group_id=group if commits else None,
     )
 
 
 def _read_options(options: _Options, start: At, end: At) -> ReadOptions:
-    ways = [name for name in ("subscribe", "subscribePattern", "assign") if options.text(name) is not None]
+    ways = [
+        name
+        for name in ("subscribe", "subscribePattern", "assign")
+        if options.text(name) is not None
+    ]
     if len(ways) != 1:
-        raise InvalidConfigError("one of subscribe, subscribePattern and assign must be given", found=ways or "none")
+        raise InvalidConfigError(
+            "one of subscribe, subscribePattern and assign must be given",
+            found=ways or "none",
+        )
     names = options.text("subscribe")
     topics = None
     if names is not None:
-        topics = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+        topics = tuple(
+            dict.fromkeys(name.strip() for name in names.split(",") if name.strip())
+        )
         if not topics:
-            raise InvalidConfigError("option subscribe names no topic", found=repr(names))
+            raise InvalidConfigError(
+                "option subscribe names no topic", found=repr(names)
+            )
     pattern = options.text("subscribePattern")
     if pattern is not None:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise InvalidConfigError(f"option subscribePattern: {error}", found=repr(pattern)) from error
-    isolation = options.choice("kafka.isolation.level", "read_uncommitted", ("read_uncommitted", "read_committed"))
+            raise InvalidConfigError(
+                f"option subscribePattern: {error}", found=repr(pattern)
+            ) from error
+    isolation = options.choice(
+        "kafka.isolation.level",
+        "read_uncommitted",
+        ("read_uncommitted", "read_committed"),
+    )
     brokers = options.brokers()
     store = None
     if brokers is None:
@@ -323,7 +386,9 @@ def _read_options(options: _Options, start: At, end: At) -> ReadOptions:
         end=end,
         fail_on_data_loss=options.boolean("failOnDataLoss", True),
         include_headers=options.boolean("includeHeaders", False),
-        isolation="read_committed" if isolation == "read_committed" else "read_uncommitted",
+        isolation="read_committed"
+        if isolation == "read_committed"
+        else "read_uncommitted",
         min_partitions=options.number("minPartitions", None, 1),
         max_records=options.number("maxRecordsPerPartition", None, 1),
         max_partition_bytes=options.number("maxPartitionBytes", 128 << 20, 1),
@@ -336,15 +401,21 @@ def _read_options(options: _Options, start: At, end: At) -> ReadOptions:
 
 
 def parse_stream_write(given: Mapping[str, str]) -> WriteOptions:
-    """Checks the options of a stream that is written; raises InvalidConfigError for the first that is wrong."""
+    """Checks the options of a stream that is written; raises InvalidConfigError for the
+    first that is wrong.
+    """
     for name in ("txnAppId", "txnVersion"):
         if any(one.lower() == name.lower() for one in given):
-            raise InvalidConfigError(f"option {name} is for batch writes: a stream names its writes by query and batch")
+            raise InvalidConfigError(
+                f"option {name} is for batch writes: a stream names its writes by query and batch"
+            )
     return parse_write(given)
 
 
 def parse_write(given: Mapping[str, str]) -> WriteOptions:
-    """Checks the options of a write; raises InvalidConfigError for the first that is wrong."""
+    """Checks the options of a write; raises InvalidConfigError for the first that is
+    wrong.
+    """
     options = _Options(given, WRITE_OPTIONS)
     scheme = re.match(_SCHEME, options.text("path") or "")
     if scheme and scheme[1].lower() != "file":
@@ -356,13 +427,19 @@ def parse_write(given: Mapping[str, str]) -> WriteOptions:
     app_id = options.text("txnAppId")
     version = options.number("txnVersion", None, 0)
     if (app_id is None) != (version is None):
-        raise InvalidConfigError("txnAppId and txnVersion go together; only one of them was given")
+        raise InvalidConfigError(
+            "txnAppId and txnVersion go together; only one of them was given"
+        )
     codec = options.text("kafka.compression.type")
     if codec is not None:
         codec = options.choice("kafka.compression.type", "none", _CODECS)
     partitioner = options.text("kafka.partitioner.class")
-    if partitioner is not None and not partitioner.endswith(("DefaultPartitioner", "BuiltInPartitioner")):
-        raise InvalidConfigError("kafka.partitioner.class is code of Kafka's", found=repr(partitioner))
+    if partitioner is not None and not partitioner.endswith(
+        ("DefaultPartitioner", "BuiltInPartitioner")
+    ):
+        raise InvalidConfigError(
+            "kafka.partitioner.class is code of Kafka's", found=repr(partitioner)
+        )
     return WriteOptions(
         path=options.path(),
         topic=options.text("topic"),
@@ -383,12 +460,18 @@ _SCHEME: Final = r"([A-Za-z][A-Za-z0-9+.-]+):/"
 
 
 def local_path(given: str, what: str) -> str:
-    """A path, or a file: URI, as an absolute path. Raises InvalidConfigError for another URI."""
+    """A path, or a file: URI, as an absolute path. Raises InvalidConfigError for
+    another URI.
+    """
     scheme = re.match(_SCHEME, given)
     if scheme and scheme[1].lower() != "file":
-        raise InvalidConfigError(f"{what} lies in a file system, not behind a URL", found=repr(given))
+        raise InvalidConfigError(
+            f"{what} lies in a file system, not behind a URL", found=repr(given)
+        )
     if scheme:
-        path = urllib.parse.unquote(re.sub(r"^[A-Za-z]+:(//(localhost)?(?=/))?", "", given))
+        path = urllib.parse.unquote(
+            re.sub(r"^[A-Za-z]+:(//(localhost)?(?=/))?", "", given)
+        )
     else:
         path = given
     if path.startswith("//"):
@@ -399,7 +482,13 @@ def local_path(given: str, what: str) -> str:
 class _Options:
     """The options given, each looked up by the name that users write."""
 
-    def __init__(self, given: Mapping[str, str], known: Mapping[str, str], *, reads_brokers: bool = False) -> None:
+    def __init__(
+        self,
+        given: Mapping[str, str],
+        known: Mapping[str, str],
+        *,
+        reads_brokers: bool = False,
+    ) -> None:
         self._given = {name.lower(): str(value) for name, value in given.items()}
         to_brokers = reads_brokers and self._servers() is not None
         names = {name.lower(): name for name in known}
@@ -416,9 +505,13 @@ class _Options:
             if _SECURITY.match(name) and self.boolean("ignoreSecurityOptions", False):
                 continue
             if _SECURITY.match(name):
-                raise InvalidConfigError(f"option {name}: these are files, protected by their permissions alone")
+                raise InvalidConfigError(
+                    f"option {name}: these are files, protected by their permissions alone"
+                )
             if _REFUSED.fullmatch(name):
-                raise InvalidConfigError(f"option {name} is not supported, as in Spark's Kafka source")
+                raise InvalidConfigError(
+                    f"option {name} is not supported, as in Spark's Kafka source"
+                )
             if name.startswith("kafka."):
                 continue
             near = difflib.get_close_matches(name, names, 1)
@@ -434,7 +527,11 @@ class _Options:
     def _servers(self) -> str | None:
         """host:port of brokers, where no directory is given; None otherwise."""
         text = self.text("kafka.bootstrap.servers")
-        if text is None or self.text("path") is not None or os.environ.get("LOGCORE_PATH"):
+        if (
+            text is None
+            or self.text("path") is not None
+            or os.environ.get("LOGCORE_PATH")
+        ):
             return None
         addresses = [one.strip() for one in text.split(",")]
         if all(_ADDRESS.fullmatch(one) for one in addresses):
@@ -442,7 +539,9 @@ class _Options:
         return None
 
     def brokers(self) -> Brokers | None:
-        """The cluster to read through; None where a directory is given. Raises InvalidConfigError."""
+        """The cluster to read through; None where a directory is given. Raises
+        InvalidConfigError.
+        """
         servers = self._servers()
         if servers is None:
             return None
@@ -450,7 +549,9 @@ class _Options:
         for name, ours in _CLIENT.items():
             text = self.text(name)
             if text is not None:
-                settings[ours] = self.number(name, None, 0) if name in _CLIENT_NUMBERS else text
+                settings[ours] = (
+                    self.number(name, None, 0) if name in _CLIENT_NUMBERS else text
+                )
         login = self.text("kafka.sasl.jaas.config")
         if login is not None:
             found = _LOGIN.fullmatch(login)
@@ -467,27 +568,42 @@ class _Options:
             settings["sasl_plain_username"] = facts["username"]
             settings["sasl_plain_password"] = facts["password"]
         for name in ("kafka.ssl.truststore.type", "kafka.ssl.keystore.type"):
-            if name.replace(".type", ".location") in self._given and (self.text(name) or "JKS").upper() != "PEM":
-                raise InvalidConfigError(f"option {name}", expected="PEM, with a file in that format", found="JKS")
+            if (
+                name.replace(".type", ".location") in self._given
+                and (self.text(name) or "JKS").upper() != "PEM"
+            ):
+                raise InvalidConfigError(
+                    f"option {name}",
+                    expected="PEM, with a file in that format",
+                    found="JKS",
+                )
         if self.text("kafka.ssl.endpoint.identification.algorithm") == "":
             settings["ssl_check_hostname"] = False
         timeout_ms = self.number("kafkaConsumer.pollTimeoutMs", 120_000, 1)
-        return Brokers(servers=servers, settings=settings, timeout_seconds=timeout_ms / 1000)
+        return Brokers(
+            servers=servers, settings=settings, timeout_seconds=timeout_ms / 1000
+        )
 
     def store(self) -> Store | None:
-        """The object store that path names; None where it names a directory. Raises InvalidConfigError."""
+        """The object store that path names; None where it names a directory. Raises
+        InvalidConfigError.
+        """
         given = self.text("path") or ""
         scheme = re.match(_SCHEME, given)
         if scheme is None or scheme[1].lower() == "file":
             for name in STORE_OPTIONS:
                 if self.text(name) is not None:
-                    raise InvalidConfigError(f"option {name} is for object stores; the path is no URI of one")
+                    raise InvalidConfigError(
+                        f"option {name} is for object stores; the path is no URI of one"
+                    )
             return None
         parts = urllib.parse.urlsplit(given)
         is_s3 = scheme[1].lower() in ("s3", "s3a", "s3n")
         host = parts.hostname or ""
         location = f"{'s3' if is_s3 else parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
-        if is_s3 and (parts.username is not None or parts.query or parts.fragment or not host):
+        if is_s3 and (
+            parts.username is not None or parts.query or parts.fragment or not host
+        ):
             raise InvalidConfigError(
                 "credentials and settings of an object store are options: store.accessKey, store.secretKey, "
                 "store.region, store.endpoint",
@@ -498,17 +614,23 @@ class _Options:
         for name, ours in _STORE_SETTINGS.items():
             text = self.text(name)
             if text is not None and not is_s3:
-                raise InvalidConfigError(f"option {name} is for s3; give it in the environment or the URI of this one")
+                raise InvalidConfigError(
+                    f"option {name} is for s3; give it in the environment or the URI of this one"
+                )
             if text is not None:
                 settings[ours] = text
         if ("access_key" in settings) != ("secret_key" in settings):
-            raise InvalidConfigError("store.accessKey and store.secretKey go together; only one of them was given")
+            raise InvalidConfigError(
+                "store.accessKey and store.secretKey go together; only one of them was given"
+            )
         endpoint = settings.get("endpoint_override")
         if endpoint is not None:
             found = re.fullmatch(r"(?:(https?)://)?([^/?#@\s]+)/?", endpoint)
             if found is None:
                 raise InvalidConfigError(
-                    "option store.endpoint", expected="an address such as http://127.0.0.1:9000", found="something else"
+                    "option store.endpoint",
+                    expected="an address such as http://127.0.0.1:9000",
+                    found="something else",
                 )
             settings["endpoint_override"] = found[2]
             settings["scheme"] = found[1] or "https"
@@ -520,7 +642,9 @@ class _Options:
         """The log directory: path, or what stands in for Kafka's servers."""
         path = self.text("path") or self.text("kafka.bootstrap.servers")
         if path is None:
-            raise InvalidConfigError('where is the log directory? .load("data"), or option path')
+            raise InvalidConfigError(
+                'where is the log directory? .load("data"), or option path'
+            )
         if re.match(_SCHEME, path):
             return local_path(path, "a log directory")
         if self.text("path") is None and not path.startswith("/"):
@@ -536,7 +660,9 @@ class _Options:
     def boolean(self, name: str, default: bool) -> bool:
         text = (self.text(name) or str(default)).strip().lower()
         if text not in ("true", "false"):
-            raise InvalidConfigError(f"option {name}", expected="true or false", found=repr(self.text(name)))
+            raise InvalidConfigError(
+                f"option {name}", expected="true or false", found=repr(self.text(name))
+            )
         return text == "true"
 
     def number(self, name: str, default: Any, low: int) -> Any:
@@ -544,7 +670,11 @@ class _Options:
         if text is None:
             return default
         if not re.fullmatch(r"\s*\d{1,18}\s*", text) or int(text) < low:
-            raise InvalidConfigError(f"option {name}", expected=f"a whole number from {low} on", found=repr(text))
+            raise InvalidConfigError(
+                f"option {name}",
+                expected=f"a whole number from {low} on",
+                found=repr(text),
+            )
         return int(text)
 
     def seconds(self, name: str, default: float) -> float:
@@ -552,7 +682,9 @@ class _Options:
         if text is None:
             return default
         if not re.fullmatch(r"\s*\d{1,9}(\.\d*)?\s*s?\s*", text):
-            raise InvalidConfigError(f"option {name}", expected="a number of seconds", found=repr(text))
+            raise InvalidConfigError(
+                f"option {name}", expected="a number of seconds", found=repr(text)
+            )
         return float(text.strip().removesuffix("s"))
 
     def duration(self, name: str, default: float) -> float:
@@ -563,14 +695,20 @@ class _Options:
         found = _DURATION.fullmatch(text.lower())
         if found is None:
             raise InvalidConfigError(
-                f"option {name}", expected="a number with ms, s, m, h or d, such as 15m", found=repr(text)
+                f"option {name}",
+                expected="a number with ms, s, m, h or d, such as 15m",
+                found=repr(text),
             )
         return int(found[1]) * _UNIT_SECONDS[found[2] or "ms"]
 
     def choice(self, name: str, default: str, choices: tuple[str, ...]) -> str:
         text = (self.text(name) or default).strip().lower()
         if text not in choices:
-            raise InvalidConfigError(f"option {name}", expected=f"one of {', '.join(choices)}", found=repr(text))
+            raise InvalidConfigError(
+                f"option {name}",
+                expected=f"one of {', '.join(choices)}",
+                found=repr(text),
+            )
         return text
 
     def json(self, name: str) -> Any:
@@ -580,13 +718,17 @@ class _Options:
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise InvalidConfigError(f"option {name} is not JSON: {error}", found=repr(text)) from error
+            raise InvalidConfigError(
+                f"option {name} is not JSON: {error}", found=repr(text)
+            ) from error
 
     def partition_map(self, name: str, low: int) -> dict[tuple[str, int], int]:
         """{"topic": {"0": number}} as (topic, partition) -> number."""
         found = self.json(name)
         shape = f'JSON like {{"orders": {{"0": 23}}}}, numbers from {low} on'
-        wrong = InvalidConfigError(f"option {name}", expected=shape, found=repr(self.text(name)))
+        wrong = InvalidConfigError(
+            f"option {name}", expected=shape, found=repr(self.text(name))
+        )
         if not isinstance(found, dict):
             raise wrong
         numbers: dict[tuple[str, int], int] = {}
@@ -594,7 +736,11 @@ class _Options:
             if not isinstance(partitions, dict):
                 raise wrong
             for partition, number in partitions.items():
-                if not partition.isdecimal() or isinstance(number, bool) or not isinstance(number, int):
+                if (
+                    not partition.isdecimal()
+                    or isinstance(number, bool)
+                    or not isinstance(number, int)
+                ):
                     raise wrong
                 if not low <= number < 1 << 63:
                     raise wrong
@@ -607,21 +753,29 @@ def _assignment(options: _Options) -> tuple[tuple[str, int], ...] | None:
     if found is None:
         return None
     wrong = InvalidConfigError(
-        "option assign", expected='JSON like {"orders": [0, 1]}', found=repr(options.text("assign"))
+        "option assign",
+        expected='JSON like {"orders": [0, 1]}',
+        found=repr(options.text("assign")),
     )
     if not isinstance(found, dict) or not found:
         raise wrong
     pairs = []
     for topic, numbers in found.items():
-        if not isinstance(numbers, list) or any(type(number) is not int or number < 0 for number in numbers):
+        if not isinstance(numbers, list) or any(
+            type(number) is not int or number < 0 for number in numbers
+        ):
             raise wrong
         pairs += [(topic, number) for number in numbers]
     return tuple(sorted(set(pairs)))
 
 
 def _start(options: _Options, *, moving: bool) -> At:
-    """moving: whether the start may be latest, as that of a stream may and by default is."""
-    chosen = options.choice("startingOffsetsByTimestampStrategy", "error", ("error", "latest"))
+    """moving: whether the start may be latest, as that of a stream may and by default
+    is.
+    """
+    chosen = options.choice(
+        "startingOffsetsByTimestampStrategy", "error", ("error", "latest")
+    )
     strategy: Literal["error", "latest"] = "error"
     if chosen == "latest":
         strategy = "latest"
@@ -629,17 +783,26 @@ def _start(options: _Options, *, moving: bool) -> At:
     if timestamp_ms is not None:
         return At(timestamps_ms=timestamp_ms, strategy=strategy)
     if options.text("startingOffsetsByTimestamp") is not None:
-        return At(timestamps_ms=options.partition_map("startingOffsetsByTimestamp", 0), strategy=strategy)
-    text = (options.text("startingOffsets") or ("latest" if moving else "earliest")).strip()
+        return At(
+            timestamps_ms=options.partition_map("startingOffsetsByTimestamp", 0),
+            strategy=strategy,
+        )
+    text = (
+        options.text("startingOffsets") or ("latest" if moving else "earliest")
+    ).strip()
     if text.lower() == "earliest":
         return At("earliest")
     if text.lower() == "latest":
         if moving:
             return At("latest")
-        raise InvalidConfigError("a batch read cannot start at latest: there is nothing behind it")
+        raise InvalidConfigError(
+            "a batch read cannot start at latest: there is nothing behind it"
+        )
     offsets = options.partition_map("startingOffsets", EARLIEST)
     if not moving and LATEST in offsets.values():
-        raise InvalidConfigError("a batch read cannot start at latest (-1): there is nothing behind it")
+        raise InvalidConfigError(
+            "a batch read cannot start at latest (-1): there is nothing behind it"
+        )
     return At(offsets=offsets)
 
 
@@ -653,8 +816,12 @@ def _end(options: _Options) -> At:
     if text.lower() == "latest":
         return At("latest")
     if text.lower() == "earliest":
-        raise InvalidConfigError("a batch read cannot end at earliest: there is nothing before it")
+        raise InvalidConfigError(
+            "a batch read cannot end at earliest: there is nothing before it"
+        )
     offsets = options.partition_map("endingOffsets", EARLIEST)
     if EARLIEST in offsets.values():
-        raise InvalidConfigError("a batch read cannot end at earliest (-2): there is nothing before it")
+        raise InvalidConfigError(
+            "a batch read cannot end at earliest (-2): there is nothing before it"
+        )
     return At(offsets=offsets)

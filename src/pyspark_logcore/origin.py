@@ -6,7 +6,8 @@
 | `stores.StoreOrigin` | a URI such as s3://bucket/logs | a copy of a log directory in an object store |
 | `brokers.BrokerOrigin` | `kafka.bootstrap.servers=host:port`, and no path | a cluster of brokers |
 
-An origin is made in each process that needs one, from the options, and opens what it needs when it is asked.
+An origin is made in each process that needs one, from the options, and opens what it
+needs when it is asked.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class Origin(Protocol):
     def location(self) -> str: ...
 
     def refresh(self) -> bool:
-        """Lets topics() and partitions() see what was added since; False when nothing can have been."""
+        """Lets topics() and partitions() see what was added since; False when nothing
+        can have been.
+        """
         ...
 
     def topics(self) -> list[str]:
@@ -46,11 +49,17 @@ class Origin(Protocol):
         ...
 
     def bounds(self, wanted: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        """As they are now, under the isolation of the options; a partition that is gone is missing. Cheap to repeat."""
+        """As they are now, under the isolation of the options; a partition that is gone
+        is missing. Cheap to repeat.
+        """
         ...
 
-    def offsets_at(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        """For each the first offset of a record that is not older; None if there is none."""
+    def offsets_at(
+        self, times_ms: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int | None]:
+        """For each the first offset of a record that is not older; None if there is
+        none.
+        """
         ...
 
     def marks(self, one: OffsetRange) -> Marks:
@@ -58,11 +67,16 @@ class Origin(Protocol):
         ...
 
     def identity(self, topic: str, partition: int) -> Any:
-        """What read() compares, so that no task reads another log: a value that can be pickled."""
+        """What read() compares, so that no task reads another log: a value that can be
+        pickled.
+        """
         ...
 
-    def read(self, one: OffsetRange, identity: Any) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
-        """The records of a range in order, as columns and the types of their timestamps, in a task.
+    def read(
+        self, one: OffsetRange, identity: Any
+    ) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
+        """The records of a range in order, as columns and the types of their
+        timestamps, in a task.
 
         What is gone is told by report_loss(). An error has the offset that was reached.
         """
@@ -77,7 +91,10 @@ class Origin(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None: ...
 
 

@@ -1,8 +1,10 @@
 """From options to ranges of offsets: which partitions, and from where to where.
 
 Rules:
-- All is resolved to numbers once; two plans of the same log with the same options differ only by what was appended.
-- What was asked for and is not there is an error, or with failOnDataLoss=false a warning.
+- All is resolved to numbers once; two plans of the same log with the same options
+  differ only by what was appended.
+- What was asked for and is not there is an error, or with failOnDataLoss=false a
+  warning.
 
 This module decodes nothing and imports no pyspark. tasks.py cuts the ranges.
 """
@@ -30,14 +32,26 @@ def plan(options: ReadOptions, origin: Origin) -> list[list[OffsetRange]]:
             _report(options, origin, key, "the partition is gone")
     starts = starting_offsets(options, origin, bounds)
     ends = _ending_offsets(options, origin, bounds)
-    ranges = [OffsetRange(*key, starts[key], ends[key]) for key in bounds if starts[key] < ends[key]]
+    ranges = [
+        OffsetRange(*key, starts[key], ends[key])
+        for key in bounds
+        if starts[key] < ends[key]
+    ]
     return into_tasks(ranges, origin.marks, options)
 
 
 def present_partitions(options: ReadOptions, origin: Origin) -> list[TopicPartition]:
     """As wanted_partitions(), without those that are not there."""
-    known = {topic: origin.partitions(topic) for topic in origin.topics() if _is_wanted(options, topic)}
-    found = [(topic, partition) for topic, partitions in known.items() for partition in partitions]
+    known = {
+        topic: origin.partitions(topic)
+        for topic in origin.topics()
+        if _is_wanted(options, topic)
+    }
+    found = [
+        (topic, partition)
+        for topic, partitions in known.items()
+        for partition in partitions
+    ]
     if options.assign is None:
         return found
     return [key for key in found if key in options.assign]
@@ -52,7 +66,9 @@ def _is_wanted(options: ReadOptions, topic: str) -> bool:
 
 
 def wanted_partitions(options: ReadOptions, origin: Origin) -> list[TopicPartition]:
-    """The partitions that assign, subscribe or subscribePattern name, as they are now. Raises TopicNotFoundError."""
+    """The partitions that assign, subscribe or subscribePattern name, as they are now.
+    Raises TopicNotFoundError.
+    """
     if options.assign is not None:
         pairs = list(options.assign)
         for topic, partition in pairs:
@@ -65,10 +81,16 @@ def wanted_partitions(options: ReadOptions, origin: Origin) -> list[TopicPartiti
                 )
         return pairs
     if options.pattern is not None:
-        names = [name for name in origin.topics() if re.fullmatch(options.pattern, name)]
+        names = [
+            name for name in origin.topics() if re.fullmatch(options.pattern, name)
+        ]
     else:
         names = list(options.subscribe or ())
-    return [(name, partition) for name in sorted(names) for partition in origin.partitions(name)]
+    return [
+        (name, partition)
+        for name in sorted(names)
+        for partition in origin.partitions(name)
+    ]
 
 
 def check_names(where: At, wanted: Iterable[TopicPartition], name: str) -> None:
@@ -87,7 +109,9 @@ def check_names(where: At, wanted: Iterable[TopicPartition], name: str) -> None:
 def starting_offsets(
     options: ReadOptions, origin: Origin, bounds: Mapping[TopicPartition, Bounds]
 ) -> dict[TopicPartition, int]:
-    """Where each partition begins. Raises OffsetOutOfRangeError when no record is at or after a start by time."""
+    """Where each partition begins. Raises OffsetOutOfRangeError when no record is at or
+    after a start by time.
+    """
     where = options.start
     found = _by_time(where, origin, bounds)
     starts = {}
@@ -112,13 +136,25 @@ def starting_offsets(
     return starts
 
 
-def _within(options: ReadOptions, origin: Origin, key: TopicPartition, asked: int, bound: Bounds) -> int:
+def _within(
+    options: ReadOptions, origin: Origin, key: TopicPartition, asked: int, bound: Bounds
+) -> int:
     """An offset that was asked for, or the next one that exists if losses are allowed."""
     if asked < bound.start:
-        _report(options, origin, key, f"offset {asked} was asked for, and the log begins at {bound.start}")
+        _report(
+            options,
+            origin,
+            key,
+            f"offset {asked} was asked for, and the log begins at {bound.start}",
+        )
         return bound.start
     if asked > bound.end:
-        _report(options, origin, key, f"offset {asked} was asked for, and the log ends at {bound.end}")
+        _report(
+            options,
+            origin,
+            key,
+            f"offset {asked} was asked for, and the log ends at {bound.end}",
+        )
         return bound.end
     return asked
 
@@ -148,9 +184,13 @@ def _ending_offsets(
     return ends
 
 
-def _by_time(where: At, origin: Origin, wanted: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
+def _by_time(
+    where: At, origin: Origin, wanted: Iterable[TopicPartition]
+) -> dict[TopicPartition, int | None]:
     times = {key: _time_of(where, key) for key in wanted}
-    return origin.offsets_at({key: time_ms for key, time_ms in times.items() if time_ms is not None})
+    return origin.offsets_at(
+        {key: time_ms for key, time_ms in times.items() if time_ms is not None}
+    )
 
 
 def _time_of(where: At, key: TopicPartition) -> int | None:
@@ -168,5 +208,7 @@ def _asked(where: At, key: TopicPartition) -> int:
     return EARLIEST
 
 
-def _report(options: ReadOptions, origin: Origin, key: TopicPartition, reason: str) -> None:
+def _report(
+    options: ReadOptions, origin: Origin, key: TopicPartition, reason: str
+) -> None:
     report_loss(options.fail_on_data_loss, origin.location, *key, reason)

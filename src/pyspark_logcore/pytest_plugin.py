@@ -1,9 +1,11 @@
-"""The fixture of tests that need Spark: pytest discovers it once the package is installed.
+"""The fixture of tests that need Spark: pytest discovers it once the package is
+installed.
 
     def test_my_job(spark_session, tmp_path):
         spark_session.read.format("logcore")...
 
-This module is loaded in every pytest run, so it imports nothing until the fixture is asked for.
+This module is loaded in every pytest run, so it imports nothing until the fixture is
+asked for.
 """
 
 from __future__ import annotations
@@ -29,14 +31,19 @@ def spark_settings() -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where Spark's processes run: relative paths begin there, and Spark writes its own files there."""
+    """Where Spark's processes run: relative paths begin there, and Spark writes its own
+    files there.
+    """
     return tmp_path_factory.mktemp("spark")
 
 
 @pytest.fixture(scope="session")
-def spark_session(spark_home: Path, spark_settings: dict[str, Any]) -> Iterator[SparkSession]:
-    """One Spark for the whole run, because each takes seconds to start: local, two slots, three attempts of a task, no
-    web page, two shuffle partitions. Skips the test where pyspark or a Java is missing.
+def spark_session(
+    spark_home: Path, spark_settings: dict[str, Any]
+) -> Iterator[SparkSession]:
+    """One Spark for the whole run, because each takes seconds to start: local, two
+    slots, three attempts of a task, no web page, two shuffle partitions. Skips the test
+    where pyspark or a Java is missing.
     """
     pytest.importorskip("pyspark")
     pytest.importorskip("pyarrow")
@@ -59,7 +66,8 @@ def spark_session(spark_home: Path, spark_settings: dict[str, Any]) -> Iterator[
         **spark_settings,
     }
     with pytest.MonkeyPatch.context() as patch:
-        # Functions of tests are pickled by the names of their modules, which workers have to find.
+        # Functions of tests are pickled by the names of their modules, which workers
+        # have to find.
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
         if "SPARK_LOCAL_IP" not in os.environ:
             patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")

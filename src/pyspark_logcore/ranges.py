@@ -1,6 +1,7 @@
 """Ranges of offsets, and what to do where a part of one is gone.
 
-This module reads nothing and imports no pyspark: an origin reads ranges, planning.py makes them.
+This module reads nothing and imports no pyspark: an origin reads ranges, planning.py
+makes them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class OffsetRange:
 
 @attrs.frozen
 class Bounds:
-    """Where a partition can be read: its log start offset, and the offset behind the last record that may be seen.
+    """Where a partition can be read: its log start offset, and the offset behind the
+    last record that may be seen.
 
     incarnation: differs when the topic was deleted and made again.
     """
@@ -45,5 +47,7 @@ def report_loss(fail: bool, path: str, topic: str, partition: int, reason: str) 
     """Raises DataLossError, or warns when the user said failOnDataLoss=false."""
     text = f"topic {topic} partition {partition}: {reason}"
     if fail:
-        raise DataLossError(f"{text}. The option failOnDataLoss=false reads what is there", path=path)
+        raise DataLossError(
+            f"{text}. The option failOnDataLoss=false reads what is there", path=path
+        )
     warnings.warn(f"{path}: {text}; reading what is there", stacklevel=2)

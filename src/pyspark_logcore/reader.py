@@ -1,11 +1,16 @@
-"""A batch read: the plan on the driver, and the tasks that turn ranges of offsets into Arrow batches.
+"""A batch read: the plan on the driver, and the tasks that turn ranges of offsets into
+Arrow batches.
 
 Rules:
-- The plan is made of numbers, so that a task that runs again, or later, reads the same records.
-- Arrow batches are cut at maxBatchRows or maxBatchBytes, and small ones are put together: each costs Spark 0.15 ms.
-- An error names topic, partition and offset, and has path and position from the library.
+- The plan is made of numbers, so that a task that runs again, or later, reads the same
+  records.
+- Arrow batches are cut at maxBatchRows or maxBatchBytes, and small ones are put
+  together: each costs Spark 0.15 ms.
+- An error names topic, partition and offset, and has path and position from the
+  library.
 
-This module decides nothing about offsets (planning.py), knows no column (columns.py) and no file (origin.py).
+This module decides nothing about offsets (planning.py), knows no column (columns.py)
+and no file (origin.py).
 """
 
 from __future__ import annotations
@@ -28,7 +33,9 @@ if TYPE_CHECKING:
 
 
 class RangePartition(InputPartition):
-    """One task's share: plain values, because Spark pickles each. pieces: ranges, each with the identity of its log."""
+    """One task's share: plain values, because Spark pickles each. pieces: ranges, each
+    with the identity of its log.
+    """
 
     def __init__(self, pieces: Sequence[tuple[OffsetRange, Any]]) -> None:
         super().__init__(None)
@@ -55,36 +62,50 @@ class LogcoreReader(DataSourceReader):
         return read_share(self.options, self.names, partition)
 
 
-def shares(tasks: Sequence[Sequence[OffsetRange]], origin: Origin) -> list[InputPartition]:
+def shares(
+    tasks: Sequence[Sequence[OffsetRange]], origin: Origin
+) -> list[InputPartition]:
     """What Spark sends to each task. Raises LogcoreError."""
     keys = {(one.topic, one.partition) for task in tasks for one in task}
     identities = {key: origin.identity(*key) for key in keys}
-    return [RangePartition([(one, identities[one.topic, one.partition]) for one in task]) for task in tasks]
+    return [
+        RangePartition([(one, identities[one.topic, one.partition]) for one in task])
+        for task in tasks
+    ]
 
 
 def read_share(
     options: ReadOptions, names: tuple[str, ...], partition: InputPartition
 ) -> Iterator[pyarrow.RecordBatch]:
-    """The records of a task's ranges as Arrow batches. Errors are raised when the iteration gets there."""
+    """The records of a task's ranges as Arrow batches. Errors are raised when the
+    iteration gets there.
+    """
     if not isinstance(partition, RangePartition):  # how Spark says that there are none
         return
     if options.gc_freeze:
         freeze()
     with origin_of(options) as origin:
-        batches = (batch for piece in partition.pieces for batch in _batches(origin, names, *piece))
+        batches = (
+            batch
+            for piece in partition.pieces
+            for batch in _batches(origin, names, *piece)
+        )
         yield from _coalesced(batches, options)
 
 
 def freeze() -> None:
     """Takes what is imported by now out of the collector's sight, once in each worker.
 
-    Spark's worker runs gc.collect() after each task, which with our imports takes 20 ms; frozen, 2 ms.
+    Spark's worker runs gc.collect() after each task, which with our imports takes 20
+    ms; frozen, 2 ms.
     """
     if gc.get_freeze_count() == 0:
         gc.freeze()
 
 
-def _batches(origin: Origin, names: tuple[str, ...], wanted: OffsetRange, identity: Any) -> Iterator[Any]:
+def _batches(
+    origin: Origin, names: tuple[str, ...], wanted: OffsetRange, identity: Any
+) -> Iterator[Any]:
     """The Arrow batches of one range, as the origin has them."""
     builder = BatchBuilder(names, wanted.topic, wanted.partition)
     at = wanted.start
@@ -96,17 +117,24 @@ def _batches(origin: Origin, names: tuple[str, ...], wanted: OffsetRange, identi
     except LogcoreError as error:
         if error.offset is None:
             error.offset = at
-        error.reason = f"topic {wanted.topic} partition {wanted.partition}: {error.reason}"
+        error.reason = (
+            f"topic {wanted.topic} partition {wanted.partition}: {error.reason}"
+        )
         raise
 
 
 def _coalesced(batches: Iterator[Any], options: ReadOptions) -> Iterator[Any]:
-    """Puts small batches together, such as those of compressed logs, until a quarter of the limits is reached."""
+    """Puts small batches together, such as those of compressed logs, until a quarter of
+    the limits is reached.
+    """
     waiting: list[Any] = []
     rows = 0
     size = 0
     for batch in batches:
-        if waiting and (rows + batch.num_rows > options.batch_rows or size + batch.nbytes > options.batch_bytes):
+        if waiting and (
+            rows + batch.num_rows > options.batch_rows
+            or size + batch.nbytes > options.batch_bytes
+        ):
             yield from _joined(waiting)
             waiting = []
             rows = 0

@@ -1,11 +1,14 @@
-"""From the rows of a DataFrame to staged records: which columns count, and which partition each row goes to.
+"""From the rows of a DataFrame to staged records: which columns count, and which
+partition each row goes to.
 
 Rules, those of Spark's Kafka sink:
-- value must be there; key, headers, topic and partition may be. Other columns are not written.
+- value must be there; key, headers, topic and partition may be. Other columns are not
+  written.
 - The option topic wins over the column. A row without a topic is an error.
-- A row with a partition goes there. Else by its key, murmur2 as in Kafka's Java client; without a key, all rows of a
-  task go to one partition, the same for each attempt.
-- The time of a record is that of the write; with useTimestampColumn=true that in the column timestamp.
+- A row with a partition goes there. Else by its key, murmur2 as in Kafka's Java client;
+  without a key, all rows of a task go to one partition, the same for each attempt.
+- The time of a record is that of the write; with useTimestampColumn=true that in the
+  column timestamp.
 
 This module publishes nothing.
 """
@@ -37,9 +40,11 @@ from pyspark_logcore.options import WriteOptions
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-#: Of a task whose machine does not see the staging directory, while Spark's limit for all of them is 1 GiB by default.
+#: Of a task whose machine does not see the staging directory, while Spark's limit for
+#: all of them is 1 GiB by default.
 _MOST_CARRIED: Final = 512 << 20
-#: Rows of one partition are collected until there are so many bytes, so that batches are not cut by Spark's.
+#: Rows of one partition are collected until there are so many bytes, so that batches
+#: are not cut by Spark's.
 _PENDING_BYTES: Final = 1 << 20
 _HEADERS: Final = "array<struct<key:string,value:binary>>"
 _ACCEPTED: Final = {
@@ -60,7 +65,9 @@ class TopicPlan:
 
 
 def check_columns(schema: StructType, options: WriteOptions) -> tuple[str, ...]:
-    """The columns that will be written. Raises InvalidConfigError for one that is missing or of another type."""
+    """The columns that will be written. Raises InvalidConfigError for one that is
+    missing or of another type.
+    """
     accepted = dict(_ACCEPTED)
     if options.use_timestamp:
         accepted["timestamp"] = ("timestamp",)
@@ -71,23 +78,37 @@ def check_columns(schema: StructType, options: WriteOptions) -> tuple[str, ...]:
             continue
         if found[name] not in kinds:
             raise InvalidConfigError(
-                f"type of the column {name!r}; cast it before writing", expected=" or ".join(kinds), found=found[name]
+                f"type of the column {name!r}; cast it before writing",
+                expected=" or ".join(kinds),
+                found=found[name],
             )
         names.append(name)
     if "value" not in found:
-        raise InvalidConfigError("a column named value is needed", found=", ".join(found) or "no columns")
+        raise InvalidConfigError(
+            "a column named value is needed", found=", ".join(found) or "no columns"
+        )
     if options.topic is None and "topic" not in found:
-        raise InvalidConfigError("where to? give the option topic, or a column named topic")
+        raise InvalidConfigError(
+            "where to? give the option topic, or a column named topic"
+        )
     if options.use_timestamp and "timestamp" not in found:
-        raise InvalidConfigError("useTimestampColumn=true needs a column named timestamp")
+        raise InvalidConfigError(
+            "useTimestampColumn=true needs a column named timestamp"
+        )
     return tuple(names)
 
 
 class RowRouter:
-    """Hands the rows of one attempt of one task, in pieces worth a batch, to a writer for each topic and partition."""
+    """Hands the rows of one attempt of one task, in pieces worth a batch, to a writer
+    for each topic and partition.
+    """
 
     def __init__(
-        self, options: WriteOptions, topics: Mapping[str, TopicPlan], names: tuple[str, ...], task: int
+        self,
+        options: WriteOptions,
+        topics: Mapping[str, TopicPlan],
+        names: tuple[str, ...],
+        task: int,
     ) -> None:
         self._options = options
         self._topics = topics
@@ -134,7 +155,9 @@ class RowRouter:
 
         column = batch.column("topic")
         if column.null_count:
-            raise InvalidRecordError(f"a row of task {self._task} has no topic, and the option topic is not given")
+            raise InvalidRecordError(
+                f"a row of task {self._task} has no topic, and the option topic is not given"
+            )
         coded = column.dictionary_encode()
         names = coded.dictionary.to_pylist()
         if len(names) == 1:
@@ -142,7 +165,11 @@ class RowRouter:
         return [
             (
                 check_topic_name(name),
-                batch.filter(pc.call_function("equal", [coded.indices, pa.scalar(code, coded.indices.type)])),
+                batch.filter(
+                    pc.call_function(
+                        "equal", [coded.indices, pa.scalar(code, coded.indices.type)]
+                    )
+                ),
             )
             for code, name in enumerate(names)
         ]
@@ -165,7 +192,8 @@ class RowRouter:
         edges = np.flatnonzero(np.diff(numbers[order])) + 1
         cuts = [0, *edges.tolist(), len(numbers)]
         return [
-            (int(numbers[order[start]]), ordered.slice(start, stop - start)) for start, stop in itertools.pairwise(cuts)
+            (int(numbers[order[start]]), ordered.slice(start, stop - start))
+            for start, stop in itertools.pairwise(cuts)
         ]
 
     def _numbers(self, topic: str, batch: Any, count: int) -> npt.NDArray[np.int64]:
@@ -174,9 +202,14 @@ class RowRouter:
         numbers = np.full(rows, -1, np.int64)
         if "partition" in self._names:
             given = batch.column("partition")
-            numbers = np.asarray(given.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
-            # A null means that the row may go anywhere; a negative number is as wrong as one that is too large.
-            wrong = ((numbers < 0) | (numbers >= count)) & ~given.is_null().to_numpy(zero_copy_only=False)
+            numbers = np.asarray(
+                given.fill_null(-1).to_numpy(zero_copy_only=False), np.int64
+            )
+            # A null means that the row may go anywhere; a negative number is as wrong
+            # as one that is too large.
+            wrong = ((numbers < 0) | (numbers >= count)) & ~given.is_null().to_numpy(
+                zero_copy_only=False
+            )
             if wrong.any():
                 raise InvalidRecordError(
                     f"topic {topic!r} has no such partition",
@@ -203,8 +236,13 @@ class RowRouter:
         writer = self._writers.get(key)
         if writer is None:
             writer = self._writers[key] = self._open(*key)
-        # Several batches come of it where their values are too many for the 32-bit offsets of one.
-        for rows in parts if len(parts) == 1 else pa.Table.from_batches(parts).combine_chunks().to_batches():
+        # Several batches come of it where their values are too many for the 32-bit
+        # offsets of one.
+        for rows in (
+            parts
+            if len(parts) == 1
+            else pa.Table.from_batches(parts).combine_chunks().to_batches()
+        ):
             self._store(writer, rows)
 
     def _times(self, rows: Any) -> npt.NDArray[np.int64] | None:
@@ -236,20 +274,31 @@ class RowStager(RowRouter):
             self._codec = Codec.NONE
         else:
             self._codec = codec_named(options.codec)
-        # What the planner made is the sign that this machine sees the directory. Where it does not, all is carried.
+        # What the planner made is the sign that this machine sees the directory. Where
+        # it does not, all is carried.
         self._has_directory = Staging(OS, options.path).is_begun(txid)
         self._holds = options.carry_bytes > 0 or not self._has_directory
 
     def close(self) -> tuple[list[StagedFile], list[Carried]]:
-        """Stages what waits. Returns the files that hold all of it, on disk; or, of a little, the pieces themselves."""
+        """Stages what waits. Returns the files that hold all of it, on disk; or, of a
+        little, the pieces themselves.
+        """
         self.flush()
-        writers: list[StagedWriter] = [writer for _, writer in sorted(self._writers.items())]
+        writers: list[StagedWriter] = [
+            writer for _, writer in sorted(self._writers.items())
+        ]
         if self._holds:
-            return [], [piece for piece in (writer.carry() for writer in writers) if piece is not None]
+            return [], [
+                piece
+                for piece in (writer.carry() for writer in writers)
+                if piece is not None
+            ]
         return [file for writer in writers for file in writer.close()], []
 
     def _spill_what_is_much(self) -> None:
-        """A task that has written more than may be carried goes on with files, for all its partitions."""
+        """A task that has written more than may be carried goes on with files, for all
+        its partitions.
+        """
         if not self._holds:
             return
         held = sum(writer.held_bytes for writer in self._writers.values())
@@ -277,7 +326,9 @@ class RowStager(RowRouter):
             keys = None
             if "key" in self._names:
                 keys = input_column(rows.column("key"), "key")
-            writer.append_columns(keys, input_column(rows.column("value"), "value"), times, rows.num_rows)
+            writer.append_columns(
+                keys, input_column(rows.column("value"), "value"), times, rows.num_rows
+            )
         self._spill_what_is_much()
 
     def _open(self, topic: str, partition: int) -> StagedWriter:
@@ -297,7 +348,9 @@ class RowStager(RowRouter):
 
 
 def _milliseconds(column: Any) -> npt.NDArray[np.int64]:
-    """Microseconds of any time zone as milliseconds, rounded down as Spark does; null as the format's -1, none."""
+    """Microseconds of any time zone as milliseconds, rounded down as Spark does; null
+    as the format's -1, none.
+    """
     import pyarrow as pa
 
     micros = column.cast(pa.int64())
@@ -314,15 +367,23 @@ def _has_headers(column: Any) -> bool:
     return bool(pc.call_function("max", [lengths]).as_py())
 
 
-def records_of(rows: Any, names: tuple[str, ...], times: npt.NDArray[np.int64] | None) -> list[tuple[Any, ...]]:
+def records_of(
+    rows: Any, names: tuple[str, ...], times: npt.NDArray[np.int64] | None
+) -> list[tuple[Any, ...]]:
     """Rows with headers as tuples, one by one: the encoder of columns takes none."""
 
     def cells(name: str) -> list[Any]:
         if name not in names:
             return [None] * rows.num_rows
-        return [one.encode() if isinstance(one, str) else one for one in rows.column(name).to_pylist()]
+        return [
+            one.encode() if isinstance(one, str) else one
+            for one in rows.column(name).to_pylist()
+        ]
 
-    headers = [[(header["key"], header["value"]) for header in one or ()] for one in rows.column("headers").to_pylist()]
+    headers = [
+        [(header["key"], header["value"]) for header in one or ()]
+        for one in rows.column("headers").to_pylist()
+    ]
     if times is None:
         stamps = [None] * rows.num_rows
     else:

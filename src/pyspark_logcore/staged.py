@@ -1,14 +1,16 @@
-"""The common part of batch writes and streams: tasks stage rows, and the driver publishes all of them at once.
+"""The common part of batch writes and streams: tasks stage rows, and the driver
+publishes all of them at once.
 
 Rules:
 - Columns and options are checked in StagedWrite.plan(), before any task runs.
-- The names of a task's files contain its attempt, so that two attempts of a task never write the same file. Only files
-  that the messages of a commit name are published.
-- Once a process has begun to carry out a published write, nothing of it is removed, whatever Spark calls. Before that,
-  an error in publishing or a timeout withdraws the write.
+- The names of a task's files contain its attempt, so that two attempts of a task never
+  write the same file. Only files that the messages of a commit name are published.
+- Once a process has begun to carry out a published write, nothing of it is removed,
+  whatever Spark calls. Before that, an error in publishing or a timeout withdraws the
+  write.
 
-This module knows no format: logcore.staging writes the files and carries the write out; rows.py chooses the partition
-of each row.
+This module knows no format: logcore.staging writes the files and carries the write out;
+rows.py chooses the partition of each row.
 """
 
 from __future__ import annotations
@@ -48,12 +50,14 @@ _POLL_SECONDS: Final = 0.02
 
 
 class PublishTimeoutError(LogcoreError):
-    """Another process holds the directory and did not take the write over in time; it was withdrawn."""
+    """Another process holds the directory and did not take the write over in time; it
+    was withdrawn.
+    """
 
 
 class StagedMessage(WriterCommitMessage):
-    """What one task wrote: files that it staged, or pieces that this message carries. query, batch_id: of the stream
-    and its batch; None for a batch write.
+    """What one task wrote: files that it staged, or pieces that this message carries.
+    query, batch_id: of the stream and its batch; None for a batch write.
     """
 
     def __init__(
@@ -80,7 +84,9 @@ class StagedMessage(WriterCommitMessage):
 
 @attrs.frozen
 class StagedWrite:
-    """The plan of one write; pickled to its tasks. topics: the topics that existed when it was planned."""
+    """The plan of one write; pickled to its tasks. topics: the topics that existed when
+    it was planned.
+    """
 
     options: WriteOptions
     txid: str
@@ -89,7 +95,9 @@ class StagedWrite:
 
     @classmethod
     def plan(cls, options: WriteOptions, schema: StructType) -> StagedWrite:
-        """Checks columns and topics, and makes the staging directory. Raises LogcoreError."""
+        """Checks columns and topics, and makes the staging directory. Raises
+        LogcoreError.
+        """
         names = check_columns(schema, options)
         if not os.path.isdir(options.path):
             with logcore.open_dir(options.path, create=True):
@@ -106,7 +114,10 @@ class StagedWrite:
                 if name in directory:
                     numbers = directory.partitions(name)
                     if numbers != tuple(range(len(numbers))):
-                        raise InvalidConfigError(f"topic {name!r} has gaps in its partition numbers", found=numbers)
+                        raise InvalidConfigError(
+                            f"topic {name!r} has gaps in its partition numbers",
+                            found=numbers,
+                        )
                     config = directory.describe_topic(name).config.as_mapping()
                     topics[name] = TopicPlan(len(numbers), config)
         txid = uuid.uuid4().hex
@@ -114,7 +125,9 @@ class StagedWrite:
         return cls(options, txid, topics, names)
 
     def stage_here(self, batches: Iterator[pyarrow.RecordBatch]) -> StagedMessage:
-        """In a worker of Spark: stages the rows of the attempt that runs here. Raises LogcoreError."""
+        """In a worker of Spark: stages the rows of the attempt that runs here. Raises
+        LogcoreError.
+        """
         from pyspark import TaskContext
 
         if self.options.gc_freeze:
@@ -122,13 +135,16 @@ class StagedWrite:
         context = TaskContext.get()
         if context is None:
             return self.stage(batches, 0, 0)
-        # Also set in foreachBatch. The id of a query survives restarts, and no query of another checkpoint has it.
+        # Also set in foreachBatch. The id of a query survives restarts, and no query of
+        # another checkpoint has it.
         query = context.getLocalProperty("sql.streaming.queryId")
         batch_id = context.getLocalProperty("streaming.sql.batchId")
         number = None
         if batch_id is not None:
             number = int(batch_id)
-        return self.stage(batches, context.partitionId(), context.taskAttemptId(), query, number)
+        return self.stage(
+            batches, context.partitionId(), context.taskAttemptId(), query, number
+        )
 
     def stage(
         self,
@@ -139,19 +155,31 @@ class StagedWrite:
         batch_id: int | None = None,
     ) -> StagedMessage:
         """Stages batches as that attempt of that task. Raises LogcoreError."""
-        stager = RowStager(self.options, self.txid, self.topics, self.names, task, attempt)
+        stager = RowStager(
+            self.options, self.txid, self.topics, self.names, task, attempt
+        )
         for batch in batches:
             stager.add(batch)
         files, carried = stager.close()
         return StagedMessage(self.txid, task, files, carried, query, batch_id)
 
     def publish(self, messages: Sequence[StagedMessage], query: str | None) -> None:
-        """On the driver, once every task has succeeded: publishes all staged rows. Raises LogcoreError."""
+        """On the driver, once every task has succeeded: publishes all staged rows.
+        Raises LogcoreError.
+        """
         options = self.options
         staging = Staging(OS, options.path)
-        stored = iter(staging.store(self.txid, [piece for message in messages for piece in message.carried]))
+        stored = iter(
+            staging.store(
+                self.txid, [piece for message in messages for piece in message.carried]
+            )
+        )
         by_task = {
-            message.task: [*message.files, *itertools.islice(stored, len(message.carried))] for message in messages
+            message.task: [
+                *message.files,
+                *itertools.islice(stored, len(message.carried)),
+            ]
+            for message in messages
         }
         files = [file for _, mine in sorted(by_task.items()) for file in mine]
         manifest = Manifest(
@@ -159,22 +187,43 @@ class StagedWrite:
             version=options.version,
             txid=self.txid,
             files=files,
-            topics={name: options.partitions for name in {file.topic for file in files} if name not in self.topics},
+            topics={
+                name: options.partitions
+                for name in {file.topic for file in files}
+                if name not in self.topics
+            },
             query=query,
         )
         try:
             staging.publish(manifest)
-        except BaseException:  # the manifest may exist; withdraw it, because the job has failed
+        except (
+            BaseException
+        ):  # the manifest may exist; withdraw it, because the job has failed
             staging.withdraw(manifest.app_id, manifest.version, self.txid)
             raise
-        carry_out(OS, staging, options.app_id, options.version, self.txid, options.publish_timeout)
+        carry_out(
+            OS,
+            staging,
+            options.app_id,
+            options.version,
+            self.txid,
+            options.publish_timeout,
+        )
 
 
-def carry_out(fs: FS, staging: Staging, app_id: str, version: int, txid: str, timeout_seconds: float) -> None:
-    """Carries out a published manifest, or waits for the process that holds the directory to do so.
+def carry_out(
+    fs: FS,
+    staging: Staging,
+    app_id: str,
+    version: int,
+    txid: str,
+    timeout_seconds: float,
+) -> None:
+    """Carries out a published manifest, or waits for the process that holds the
+    directory to do so.
 
-    On an error the manifest is withdrawn, so that nothing is written. If a process has already begun to carry it out,
-    the error says that the write will be published.
+    On an error the manifest is withdrawn, so that nothing is written. If a process has
+    already begun to carry it out, the error says that the write will be published.
     """
     deadline = time.monotonic() + timeout_seconds
     while True:
@@ -182,13 +231,21 @@ def carry_out(fs: FS, staging: Staging, app_id: str, version: int, txid: str, ti
             try:
                 with logcore.open_dir(staging.directory, fs=fs) as directory:
                     apply_ready(fs, directory)
-                    failures = [incident for incident in directory.incidents() if incident.work == "staging"]
+                    failures = [
+                        incident
+                        for incident in directory.incidents()
+                        if incident.work == "staging"
+                    ]
                 if staging.outcome(app_id, version) == "done":
                     return
                 if failures:  # opening the directory met it, for example a full disk
                     cause = failures[-1]
-                    raise StorageWriteError(f"the write could not be placed: {cause.kind}: {cause.reason}")
-                raise CorruptLogError("the write was neither carried out nor refused", path=staging.path)
+                    raise StorageWriteError(
+                        f"the write could not be placed: {cause.kind}: {cause.reason}"
+                    )
+                raise CorruptLogError(
+                    "the write was neither carried out nor refused", path=staging.path
+                )
             except LogLockedError as error:
                 if staging.outcome(app_id, version) == "done":
                     return
@@ -201,9 +258,14 @@ def carry_out(fs: FS, staging: Staging, app_id: str, version: int, txid: str, ti
                     path=staging.directory,
                 ) from error
         except BaseException as error:
-            if staging.outcome(app_id, version) == "done" and isinstance(error, LogcoreError):
+            if staging.outcome(app_id, version) == "done" and isinstance(
+                error, LogcoreError
+            ):
                 return
-            if not staging.withdraw(app_id, version, txid) and staging.outcome(app_id, version) == "pending":
+            if (
+                not staging.withdraw(app_id, version, txid)
+                and staging.outcome(app_id, version) == "pending"
+            ):
                 note = "The write is published, and will be there when the directory is next opened"
                 if isinstance(error, LogcoreError):
                     error.reason += f". {note}"

@@ -1,14 +1,19 @@
-"""Logs in an object store, read only: a URI such as s3://bucket/logs as the origin of a query.
+"""Logs in an object store, read only: a URI such as s3://bucket/logs as the origin of a
+query.
 
 Rules:
-- This is for archives: copies of log directories whose files do not change any more. A listing is made once for each
-  directory and process, and nothing is locked, followed or written.
-- Objects are read in ranges, with a read-ahead of at most 8 MiB, and a few such blocks are kept. They are decoded as
-  the files of a directory are.
-- An object that is shorter than its listing said is an error. So is a log that ends before its own notes say.
-- Credentials come from options or from the environment. They are in no text: no error, no plan, no repr.
+- This is for archives: copies of log directories whose files do not change any more. A
+  listing is made once for each directory and process, and nothing is locked, followed
+  or written.
+- Objects are read in ranges, with a read-ahead of at most 8 MiB, and a few such blocks
+  are kept. They are decoded as the files of a directory are.
+- An object that is shorter than its listing said is an error. So is a log that ends
+  before its own notes say.
+- Credentials come from options or from the environment. They are in no text: no error,
+  no plan, no repr.
 
-This module decides nothing about offsets (planning.py) and knows no column (columns.py).
+This module decides nothing about offsets (planning.py) and knows no column
+(columns.py).
 """
 
 from __future__ import annotations
@@ -57,7 +62,14 @@ _APART_BYTES: Final = 128 << 10
 _BLOCKS: Final = 3
 #: An index file at most; segments are read in pieces.
 _MOST_MAPPED: Final = 64 << 20
-_REFUSED: Final = ("ACCESS_DENIED", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "403", "FORBIDDEN")
+_REFUSED: Final = (
+    "ACCESS_DENIED",
+    "AccessDenied",
+    "InvalidAccessKeyId",
+    "SignatureDoesNotMatch",
+    "403",
+    "FORBIDDEN",
+)
 
 
 def open_store(store: Store) -> tuple[pyarrow.fs.FileSystem, str]:
@@ -66,7 +78,9 @@ def open_store(store: Store) -> tuple[pyarrow.fs.FileSystem, str]:
         import pyarrow
         from pyarrow import fs
     except ImportError as error:
-        raise MissingDependencyError(f"object stores need pyarrow: {install_command('spark')}") from error
+        raise MissingDependencyError(
+            f"object stores need pyarrow: {install_command('spark')}"
+        ) from error
     try:
         if not store.is_s3:
             found: tuple[pyarrow.fs.FileSystem, str] = fs.FileSystem.from_uri(store.uri)
@@ -74,12 +88,20 @@ def open_store(store: Store) -> tuple[pyarrow.fs.FileSystem, str]:
         settings = dict(store.settings)
         bucket = store.location.split("/")[2]
         if "region" not in settings and "endpoint_override" not in settings:
-            with contextlib.suppress(OSError):  # one that cannot be asked may be the default one
+            with contextlib.suppress(
+                OSError
+            ):  # one that cannot be asked may be the default one
                 settings["region"] = fs.resolve_s3_region(bucket)
         return fs.S3FileSystem(**settings), store.location.split("://", 1)[1]
-    except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError, ImportError, ValueError) as error:
+    except (
+        pyarrow.ArrowInvalid,
+        pyarrow.ArrowNotImplementedError,
+        ImportError,
+        ValueError,
+    ) as error:
         raise InvalidConfigError(
-            f"pyarrow knows no such file system: {store.hide(str(error))}", path=store.location
+            f"pyarrow knows no such file system: {store.hide(str(error))}",
+            path=store.location,
         ) from None
     except OSError as error:
         _fail(error, store, store.location)
@@ -108,12 +130,16 @@ class _Open:
 
 
 class StoreFS:
-    """What the library asks of a disk (logcore.fs.FS), answered from an object store. Lives in one thread."""
+    """What the library asks of a disk (logcore.fs.FS), answered from an object store.
+    Lives in one thread.
+    """
 
     forks = 0
 
     def __init__(self, store: Store, opened: tuple[Any, str] | None = None) -> None:
-        """opened: the file system of pyarrow's and the path in it, instead of those that the URI names."""
+        """opened: the file system of pyarrow's and the path in it, instead of those
+        that the URI names.
+        """
         self._store = store
         self._system, self._root = opened or open_store(store)
         self._listings: dict[str, dict[str, Any]] = {}
@@ -123,7 +149,9 @@ class StoreFS:
         self.requests = 0  # listings and reads
 
     def _key(self, path: str) -> str:
-        return posixpath.join(self._root, path[len(self._store.location) :].lstrip("/")).rstrip("/")
+        return posixpath.join(
+            self._root, path[len(self._store.location) :].lstrip("/")
+        ).rstrip("/")
 
     def _listing(self, path: str) -> dict[str, Any]:
         """What lies in a directory, by names; nothing for one that is not there."""
@@ -133,7 +161,9 @@ class StoreFS:
 
             self.requests += 1
             try:
-                found = self._system.get_file_info(fs.FileSelector(self._key(path), allow_not_found=True))
+                found = self._system.get_file_info(
+                    fs.FileSelector(self._key(path), allow_not_found=True)
+                )
             except OSError as error:
                 _fail(error, self._store, path)
             self._listings[path] = {one.base_name: one for one in found}
@@ -146,9 +176,17 @@ class StoreFS:
             raise FileNotFoundError(path)
         return info
 
-    # -- files ---------------------------------------------------------------------------------------------------
+    # -- files
+    # ---------------------------------------------------------------------------------------------------
 
-    def open(self, path: str, *, write: bool = False, create: bool = False, exclusive: bool = False) -> int:
+    def open(
+        self,
+        path: str,
+        *,
+        write: bool = False,
+        create: bool = False,
+        exclusive: bool = False,
+    ) -> int:
         if write or create or exclusive:
             self._refuse(path)
         info = self._info(path)
@@ -188,7 +226,9 @@ class StoreFS:
                 one.file = self._system.open_input_file(self._key(one.path))
             data: bytes = one.file.read_at(size, position)
         except FileNotFoundError:
-            raise StorageReadError("the object is gone since it was listed", path=one.path) from None
+            raise StorageReadError(
+                "the object is gone since it was listed", path=one.path
+            ) from None
         except OSError as error:
             _fail(error, self._store, one.path)
         if len(data) < size:
@@ -204,7 +244,9 @@ class StoreFS:
     def map(self, handle: int, size: int) -> memoryview:
         """Read as a whole; ResourceError for what is no index file."""
         if size > _MOST_MAPPED:
-            raise ResourceError("too large to be read as a whole", path=self._handles[handle].path)
+            raise ResourceError(
+                "too large to be read as a whole", path=self._handles[handle].path
+            )
         return memoryview(self.pread(handle, size, 0))
 
     def is_readable(self, view: memoryview, *, touch: bool = False) -> bool:
@@ -216,7 +258,8 @@ class StoreFS:
     def drop_cache(self, handle: int, position: int) -> bool:
         return False
 
-    # -- names ---------------------------------------------------------------------------------------------------
+    # -- names
+    # ---------------------------------------------------------------------------------------------------
 
     def file_size(self, path: str) -> int:
         return int(self._info(path).size or 0)
@@ -230,7 +273,9 @@ class StoreFS:
         return int(info.size or 0), int(info.mtime_ns or 0)
 
     def exists(self, path: str) -> bool:
-        return self._is_root(path) or os.path.basename(path) in self._listing(os.path.dirname(path))
+        return self._is_root(path) or os.path.basename(path) in self._listing(
+            os.path.dirname(path)
+        )
 
     def is_directory(self, path: str) -> bool:
         if self._is_root(path):
@@ -255,7 +300,9 @@ class StoreFS:
             info = self._listing(os.path.dirname(path)).get(os.path.basename(path))
         if info is not None and info.type == fs.FileType.File:
             return int(info.mtime_ns or 0) // 1_000_000
-        newest = max((int(one.mtime_ns or 0) for one in self._listing(path).values()), default=0)
+        newest = max(
+            (int(one.mtime_ns or 0) for one in self._listing(path).values()), default=0
+        )
         return newest // 1_000_000
 
     def real_path(self, path: str) -> str:
@@ -279,10 +326,13 @@ class StoreFS:
     def after_fork(self, forget: Callable[[], None]) -> None:
         """Nothing to do: no object of this module lives across a fork."""
 
-    # -- what an object store is not asked for -------------------------------------------------------------------
+    # -- what an object store is not asked for
+    # -------------------------------------------------------------------
 
     def _refuse(self, *args: Any, **named: Any) -> NoReturn:
-        raise ReadOnlyLogError("an object store is only read", path=self._store.location)
+        raise ReadOnlyLogError(
+            "an object store is only read", path=self._store.location
+        )
 
     pwrite = truncate = fdatasync = fsync = _refuse
     mkdir = rename = link = unlink = rmdir = sync_dir = _refuse
@@ -292,7 +342,9 @@ class StoreFS:
 class StoreOrigin:
     """See origin.Origin. Lives in one thread of one process."""
 
-    def __init__(self, options: ReadOptions, opened: tuple[Any, str] | None = None) -> None:
+    def __init__(
+        self, options: ReadOptions, opened: tuple[Any, str] | None = None
+    ) -> None:
         """opened: see StoreFS."""
         assert options.store is not None
         self._options = options
@@ -322,7 +374,9 @@ class StoreOrigin:
 
     def _opened(self) -> logcore.LogDir:
         if self._directory is None:
-            self._directory = logcore.open_dir(self.location, read_only=True, fs=self.fs)
+            self._directory = logcore.open_dir(
+                self.location, read_only=True, fs=self.fs
+            )
         return self._directory
 
     def refresh(self) -> bool:
@@ -340,11 +394,16 @@ class StoreOrigin:
             with contextlib.suppress(LogNotFoundError):
                 log = self._log(key)
                 committed = self._options.isolation == "read_committed"
-                found[key] = Bounds(log.log_start_offset, log.last_stable_offset if committed else log.high_watermark)
+                found[key] = Bounds(
+                    log.log_start_offset,
+                    log.last_stable_offset if committed else log.high_watermark,
+                )
         return found
 
     def _log(self, key: TopicPartition) -> logcore.Log:
-        """A log, opened once. Raises LogNotFoundError, and CorruptLogError for one whose end is missing."""
+        """A log, opened once. Raises LogNotFoundError, and CorruptLogError for one
+        whose end is missing.
+        """
         if key not in self._logs:
             path = f"{self.location}/{partition_name(*key)}"
             log = logcore.open(path, read_only=True, fs=self.fs)
@@ -361,8 +420,13 @@ class StoreOrigin:
             self._logs[key] = log
         return self._logs[key]
 
-    def offsets_at(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        return {key: self._log(key).offset_for_timestamp(time_ms) for key, time_ms in times_ms.items()}
+    def offsets_at(
+        self, times_ms: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int | None]:
+        return {
+            key: self._log(key).offset_for_timestamp(time_ms)
+            for key, time_ms in times_ms.items()
+        }
 
     def marks(self, one: OffsetRange) -> Marks:
         return marks_of(self._log((one.topic, one.partition)), one.start, one.end)
@@ -370,9 +434,13 @@ class StoreOrigin:
     def identity(self, topic: str, partition: int) -> Identity:
         return Identity.of(self.location, topic, partition, self.fs)
 
-    def read(self, one: OffsetRange, identity: Identity) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
+    def read(
+        self, one: OffsetRange, identity: Identity
+    ) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
         fail = self._options.fail_on_data_loss
-        changed = check_identity(identity, self.location, one.topic, one.partition, self.fs)
+        changed = check_identity(
+            identity, self.location, one.topic, one.partition, self.fs
+        )
         if changed is not None:
             report_loss(fail, self.location, one.topic, one.partition, changed)
             return
@@ -385,7 +453,8 @@ class StoreOrigin:
 
     def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         raise InvalidConfigError(
-            "commitOffsets needs a broker: read through kafka.bootstrap.servers", path=self.location
+            "commitOffsets needs a broker: read through kafka.bootstrap.servers",
+            path=self.location,
         )
 
     def close(self) -> None:
@@ -400,6 +469,9 @@ class StoreOrigin:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()

@@ -1,12 +1,14 @@
 """A stream that is read: which offsets each micro-batch has, and its tasks.
 
 Rules:
-- Spark keeps the offsets. Nothing here depends on stop(), which is not called when the process is killed.
-- partitions() is a function of its arguments and the log: a batch that is replayed, in a new process too, reads the
-  same records.
-- Batch 0 that is replayed begins where it began, or the query ends with an error: see firstoffsets.py.
-- What is gone is DataLossError, or a warning where the user said failOnDataLoss=false. A directory that is missing, or
-  another one, is an error in any case.
+- Spark keeps the offsets. Nothing here depends on stop(), which is not called when the
+  process is killed.
+- partitions() is a function of its arguments and the log: a batch that is replayed, in
+  a new process too, reads the same records.
+- Batch 0 that is replayed begins where it began, or the query ends with an error: see
+  firstoffsets.py.
+- What is gone is DataLossError, or a warning where the user said failOnDataLoss=false.
+  A directory that is missing, or another one, is an error in any case.
 
 limits.py decides how far a batch reads. A task reads as in a batch read, see reader.py.
 """
@@ -27,7 +29,12 @@ from pyspark_logcore.firstoffsets import FirstOffsets
 from pyspark_logcore.limits import Offsets
 from pyspark_logcore.options import LATEST, StreamOptions
 from pyspark_logcore.origin import Origin, origin_of
-from pyspark_logcore.planning import check_names, present_partitions, starting_offsets, wanted_partitions
+from pyspark_logcore.planning import (
+    check_names,
+    present_partitions,
+    starting_offsets,
+    wanted_partitions,
+)
 from pyspark_logcore.ranges import Bounds, TopicPartition, report_loss
 from pyspark_logcore.reader import read_share, shares
 from pyspark_logcore.tasks import into_tasks
@@ -58,24 +65,32 @@ class FirstBatchError(LogcoreError):
 
 
 class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads one stream. Spark keeps one object in a process of its own while the query runs, and sends others, pickled
-    right after they were made, to the tasks.
+    """Reads one stream. Spark keeps one object in a process of its own while the query
+    runs, and sends others, pickled right after they were made, to the tasks.
     """
 
     def __init__(self, options: StreamOptions, names: tuple[str, ...]) -> None:
         if options.max_offsets is not None and not HAS_LIMITS:
-            raise InvalidConfigError("maxOffsetsPerTrigger needs pyspark 4.2 or newer: before, Spark asks for no limit")
+            raise InvalidConfigError(
+                "maxOffsetsPerTrigger needs pyspark 4.2 or newer: before, Spark asks for no limit"
+            )
         self.options = options
         self.names = names
         self.clock: Callable[[], float] = time.monotonic
         self._opened: Origin | None = None
         self._seen: dict[TopicPartition, Bounds] = {}  # at the last look
         self._target: dict[TopicPartition, int] | None = None  # of AvailableNow
-        self._batched_at: float | None = None  # when offsets were given last, by the clock
-        self._again: set[TopicPartition] = set()  # of topics that were made again, until the next batch tells it
+        self._batched_at: float | None = (
+            None  # when offsets were given last, by the clock
+        )
+        self._again: set[TopicPartition] = (
+            set()
+        )  # of topics that were made again, until the next batch tells it
         self._present: list[TopicPartition] | None = None
         self._answer: dict[str, dict[str, int]] = {}
-        self._is_idle = False  # the last answer was its own start, and nothing is waited for
+        self._is_idle = (
+            False  # the last answer was its own start, and nothing is waited for
+        )
         self._initial: dict[TopicPartition, int] | None = None
         self._initial_is_kept = False
         self._gave_initial = False
@@ -83,10 +98,13 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._commits = options.group_id is not None
         self._was_locked = False  # and the user was warned
 
-    # -- what Spark asks on the driver -------------------------------------------------------------------------------
+    # -- what Spark asks on the driver
+    # -------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, dict[str, int]]:
-        """Where a new query begins: one answer for the life of this object. Raises LogcoreError."""
+        """Where a new query begins: one answer for the life of this object. Raises
+        LogcoreError.
+        """
         self._gave_initial = True
         if self._initial is None:
             store = self._store()
@@ -101,11 +119,15 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return limits.to_json(self._initial)
 
     def _keep_initial(self) -> None:
-        """Before Spark notes where batch 0 ends. Not earlier: when that batch is replayed, and was not kept, what is
-        latest now is no answer.
+        """Before Spark notes where batch 0 ends. Not earlier: when that batch is
+        replayed, and was not kept, what is latest now is no answer.
         """
         store = self._store()
-        if store is not None and self._initial is not None and not self._initial_is_kept:
+        if (
+            store is not None
+            and self._initial is not None
+            and not self._initial_is_kept
+        ):
             self._initial = store.keep(self._initial)
             self._initial_is_kept = True
 
@@ -122,8 +144,11 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._look()
         self._target = {key: bound.end for key, bound in self._seen.items()}
 
-    # A parameter at all is what tells Spark 4.2 that limits are understood; older ones call it without.
-    def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, dict[str, int]]:
+    # A parameter at all is what tells Spark 4.2 that limits are understood; older ones
+    # call it without.
+    def latestOffset(
+        self, start: Any = None, limit: Any = None
+    ) -> dict[str, dict[str, int]]:
         """Where the next batch ends. Raises LogcoreError."""
         if not self._gave_latest:
             self._gave_latest = True
@@ -137,14 +162,28 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return limits.to_json(ends)
         before = limits.from_json(start)
         if self._target is not None:
-            ends = {key: min(end, self._target[key]) for key, end in ends.items() if key in self._target}
+            ends = {
+                key: min(end, self._target[key])
+                for key, end in ends.items()
+                if key in self._target
+            }
         ends = self._checked(before, ends)
         now = self.clock()
-        if self._target is None and not self._again & before.keys() and not self._takes_everything(limit):
+        if (
+            self._target is None
+            and not self._again & before.keys()
+            and not self._takes_everything(limit)
+        ):
             since = None
             if self._batched_at is not None:
                 since = now - self._batched_at
-            if limits.is_waiting(before, ends, self.options.min_offsets, since, self.options.max_delay_seconds):
+            if limits.is_waiting(
+                before,
+                ends,
+                self.options.min_offsets,
+                since,
+                self.options.max_delay_seconds,
+            ):
                 return limits.to_json(before)
         if HAS_LIMITS and isinstance(limit, ReadMaxRows):
             ends = limits.at_most(before, ends, limit.max_rows)
@@ -156,12 +195,18 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._answer
 
     def _takes_everything(self, limit: Any) -> bool:
-        """Whether the trigger asks for all there is, whatever the options say: Trigger.Once."""
-        has_options = self.options.max_offsets is not None or self.options.min_offsets is not None
+        """Whether the trigger asks for all there is, whatever the options say:
+        Trigger.Once.
+        """
+        has_options = (
+            self.options.max_offsets is not None or self.options.min_offsets is not None
+        )
         return HAS_LIMITS and has_options and isinstance(limit, ReadAllAvailable)
 
     def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:
-        """Where the log ended at the last look: the query's progress shows the lag by it."""
+        """Where the log ended at the last look: the query's progress shows the lag by
+        it.
+        """
         return limits.to_json({key: bound.end for key, bound in self._seen.items()})
 
     def partitions(self, start: Any, end: Any) -> list[InputPartition]:
@@ -181,37 +226,49 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 ranges.append(one)
             else:
                 self._report(
-                    (one.topic, one.partition), f"offsets {one.start} to {one.end} are gone with the partition"
+                    (one.topic, one.partition),
+                    f"offsets {one.start} to {one.end} are gone with the partition",
                 )
         return shares(into_tasks(ranges, origin.marks, options), origin)
 
     def commit(self, end: Any) -> None:
-        """Spark is done with all below these offsets. This comes with the next batch, and never for the last one."""
+        """Spark is done with all below these offsets. This comes with the next batch,
+        and never for the last one.
+        """
         group = self.options.group_id
         if group is None or not self._commits:
             return
         try:
             self._origin.commit_offsets(group, limits.from_json(end))
-        except LogLockedError as error:  # perhaps only for a moment: the next commit tries again
+        except (
+            LogLockedError
+        ) as error:  # perhaps only for a moment: the next commit tries again
             if not self._was_locked:
                 self._was_locked = True
-                warnings.warn(f"offsets are not committed to group {group!r} while {error}", stacklevel=2)
+                warnings.warn(
+                    f"offsets are not committed to group {group!r} while {error}",
+                    stacklevel=2,
+                )
         except LogcoreError as error:
             self._commits = False
-            warnings.warn(f"offsets are not committed to group {group!r}: {error}", stacklevel=2)
+            warnings.warn(
+                f"offsets are not committed to group {group!r}: {error}", stacklevel=2
+            )
 
     def stop(self) -> None:
         if self._opened is not None:
             self._opened.close()
             self._opened = None
 
-    # -- in a task ---------------------------------------------------------------------------------------------------
+    # -- in a task
+    # ---------------------------------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """Runs in a worker of Spark, once for each task."""
         return read_share(self.options.read, self.names, partition)
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- inside
+    # ------------------------------------------------------------------------------------------------------
 
     @property
     def _origin(self) -> Origin:
@@ -242,37 +299,61 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return starting_offsets(options, origin, origin.bounds(wanted))
 
     def _look(self) -> bool:
-        """Sees where the partitions of this stream begin and end now; whether any of it is new."""
+        """Sees where the partitions of this stream begin and end now; whether any of it
+        is new.
+        """
         origin = self._origin
         if origin.refresh() or self._present is None:
             self._present = present_partitions(self.options.read, origin)
         seen = origin.bounds(self._present)
         if seen == self._seen:
             return False
-        self._again |= {key for key, bound in seen.items() if _is_other(self._seen.get(key), bound)}
+        self._again |= {
+            key for key, bound in seen.items() if _is_other(self._seen.get(key), bound)
+        }
         self._seen = seen
         return True
 
-    def _checked(self, before: Offsets, ends: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """The ends, when nothing was lost since the start of the batch, or the user lets it be."""
+    def _checked(
+        self, before: Offsets, ends: dict[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
+        """The ends, when nothing was lost since the start of the batch, or the user
+        lets it be.
+        """
         again = self._again & before.keys()
         for key, reached in before.items():
             if key not in ends:
-                self._report(key, f"the partition is gone; offset {reached} was reached")
+                self._report(
+                    key, f"the partition is gone; offset {reached} was reached"
+                )
             elif key in again:
-                self._report(key, f"the topic was deleted and made again; offset {reached} was reached")
+                self._report(
+                    key,
+                    f"the topic was deleted and made again; offset {reached} was reached",
+                )
             elif ends[key] < reached:
-                self._report(key, f"the log ends at {ends[key]}, and offset {reached} was reached: it was made again")
+                self._report(
+                    key,
+                    f"the log ends at {ends[key]}, and offset {reached} was reached: it was made again",
+                )
             elif self._seen[key].start > reached:
-                self._report(key, f"the log begins at {self._seen[key].start}, and offset {reached} is the next")
+                self._report(
+                    key,
+                    f"the log begins at {self._seen[key].start}, and offset {reached} is the next",
+                )
         for key in ends.keys() - before.keys():
             if self._seen[key].start > 0:
-                self._report(key, f"the partition was added, and its log begins at {self._seen[key].start}, not at 0")
+                self._report(
+                    key,
+                    f"the partition was added, and its log begins at {self._seen[key].start}, not at 0",
+                )
         return limits.made_again(before, ends, again)
 
-    def _first_of_replay(self, before: dict[TopicPartition, int], ends: Offsets) -> dict[TopicPartition, int]:
-        """Where batch 0 that is replayed begins. Spark pairs its end, from the log, with a beginning that it has just
-        asked for again.
+    def _first_of_replay(
+        self, before: dict[TopicPartition, int], ends: Offsets
+    ) -> dict[TopicPartition, int]:
+        """Where batch 0 that is replayed begins. Spark pairs its end, from the log,
+        with a beginning that it has just asked for again.
         """
         where = self.options.read.start
         at_end = where.bound == "latest" or LATEST in (where.offsets or {}).values()
@@ -290,7 +371,9 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**before, **ends}
 
     def _report(self, key: TopicPartition, reason: str) -> None:
-        report_loss(self.options.read.fail_on_data_loss, self._origin.location, *key, reason)
+        report_loss(
+            self.options.read.fail_on_data_loss, self._origin.location, *key, reason
+        )
 
 
 def _is_other(before: Bounds | None, now: Bounds) -> bool:

@@ -1,10 +1,12 @@
 """Into how many tasks ranges are cut, and where.
 
 Rules:
-- Tasks are few and large: one for each partition, cut above maxPartitionBytes where index entries stand, so that no
-  batch is decoded by two tasks. minPartitions cuts by Kafka's formula.
-- Small ranges share a task up to packBytes, because a task costs Spark 14 to 30 ms whatever it reads. They are read
-  one after another. Where the user counts tasks or records (minPartitions, maxRecordsPerPartition), none share one.
+- Tasks are few and large: one for each partition, cut above maxPartitionBytes where
+  index entries stand, so that no batch is decoded by two tasks. minPartitions cuts by
+  Kafka's formula.
+- Small ranges share a task up to packBytes, because a task costs Spark 14 to 30 ms
+  whatever it reads. They are read one after another. Where the user counts tasks or
+  records (minPartitions, maxRecordsPerPartition), none share one.
 
 This module reads nothing: an origin says what it knows of sizes, see Marks.
 """
@@ -28,10 +30,12 @@ _GUESSED_BYTES: Final = 100
 
 @attrs.frozen
 class Marks:
-    """Places in a range where it may be cut: how many bytes lie before each, and what batch stands there.
+    """Places in a range where it may be cut: how many bytes lie before each, and what
+    batch stands there.
 
-    size_bytes: of the whole range, 0 where that is not known. before_bytes: shape (marks,), int64, rising. offset_at:
-    from the number of a mark to the first offset of its batch; None where that cannot be read.
+    size_bytes: of the whole range, 0 where that is not known. before_bytes: shape
+    (marks,), int64, rising. offset_at: from the number of a mark to the first offset of
+    its batch; None where that cannot be read.
     """
 
     size_bytes: int
@@ -39,7 +43,9 @@ class Marks:
     offset_at: Callable[[int], int | None]
 
     def offset_near(self, at_bytes: int, within_bytes: int) -> int | None:
-        """First offset of a batch about so many bytes into the range; None when no mark lies within that distance."""
+        """First offset of a batch about so many bytes into the range; None when no mark
+        lies within that distance.
+        """
         if not len(self.before_bytes):
             return None
         nearest = int(np.abs(self.before_bytes - at_bytes).argmin())
@@ -61,29 +67,43 @@ class _Piece:
 
 
 def into_tasks(
-    ranges: Sequence[OffsetRange], marks_of: Callable[[OffsetRange], Marks], options: ReadOptions
+    ranges: Sequence[OffsetRange],
+    marks_of: Callable[[OffsetRange], Marks],
+    options: ReadOptions,
 ) -> list[list[OffsetRange]]:
     """The ranges of each task, in the order of the ranges given."""
     pieces: list[_Piece] = []
     for one in ranges:
         marks = marks_of(one)
         size = marks.size_bytes or (one.end - one.start) * _GUESSED_BYTES
-        pieces += _parts(one, marks, -(-marks.size_bytes // options.max_partition_bytes), size)
+        pieces += _parts(
+            one, marks, -(-marks.size_bytes // options.max_partition_bytes), size
+        )
     most = options.max_records
     if most is None and options.min_partitions is None:
         return _packed(pieces, options)
     if most is not None:
         pieces = [
-            _Piece(part, piece.size_bytes * (part.end - part.start) // (piece.range.end - piece.range.start))
+            _Piece(
+                part,
+                piece.size_bytes
+                * (part.end - part.start)
+                // (piece.range.end - piece.range.start),
+            )
             for piece in pieces
             for part in _of_records(piece.range, most)
         ]
     if options.min_partitions is not None and len(pieces) < options.min_partitions:
-        counts = part_counts([piece.range.end - piece.range.start for piece in pieces], options.min_partitions)
+        counts = part_counts(
+            [piece.range.end - piece.range.start for piece in pieces],
+            options.min_partitions,
+        )
         pieces = [
             part
             for piece, count in zip(pieces, counts, strict=True)
-            for part in _parts(piece.range, marks_of(piece.range), count, piece.size_bytes)
+            for part in _parts(
+                piece.range, marks_of(piece.range), count, piece.size_bytes
+            )
         ]
     return [[piece.range] for piece in pieces]
 
@@ -94,7 +114,10 @@ def _parts(one: OffsetRange, marks: Marks, count: int, size_bytes: int) -> list[
 
 
 def _of_records(one: OffsetRange, most: int) -> list[OffsetRange]:
-    return [attrs.evolve(one, start=at, end=min(at + most, one.end)) for at in range(one.start, one.end, most)]
+    return [
+        attrs.evolve(one, start=at, end=min(at + most, one.end))
+        for at in range(one.start, one.end, most)
+    ]
 
 
 def _packed(pieces: Sequence[_Piece], options: ReadOptions) -> list[list[OffsetRange]]:
@@ -112,7 +135,9 @@ def _packed(pieces: Sequence[_Piece], options: ReadOptions) -> list[list[OffsetR
 
 
 def part_counts(sizes: list[int], least: int) -> list[int]:
-    """Into how many parts to cut each range for about `least` in all: Kafka's formula, small ones stay whole."""
+    """Into how many parts to cut each range for about `least` in all: Kafka's formula,
+    small ones stay whole.
+    """
 
     def count(size: int, total: int, parts: int) -> int:
         if total:
@@ -121,13 +146,20 @@ def part_counts(sizes: list[int], least: int) -> list[int]:
 
     total = sum(sizes)
     small = [count(size, total, least) == 1 for size in sizes]
-    rest = sum(size for size, is_small in zip(sizes, small, strict=True) if not is_small)
+    rest = sum(
+        size for size, is_small in zip(sizes, small, strict=True) if not is_small
+    )
     parts = max(least - sum(small), 1)
-    return [1 if is_small else count(size, rest, parts) for size, is_small in zip(sizes, small, strict=True)]
+    return [
+        1 if is_small else count(size, rest, parts)
+        for size, is_small in zip(sizes, small, strict=True)
+    ]
 
 
 def split(one: OffsetRange, marks: Marks, parts: int) -> list[OffsetRange]:
-    """Cuts a range into about that many parts of equal size in bytes, at batches where marks tell of them."""
+    """Cuts a range into about that many parts of equal size in bytes, at batches where
+    marks tell of them.
+    """
     borders = [one.start]
     for part in range(1, parts):
         size = marks.size_bytes // parts
@@ -137,4 +169,7 @@ def split(one: OffsetRange, marks: Marks, parts: int) -> list[OffsetRange]:
         if borders[-1] < offset < one.end:
             borders.append(offset)
     borders.append(one.end)
-    return [attrs.evolve(one, start=low, end=high) for low, high in itertools.pairwise(borders)]
+    return [
+        attrs.evolve(one, start=low, end=high)
+        for low, high in itertools.pairwise(borders)
+    ]

@@ -31,17 +31,25 @@ class OtherQueryError(LogcoreError):
 
 
 class LogcoreWriter(DataSourceArrowWriter):
-    """Writes one DataFrame. Made by LogcoreDataSource.writer(); pickled to the tasks as it is then."""
+    """Writes one DataFrame. Made by LogcoreDataSource.writer(); pickled to the tasks as
+    it is then.
+    """
 
     def __init__(self, planned: StagedWrite) -> None:
         self.planned = planned
 
     @classmethod
-    def of(cls, given: Mapping[str, str], schema: StructType, overwrite: bool) -> LogcoreWriter:
-        """Checks options and columns, and makes the staging directory. Raises LogcoreError."""
+    def of(
+        cls, given: Mapping[str, str], schema: StructType, overwrite: bool
+    ) -> LogcoreWriter:
+        """Checks options and columns, and makes the staging directory. Raises
+        LogcoreError.
+        """
         options = parse_write(given)
         if overwrite:
-            raise InvalidConfigError('a log is only appended to: write with .mode("append")')
+            raise InvalidConfigError(
+                'a log is only appended to: write with .mode("append")'
+            )
         return cls(StagedWrite.plan(options, schema))
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> StagedMessage:
@@ -49,7 +57,9 @@ class LogcoreWriter(DataSourceArrowWriter):
         return self.planned.stage_here(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Runs on the driver when every task has succeeded: publishes all of it. Raises LogcoreError."""
+        """Runs on the driver when every task has succeeded: publishes all of it. Raises
+        LogcoreError.
+        """
         options = self.planned.options
         staged = [one for one in messages if isinstance(one, StagedMessage)]
         query = next((message.query for message in staged if message.query), None)
@@ -65,13 +75,21 @@ class LogcoreWriter(DataSourceArrowWriter):
             staging.forget(options.app_id)
 
     def _check_query(self, staging: Staging, query: str | None) -> None:
-        """Raises OtherQueryError when the version that is done was a batch of another stream, whose rows are others."""
+        """Raises OtherQueryError when the version that is done was a batch of another
+        stream, whose rows are others.
+        """
         options = self.planned.options
         state = read_state(OS, staging.path, options.app_id)
         other = None
         if state is not None:
             other = state.get("query")
-        if state is not None and query and other and other != query and options.version <= state["version"]:
+        if (
+            state is not None
+            and query
+            and other
+            and other != query
+            and options.version <= state["version"]
+        ):
             raise OtherQueryError(
                 f"version {options.version} of txnAppId {options.app_id!r} was not written: versions up to "
                 f"{state['version']} were written by another query. A new checkpoint counts its batches from 0. Give "
@@ -82,6 +100,10 @@ class LogcoreWriter(DataSourceArrowWriter):
             )
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Runs on the driver when the write failed, also in commit(): removes what was staged, unless published."""
+        """Runs on the driver when the write failed, also in commit(): removes what was
+        staged, unless published.
+        """
         options = self.planned.options
-        Staging(OS, options.path).abort(options.app_id, options.version, self.planned.txid)
+        Staging(OS, options.path).abort(
+            options.app_id, options.version, self.planned.txid
+        )

@@ -1,8 +1,10 @@
-"""Each coroutine is cancelled at each of its awaits; then all must be usable, and no record lost or doubled.
+"""Each coroutine is cancelled at each of its awaits; then all must be usable, and no
+record lost or doubled.
 
-A trial makes a directory, runs one call that is cancelled at its n-th await, and checks what is left. n rises until the
-call ends before it is cancelled. Each is done twice: cancelled when it begins to wait, and when what it waits for is
-done and it has not heard of that.
+A trial makes a directory, runs one call that is cancelled at its n-th await, and checks
+what is left. n rises until the call ends before it is cancelled. Each is done twice:
+cancelled when it begins to wait, and when what it waits for is done and it has not
+heard of that.
 """
 
 from __future__ import annotations
@@ -20,8 +22,12 @@ from logcore import aio
 from logcore.errors import CommitFailedError, LogLockedError, ProducerStateError
 from support.cancelling import at_each_await, cancelled
 
-#: What a trial does with a directory: says whether the call was cancelled, after it has checked what is left.
-Trial = Callable[[aio.LogDir, Callable[[Callable[[], Awaitable[Any]]], Awaitable[bool]]], Awaitable[bool]]
+#: What a trial does with a directory: says whether the call was cancelled, after it has
+#: checked what is left.
+Trial = Callable[
+    [aio.LogDir, Callable[[Callable[[], Awaitable[Any]]], Awaitable[bool]]],
+    Awaitable[bool],
+]
 ALL = [b"%d" % number for number in range(10)]
 STEPS = ["init_transactions", "begin_transaction", "commit_transaction"]
 
@@ -54,10 +60,13 @@ async def values(data: aio.LogDir) -> list[bytes | None]:
     return [record.value async for record in data.read("t")]
 
 
-# -- logs and directories ----------------------------------------------------------------------------------------------
+# -- logs and directories
+# ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["append", "append_many", "append_columns", "append_batch"])
+@pytest.mark.parametrize(
+    "kind", ["append", "append_many", "append_columns", "append_batch"]
+)
 def test_an_append_is_stored_whole_or_not(tmp_path: Path, kind: str) -> None:
     async def trial(data: aio.LogDir, cut: Any) -> bool:
         log = await data.partition("t", 0)
@@ -81,7 +90,9 @@ def test_an_append_is_stored_whole_or_not(tmp_path: Path, kind: str) -> None:
 def test_an_append_that_was_not_taken_leaves_no_trace(tmp_path: Path) -> None:
     async def trial(data: aio.LogDir, cut: Any) -> bool:
         log = await data.partition("t", 0)
-        with log.sync._state.lock:  # the thread writes the first, and has not taken the others
+        with (
+            log.sync._state.lock
+        ):  # the thread writes the first, and has not taken the others
             first = asyncio.ensure_future(log.append(b"first"))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -115,13 +126,20 @@ def test_an_append_that_was_not_taken_leaves_no_trace(tmp_path: Path) -> None:
     ],
 )
 def test_a_log_goes_on_after_any_call(tmp_path: Path, kind: str) -> None:
-    arguments = {"truncate": (10,), "delete_records": (0,), "get": (0,), "offset_for_timestamp": (0,)}
+    arguments = {
+        "truncate": (10,),
+        "delete_records": (0,),
+        "get": (0,),
+        "offset_for_timestamp": (0,),
+    }
 
     async def trial(data: aio.LogDir, cut: Any) -> bool:
         log = await data.partition("t", 0)
         await log.append_many([(None, value) for value in ALL[:9]])
         was_cancelled = await cut(
-            lambda: getattr(log, kind)(*(arguments.get(kind, ()) if kind != "truncate" else (9,)))
+            lambda: getattr(log, kind)(
+                *(arguments.get(kind, ()) if kind != "truncate" else (9,))
+            )
         )
         await log.append(ALL[9])
         assert await values(data) == ALL
@@ -141,7 +159,11 @@ def test_a_reading_goes_on_where_it_was_cancelled(tmp_path: Path, kind: str) -> 
             "tail": lambda: log.tail(0, timeout=0),
             "read_topic": lambda: data.read("t"),
         }
-        reading = readings[kind]() if kind in readings else await data.tail("t", {0: 0}, timeout=0)
+        reading = (
+            readings[kind]()
+            if kind in readings
+            else await data.tail("t", {0: 0}, timeout=0)
+        )
         found: list[bytes] = []
 
         async def read() -> None:
@@ -219,7 +241,11 @@ def test_what_is_opened_for_nobody_is_closed(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "t-0" if kind == "log" else tmp_path / "d"
 
     def opening() -> aio.Opening[Any]:
-        return aio.open(path, create=True) if kind == "log" else aio.open_dir(path, create=True)
+        return (
+            aio.open(path, create=True)
+            if kind == "log"
+            else aio.open_dir(path, create=True)
+        )
 
     async def open_again() -> Any:
         for _ in range(2_000):
@@ -241,7 +267,8 @@ def test_what_is_opened_for_nobody_is_closed(tmp_path: Path, kind: str) -> None:
     assert asyncio.run(at_each_await(trial)) >= 2
 
 
-# -- producers ---------------------------------------------------------------------------------------------------------
+# -- producers
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_send_that_waits_for_memory_leaves_no_trace(tmp_path: Path) -> None:
@@ -265,7 +292,10 @@ def test_a_send_that_waits_for_memory_leaves_no_trace(tmp_path: Path) -> None:
     assert explore(tmp_path, trial) >= 1
 
 
-@pytest.mark.parametrize("kind", ["send", "send_and_wait", "send_many", "send_columns", "flush", "close", "open"])
+@pytest.mark.parametrize(
+    "kind",
+    ["send", "send_and_wait", "send_many", "send_columns", "flush", "close", "open"],
+)
 def test_a_producer_goes_on_after_any_call(tmp_path: Path, kind: str) -> None:
     async def trial(data: aio.LogDir, cut: Any) -> bool:
         async def block() -> None:
@@ -277,7 +307,9 @@ def test_a_producer_goes_on_after_any_call(tmp_path: Path, kind: str) -> None:
                 "send": lambda: producer.send("t", b"0"),
                 "send_and_wait": lambda: producer.send_and_wait("t", b"0"),
                 "send_many": lambda: producer.send_many("t", [(None, b"0")]),
-                "send_columns": lambda: producer.send_columns("t", values=(b"0", [0, 1])),
+                "send_columns": lambda: producer.send_columns(
+                    "t", values=(b"0", [0, 1])
+                ),
                 "flush": producer.flush,
                 "close": producer.close,
                 "open": block,
@@ -296,7 +328,9 @@ def test_a_producer_goes_on_after_any_call(tmp_path: Path, kind: str) -> None:
     assert explore(tmp_path, trial) >= (kind != "send")  # which waits only for room
 
 
-def test_a_transaction_is_committed_or_not_and_the_next_one_begins(tmp_path: Path) -> None:
+def test_a_transaction_is_committed_or_not_and_the_next_one_begins(
+    tmp_path: Path,
+) -> None:
     async def trial(data: aio.LogDir, cut: Any) -> bool:
         async def block() -> None:
             async with producer.transaction():
@@ -309,11 +343,15 @@ def test_a_transaction_is_committed_or_not_and_the_next_one_begins(tmp_path: Pat
             async with producer.transaction():
                 await producer.send("t", b"c")
         log = await data.partition("t", 0)
-        found = [record.value async for record in log.read(0, isolation="read_committed")]
+        found = [
+            record.value async for record in log.read(0, isolation="read_committed")
+        ]
         assert found == [b"a", b"b", b"c"] or (was_cancelled and found == [b"c"])
         async with data.consumer(group_id="g") as consumer:
             stored = await consumer.committed([("t", 0)])
-            assert [one and one.offset for one in stored.values()] == [7 if b"a" in found else None]
+            assert [one and one.offset for one in stored.values()] == [
+                7 if b"a" in found else None
+            ]
         return bool(was_cancelled)
 
     assert explore(tmp_path, trial) >= 4
@@ -328,7 +366,9 @@ def test_a_step_of_a_transaction_is_carried_out(tmp_path: Path, kind: str) -> No
             for name in before:
                 await getattr(producer, name)()
             was_cancelled = await cut(getattr(producer, kind))
-            with pytest.raises(ProducerStateError):  # it has been done, or is done before this
+            with pytest.raises(
+                ProducerStateError
+            ):  # it has been done, or is done before this
                 await getattr(producer, kind)()
         return bool(was_cancelled)
 
@@ -336,7 +376,9 @@ def test_a_step_of_a_transaction_is_carried_out(tmp_path: Path, kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", ["prepare_transaction", "complete_transaction"])
-def test_a_prepared_transaction_is_completed_whatever_was_cancelled(tmp_path: Path, kind: str) -> None:
+def test_a_prepared_transaction_is_completed_whatever_was_cancelled(
+    tmp_path: Path, kind: str
+) -> None:
     async def trial(data: aio.LogDir, cut: Any) -> bool:
         async with data.producer(transactional_id="x") as producer:
             await producer.init_transactions()
@@ -344,30 +386,46 @@ def test_a_prepared_transaction_is_completed_whatever_was_cancelled(tmp_path: Pa
             await producer.send("t", b"a")
             if kind == "prepare_transaction":
                 was_cancelled = await cut(producer.prepare_transaction)
-                await producer.complete_transaction(await producer.prepare_transaction())
+                await producer.complete_transaction(
+                    await producer.prepare_transaction()
+                )
             else:
                 prepared = await producer.prepare_transaction()
-                was_cancelled = await cut(lambda: producer.complete_transaction(prepared))
+                was_cancelled = await cut(
+                    lambda: producer.complete_transaction(prepared)
+                )
             await producer.begin_transaction()
             await producer.commit_transaction()
         log = await data.partition("t", 0)
-        assert [record.value async for record in log.read(0, isolation="read_committed")] == [b"a"]
+        assert [
+            record.value async for record in log.read(0, isolation="read_committed")
+        ] == [b"a"]
         return bool(was_cancelled)
 
     assert explore(tmp_path, trial) >= 1
 
 
-# -- consumers ---------------------------------------------------------------------------------------------------------
+# -- consumers
+# ---------------------------------------------------------------------------------------------------------
 
 
-async def rest(consumer: aio.Consumer, found: list[bytes | None], count: int = 10) -> None:
+async def rest(
+    consumer: aio.Consumer, found: list[bytes | None], count: int = 10
+) -> None:
     while len(found) < count:
-        found += [record.value for record in (await consumer.getmany(timeout_ms=1_000, max_records=3)).records()]
+        found += [
+            record.value
+            for record in (
+                await consumer.getmany(timeout_ms=1_000, max_records=3)
+            ).records()
+        ]
 
 
 @pytest.mark.parametrize("group_id", [None, "g"])
 @pytest.mark.parametrize("kind", ["getmany", "iteration", "columns", "arrow"])
-def test_a_consumer_hands_out_each_record_once(tmp_path: Path, kind: str, group_id: str | None) -> None:
+def test_a_consumer_hands_out_each_record_once(
+    tmp_path: Path, kind: str, group_id: str | None
+) -> None:
     async def trial(data: aio.LogDir, cut: Any) -> bool:
         log = await data.partition("t", 0)
         await log.append_many([(None, value) for value in ALL[:5]])
@@ -385,18 +443,32 @@ def test_a_consumer_hands_out_each_record_once(tmp_path: Path, kind: str, group_
         async def by_columns() -> None:
             while len(found) < 10:
                 columns = await consumer.poll_columns(timeout_ms=1_000)
-                found.extend(record.value for lists in columns.values() for each in lists for record in each.records())
+                found.extend(
+                    record.value
+                    for lists in columns.values()
+                    for each in lists
+                    for record in each.records()
+                )
 
         async def by_tables() -> None:
             while len(found) < 10:
-                found.extend((await consumer.poll_arrow(timeout_ms=1_000))["value"].to_pylist())
+                found.extend(
+                    (await consumer.poll_arrow(timeout_ms=1_000))["value"].to_pylist()
+                )
 
         async def write() -> None:
             for value in ALL[5:]:
                 await log.append(value)
 
-        kinds = {"getmany": by_lists, "iteration": one_by_one, "columns": by_columns, "arrow": by_tables}
-        async with data.consumer(group_id=group_id, auto_offset_reset="earliest") as consumer:
+        kinds = {
+            "getmany": by_lists,
+            "iteration": one_by_one,
+            "columns": by_columns,
+            "arrow": by_tables,
+        }
+        async with data.consumer(
+            group_id=group_id, auto_offset_reset="earliest"
+        ) as consumer:
             consumer.subscribe(["t"])
             writing = asyncio.ensure_future(write())
             was_cancelled = await cut(kinds[kind])
@@ -426,7 +498,9 @@ def test_a_consumer_goes_on_after_any_call(tmp_path: Path, kind: str) -> None:
             async with data.consumer(group_id="other") as other:
                 other.subscribe(["t"])
 
-        async with data.consumer(group_id="g", auto_offset_reset="earliest", enable_auto_commit=False) as consumer:
+        async with data.consumer(
+            group_id="g", auto_offset_reset="earliest", enable_auto_commit=False
+        ) as consumer:
             calls: dict[str, Callable[[], Awaitable[Any]]] = {
                 "commit": consumer.commit,
                 "committed": lambda: consumer.committed([("t", 0)]),
@@ -443,7 +517,9 @@ def test_a_consumer_goes_on_after_any_call(tmp_path: Path, kind: str) -> None:
             }
             if kind != "assign":
                 consumer.subscribe(["t"])
-                assert (await consumer.getmany(timeout_ms=1_000, max_records=4)).count == 4
+                assert (
+                    await consumer.getmany(timeout_ms=1_000, max_records=4)
+                ).count == 4
             was_cancelled = await cut(calls[kind])
             if kind in ("unsubscribe", "assign"):
                 await consumer.unsubscribe()
@@ -455,7 +531,9 @@ def test_a_consumer_goes_on_after_any_call(tmp_path: Path, kind: str) -> None:
             elif kind != "close":
                 assert (await consumer.getmany(timeout_ms=1_000)).count == 6
                 await consumer.commit()
-        async with data.consumer(group_id="g", auto_offset_reset="earliest") as consumer:
+        async with data.consumer(
+            group_id="g", auto_offset_reset="earliest"
+        ) as consumer:
             consumer.subscribe(["t"])
             await log.append(b"last")
             assert (await consumer.getmany(timeout_ms=1_000)).count in (1, 11)
@@ -465,7 +543,9 @@ def test_a_consumer_goes_on_after_any_call(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_rebalance_with_a_listener_goes_on(tmp_path: Path) -> None:
-    """What the listener commits when a partition is taken away is committed; no record is handed out twice."""
+    """What the listener commits when a partition is taken away is committed; no record
+    is handed out twice.
+    """
 
     async def trial(data: aio.LogDir, cut: Any) -> bool:
         await data.add_partitions("t", 2)
@@ -478,10 +558,14 @@ def test_a_rebalance_with_a_listener_goes_on(tmp_path: Path) -> None:
                 await asyncio.sleep(0)
 
             async def on_partitions_revoked(self, partitions: Any) -> None:
-                with contextlib.suppress(CommitFailedError):  # at the end, when the other has left the group
+                with contextlib.suppress(
+                    CommitFailedError
+                ):  # at the end, when the other has left the group
                     await first.commit()
 
-        async with data.consumer(group_id="g", auto_offset_reset="earliest", enable_auto_commit=False) as first:
+        async with data.consumer(
+            group_id="g", auto_offset_reset="earliest", enable_auto_commit=False
+        ) as first:
             first.subscribe(["t"], listener=Listener())
 
             async def read(consumer: aio.Consumer) -> None:
@@ -493,7 +577,9 @@ def test_a_rebalance_with_a_listener_goes_on(tmp_path: Path) -> None:
                     await read(first)
                     await read(second)
 
-            async with data.consumer(group_id="g", auto_offset_reset="earliest", enable_auto_commit=False) as second:
+            async with data.consumer(
+                group_id="g", auto_offset_reset="earliest", enable_auto_commit=False
+            ) as second:
                 await read(first)
                 second.subscribe(["t"])
                 was_cancelled = await cut(both)

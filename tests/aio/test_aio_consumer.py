@@ -1,4 +1,6 @@
-"""Consumers in an event loop: steps and readings, listeners that are coroutines, groups, other processes' writes."""
+"""Consumers in an event loop: steps and readings, listeners that are coroutines,
+groups, other processes' writes.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,17 @@ from logcore.errors import (
 ONE = TopicPartition("t", 0)
 
 
-def with_consumer(path: Path, main: Callable[[aio.LogDir, aio.Consumer], Awaitable[None]], **settings: Any) -> None:
+def with_consumer(
+    path: Path,
+    main: Callable[[aio.LogDir, aio.Consumer], Awaitable[None]],
+    **settings: Any,
+) -> None:
     async def run() -> None:
         async with aio.open_dir(path / "d", create=True, durability="os") as data:
             await data.create_topic("t", 2)
-            async with data.consumer(**{"auto_offset_reset": "earliest", **settings}) as consumer:
+            async with data.consumer(
+                **{"auto_offset_reset": "earliest", **settings}
+            ) as consumer:
                 await main(data, consumer)
 
     asyncio.run(run())
@@ -55,7 +63,11 @@ def test_a_group_reads_commits_and_goes_on(tmp_path: Path) -> None:
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
         await fill(data, 0, 5)
         consumer.subscribe(["t"])
-        assert offsets(await consumer.getmany(max_records=3)) == [(0, 0), (0, 1), (0, 2)]
+        assert offsets(await consumer.getmany(max_records=3)) == [
+            (0, 0),
+            (0, 1),
+            (0, 2),
+        ]
         assert consumer.assignment() == {ONE, TopicPartition("t", 1)}
         assert consumer.subscription() == {"t"}
         assert consumer.position(ONE) == 3
@@ -103,7 +115,9 @@ def test_positions_are_set_and_looked_up(tmp_path: Path) -> None:
     with_consumer(tmp_path, main)
 
 
-def test_the_iteration_waits_for_what_comes_and_ends_with_wakeup(tmp_path: Path) -> None:
+def test_the_iteration_waits_for_what_comes_and_ends_with_wakeup(
+    tmp_path: Path,
+) -> None:
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
         await fill(data, 0, 300)
         consumer.subscribe(["t"])
@@ -153,7 +167,9 @@ def test_what_is_finished_is_committed_at_the_end(tmp_path: Path) -> None:
             await fill(data, 0, 4)
 
             async def read(count: int, *, fails: bool = False) -> list[tuple[int, int]]:
-                async with data.consumer(group_id="g", auto_offset_reset="earliest") as consumer:
+                async with data.consumer(
+                    group_id="g", auto_offset_reset="earliest"
+                ) as consumer:
                     consumer.subscribe(["t"])
                     found = offsets(await consumer.getmany(max_records=count))
                     if fails:
@@ -174,7 +190,9 @@ class Told(aio.RebalanceListener):
         self.heard: list[tuple[str, list[int]]] = []
         self.consumer: aio.Consumer | None = None
 
-    async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+    async def on_partitions_assigned(
+        self, partitions: frozenset[TopicPartition]
+    ) -> None:
         assert self.consumer is not None
         self.heard.append(("assigned", sorted(one.partition for one in partitions)))
         for one in sorted(partitions):
@@ -186,7 +204,9 @@ class Told(aio.RebalanceListener):
         with pytest.raises(ConsumerStateError):
             self.consumer.subscribe(["t"])
 
-    async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+    async def on_partitions_revoked(
+        self, partitions: frozenset[TopicPartition]
+    ) -> None:
         assert self.consumer is not None
         await asyncio.sleep(0)
         await self.consumer.commit(dict.fromkeys(partitions, 2))
@@ -219,7 +239,9 @@ def test_a_task_that_a_listener_starts_may_live_longer(tmp_path: Path) -> None:
             await consumer.commit({ONE: 7})
 
         class Starting(aio.RebalanceListener):
-            async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+            async def on_partitions_assigned(
+                self, partitions: frozenset[TopicPartition]
+            ) -> None:
                 tasks.append(asyncio.create_task(later()))
 
         consumer.subscribe(["t"], listener=Starting())
@@ -264,12 +286,16 @@ def test_two_tasks_divide_the_partitions_of_a_group(tmp_path: Path) -> None:
         async def work(one: aio.Consumer) -> None:
             one.subscribe(["t"])
             while len(found) < 100:
-                for record in (await one.getmany(timeout_ms=50, max_records=1)).records():
+                for record in (
+                    await one.getmany(timeout_ms=50, max_records=1)
+                ).records():
                     found.append((record.partition, record.offset))
 
         async with data.consumer(group_id="g", auto_offset_reset="earliest") as other:
             await asyncio.gather(work(consumer), work(other))
-            assert sorted(found) == [(partition, offset) for partition in (0, 1) for offset in range(50)]
+            assert sorted(found) == [
+                (partition, offset) for partition in (0, 1) for offset in range(50)
+            ]
 
     with_consumer(tmp_path, main, group_id="g")
 
@@ -303,8 +329,12 @@ def test_a_seek_wakes_the_task_that_reads(tmp_path: Path) -> None:
     with_consumer(tmp_path, main)
 
 
-def test_a_seek_behind_a_step_that_was_cancelled_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The step gives the partition its position. It is carried out first, whatever has become of its task."""
+def test_a_seek_behind_a_step_that_was_cancelled_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step gives the partition its position. It is carried out first, whatever has
+    become of its task.
+    """
 
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
         await fill(data, 0, 5)
@@ -335,7 +365,9 @@ def test_a_seek_behind_a_step_that_was_cancelled_counts(tmp_path: Path, monkeypa
     with_consumer(tmp_path, main, group_id="g")
 
 
-def test_a_seek_while_columns_are_found_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seek_while_columns_are_found_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
         await fill(data, 0, 5)
         await consumer.assign([ONE])
@@ -355,14 +387,18 @@ def test_a_seek_while_columns_are_found_counts(tmp_path: Path, monkeypatch: pyte
             await asyncio.sleep(0)
         consumer.seek(ONE, 3)
         hold.set()
-        assert [offset for each in (await reading)[ONE] for offset in each.offsets.tolist()] == [3, 4]
+        assert [
+            offset for each in (await reading)[ONE] for offset in each.offsets.tolist()
+        ] == [3, 4]
         assert consumer.position(ONE) == 5
 
     with_consumer(tmp_path, main)
 
 
 def test_large_records_are_read_in_pieces(tmp_path: Path) -> None:
-    """A list holds about 1 MiB, however many records it may hold; other tasks have their turn between two lists."""
+    """A list holds about 1 MiB, however many records it may hold; other tasks have
+    their turn between two lists.
+    """
 
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
         log = await data.partition("t", 0)
@@ -389,7 +425,10 @@ def test_a_group_is_refused_where_nothing_can_be_written(tmp_path: Path) -> None
 
 def test_a_reader_hears_of_another_writer(tmp_path: Path) -> None:
     async def main() -> None:
-        async with aio.open_dir(tmp_path / "d", read_only=True) as data, data.consumer() as consumer:
+        async with (
+            aio.open_dir(tmp_path / "d", read_only=True) as data,
+            data.consumer() as consumer,
+        ):
             await consumer.assign([ONE])
             assert not await consumer.getmany()
             reading = asyncio.ensure_future(consumer.getmany(timeout_ms=60_000))
@@ -404,19 +443,27 @@ def test_a_reader_hears_of_another_writer(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_processes_share(tmp_path: Path) -> None:
-    """Each look may wait for the turn of another process, so it is a step in the thread."""
+    """Each look may wait for the turn of another process, so it is a step in the
+    thread.
+    """
 
     async def main() -> None:
-        async with aio.open_dir(tmp_path / "d", create=True, shared=True, durability="os") as data:
+        async with aio.open_dir(
+            tmp_path / "d", create=True, shared=True, durability="os"
+        ) as data:
             await data.create_topic("t")
             await fill(data, 0, 10)
-            async with data.consumer(group_id="g", auto_offset_reset="earliest") as consumer:
+            async with data.consumer(
+                group_id="g", auto_offset_reset="earliest"
+            ) as consumer:
                 consumer.subscribe(["t"])
                 reading = asyncio.ensure_future(take(consumer, 20))
                 log = await data.partition("t", 0)
                 tail = log.tail(0)
                 await fill(data, 0, 10)
-                assert [(await anext(tail)).offset for _ in range(20)] == list(range(20))
+                assert [(await anext(tail)).offset for _ in range(20)] == list(
+                    range(20)
+                )
                 assert await reading == [(0, offset) for offset in range(20)]
 
     asyncio.run(main())
@@ -434,13 +481,21 @@ def test_records_go_from_topic_to_topic_exactly_once(tmp_path: Path) -> None:
                 async with producer.transaction():
                     for record in records.records():
                         await producer.send("doubled", record.value * 2)
-                    await producer.send_offsets_to_transaction(records.next_offsets(), consumer.group_metadata())
+                    await producer.send_offsets_to_transaction(
+                        records.next_offsets(), consumer.group_metadata()
+                    )
                 count += records.count
         found = [record.value async for record in data.read("doubled")]
         assert found == [b"%d" % number * 2 for number in range(10)]
         assert (await consumer.committed([ONE]))[ONE] == OffsetAndMetadata(10)
 
-    with_consumer(tmp_path, main, group_id="g", enable_auto_commit=False, isolation_level="read_committed")
+    with_consumer(
+        tmp_path,
+        main,
+        group_id="g",
+        enable_auto_commit=False,
+        isolation_level="read_committed",
+    )
 
 
 def test_errors_reach_the_task(tmp_path: Path) -> None:
@@ -469,7 +524,12 @@ def test_errors_reach_the_task(tmp_path: Path) -> None:
 
 def test_another_loop_is_refused(tmp_path: Path) -> None:
     async def use(consumer: aio.Consumer) -> None:
-        for call in (consumer.getmany(), consumer.commit(), anext(consumer), consumer.close()):
+        for call in (
+            consumer.getmany(),
+            consumer.commit(),
+            anext(consumer),
+            consumer.close(),
+        ):
             with pytest.raises(WrongLoopError):
                 await call
         with pytest.raises(WrongLoopError):
@@ -491,7 +551,9 @@ def test_an_iteration_ends_after_its_time(tmp_path: Path) -> None:
 
 
 def test_offsets_in_the_registry_are_committed_and_found(tmp_path: Path) -> None:
-    """A consumer of a loop was made without the registry, and its first commit failed with an AssertionError."""
+    """A consumer of a loop was made without the registry, and its first commit failed
+    with an AssertionError.
+    """
 
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
         await fill(data, 0, 3)
@@ -500,7 +562,13 @@ def test_offsets_in_the_registry_are_committed_and_found(tmp_path: Path) -> None
         await consumer.commit()
         assert (await consumer.committed([ONE]))[ONE] == OffsetAndMetadata(3)
 
-    with_consumer(tmp_path, main, config={"group.id": "g"}, offsets_storage="registry", enable_auto_commit=False)
+    with_consumer(
+        tmp_path,
+        main,
+        config={"group.id": "g"},
+        offsets_storage="registry",
+        enable_auto_commit=False,
+    )
 
 
 def test_commits_that_wait_are_stored_by_the_next_step(tmp_path: Path) -> None:
@@ -511,7 +579,9 @@ def test_commits_that_wait_are_stored_by_the_next_step(tmp_path: Path) -> None:
 
         def hear(error: Exception | None, offsets: Any) -> None:
             is_in_loop = asyncio.get_running_loop() is loop
-            told.append((error, {one: each.offset for one, each in offsets.items()}, is_in_loop))
+            told.append(
+                (error, {one: each.offset for one, each in offsets.items()}, is_in_loop)
+            )
 
         await fill(data, 0, 3)
         consumer.subscribe(["t"])
@@ -556,7 +626,9 @@ def test_commit_stores_the_positions_at_its_call(tmp_path: Path) -> None:
         assert (await consumer.getmany(max_records=1)).count == 1
         gate = threading.Event()
         consumer._home.submit(gate.wait)
-        consumer._look_at = float("inf")  # no reading needs the thread, which is held up
+        consumer._look_at = float(
+            "inf"
+        )  # no reading needs the thread, which is held up
         committing = asyncio.ensure_future(consumer.commit())
         await asyncio.sleep(0)
         assert (await consumer.getmany(max_records=1)).count == 1
@@ -568,7 +640,9 @@ def test_commit_stores_the_positions_at_its_call(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["getmany", "poll_columns"])
-def test_reading_finishes_what_the_call_before_returned(tmp_path: Path, how: str) -> None:
+def test_reading_finishes_what_the_call_before_returned(
+    tmp_path: Path, how: str
+) -> None:
     """A block that an exception leaves commits that, and not what was returned last."""
 
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:

@@ -1,4 +1,6 @@
-"""Logs and directories in an event loop: what is appended together, what is followed, and which loop it is."""
+"""Logs and directories in an event loop: what is appended together, what is followed,
+and which loop it is.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from logcore.errors import (
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 
 
-def in_loop(path: Path, main: Callable[[aio.Log], Awaitable[None]], **options: object) -> None:
+def in_loop(
+    path: Path, main: Callable[[aio.Log], Awaitable[None]], **options: object
+) -> None:
     async def run() -> None:
         async with aio.open(path / "t-0", create=True, **options) as log:  # type: ignore[arg-type]
             await main(log)
@@ -40,18 +44,24 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 def test_tasks_that_append_share_batches_and_syncs(tmp_path: Path) -> None:
     async def main(log: aio.Log) -> None:
-        receipts = await asyncio.gather(*(log.append(b"%d" % number) for number in range(100)))
+        receipts = await asyncio.gather(
+            *(log.append(b"%d" % number) for number in range(100))
+        )
         assert [receipt.offset for receipt in receipts] == list(range(100))
         assert {receipt.last_offset - receipt.offset for receipt in receipts} == {0}
         assert {receipt.durability for receipt in receipts} == {"disk"}
-        assert [record.value async for record in log.read(0)] == [b"%d" % number for number in range(100)]
+        assert [record.value async for record in log.read(0)] == [
+            b"%d" % number for number in range(100)
+        ]
         counted = await log.statistics()
         assert (counted.appends, counted.syncs) == (1, 1)
 
     in_loop(tmp_path, main)
 
 
-def test_a_record_that_is_refused_disturbs_no_other_of_its_batch(tmp_path: Path) -> None:
+def test_a_record_that_is_refused_disturbs_no_other_of_its_batch(
+    tmp_path: Path,
+) -> None:
     async def main(log: aio.Log) -> None:
         values = [b"0", "text", b"2", b"x" * 2_000_000, b"4"]
         outcomes = await asyncio.gather(
@@ -67,10 +77,16 @@ def test_a_record_that_is_refused_disturbs_no_other_of_its_batch(tmp_path: Path)
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
-@pytest.mark.parametrize(("durability", "unit"), [("group", 100_000), ("always", 1_500)])
+@pytest.mark.parametrize(
+    ("durability", "unit"), [("group", 100_000), ("always", 1_500)]
+)
 @pytest.mark.parametrize("how", ["value", "bytearray", "memoryview", "key", "headers"])
-def test_a_full_disk_refuses_only_what_is_not_stored(how: str, durability: str, unit: int, at: int) -> None:
-    """Records that are written together are stored together or not at all, whatever their bytes are held in."""
+def test_a_full_disk_refuses_only_what_is_not_stored(
+    how: str, durability: str, unit: int, at: int
+) -> None:
+    """Records that are written together are stored together or not at all, whatever
+    their bytes are held in.
+    """
     disk = SimulatedDisk({"data": None})
     rows: list[dict[str, Any]] = []
     for number, units in enumerate((3, 10, 1, 1, 1)):
@@ -85,11 +101,19 @@ def test_a_full_disk_refuses_only_what_is_not_stored(how: str, durability: str, 
         rows.append({**row, "timestamp_ms": number})
 
     async def main() -> None:
-        async with aio.open("data/t-0", create=True, fs=disk, durability=durability) as log:
+        async with aio.open(
+            "data/t-0", create=True, fs=disk, durability=durability
+        ) as log:
             disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log", at=at))
-            outcomes = await asyncio.gather(*(log.append(**row) for row in rows), return_exceptions=True)
+            outcomes = await asyncio.gather(
+                *(log.append(**row) for row in rows), return_exceptions=True
+            )
             disk.faults = None
-            taken = [number for number, one in enumerate(outcomes) if isinstance(one, logcore.Receipt)]
+            taken = [
+                number
+                for number, one in enumerate(outcomes)
+                if isinstance(one, logcore.Receipt)
+            ]
             assert [record.timestamp_ms async for record in log.read(0)] == taken
             assert len(taken) < len(rows), "a write failed"
 
@@ -109,23 +133,45 @@ def test_appends_keep_what_each_asks_for(tmp_path: Path) -> None:
         assert isinstance(receipts[3], OffsetConflictError)
         found = [record async for record in log.read(0)]
         assert [record.value for record in found] == [b"a", b"b", b"c", b"e"]
-        assert (found[0].key, found[0].headers, found[0].timestamp_ms) == (b"k", (("h", b"1"),), 5)
-        assert [getattr(one, "durability", None) for one in receipts] == ["disk", "os", "disk", None, "disk"]
+        assert (found[0].key, found[0].headers, found[0].timestamp_ms) == (
+            b"k",
+            (("h", b"1"),),
+            5,
+        )
+        assert [getattr(one, "durability", None) for one in receipts] == [
+            "disk",
+            "os",
+            "disk",
+            None,
+            "disk",
+        ]
 
     in_loop(tmp_path, main)
 
 
-def test_expected_offset_is_checked_among_appends_of_other_tasks(tmp_path: Path) -> None:
-    """It may not join the batch of the appends before it, nor those behind it join its own."""
+def test_expected_offset_is_checked_among_appends_of_other_tasks(
+    tmp_path: Path,
+) -> None:
+    """It may not join the batch of the appends before it, nor those behind it join its
+    own.
+    """
 
     async def main(log: aio.Log) -> None:
-        late = await asyncio.gather(log.append(b"a"), log.append(b"b", expected_offset=0), return_exceptions=True)
+        late = await asyncio.gather(
+            log.append(b"a"),
+            log.append(b"b", expected_offset=0),
+            return_exceptions=True,
+        )
         assert isinstance(late[1], OffsetConflictError)
         early = await asyncio.gather(
             log.append(b"c", expected_offset=0), log.append(b"d"), log.append(b"e", expected_offset=2),
             return_exceptions=True,
         )  # fmt: skip
-        assert [isinstance(one, OffsetConflictError) for one in early] == [True, False, False]
+        assert [isinstance(one, OffsetConflictError) for one in early] == [
+            True,
+            False,
+            False,
+        ]
         assert [record.value async for record in log.read(0)] == [b"a", b"d", b"e"]
 
     in_loop(tmp_path, main)
@@ -133,11 +179,17 @@ def test_expected_offset_is_checked_among_appends_of_other_tasks(tmp_path: Path)
 
 def test_calls_come_behind_what_was_appended_before(tmp_path: Path) -> None:
     async def main(log: aio.Log) -> None:
-        appending = [asyncio.ensure_future(log.append(b"v", durability="os")) for _ in range(3)]
+        appending = [
+            asyncio.ensure_future(log.append(b"v", durability="os")) for _ in range(3)
+        ]
         await asyncio.sleep(0)
         await log.flush()
         assert log.durable_end_offset == 3
-        assert [receipt.offset for receipt in await asyncio.gather(*appending)] == [0, 1, 2]
+        assert [receipt.offset for receipt in await asyncio.gather(*appending)] == [
+            0,
+            1,
+            2,
+        ]
         closing = asyncio.ensure_future(log.append(b"last"))
         await asyncio.sleep(0)
         await log.close()
@@ -166,9 +218,13 @@ def test_an_append_does_not_go_past_a_call_that_came_before_it(tmp_path: Path) -
 
 def test_all_other_ways_to_append(tmp_path: Path) -> None:
     async def main(log: aio.Log) -> None:
-        assert (await log.append_many((None, b"%d" % number) for number in range(3))).last_offset == 2
+        assert (
+            await log.append_many((None, b"%d" % number) for number in range(3))
+        ).last_offset == 2
         assert (await log.append_columns(values=(b"ab", [0, 1, 2]))).last_offset == 4
-        assert (await log.append_batch(b"".join(log.sync.stored(0, max_bytes=1 << 20)))).last_offset == 9
+        assert (
+            await log.append_batch(b"".join(log.sync.stored(0, max_bytes=1 << 20)))
+        ).last_offset == 9
         assert (await log.get(7)).value == b"2"
         assert await log.offset_for_timestamp(0) == 0
         newest = await log.newest()
@@ -176,7 +232,11 @@ def test_all_other_ways_to_append(tmp_path: Path) -> None:
         await log.roll()
         assert await log.delete_records(5) == 5
         await log.truncate(8)
-        assert (log.log_start_offset, log.log_end_offset, log.high_watermark) == (5, 8, 8)
+        assert (log.log_start_offset, log.log_end_offset, log.high_watermark) == (
+            5,
+            8,
+            8,
+        )
         assert await log.tick() in (True, False)
         assert not log.has_failed
         assert not log.is_closed
@@ -197,7 +257,11 @@ def test_a_tail_gives_what_is_there_and_what_comes(tmp_path: Path) -> None:
         await asyncio.sleep(0)
         await log.append(b"2")
         assert (await waiting).value == b"2"
-        assert [record.value async for record in log.tail(0, timeout=0)] == [b"0", b"1", b"2"]
+        assert [record.value async for record in log.tail(0, timeout=0)] == [
+            b"0",
+            b"1",
+            b"2",
+        ]
         assert [record async for record in log.tail(timeout=0)] == []
         with pytest.raises(OffsetOutOfRangeError):
             log.tail(9)
@@ -205,7 +269,9 @@ def test_a_tail_gives_what_is_there_and_what_comes(tmp_path: Path) -> None:
     in_loop(tmp_path, main)
 
 
-def test_a_tail_hears_of_appends_in_other_threads_and_of_the_end(tmp_path: Path) -> None:
+def test_a_tail_hears_of_appends_in_other_threads_and_of_the_end(
+    tmp_path: Path,
+) -> None:
     async def main(log: aio.Log) -> None:
         found: list[bytes | None] = []
 
@@ -224,11 +290,15 @@ def test_a_tail_hears_of_appends_in_other_threads_and_of_the_end(tmp_path: Path)
     in_loop(tmp_path, main)
 
 
-def test_tails_of_one_log_share_one_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tails_of_one_log_share_one_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And there is no thread for them."""
     watched = []
     watch = logcore.fs.OS.watch
-    monkeypatch.setattr(logcore.fs.OS, "watch", lambda *paths: watched.append(paths) or watch(*paths))
+    monkeypatch.setattr(
+        logcore.fs.OS, "watch", lambda *paths: watched.append(paths) or watch(*paths)
+    )
 
     async def main() -> None:
         async with aio.open(tmp_path / "t-0", read_only=True) as log:
@@ -311,7 +381,9 @@ def test_other_tasks_have_their_turn_while_a_log_is_read(tmp_path: Path) -> None
 def test_committed_records_are_read_in_a_loop_too(tmp_path: Path) -> None:
     async def main(log: aio.Log) -> None:
         await log.append(b"v")
-        assert [record.value async for record in log.read(0, isolation="read_committed")] == [b"v"]
+        assert [
+            record.value async for record in log.read(0, isolation="read_committed")
+        ] == [b"v"]
         with pytest.raises(OffsetOutOfRangeError):
             log.read(7)
         with pytest.raises(OffsetOutOfRangeError):
@@ -358,7 +430,9 @@ def test_a_directory_in_a_loop(tmp_path: Path) -> None:
             assert data.topics() == ["t"]
             assert data.partitions("t") == (0, 1)
             assert "t" in data
-            receipts = await asyncio.gather(*(data.append("t", b"v", partition=1) for _ in range(10)))
+            receipts = await asyncio.gather(
+                *(data.append("t", b"v", partition=1) for _ in range(10))
+            )
             assert [receipt.offset for receipt in receipts] == list(range(10))
             log = await data.partition("t", 1)
             assert log is await data.partition("t", 1)
@@ -368,7 +442,9 @@ def test_a_directory_in_a_loop(tmp_path: Path) -> None:
             await asyncio.sleep(0)
             await data.append("t", b"new", partition=0)
             assert (await waiting).value == b"new"
-            found = [(record.partition, record.value) async for record in data.read("t")]
+            found = [
+                (record.partition, record.value) async for record in data.read("t")
+            ]
             assert len(found) == 12
             await data.add_partitions("t", 3)
             await data.alter_topic("t", {"retention.ms": 5})

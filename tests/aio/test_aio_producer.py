@@ -1,4 +1,6 @@
-"""Producers in an event loop: futures of the loop, full memory, transactions, and loops that end."""
+"""Producers in an event loop: futures of the loop, full memory, transactions, and loops
+that end.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ from logcore.errors import (
 from logcore.producer import Interceptor, ProducerRecord, RecordMetadata
 
 
-def with_producer(path: Path, main: Callable[[aio.LogDir, aio.Producer], Awaitable[None]], **settings: Any) -> None:
+def with_producer(
+    path: Path,
+    main: Callable[[aio.LogDir, aio.Producer], Awaitable[None]],
+    **settings: Any,
+) -> None:
     async def run() -> None:
         async with aio.open_dir(path / "d", create=True, durability="os") as data:
             await data.create_topic("t", 2)
@@ -42,11 +48,18 @@ async def values(data: aio.LogDir, **options: Any) -> list[bytes | None]:
 
 def test_futures_say_where_records_are(tmp_path: Path) -> None:
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:
-        futures = [await producer.send("t", b"%d" % number, partition=number % 2) for number in range(1_000)]
+        futures = [
+            await producer.send("t", b"%d" % number, partition=number % 2)
+            for number in range(1_000)
+        ]
         found = await asyncio.gather(*futures)
-        assert [(one.partition, one.offset) for one in found] == [(number % 2, number // 2) for number in range(1_000)]
+        assert [(one.partition, one.offset) for one in found] == [
+            (number % 2, number // 2) for number in range(1_000)
+        ]
         assert all(isinstance(one, RecordMetadata) for one in found)
-        assert (await producer.send_and_wait("t", b"last", key=b"k")).serialized_key_size == 1
+        assert (
+            await producer.send_and_wait("t", b"last", key=b"k")
+        ).serialized_key_size == 1
         assert producer.metrics().records == 1_001
         assert producer.partitions_for("t") == (0, 1)
         with pytest.raises(TopicNotFoundError):
@@ -57,22 +70,32 @@ def test_futures_say_where_records_are(tmp_path: Path) -> None:
     with_producer(tmp_path, main)
 
 
-def test_a_batch_comes_to_the_loop_in_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_comes_to_the_loop_in_one_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:
         told = []
         tell = producer._home.tell
-        monkeypatch.setattr(producer._home, "tell", lambda function: told.append(function) or tell(function))
+        monkeypatch.setattr(
+            producer._home,
+            "tell",
+            lambda function: told.append(function) or tell(function),
+        )
         futures = [await producer.send("t", b"v", partition=0) for _ in range(1_000)]
         await producer.flush()
         await asyncio.gather(*futures)
         settled = [function for function in told if function.func == producer._settle]
         assert len(settled) == producer.metrics().batches == 1
 
-    with_producer(tmp_path, main, linger_ms=60_000, batch_size=100_000, delivery_timeout_ms=60_000)
+    with_producer(
+        tmp_path, main, linger_ms=60_000, batch_size=100_000, delivery_timeout_ms=60_000
+    )
 
 
 def test_a_batch_that_is_divided_settles_all_its_futures(tmp_path: Path) -> None:
-    """One record of the batch is too large for the topic, which is only known when it is written."""
+    """One record of the batch is too large for the topic, which is only known when it
+    is written.
+    """
 
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:
         await data.alter_topic("t", {"max.message.bytes": 1_000})
@@ -81,8 +104,19 @@ def test_a_batch_that_is_divided_settles_all_its_futures(tmp_path: Path) -> None
         flushing = asyncio.ensure_future(producer.flush())
         outcomes = await asyncio.gather(*futures, return_exceptions=True)
         kinds = [type(one) for one in outcomes]
-        assert kinds == [RecordMetadata, RecordMetadata, RecordTooLargeError, RecordMetadata, RecordMetadata]
-        assert [one.offset for one in outcomes if isinstance(one, RecordMetadata)] == [0, 1, 2, 3]
+        assert kinds == [
+            RecordMetadata,
+            RecordMetadata,
+            RecordTooLargeError,
+            RecordMetadata,
+            RecordMetadata,
+        ]
+        assert [one.offset for one in outcomes if isinstance(one, RecordMetadata)] == [
+            0,
+            1,
+            2,
+            3,
+        ]
         await flushing
 
     with_producer(tmp_path, main, linger_ms=60_000, delivery_timeout_ms=60_000)
@@ -91,7 +125,9 @@ def test_a_batch_that_is_divided_settles_all_its_futures(tmp_path: Path) -> None
 def test_half_of_a_batch_is_settled_before_the_other_half_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread that writes waits until the loop has settled the first half: its other half has no outcome then."""
+    """The thread that writes waits until the loop has settled the first half: its other
+    half has no outcome then.
+    """
     hand_over = aio.Producer._hand_over
 
     def wait_for_the_loop(producer: aio.Producer, first: Any) -> None:
@@ -106,7 +142,12 @@ def test_half_of_a_batch_is_settled_before_the_other_half_is_written(
         futures = [await producer.send("t", b"x" * size, partition=0) for size in sizes]
         flushing = asyncio.ensure_future(producer.flush())
         outcomes = await asyncio.gather(*futures, return_exceptions=True)
-        assert [one.offset for one in outcomes if isinstance(one, RecordMetadata)] == [0, 1, 2, 3]
+        assert [one.offset for one in outcomes if isinstance(one, RecordMetadata)] == [
+            0,
+            1,
+            2,
+            3,
+        ]
         assert isinstance(outcomes[2], RecordTooLargeError)
         await flushing
 
@@ -138,7 +179,13 @@ def test_callbacks_run_in_the_loop_before_the_future_is_done(tmp_path: Path) -> 
         await future
         assert heard == [("own", 0, False), ("all", 0, False)]
 
-    with_producer(tmp_path, main, on_delivery=lambda error, metadata: heard.append(("all", metadata.offset, False)))
+    with_producer(
+        tmp_path,
+        main,
+        on_delivery=lambda error, metadata: heard.append(
+            ("all", metadata.offset, False)
+        ),
+    )
 
 
 def test_a_cancelled_future_changes_nothing(tmp_path: Path) -> None:
@@ -156,9 +203,13 @@ def test_a_cancelled_future_changes_nothing(tmp_path: Path) -> None:
 
 def test_many_records_and_columns(tmp_path: Path) -> None:
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:
-        many = await producer.send_many("t", ((None, b"%d" % number) for number in range(10)), partition=0)
+        many = await producer.send_many(
+            "t", ((None, b"%d" % number) for number in range(10)), partition=0
+        )
         assert [(one.offset, one.last_offset) for one in await many] == [(0, 9)]
-        columns = await producer.send_columns("t", values=(b"ab", [0, 1, 2]), partition=0)
+        columns = await producer.send_columns(
+            "t", values=(b"ab", [0, 1, 2]), partition=0
+        )
         assert [(one.offset, one.last_offset) for one in await columns] == [(10, 11)]
         await (await producer.send_many("t", [(None, b"x" * 900_000)], partition=0))
         await data.alter_topic("t", {"max.message.bytes": 1_000})
@@ -193,11 +244,18 @@ def test_full_memory_holds_tasks_back_in_their_order(tmp_path: Path) -> None:
         assert not producer._sync._accumulator.waiting
 
     with_producer(
-        tmp_path, main, buffer_memory=1_000, batch_size=500, interceptors=[interceptor], value_serializer=str.encode
+        tmp_path,
+        main,
+        buffer_memory=1_000,
+        batch_size=500,
+        interceptors=[interceptor],
+        value_serializer=str.encode,
     )
 
 
-def test_a_small_record_does_not_overtake_one_that_waits_for_memory(tmp_path: Path) -> None:
+def test_a_small_record_does_not_overtake_one_that_waits_for_memory(
+    tmp_path: Path,
+) -> None:
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:
         with producer._sync._work.writing:  # nothing is written meanwhile
             await producer.send("t", b"x" * 400, partition=0)
@@ -212,8 +270,12 @@ def test_a_small_record_does_not_overtake_one_that_waits_for_memory(tmp_path: Pa
     with_producer(tmp_path, main, buffer_memory=700)
 
 
-@pytest.mark.parametrize("room", [{"buffer_memory": 700}, {"buffer_records": 1}], ids=["bytes", "records"])
-def test_memory_that_stays_full_is_an_error(tmp_path: Path, room: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "room", [{"buffer_memory": 700}, {"buffer_records": 1}], ids=["bytes", "records"]
+)
+def test_memory_that_stays_full_is_an_error(
+    tmp_path: Path, room: dict[str, int]
+) -> None:
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:
         with producer._sync._work.writing:  # nothing is written meanwhile
             await producer.send("t", b"x" * 400, partition=0)
@@ -278,7 +340,9 @@ def test_a_transaction_counts_or_does_not(tmp_path: Path) -> None:
                 await producer.init_transactions()
                 await producer.begin_transaction()
                 await producer.send("t", b"e")
-            committed = [record.value async for record in log.read(0, isolation="read_committed")]
+            committed = [
+                record.value async for record in log.read(0, isolation="read_committed")
+            ]
             assert committed == [b"a", b"c"]
             async with data.consumer(group_id="g") as consumer:
                 stored = await consumer.committed([("t", 0)])
@@ -308,7 +372,9 @@ def test_a_task_that_is_cancelled_in_a_transaction_aborts_it(tmp_path: Path) -> 
                 async with producer.transaction():
                     await producer.send("t", b"b")
             log = await data.partition("t", 0)
-            assert [record.value async for record in log.read(0, isolation="read_committed")] == [b"b"]
+            assert [
+                record.value async for record in log.read(0, isolation="read_committed")
+            ] == [b"b"]
 
     asyncio.run(main())
 
@@ -331,7 +397,9 @@ def test_a_loop_that_ends_warns_of_a_producer_and_lets_it_write(
     assert data.sync.partition("t", 0).get(0).value == b"v"
     assert producer._sync._work.is_over
     data.sync.close()
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not [
+        record for record in caplog.records if record.levelno >= logging.WARNING
+    ]
 
 
 def test_a_closed_producer_leaves_nothing_to_warn_of(tmp_path: Path) -> None:

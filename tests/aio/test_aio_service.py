@@ -1,4 +1,6 @@
-"""examples/orders_service.py, called as a server calls it: no socket, and one loop for the service and its clients."""
+"""examples/orders_service.py, called as a server calls it: no socket, and one loop for
+the service and its clients.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "orders_service.py"
 class Call:
     """One request. parts: what the service has sent of the answer's body."""
 
-    def __init__(self, app: Any, method: str, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        app: Any,
+        method: str,
+        body: bytes = b"",
+        headers: dict[str, str] | None = None,
+    ) -> None:
         self.status = 0
         self.parts: asyncio.Queue[bytes] = asyncio.Queue()
         self._requests = [{"type": "http.request", "body": body, "more_body": False}]
@@ -34,7 +42,10 @@ class Call:
             "raw_path": b"/orders",
             "query_string": b"",
             "root_path": "",
-            "headers": [(name.encode(), value.encode()) for name, value in (headers or {}).items()],
+            "headers": [
+                (name.encode(), value.encode())
+                for name, value in (headers or {}).items()
+            ],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 2),
             "state": {},
@@ -64,7 +75,9 @@ async def running(app: Any) -> AsyncIterator[None]:
         yield
 
 
-def with_service(path: Path, monkeypatch: pytest.MonkeyPatch, main: Callable[[Any], Awaitable[None]]) -> None:
+def with_service(
+    path: Path, monkeypatch: pytest.MonkeyPatch, main: Callable[[Any], Awaitable[None]]
+) -> None:
     monkeypatch.setenv("ORDERS", str(path / "orders-0"))
     spec = importlib.util.spec_from_file_location("orders_service", EXAMPLE)
     assert spec is not None and spec.loader is not None
@@ -80,10 +93,15 @@ async def place(app: Any, order: bytes) -> int:
     return json.loads(call.parts.get_nowait())["offset"]
 
 
-def test_orders_are_stored_and_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_orders_are_stored_and_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main(app: Any) -> None:
         async with running(app):
-            assert [await place(app, b"%d apples" % number) for number in range(2)] == [0, 1]
+            assert [await place(app, b"%d apples" % number) for number in range(2)] == [
+                0,
+                1,
+            ]
             follower = Call(app, "GET")
             assert [await follower.parts.get() for _ in range(2)] == [
                 b"id: 0\ndata: 0 apples\n\n",
@@ -101,7 +119,9 @@ def test_orders_are_stored_and_followed(tmp_path: Path, monkeypatch: pytest.Monk
     with_service(tmp_path, monkeypatch, main)
 
 
-def test_what_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_there_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main(app: Any) -> None:
         async with running(app):
             call = Call(app, "GET", headers={"last-event-id": "7"})

@@ -1,4 +1,6 @@
-"""What a person sees: the commands at a pseudo-terminal, where a pipe would get JSON lines."""
+"""What a person sees: the commands at a pseudo-terminal, where a pipe would get JSON
+lines.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,23 @@ T0 = 1700000000000
 def lines_of(text: str) -> list[str]:
     """The lines that stay, without colors and without bars that were taken away again."""
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
-    return [line for line in plain.splitlines() if line.strip() and not re.match(r"\r?(verifying|appending)", line)]
+    return [
+        line
+        for line in plain.splitlines()
+        if line.strip() and not re.match(r"\r?(verifying|appending)", line)
+    ]
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     with logcore.open(tmp_path / "t-0", create=True, durability="os") as log:
         log.append(b"short", key=b"k", timestamp_ms=T0)
-        log.append("漢字".encode() * 100, key=b"k" * 100, headers=[("trace", b"h" * 100)], timestamp_ms=T0)
+        log.append(
+            "漢字".encode() * 100,
+            key=b"k" * 100,
+            headers=[("trace", b"h" * 100)],
+            timestamp_ms=T0,
+        )
     return tmp_path / "t-0"
 
 
@@ -40,7 +51,9 @@ def test_long_values_are_cut_to_the_width(path: Path) -> None:
     assert code == 0
     assert first == "0  2023-11-14T22:13:20.000Z  k  short"
     assert 60 < cells(second) <= 70
-    assert second.startswith("1  2023-11-14T22:13:20.000Z  kkk") and second.count("…") == 3
+    assert (
+        second.startswith("1  2023-11-14T22:13:20.000Z  kkk") and second.count("…") == 3
+    )
     assert lines_of(at_terminal("tail", path, "-n", 1, columns=70)[1]) == [second]
 
 
@@ -99,7 +112,9 @@ def test_an_interrupted_append_says_what_is_stored(tmp_path: Path) -> None:
     with logcore.open(path, create=True) as log:
         log.append(b"before")
     command = [sys.executable, "-m", "logcore", "append", str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as writer:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as writer:
         assert writer.stdin is not None
         writer.stdin.write(b"a\nb\n")
         writer.stdin.flush()
@@ -109,7 +124,9 @@ def test_an_interrupted_append_says_what_is_stored(tmp_path: Path) -> None:
         writer.send_signal(signal.SIGINT)
         _, errors = writer.communicate(timeout=20)
         assert writer.returncode == 130
-        assert errors == b"interrupted: 2 records (offsets 1 to 2) are appended and stay\n"
+        assert (
+            errors == b"interrupted: 2 records (offsets 1 to 2) are appended and stay\n"
+        )
 
 
 def test_a_pipe_gets_json_of_all_files(path: Path) -> None:

@@ -27,7 +27,9 @@ class Result:
         self.code = found.exit_code
         self.out = found.stdout
         self.err = found.stderr
-        assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
+        assert found.exception is None or isinstance(found.exception, SystemExit), (
+            found.exception
+        )
 
     @property
     def rows(self):
@@ -35,19 +37,27 @@ class Result:
 
 
 def run(*arguments, stdin=None):
-    return Result(click_testing.CliRunner().invoke(main, list(map(str, arguments)), input=stdin))
+    return Result(
+        click_testing.CliRunner().invoke(main, list(map(str, arguments)), input=stdin)
+    )
 
 
 def process(*arguments, **options):
     environment = {**os.environ, "PYTHONPATH": SOURCE}
-    return subprocess.Popen([sys.executable, "-m", "logcore", *map(str, arguments)], env=environment, **options)
+    return subprocess.Popen(
+        [sys.executable, "-m", "logcore", *map(str, arguments)],
+        env=environment,
+        **options,
+    )
 
 
 @pytest.fixture
 def path(tmp_path):
     """Records v0..v9, a second apart from T0 on."""
     with logcore.open(tmp_path / "t-0", create=True, durability="os") as log:
-        log.append_many([(b"k%d" % n, b"v%d" % n, [("h", b"x")], T0 + 1000 * n) for n in range(10)])
+        log.append_many(
+            [(b"k%d" % n, b"v%d" % n, [("h", b"x")], T0 + 1000 * n) for n in range(10)]
+        )
     return tmp_path / "t-0"
 
 
@@ -61,13 +71,26 @@ def values(path):
 
 def test_append_takes_each_line_as_a_value(tmp_path):
     done = run("append", tmp_path / "t-0", "--create", stdin="a\n\nb\r\nlast")
-    assert (done.code, done.rows[0]["records"], done.rows[0]["last_offset"]) == (0, 4, 3)
+    assert (done.code, done.rows[0]["records"], done.rows[0]["last_offset"]) == (
+        0,
+        4,
+        3,
+    )
     assert values(tmp_path / "t-0") == [b"a", b"", b"b\r", b"last"]
 
 
 def test_append_reads_a_file_and_goes_in_groups(tmp_path):
     (tmp_path / "lines").write_text("".join(f"{n}\n" for n in range(25)))
-    done = run("append", tmp_path / "t-0", tmp_path / "lines", "--create", "--batch", 10, "--durability", "os")
+    done = run(
+        "append",
+        tmp_path / "t-0",
+        tmp_path / "lines",
+        "--create",
+        "--batch",
+        10,
+        "--durability",
+        "os",
+    )
     assert done.rows[0] | {"seconds": 0} == {
         "path": str(tmp_path / "t-0"),
         "records": 25,
@@ -82,7 +105,11 @@ def test_append_reads_a_file_and_goes_in_groups(tmp_path):
 
 def test_append_of_nothing_is_fine(tmp_path):
     done = run("append", tmp_path / "t-0", "--create", stdin="")
-    assert (done.code, done.rows[0]["records"], done.rows[0]["first_offset"]) == (0, 0, None)
+    assert (done.code, done.rows[0]["records"], done.rows[0]["first_offset"]) == (
+        0,
+        0,
+        None,
+    )
 
 
 def test_append_takes_ndjson(tmp_path):
@@ -99,7 +126,12 @@ def test_append_takes_ndjson(tmp_path):
         {"value": 5, "offset": 99},
     ]
     done = run(
-        "append", tmp_path / "t-0", "--create", "--format", "ndjson", stdin="\n".join(map(json.dumps, lines)) + "\n\n"
+        "append",
+        tmp_path / "t-0",
+        "--create",
+        "--format",
+        "ndjson",
+        stdin="\n".join(map(json.dumps, lines)) + "\n\n",
     )
     assert done.code == 0, done.err
     with logcore.open(tmp_path / "t-0", read_only=True) as log:
@@ -113,18 +145,39 @@ def test_append_takes_ndjson(tmp_path):
 
 def test_append_can_pick_the_key_from_whole_objects(tmp_path):
     line = '{"id": 7, "name": "x"}'
-    run("append", tmp_path / "t-0", "--create", "--format", "ndjson", "--key-field", "id", stdin=line + "\n")
+    run(
+        "append",
+        tmp_path / "t-0",
+        "--create",
+        "--format",
+        "ndjson",
+        "--key-field",
+        "id",
+        stdin=line + "\n",
+    )
     with logcore.open(tmp_path / "t-0", read_only=True) as log:
         assert log.get(0)[2:4] == (b"7", line.encode())
 
 
 def test_append_takes_csv(tmp_path):
     text = '\ufeffa,b,c\n1,2,3\n"x\ny",5,"6,7"\n'
-    done = run("append", tmp_path / "t-0", "--create", "--format", "csv", "--key", "a,c", stdin=text)
+    done = run(
+        "append",
+        tmp_path / "t-0",
+        "--create",
+        "--format",
+        "csv",
+        "--key",
+        "a,c",
+        stdin=text,
+    )
     assert done.code == 0, done.err
     with logcore.open(tmp_path / "t-0", read_only=True) as log:
         found = [(record.key, json.loads(record.value)) for record in log.read(0)]
-    assert found == [(b"1-3", {"a": "1", "b": "2", "c": "3"}), (b"x\ny-6,7", {"a": "x\ny", "b": "5", "c": "6,7"})]
+    assert found == [
+        (b"1-3", {"a": "1", "b": "2", "c": "3"}),
+        (b"x\ny-6,7", {"a": "x\ny", "b": "5", "c": "6,7"}),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +195,9 @@ def test_append_takes_csv(tmp_path):
         ("csv", "a,b,a\n1,2,3\n", 1, 0, "two columns 'a'"),
     ],
 )
-def test_a_bad_line_is_named_and_what_was_before_it_stays(tmp_path, form, text, line, kept, words):
+def test_a_bad_line_is_named_and_what_was_before_it_stays(
+    tmp_path, form, text, line, kept, words
+):
     done = run("append", tmp_path / "t-0", "--create", "--format", form, stdin=text)
     assert done.code == 2
     assert done.err.startswith(f"error: line {line}: ")
@@ -152,15 +207,30 @@ def test_a_bad_line_is_named_and_what_was_before_it_stays(tmp_path, form, text, 
 
 
 def test_a_record_that_the_log_refuses_is_named_by_its_line(tmp_path):
-    """append_many stores all or nothing, so the others of its group have to be stored without the bad one."""
+    """append_many stores all or nothing, so the others of its group have to be stored
+    without the bad one.
+    """
     text = "a\nb\n" + "x" * 500 + "\nc\n"
-    done = run("append", tmp_path / "t-0", "--create", "--config", "max.message.bytes=300", stdin=text)
+    done = run(
+        "append",
+        tmp_path / "t-0",
+        "--create",
+        "--config",
+        "max.message.bytes=300",
+        stdin=text,
+    )
     assert (done.code, done.err.split(":")[1]) == (2, " line 3")
     assert values(tmp_path / "t-0") == [b"a", b"b"]
 
 
 def test_append_shows_what_it_has_while_the_input_is_open(tmp_path):
-    writer = process("append", tmp_path / "t-0", "--create", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    writer = process(
+        "append",
+        tmp_path / "t-0",
+        "--create",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     with writer:
         writer.stdin.write(b"first\n")
         writer.stdin.flush()
@@ -172,7 +242,8 @@ def test_append_shows_what_it_has_while_the_input_is_open(tmp_path):
         assert json.loads(writer.stdout.read())["records"] == 1
 
 
-# -- read and tail --------------------------------------------------------------------------
+# -- read and tail
+# --------------------------------------------------------------------------
 
 
 def test_read_gives_ndjson_in_a_pipe(path):
@@ -189,10 +260,22 @@ def test_read_gives_ndjson_in_a_pipe(path):
 
 def test_read_of_one_log_can_be_appended_to_another(path, tmp_path):
     with logcore.open(path) as log:
-        log.append(b"\0\xff", key=None, headers=[("b", b"\xff"), ("n", None)], timestamp_ms=T0)
+        log.append(
+            b"\0\xff", key=None, headers=[("b", b"\xff"), ("n", None)], timestamp_ms=T0
+        )
         log.append(None, key=b"", timestamp_ms=T0)
-    run("append", tmp_path / "copy-0", "--create", "--format", "ndjson", stdin=run("read", path).out)
-    with logcore.open(path, read_only=True) as source, logcore.open(tmp_path / "copy-0", read_only=True) as copy:
+    run(
+        "append",
+        tmp_path / "copy-0",
+        "--create",
+        "--format",
+        "ndjson",
+        stdin=run("read", path).out,
+    )
+    with (
+        logcore.open(path, read_only=True) as source,
+        logcore.open(tmp_path / "copy-0", read_only=True) as copy,
+    ):
         assert list(copy.read(0)) == list(source.read(0))
 
 
@@ -217,7 +300,8 @@ def test_read_from_and_to_places_of_every_kind(path, arguments, offsets):
 
 
 @pytest.mark.parametrize(
-    ("age", "offset"), [("-1s", 9), ("-2500ms", 8), ("-1m", 0), ("-3d", 0), ("-2w", 0), ("now", 10)]
+    ("age", "offset"),
+    [("-1s", 9), ("-2500ms", 8), ("-1m", 0), ("-3d", 0), ("-2w", 0), ("now", 10)],
 )
 def test_ages_count_back_from_now(path, age, offset):
     with logcore.open(path, read_only=True) as log:
@@ -227,13 +311,21 @@ def test_ages_count_back_from_now(path, age, offset):
 def test_read_isolation(tmp_path):
     clean = VECTORS / "partition-clean" / "orders-0"
     everything = [row["offset"] for row in run("read", clean).rows]
-    committed = [row["offset"] for row in run("read", clean, "--isolation", "read_committed").rows]
+    committed = [
+        row["offset"]
+        for row in run("read", clean, "--isolation", "read_committed").rows
+    ]
     assert 8 in everything and 28 in everything
     assert [offset for offset in everything if offset not in (8, 28)] == committed
 
 
 def test_read_in_a_free_form(path):
-    assert run("read", path, "-n", 2, "-f", r"%o %T %k=%s %h %K %S%%\n").out.splitlines()[0] == f"0 {T0} k0=v0 h=x 2 2%"
+    assert (
+        run("read", path, "-n", 2, "-f", r"%o %T %k=%s %h %K %S%%\n").out.splitlines()[
+            0
+        ]
+        == f"0 {T0} k0=v0 h=x 2 2%"
+    )
     assert run("read", path, "-f", "%z").code == 2
 
 
@@ -245,14 +337,21 @@ def test_tail_gives_the_last_records(path):
 
 
 def test_the_last_records_are_found_behind_gaps():
-    with logcore.open(VECTORS / "partition-compact-after" / "compacted-0", read_only=True) as log:
+    with logcore.open(
+        VECTORS / "partition-compact-after" / "compacted-0", read_only=True
+    ) as log:
         everything = list(log.read(0))
         for count in range(len(everything) + 2):
-            assert last_records(log, count) == everything[len(everything) - min(count, len(everything)) :]
+            assert (
+                last_records(log, count)
+                == everything[len(everything) - min(count, len(everything)) :]
+            )
 
 
 def test_tail_follows(path):
-    with process("tail", path, "-n", 1, "-f", "--timeout", 20, stdout=subprocess.PIPE) as reader:
+    with process(
+        "tail", path, "-n", 1, "-f", "--timeout", 20, stdout=subprocess.PIPE
+    ) as reader:
         assert json.loads(reader.stdout.readline())["offset"] == 9
         with logcore.open(path) as log:
             log.append(b"new")
@@ -265,15 +364,47 @@ def test_tail_follows(path):
 
 def test_the_life_of_a_topic(tmp_path):
     data = tmp_path / "data"
-    assert run("topic", "create", data, "orders", "--partitions", 2, "--config", "segment.bytes=2000").code == 0
-    assert run("topic", "list", data).rows == [{"topic": "orders", "partitions": 2, "size_bytes": 0}]
-    assert run("topic", "alter", data, "orders", "--config", "retention.ms=5", "--partitions", 3).code == 0
+    assert (
+        run(
+            "topic",
+            "create",
+            data,
+            "orders",
+            "--partitions",
+            2,
+            "--config",
+            "segment.bytes=2000",
+        ).code
+        == 0
+    )
+    assert run("topic", "list", data).rows == [
+        {"topic": "orders", "partitions": 2, "size_bytes": 0}
+    ]
+    assert (
+        run(
+            "topic",
+            "alter",
+            data,
+            "orders",
+            "--config",
+            "retention.ms=5",
+            "--partitions",
+            3,
+        ).code
+        == 0
+    )
     assert run("topic", "alter", data, "orders", "--unset", "segment.bytes").code == 0
     (facts,) = run("topic", "describe", data, "orders").rows
-    assert facts["config"] == {"retention.ms": "5"} and len(facts["partitions"]) == 3 and len(facts["topic_id"]) == 22
+    assert (
+        facts["config"] == {"retention.ms": "5"}
+        and len(facts["partitions"]) == 3
+        and len(facts["topic_id"]) == 22
+    )
     assert run("topic", "fork", data, "orders", "copy").code == 0
     refused = run("topic", "delete", data, "orders", stdin="y\n")
-    assert (refused.code, "--yes" in refused.err) == (2, True), "it cannot ask without a terminal"
+    assert (refused.code, "--yes" in refused.err) == (2, True), (
+        "it cannot ask without a terminal"
+    )
     assert run("topic", "delete", data, "orders", "--yes").code == 0
     assert [row["topic"] for row in run("topic", "list", data).rows] == ["copy"]
 
@@ -313,7 +444,11 @@ def updates(tmp_path):
 
 def test_compact(updates):
     (report,) = run("compact", updates, "--force").rows
-    assert (report["records_read"], report["records_kept"], report["end_offset"]) == (60, 3, 60)
+    assert (report["records_read"], report["records_kept"], report["end_offset"]) == (
+        60,
+        3,
+        60,
+    )
     assert values(updates / "u-0") == [b"v57", b"v58", b"v59"]
     assert run("compact", updates / "u-0").rows == [], "nothing to do"
     assert run("compact", updates / "nothing-0").code == 2
@@ -322,24 +457,46 @@ def test_compact(updates):
 def test_retention_says_before_it_does(updates):
     (before,) = run("retention", updates).rows
     assert before["would_delete"] == 0
-    ask = ("retention", updates / "u-0", "--config", "retention.bytes=900", "--config", "retention.ms=-1")
+    ask = (
+        "retention",
+        updates / "u-0",
+        "--config",
+        "retention.bytes=900",
+        "--config",
+        "retention.ms=-1",
+    )
     (would,) = run(*ask).rows
     assert would["would_delete"] > 2 and len(values(updates / "u-0")) == 60
     (held,) = run(*ask, "--hold", "billing").rows
-    assert held["would_delete"] == 0, "a group that has committed nothing holds everything"
+    assert held["would_delete"] == 0, (
+        "a group that has committed nothing holds everything"
+    )
     (done,) = run(*ask, "--delete").rows
     assert done["deleted"] == would["would_delete"]
     assert values(updates / "u-0")[0] == b"v%d" % would["log_start_offset"]
 
 
 def test_dump_says_what_groups_have_committed(tmp_path):
-    from logcore.format.grouprecords import Committed, commit_key, commit_value, group_key
+    from logcore.format.grouprecords import (
+        Committed,
+        commit_key,
+        commit_value,
+        group_key,
+    )
 
     path = tmp_path / "__consumer_offsets-7"
     with logcore.open(path, create=True, config={"cleanup.policy": "compact"}) as log:
-        log.append(commit_value(Committed(29, 4, "m", T0)), key=commit_key("grp", "orders", 0))
-        log.append(commit_value(Committed(30, 4, "", T0, T0 + 9)), key=commit_key("grp", "orders", 1))
-        log.append(bytes.fromhex("0004000000000000001d00000004026d0000018bcfe5680000"), key=commit_key("v4", "t", 0))
+        log.append(
+            commit_value(Committed(29, 4, "m", T0)), key=commit_key("grp", "orders", 0)
+        )
+        log.append(
+            commit_value(Committed(30, 4, "", T0, T0 + 9)),
+            key=commit_key("grp", "orders", 1),
+        )
+        log.append(
+            bytes.fromhex("0004000000000000001d00000004026d0000018bcfe5680000"),
+            key=commit_key("v4", "t", 0),
+        )
         log.append(None, key=commit_key("grp", "orders", 1))
         log.append(
             bytes.fromhex(
@@ -352,8 +509,19 @@ def test_dump_says_what_groups_have_committed(tmp_path):
         log.append(b"\0\3\0", key=commit_key("cut", "t", 0))
     rows = run("dump", path / f"{0:020d}.log", "--records").rows
     said = [row.get("says") for row in rows if row["type"] == "record"]
-    commit = {"offset": 29, "leader_epoch": 4, "metadata": "m", "commit_timestamp_ms": T0, "expire_timestamp_ms": -1}
-    assert said[0] == {"group": "grp", "topic": "orders", "partition": 0, "committed": commit}
+    commit = {
+        "offset": 29,
+        "leader_epoch": 4,
+        "metadata": "m",
+        "commit_timestamp_ms": T0,
+        "expire_timestamp_ms": -1,
+    }
+    assert said[0] == {
+        "group": "grp",
+        "topic": "orders",
+        "partition": 0,
+        "committed": commit,
+    }
     assert said[1]["committed"]["expire_timestamp_ms"] == T0 + 9
     assert said[2]["committed"] == commit
     assert said[3]["committed"] is None
@@ -368,17 +536,33 @@ def test_groups_that_lag_hold_retention(updates):
     with logcore.open_dir(updates) as logdir:
         logdir.create_topic("__consumer_offsets", config={"cleanup.policy": "compact"})
         log = logdir.partition("__consumer_offsets", 0)
-        log.append(commit_value(Committed(7, -1, "", T0)), key=commit_key("billing", "u", 0))
-        log.append(commit_value(Committed(33, -1, "", T0)), key=commit_key("billing", "u", 0))
-        log.append(commit_value(Committed(50, -1, "", T0)), key=commit_key("audit", "u", 0))
+        log.append(
+            commit_value(Committed(7, -1, "", T0)), key=commit_key("billing", "u", 0)
+        )
+        log.append(
+            commit_value(Committed(33, -1, "", T0)), key=commit_key("billing", "u", 0)
+        )
+        log.append(
+            commit_value(Committed(50, -1, "", T0)), key=commit_key("audit", "u", 0)
+        )
         assert committed_in([log]) == {("u", 0): {"billing": 33, "audit": 50}}
         assert logdir.committed_offsets("u", 0) == {"billing": 33, "audit": 50}
-    ask = ("retention", updates, "--config", "retention.bytes=0", "--hold", "billing", "--hold", "audit")
+    ask = (
+        "retention",
+        updates,
+        "--config",
+        "retention.bytes=0",
+        "--hold",
+        "billing",
+        "--hold",
+        "audit",
+    )
     rows = {row["partition"]: row for row in run(*ask).rows}
     assert 20 < rows["u-0"]["log_start_offset"] <= 33
 
 
-# -- dump, verify, info --------------------------------------------------------------------------
+# -- dump, verify, info
+# --------------------------------------------------------------------------
 
 
 def test_dump_names_the_file_of_each_row():
@@ -407,12 +591,23 @@ def test_scrub_finds_what_no_crc_covers(path):
     with logcore.open(path) as log:
         log.roll()
     (row,) = run("scrub", path).rows
-    assert (row["segments"], row["sealed"], row["is_sound"], row["findings"]) == (2, 1, True, [])
+    assert (row["segments"], row["sealed"], row["is_sound"], row["findings"]) == (
+        2,
+        1,
+        True,
+        [],
+    )
     (seal,) = run("dump", path / f"{0:020d}.seal").rows
-    assert (seal["type"], seal["end_offset"], seal["next_base_offset"]) == ("seal", 10, 10)
+    assert (seal["type"], seal["end_offset"], seal["next_base_offset"]) == (
+        "seal",
+        10,
+        10,
+    )
     log = path / f"{0:020d}.log"
     times = (path / f"{0:020d}.log").stat()
-    log.write_bytes(log.read_bytes()[:15] + b"\1" + log.read_bytes()[16:])  # the leader epoch
+    log.write_bytes(
+        log.read_bytes()[:15] + b"\1" + log.read_bytes()[16:]
+    )  # the leader epoch
     os.utime(log, ns=(times.st_atime_ns, times.st_mtime_ns))
     done = run("scrub", path.parent)
     assert (done.code, done.rows[0]["is_sound"]) == (1, False)
@@ -441,7 +636,12 @@ def test_scrub_goes_on_past_a_partition_that_does_not_open(path):
 
 def test_info_describes_partitions(path):
     (row,) = run("info", path).rows
-    assert (row["topic"], row["partition"], row["high_watermark"], row["codecs"]) == ("t", 0, 10, {"none": 1})
+    assert (row["topic"], row["partition"], row["high_watermark"], row["codecs"]) == (
+        "t",
+        0,
+        10,
+        {"none": 1},
+    )
     assert row["first_timestamp_ms"] == T0 and row["max_timestamp_ms"] == T0 + 9000
     assert run("info", path.parent).rows == [row]
 
@@ -457,7 +657,11 @@ def test_info_says_what_is_active():
 def test_info_names_the_plain_kernels():
     environment = {**os.environ, "PYTHONPATH": SOURCE, "LOGCORE_KERNELS": "plain"}
     done = subprocess.run(
-        [sys.executable, "-m", "logcore", "info"], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "logcore", "info"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert "kernels: plain" in done.stdout
 
@@ -470,7 +674,8 @@ def test_bench_measures_and_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-# -- errors and exits --------------------------------------------------------------------------
+# -- errors and exits
+# --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -490,7 +695,12 @@ def test_bench_measures_and_leaves_nothing(tmp_path):
     ],
 )
 def test_errors_are_a_line_and_exit_2(tmp_path, path, arguments):
-    arguments = [str(tmp_path / one) if "-0" in one or one.startswith(("nowhere", "bad")) else one for one in arguments]
+    arguments = [
+        str(tmp_path / one)
+        if "-0" in one or one.startswith(("nowhere", "bad"))
+        else one
+        for one in arguments
+    ]
     done = run(*arguments, stdin="x\n")
     assert done.code == 2
     assert done.err.startswith("error: ")
@@ -499,7 +709,13 @@ def test_errors_are_a_line_and_exit_2(tmp_path, path, arguments):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["read", "{}/no", "t"], ["topic", "list", "{}/t-0"], ["info", "{}/no"], ["scrub", "{}/other"]]
+    "arguments",
+    [
+        ["read", "{}/no", "t"],
+        ["topic", "list", "{}/t-0"],
+        ["info", "{}/no"],
+        ["scrub", "{}/other"],
+    ],
 )
 def test_errors_do_not_talk_of_python(path, arguments):
     (path.parent / "other").mkdir()
@@ -510,7 +726,12 @@ def test_errors_do_not_talk_of_python(path, arguments):
 
 
 def test_wrong_usage_exits_2(path):
-    for arguments in (["read", path, "--from", "soon"], ["append", path, "--config", "x"], ["nonsense"], ["read"]):
+    for arguments in (
+        ["read", path, "--from", "soon"],
+        ["append", path, "--config", "x"],
+        ["nonsense"],
+        ["read"],
+    ):
         done = run(*arguments)
         assert done.code == 2
         assert "Traceback" not in done.err
@@ -529,7 +750,9 @@ def test_a_locked_log_is_said_to_be_so(path):
 def test_a_reader_that_goes_away_is_no_error(tmp_path):
     with logcore.open(tmp_path / "t-0", create=True, durability="os") as log:
         log.append_many([(None, b"x" * 100)] * 20_000)
-    with process("read", tmp_path / "t-0", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reader:
+    with process(
+        "read", tmp_path / "t-0", stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as reader:
         reader.stdout.readline()
         reader.stdout.close()
         assert reader.stderr.read() == b""
@@ -545,11 +768,16 @@ def test_without_click_info_works_and_the_rest_says_what_to_install(tmp_path):
 
     def without_click(*arguments):
         command = [sys.executable, "-c", hide, *arguments]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False
+        )
 
     assert without_click("info").returncode == 0
     done = without_click("read", "x-0")
-    assert (done.returncode, re.search(r"pip install .*\[cli\]", done.stderr) is not None) == (2, True)
+    assert (
+        done.returncode,
+        re.search(r"pip install .*\[cli\]", done.stderr) is not None,
+    ) == (2, True)
 
 
 def test_help_needs_no_table_and_no_codec():
@@ -573,11 +801,20 @@ def modules_after(*arguments):
     command = "import sys; from logcore.cli.commands import main; main(standalone_mode=False); print(*sys.modules)"
     environment = {**os.environ, "PYTHONPATH": SOURCE}
     done = subprocess.run(
-        [sys.executable, "-c", command, *arguments], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", command, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return set(done.stdout.splitlines()[-1].split())
 
 
 def test_tables_are_aligned_in_a_pipe(capsys):
     print_table(("name", "n"), [("a", 5), ("long", 12345), ("none", None)], right=(1,))
-    assert capsys.readouterr().out.splitlines() == ["name       n", "a          5", "long  12,345", "none"]
+    assert capsys.readouterr().out.splitlines() == [
+        "name       n",
+        "a          5",
+        "long  12,345",
+        "none",
+    ]

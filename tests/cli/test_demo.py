@@ -1,4 +1,6 @@
-"""The demo on a slice of its flights: the kill, the recovery and every reading happen as in the whole."""
+"""The demo on a slice of its flights: the kill, the recovery and every reading happen
+as in the whole.
+"""
 
 import pytest
 
@@ -52,7 +54,9 @@ def test_the_demo_makes_its_own_directory_and_says_so(tmp_path):
 
 
 def test_a_failed_check_is_loud(tmp_path, monkeypatch):
-    """As if the source and the log differed: one flight of those the demo compares with is changed after the load."""
+    """As if the source and the log differed: one flight of those the demo compares with
+    is changed after the load.
+    """
     real = demo.load_flights
 
     def wrong(rows):

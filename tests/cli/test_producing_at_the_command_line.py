@@ -1,4 +1,6 @@
-"""`logcore produce`: a producer's words over what `append` does, beside other processes."""
+"""`logcore produce`: a producer's words over what `append` does, beside other
+processes.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,12 @@ def data(tmp_path: Path) -> Path:
 
 
 def run(*arguments: object, said: str = "", code: int = 0) -> Any:
-    found = click_testing.CliRunner().invoke(main, ["produce", *map(str, arguments)], input=said)
-    assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
+    found = click_testing.CliRunner().invoke(
+        main, ["produce", *map(str, arguments)], input=said
+    )
+    assert found.exception is None or isinstance(found.exception, SystemExit), (
+        found.exception
+    )
     assert found.exit_code == code, found.output
     return found
 
@@ -44,22 +50,48 @@ def stored(data: Path) -> list[tuple[int, bytes | None, bytes | None, list[Any]]
         ]
 
 
-def test_records_get_the_key_the_headers_and_the_partition_that_are_given(data: Path) -> None:
-    run(data / "t", "-k", "anna", "-H", "from=here", "-H", "empty=", "-p", 2, said="1\n2\n")
+def test_records_get_the_key_the_headers_and_the_partition_that_are_given(
+    data: Path,
+) -> None:
+    run(
+        data / "t",
+        "-k",
+        "anna",
+        "-H",
+        "from=here",
+        "-H",
+        "empty=",
+        "-p",
+        2,
+        said="1\n2\n",
+    )
     headers = [("from", b"here"), ("empty", b"")]
     assert stored(data) == [(2, b"anna", b"1", headers), (2, b"anna", b"2", headers)]
 
 
 def test_a_record_that_has_a_key_and_headers_keeps_them(data: Path) -> None:
     line = '{"key": "ben", "value": "1", "headers": {"own": "x"}}'
-    run(data / "t", "-k", "anna", "-H", "from=here", "-p", 0, "--format", "ndjson", said=f'{line}\n{{"value": "2"}}\n')
+    run(
+        data / "t",
+        "-k",
+        "anna",
+        "-H",
+        "from=here",
+        "-p",
+        0,
+        "--format",
+        "ndjson",
+        said=f'{line}\n{{"value": "2"}}\n',
+    )
     assert stored(data) == [
         (0, b"ben", b"1", [("own", b"x"), ("from", b"here")]),
         (0, b"anna", b"2", [("from", b"here")]),
     ]
 
 
-def test_keys_choose_partitions_as_those_of_append_do(data: Path, tmp_path: Path) -> None:
+def test_keys_choose_partitions_as_those_of_append_do(
+    data: Path, tmp_path: Path
+) -> None:
     lines = "".join(f"key {number}:{number}\n" for number in range(20))
     run(data / "t", "--key-separator", ":", said=lines)
     other = tmp_path / "other"
@@ -76,11 +108,14 @@ def test_csv_and_files_are_taken(data: Path, tmp_path: Path) -> None:
     assert stored(data) == [(0, b"7", b'{"id":"7","name":"anna"}', [])]
 
 
-def test_verbose_says_where_each_record_went(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verbose_says_where_each_record_went(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run(data / "t:1", said="before\n")
     found = rows(run(data / "t", "-p", 1, "-v", "--batch", 2, said="a\nb\nc\n"))
     assert found[:-1] == [
-        {"line": line, "topic": "t", "partition": 1, "offset": offset} for line, offset in ((1, 1), (2, 2), (3, 3))
+        {"line": line, "topic": "t", "partition": 1, "offset": offset}
+        for line, offset in ((1, 1), (2, 2), (3, 3))
     ]
     assert found[-1]["records"] == 3
     monkeypatch.setattr("logcore.cli.writing.wants_json", lambda as_json: as_json)
@@ -89,7 +124,9 @@ def test_verbose_says_where_each_record_went(data: Path, monkeypatch: pytest.Mon
     assert last.startswith("1 records (t:1 offsets 4 to 4) appended to t")
 
 
-@pytest.mark.parametrize(("acks", "durability"), [("0", "os"), ("1", "os"), ("all", "disk"), ("-1", "disk")])
+@pytest.mark.parametrize(
+    ("acks", "durability"), [("0", "os"), ("1", "os"), ("all", "disk"), ("-1", "disk")]
+)
 def test_acks_say_what_a_call_waits_for(data: Path, acks: str, durability: str) -> None:
     (told,) = rows(run(data / "t", "--acks", acks, said="1\n"))
     assert told["durability"] == durability
@@ -98,7 +135,15 @@ def test_acks_say_what_a_call_waits_for(data: Path, acks: str, durability: str) 
 def test_it_makes_what_is_not_there_only_when_told_to(tmp_path: Path) -> None:
     run(tmp_path / "data" / "t", said="1\n", code=2)
     assert not (tmp_path / "data").exists()
-    run(tmp_path / "data" / "t", "--create", "--partitions", 2, "--config", "retention.ms=5000", said="1\n")
+    run(
+        tmp_path / "data" / "t",
+        "--create",
+        "--partitions",
+        2,
+        "--config",
+        "retention.ms=5000",
+        said="1\n",
+    )
     with logcore.open_dir(tmp_path / "data", read_only=True) as directory:
         assert directory.partitions("t") == (0, 1)
         assert directory.settings("t").retention_ms == 5000
@@ -113,7 +158,9 @@ def test_it_makes_what_is_not_there_only_when_told_to(tmp_path: Path) -> None:
         (["--acks", "2"], "all"),
     ],
 )
-def test_wrong_usage_stores_nothing(data: Path, arguments: list[str], words: str) -> None:
+def test_wrong_usage_stores_nothing(
+    data: Path, arguments: list[str], words: str
+) -> None:
     assert words in run(data / "t", *arguments, said="1\n", code=2).stderr
     assert stored(data) == []
 
@@ -127,6 +174,12 @@ def test_it_writes_beside_other_processes_that_share_the_directory(data: Path) -
     command = [sys.executable, "-m", "logcore", "produce", str(data / "t"), "-p", "0"]
     with logcore.open_dir(data, shared=True) as directory:
         directory.append("t", b"here", partition=0)
-        subprocess.run(command, input=b"there\n", check=True, capture_output=True, timeout=60)
+        subprocess.run(
+            command, input=b"there\n", check=True, capture_output=True, timeout=60
+        )
         directory.append("t", b"here again", partition=0)
-    assert [value for _, _, value, _ in stored(data)] == [b"here", b"there", b"here again"]
+    assert [value for _, _, value, _ in stored(data)] == [
+        b"here",
+        b"there",
+        b"here again",
+    ]

@@ -1,4 +1,6 @@
-"""`read`, `tail` and `append` with a topic: which partitions, in which order, and what is said when it is not there."""
+"""`read`, `tail` and `append` with a topic: which partitions, in which order, and what
+is said when it is not there.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,12 @@ T0 = 1700000000000
 
 
 def run(*arguments: object, stdin: str | bytes | None = None) -> Any:
-    done = click_testing.CliRunner().invoke(main, list(map(str, arguments)), input=stdin)
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    done = click_testing.CliRunner().invoke(
+        main, list(map(str, arguments)), input=stdin
+    )
+    assert done.exception is None or isinstance(done.exception, SystemExit), (
+        done.exception
+    )
     return done
 
 
@@ -37,13 +43,19 @@ def places(*arguments: object) -> list[tuple[int, int]]:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Topic t: partition 0 at seconds 0, 2, 4; partition 1 at 1, 3, 5; partition 2 is empty."""
+    """Topic t: partition 0 at seconds 0, 2, 4; partition 1 at 1, 3, 5; partition 2 is
+    empty.
+    """
     with logcore.open_dir(tmp_path / "data", create=True, durability="os") as logdir:
         logdir.create_topic("t", 3)
         logdir.create_topic("orders")
         for second in range(6):
             logdir.append(
-                "t", b"v%d" % second, key=b"k%d" % second, partition=second % 2, timestamp_ms=T0 + 1000 * second
+                "t",
+                b"v%d" % second,
+                key=b"k%d" % second,
+                partition=second % 2,
+                timestamp_ms=T0 + 1000 * second,
             )
     return tmp_path / "data"
 
@@ -63,7 +75,14 @@ def test_a_topic_is_read_by_time(data: Path) -> None:
 
 
 def test_a_topic_is_read_by_partition(data: Path) -> None:
-    assert places("read", data, "t", "--order", "partition") == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    assert places("read", data, "t", "--order", "partition") == [
+        (0, 0),
+        (0, 1),
+        (0, 2),
+        (1, 0),
+        (1, 1),
+        (1, 2),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -76,14 +95,22 @@ def test_a_topic_is_read_by_partition(data: Path) -> None:
         (["t", "--from", 2], [(0, 2), (1, 2)]),
         (["t", "--from", 9], []),
         (["t", "--to", 1], [(0, 0), (1, 0)]),
-        (["t", "--from", "2023-11-14T22:13:22Z", "--to", "2023-11-14T22:13:24Z"], [(0, 1), (1, 1)]),
+        (
+            ["t", "--from", "2023-11-14T22:13:22Z", "--to", "2023-11-14T22:13:24Z"],
+            [(0, 1), (1, 1)],
+        ),
         (["t", "--where", "key=k3"], [(1, 1)]),
-        (["t", "--where", "value~v[1-4]", "--where", "key!=k2"], [(1, 0), (1, 1), (0, 2)]),
+        (
+            ["t", "--where", "value~v[1-4]", "--where", "key!=k2"],
+            [(1, 0), (1, 1), (0, 2)],
+        ),
         (["t:0", "--where", "value~[34]"], [(0, 2)]),
         (["t", "--where", "value~[345]", "-n", 1], [(1, 1)]),
     ],
 )
-def test_which_records_are_read(data: Path, arguments: list[object], expected: list[tuple[int, int]]) -> None:
+def test_which_records_are_read(
+    data: Path, arguments: list[object], expected: list[tuple[int, int]]
+) -> None:
     assert places("read", data, *arguments) == expected
 
 
@@ -107,8 +134,22 @@ def test_the_last_records_of_a_topic(data: Path) -> None:
 
 
 def test_tail_follows_all_partitions(data: Path) -> None:
-    command = [sys.executable, "-m", "logcore", "tail", str(data), "t", "-n", "1", "-f", "--timeout", "20"]
-    with subprocess.Popen([*command, "--where", "key!=no"], stdout=subprocess.PIPE) as reader:
+    command = [
+        sys.executable,
+        "-m",
+        "logcore",
+        "tail",
+        str(data),
+        "t",
+        "-n",
+        "1",
+        "-f",
+        "--timeout",
+        "20",
+    ]
+    with subprocess.Popen(
+        [*command, "--where", "key!=no"], stdout=subprocess.PIPE
+    ) as reader:
         assert reader.stdout is not None
         assert json.loads(reader.stdout.readline())["value"] == "v5"
         with logcore.open_dir(data) as logdir:
@@ -132,34 +173,62 @@ def test_tail_follows_all_partitions(data: Path) -> None:
         (["{}/t-0", "t"], "the directory of one partition"),
     ],
 )
-def test_a_wrong_name_is_explained(data: Path, command: str, words: list[str], said: str) -> None:
+def test_a_wrong_name_is_explained(
+    data: Path, command: str, words: list[str], said: str
+) -> None:
     done = run(command, *(word.format(data) for word in words))
     assert done.exit_code == 2 and said in done.stderr
     assert "Traceback" not in done.stderr
 
 
-# -- append ------------------------------------------------------------------------------------------------------------
+# -- append
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_append_chooses_partitions_as_kafka_does(tmp_path: Path) -> None:
     lines = "".join(f"key-{n}:{n}\n" for n in range(50))
-    done = run("append", tmp_path, "o", "-K", ":", "--create", "--partitions", 4, "--batch", 7, stdin=lines)
+    done = run(
+        "append",
+        tmp_path,
+        "o",
+        "-K",
+        ":",
+        "--create",
+        "--partitions",
+        4,
+        "--batch",
+        7,
+        stdin=lines,
+    )
     assert done.exit_code == 0, done.stderr
     facts = json.loads(done.stdout)
     assert (facts["topic"], facts["records"]) == ("o", 50)
     with logcore.open_dir(tmp_path, read_only=True) as logdir:
         found = {record.key: record.partition for record in logdir.read("o")}
         assert [part["last_offset"] + 1 for part in facts["partitions"]] == [
-            logdir.partition("o", part["partition"]).log_end_offset for part in facts["partitions"]
+            logdir.partition("o", part["partition"]).log_end_offset
+            for part in facts["partitions"]
         ]
     with logcore.open_dir(tmp_path / "other", create=True, durability="os") as logdir:
         logdir.create_topic("o", 4)
-        assert found == {b"key-%d" % n: logdir.append("o", b"", key=b"key-%d" % n).partition for n in range(50)}
+        assert found == {
+            b"key-%d" % n: logdir.append("o", b"", key=b"key-%d" % n).partition
+            for n in range(50)
+        }
 
 
 def test_a_delimiter_ends_the_key(tmp_path: Path) -> None:
-    """As kcat -K: only the first one counts, and a line without one is a value with a null key."""
-    run("append", tmp_path / "t-0", "--create", "--key-delimiter", "::", stdin="a::b\nno\n::v\nk::\nx::y::z\n")
+    """As kcat -K: only the first one counts, and a line without one is a value with a
+    null key.
+    """
+    run(
+        "append",
+        tmp_path / "t-0",
+        "--create",
+        "--key-delimiter",
+        "::",
+        stdin="a::b\nno\n::v\nk::\nx::y::z\n",
+    )
     run("append", tmp_path / "t-0", "-K", r"\t", stdin="tab\tbed\n")
     with logcore.open(tmp_path / "t-0", read_only=True) as log:
         assert [record[2:4] for record in log.read(0)] == [
@@ -182,15 +251,30 @@ def test_append_to_one_partition_and_from_a_file(data: Path, tmp_path: Path) -> 
 
 def test_append_takes_the_output_of_read(data: Path) -> None:
     text = run("read", data, "t").stdout
-    assert run("append", data, "copy", "--create", "--format", "ndjson", stdin=text).exit_code == 0
-    assert [(row["key"], row["timestamp_ms"]) for row in rows("read", data, "copy")] == [
-        (f"k{n}", T0 + 1000 * n) for n in range(6)
-    ]
+    assert (
+        run(
+            "append", data, "copy", "--create", "--format", "ndjson", stdin=text
+        ).exit_code
+        == 0
+    )
+    assert [
+        (row["key"], row["timestamp_ms"]) for row in rows("read", data, "copy")
+    ] == [(f"k{n}", T0 + 1000 * n) for n in range(6)]
 
 
 def test_settings_are_those_of_the_topic_that_is_made(tmp_path: Path) -> None:
-    run("append", tmp_path, "t", "--create", "--config", "segment.bytes=2000", stdin="x\n")
-    assert rows("topic", "describe", tmp_path, "t")[0]["config"] == {"segment.bytes": "2000"}
+    run(
+        "append",
+        tmp_path,
+        "t",
+        "--create",
+        "--config",
+        "segment.bytes=2000",
+        stdin="x\n",
+    )
+    assert rows("topic", "describe", tmp_path, "t")[0]["config"] == {
+        "segment.bytes": "2000"
+    }
 
 
 def test_a_refused_line_says_what_is_stored(data: Path) -> None:
@@ -222,7 +306,8 @@ def test_wrong_appends_store_nothing(data: Path, words: list[str], said: str) ->
     assert len(rows("read", data, "t")) == 6
 
 
-# -- completion --------------------------------------------------------------------------------------------------------
+# -- completion
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_the_shell_completes_topics(data: Path) -> None:

@@ -13,7 +13,11 @@ from logcore import LogDir
 
 def logcore_command(*words: str | Path, said: bytes = b"", code: int = 0) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "logcore", *map(str, words)], check=False, input=said, capture_output=True, timeout=60
+        [sys.executable, "-m", "logcore", *map(str, words)],
+        check=False,
+        input=said,
+        capture_output=True,
+        timeout=60,
     )
     assert done.returncode == code, done.stderr.decode()
     return (done.stdout if code == 0 else done.stderr).decode()
@@ -26,7 +30,9 @@ def values(data: LogDir, topic: str) -> list[bytes | None]:
     return [record.value for record in log.read(0)]
 
 
-def test_commands_write_beside_processes_that_share_the_directory(tmp_path: Path) -> None:
+def test_commands_write_beside_processes_that_share_the_directory(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "data"
     with logcore.open_dir(path, create=True, shared=True) as data:
         logcore_command("topic", "create", path, "t")
@@ -46,13 +52,25 @@ def test_a_directory_that_a_process_has_for_itself_is_refused(tmp_path: Path) ->
     path = tmp_path / "data"
     with logcore.open_dir(path, create=True) as data:
         data.create_topic("t")
-        assert "shared=True in both" in logcore_command("append", path, "t", said=b"x\n", code=2)
+        assert "shared=True in both" in logcore_command(
+            "append", path, "t", said=b"x\n", code=2
+        )
 
 
 def test_a_command_shares_when_it_is_told_to(tmp_path: Path) -> None:
     path = tmp_path / "data"
     logcore_command("topic", "create", path, "t")
-    command = [sys.executable, "-m", "logcore", "append", str(path), "t", "--shared", "--batch", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "logcore",
+        "append",
+        str(path),
+        "t",
+        "--shared",
+        "--batch",
+        "1",
+    ]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as appending:
         assert appending.stdin is not None
         appending.stdin.write(b"1\n")
@@ -67,11 +85,24 @@ def test_a_command_shares_when_it_is_told_to(tmp_path: Path) -> None:
         assert appending.wait(30) == 0
 
 
-def test_an_append_counts_its_own_records_and_not_those_of_others(tmp_path: Path) -> None:
+def test_an_append_counts_its_own_records_and_not_those_of_others(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "data"
     logcore_command("topic", "create", path, "t")
-    command = [sys.executable, "-m", "logcore", "append", str(path), "t", "--shared", "--json"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as appending:
+    command = [
+        sys.executable,
+        "-m",
+        "logcore",
+        "append",
+        str(path),
+        "t",
+        "--shared",
+        "--json",
+    ]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as appending:
         assert appending.stdin is not None
         assert appending.stdout is not None
         appending.stdin.write(b"1\n")

@@ -1,4 +1,6 @@
-"""`logcore sql`: topics as tables, what is read of them, and what is said when a query is wrong."""
+"""`logcore sql`: topics as tables, what is read of them, and what is said when a query
+is wrong.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ T0 = 1700000000000
 
 def run(*arguments: object) -> Any:
     done = click_testing.CliRunner().invoke(main, ["sql", *map(str, arguments)])
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    assert done.exception is None or isinstance(done.exception, SystemExit), (
+        done.exception
+    )
     return done
 
 
@@ -47,9 +51,20 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for n in range(12):
             value = b'{"price":%d}' % n
             logdir.append(
-                "orders", value, key=b"k%d" % (n % 4), partition=n % 3, timestamp_ms=T0 + n, headers=[("n", b"%d" % n)]
+                "orders",
+                value,
+                key=b"k%d" % (n % 4),
+                partition=n % 3,
+                timestamp_ms=T0 + n,
+                headers=[("n", b"%d" % n)],
             )
-        logdir.append("my-topic", b"\xff\\a", key=None, headers=[("h", None), ("h", b"\xfe")], timestamp_ms=T0)
+        logdir.append(
+            "my-topic",
+            b"\xff\\a",
+            key=None,
+            headers=[("h", None), ("h", b"\xfe")],
+            timestamp_ms=T0,
+        )
     return path
 
 
@@ -106,13 +121,17 @@ def test_a_record_without_a_time_has_none(tmp_path: Path) -> None:
 
 
 def test_bytes_are_blobs(data: Path) -> None:
-    assert rows(data, "--bytes", 'select typeof(value) as t, value from "my-topic"') == [
-        {"t": "BLOB", "value": {"hex": "ff5c61"}}
-    ]
+    assert rows(
+        data, "--bytes", 'select typeof(value) as t, value from "my-topic"'
+    ) == [{"t": "BLOB", "value": {"hex": "ff5c61"}}]
 
 
 def test_csv(data: Path) -> None:
-    text = run(data, "--csv", 'select key, headers from "my-topic" union all select \'a,"b\', null').stdout
+    text = run(
+        data,
+        "--csv",
+        'select key, headers from "my-topic" union all select \'a,"b\', null',
+    ).stdout
     assert list(csv.reader(io.StringIO(text))) == [
         ["key", "headers"],
         ["", '[{"key":"h","value":null},{"key":"h","value":"\\\\xFE"}]'],
@@ -120,7 +139,9 @@ def test_csv(data: Path) -> None:
     ]
 
 
-def test_only_what_a_query_names_is_read(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_a_query_names_is_read(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import logcore.cli.dataset as module
 
     asked: list[tuple[list[int], list[str]]] = []
@@ -141,18 +162,36 @@ def test_only_what_a_query_names_is_read(data: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_limit_ends_a_long_reading(tmp_path: Path) -> None:
-    """pyarrow's scanner reads ahead in threads: the program then hung at its end, or was aborted."""
+    """pyarrow's scanner reads ahead in threads: the program then hung at its end, or
+    was aborted.
+    """
     with logcore.open_dir(tmp_path, create=True, durability="os") as logdir:
         logdir.create_topic("t")
         for _ in range(150):
             logdir.partition("t", 0).append_many([(None, b"x" * 50)] * 2_000)
-    command = [sys.executable, "-m", "logcore", "sql", str(tmp_path), 'select "offset" from t limit 1']
+    command = [
+        sys.executable,
+        "-m",
+        "logcore",
+        "sql",
+        str(tmp_path),
+        'select "offset" from t limit 1',
+    ]
     environment = {**os.environ, "PYTHONPATH": SOURCE}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (0, '{"offset":0}\n'), done.stderr
 
 
-def test_all_readings_end_at_the_same_offset(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_readings_end_at_the_same_offset(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from logcore.cli.dataset import TopicDataset
 
     with logcore.open_dir(data) as logdir:
@@ -181,29 +220,44 @@ def test_wrong_queries(data: Path, query: str, said: str) -> None:
 
 
 def test_topics_that_differ_in_case_are_refused(tmp_path: Path) -> None:
-    for name in ("orders-0", "Orders-0"):  # Kafka takes both names, create_topic() only one
+    for name in (
+        "orders-0",
+        "Orders-0",
+    ):  # Kafka takes both names, create_topic() only one
         (tmp_path / name).mkdir()
     assert "differ only in case" in run(tmp_path, "select * from orders").stderr
     assert rows(tmp_path, "select 1 as a") == [{"a": 1}]
 
 
-def test_without_duckdb_it_says_what_to_install(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_duckdb_it_says_what_to_install(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "duckdb", None)
     done = run(data, "select 1")
-    assert (done.exit_code, re.search(r"pip install .*\[sql\]", done.stderr) is not None) == (2, True)
+    assert (
+        done.exit_code,
+        re.search(r"pip install .*\[sql\]", done.stderr) is not None,
+    ) == (2, True)
 
 
 def test_a_terminal_gets_a_table(data: Path) -> None:
-    code, text = at_terminal("sql", data, "select key, count(*) as n from orders group by key order by key")
+    code, text = at_terminal(
+        "sql", data, "select key, count(*) as n from orders group by key order by key"
+    )
     assert code == 0
-    assert [line.split() for line in text.replace("\x1b[1m", "").replace("\x1b[0m", "").splitlines()[:2]] == [
+    assert [
+        line.split()
+        for line in text.replace("\x1b[1m", "").replace("\x1b[0m", "").splitlines()[:2]
+    ] == [
         ["key", "n"],
         ["k0", "3"],
     ]
 
 
 def test_values_do_not_command_the_terminal(data: Path) -> None:
-    code, text = at_terminal("sql", data, "select chr(27) || '[31mred' || chr(7) || chr(155) as v")
+    code, text = at_terminal(
+        "sql", data, "select chr(27) || '[31mred' || chr(7) || chr(155) as v"
+    )
     assert code == 0
     assert r"\x1b[31mred\x07\x9b" in text
     assert "\x1b[31m" not in text

@@ -1,4 +1,6 @@
-"""`logcore transactions`: what is shown of open transactions, and how they are decided by hand."""
+"""`logcore transactions`: what is shown of open transactions, and how they are decided
+by hand.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from logcore.cli.commands import main  # noqa: E402
 
 def run(*arguments: object, code: int = 0) -> Any:
     found = click_testing.CliRunner().invoke(main, list(map(str, arguments)))
-    assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
+    assert found.exception is None or isinstance(found.exception, SystemExit), (
+        found.exception
+    )
     assert found.exit_code == code, found.output
     return found
 
@@ -27,16 +31,25 @@ def rows(*arguments: object) -> list[dict[str, Any]]:
 
 def values(data: Path) -> list[bytes | None]:
     with logcore.open_dir(data, read_only=True) as directory:
-        return [record.value for record in directory.partition("t", 0).read(0, isolation="read_committed")]
+        return [
+            record.value
+            for record in directory.partition("t", 0).read(
+                0, isolation="read_committed"
+            )
+        ]
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A transaction that was prepared when its producer was closed, and an id without one."""
+    """A transaction that was prepared when its producer was closed, and an id without
+    one.
+    """
     path = tmp_path / "data"
     with logcore.open_dir(path, create=True) as directory:
         directory.create_topic("t")
-        with directory.producer(transactional_id="prepared", two_phase=True, threaded=False) as producer:
+        with directory.producer(
+            transactional_id="prepared", two_phase=True, threaded=False
+        ) as producer:
             producer.init_transactions()
             producer.begin_transaction()
             producer.send("t", b"v")
@@ -49,7 +62,10 @@ def data(tmp_path: Path) -> Path:
 def test_what_is_open_is_listed(data: Path) -> None:
     (row,) = rows("transactions", "list", data)
     assert (row["id"], row["state"], row["partitions"]) == ("prepared", "Ongoing", 1)
-    assert [row["id"] for row in rows("transactions", "list", data, "--all")] == ["idle", "prepared"]
+    assert [row["id"] for row in rows("transactions", "list", data, "--all")] == [
+        "idle",
+        "prepared",
+    ]
     assert "prepared" in run("transactions", "list", data).output
 
 
@@ -64,7 +80,10 @@ def test_what_is_open_is_decided_by_hand(data: Path, decision: str) -> None:
 
 
 def test_an_id_that_is_not_known_is_told(data: Path) -> None:
-    assert "no transaction of 'other' is open" in run("transactions", "abort", data, "other", code=2).output
+    assert (
+        "no transaction of 'other' is open"
+        in run("transactions", "abort", data, "other", code=2).output
+    )
 
 
 def test_a_directory_without_transactions_lists_none(tmp_path: Path) -> None:

@@ -62,19 +62,27 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize(("text", "offsets"), CASES)
 def test_which_records_pass(log: logcore.Log, text: str, offsets: list[int]) -> None:
     condition = Condition.parse(text)
-    assert [record.offset for record in log.read(0) if condition.passes(record)] == offsets
+    assert [
+        record.offset for record in log.read(0) if condition.passes(record)
+    ] == offsets
     where = Where.parse([text])
     assert where is not None
     passing = [record for part in log.scan() for record in where.select(part).records()]
     assert [record.offset for record in passing] == offsets
-    assert passing == [log.get(offset) for offset in offsets], "all else of a record stays with it"
+    assert passing == [log.get(offset) for offset in offsets], (
+        "all else of a record stays with it"
+    )
 
 
 @pytest.mark.parametrize(("text", "offsets"), CASES)
-def test_all_conditions_have_to_hold(log: logcore.Log, text: str, offsets: list[int]) -> None:
+def test_all_conditions_have_to_hold(
+    log: logcore.Log, text: str, offsets: list[int]
+) -> None:
     where = Where.parse(["key~a", text])
     assert where is not None
-    passing = [record.offset for part in log.scan() for record in where.select(part).records()]
+    passing = [
+        record.offset for part in log.scan() for record in where.select(part).records()
+    ]
     assert passing == [offset for offset in offsets if offset in (0, 5)]
 
 

@@ -1,4 +1,6 @@
-"""Assignors against what Kafka's own classes gave (tests/data/vectors/assignors.json); the bytes of its protocol."""
+"""Assignors against what Kafka's own classes gave (tests/data/vectors/assignors.json);
+the bytes of its protocol.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,19 @@ CASES = [case for case in MADE["cases"] if case["assignor"] in ASSIGNORS]
 
 
 def member(told: dict[str, Any]) -> Member:
-    owned = [TopicPartition(topic, number) for topic, numbers in told.get("owned", {}).items() for number in numbers]
+    owned = [
+        TopicPartition(topic, number)
+        for topic, numbers in told.get("owned", {}).items()
+        for number in numbers
+    ]
     topics = frozenset(told["topics"])
-    return Member(told["id"], topics, told.get("instance_id"), tuple(owned), told.get("generation", -1))
+    return Member(
+        told["id"],
+        topics,
+        told.get("instance_id"),
+        tuple(owned),
+        told.get("generation", -1),
+    )
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case["name"]))
@@ -36,10 +48,16 @@ def test_as_kafka_divides(case: dict[str, Any]) -> None:
     found = ASSIGNORS[case["assignor"]].assign(case["topics"], members)
     if case["exact"]:
         expected = {
-            member_id: sorted(TopicPartition(topic, number) for topic, numbers in those.items() for number in numbers)
+            member_id: sorted(
+                TopicPartition(topic, number)
+                for topic, numbers in those.items()
+                for number in numbers
+            )
             for member_id, those in case["assignment"].items()
         }
-        assert {member_id: sorted(those) for member_id, those in found.items()} == expected
+        assert {
+            member_id: sorted(those) for member_id, those in found.items()
+        } == expected
         return
     assert sorted(map(len, found.values())) in case["sizes"]
     kept = sum(len(set(found[one.member_id]) & set(one.owned)) for one in members)
@@ -55,20 +73,38 @@ def groups(draw: st.DrawFn) -> tuple[dict[str, int], list[Member]]:
     members = []
     for number in range(draw(st.integers(1, 5))):
         topics = draw(st.frozensets(st.sampled_from([*counts, "missing"]), min_size=1))
-        every = [TopicPartition(topic, one) for topic, count in counts.items() for one in range(count)]
+        every = [
+            TopicPartition(topic, one)
+            for topic, count in counts.items()
+            for one in range(count)
+        ]
         owned = draw(st.lists(st.sampled_from(every), unique=True, max_size=5))
-        members.append(Member(f"m{number}", topics, None, tuple(owned), draw(st.integers(1, 3)) if owned else -1))
+        members.append(
+            Member(
+                f"m{number}",
+                topics,
+                None,
+                tuple(owned),
+                draw(st.integers(1, 3)) if owned else -1,
+            )
+        )
     return counts, members
 
 
 @given(groups(), st.sampled_from(sorted(ASSIGNORS)))
-def test_each_partition_has_one_owner(group: tuple[dict[str, int], list[Member]], name: str) -> None:
+def test_each_partition_has_one_owner(
+    group: tuple[dict[str, int], list[Member]], name: str
+) -> None:
     counts, members = group
     found = ASSIGNORS[name].assign(counts, members)
     given_out = [one for those in found.values() for one in those]
     assert len(given_out) == len(set(given_out))
     topics = {one.member_id: one.topics for one in members}
-    assert all(one.topic in topics[member_id] for member_id, those in found.items() for one in those)
+    assert all(
+        one.topic in topics[member_id]
+        for member_id, those in found.items()
+        for one in those
+    )
     wanted = {
         TopicPartition(topic, number)
         for topic, count in counts.items()
@@ -80,17 +116,26 @@ def test_each_partition_has_one_owner(group: tuple[dict[str, int], list[Member]]
 
 
 @given(groups())
-def test_a_second_division_moves_nothing(group: tuple[dict[str, int], list[Member]]) -> None:
+def test_a_second_division_moves_nothing(
+    group: tuple[dict[str, int], list[Member]],
+) -> None:
     counts, members = group
     first = STICKY.assign(counts, members)
-    again = [Member(one.member_id, one.topics, None, tuple(first[one.member_id]), 7) for one in members]
+    again = [
+        Member(one.member_id, one.topics, None, tuple(first[one.member_id]), 7)
+        for one in members
+    ]
     second = STICKY.assign(counts, again)
-    assert {name: sorted(those) for name, those in second.items()} == {n: sorted(those) for n, those in first.items()}
+    assert {name: sorted(those) for name, those in second.items()} == {
+        n: sorted(those) for n, those in first.items()
+    }
 
 
 @given(groups())
 def test_cooperative_rounds_end(group: tuple[dict[str, int], list[Member]]) -> None:
-    """Nobody gets what another still has; when those have given it up, all is given out."""
+    """Nobody gets what another still has; when those have given it up, all is given
+    out.
+    """
     counts, members = group
     owned = {one.member_id: frozenset(one.owned) for one in members}
     generation = 7
@@ -98,12 +143,22 @@ def test_cooperative_rounds_end(group: tuple[dict[str, int], list[Member]]) -> N
         found = COOPERATIVE_STICKY.assign(counts, members)
         for member_id, those in found.items():
             for one in those:
-                newest = max((other.generation for other in members if one in other.owned), default=-1)
-                others = {o.member_id for o in members if one in o.owned and o.generation == newest}
+                newest = max(
+                    (other.generation for other in members if one in other.owned),
+                    default=-1,
+                )
+                others = {
+                    o.member_id
+                    for o in members
+                    if one in o.owned and o.generation == newest
+                }
                 assert others <= {member_id}
         generation += 1
         owned = {member_id: frozenset(those) for member_id, those in found.items()}
-        members = [Member(o.member_id, o.topics, None, tuple(owned[o.member_id]), generation) for o in members]
+        members = [
+            Member(o.member_id, o.topics, None, tuple(owned[o.member_id]), generation)
+            for o in members
+        ]
     every = {
         TopicPartition(topic, number)
         for topic, count in counts.items()
@@ -122,7 +177,10 @@ def test_the_bytes_of_a_subscription_are_kafkas() -> None:
         assert (found.topics, found.user_data) == (("a", "b"), b"\1\2")
         assert found.owned == (owned if version >= 1 else ())
         assert found.generation == (7 if version >= 2 else -1)
-    assert subscription_value(Subscription(("a",))).hex() == told["subscription_v3_minimal"]
+    assert (
+        subscription_value(Subscription(("a",))).hex()
+        == told["subscription_v3_minimal"]
+    )
     whole = subscription_value(Subscription(("a", "b"), b"\1\2", owned, 7)).hex()
     assert whole == told["subscription_v3"].removesuffix("00057261636b31") + "ffff"
 

@@ -45,7 +45,9 @@ def data(tmp_path: Path) -> Iterator[LogDir]:
 def fill(data: LogDir, partition: int, count: int) -> None:
     log = data.partition("t", partition)
     end = log.log_end_offset
-    log.append_many([(None, b"%d-%d" % (partition, number)) for number in range(end, end + count)])
+    log.append_many(
+        [(None, b"%d-%d" % (partition, number)) for number in range(end, end + count)]
+    )
 
 
 def offsets(found: object) -> list[tuple[int, int]]:
@@ -66,7 +68,9 @@ def test_a_consumer_without_a_group_reads_all_partitions(data: LogDir) -> None:
 
 @pytest.mark.parametrize("codec", ["none", "gzip"])
 def test_poll_gives_what_read_gives_from_every_offset(data: LogDir, codec: str) -> None:
-    """From the middle of a batch too, of plain batches and of those that are decoded by themselves."""
+    """From the middle of a batch too, of plain batches and of those that are decoded by
+    themselves.
+    """
     log = data.partition("t", 0)
     rows = [(b"k", None, [("h", b"1")], 1_000), (None, b"v"), (b"", b"w", [], 999)]
     for _ in range(3):
@@ -77,7 +81,10 @@ def test_poll_gives_what_read_gives_from_every_offset(data: LogDir, codec: str) 
         consumer.assign([ONE])
         for offset in range(9):
             consumer.seek(ONE, offset)
-            found = [*consumer.poll(max_records=2).records(), *consumer.poll().records()]
+            found = [
+                *consumer.poll(max_records=2).records(),
+                *consumer.poll().records(),
+            ]
             assert found == expected[offset:]
             assert {type(one) for one in found} == {logcore.TopicRecord}
 
@@ -99,7 +106,10 @@ def test_damage_is_told_to_a_consumer_as_read_tells_it(data: LogDir) -> None:
         with pytest.raises(CorruptBatchError) as found:
             consumer.poll()
         assert consumer.position(ONE) == 17
-    assert (found.value.path, found.value.position) == (told.value.path, told.value.position)
+    assert (found.value.path, found.value.position) == (
+        told.value.path,
+        told.value.position,
+    )
     assert found.value.position > 0
 
 
@@ -135,13 +145,17 @@ def test_records_before_damage_are_handed_out_first(data: LogDir, how: str) -> N
 def test_columns_that_were_read_before_their_log_start_moved_are_handed_out(
     data: LogDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process deletes segments in the middle of a scan; auto_offset_reset then moves the position."""
+    """Another process deletes segments in the middle of a scan; auto_offset_reset then
+    moves the position.
+    """
     for _ in range(2):
         fill(data, 0, 5)
     log = data.partition("t", 0)
     scan = type(log).scan
 
-    def cut_short(self: object, start: int, *arguments: object, **options: object) -> Iterator[RecordColumns]:
+    def cut_short(
+        self: object, start: int, *arguments: object, **options: object
+    ) -> Iterator[RecordColumns]:
         yield next(iter(scan(log, start, 5)))
         raise OffsetOutOfRangeError("its segment was removed", offset=5)
 
@@ -155,18 +169,28 @@ def test_columns_that_were_read_before_their_log_start_moved_are_handed_out(
 
 
 def test_a_poll_goes_on_where_an_iteration_was_left(data: LogDir) -> None:
-    """The iteration reads ahead. What it has not handed out is for whoever reads next, by poll() or by another loop."""
+    """The iteration reads ahead. What it has not handed out is for whoever reads next,
+    by poll() or by another loop.
+    """
     fill(data, 0, 300)
     with data.consumer(auto_offset_reset="earliest", max_poll_records=2) as consumer:
         consumer.assign([ONE])
-        assert [record.offset for _, record in zip(range(2), consumer, strict=False)] == [0, 1]
+        assert [
+            record.offset for _, record in zip(range(2), consumer, strict=False)
+        ] == [0, 1]
         assert offsets(consumer.poll()) == [(0, 2), (0, 3)]
-        assert [record.offset for _, record in zip(range(2), consumer, strict=False)] == [4, 5]
-        assert [record.offset for _, record in zip(range(2), consumer, strict=False)] == [6, 7]
+        assert [
+            record.offset for _, record in zip(range(2), consumer, strict=False)
+        ] == [4, 5]
+        assert [
+            record.offset for _, record in zip(range(2), consumer, strict=False)
+        ] == [6, 7]
         assert offsets(consumer.poll()) == [(0, 8), (0, 9)]
 
 
-def test_latest_begins_at_the_end_but_for_partitions_that_are_added(data: LogDir) -> None:
+def test_latest_begins_at_the_end_but_for_partitions_that_are_added(
+    data: LogDir,
+) -> None:
     fill(data, 0, 3)
     with data.consumer() as consumer:
         consumer.subscribe(["t"])
@@ -183,7 +207,12 @@ def test_partitions_are_served_in_turns(data: LogDir) -> None:
     with data.consumer(auto_offset_reset="earliest", max_poll_records=3) as consumer:
         consumer.assign([("t", 0), ("t", 1)])
         found = [offsets(consumer.poll()) for _ in range(4)]
-        assert found == [[(0, 0), (0, 1), (0, 2)], [(1, 0), (1, 1), (1, 2)], [(0, 3), (1, 3)], []]
+        assert found == [
+            [(0, 0), (0, 1), (0, 2)],
+            [(1, 0), (1, 1), (1, 2)],
+            [(0, 3), (1, 3)],
+            [],
+        ]
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip"])
@@ -191,9 +220,13 @@ def test_large_records_are_handed_out_a_few_at_a_time(data: LogDir, codec: str) 
     for partition in range(2):
         for number in range(7):
             value = random.Random(number).randbytes(100_000)
-            data.partition("t", partition).append_batch(encode([(None, value)], codec=codec))
+            data.partition("t", partition).append_batch(
+                encode([(None, value)], codec=codec)
+            )
     with data.consumer(
-        auto_offset_reset="earliest", max_partition_fetch_bytes=250_000, fetch_max_bytes=350_000
+        auto_offset_reset="earliest",
+        max_partition_fetch_bytes=250_000,
+        fetch_max_bytes=350_000,
     ) as consumer:
         consumer.subscribe(["t"])
         assert offsets(consumer.poll()) == [(0, 0), (0, 1), (0, 2), (1, 0)]
@@ -201,10 +234,19 @@ def test_large_records_are_handed_out_a_few_at_a_time(data: LogDir, codec: str) 
         assert offsets(consumer.poll()) == [(0, 6), (1, 2), (1, 3), (1, 4)]
         assert offsets(consumer.poll()) == [(1, 5), (1, 6)]
         assert not consumer.poll()
-    with data.consumer(auto_offset_reset="earliest", max_partition_fetch_bytes=1, fetch_max_bytes=1) as consumer:
+    with data.consumer(
+        auto_offset_reset="earliest", max_partition_fetch_bytes=1, fetch_max_bytes=1
+    ) as consumer:
         consumer.subscribe(["t"])
-        assert [offsets(consumer.poll()) for _ in range(3)] == [[(0, 0)], [(1, 0)], [(0, 1)]], "a batch in any case"
-        assert [(record.partition, record.offset) for record in itertools.islice(consumer, 11)] == [
+        assert [offsets(consumer.poll()) for _ in range(3)] == [
+            [(0, 0)],
+            [(1, 0)],
+            [(0, 1)],
+        ], "a batch in any case"
+        assert [
+            (record.partition, record.offset)
+            for record in itertools.islice(consumer, 11)
+        ] == [
             *((1, offset) for offset in range(1, 7)),
             *((0, offset) for offset in range(2, 7)),
         ]
@@ -229,7 +271,9 @@ def test_positions_are_set(data: LogDir) -> None:
         consumer.resume(ONE)
         assert offsets(consumer.poll(max_records=1)) == [(0, 2)]
         columns = consumer.poll_columns()[ONE]
-        assert [int(offset) for one in columns for offset in one.offsets] == list(range(3, 10))
+        assert [int(offset) for one in columns for offset in one.offsets] == list(
+            range(3, 10)
+        )
 
 
 def test_an_offset_that_is_not_in_the_log(data: LogDir) -> None:
@@ -239,7 +283,9 @@ def test_an_offset_that_is_not_in_the_log(data: LogDir) -> None:
         with data.consumer(auto_offset_reset=rule) as consumer:  # type: ignore[arg-type]
             consumer.assign([ONE])
             consumer.seek(ONE, 2)
-            assert [offset for _, offset in offsets(consumer.poll(max_records=1))] == expected
+            assert [
+                offset for _, offset in offsets(consumer.poll(max_records=1))
+            ] == expected
     with data.consumer(auto_offset_reset="none") as consumer:
         consumer.assign([ONE])
         with pytest.raises(NoOffsetError, match="nothing was committed for t-0"):
@@ -251,7 +297,9 @@ def test_an_offset_that_is_not_in_the_log(data: LogDir) -> None:
 
 def test_a_commit_is_found_by_the_next_consumer(data: LogDir) -> None:
     fill(data, 0, 6)
-    with data.consumer(group_id="g", auto_offset_reset="earliest", enable_auto_commit=False) as consumer:
+    with data.consumer(
+        group_id="g", auto_offset_reset="earliest", enable_auto_commit=False
+    ) as consumer:
         consumer.subscribe(["t"])
         consumer.poll(max_records=4)
         consumer.commit()
@@ -299,7 +347,9 @@ def test_a_poll_waits_for_records(data: LogDir) -> None:
     found: list[list[tuple[int, int]]] = []
     with data.consumer(auto_offset_reset="earliest") as consumer:
         consumer.subscribe(["t"])
-        thread = threading.Thread(target=lambda: found.append(offsets(consumer.poll(60_000))))
+        thread = threading.Thread(
+            target=lambda: found.append(offsets(consumer.poll(60_000)))
+        )
         thread.start()
         fill(data, 1, 1)
         thread.join(60)
@@ -343,14 +393,20 @@ def test_wakeup_ends_one_poll_and_loses_nothing(data: LogDir) -> None:
         (1, 7, "not in the log"),
     ],
 )
-def test_a_cut_below_a_committed_offset_is_noticed(data: LogDir, epoch: int, offset: int, reason: str | None) -> None:
-    """The log holds offsets 0 to 3 of epoch 1, and 4 and 5 of epoch 3: a new leader began at 4, whatever was there."""
+def test_a_cut_below_a_committed_offset_is_noticed(
+    data: LogDir, epoch: int, offset: int, reason: str | None
+) -> None:
+    """The log holds offsets 0 to 3 of epoch 1, and 4 and 5 of epoch 3: a new leader
+    began at 4, whatever was there.
+    """
     log = data.partition("t", 0)
     log.begin_epoch(1)
     fill(data, 0, 4)
     log.begin_epoch(3)
     fill(data, 0, 2)
-    with data.consumer(group_id="g", auto_offset_reset="none", enable_auto_commit=False) as consumer:
+    with data.consumer(
+        group_id="g", auto_offset_reset="none", enable_auto_commit=False
+    ) as consumer:
         consumer.assign([ONE])
         consumer.commit({ONE: OffsetAndMetadata(offset, leader_epoch=epoch)})
         if reason is None:
@@ -361,30 +417,45 @@ def test_a_cut_below_a_committed_offset_is_noticed(data: LogDir, epoch: int, off
         assert isinstance(error.value, LogTruncatedError) == (offset <= 6)
     with data.consumer(group_id="g", auto_offset_reset="earliest") as consumer:
         consumer.assign([ONE])
-        assert consumer.position(ONE) == 0, "and reading begins where auto_offset_reset says"
+        assert consumer.position(ONE) == 0, (
+            "and reading begins where auto_offset_reset says"
+        )
 
 
 @pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
-def test_columns_come_in_bounded_pieces_and_none_is_missing(data: LogDir, isolation: str) -> None:
-    """A piece of a scan is 3 MiB at most: each poll takes one or two, of one partition after the other."""
+def test_columns_come_in_bounded_pieces_and_none_is_missing(
+    data: LogDir, isolation: str
+) -> None:
+    """A piece of a scan is 3 MiB at most: each poll takes one or two, of one partition
+    after the other.
+    """
     for partition in (0, 1):
         log = data.partition("t", partition)
         for _ in range(10):
             log.append_many([(None, b"x" * 1_000_000)])
     log.delete_records(1)
-    with data.consumer(auto_offset_reset="earliest", isolation_level=isolation) as consumer:  # type: ignore[arg-type]
+    with data.consumer(
+        auto_offset_reset="earliest", isolation_level=isolation
+    ) as consumer:  # type: ignore[arg-type]
         consumer.subscribe(["t"])
         seen: dict[TopicPartition, list[int]] = {}
         polls = 0
         while found := consumer.poll_columns(max_bytes=4_000_000):
             polls += 1
-            size_bytes = sum(int(piece.value_sizes.sum()) for pieces in found.values() for piece in pieces)
+            size_bytes = sum(
+                int(piece.value_sizes.sum())
+                for pieces in found.values()
+                for piece in pieces
+            )
             assert 1_000_000 <= size_bytes <= 7_000_000
             for one, pieces in found.items():
                 for piece in pieces:
                     seen.setdefault(one, []).extend(piece.offsets.tolist())
                     assert consumer.position(one) >= seen[one][-1] + 1
-        assert seen == {ONE: list(range(10)), TopicPartition("t", 1): list(range(1, 10))}
+        assert seen == {
+            ONE: list(range(10)),
+            TopicPartition("t", 1): list(range(1, 10)),
+        }
         assert polls >= 4
         assert consumer.metrics().records == 19
         assert consumer.lag() == 0
@@ -401,7 +472,10 @@ def test_a_poll_as_an_arrow_table(data: LogDir) -> None:
         consumer.subscribe(["t", "u"])
         table = consumer.poll_arrow()
         rows = table.to_pylist()
-        assert [(row["topic"], row["partition"], row["offset"], row["key"], row["value"]) for row in rows] == [
+        assert [
+            (row["topic"], row["partition"], row["offset"], row["key"], row["value"])
+            for row in rows
+        ] == [
             ("t", 1, 0, None, b"1-0"),
             ("t", 1, 1, None, b"1-1"),
             ("u", 0, 0, b"k", None),
@@ -415,7 +489,9 @@ def test_a_poll_as_an_arrow_table(data: LogDir) -> None:
 
 def test_what_there_is_and_how_much_was_done(data: LogDir) -> None:
     fill(data, 0, 3)
-    with data.consumer(group_id="g", auto_offset_reset="earliest", enable_auto_commit=False) as consumer:
+    with data.consumer(
+        group_id="g", auto_offset_reset="earliest", enable_auto_commit=False
+    ) as consumer:
         consumer.subscribe(["t"])
         assert consumer.topics() == data.topics()
         assert consumer.partitions_for("t") == (0, 1)
@@ -426,17 +502,33 @@ def test_what_there_is_and_how_much_was_done(data: LogDir) -> None:
         consumer.commit()
         consumer.commit_async()
         found = consumer.metrics()
-        assert (found.records, found.commits, found.waiting_commits, found.rebalances) == (3, 1, 1, 1)
-        assert (found.partitions, found.paused_partitions, found.refused_commits) == (2, 1, 0)
+        assert (
+            found.records,
+            found.commits,
+            found.waiting_commits,
+            found.rebalances,
+        ) == (3, 1, 1, 1)
+        assert (found.partitions, found.paused_partitions, found.refused_commits) == (
+            2,
+            1,
+            0,
+        )
         assert found.looks > 0
 
 
 def test_deserializers_are_not_called_with_null(data: LogDir) -> None:
     data.append("t", b"7", key=b"k", partition=0)
     data.append("t", None, partition=0)
-    with data.consumer(auto_offset_reset="earliest", key_deserializer=bytes.decode, value_deserializer=int) as consumer:
+    with data.consumer(
+        auto_offset_reset="earliest",
+        key_deserializer=bytes.decode,
+        value_deserializer=int,
+    ) as consumer:
         consumer.subscribe(["t"])
-        assert [(record.key, record.value) for record in consumer.poll().records()] == [("k", 7), (None, None)]
+        assert [(record.key, record.value) for record in consumer.poll().records()] == [
+            ("k", 7),
+            (None, None),
+        ]
 
 
 def test_damage_passes_no_record_over(data: LogDir) -> None:
@@ -466,11 +558,15 @@ def test_damage_passes_no_record_over(data: LogDir) -> None:
         assert found in ([], list(range(5)))
 
 
-def test_poll_returns_the_records_before_one_that_a_deserializer_refuses(data: LogDir) -> None:
+def test_poll_returns_the_records_before_one_that_a_deserializer_refuses(
+    data: LogDir,
+) -> None:
     """poll() raised, and returned nothing of what it had read of the partition before."""
     for value in (b"1", b"two", b"3"):
         data.append("t", value, partition=0)
-    with data.consumer(auto_offset_reset="earliest", value_deserializer=int) as consumer:
+    with data.consumer(
+        auto_offset_reset="earliest", value_deserializer=int
+    ) as consumer:
         consumer.assign([ONE])
         assert [record.value for record in consumer.poll().records()] == [1]
         for _ in range(2):
@@ -491,8 +587,15 @@ def test_poll_returns_the_records_before_one_that_a_deserializer_refuses(data: L
 def test_lag_of_an_undecided_position_is_an_error(data: LogDir) -> None:
     """It counted from offset 0, also where retention had deleted all of that."""
     fill(data, 0, 5)
-    committed: Any = {"group_id": "g", "auto_offset_reset": "earliest", "isolation_level": "read_committed"}
-    with data.consumer(**committed) as consumer, data.producer(transactional_id="p") as producer:
+    committed: Any = {
+        "group_id": "g",
+        "auto_offset_reset": "earliest",
+        "isolation_level": "read_committed",
+    }
+    with (
+        data.consumer(**committed) as consumer,
+        data.producer(transactional_id="p") as producer,
+    ):
         producer.init_transactions()
         producer.begin_transaction()
         consumer.subscribe(["t"])
@@ -529,14 +632,20 @@ class _Interrupting:
 
 @pytest.mark.parametrize("where", ["value_deserializer", "interceptors"])
 @pytest.mark.parametrize("how", ["poll", "iteration"])
-def test_interrupted_poll_commits_no_record_that_it_did_not_return(data: LogDir, how: str, where: str) -> None:
-    """close() committed the records of the partitions that the interrupted poll had read already."""
+def test_interrupted_poll_commits_no_record_that_it_did_not_return(
+    data: LogDir, how: str, where: str
+) -> None:
+    """close() committed the records of the partitions that the interrupted poll had
+    read already.
+    """
     fill(data, 0, 10)
     fill(data, 1, 10)
     hook = _Interrupting()
     given: Any = {where: hook if where == "value_deserializer" else (hook,)}
     seen = []
-    with data.consumer(group_id="g", auto_offset_reset="earliest", consumer_timeout_ms=0, **given) as consumer:
+    with data.consumer(
+        group_id="g", auto_offset_reset="earliest", consumer_timeout_ms=0, **given
+    ) as consumer:
         consumer.subscribe(["t"])
         with pytest.raises(KeyboardInterrupt):
             if how == "poll":
@@ -576,20 +685,28 @@ def test_a_pattern_matches_whole_names_and_new_topics(data: LogDir) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["t(", b"t"])
-def test_what_is_no_pattern_of_topics_is_refused_before_anything_changes(data: LogDir, pattern: Any) -> None:
+def test_what_is_no_pattern_of_topics_is_refused_before_anything_changes(
+    data: LogDir, pattern: Any
+) -> None:
     with data.consumer(group_id="g", auto_offset_reset="earliest") as consumer:
         consumer.subscribe(["t"])
         consumer.poll()
         had = consumer.assignment()
-        with pytest.raises(InvalidConfigError, match=r"subscribe.*a regular expression"):
+        with pytest.raises(
+            InvalidConfigError, match=r"subscribe.*a regular expression"
+        ):
             consumer.subscribe(pattern=pattern)
         assert consumer.subscription() == {"t"}
         consumer.poll()
         assert consumer.assignment() == had != frozenset()
 
 
-def test_metrics_count_while_partitions_are_given_up(data: LogDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They may be asked for in another thread, and in the loop while a step of logcore.aio goes on."""
+def test_metrics_count_while_partitions_are_given_up(
+    data: LogDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be asked for in another thread, and in the loop while a step of
+    logcore.aio goes on.
+    """
     with data.consumer(auto_offset_reset="earliest") as consumer:
         consumer.subscribe(["t"])
         consumer.poll()
@@ -608,10 +725,18 @@ def test_committed_reading_ends_at_the_last_stable_offset(data: LogDir) -> None:
     log = data.partition("t", 0)
     fill(data, 0, 2)
     producer = data.next_producer_id()
-    open_one = encode([(None, b"open")], producer_id=producer, producer_epoch=0, base_sequence=0, transactional=True)
+    open_one = encode(
+        [(None, b"open")],
+        producer_id=producer,
+        producer_epoch=0,
+        base_sequence=0,
+        transactional=True,
+    )
     log.append_batch(open_one)
     fill(data, 0, 1)
-    with data.consumer(auto_offset_reset="earliest", isolation_level="read_committed") as consumer:
+    with data.consumer(
+        auto_offset_reset="earliest", isolation_level="read_committed"
+    ) as consumer:
         consumer.assign([ONE])
         assert offsets(consumer.poll()) == [(0, 0), (0, 1)]
         log.end_transaction(producer, 0, commit=False)
@@ -620,20 +745,32 @@ def test_committed_reading_ends_at_the_last_stable_offset(data: LogDir) -> None:
 
 
 @pytest.mark.parametrize("reset", ["earliest", "latest", "none"])
-def test_a_position_behind_the_last_stable_offset_waits_there(data: LogDir, reset: str) -> None:
-    """A consumer of the group that reads what is not committed came there before, or seek() did. Going back to the last
-    stable offset would give its records again, and commit less than was committed.
+def test_a_position_behind_the_last_stable_offset_waits_there(
+    data: LogDir, reset: str
+) -> None:
+    """A consumer of the group that reads what is not committed came there before, or
+    seek() did. Going back to the last stable offset would give its records again, and
+    commit less than was committed.
     """
     log = data.partition("t", 0)
     fill(data, 0, 2)
     producer = data.next_producer_id()
-    open_one = encode([(None, b"open")], producer_id=producer, producer_epoch=0, base_sequence=0, transactional=True)
+    open_one = encode(
+        [(None, b"open")],
+        producer_id=producer,
+        producer_epoch=0,
+        base_sequence=0,
+        transactional=True,
+    )
     log.append_batch(open_one)
     fill(data, 0, 3)
     assert (log.last_stable_offset, log.high_watermark) == (2, 6)
     with data.consumer(group_id="g") as consumer:
         consumer.commit({ONE: 5})
-    settings: dict[str, Any] = {"auto_offset_reset": reset, "isolation_level": "read_committed"}
+    settings: dict[str, Any] = {
+        "auto_offset_reset": reset,
+        "isolation_level": "read_committed",
+    }
     with data.consumer(group_id="g", consumer_timeout_ms=0, **settings) as consumer:
         consumer.assign([ONE])
         assert offsets(consumer.poll()) == []
@@ -714,7 +851,10 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_setting_names_the_nearest(tmp_path: Path) -> None:
-    with logcore.open_dir(tmp_path / "data", create=True) as data, pytest.raises(InvalidConfigError, match="group_id"):
+    with (
+        logcore.open_dir(tmp_path / "data", create=True) as data,
+        pytest.raises(InvalidConfigError, match="group_id"),
+    ):
         data.consumer(groupid="g")  # type: ignore[call-arg]
 
 
@@ -723,7 +863,9 @@ def test_what_ends_an_iteration_ends_it_at_once(tmp_path: Path, end: str) -> Non
     """What was read ahead is not handed out afterwards, and not passed over either."""
     with logcore.open_dir(tmp_path / "data", create=True) as data:
         data.create_topic("t", 2)
-        data.partition("t", 0).append_many([(None, b"%d" % number) for number in range(50)])
+        data.partition("t", 0).append_many(
+            [(None, b"%d" % number) for number in range(50)]
+        )
         data.partition("t", 1).append(b"other")
         consumer = data.consumer(auto_offset_reset="earliest")
         consumer.assign([("t", 0)])

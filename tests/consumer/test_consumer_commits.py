@@ -1,4 +1,6 @@
-"""Commits of consumers: their order, those that wait, callbacks, interceptors, who may commit what."""
+"""Commits of consumers: their order, those that wait, callbacks, interceptors, who may
+commit what.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,22 @@ from typing import Any
 import pytest
 
 import logcore
-from logcore.consumer import Consumer, ConsumerRecords, OffsetAndMetadata, RebalanceListener, TopicPartition
+from logcore.consumer import (
+    Consumer,
+    ConsumerRecords,
+    OffsetAndMetadata,
+    RebalanceListener,
+    TopicPartition,
+)
 from logcore.consumer.commits import _MOST_WAITING
 from logcore.consumer.sharedgroups import SharedGroups
 from logcore.coordination.effects import Committer
-from logcore.errors import CommitFailedError, ConsumerStateError, InvalidConfigError, RegistryLockedError
+from logcore.errors import (
+    CommitFailedError,
+    ConsumerStateError,
+    InvalidConfigError,
+    RegistryLockedError,
+)
 from logcore.format.grouprecords import Committed, partition_of
 from logcore.groupoffsets import OFFSETS_CONFIG
 from logcore.logdir import LogDir
@@ -26,7 +39,11 @@ from logcore.testing import SimulatedDisk
 
 ONE = TopicPartition("t", 0)
 TWO = TopicPartition("t", 1)
-SETTINGS: dict[str, Any] = {"group_id": "g", "auto_offset_reset": "earliest", "enable_auto_commit": False}
+SETTINGS: dict[str, Any] = {
+    "group_id": "g",
+    "auto_offset_reset": "earliest",
+    "enable_auto_commit": False,
+}
 
 
 class Heard:
@@ -35,14 +52,22 @@ class Heard:
     def __init__(self) -> None:
         self.told: list[tuple[str | None, dict[int, int]]] = []
 
-    def __call__(self, error: Exception | None, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+    def __call__(
+        self,
+        error: Exception | None,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+    ) -> None:
         name = None if error is None else type(error).__name__
-        self.told.append((name, {one.partition: each.offset for one, each in offsets.items()}))
+        self.told.append(
+            (name, {one.partition: each.offset for one, each in offsets.items()})
+        )
 
 
 @pytest.fixture(params=["alone", "shared"])
 def data(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LogDir]:
-    with logcore.open_dir(tmp_path / "data", create=True, shared=request.param == "shared") as directory:
+    with logcore.open_dir(
+        tmp_path / "data", create=True, shared=request.param == "shared"
+    ) as directory:
         directory.create_topic("t", 2)
         for number in range(10):
             directory.append("t", b"%d" % number, partition=0)
@@ -70,7 +95,9 @@ def test_commits_that_wait_are_stored_together_and_in_order(data: LogDir) -> Non
         for offset in (1, 4, 2):
             consumer.commit_async({ONE: offset}, heard)
         consumer.commit_async({TWO: 0})
-        assert (heard.told, stored(data)) == ([], 0), "nothing is called outside the consumer's methods"
+        assert (heard.told, stored(data)) == ([], 0), (
+            "nothing is called outside the consumer's methods"
+        )
         consumer.poll()
         assert heard.told == [(None, {0: 1}), (None, {0: 4}), (None, {0: 2})]
         assert stored(data) == 2, "the last call counts"
@@ -153,13 +180,17 @@ def test_a_callback_may_commit_and_what_it_raises_disturbs_nothing(
 
 
 def test_a_commit_of_a_listener_is_of_the_generation_that_ends(data: LogDir) -> None:
-    """Stored with the next call it would be one of the next generation, when another may have committed more."""
+    """Stored with the next call it would be one of the next generation, when another
+    may have committed more.
+    """
 
     class Late(RebalanceListener):
         def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
             first.commit_async(dict.fromkeys(partitions, 9), hear)
 
-    def hear(error: Exception | None, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+    def hear(
+        error: Exception | None, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> None:
         heard(error, offsets)
         has.append(first.assignment())
 
@@ -181,7 +212,9 @@ def test_a_commit_of_a_listener_is_of_the_generation_that_ends(data: LogDir) -> 
 
 
 def test_who_was_removed_commits_nothing_when_the_group_is_empty_again() -> None:
-    """A commit that names no member counts in a group without members; this one names none once it was removed."""
+    """A commit that names no member counts in a group without members; this one names
+    none once it was removed.
+    """
 
     class Stubborn(RebalanceListener):
         def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
@@ -213,7 +246,9 @@ def test_who_was_removed_commits_nothing_when_the_group_is_empty_again() -> None
         slow.close()
 
 
-def test_a_refusal_is_told_to_every_callback(data: LogDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_is_told_to_every_callback(
+    data: LogDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     heard = Heard()
     with joined(data) as consumer:
         assert consumer._place.member is not None
@@ -222,7 +257,10 @@ def test_a_refusal_is_told_to_every_callback(data: LogDir, monkeypatch: pytest.M
         consumer.commit_async({TWO: 1}, heard)
         with pytest.raises(CommitFailedError):
             consumer.commit({ONE: 2})
-        assert heard.told == [("CommitFailedError", {0: 1}), ("CommitFailedError", {1: 1})]
+        assert heard.told == [
+            ("CommitFailedError", {0: 1}),
+            ("CommitFailedError", {1: 1}),
+        ]
         assert stored(data) is None
 
 
@@ -241,7 +279,9 @@ def test_a_member_commits_for_topics_that_it_subscribes_to(data: LogDir) -> None
     data.create_topic("u")
     with joined(data) as consumer:
         for commit in (consumer.commit, consumer.commit_async):
-            with pytest.raises(CommitFailedError, match=r"subscribes to.*some of t, found u"):
+            with pytest.raises(
+                CommitFailedError, match=r"subscribes to.*some of t, found u"
+            ):
                 commit({("u", 0): 1})
             with pytest.raises(InvalidConfigError):
                 commit({ONE: -1})
@@ -250,11 +290,16 @@ def test_a_member_commits_for_topics_that_it_subscribes_to(data: LogDir) -> None
                 consumer.commit({ONE: 1}, timeout)
         consumer.unsubscribe()
         consumer.commit({("u", 0): 1})
-    with data.consumer() as consumer, pytest.raises(ConsumerStateError, match="no group"):
+    with (
+        data.consumer() as consumer,
+        pytest.raises(ConsumerStateError, match="no group"),
+    ):
         consumer.commit_async({ONE: 1})
 
 
-def test_a_commit_is_tried_again_until_its_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_is_tried_again_until_its_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another process keeps the lock of the group twice, and then for ever."""
     tries: list[int] = []
     commit = SharedGroups.commit
@@ -292,13 +337,19 @@ class Loud:
 
     def on_consume(self, records: ConsumerRecords) -> ConsumerRecords:
         kept = {
-            one: [each._replace(value=bytes(each.value or b"") + b"!") for each in records[one] if each.offset % 2]
+            one: [
+                each._replace(value=bytes(each.value or b"") + b"!")
+                for each in records[one]
+                if each.offset % 2
+            ]
             for one in records
         }
         return ConsumerRecords({one: rows for one, rows in kept.items() if rows})
 
     def on_commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        self.committed.append({one.partition: each.offset for one, each in offsets.items()})
+        self.committed.append(
+            {one.partition: each.offset for one, each in offsets.items()}
+        )
 
 
 class Broken:
@@ -309,13 +360,17 @@ class Broken:
         raise ZeroDivisionError
 
 
-def test_interceptors_see_what_is_handed_out_and_committed(data: LogDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interceptors_see_what_is_handed_out_and_committed(
+    data: LogDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reported: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", reported.append)
     loud = Loud()
     with joined(data, interceptors=[loud, Broken()], consumer_timeout_ms=0) as consumer:
         consumer.seek(ONE, 0)
-        assert [record.value for record in consumer.poll(max_records=4).records(ONE)] == [b"1!", b"3!"]
+        assert [
+            record.value for record in consumer.poll(max_records=4).records(ONE)
+        ] == [b"1!", b"3!"]
         assert consumer.position(ONE) == 4, "behind those that were left out, too"
         assert [record.value for record in consumer] == [b"5!", b"7!", b"9!"]
         reported.clear()
@@ -333,7 +388,9 @@ def test_records_of_one_partition(data: LogDir) -> None:
 
 
 def test_threads_that_commit_at_once_share_batches(tmp_path: Path) -> None:
-    """As far as the batches have one partition and one producer, and are no larger than one of a producer."""
+    """As far as the batches have one partition and one producer, and are no larger than
+    one of a producer.
+    """
     large = "m" * 4_000
     with logcore.open_dir(tmp_path / "data", create=True, durability="os") as data:
         data.create_topic("t")
@@ -359,31 +416,50 @@ def test_threads_that_commit_at_once_share_batches(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
         first, second = (
-            data.partition(OFFSETS_TOPIC, number) for number in (partition_of("g0", 2), partition_of("g1", 2))
+            data.partition(OFFSETS_TOPIC, number)
+            for number in (partition_of("g0", 2), partition_of("g1", 2))
         )
-        kept = [(batch.record_count, batch.is_transactional) for batch in first.batches(0)]
-        assert kept == [(5, False), (1, True), (5, False), (1, False)], "four of 4 KB and a small one are 16 KiB"
+        kept = [
+            (batch.record_count, batch.is_transactional) for batch in first.batches(0)
+        ]
+        assert kept == [(5, False), (1, True), (5, False), (1, False)], (
+            "four of 4 KB and a small one are 16 KiB"
+        )
         assert [batch.record_count for batch in second.batches(0)] == [5]
-        assert [groups.committed(f"g{number}")["t", 0].offset for number in (0, 1, 2, 3)] == [3, 0, 3, 0]
+        assert [
+            groups.committed(f"g{number}")["t", 0].offset for number in (0, 1, 2, 3)
+        ] == [3, 0, 3, 0]
     with logcore.open_dir(tmp_path / "data", read_only=True) as data:
-        assert data.committed_offsets("t", 0) == {f"g{number}": 3 * (number % 2 == 0) for number in range(10)}
+        assert data.committed_offsets("t", 0) == {
+            f"g{number}": 3 * (number % 2 == 0) for number in range(10)
+        }
 
 
 @pytest.mark.parametrize("name", ["max.message.bytes", "segment.bytes"])
-def test_a_shared_batch_is_no_larger_than_the_topic_takes(tmp_path: Path, name: str) -> None:
+def test_a_shared_batch_is_no_larger_than_the_topic_takes(
+    tmp_path: Path, name: str
+) -> None:
     with logcore.open_dir(tmp_path / "data", create=True, durability="os") as data:
         data.create_topic("t")
         data.create_topic(OFFSETS_TOPIC, 1, {**OFFSETS_CONFIG, name: 600})
         data.consumer(group_id="g").close()
         groups: Any = data._coordinators._groups
-        results = committed_at_once(groups, [(f"g{number}", number) for number in range(20)])
+        results = committed_at_once(
+            groups, [(f"g{number}", number) for number in range(20)]
+        )
         assert results == dict.fromkeys(range(20))
         assert 1 < len(list(data.partition(OFFSETS_TOPIC, 0).batches(0))) < 20
-        assert [groups.committed(f"g{number}")["t", 0].offset for number in range(20)] == list(range(20))
+        assert [
+            groups.committed(f"g{number}")["t", 0].offset for number in range(20)
+        ] == list(range(20))
 
 
-def test_who_is_not_told_how_a_commit_ended_gets_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread that stores for three is interrupted while it takes in that the first one's records are on disk."""
+def test_who_is_not_told_how_a_commit_ended_gets_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that stores for three is interrupted while it takes in that the first
+    one's records are on disk.
+    """
     with logcore.open_dir(tmp_path / "data", create=True, durability="os") as data:
         data.create_topic("t")
         data.consumer(group_id="g").close()
@@ -405,7 +481,9 @@ def test_who_is_not_told_how_a_commit_ended_gets_an_error(tmp_path: Path, monkey
 
 
 def committed_at_once(groups: Any, commits: list[tuple[str, int]]) -> dict[int, object]:
-    """Commits of threads that all wait before the first is taken; what each is told, by its offset."""
+    """Commits of threads that all wait before the first is taken; what each is told, by
+    its offset.
+    """
     told: dict[int, object] = {}
 
     def commit(group_id: str, offset: int) -> None:

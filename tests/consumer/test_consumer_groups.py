@@ -1,4 +1,5 @@
-"""Groups of consumers in one process: who owns what, what a commit is worth, and what a crash leaves.
+"""Groups of consumers in one process: who owns what, what a commit is worth, and what a
+crash leaves.
 
 The random lives are those of tests/support/grouplives.py.
 """
@@ -57,7 +58,9 @@ def consumers(data: LogDir, count: int, **given: Any) -> list[Consumer]:
     made = []
     for _ in range(count):
         settings = {"auto_offset_reset": "earliest", **given}
-        consumer = data.consumer(group_id="g", max_poll_interval_ms=INTERVAL_MS, **settings)
+        consumer = data.consumer(
+            group_id="g", max_poll_interval_ms=INTERVAL_MS, **settings
+        )
         consumer.subscribe(["t"], listener=Told())
         made.append(consumer)
     return made
@@ -100,7 +103,10 @@ def test_cooperative_members_keep_what_stays_theirs() -> None:
         first.poll()
         poll_all([first, second])
         told = first._assignment._listener.calls  # type: ignore[attr-defined]
-        assert told == [("assigned", [0, 1, 2, 3]), ("revoked", [2, 3])] or told[1][0] == "revoked"
+        assert (
+            told == [("assigned", [0, 1, 2, 3]), ("revoked", [2, 3])]
+            or told[1][0] == "revoked"
+        )
         assert len(told) == 2, "what it keeps was never taken from it"
         first.close()
         second.close()
@@ -118,10 +124,16 @@ class Commits(RebalanceListener):
 
 @pytest.mark.parametrize("is_automatic", [True, False], ids=["auto-commit", "listener"])
 @pytest.mark.parametrize("is_shared", [False, True], ids=["one process", "shared"])
-@pytest.mark.parametrize("situation", ["leader has not looked", "follower has not looked", "nobody has divided"])
-def test_who_closes_in_the_middle_of_a_rebalance_commits(situation: str, is_shared: bool, is_automatic: bool) -> None:
-    """Members keep their partitions while the group divides them. So one that closes meanwhile has offsets to commit,
-    whether or not it has looked at the new generation, and whether or not the leader has divided it.
+@pytest.mark.parametrize(
+    "situation",
+    ["leader has not looked", "follower has not looked", "nobody has divided"],
+)
+def test_who_closes_in_the_middle_of_a_rebalance_commits(
+    situation: str, is_shared: bool, is_automatic: bool
+) -> None:
+    """Members keep their partitions while the group divides them. So one that closes
+    meanwhile has offsets to commit, whether or not it has looked at the new generation,
+    and whether or not the leader has divided it.
     """
     disk = SimulatedDisk()
     settings: dict[str, Any] = {
@@ -142,13 +154,20 @@ def test_who_closes_in_the_middle_of_a_rebalance_commits(situation: str, is_shar
         newcomer = members.pop()
         poll_all(members)
         leader, follower = sorted(
-            members, key=lambda one: one._place.member is not None and one._place.member._divided is None
+            members,
+            key=lambda one: (
+                one._place.member is not None and one._place.member._divided is None
+            ),
         )
-        closing, other = (leader, follower) if situation.startswith("leader") else (follower, leader)
+        closing, other = (
+            (leader, follower) if situation.startswith("leader") else (follower, leader)
+        )
         for partition in range(4):
             data.partition("t", partition).append_many([(None, b"x")] * 5)
             data.partition("t", partition).flush()
-        handed = {one: records[-1].offset + 1 for one, records in closing.poll().items()}
+        handed = {
+            one: records[-1].offset + 1 for one, records in closing.poll().items()
+        }
         assert len(handed) == 2
         newcomer.poll()
         if situation == "nobody has divided":
@@ -167,18 +186,24 @@ def test_who_closes_in_the_middle_of_a_rebalance_commits(situation: str, is_shar
 
 
 def test_a_commit_in_another_thread_waits_for_the_generation_that_begins() -> None:
-    """As Connector.commit_offsets() does, while the thread of the stream asks for its next record."""
+    """As Connector.commit_offsets() does, while the thread of the stream asks for its
+    next record.
+    """
     disk = SimulatedDisk()
     with opened(disk) as data:
         data.create_topic("t", 4)
-        members = consumers(data, 3, assignors=["cooperative-sticky"], enable_auto_commit=False)
+        members = consumers(
+            data, 3, assignors=["cooperative-sticky"], enable_auto_commit=False
+        )
         newcomer = members.pop()
         poll_all(members)
         for partition in range(4):
             data.partition("t", partition).append(b"x")
             data.partition("t", partition).flush()
         reading, other = members
-        handed = {one: records[-1].offset + 1 for one, records in reading.poll().items()}
+        handed = {
+            one: records[-1].offset + 1 for one, records in reading.poll().items()
+        }
         newcomer.poll()
         reading.poll()
         other.poll()
@@ -190,12 +215,18 @@ def test_a_commit_in_another_thread_waits_for_the_generation_that_begins() -> No
                 poll_all([*members, newcomer], 1)
             committing.result()
         stored = reading.committed(handed)
-        assert all(each is not None for one, each in stored.items() if one in reading.assignment())
+        assert all(
+            each is not None
+            for one, each in stored.items()
+            if one in reading.assignment()
+        )
         for one in (*members, newcomer):
             one.leave_unfinished()
 
 
-def test_a_commit_in_another_thread_that_waited_moves_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_in_another_thread_that_waited_moves_nothing_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """While it waits the thread that reads commits more."""
     with opened(SimulatedDisk()) as data:
         data.create_topic("t")
@@ -260,8 +291,13 @@ def test_what_is_finished_is_committed_before_it_is_given_up(name: str) -> None:
             if step in (3, 5):
                 members += consumers(data, 1, assignors=[name], max_poll_records=7)
             for member in members:
-                seen.update((record.partition, record.offset) for record in member.poll().records())
-        assert seen == Counter({(partition, offset): 1 for partition in range(4) for offset in range(20)})
+                seen.update(
+                    (record.partition, record.offset)
+                    for record in member.poll().records()
+                )
+        assert seen == Counter(
+            {(partition, offset): 1 for partition in range(4) for offset in range(20)}
+        )
         for member in members:
             member.close()
 
@@ -322,7 +358,9 @@ def test_a_static_member_comes_back_to_its_share() -> None:
 
 
 @pytest.mark.parametrize("is_shared", [False, True], ids=["one process", "shared"])
-def test_a_static_member_that_stays_away_loses_its_place_after_its_session_timeout(is_shared: bool) -> None:
+def test_a_static_member_that_stays_away_loses_its_place_after_its_session_timeout(
+    is_shared: bool,
+) -> None:
     disk = SimulatedDisk()
     away: dict[str, Any] = {"session_timeout_ms": 3_000, "heartbeat_interval_ms": 1_000}
     with logcore.open_dir("/data", create=True, fs=disk, shared=is_shared) as data:
@@ -348,7 +386,11 @@ def test_a_static_member_that_stays_away_loses_its_place_after_its_session_timeo
 
 def test_a_static_member_has_its_session_timeout_to_come_back_after_a_restart() -> None:
     disk = SimulatedDisk()
-    away: dict[str, Any] = {"session_timeout_ms": 3_000, "heartbeat_interval_ms": 1_000, "group_instance_id": "i"}
+    away: dict[str, Any] = {
+        "session_timeout_ms": 3_000,
+        "heartbeat_interval_ms": 1_000,
+        "group_instance_id": "i",
+    }
     with opened(disk) as data:
         data.create_topic("t", 2)
         (other,) = consumers(data, 1)
@@ -380,7 +422,9 @@ def test_members_need_an_assignor_in_common() -> None:
         (first,) = consumers(data, 1, assignors=["range"])
         first.poll()
         (second,) = consumers(data, 1, assignors=["roundrobin"])
-        with pytest.raises(InconsistentGroupError, match=r"no assignor.*'g'.*one of range.*roundrobin"):
+        with pytest.raises(
+            InconsistentGroupError, match=r"no assignor.*'g'.*one of range.*roundrobin"
+        ):
             second.poll()
         first.close()
 
@@ -390,7 +434,9 @@ def test_an_assignor_of_ones_own_is_checked() -> None:
         name = "greedy"
         is_cooperative = False
 
-        def assign(self, partitions: Any, members: Any) -> dict[str, list[TopicPartition]]:
+        def assign(
+            self, partitions: Any, members: Any
+        ) -> dict[str, list[TopicPartition]]:
             return {one.member_id: [TopicPartition("t", 0)] for one in members}
 
     disk = SimulatedDisk()
@@ -418,9 +464,15 @@ class Weighted:
 
     def assign(self, partitions: Any, members: Any) -> dict[str, list[TopicPartition]]:
         most = max(members, key=lambda one: one.user_data or b"")
-        return {most.member_id: [TopicPartition("t", number) for number in range(partitions["t"])]}
+        return {
+            most.member_id: [
+                TopicPartition("t", number) for number in range(partitions["t"])
+            ]
+        }
 
-    def on_assignment(self, partitions: frozenset[TopicPartition], generation: int) -> None:
+    def on_assignment(
+        self, partitions: frozenset[TopicPartition], generation: int
+    ) -> None:
         self.heard.append((sorted(one.partition for one in partitions), generation))
 
 
@@ -438,7 +490,10 @@ def test_an_assignor_says_more_of_its_member_and_hears_what_it_was_given() -> No
         assert heavy.heard[-1] == ([0, 1], light.heard[-1][1])
         assert first.metrics().rebalances == len(light.heard)
         (wrong,) = consumers(data, 1, assignors=[Weighted("text")])
-        with pytest.raises(InvalidConfigError, match=r"subscription_user_data\(\).*'weighted'.*bytes or None.*'text'"):
+        with pytest.raises(
+            InvalidConfigError,
+            match=r"subscription_user_data\(\).*'weighted'.*bytes or None.*'text'",
+        ):
             wrong.poll()
         for one in (first, second):
             one.close()
@@ -490,11 +545,20 @@ def test_offsets_end_with_their_topic() -> None:
 
 @pytest.mark.parametrize("is_shared", [False, True], ids=["one process", "shared"])
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
-@pytest.mark.parametrize("how", ["poll", "iteration", "close", "commit", "commit_async", "assign", "gone", "seen"])
-def test_no_record_of_a_recreated_topic_is_passed_over(how: str, reset: str, is_shared: bool) -> None:
-    """An open consumer went on at its position in the old topic, and committed it for the new one."""
+@pytest.mark.parametrize(
+    "how",
+    ["poll", "iteration", "close", "commit", "commit_async", "assign", "gone", "seen"],
+)
+def test_no_record_of_a_recreated_topic_is_passed_over(
+    how: str, reset: str, is_shared: bool
+) -> None:
+    """An open consumer went on at its position in the old topic, and committed it for
+    the new one.
+    """
     disk = SimulatedDisk({"data": None})
-    with logcore.open_dir("data", create=True, shared=is_shared, durability="os", fs=disk) as data:
+    with logcore.open_dir(
+        "data", create=True, shared=is_shared, durability="os", fs=disk
+    ) as data:
         data.create_topic("t")
         (one,) = consumers(data, 1, consumer_timeout_ms=0, auto_offset_reset=reset)
         if how == "assign":
@@ -511,7 +575,9 @@ def test_no_record_of_a_recreated_topic_is_passed_over(how: str, reset: str, is_
         elif how == "seen":
             poll_all([one])
         data.create_topic("t")
-        data.partition("t", 0).append_many([(None, b"%d" % number) for number in range(5)])
+        data.partition("t", 0).append_many(
+            [(None, b"%d" % number) for number in range(5)]
+        )
         found: list[bytes | None] = []
         if how == "seen":
             disk.advance(1000)
@@ -524,7 +590,10 @@ def test_no_record_of_a_recreated_topic_is_passed_over(how: str, reset: str, is_
             with pytest.raises(CommitFailedError, match="was deleted since"):
                 one.commit({("t", 0): 3})
         if how in ("poll", "assign", "iteration", "seen"):
-            assert (found, one.position(("t", 0))) == ([b"%d" % number for number in range(5)], 5)
+            assert (found, one.position(("t", 0))) == (
+                [b"%d" % number for number in range(5)],
+                5,
+            )
             one.commit()
             assert one.committed([("t", 0)])[TopicPartition("t", 0)].offset == 5  # type: ignore[union-attr]
         one.close()
@@ -537,7 +606,9 @@ def test_no_record_of_a_recreated_topic_is_passed_over(how: str, reset: str, is_
 
 
 def test_deleted_topic_keeps_no_other_topic_from_its_commit() -> None:
-    """A commit that names a topic which is gone is refused as a whole, so close() leaves that topic out."""
+    """A commit that names a topic which is gone is refused as a whole, so close()
+    leaves that topic out.
+    """
     disk = SimulatedDisk()
     with opened(disk) as data:
         for topic in ("t", "u"):
@@ -591,32 +662,43 @@ def test_threads_divide_the_work(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path / "data", create=True, durability="os") as data:
         data.create_topic("t", 6)
         for partition in range(6):
-            data.partition("t", partition).append_many([(None, b"%d" % number) for number in range(200)])
+            data.partition("t", partition).append_many(
+                [(None, b"%d" % number) for number in range(200)]
+            )
         seen: Counter[tuple[int, int]] = Counter()
         guard = threading.Lock()
         failures: list[BaseException] = []
 
         def work(most: int) -> None:
             try:
-                with data.consumer(group_id="g", auto_offset_reset="earliest", max_poll_records=50) as consumer:
+                with data.consumer(
+                    group_id="g", auto_offset_reset="earliest", max_poll_records=50
+                ) as consumer:
                     consumer.subscribe(["t"])
                     for _ in range(most):
                         found = consumer.poll(50)
                         with guard:
-                            seen.update((record.partition, record.offset) for record in found.records())
+                            seen.update(
+                                (record.partition, record.offset)
+                                for record in found.records()
+                            )
                             if len(seen) == 1200:
                                 return
             except BaseException as error:
                 failures.append(error)
 
-        threads = [threading.Thread(target=work, args=(most,)) for most in (5, 2000, 2000)]
+        threads = [
+            threading.Thread(target=work, args=(most,)) for most in (5, 2000, 2000)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(120)
         assert not failures
         assert len(seen) == 1200
-        assert set(seen.values()) == {1}, "what was finished was committed before it was given up"
+        assert set(seen.values()) == {1}, (
+            "what was finished was committed before it was given up"
+        )
 
 
 def test_one_thread_at_a_time() -> None:
@@ -629,10 +711,14 @@ def test_one_thread_at_a_time() -> None:
                 other.submit(consumer.poll).result()
 
 
-# -- random lives -----------------------------------------------------------------------------------------------------
+# -- random lives
+# -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lives", [25, pytest.param(3000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize(
+    "lives",
+    [25, pytest.param(3000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
+)
 def test_random_lives(lives: int) -> None:
     for number in range(lives):
         life = Life(SEED + number)
@@ -645,10 +731,13 @@ def test_random_lives(lives: int) -> None:
             raise
 
 
-# -- what a reading of the whole found --------------------------------------------------------------------------------
+# -- what a reading of the whole found
+# --------------------------------------------------------------------------------
 
 
-def test_a_failed_sync_refuses_the_commit_and_the_next_is_stored(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_sync_refuses_the_commit_and_the_next_is_stored(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     disk = SimulatedDisk()
     with opened(disk) as data:
         data.create_topic("t", 1)
@@ -694,7 +783,9 @@ def test_a_listener_that_raises_keeps_no_share_and_loses_none(name: str) -> None
     with opened(SimulatedDisk()) as data:
         data.create_topic("t", 4)
         rude = Rude()
-        first = data.consumer(group_id="g", assignors=[name], max_poll_interval_ms=INTERVAL_MS)
+        first = data.consumer(
+            group_id="g", assignors=[name], max_poll_interval_ms=INTERVAL_MS
+        )
         first.subscribe(["t"], listener=rude)
         first.poll()
         (second,) = consumers(data, 1, assignors=[name])
@@ -708,7 +799,9 @@ def test_a_listener_that_raises_keeps_no_share_and_loses_none(name: str) -> None
         assert failures
         rude.fails = False
         poll_all([first, second])
-        assert sorted(number for share in shares([first, second]) for number in share) == [0, 1, 2, 3]
+        assert sorted(
+            number for share in shares([first, second]) for number in share
+        ) == [0, 1, 2, 3]
         first.close()
         second.close()
 
@@ -740,7 +833,9 @@ def test_a_position_that_is_gone_is_warned_of(caplog: pytest.LogCaptureFixture) 
         one.close()
         data.partition("t", 0).delete_records(5)
         (again,) = consumers(data, 1)
-        assert [record.offset for record in again.poll().records()] == list(range(5, 10))
+        assert [record.offset for record in again.poll().records()] == list(
+            range(5, 10)
+        )
         assert "continues" in caplog.text and "at offset 5" in caplog.text
         again.close()
 
@@ -754,7 +849,12 @@ def test_a_listener_seeks_and_commits() -> None:
             for one in partitions:
                 consumer.seek(one, 3)
                 assert consumer.position(one) == 3
-            for call in (consumer.poll, consumer.poll_columns, consumer.unsubscribe, consumer.close):
+            for call in (
+                consumer.poll,
+                consumer.poll_columns,
+                consumer.unsubscribe,
+                consumer.close,
+            ):
                 try:
                     call()
                 except ConsumerStateError as error:
@@ -770,11 +870,17 @@ def test_a_listener_seeks_and_commits() -> None:
         moves = Moves()
         consumer = data.consumer(group_id="g", enable_auto_commit=False)
         consumer.subscribe(["t"], listener=moves)
-        seen = [(record.partition, record.offset) for _ in range(3) for record in consumer.poll().records()]
+        seen = [
+            (record.partition, record.offset)
+            for _ in range(3)
+            for record in consumer.poll().records()
+        ]
         assert sorted(seen) == [(0, 3), (0, 4), (1, 3), (1, 4)]
         assert len(moves.refused) == 4
         consumer.close()
-        assert [data.committed_offsets("t", number) for number in range(2)] == [{"g": 5}] * 2
+        assert [data.committed_offsets("t", number) for number in range(2)] == [
+            {"g": 5}
+        ] * 2
 
 
 def _with_a_commit(disk: SimulatedDisk, *, is_shared: bool) -> None:
@@ -792,7 +898,9 @@ def _committed(data: LogDir) -> object:
 
 
 @pytest.mark.parametrize("is_shared", [False, True], ids=["one process", "shared"])
-def test_no_crash_in_a_deletion_leaves_offsets_to_a_new_topic_of_the_name(is_shared: bool) -> None:
+def test_no_crash_in_a_deletion_leaves_offsets_to_a_new_topic_of_the_name(
+    is_shared: bool,
+) -> None:
     for stop in itertools.count():
         disk = SimulatedDisk({"data": None})
         _with_a_commit(disk, is_shared=is_shared)
@@ -815,12 +923,18 @@ def test_no_crash_in_a_deletion_leaves_offsets_to_a_new_topic_of_the_name(is_sha
 
 @pytest.mark.parametrize("is_shared", [False, True], ids=["one process", "shared"])
 @pytest.mark.parametrize("is_new", [False, True], ids=["tick", "next opening"])
-def test_a_name_is_taken_until_the_offsets_of_its_topic_are_deleted(is_new: bool, is_shared: bool) -> None:
+def test_a_name_is_taken_until_the_offsets_of_its_topic_are_deleted(
+    is_new: bool, is_shared: bool
+) -> None:
     disk = SimulatedDisk({"data": None})
     _with_a_commit(disk, is_shared=is_shared)
     with contextlib.ExitStack() as opened_now:
-        data = opened_now.enter_context(logcore.open_dir("data", shared=is_shared, fs=disk))
-        disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, "*__consumer_offsets-0/*.log", times=None))
+        data = opened_now.enter_context(
+            logcore.open_dir("data", shared=is_shared, fs=disk)
+        )
+        disk.faults = FaultPlan(
+            Fault("pwrite", errno.ENOSPC, "*__consumer_offsets-0/*.log", times=None)
+        )
         data.delete_topic("t")
         assert "t" not in data
         assert not disk.exists("data/t-1")
@@ -830,7 +944,9 @@ def test_a_name_is_taken_until_the_offsets_of_its_topic_are_deleted(is_new: bool
         disk.faults = None
         if is_new:
             data.close()
-            data = opened_now.enter_context(logcore.open_dir("data", shared=is_shared, fs=disk))
+            data = opened_now.enter_context(
+                logcore.open_dir("data", shared=is_shared, fs=disk)
+            )
         else:
             data.tick()
         data.create_topic("t", 2)
@@ -863,7 +979,9 @@ def test_who_ends_before_its_first_join_is_answered_is_no_member(
 
 
 @pytest.mark.parametrize("is_shared", [False, True], ids=["one process", "shared"])
-def test_who_ends_before_it_has_read_the_answer_to_its_first_join_is_no_member(is_shared: bool) -> None:
+def test_who_ends_before_it_has_read_the_answer_to_its_first_join_is_no_member(
+    is_shared: bool,
+) -> None:
     disk = SimulatedDisk({"data": None})
     with logcore.open_dir("data", create=True, shared=is_shared, fs=disk) as data:
         data.create_topic("t", 2)
@@ -883,8 +1001,8 @@ def test_who_ends_before_it_has_read_the_answer_to_its_first_join_is_no_member(i
 def test_interrupted_join_leaves_no_member_behind(
     is_shared: bool, goes_on: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The group had made the consumer a member, and the consumer did not know its answer: the partitions were a ghost's
-    for max_poll_interval_ms.
+    """The group had made the consumer a member, and the consumer did not know its
+    answer: the partitions were a ghost's for max_poll_interval_ms.
     """
     disk = SimulatedDisk({"data": None})
     with logcore.open_dir("data", create=True, shared=is_shared, fs=disk) as data:
@@ -911,7 +1029,9 @@ def test_interrupted_join_leaves_no_member_behind(
 
 
 def test_interrupted_close_can_be_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interrupted close() said that the consumer was closed, and left it in its group."""
+    """An interrupted close() said that the consumer was closed, and left it in its
+    group.
+    """
     disk = SimulatedDisk({"data": None})
     with logcore.open_dir("data", create=True, fs=disk) as data:
         data.create_topic("t", 2)

@@ -1,4 +1,6 @@
-"""What a consumer is told: its settings, by keywords and by a configuration of a client of Kafka."""
+"""What a consumer is told: its settings, by keywords and by a configuration of a client
+of Kafka.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def data(tmp_path: Path) -> Iterator[LogDir]:
 
 
 def test_a_configuration_has_dotted_names_and_text() -> None:
-    with pytest.warns(UserWarning, match=r"passed over: bootstrap.servers, fetch.min.bytes"):
+    with pytest.warns(
+        UserWarning, match=r"passed over: bootstrap.servers, fetch.min.bytes"
+    ):
         found = consumer_settings(
             {
                 "bootstrap.servers": "localhost:9092",
@@ -37,7 +41,11 @@ def test_a_configuration_has_dotted_names_and_text() -> None:
             },
             {"max_poll_records": 70},
         )
-    assert (found.group_id, found.enable_auto_commit, found.auto_offset_reset) == ("billing", False, "earliest")
+    assert (found.group_id, found.enable_auto_commit, found.auto_offset_reset) == (
+        "billing",
+        False,
+        "earliest",
+    )
     assert [assignor.name for assignor in found.assignors] == ["range", "roundrobin"]
     assert found.max_poll_records == 70, "keywords win"
 
@@ -52,44 +60,69 @@ def test_the_warning_names_the_line_that_opened_the_consumer(data: LogDir) -> No
     ("config", "given", "message"),
     [
         ({"group.idd": "g"}, {}, r"unknown setting 'group.idd'.*group.id"),
-        ({}, {"max_pol_records": 1}, r"unknown setting 'max_pol_records'.*max_poll_records"),
+        (
+            {},
+            {"max_pol_records": 1},
+            r"unknown setting 'max_pol_records'.*max_poll_records",
+        ),
         ({}, {"bootstrap_servers": "a"}, "needs a network"),
         ({"max.poll.records": "many"}, {}, "max_poll_records.*a whole number"),
         ({"enable.auto.commit": "no"}, {}, "enable_auto_commit.*true or false"),
         ({"partition.assignment.strategy": "com.acme.Mine"}, {}, "unknown assignor"),
         ({}, {"max_poll_records": True}, "max_poll_records"),
         ({}, {"enable_auto_commit": 1}, "enable_auto_commit.*True or False"),
-        ({}, {"exclude_internal_topics": "no"}, "exclude_internal_topics.*True or False"),
+        (
+            {},
+            {"exclude_internal_topics": "no"},
+            "exclude_internal_topics.*True or False",
+        ),
         ({}, {"consumer_timeout_ms": -1}, "consumer_timeout_ms"),
         ({}, {"heartbeat_interval_ms": 0}, "heartbeat_interval_ms"),
-        ({}, {"session_timeout_ms": 8_999}, "a third of session_timeout_ms.*at most 2999.*3000"),
+        (
+            {},
+            {"session_timeout_ms": 8_999},
+            "a third of session_timeout_ms.*at most 2999.*3000",
+        ),
         ({}, {"auto_offset_reset": "first"}, "auto_offset_reset.*by_duration"),
         ({}, {"auto_offset_reset": "by_duration"}, "auto_offset_reset.*by_duration"),
         ({}, {"auto_offset_reset": 5}, "auto_offset_reset.*by_duration"),
         ({}, {"auto_offset_reset": "by_duration:1h"}, "a duration.*PT1H.*'1h'"),
     ],
 )
-def test_bad_settings_are_refused_by_name(config: dict[str, Any], given: dict[str, Any], message: str) -> None:
+def test_bad_settings_are_refused_by_name(
+    config: dict[str, Any], given: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InvalidConfigError, match=message):
         consumer_settings(config, given)
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("PT1H", 3_600_000), ("P2DT30M", 174_600_000), ("PT0.25S", 250), ("P1D", 86_400_000), ("PT1M1S", 61_000)],
+    [
+        ("PT1H", 3_600_000),
+        ("P2DT30M", 174_600_000),
+        ("PT0.25S", 250),
+        ("P1D", 86_400_000),
+        ("PT1M1S", 61_000),
+    ],
 )
 def test_durations_are_those_of_java(text: str, expected: int) -> None:
     assert duration_ms(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "P", "PT", "P1DT", "PT1", "1H", "PT-1H", "PT1H ", "P9999999999D", "PT1S1M"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "P", "PT", "P1DT", "PT1", "1H", "PT-1H", "PT1H ", "P9999999999D", "PT1S1M"],
+)
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(InvalidConfigError, match="a duration"):
         duration_ms(text)
 
 
 @pytest.mark.parametrize(("age_ms", "expected"), [(3_600_000, 0), (2_000, 1), (500, 2)])
-def test_reading_begins_so_long_ago(data: LogDir, age_ms: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_begins_so_long_ago(
+    data: LogDir, age_ms: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The clock stands still. Where all records are older, reading begins at the end."""
     now_ms = 1_790_000_000_000
     monkeypatch.setattr(OsFS, "now_ms", lambda _: now_ms)
@@ -106,7 +139,9 @@ def test_an_iteration_ends_after_its_time(data: LogDir) -> None:
         consumer.subscribe(["t"])
         assert [record.value for record in consumer] == [b"one"]
         data.append("t", b"two")
-        assert [record.value for record in consumer] == [b"two"], "another iteration goes on"
+        assert [record.value for record in consumer] == [b"two"], (
+            "another iteration goes on"
+        )
 
 
 def test_a_pattern_leaves_out_the_topics_of_kafkas_own(data: LogDir) -> None:

@@ -33,7 +33,9 @@ def fill(data: LogDir, topic: str, count: int) -> None:
 
 @contextmanager
 def threads(streams: list[Stream]) -> Iterator[queue.Queue[tuple[str, TopicRecord]]]:
-    """A thread for each stream, until the streams end. Gives (name of the stream, record)."""
+    """A thread for each stream, until the streams end. Gives (name of the stream,
+    record).
+    """
     found: queue.Queue[tuple[str, TopicRecord]] = queue.Queue()
 
     def work(stream: Stream) -> None:
@@ -56,9 +58,13 @@ def test_a_partition_belongs_to_one_stream(data: LogDir) -> None:
         records = [found.get() for _ in range(80)]
         connector.shutdown()
     places = [(record.partition, record.offset) for _, record in records]
-    assert sorted(places) == [(partition, offset) for partition in range(4) for offset in range(20)]
+    assert sorted(places) == [
+        (partition, offset) for partition in range(4) for offset in range(20)
+    ]
     for partition in range(4):
-        assert [offset for number, offset in places if number == partition] == list(range(20))
+        assert [offset for number, offset in places if number == partition] == list(
+            range(20)
+        )
 
 
 def test_streams_of_several_topics(data: LogDir) -> None:
@@ -70,7 +76,9 @@ def test_streams_of_several_topics(data: LogDir) -> None:
     with threads(made["t"] + made["u"]) as found:
         records = [found.get() for _ in range(5)]
         connector.shutdown()
-    assert {(name, record.topic) for name, record in records if record.topic == "t"} == {("c-0", "t")}
+    assert {
+        (name, record.topic) for name, record in records if record.topic == "t"
+    } == {("c-0", "t")}
     assert {name for name, record in records if record.topic == "u"} <= {"c-1", "c-2"}
 
 
@@ -81,7 +89,9 @@ def test_streams_of_several_topics(data: LogDir) -> None:
         (Blacklist("t.*|x"), {"u"}),
     ],
 )  # fmt: skip
-def test_filters_match_whole_names(data: LogDir, topic_filter: Whitelist | Blacklist, names: set[str]) -> None:
+def test_filters_match_whole_names(
+    data: LogDir, topic_filter: Whitelist | Blacklist, names: set[str]
+) -> None:
     """Topics that come later are read too, and `__consumer_offsets` is none of them."""
     data.create_topic("tt")
     for topic in ("t", "u", "tt"):
@@ -108,7 +118,9 @@ def test_a_stream_reads_topics_that_are_made_later(data: LogDir) -> None:
 
 def test_commits_are_of_all_that_was_handed_out(data: LogDir) -> None:
     fill(data, "u", 5)
-    with data.connector("g", auto_offset_reset="earliest", enable_auto_commit=False) as connector:
+    with data.connector(
+        "g", auto_offset_reset="earliest", enable_auto_commit=False
+    ) as connector:
         stream = connector.create_message_streams({"u": 1})["u"][0]
         assert [next(stream).offset for _ in range(3)] == [0, 1, 2]
         committing = threading.Thread(target=connector.commit_offsets)
@@ -121,14 +133,21 @@ def test_commits_are_of_all_that_was_handed_out(data: LogDir) -> None:
 
 
 def test_streams_of_a_directory_that_processes_share(tmp_path: Path) -> None:
-    with logcore.open_dir(tmp_path / "shared", create=True, shared=True, durability="os") as data:
+    with logcore.open_dir(
+        tmp_path / "shared", create=True, shared=True, durability="os"
+    ) as data:
         data.create_topic("t", 4)
         fill(data, "t", 5)
         connector = data.connector("g", auto_offset_reset="earliest")
         with threads(connector.create_message_streams({"t": 2})["t"]) as found:
-            places = {(record.partition, record.offset) for _, record in (found.get() for _ in range(20))}
+            places = {
+                (record.partition, record.offset)
+                for _, record in (found.get() for _ in range(20))
+            }
             connector.shutdown()
-        assert places == {(partition, offset) for partition in range(4) for offset in range(5)}
+        assert places == {
+            (partition, offset) for partition in range(4) for offset in range(5)
+        }
 
 
 def test_a_record_in_hand_is_not_committed_by_the_end(data: LogDir) -> None:
@@ -167,7 +186,9 @@ def test_a_stream_that_failed_goes_on_at_the_same_record(data: LogDir) -> None:
             raise ZeroDivisionError
         return value
 
-    with data.connector("g", auto_offset_reset="earliest", value_deserializer=decode) as connector:
+    with data.connector(
+        "g", auto_offset_reset="earliest", value_deserializer=decode
+    ) as connector:
         stream = connector.create_message_streams({"u": 1})["u"][0]
         with pytest.raises(ZeroDivisionError):
             next(stream)

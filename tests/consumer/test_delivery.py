@@ -1,4 +1,6 @@
-"""The recipes of examples/delivery.py, killed at every change that they make: in the log's files or in the database."""
+"""The recipes of examples/delivery.py, killed at every change that they make: in the
+log's files or in the database.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ def prepare(path: Path) -> None:
     database = sqlite3.connect(path / "out.sqlite")
     database.executescript(TABLES)
     with database:
-        database.executemany("INSERT INTO outbox (value) VALUES (?)", [(b"%d" % number,) for number in range(COUNT)])
+        database.executemany(
+            "INSERT INTO outbox (value) VALUES (?)",
+            [(b"%d" % number,) for number in range(COUNT)],
+        )
     database.close()
 
 
@@ -80,7 +85,9 @@ def stored(path: Path, recipe: str) -> Counter[bytes]:
             return Counter(record.value or b"" for record in directory.read("sent"))
     database = sqlite3.connect(path / "out.sqlite")
     table = "once" if recipe == "upserted" else "payments"
-    found = Counter(value for (value,) in database.execute(f"SELECT value FROM {table}"))
+    found = Counter(
+        value for (value,) in database.execute(f"SELECT value FROM {table}")
+    )
     database.close()
     return found
 
@@ -117,7 +124,9 @@ def test_a_kill_at_each_change(places: Path, recipe: str, every: int) -> None:
 
 
 def test_another_owner_is_noticed(places: Path) -> None:
-    """A consumer that lost its partition while it worked stores nothing that the next owner has stored already."""
+    """A consumer that lost its partition while it worked stores nothing that the next
+    owner has stored already.
+    """
     prepare(places)
     listener = runpy.run_path(str(EXAMPLE))["Places"]
     database = sqlite3.connect(places / "out.sqlite")
@@ -136,7 +145,17 @@ def test_another_owner_is_noticed(places: Path) -> None:
 
 def test_it_is_a_program(places: Path) -> None:
     prepare(places)
-    command = [sys.executable, str(EXAMPLE), str(places / "data"), str(places / "out.sqlite")]
+    command = [
+        sys.executable,
+        str(EXAMPLE),
+        str(places / "data"),
+        str(places / "out.sqlite"),
+    ]
     subprocess.run([*command, "exactly_once"], check=True, timeout=60)
     assert set(stored(places, "exactly_once").values()) == {1}
-    assert subprocess.run([*command, "twice"], check=False, capture_output=True, timeout=60).returncode == 2
+    assert (
+        subprocess.run(
+            [*command, "twice"], check=False, capture_output=True, timeout=60
+        ).returncode
+        == 2
+    )

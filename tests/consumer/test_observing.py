@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logcore.consumer.observing import Observations
-from logcore.coordination.effects import DelayEnds, JoinEnds, SessionEnds, SyncEnds, Timeout
+from logcore.coordination.effects import (
+    DelayEnds,
+    JoinEnds,
+    SessionEnds,
+    SyncEnds,
+    Timeout,
+)
 from logcore.coordination.group import Group, Member
 
 SESSION_MS = 3_000
@@ -28,7 +34,9 @@ def group(*deadlines_ms: int) -> Group:
 
 
 def watched(looks: list[tuple[int, int]]) -> bool:
-    """Whether a member is stuck after these looks: when, and the deadline that it had then."""
+    """Whether a member is stuck after these looks: when, and the deadline that it had
+    then.
+    """
     observations = Observations()
     for at_ms, deadline_ms in looks:
         observations.look(group(deadline_ms), {}, at_ms)
@@ -58,7 +66,9 @@ def test_a_pause_of_whoever_looks_is_a_third_of_the_session() -> None:
 
 
 def test_a_member_that_was_heard_is_counted_anew() -> None:
-    assert not watched([(0, 0), (1_000, 0), (2_000, 0), (3_000, 1), (4_000, 1), (5_000, 1)])
+    assert not watched(
+        [(0, 0), (1_000, 0), (2_000, 0), (3_000, 1), (4_000, 1), (5_000, 1)]
+    )
     assert watched([(0, 0), (2_900, 1), (3_900, 1), (4_900, 1), (5_900, 1)])
 
 
@@ -83,15 +93,21 @@ def test_a_rebalance_is_over_when_its_deadline_was_watched(timeout: Timeout) -> 
     observations = Observations()
     one = group(0)
     timers = {timeout: REBALANCE_MS}
-    assert not observations.is_over(one, timers, timeout), "who has just come has seen nothing"
+    assert not observations.is_over(one, timers, timeout), (
+        "who has just come has seen nothing"
+    )
     observations.look(one, timers, 0)
     observations.look(one, timers, 3_600_000)
-    assert not observations.is_over(one, timers, timeout), "a pause is a third of the time"
+    assert not observations.is_over(one, timers, timeout), (
+        "a pause is a third of the time"
+    )
     observations.look(one, timers, 3_600_000 + REBALANCE_MS // 3)
     assert not observations.is_over(one, timers, timeout)
     observations.look(one, timers, 3_600_000 + REBALANCE_MS * 2 // 3)
     assert observations.is_over(one, timers, timeout)
-    assert not observations.is_over(one, {timeout: REBALANCE_MS + 1}, timeout), "it is another rebalance"
+    assert not observations.is_over(one, {timeout: REBALANCE_MS + 1}, timeout), (
+        "it is another rebalance"
+    )
 
 
 def test_deadlines_that_remove_no_living_member_need_no_witness() -> None:
@@ -101,7 +117,9 @@ def test_deadlines_that_remove_no_living_member_need_no_witness() -> None:
 
 
 @given(st.lists(st.integers(0, 5_000), max_size=40), st.integers(0, 39))
-def test_no_member_is_stuck_before_two_thirds_of_its_session(pauses_ms: list[int], heard: int) -> None:
+def test_no_member_is_stuck_before_two_thirds_of_its_session(
+    pauses_ms: list[int], heard: int
+) -> None:
     observations = Observations()
     at_ms = 0
     heard_ms = 0

@@ -1,4 +1,6 @@
-"""Offsets in the log, in the registry, and in both while they move from one to the other."""
+"""Offsets in the log, in the registry, and in both while they move from one to the
+other.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ BACK: dict[str, Any] = {"offsets_storage": "registry", "dual_commit": True}
 @pytest.fixture(params=["alone", "shared"])
 def data(request: pytest.FixtureRequest) -> Iterator[LogDir]:
     disk = SimulatedDisk({"data": None})
-    with logcore.open_dir("data", create=True, shared=request.param == "shared", fs=disk) as opened:
+    with logcore.open_dir(
+        "data", create=True, shared=request.param == "shared", fs=disk
+    ) as opened:
         opened.create_topic("t")
         for number in range(20):
             opened.append("t", b"%d" % number)
@@ -45,7 +49,9 @@ def committed(data: LogDir, **settings: Any) -> int | None:
 def both(data: LogDir) -> tuple[int | None, int | None]:
     """What the log says, and what the registry says."""
     with open_registry("data", fs=data._fs) as registry:  # type: ignore[arg-type]
-        return data.committed_offsets("t", 0).get("g"), offsets.committed(registry, "g").get(T0)
+        return data.committed_offsets("t", 0).get("g"), offsets.committed(
+            registry, "g"
+        ).get(T0)
 
 
 @pytest.mark.parametrize(
@@ -56,33 +62,61 @@ def both(data: LogDir) -> tuple[int | None, int | None]:
 def test_a_commit_goes_where_the_settings_say(
     data: LogDir, settings: dict[str, Any], stored: tuple[int | None, int | None]
 ) -> None:
-    with data.consumer(group_id="g", auto_offset_reset="earliest", **settings) as consumer:
+    with data.consumer(
+        group_id="g", auto_offset_reset="earliest", **settings
+    ) as consumer:
         consumer.subscribe(["t"])
         assert consumer.poll(0, 5).count == 5
         consumer.commit()
         assert both(data) == stored
         consumer.poll(0, 3)
-    with data.consumer(group_id="g", auto_offset_reset="earliest", **settings) as consumer:
+    with data.consumer(
+        group_id="g", auto_offset_reset="earliest", **settings
+    ) as consumer:
         consumer.subscribe(["t"])
         assert consumer.poll(0, 1)[T0][0].offset == 8
 
 
 @pytest.mark.parametrize(("log", "registry"), [(3, 7), (7, 3), (None, 4), (4, None)])
-def test_the_larger_of_both_is_read(data: LogDir, log: int | None, registry: int | None) -> None:
+def test_the_larger_of_both_is_read(
+    data: LogDir, log: int | None, registry: int | None
+) -> None:
     if log is not None:
         commit(data, log)
     if registry is not None:
         commit(data, registry, **REGISTRY)
     assert committed(data) == log
     assert committed(data, **REGISTRY) == registry
-    assert committed(data, **DUAL) == committed(data, **BACK) == max(log or 0, registry or 0)
+    assert (
+        committed(data, **DUAL)
+        == committed(data, **BACK)
+        == max(log or 0, registry or 0)
+    )
 
 
 def test_a_group_moves_to_the_log_and_back_while_it_runs(data: LogDir) -> None:
-    """All consumers are restarted twice; at each moment one of before and one of after may commit in turns."""
+    """All consumers are restarted twice; at each moment one of before and one of after
+    may commit in turns.
+    """
     seen: list[int] = []
-    for settings in (REGISTRY, DUAL, REGISTRY, DUAL, LOG, DUAL, LOG, BACK, LOG, BACK, REGISTRY, BACK, REGISTRY):
-        with data.consumer(group_id="g", auto_offset_reset="earliest", **settings) as consumer:
+    for settings in (
+        REGISTRY,
+        DUAL,
+        REGISTRY,
+        DUAL,
+        LOG,
+        DUAL,
+        LOG,
+        BACK,
+        LOG,
+        BACK,
+        REGISTRY,
+        BACK,
+        REGISTRY,
+    ):
+        with data.consumer(
+            group_id="g", auto_offset_reset="earliest", **settings
+        ) as consumer:
             consumer.subscribe(["t"])
             seen += [record.offset for record in consumer.poll(0, 1).records()]
         if settings is LOG:
@@ -99,8 +133,12 @@ def test_a_group_moves_to_the_log_and_back_while_it_runs(data: LogDir) -> None:
     assert seen == list(range(len(seen)))
 
 
-@pytest.mark.parametrize("settings", [DUAL, REGISTRY, BACK], ids=["log-dual", "registry", "registry-dual"])
-def test_a_member_that_was_removed_changes_neither(data: LogDir, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "settings", [DUAL, REGISTRY, BACK], ids=["log-dual", "registry", "registry-dual"]
+)
+def test_a_member_that_was_removed_changes_neither(
+    data: LogDir, settings: dict[str, Any]
+) -> None:
     options: dict[str, Any] = {
         "group_id": "g", "auto_offset_reset": "earliest", "enable_auto_commit": False, "max_poll_interval_ms": 1_000,
         "assignors": ("range",), **settings,
@@ -136,7 +174,9 @@ def test_a_group_without_offsets_in_the_registry_gets_none(data: LogDir) -> None
 
 
 def test_offsets_of_a_group_with_members_are_set_by_force_alone(data: LogDir) -> None:
-    with data.consumer(group_id="g", auto_offset_reset="earliest", enable_auto_commit=False) as consumer:
+    with data.consumer(
+        group_id="g", auto_offset_reset="earliest", enable_auto_commit=False
+    ) as consumer:
         consumer.subscribe(["t"])
         consumer.poll(0, 5)
         with pytest.raises(ConsumerStateError, match="UNKNOWN_MEMBER_ID"):
@@ -145,7 +185,9 @@ def test_offsets_of_a_group_with_members_are_set_by_force_alone(data: LogDir) ->
         with pytest.raises(CommitFailedError):
             consumer.commit()
         assert both(data)[0] == 2
-        found = [record.offset for _ in range(2) for record in consumer.poll(0, 3).records()]
+        found = [
+            record.offset for _ in range(2) for record in consumer.poll(0, 3).records()
+        ]
         assert found == [2, 3, 4, 5, 6, 7], "it joined again, and began there"
         consumer.commit()
         assert both(data)[0] == 8
@@ -165,7 +207,11 @@ def test_what_is_deleted_leaves_no_offsets_in_the_registry(data: LogDir) -> None
         data.delete_group("g")
 
 
-@pytest.mark.parametrize("settings", [{"offsets_storage": "disk", "group_id": "g"}, DUAL, REGISTRY])
-def test_settings_that_make_no_sense_are_refused(data: LogDir, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "settings", [{"offsets_storage": "disk", "group_id": "g"}, DUAL, REGISTRY]
+)
+def test_settings_that_make_no_sense_are_refused(
+    data: LogDir, settings: dict[str, Any]
+) -> None:
     with pytest.raises(InvalidConfigError):
         data.consumer(**settings)

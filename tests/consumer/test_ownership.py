@@ -1,4 +1,6 @@
-"""The nodes of members in the registry: who they are, which partitions they own, and who takes over from whom."""
+"""The nodes of members in the registry: who they are, which partitions they own, and
+who takes over from whom.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,10 @@ def registry(disk: SimulatedDisk, data: LogDir) -> Iterator[FileRegistry]:
 
 def owners(registry: FileRegistry, topic: str = "t") -> dict[int, str]:
     above = f"/consumers/g/owners/{topic}"
-    return {int(name): registry.get(f"{above}/{name}").value.decode() for name in registry.children(above)}
+    return {
+        int(name): registry.get(f"{above}/{name}").value.decode()
+        for name in registry.children(above)
+    }
 
 
 def ids(registry: FileRegistry) -> dict[str, Any]:
@@ -60,7 +65,9 @@ def ids(registry: FileRegistry) -> dict[str, Any]:
     }
 
 
-def test_a_member_says_who_it_is_and_what_it_owns(disk: SimulatedDisk, data: LogDir, registry: FileRegistry) -> None:
+def test_a_member_says_who_it_is_and_what_it_owns(
+    disk: SimulatedDisk, data: LogDir, registry: FileRegistry
+) -> None:
     consumer = data.consumer(**SETTINGS)
     consumer.subscribe(["t", "u"])
     assert consumer.poll(0).count == 6
@@ -86,7 +93,9 @@ def test_a_member_says_who_it_is_and_what_it_owns(disk: SimulatedDisk, data: Log
     assert owners(registry) == ids(registry) == {}
 
 
-def test_streams_of_a_connector_are_one_consumer(disk: SimulatedDisk, data: LogDir, registry: FileRegistry) -> None:
+def test_streams_of_a_connector_are_one_consumer(
+    disk: SimulatedDisk, data: LogDir, registry: FileRegistry
+) -> None:
     with data.connector("g", auto_offset_reset="earliest") as connector:
         streams = connector.create_message_streams({"t": 2})["t"]
         for stream in streams:
@@ -96,7 +105,10 @@ def test_streams_of_a_connector_are_one_consumer(disk: SimulatedDisk, data: LogD
         ((consumer_id, said),) = ids(registry).items()
         assert said["subscription"] == {"t": 2}
         assert sorted(said["members"]) == ["0", "1"]
-        assert sorted(owners(registry).values()) == [f"{consumer_id}-0", f"{consumer_id}-1"]
+        assert sorted(owners(registry).values()) == [
+            f"{consumer_id}-0",
+            f"{consumer_id}-1",
+        ]
     assert ids(registry) == owners(registry) == {}
     with data.connector("g") as connector:
         (stream,) = connector.create_message_streams_by_filter(Blacklist("u.*"))
@@ -108,10 +120,14 @@ def test_streams_of_a_connector_are_one_consumer(disk: SimulatedDisk, data: LogD
 def test_a_partition_is_read_once_its_owner_has_let_go(
     disk: SimulatedDisk, data: LogDir, registry: FileRegistry
 ) -> None:
-    """Between the new assignment and that moment it has no reader; what the old owner committed last is where the new
-    one begins.
+    """Between the new assignment and that moment it has no reader; what the old owner
+    committed last is where the new one begins.
     """
-    settings = {**SETTINGS, "assignors": (HastyAssignor(),), "enable_auto_commit": False}
+    settings = {
+        **SETTINGS,
+        "assignors": (HastyAssignor(),),
+        "enable_auto_commit": False,
+    }
 
     class Slow(RebalanceListener):
         def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
@@ -147,10 +163,13 @@ def test_a_partition_is_read_once_its_owner_has_let_go(
 
 
 def test_what_could_not_be_committed_is_given_up_later(
-    disk: SimulatedDisk, data: LogDir, registry: FileRegistry, monkeypatch: pytest.MonkeyPatch
+    disk: SimulatedDisk,
+    data: LogDir,
+    registry: FileRegistry,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another process holds the group when a partition is to be given up. The partition stays until what is finished is
-    committed and the listener is told.
+    """Another process holds the group when a partition is to be given up. The partition
+    stays until what is finished is committed and the listener is told.
     """
     told: list[frozenset[TopicPartition]] = []
 
@@ -235,7 +254,9 @@ def test_a_consumer_without_a_group_or_alone_owns_nothing(
     assert ids(registry) == owners(registry) == {}
 
 
-def test_an_owner_of_no_known_form_is_an_error(disk: SimulatedDisk, data: LogDir, registry: FileRegistry) -> None:
+def test_an_owner_of_no_known_form_is_an_error(
+    disk: SimulatedDisk, data: LogDir, registry: FileRegistry
+) -> None:
     registry.create(paths.owner("g", "t", 0), b"somebody", ephemeral=True)
     with data.consumer(**SETTINGS) as consumer:
         consumer.subscribe(["t"])

@@ -19,10 +19,22 @@ import logcore
 from logcore import LogDir
 from logcore.consumer import OffsetAndMetadata
 from logcore.consumer.sharedgroups import SharedGroups
-from logcore.coordination.effects import GroupError, Joined, JoinedMember, JoinEnds, JoinRefused, SessionEnds, Synced
+from logcore.coordination.effects import (
+    GroupError,
+    Joined,
+    JoinedMember,
+    JoinEnds,
+    JoinRefused,
+    SessionEnds,
+    Synced,
+)
 from logcore.coordination.group import STABLE, Group, Member
 from logcore.coordination.packing import GroupNode
-from logcore.errors import CommitFailedError, InconsistentGroupError, UnsupportedRegistryError
+from logcore.errors import (
+    CommitFailedError,
+    InconsistentGroupError,
+    UnsupportedRegistryError,
+)
 from logcore.format.grouprecords import Committed, commit_key, commit_value
 from logcore.names import OFFSETS_TOPIC
 from logcore.recordbatch import encode
@@ -40,7 +52,9 @@ class Worker:
 
     def __init__(self, path: Path, **settings: Any) -> None:
         self.here, there = _CONTEXT.Pipe()
-        self.process = _CONTEXT.Process(target=_work, args=(path, there, settings), daemon=True)
+        self.process = _CONTEXT.Process(
+            target=_work, args=(path, there, settings), daemon=True
+        )
         self.process.start()
         there.close()
         self.values: list[bytes] = []
@@ -63,7 +77,10 @@ class Worker:
 
 
 def _work(path: Path, there: Connection, settings: Any) -> None:
-    with logcore.open_dir(path, shared=True) as data, data.consumer(**settings) as consumer:
+    with (
+        logcore.open_dir(path, shared=True) as data,
+        data.consumer(**settings) as consumer,
+    ):
         consumer.subscribe(["t"])
         assigned: tuple[int, ...] | None = None
         while True:
@@ -85,17 +102,23 @@ def until(workers: list[Worker], condition: Callable[[], bool]) -> None:
     while not condition():
         for worker in workers:
             worker.hear()
-        assert time.monotonic() < deadline, [(worker.assigned, len(worker.values)) for worker in workers]
+        assert time.monotonic() < deadline, [
+            (worker.assigned, len(worker.values)) for worker in workers
+        ]
         time.sleep(0.005)
 
 
 def is_divided(workers: list[Worker]) -> bool:
-    return sorted(number for worker in workers for number in worker.assigned) == list(range(PARTITIONS)) and all(
-        worker.assigned for worker in workers
-    )
+    return sorted(number for worker in workers for number in worker.assigned) == list(
+        range(PARTITIONS)
+    ) and all(worker.assigned for worker in workers)
 
 
-SETTINGS: dict[str, Any] = {"group_id": "g", "auto_offset_reset": "earliest", "enable_auto_commit": False}
+SETTINGS: dict[str, Any] = {
+    "group_id": "g",
+    "auto_offset_reset": "earliest",
+    "enable_auto_commit": False,
+}
 
 
 @pytest.fixture
@@ -119,7 +142,9 @@ def start(data: LogDir) -> Iterator[Callable[..., Worker]]:
         worker.process.join()
 
 
-def test_another_process_takes_over_from_one_that_is_killed(data: LogDir, start: Callable[..., Worker]) -> None:
+def test_another_process_takes_over_from_one_that_is_killed(
+    data: LogDir, start: Callable[..., Worker]
+) -> None:
     workers = [start(), start()]
     until(workers, lambda: is_divided(workers))
     sent = [b"%d" % number for number in range(40)]
@@ -135,7 +160,9 @@ def test_another_process_takes_over_from_one_that_is_killed(data: LogDir, start:
     assert set(sent) <= {*workers[0].values, *workers[1].values}
 
 
-def test_who_was_stopped_for_long_commits_nothing_more(data: LogDir, start: Callable[..., Worker]) -> None:
+def test_who_was_stopped_for_long_commits_nothing_more(
+    data: LogDir, start: Callable[..., Worker]
+) -> None:
     workers = [start(max_poll_interval_ms=1_000), start(max_poll_interval_ms=1_000)]
     until(workers, lambda: is_divided(workers))
     workers[0].signal(signal.SIGSTOP)
@@ -148,7 +175,9 @@ def test_who_was_stopped_for_long_commits_nothing_more(data: LogDir, start: Call
     assert workers[0].values == []
 
 
-def test_a_consumer_here_and_one_elsewhere_divide_the_partitions(data: LogDir, start: Callable[..., Worker]) -> None:
+def test_a_consumer_here_and_one_elsewhere_divide_the_partitions(
+    data: LogDir, start: Callable[..., Worker]
+) -> None:
     with data.consumer(**SETTINGS) as consumer:
         consumer.subscribe(["t"])
         other = start()
@@ -175,7 +204,12 @@ def test_offsets_and_groups_are_those_of_the_log(data: LogDir) -> None:
     with logcore.open_dir(path) as alone, alone.consumer(**SETTINGS) as consumer:
         consumer.subscribe(["t"])
         assert not consumer.poll(200)
-        assert [consumer.position(one) for one in sorted(consumer.assignment())] == [2, 2, 2, 2]
+        assert [consumer.position(one) for one in sorted(consumer.assignment())] == [
+            2,
+            2,
+            2,
+            2,
+        ]
 
 
 def created(disk: SimulatedDisk) -> LogDir:
@@ -200,7 +234,9 @@ def generation_of(data: LogDir) -> int:
         return consumer._place.member.generation
 
 
-def test_a_topic_of_the_same_name_begins_without_the_offsets_of_a_deleted_one(tmp_path: Path) -> None:
+def test_a_topic_of_the_same_name_begins_without_the_offsets_of_a_deleted_one(
+    tmp_path: Path,
+) -> None:
     """Also when who deletes it has never looked at the group."""
     path = tmp_path / "data"
     with logcore.open_dir(path, create=True, shared=True) as data:
@@ -216,7 +252,9 @@ def test_a_topic_of_the_same_name_begins_without_the_offsets_of_a_deleted_one(tm
             assert consumer.committed([("t", 0)]) == {("t", 0): None}
 
 
-def test_a_generation_of_a_process_that_was_alone_is_not_used_again(tmp_path: Path) -> None:
+def test_a_generation_of_a_process_that_was_alone_is_not_used_again(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "data"
     with logcore.open_dir(path, create=True, shared=True) as data:
         data.create_topic("t")
@@ -228,7 +266,9 @@ def test_a_generation_of_a_process_that_was_alone_is_not_used_again(tmp_path: Pa
         assert generation_of(data) > later
 
 
-def test_a_commit_of_a_transaction_counts_once_that_is_committed(tmp_path: Path) -> None:
+def test_a_commit_of_a_transaction_counts_once_that_is_committed(
+    tmp_path: Path,
+) -> None:
     """A broker that served the directory before left such records."""
     with logcore.open_dir(tmp_path / "data", create=True, shared=True) as data:
         data.create_topic("t")
@@ -240,10 +280,17 @@ def test_a_commit_of_a_transaction_counts_once_that_is_committed(tmp_path: Path)
             consumer.commit({one: 1})
             log = data.partition("__consumer_offsets", 0)
             expected = 1
-            for producer_id, (offset, is_committed) in enumerate([(7, False), (2, True), (3, True)]):
+            for producer_id, (offset, is_committed) in enumerate(
+                [(7, False), (2, True), (3, True)]
+            ):
                 row = commit_key("g", *one), commit_value(Committed(offset, -1, "", 5))
                 batch = encode(
-                    [row], producer_id=producer_id, producer_epoch=0, base_sequence=0, transactional=True, now_ms=5
+                    [row],
+                    producer_id=producer_id,
+                    producer_epoch=0,
+                    base_sequence=0,
+                    transactional=True,
+                    now_ms=5,
                 )
                 log.append_batch(batch)
                 assert consumer.committed([one])[one].offset == expected, "open"  # type: ignore[union-attr]
@@ -265,7 +312,10 @@ def test_a_generation_is_never_used_again_after_a_power_cut() -> None:
     disk.crash()
     for after in disk.after_crash(limit=6):
         after.seed += 1
-        with logcore.open_dir("data", shared=True, fs=after) as again, joined(again) as consumer:
+        with (
+            logcore.open_dir("data", shared=True, fs=after) as again,
+            joined(again) as consumer,
+        ):
             assert consumer._place.member is not None
             assert consumer._place.member.generation > generation
 
@@ -282,7 +332,10 @@ def test_a_commit_that_was_answered_survives_a_power_cut() -> None:
     disk.crash()
     for after in disk.after_crash(limit=20):
         after.seed += 1
-        with logcore.open_dir("data", shared=True, fs=after) as again, again.consumer(**SETTINGS) as consumer:
+        with (
+            logcore.open_dir("data", shared=True, fs=after) as again,
+            again.consumer(**SETTINGS) as consumer,
+        ):
             consumer.assign([("t", 0)])
             found = consumer.committed([("t", 0)])["t", 0]
             assert found is not None
@@ -290,9 +343,11 @@ def test_a_commit_that_was_answered_survives_a_power_cut() -> None:
 
 
 @pytest.mark.parametrize("how", ["committed", "unstable", "join"])
-def test_who_sees_a_commit_that_is_not_synced_syncs_it(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """A commit is synced behind the step that appends it. Its process stops in between; another goes on from it, and a
-    power cut must not take back what that one was told.
+def test_who_sees_a_commit_that_is_not_synced_syncs_it(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A commit is synced behind the step that appends it. Its process stops in between;
+    another goes on from it, and a power cut must not take back what that one was told.
     """
     disk = SimulatedDisk({"data": None})
     data = created(disk)
@@ -319,8 +374,12 @@ def test_who_sees_a_commit_that_is_not_synced_syncs_it(monkeypatch: pytest.Monke
 
 
 def test_threads_that_commit_share_syncs(data: LogDir) -> None:
-    """All threads have appended before the first of them syncs: they wait for one another in between."""
-    consumers = [data.consumer(**{**SETTINGS, "group_id": f"g{number}"}) for number in range(8)]
+    """All threads have appended before the first of them syncs: they wait for one
+    another in between.
+    """
+    consumers = [
+        data.consumer(**{**SETTINGS, "group_id": f"g{number}"}) for number in range(8)
+    ]
     for consumer in consumers:
         consumer.commit({("t", 0): 0})
     log = data.partition(OFFSETS_TOPIC, 0)
@@ -334,7 +393,10 @@ def test_threads_that_commit_share_syncs(data: LogDir) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Settling, "settle", settle_together)
-        threads = [threading.Thread(target=consumer.commit, args=({("t", 0): 3},)) for consumer in consumers]
+        threads = [
+            threading.Thread(target=consumer.commit, args=({("t", 0): 3},))
+            for consumer in consumers
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -388,7 +450,9 @@ def test_members_need_an_assignor_in_common() -> None:
         first = joined(data, assignors=["range", "sticky"])
         second = data.consumer(**SETTINGS, assignors=["roundrobin"])
         second.subscribe(["t"])
-        with pytest.raises(InconsistentGroupError, match=r"'g'.*one of range, sticky.*found roundrobin"):
+        with pytest.raises(
+            InconsistentGroupError, match=r"'g'.*one of range, sticky.*found roundrobin"
+        ):
             second.poll(10)
         first.close()
         second.close()
@@ -428,7 +492,9 @@ def test_members_that_were_paused_together_stay() -> None:
             disk.advance(3_600_000)
             one.poll(0)
             other.poll(0)
-        assert [member.generation for member in (one._place.member, other._place.member)] == [generation] * 2
+        assert [
+            member.generation for member in (one._place.member, other._place.member)
+        ] == [generation] * 2
         for _ in range(9):
             disk.advance(400)
             one.poll(0)
@@ -459,13 +525,38 @@ def test_a_member_that_was_removed_commits_nothing() -> None:
         other.commit()
         with pytest.raises(CommitFailedError):
             late.commit()
-        assert {one.offset for one in other.committed([("t", 0)]).values() if one is not None} == {2}
+        assert {
+            one.offset
+            for one in other.committed([("t", 0)]).values()
+            if one is not None
+        } == {2}
 
 
 def full_node() -> GroupNode:
     """A node with something in each field."""
-    group = Group("g", state=STABLE, state_ms=5, generation=7, protocol_type="consumer", protocol="range", leader="m")
-    group.add(Member("m", "i", "client", "/host", 10, 20, (("range", b"\0\xff"),), b"\1", joining="s:1"), "consumer")
+    group = Group(
+        "g",
+        state=STABLE,
+        state_ms=5,
+        generation=7,
+        protocol_type="consumer",
+        protocol="range",
+        leader="m",
+    )
+    group.add(
+        Member(
+            "m",
+            "i",
+            "client",
+            "/host",
+            10,
+            20,
+            (("range", b"\0\xff"),),
+            b"\1",
+            joining="s:1",
+        ),
+        "consumer",
+    )
     group.pending.add("p")
     group.topics = frozenset({"t"})
     group.join_timer = JoinEnds()
@@ -483,7 +574,9 @@ def full_node() -> GroupNode:
         "s:4": GroupError.ILLEGAL_GENERATION,
         "s:5": None,
     }
-    return GroupNode(group, "boot", 9, {SessionEnds("m"): 100, JoinEnds(): 50}, {"m": "s"}, mail)
+    return GroupNode(
+        group, "boot", 9, {SessionEnds("m"): 100, JoinEnds(): 50}, {"m": "s"}, mail
+    )
 
 
 def test_a_node_says_what_was_packed() -> None:
@@ -495,7 +588,9 @@ def test_a_node_says_what_was_packed() -> None:
     assert again.group.static == {"i": "m"}
 
 
-@pytest.mark.parametrize("value", [b"x", b"{}", b'{"version":2}', b"[]", b'{"version":1,"state":"Empty"}'])
+@pytest.mark.parametrize(
+    "value", [b"x", b"{}", b'{"version":2}', b"[]", b'{"version":1,"state":"Empty"}']
+)
 def test_a_node_of_another_version_is_an_error(value: bytes) -> None:
     with pytest.raises(UnsupportedRegistryError, match="version 1"):
         GroupNode.unpack("g", value)
@@ -504,7 +599,13 @@ def test_a_node_of_another_version_is_an_error(value: bytes) -> None:
 def places(value: Any) -> list[tuple[Any, Any]]:
     """(container, key) of everything in it."""
     found: list[tuple[Any, Any]] = []
-    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
+    keys = (
+        list(value)
+        if isinstance(value, dict)
+        else range(len(value))
+        if isinstance(value, list)
+        else []
+    )
     for key in keys:
         found += [(value, key), *places(value[key])]
     return found

@@ -1,6 +1,8 @@
-"""Several simulated processes share a group: in every order of their steps, killed, stopped, cut off from power.
+"""Several simulated processes share a group: in every order of their steps, killed,
+stopped, cut off from power.
 
-LOGCORE_GROUP_ROUNDS=n tries n schedules of each kind instead of 2; `make slow` tries 500.
+LOGCORE_GROUP_ROUNDS=n tries n schedules of each kind instead of 2; `make slow` tries
+500.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from support.schedules import GROUPS, STORES, run_first
 
 ROUNDS = int(os.environ.get("LOGCORE_GROUP_ROUNDS", "2"))
 MANY = int(os.environ.get("LOGCORE_GROUP_ROUNDS", "500"))
-LONG = pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="many")
+LONG = pytest.param(
+    MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="many"
+)
 
 
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
@@ -24,14 +28,20 @@ def test_every_order_of_steps(chances: str, rounds: int) -> None:
 
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
 @pytest.mark.parametrize("chances", GROUPS)
-def test_owners_keep_others_out_when_partitions_move_at_once(chances: str, rounds: int) -> None:
-    """The assignor is one that gives a partition away before its owner let go: the nodes of owners are all there is."""
+def test_owners_keep_others_out_when_partitions_move_at_once(
+    chances: str, rounds: int
+) -> None:
+    """The assignor is one that gives a partition away before its owner let go: the
+    nodes of owners are all there is.
+    """
     run_first(f"groups hasty {chances}", rounds)
 
 
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
 @pytest.mark.parametrize("chances", GROUPS)
-def test_static_members_keep_their_places_for_a_while(chances: str, rounds: int) -> None:
+def test_static_members_keep_their_places_for_a_while(
+    chances: str, rounds: int
+) -> None:
     run_first(f"groups static {chances}", rounds)
 
 
@@ -46,7 +56,9 @@ def test_no_commit_undoes_a_rewind(chances: str, kind: str, rounds: int) -> None
 @pytest.mark.parametrize("kind", ["kills", "power"])
 @pytest.mark.parametrize("stores", STORES)
 def test_offsets_move_while_the_group_runs(stores: str, kind: str, rounds: int) -> None:
-    """Some members commit as before, others as they will; whatever happens, the larger of both is what was told."""
+    """Some members commit as before, others as they will; whatever happens, the larger
+    of both is what was told.
+    """
     run_first(f"groups {stores} {kind}", rounds)
 
 

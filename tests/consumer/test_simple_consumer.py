@@ -1,4 +1,6 @@
-"""The low-level consumer: whole batches from an offset, several fetches, offsets before a time."""
+"""The low-level consumer: whole batches from an offset, several fetches, offsets before
+a time.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,11 @@ def test_a_fetch_gives_whole_batches_from_an_offset(data: LogDir) -> None:
     simple = data.simple_consumer()
     whole = simple.fetch("t", 0, 0)
     assert offsets(whole) == list(range(12))
-    assert (whole.next_offset, whole.high_watermark, whole.last_stable_offset) == (12, 12, 12)
+    assert (whole.next_offset, whole.high_watermark, whole.last_stable_offset) == (
+        12,
+        12,
+        12,
+    )
     one = whole.size_bytes // 4
     assert offsets(simple.fetch("t", 0, 0, one)) == [0, 1, 2]
     two = simple.fetch("t", 0, 4, 2 * one + 1)
@@ -58,13 +64,22 @@ def test_a_fetch_goes_over_segments(data: LogDir) -> None:
         fill(data, 1)
         data.partition("t", 0).roll()
     fetched = data.simple_consumer().fetch("t", 0, 1)
-    assert (len(fetched.batches), offsets(fetched), fetched.next_offset) == (3, list(range(1, 9)), 9)
+    assert (len(fetched.batches), offsets(fetched), fetched.next_offset) == (
+        3,
+        list(range(1, 9)),
+        9,
+    )
 
 
 def test_each_of_several_fetches_has_its_own_outcome(data: LogDir) -> None:
     fill(data, 1)
     found = data.simple_consumer().multifetch(
-        [FetchRequest("t", 0, 0, 100), ("t", 0, 99, 100), ("u", 0, 0, 100), ("t", 1, 0, 100)]
+        [
+            FetchRequest("t", 0, 0, 100),
+            ("t", 0, 99, 100),
+            ("u", 0, 0, 100),
+            ("t", 1, 0, 100),
+        ]
     )
     assert offsets(found[0]) == [0, 1, 2]
     assert isinstance(found[1], OffsetOutOfRangeError)
@@ -86,7 +101,9 @@ def test_a_fetch_waits_for_as_much_as_is_asked(data: LogDir) -> None:
     begun = data.partition("t", 0).high_watermark
     writing.start()
     try:
-        fetched = data.simple_consumer().fetch("t", 0, begun, wait_ms=60_000, min_bytes=3 * size)
+        fetched = data.simple_consumer().fetch(
+            "t", 0, begun, wait_ms=60_000, min_bytes=3 * size
+        )
     finally:
         is_over.set()
         writing.join()
@@ -98,7 +115,9 @@ def test_a_reader_waits_for_another_writer(data: LogDir) -> None:
     with logcore.open_dir(data.path, read_only=True) as reader:
         fetching: list[list[int]] = []
         thread = threading.Thread(
-            target=lambda: fetching.append(offsets(reader.simple_consumer().fetch("t", 0, 0, wait_ms=60_000)))
+            target=lambda: fetching.append(
+                offsets(reader.simple_consumer().fetch("t", 0, 0, wait_ms=60_000))
+            )
         )
         thread.start()
         fill(data, 1)
@@ -118,9 +137,15 @@ def test_committed_records_alone(data: LogDir) -> None:
         simple = data.simple_consumer(isolation_level="read_committed")
         fetched = simple.fetch("t", 0, 0)
         assert [record.value for record in fetched.records()] == [b"a"]
-        assert (fetched.next_offset, fetched.last_stable_offset, fetched.high_watermark) == (4, 4, 5)
+        assert (
+            fetched.next_offset,
+            fetched.last_stable_offset,
+            fetched.high_watermark,
+        ) == (4, 4, 5)
         assert simple.fetch("t", 0, 4, wait_ms=1).batches == ()
-        assert [record.value for record in data.simple_consumer().fetch("t", 0, 0).records()] == [b"a", b"b", b"c"]
+        assert [
+            record.value for record in data.simple_consumer().fetch("t", 0, 0).records()
+        ] == [b"a", b"b", b"c"]
 
 
 @pytest.mark.parametrize(
@@ -130,14 +155,21 @@ def test_committed_records_alone(data: LogDir) -> None:
         (250, 9, [10, 3]), (300, 2, [20, 10]), (1_000, 1, [30]), (999, 1, [20]),
     ],
 )  # fmt: skip
-def test_offsets_before_a_time_by_segments(time_ms: int, most: int, expected: list[int]) -> None:
-    """Kafka's rule: the newest segment that was last written by then, and those before it."""
+def test_offsets_before_a_time_by_segments(
+    time_ms: int, most: int, expected: list[int]
+) -> None:
+    """Kafka's rule: the newest segment that was last written by then, and those before
+    it.
+    """
     segments = [(0, 100, 5), (10, 200, 5), (20, 300, 5)]
     assert chosen_offsets(segments, (3, 30), 1_000, time_ms, most) == expected
 
 
 def test_an_empty_last_segment_has_no_end_of_its_own() -> None:
-    assert chosen_offsets([(0, 100, 5), (10, 200, 0)], (0, 10), 1_000, LATEST, 9) == [10, 0]
+    assert chosen_offsets([(0, 100, 5), (10, 200, 0)], (0, 10), 1_000, LATEST, 9) == [
+        10,
+        0,
+    ]
     assert chosen_offsets([], (0, 0), 1_000, EARLIEST, 9) == []
 
 
@@ -177,5 +209,7 @@ def test_fetch_returns_once_it_has_all_that_it_may_return(tmp_path: Path) -> Non
         data.create_topic("t")
         for _ in range(5):
             data.append("t", bytes(100), partition=0)
-        fetched = data.simple_consumer().fetch("t", 0, 0, 200, wait_ms=600_000, min_bytes=10_000)
+        fetched = data.simple_consumer().fetch(
+            "t", 0, 0, 200, wait_ms=600_000, min_bytes=10_000
+        )
         assert 0 < fetched.next_offset < 5

@@ -1,9 +1,11 @@
-"""Random lives of a group of the consumer protocol: members as clients are, against a coordinator that loses power.
+"""Random lives of a group of the consumer protocol: members as clients are, against a
+coordinator that loses power.
 
-Goal: in any order of heartbeats, lost answers, silent members, topics that come and go, disks that fail, and power cuts
-before the disk is done, no partition is with two members at once, and when all is quiet again everything is assigned.
-Method: chance decides what happens next (support/consumerlives.py). Mistakes that somebody might make are made on
-purpose below, and have to be noticed.
+Goal: in any order of heartbeats, lost answers, silent members, topics that come and go,
+disks that fail, and power cuts before the disk is done, no partition is with two
+members at once, and when all is quiet again everything is assigned.
+Method: chance decides what happens next (support/consumerlives.py). Mistakes that
+somebody might make are made on purpose below, and have to be noticed.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ def test_the_same_in_many_more_lives(first: int) -> None:
         live(seed)
 
 
-def test_the_same_when_no_two_steps_share_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_when_no_two_steps_share_a_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(heartbeats, "_BATCH_BYTES", 1)
     for seed in range(1_000, 1_030):
         live(seed)
@@ -50,7 +54,11 @@ def test_lives_meet_what_they_are_for() -> None:
             group = life.group
             if group is not None:
                 met |= {one.state.name for one in group.currents.values()}
-                met |= {"away"} if any(one.member_epoch == -2 for one in group.currents.values()) else set()
+                met |= (
+                    {"away"}
+                    if any(one.member_epoch == -2 for one in group.currents.values())
+                    else set()
+                )
                 met |= {"unsure"} if group.unsure else set()
                 met |= {"queued"} if group.queued else set()
             met |= {type(event).__name__ for event in life.world.events}
@@ -58,7 +66,8 @@ def test_lives_meet_what_they_are_for() -> None:
     assert met >= {"SessionEnded", "RevocationEnded", "TargetsChanged", "GroupEmptied"}
 
 
-# -- mistakes that have to be noticed --------------------------------------------------------------------------------
+# -- mistakes that have to be noticed
+# --------------------------------------------------------------------------------
 
 
 def owners_ignored(patch: pytest.MonkeyPatch) -> None:
@@ -77,16 +86,24 @@ def owners_ignored(patch: pytest.MonkeyPatch) -> None:
 
 
 def silence_confirms(patch: pytest.MonkeyPatch) -> None:
-    """A heartbeat that says nothing of what the member owns counts as if it owned nothing."""
+    """A heartbeat that says nothing of what the member owns counts as if it owned
+    nothing.
+    """
     real = ConsumerGroup.reconciled
-    patch.setattr(ConsumerGroup, "reconciled", lambda self, member_id, owned: real(self, member_id, owned or NOTHING))
+    patch.setattr(
+        ConsumerGroup,
+        "reconciled",
+        lambda self, member_id, owned: real(self, member_id, owned or NOTHING),
+    )
 
 
 def any_word_confirms(patch: pytest.MonkeyPatch) -> None:
     """A list of what the member owns confirms, whatever is in it."""
     real = ConsumerGroup.reconciled
 
-    def hasty(self: ConsumerGroup, member_id: str, owned: Partitions | None) -> Current | None:
+    def hasty(
+        self: ConsumerGroup, member_id: str, owned: Partitions | None
+    ) -> Current | None:
         return real(self, member_id, NOTHING if owned else owned)
 
     patch.setattr(ConsumerGroup, "reconciled", hasty)
@@ -143,7 +160,10 @@ def two_batches_at_a_time(patch: pytest.MonkeyPatch) -> None:
 
 def one_partition_is_left_out(patch: pytest.MonkeyPatch) -> None:
     def careless(members: Any, counts: Any) -> Any:
-        return {name: frozenset(sorted(had)[:2]) for name, had in uniform(members, counts).items()}
+        return {
+            name: frozenset(sorted(had)[:2])
+            for name, had in uniform(members, counts).items()
+        }
 
     monkey = {"uniform": careless, "range": careless}
     patch.setattr("logcore.coordination.consumergroup.ASSIGNORS", monkey)
@@ -170,7 +190,9 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
-def test_lives_notice(mistake: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lives_notice(
+    mistake: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     mistake(monkeypatch)
     with pytest.raises((AssertionError, KeyError)):
         for seed in range(400):

@@ -1,8 +1,10 @@
-"""logcore.coordination by itself: no broker, no log, a clock that is a number and a disk that is a list.
+"""logcore.coordination by itself: no broker, no log, a clock that is a number and a
+disk that is a list.
 
-Goal: every transition returns what it should, and in any order of requests, timeouts and syncs the invariants hold that
-World names. Method: World carries out the effects. A Store waits in it until the test says that the disk is done, or
-has failed; so requests, timeouts and syncs interleave as the test, or hypothesis, wants.
+Goal: every transition returns what it should, and in any order of requests, timeouts
+and syncs the invariants hold that World names. Method: World carries out the effects. A
+Store waits in it until the test says that the disk is done, or has failed; so requests,
+timeouts and syncs interleave as the test, or hypothesis, wants.
 """
 
 from __future__ import annotations
@@ -40,7 +42,13 @@ from logcore.coordination.effects import (
 )
 from logcore.coordination.group import COMPLETING, DEAD, EMPTY, PREPARING, STABLE, Group
 from logcore.coordination.timers import Timers
-from logcore.format.grouprecords import Committed, commit_key, commit_value, group_key, read_group
+from logcore.format.grouprecords import (
+    Committed,
+    commit_key,
+    commit_value,
+    group_key,
+    read_group,
+)
 from logcore.groupoffsets import StoredGroups
 
 T0 = 1_700_000_000_000
@@ -53,7 +61,8 @@ PARTITIONS = range(6)
 
 
 class World:
-    """A coordinator with its time, its disk and those who wait. Invariants, checked after every step:
+    """A coordinator with its time, its disk and those who wait. Invariants, checked
+    after every step:
 
     one answer        no request is answered twice
     stored first      a member is told its assignment, and a commit is seen, when the record is on disk
@@ -66,10 +75,18 @@ class World:
 
     def __init__(self, *, delay_ms: int = 0) -> None:
         self.now_ms = T0
-        self.rules = Rules(min_session_timeout_ms=1, max_session_timeout_ms=1_800_000, rebalance_delay_ms=delay_ms)
+        self.rules = Rules(
+            min_session_timeout_ms=1,
+            max_session_timeout_ms=1_800_000,
+            rebalance_delay_ms=delay_ms,
+        )
         self.durable: dict[bytes, bytes | None] = {}
-        self.places: dict[bytes, int] = {}  # of the records that durable holds, in the log
-        self.open: list[tuple[int, Store]] = []  # of the transaction of producer 7, with their places
+        self.places: dict[
+            bytes, int
+        ] = {}  # of the records that durable holds, in the log
+        self.open: list[
+            tuple[int, Store]
+        ] = []  # of the transaction of producer 7, with their places
         self.written = 0
         self.waiters = 0
         self.ids = 0
@@ -80,7 +97,9 @@ class World:
         self.timers: Timers[tuple[Group, Timeout]] = Timers()
         self.set: set[tuple[Group, Timeout]] = set()
         self.stores: list[Store] = []
-        self.asked: dict[int, str] = {}  # waiter -> the member that asks, "" when it has no id
+        self.asked: dict[
+            int, str
+        ] = {}  # waiter -> the member that asks, "" when it has no id
         self.replies: dict[int, Any] = {}
         self.owners: dict[tuple[int, int], str] = {}  # generation, partition -> owner
         self.generations: dict[Group, int] = {}
@@ -123,7 +142,9 @@ class World:
         self.check()
 
     def disk(self, error: GroupError | None = None) -> None:
-        """The first record that is not stored yet is now on disk, or could not be stored."""
+        """The first record that is not stored yet is now on disk, or could not be
+        stored.
+        """
         if not self.stores:
             return
         effect = self.stores.pop(0)
@@ -139,7 +160,9 @@ class World:
             self.open.append((self.written, effect))
 
     def count(self, place: int, effect: Store) -> None:
-        """Records count, by their own place and not by that of their transaction's marker."""
+        """Records count, by their own place and not by that of their transaction's
+        marker.
+        """
         for key, value in effect.records:
             if self.places.get(key, 0) < place:
                 self.places[key] = place
@@ -171,7 +194,9 @@ class World:
 
     # -- requests
 
-    def join(self, member_id: str = "", *, instance: str | None = None, **more: Any) -> int:
+    def join(
+        self, member_id: str = "", *, instance: str | None = None, **more: Any
+    ) -> int:
         request: dict[str, Any] = {
             "group_id": "g",
             "member_id": member_id,
@@ -191,7 +216,11 @@ class World:
         return waiter
 
     def sync(
-        self, member_id: str, generation: int, assignments: dict[str, bytes] | None = None, instance: str | None = None
+        self,
+        member_id: str,
+        generation: int,
+        assignments: dict[str, bytes] | None = None,
+        instance: str | None = None,
     ) -> int:
         request = Sync(
             group_id="g",
@@ -204,19 +233,29 @@ class World:
         self.act(self.coordinator.sync(request, waiter, self.now_ms))
         return waiter
 
-    def beat(self, member_id: str, generation: int, instance: str | None = None) -> GroupError | None:
-        error, effects = self.coordinator.heartbeat("g", member_id, instance, generation, self.now_ms)
+    def beat(
+        self, member_id: str, generation: int, instance: str | None = None
+    ) -> GroupError | None:
+        error, effects = self.coordinator.heartbeat(
+            "g", member_id, instance, generation, self.now_ms
+        )
         self.act(effects)
         return error
 
     def leave(self, member_id: str, instance: str | None = None) -> GroupError | None:
-        (error,), effects = self.coordinator.leave("g", [(member_id, instance)], self.now_ms)
+        (error,), effects = self.coordinator.leave(
+            "g", [(member_id, instance)], self.now_ms
+        )
         self.act(effects)
         return error
 
-    def commit(self, offset: int, member_id: str = "", generation: int = -1) -> GroupError | int | None:
+    def commit(
+        self, offset: int, member_id: str = "", generation: int = -1
+    ) -> GroupError | int | None:
         """The waiter of a commit, or why it was refused."""
-        error, effects = self.coordinator.check_commit(Committer("g", generation, member_id, None), self.now_ms)
+        error, effects = self.coordinator.check_commit(
+            Committer("g", generation, member_id, None), self.now_ms
+        )
         self.act(effects)
         if error is not None:
             return error
@@ -227,7 +266,10 @@ class World:
 
     def commit_many(self, count: int) -> None:
         """Stores an offset for each of so many partitions of the topic `many`."""
-        offsets = {("many", number): Committed(1, -1, "", self.now_ms) for number in range(count)}
+        offsets = {
+            ("many", number): Committed(1, -1, "", self.now_ms)
+            for number in range(count)
+        }
         self.act(self.coordinator.commit("g", offsets, self.waiter()))
         self.settle()
 
@@ -240,7 +282,9 @@ class World:
         return waiter
 
     def form(self, count: int = 1) -> tuple[list[str], int]:
-        """A Stable group of so many members, the first of them its leader: (ids, generation)."""
+        """A Stable group of so many members, the first of them its leader: (ids,
+        generation).
+        """
         ids: list[str] = []
         while len(ids) < count:
             newcomer = self.join()
@@ -248,7 +292,10 @@ class World:
             ids.append(self.replies[newcomer].member_id)
             assert all(isinstance(self.replies[other], Joined) for other in others)
         generation = self.group.generation
-        waiters = [self.sync(member_id, generation, dict.fromkeys(ids, b"")) for member_id in reversed(ids)]
+        waiters = [
+            self.sync(member_id, generation, dict.fromkeys(ids, b""))
+            for member_id in reversed(ids)
+        ]
         self.settle()
         assert all(isinstance(self.replies[waiter], Synced) for waiter in waiters)
         return ids, generation
@@ -264,13 +311,18 @@ class World:
     def check_synced(self, member_id: str, synced: Synced) -> None:
         group = self.group
         stored = read_group(self.durable[group_key("g")] or b"")
-        assert stored is not None and stored.generation == group.generation, "stored first"
+        assert stored is not None and stored.generation == group.generation, (
+            "stored first"
+        )
         assigned = {member.member_id: member.assignment for member in stored.members}
-        # A static member that came back has the assignment of its former id until that is stored, too.
+        # A static member that came back has the assignment of its former id until that
+        # is stored, too.
         assert synced.assignment in assigned.values(), "stored first"
         owner = group.members[member_id].instance_id or member_id
         for partition in synced.assignment:
-            assert self.owners.setdefault((group.generation, partition), owner) == owner, "one owner"
+            assert (
+                self.owners.setdefault((group.generation, partition), owner) == owner
+            ), "one owner"
 
     def check(self) -> None:
         for group in self.coordinator.all():
@@ -278,19 +330,27 @@ class World:
             self.check_timers(group)
             for topic, partitions in group.offsets.items():
                 for partition, committed in partitions.items():
-                    stored = self.durable.get(commit_key(group.group_id, topic, partition))
+                    stored = self.durable.get(
+                        commit_key(group.group_id, topic, partition)
+                    )
                     assert stored == commit_value(committed), "stored first"
             assert self.generations.get(group, 0) <= group.generation, "no way back"
             self.generations[group] = group.generation
         known = set(self.coordinator.all())
-        assert all(group in known for group, _ in self.set), "a timer each: none for a group that is gone"
+        assert all(group in known for group, _ in self.set), (
+            "a timer each: none for a group that is gone"
+        )
         assert len(self.timers) == len(self.set)
 
     def check_shape(self, group: Group) -> None:
         members = group.members
         assert group.state != DEAD, "a dead group is found by no request"
-        assert (group.leader is None) == (not members) and (group.leader is None or group.leader in members)
-        assert set(group.static.values()) == {m.member_id for m in members.values() if m.instance_id is not None}
+        assert (group.leader is None) == (not members) and (
+            group.leader is None or group.leader in members
+        )
+        assert set(group.static.values()) == {
+            m.member_id for m in members.values() if m.instance_id is not None
+        }
         assert group.unsynced <= set(members)
         for member_id, member in members.items():
             assert member.member_id == member_id
@@ -309,18 +369,25 @@ class World:
             if member.timer_ms is not None:
                 expected.add(SessionEnds(member.member_id))
             else:
-                assert member.is_waiting and not member.is_new, "a timer each: of whoever may be silent"
+                assert member.is_waiting and not member.is_new, (
+                    "a timer each: of whoever may be silent"
+                )
         if group.join_timer is not None:
             expected.add(group.join_timer)
         if group.sync_timer is not None:
             expected.add(group.sync_timer)
-        assert (group.join_timer is not None) == (group.state == PREPARING), "a timer each: of a rebalance"
+        assert (group.join_timer is not None) == (group.state == PREPARING), (
+            "a timer each: of a rebalance"
+        )
         if group.state == COMPLETING and group.unsynced:
             assert group.sync_timer is not None, "a timer each: of a generation"
-        assert {timeout for each, timeout in self.set if each is group} == expected, "a timer each"
+        assert {timeout for each, timeout in self.set if each is group} == expected, (
+            "a timer each"
+        )
 
 
-# -- transitions, one by one ---------------------------------------------------------------------------------------
+# -- transitions, one by one
+# ---------------------------------------------------------------------------------------
 
 
 def effects_of(kind: type, effects: Iterable[Effect]) -> list[Any]:
@@ -331,7 +398,11 @@ def test_a_group_is_stable_once_the_assignment_is_stored() -> None:
     world = World()
     waiter = world.join()
     joined = world.replies[waiter]
-    assert isinstance(joined, Joined) and joined.leader == joined.member_id and len(joined.members) == 1
+    assert (
+        isinstance(joined, Joined)
+        and joined.leader == joined.member_id
+        and len(joined.members) == 1
+    )
     assert world.group.state == COMPLETING
     syncing = world.sync(joined.member_id, 1, {joined.member_id: b"\1"})
     (store,) = world.stores
@@ -339,19 +410,27 @@ def test_a_group_is_stable_once_the_assignment_is_stored() -> None:
     assert syncing not in world.replies and world.group.state == COMPLETING
     world.disk()
     assert world.group.state == STABLE
-    assert world.replies[syncing] == Synced(protocol_type="consumer", protocol="range", assignment=b"\1")
+    assert world.replies[syncing] == Synced(
+        protocol_type="consumer", protocol="range", assignment=b"\1"
+    )
 
 
 def test_forming_a_group_is_an_event() -> None:
     world = World()
     member_id = world.replies[world.join()].member_id
     world.sync(member_id, 1, {member_id: b""})
-    (formed,) = effects_of(GroupFormed, world.coordinator.stored(world.stores[0], None, world.now_ms))
-    assert formed == GroupFormed(group_id="g", generation=1, member_count=1, protocol="range")
+    (formed,) = effects_of(
+        GroupFormed, world.coordinator.stored(world.stores[0], None, world.now_ms)
+    )
+    assert formed == GroupFormed(
+        group_id="g", generation=1, member_count=1, protocol="range"
+    )
 
 
 def test_a_transition_changes_nothing_but_its_group() -> None:
-    """The same calls on two groups give equal effects, except for the group they name: nothing else is read."""
+    """The same calls on two groups give equal effects, except for the group they name:
+    nothing else is read.
+    """
 
     def run(group: Group) -> list[str]:
         rules = Rules(min_session_timeout_ms=1, max_session_timeout_ms=9_000_000)
@@ -368,9 +447,13 @@ def test_a_transition_changes_nothing_but_its_group() -> None:
             takes_id_first=False,
             may_skip_assignment=False,
         )
-        effects = membership.join(group, request, "w", T0, rules=rules, new_id=lambda: "1")
+        effects = membership.join(
+            group, request, "w", T0, rules=rules, new_id=lambda: "1"
+        )
         effects += membership.heartbeat(group, "c-1", None, 1, T0 + 1, rules=rules)[1]
-        effects += membership.timed_out(group, SyncEnds(1), T0 + SESSION_MS, rules=rules)
+        effects += membership.timed_out(
+            group, SyncEnds(1), T0 + SESSION_MS, rules=rules
+        )
         return [repr(effect) for effect in effects]
 
     assert run(Group("g")) == run(Group("g"))
@@ -390,7 +473,9 @@ def test_heartbeats_set_no_timer_and_extend_the_session() -> None:
     (member_id,), generation = world.form()
     for _ in range(5):
         world.sleep(SESSION_MS - 1)
-        error, effects = world.coordinator.heartbeat("g", member_id, None, generation, world.now_ms)
+        error, effects = world.coordinator.heartbeat(
+            "g", member_id, None, generation, world.now_ms
+        )
         assert error is None
         assert effects == []
     world.sleep(SESSION_MS)
@@ -404,7 +489,9 @@ def test_a_second_request_of_a_kind_ends_the_first() -> None:
     waiting = world.join(second)
     assert world.group.state == PREPARING
     again = world.join(second)
-    assert world.replies[waiting] == JoinRefused(GroupError.REBALANCE_IN_PROGRESS, second)
+    assert world.replies[waiting] == JoinRefused(
+        GroupError.REBALANCE_IN_PROGRESS, second
+    )
     world.join(first)
     assert world.replies[again].generation == generation + 1
 
@@ -480,7 +567,9 @@ def test_an_answer_to_a_member_that_is_gone_does_not_bring_it_back(answer: str) 
     assert member_id not in world.group.members
 
 
-def test_an_old_member_that_is_gone_stays_so_where_a_new_one_could_not_be_stored() -> None:
+def test_an_old_member_that_is_gone_stays_so_where_a_new_one_could_not_be_stored() -> (
+    None
+):
     world = World()
     member_id = world.replies[world.join(instance="s", absence_ms=2_000)].member_id
     world.sync(member_id, 1, {member_id: b"\1"}, instance="s")
@@ -565,7 +654,9 @@ def test_a_group_and_its_offsets_expire_a_week_after_it_became_empty() -> None:
 
 
 @pytest.mark.parametrize("in_transaction", [False, True])
-def test_an_offset_that_is_about_to_be_committed_again_does_not_expire(in_transaction: bool) -> None:
+def test_an_offset_that_is_about_to_be_committed_again_does_not_expire(
+    in_transaction: bool,
+) -> None:
     world = World()
     world.commit(1)
     world.settle()
@@ -593,15 +684,22 @@ def test_a_deletion_takes_what_was_committed_before_it_and_nothing_else() -> Non
     world.settle()
     world.commit_transaction()
     for _ in range(2):
-        assert {number: each.offset for number, each in world.group.offsets["orders"].items()} == {0: 77}
+        assert {
+            number: each.offset
+            for number, each in world.group.offsets["orders"].items()
+        } == {0: 77}
         world.restart()
 
 
-def test_a_deletion_takes_nothing_that_is_committed_after_it_and_told_of_before_it() -> None:
+def test_a_deletion_takes_nothing_that_is_committed_after_it_and_told_of_before_it() -> (
+    None
+):
     world = World()
     world.commit(1)
     world.settle()
-    world.act(world.coordinator.delete_offsets(world.group, [("orders", 0)], world.waiter()))
+    world.act(
+        world.coordinator.delete_offsets(world.group, [("orders", 0)], world.waiter())
+    )
     world.commit_in_transaction(77)
     deletion, commit = world.stores
     world.stores.clear()
@@ -638,7 +736,11 @@ def _delete_group(world: World) -> None:
 
 
 def _delete_offsets(world: World) -> None:
-    world.act(world.coordinator.delete_offsets(world.group, world.group.offset_keys(), world.waiter()))
+    world.act(
+        world.coordinator.delete_offsets(
+            world.group, world.group.offset_keys(), world.waiter()
+        )
+    )
 
 
 def _expire(world: World) -> None:
@@ -646,11 +748,15 @@ def _expire(world: World) -> None:
     world.act(world.coordinator.expire_offsets(world.now_ms))
 
 
-_DELETIONS = pytest.mark.parametrize("delete", [_forget_topic, _delete_group, _delete_offsets, _expire])
+_DELETIONS = pytest.mark.parametrize(
+    "delete", [_forget_topic, _delete_group, _delete_offsets, _expire]
+)
 
 
 @_DELETIONS
-def test_a_deletion_of_many_offsets_takes_several_batches(delete: Callable[[World], None]) -> None:
+def test_a_deletion_of_many_offsets_takes_several_batches(
+    delete: Callable[[World], None],
+) -> None:
     world = World()
     world.commit_many(5_000)
     delete(world)
@@ -678,7 +784,9 @@ def test_who_deletes_many_offsets_is_told_if_some_are_left(failing: int) -> None
 
 
 @pytest.mark.parametrize("delete", [_delete_group, _expire])
-def test_a_group_whose_deletion_fails_is_still_there_and_can_be_deleted_again(delete: Callable[[World], None]) -> None:
+def test_a_group_whose_deletion_fails_is_still_there_and_can_be_deleted_again(
+    delete: Callable[[World], None],
+) -> None:
     world = World()
     (member_id,), generation = world.form()
     world.commit(5, member_id, generation)
@@ -689,7 +797,10 @@ def test_a_group_whose_deletion_fails_is_still_there_and_can_be_deleted_again(de
     assert world.group.offsets["orders"][0].offset == 5
     generation = world.group.generation
     world.restart()
-    assert world.group.offsets["orders"][0].offset == 5 and world.group.generation == generation
+    assert (
+        world.group.offsets["orders"][0].offset == 5
+        and world.group.generation == generation
+    )
     _delete_group(world)
     world.settle()
     world.restart()
@@ -723,12 +834,17 @@ def test_what_a_failed_deletion_leaves_goes_to_the_group_that_came_meanwhile() -
     world.settle()
     world.commit_transaction()
     for _ in range(2):
-        offsets = {topic: {n: one.offset for n, one in of.items()} for topic, of in world.group.offsets.items()}
+        offsets = {
+            topic: {n: one.offset for n, one in of.items()}
+            for topic, of in world.group.offsets.items()
+        }
         assert offsets == {"many": {0: 1, 1: 1}, "orders": {0: 77, 1: 4}}
         world.restart()
 
 
-def test_what_a_failed_deletion_leaves_outlives_the_deletion_of_the_next_group() -> None:
+def test_what_a_failed_deletion_leaves_outlives_the_deletion_of_the_next_group() -> (
+    None
+):
     world = World()
     world.commit_many(1)
     world.commit(1)
@@ -806,7 +922,9 @@ def test_a_static_member_that_a_rebalance_has_answered_is_not_answered_again() -
 
 
 def test_a_member_that_waited_for_longer_than_its_session_has_one_again() -> None:
-    """Its timer does not run while its join waits. When it is answered and then silent, the group must go on."""
+    """Its timer does not run while its join waits. When it is answered and then silent,
+    the group must go on.
+    """
     world = World()
     ids, generation = world.form(2)
     waiting = world.join(ids[0])
@@ -820,7 +938,8 @@ def test_a_member_that_waited_for_longer_than_its_session_has_one_again() -> Non
     assert ids[0] not in world.group.members
 
 
-# -- any order of things -------------------------------------------------------------------------------------------
+# -- any order of things
+# -------------------------------------------------------------------------------------------
 
 
 class Client:
@@ -834,7 +953,9 @@ class Client:
         self.waiting: int | None = None
 
     def step(self, flavour: int) -> None:
-        """Joins, or takes in the answer and goes on. flavour: which way, where a consumer may choose."""
+        """Joins, or takes in the answer and goes on. flavour: which way, where a
+        consumer may choose.
+        """
         world = self.world
         if self.waiting is None:
             self.join(flavour)
@@ -852,12 +973,18 @@ class Client:
                 if result.leader == self.member_id and not result.skip_assignment:
                     for partition in PARTITIONS:
                         name = names[(partition + flavour) % len(names)]
-                        assignments[name] = assignments.get(name, b"") + bytes([partition])
-                self.waiting = world.sync(self.member_id, self.generation, assignments, self.instance)
+                        assignments[name] = assignments.get(name, b"") + bytes(
+                            [partition]
+                        )
+                self.waiting = world.sync(
+                    self.member_id, self.generation, assignments, self.instance
+                )
             case Synced():
                 self.heard(world.beat(self.member_id, self.generation, self.instance))
             case JoinRefused(error, member_id):
-                self.member_id = member_id if error is GroupError.MEMBER_ID_REQUIRED else ""
+                self.member_id = (
+                    member_id if error is GroupError.MEMBER_ID_REQUIRED else ""
+                )
             case _:
                 self.heard(result)
 
@@ -894,7 +1021,16 @@ class Client:
 
 
 CLIENTS = st.integers(0, 4)
-ERRORS = st.sampled_from([None, None, None, None, GroupError.COORDINATOR_NOT_AVAILABLE, GroupError.RECORD_TOO_LARGE])
+ERRORS = st.sampled_from(
+    [
+        None,
+        None,
+        None,
+        None,
+        GroupError.COORDINATOR_NOT_AVAILABLE,
+        GroupError.RECORD_TOO_LARGE,
+    ]
+)
 STEPS = st.one_of(
     st.tuples(st.just("step"), CLIENTS, st.integers(0, 3)),
     st.tuples(st.just("step"), CLIENTS, st.integers(0, 3)),
@@ -914,7 +1050,9 @@ STEPS = st.one_of(
 @settings(max_examples=60)
 @given(
     delay_ms=st.sampled_from([0, 500]),
-    instances=st.lists(st.sampled_from([None, None, "s0", "s1"]), min_size=5, max_size=5),
+    instances=st.lists(
+        st.sampled_from([None, None, "s0", "s1"]), min_size=5, max_size=5
+    ),
     steps=st.lists(STEPS, min_size=20, max_size=120),
 )
 def test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever(
@@ -951,7 +1089,8 @@ def test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever(
         assert after.state in (EMPTY, STABLE) and after.generation <= before.generation
 
 
-# -- timers --------------------------------------------------------------------------------------------------------
+# -- timers
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_timers_are_due_in_order_and_may_be_replaced_and_cancelled() -> None:
@@ -974,7 +1113,11 @@ def test_timers_are_due_in_order_and_may_be_replaced_and_cancelled() -> None:
     assert list(due) == ["again"] and timers.next_ms is None
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 50), st.booleans()), max_size=300))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 9), st.integers(0, 50), st.booleans()), max_size=300
+    )
+)
 def test_timers_agree_with_a_dict(calls: list[tuple[int, int, bool]]) -> None:
     timers: Timers[int] = Timers()
     model: dict[int, int] = {}
@@ -986,9 +1129,13 @@ def test_timers_agree_with_a_dict(calls: list[tuple[int, int, bool]]) -> None:
             timers.cancel(name)
             model.pop(name, None)
         assert timers.next_ms == min(model.values(), default=None)
-        assert len(timers._heap) <= 64 + 2 * len(model), "cancelled timers are cleaned up"
+        assert len(timers._heap) <= 64 + 2 * len(model), (
+            "cancelled timers are cleaned up"
+        )
     due = list(timers.due(25))
-    assert sorted(due) == sorted(name for name, deadline_ms in model.items() if deadline_ms <= 25)
+    assert sorted(due) == sorted(
+        name for name, deadline_ms in model.items() if deadline_ms <= 25
+    )
     assert [model[name] for name in due] == sorted(model[name] for name in due)
 
 

@@ -1,7 +1,9 @@
-"""Groups that go from the classic protocol to the consumer protocol while they run, and back: each request and answer.
+"""Groups that go from the classic protocol to the consumer protocol while they run, and
+back: each request and answer.
 
-No broker and no log: time is a number, and the disk is done at once unless a test holds it. Members of the classic
-protocol are cooperative where they say that they own something when they join, and eager where they do not.
+No broker and no log: time is a number, and the disk is done at once unless a test holds
+it. Members of the classic protocol are cooperative where they say that they own
+something when they join, and eager where they do not.
 """
 
 from __future__ import annotations
@@ -11,7 +13,14 @@ from typing import Any
 
 import pytest
 
-from logcore.coordination.effects import Committer, GroupConverted, GroupError, Joined, JoinRefused, Synced
+from logcore.coordination.effects import (
+    Committer,
+    GroupConverted,
+    GroupError,
+    Joined,
+    JoinRefused,
+    Synced,
+)
 from logcore.format.consumergrouprecords import ClassicMember, Kind, MemberState
 from logcore.format.grouprecords import (
     Subscription,
@@ -33,10 +42,16 @@ def world() -> World:
 
 
 def metadata(*owned: int, topic: str = "t", rack_id: str | None = None) -> bytes:
-    return subscription_value(Subscription((topic,), None, tuple(("t", number) for number in owned), -1, rack_id))
+    return subscription_value(
+        Subscription(
+            (topic,), None, tuple(("t", number) for number in owned), -1, rack_id
+        )
+    )
 
 
-def send_join(world: World, member_id: str = "", data: bytes | None = None, **more: Any) -> int:
+def send_join(
+    world: World, member_id: str = "", data: bytes | None = None, **more: Any
+) -> int:
     fields: dict[str, Any] = {
         "protocols": (("range", metadata() if data is None else data),),
         "session_timeout_ms": SESSION_MS,
@@ -45,24 +60,36 @@ def send_join(world: World, member_id: str = "", data: bytes | None = None, **mo
     return world.join(member_id, **{**fields, **more})
 
 
-def joined(world: World, member_id: str = "", data: bytes | None = None, **more: Any) -> Joined:
+def joined(
+    world: World, member_id: str = "", data: bytes | None = None, **more: Any
+) -> Joined:
     result = world.replies[send_join(world, member_id, data, **more)]
     assert isinstance(result, Joined), result
     return result
 
 
-def refused(world: World, member_id: str = "", data: bytes | None = None, **more: Any) -> str:
+def refused(
+    world: World, member_id: str = "", data: bytes | None = None, **more: Any
+) -> str:
     result = world.replies[send_join(world, member_id, data, **more)]
     assert isinstance(result, JoinRefused), result
     return result.error.name
 
 
-def sync(world: World, member_id: str, generation: int, shares: Mapping[str, Any] | None = None, **more: Any) -> Any:
+def sync(
+    world: World,
+    member_id: str,
+    generation: int,
+    shares: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> Any:
     """The numbers of the partitions of t, or the name of the error."""
     assignments = {}
     for name, numbers in (shares or {}).items():
         assignments[name] = assignment_value([("t", number) for number in numbers])
-    return told(world, world.sync(member_id, generation, assignments=assignments, **more))
+    return told(
+        world, world.sync(member_id, generation, assignments=assignments, **more)
+    )
 
 
 def told(world: World, waiter: int) -> Any:
@@ -75,14 +102,20 @@ def told(world: World, waiter: int) -> Any:
     return result.name
 
 
-def beats(world: World, member_id: str, generation: int, instance_id: str | None = None) -> str | None:
-    error, effects = world.coordinator.heartbeat("g", member_id, instance_id, generation, world.now_ms)
+def beats(
+    world: World, member_id: str, generation: int, instance_id: str | None = None
+) -> str | None:
+    error, effects = world.coordinator.heartbeat(
+        "g", member_id, instance_id, generation, world.now_ms
+    )
     world.act(effects)
     return None if error is None else error.name
 
 
 def leaves(world: World, member_id: str, instance_id: str | None = None) -> str | None:
-    (error,), effects = world.coordinator.leave("g", [(member_id, instance_id)], world.now_ms)
+    (error,), effects = world.coordinator.leave(
+        "g", [(member_id, instance_id)], world.now_ms
+    )
     world.act(effects)
     return None if error is None else error.name
 
@@ -107,10 +140,13 @@ def upgraded(world: World) -> tuple[str, str]:
     return pair
 
 
-# -- up --------------------------------------------------------------------------------------------------------------
+# -- up
+# --------------------------------------------------------------------------------------------------------------
 
 
-def test_clients_are_exchanged_one_by_one_and_nobody_uses_what_another_has(world: World) -> None:
+def test_clients_are_exchanged_one_by_one_and_nobody_uses_what_another_has(
+    world: World,
+) -> None:
     one, other = upgraded(world)
     assert GroupConverted("g", "consumer") in world.events
     assert world.consumers().currents[one].assigned == of("t", 0, 1)
@@ -148,7 +184,11 @@ def test_all_of_an_upgrade_is_one_batch(world: World) -> None:
     assert set(members) == {one, other, "A"}
     assert members[one].classic == ClassicMember(SESSION_MS, (("range", metadata()),))
     assert members["A"].classic is None
-    assert {name for kind, name, _ in found if kind is Kind.CURRENT} == {one, other, "A"}
+    assert {name for kind, name, _ in found if kind is Kind.CURRENT} == {
+        one,
+        other,
+        "A",
+    }
     world.restart()
     assert world.consumers().is_classic(one) and not world.consumers().is_classic("A")
     assert beats(world, one, 2) == LATER
@@ -186,10 +226,18 @@ def test_requests_that_wait_are_told_to_come_again(world: World) -> None:
         ({}, assignment_value([("t", 0)])[:-4] + b"\0\0\0\1u"),
     ],
 )
-def test_a_group_that_is_none_of_consumers_stays_what_it_is(world: World, fields: Any, shares: Any) -> None:
-    """Of another protocol type, with other metadata, or with an assignor that hands on more than partitions."""
+def test_a_group_that_is_none_of_consumers_stays_what_it_is(
+    world: World, fields: Any, shares: Any
+) -> None:
+    """Of another protocol type, with other metadata, or with an assignor that hands on
+    more than partitions.
+    """
     one = joined(world, **fields).member_id
-    assignment = shares if isinstance(shares, bytes) else assignment_value([("t", number) for number in shares])
+    assignment = (
+        shares
+        if isinstance(shares, bytes)
+        else assignment_value([("t", number) for number in shares])
+    )
     world.sync(one, 1, assignments={one: assignment})
     before = len(world.batches)
     assert world.refused("A", 0) == "GROUP_ID_NOT_FOUND"
@@ -213,7 +261,9 @@ def test_a_full_group_is_not_upgraded() -> None:
     assert world.refused("A", 0) == "GROUP_ID_NOT_FOUND"
 
 
-def test_what_a_cooperative_member_has_not_heard_that_it_lost_stays_with_it(world: World) -> None:
+def test_what_a_cooperative_member_has_not_heard_that_it_lost_stays_with_it(
+    world: World,
+) -> None:
     """Its assignment is less than what it said it had, and it may not have been told."""
     one = joined(world).member_id
     sync(world, one, 1, {one: [0, 1, 2, 3]})
@@ -245,16 +295,24 @@ def test_partitions_of_topics_that_are_gone_are_nobodys(world: World) -> None:
     assert world.consumers().currents[one].assigned == of("t")
 
 
-# -- members of the classic protocol in a consumer group -------------------------------------------------------------
+# -- members of the classic protocol in a consumer group
+# -------------------------------------------------------------
 
 
-def test_a_member_joins_by_the_classic_protocol_and_is_told_its_id_first(world: World) -> None:
+def test_a_member_joins_by_the_classic_protocol_and_is_told_its_id_first(
+    world: World,
+) -> None:
     world.beat("A", 0)
     result = world.replies[send_join(world, takes_id_first=True)]
     assert isinstance(result, JoinRefused) and result.error.name == "MEMBER_ID_REQUIRED"
     assert set(world.consumers().members) == {"A"}
     found = joined(world, result.member_id, metadata(rack_id="r"), takes_id_first=True)
-    assert (found.generation, found.protocol, found.leader, found.members) == (2, "range", "", ())
+    assert (found.generation, found.protocol, found.leader, found.members) == (
+        2,
+        "range",
+        "",
+        (),
+    )
     assert world.consumers().members[found.member_id].rack_id == "r"
     assert sync(world, found.member_id, 2) == []
     world.beat("A", 1, owned=of("t", 0, 1, 2, 3))
@@ -339,10 +397,16 @@ def test_a_heartbeat_of_the_other_protocol_is_none_of_it(world: World) -> None:
     assert world.consumers().is_classic(one)
 
 
-@pytest.mark.parametrize(("generation", "error"), [(2, None), (1, GroupError.ILLEGAL_GENERATION)])
-def test_it_commits_with_its_generation(world: World, generation: int, error: GroupError | None) -> None:
+@pytest.mark.parametrize(
+    ("generation", "error"), [(2, None), (1, GroupError.ILLEGAL_GENERATION)]
+)
+def test_it_commits_with_its_generation(
+    world: World, generation: int, error: GroupError | None
+) -> None:
     one, _ = upgraded(world)
-    found, _ = world.coordinator.check_commit(Committer("g", generation, one, None), world.now_ms)
+    found, _ = world.coordinator.check_commit(
+        Committer("g", generation, one, None), world.now_ms
+    )
     assert found is error
 
 
@@ -386,7 +450,9 @@ def test_who_does_not_ask_for_its_assignment_in_time_is_removed(world: World) ->
 def test_an_instance_goes_from_one_protocol_to_the_other(world: World) -> None:
     one = joined(world, instance_id="i").member_id
     sync(world, one, 1, {one: [0, 1, 2, 3]}, instance_id="i")
-    assert world.beat("A", 0, instance_id="i") == (2, [0, 1, 2, 3]), "classic members do not say that they leave"
+    assert world.beat("A", 0, instance_id="i") == (2, [0, 1, 2, 3]), (
+        "classic members do not say that they leave"
+    )
     assert set(world.consumers().members) == {"A"}
     assert not world.consumers().is_classic("A")
     assert beats(world, one, 1, "i") == "FENCED_INSTANCE_ID"
@@ -400,10 +466,13 @@ def test_an_instance_goes_from_one_protocol_to_the_other(world: World) -> None:
     assert set(world.consumers().members) == {"B"}
 
 
-# -- and back --------------------------------------------------------------------------------------------------------
+# -- and back
+# --------------------------------------------------------------------------------------------------------
 
 
-def test_when_the_last_member_of_the_protocol_leaves_the_others_go_back(world: World) -> None:
+def test_when_the_last_member_of_the_protocol_leaves_the_others_go_back(
+    world: World,
+) -> None:
     one, other = upgraded(world)
     for name in (one, other):
         joined(world, name)
@@ -427,7 +496,9 @@ def test_when_the_last_member_of_the_protocol_leaves_the_others_go_back(world: W
     assert beats(world, one, 4) is None
 
 
-def test_the_way_back_is_one_batch_and_is_written_until_it_is_stored(world: World) -> None:
+def test_the_way_back_is_one_batch_and_is_written_until_it_is_stored(
+    world: World,
+) -> None:
     one, other = upgraded(world)
     world.holds = True
     world.send("A", -1)
@@ -446,12 +517,19 @@ def test_the_way_back_is_one_batch_and_is_written_until_it_is_stored(world: Worl
     assert {kind for kind, _, _ in found} == {*Kind} - {Kind.TOPICS, Kind.PATTERN}
     assert all(value is None for kind, _, value in found if kind is not Kind.CLASSIC)
     stored = read_group(found[-1][2])
-    assert stored is not None and {member.member_id for member in stored.members} == {one, other}
+    assert stored is not None and {member.member_id for member in stored.members} == {
+        one,
+        other,
+    }
     assert not world.group().owed
 
 
-def test_what_a_member_uses_goes_back_with_it_though_nobody_wants_it_any_more(world: World) -> None:
-    """It wants another topic, and has not joined again: until it has, no other member gets its partitions."""
+def test_what_a_member_uses_goes_back_with_it_though_nobody_wants_it_any_more(
+    world: World,
+) -> None:
+    """It wants another topic, and has not joined again: until it has, no other member
+    gets its partitions.
+    """
     one = joined(world).member_id
     sync(world, one, 1, {one: [0, 1, 2, 3]})
     world.set_topic("u", 1)
@@ -470,7 +548,10 @@ def test_a_crash_before_the_way_back_is_stored_only_delays_it(world: World) -> N
     world.disk()
     world.restart()
     world.holds = False
-    assert world.group().consumers is None and set(world.group().members) == {one, other}
+    assert world.group().consumers is None and set(world.group().members) == {
+        one,
+        other,
+    }
     assert beats(world, one, 2) == "ILLEGAL_GENERATION", "the group was further"
 
 
@@ -492,8 +573,8 @@ def test_a_group_that_may_not_be_mixed_refuses_as_kafka_does() -> None:
 
 
 def indebted(world: World) -> tuple[str, str]:
-    """The two, when A has left and the group has gone back, but its old records could not be deleted. The disk still
-    fails, and waits for disk().
+    """The two, when A has left and the group has gone back, but its old records could
+    not be deleted. The disk still fails, and waits for disk().
     """
     pair = upgraded(world)
     world.holds = True
@@ -520,7 +601,9 @@ def test_deleting_a_group_deletes_what_it_owes(world: World) -> None:
     assert world.coordinator.get("g") is None
 
 
-def test_a_group_that_goes_back_and_up_again_deletes_what_is_left_of_before(world: World) -> None:
+def test_a_group_that_goes_back_and_up_again_deletes_what_is_left_of_before(
+    world: World,
+) -> None:
     one, other = indebted(world)
     world.disk_error = None
     world.holds = False
@@ -545,7 +628,9 @@ def disk_works(world: World) -> None:
         world.disk()
 
 
-def test_a_classic_group_that_comes_while_another_is_deleted_in_vain_deletes_what_is_left(world: World) -> None:
+def test_a_classic_group_that_comes_while_another_is_deleted_in_vain_deletes_what_is_left(
+    world: World,
+) -> None:
     world.beat("A", 0)
     world.send("A", -1)
     deleted_in_vain(world)
@@ -558,7 +643,9 @@ def test_a_classic_group_that_comes_while_another_is_deleted_in_vain_deletes_wha
     assert world.group().consumers is None
 
 
-def test_a_group_of_consumers_that_comes_while_another_is_deleted_in_vain_deletes_what_is_left(world: World) -> None:
+def test_a_group_of_consumers_that_comes_while_another_is_deleted_in_vain_deletes_what_is_left(
+    world: World,
+) -> None:
     one, other = classic_pair(world)
     for name in (one, other):
         leaves(world, name)

@@ -1,6 +1,8 @@
-"""Groups of the consumer protocol (KIP-848) by their tables: what each heartbeat is answered, and what is stored.
+"""Groups of the consumer protocol (KIP-848) by their tables: what each heartbeat is
+answered, and what is stored.
 
-No broker and no log: time is a number, and the disk is done at once unless a test holds it.
+No broker and no log: time is a number, and the disk is done at once unless a test holds
+it.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ def two(world: World) -> None:
     assert world.beat("B", 2) == (2, [2, 3])
 
 
-# -- what was seen of Kafka ------------------------------------------------------------------------------------------
+# -- what was seen of Kafka
+# ------------------------------------------------------------------------------------------
 
 
 def test_the_six_steps_that_were_seen_with_kafka(world: World) -> None:
@@ -69,7 +72,8 @@ def test_to_own_nothing_confirms_too(world: World) -> None:
     assert world.beat("B", 2) == (2, [2, 3])
 
 
-# -- before the group is looked at ----------------------------------------------------------------------------------
+# -- before the group is looked at
+# ----------------------------------------------------------------------------------
 
 JOINS: dict[str, Any] = {
     "member_epoch": 0,
@@ -103,18 +107,25 @@ JOINS: dict[str, Any] = {
         ({"member_epoch": -3, "instance_id": "i"}, "INVALID_REQUEST"),
     ],
 )
-def test_a_heartbeat_is_checked_by_itself_first(fields: dict[str, Any], error: str | None) -> None:
-    refused = check_beat(Beat(**{"group_id": "g", "member_id": "m", **fields}), may_lack_id=False)
+def test_a_heartbeat_is_checked_by_itself_first(
+    fields: dict[str, Any], error: str | None
+) -> None:
+    refused = check_beat(
+        Beat(**{"group_id": "g", "member_id": "m", **fields}), may_lack_id=False
+    )
     assert (None if refused is None else refused.error.name) == error
 
 
 @pytest.mark.parametrize(("epoch", "is_refused"), [(0, False), (1, True), (-1, True)])
-def test_only_a_newcomer_of_the_first_version_may_lack_an_id(epoch: int, is_refused: bool) -> None:
+def test_only_a_newcomer_of_the_first_version_may_lack_an_id(
+    epoch: int, is_refused: bool
+) -> None:
     beat = Beat(**{"group_id": "g", "member_id": "", **JOINS, "member_epoch": epoch})
     assert (check_beat(beat, may_lack_id=True) is not None) == is_refused
 
 
-# -- which group, which member --------------------------------------------------------------------------------------
+# -- which group, which member
+# --------------------------------------------------------------------------------------
 
 
 def test_only_who_joins_makes_a_group(world: World) -> None:
@@ -151,21 +162,29 @@ def test_a_member_is_where_we_know_it_or_one_answer_behind(
     world: World, epoch: int, owned: Any, answer: tuple[int, None] | None
 ) -> None:
     world.beat("A", 0)
-    world.beat("B", 0, topic_names=[])  # so that B has an epoch before the one that it gets now
+    world.beat(
+        "B", 0, topic_names=[]
+    )  # so that B has an epoch before the one that it gets now
     assert world.consumers().currents["B"].member_epoch == 1
     world.beat("B", 1, topic_names=["t"])
     world.beat("A", 1, owned=of("t", 0, 1, 2, 3))
     world.beat("A", 1, owned=of("t", 0, 1))
     world.beat("B", 2)
-    world.consumers().currents["B"] = Current(member_epoch=2, previous_epoch=1, assigned=of("t", 2, 3))
+    world.consumers().currents["B"] = Current(
+        member_epoch=2, previous_epoch=1, assigned=of("t", 2, 3)
+    )
     if answer is None:
         assert world.refused("B", epoch, owned=owned) == "FENCED_MEMBER_EPOCH"
     else:
         assert world.beat("B", epoch, owned=owned) == answer
 
 
-def test_who_repeats_its_joining_is_answered_again_until_it_is_further(world: World) -> None:
-    """A request to join that comes late would else count as the word that the member owns nothing."""
+def test_who_repeats_its_joining_is_answered_again_until_it_is_further(
+    world: World,
+) -> None:
+    """A request to join that comes late would else count as the word that the member
+    owns nothing.
+    """
     assert world.beat("A", 0) == (1, [0, 1, 2, 3])
     assert world.beat("A", 0) == (1, [0, 1, 2, 3])
     world.beat("B", 0)
@@ -174,10 +193,13 @@ def test_who_repeats_its_joining_is_answered_again_until_it_is_further(world: Wo
     assert world.consumers().owners[topic_id("t"), 3] == "A"
 
 
-# -- static members --------------------------------------------------------------------------------------------------
+# -- static members
+# --------------------------------------------------------------------------------------------------
 
 
-def test_a_static_member_leaves_for_a_while_and_another_takes_its_place(world: World) -> None:
+def test_a_static_member_leaves_for_a_while_and_another_takes_its_place(
+    world: World,
+) -> None:
     world.beat("A", 0, instance_id="i")
     world.beat("B", 0)
     world.beat("A", 1, owned=of("t", 0, 1, 2, 3), instance_id="i")
@@ -212,11 +234,15 @@ def test_who_is_which_instance(world: World) -> None:
     assert world.refused("B", -2, instance_id="i") == "FENCED_INSTANCE_ID"
     assert world.refused("B", 1, instance_id="other") == "UNKNOWN_MEMBER_ID"
     assert world.refused("B", -2, instance_id="other") == "UNKNOWN_MEMBER_ID"
-    assert world.beat("A", 0, instance_id="i") == (1, [0, 1, 2, 3]), "its own answer was lost"
+    assert world.beat("A", 0, instance_id="i") == (1, [0, 1, 2, 3]), (
+        "its own answer was lost"
+    )
     world.beat("A", 1, topic_names=["t", "u"], instance_id="i")
     assert world.refused("A", 0, instance_id="i") == "UNRELEASED_INSTANCE_ID"
     world.beat("A", -2, instance_id="i")
-    assert world.beat("A", 0, instance_id="i") == (3, [0, 1, 2, 3]), "it wants other topics than before"
+    assert world.beat("A", 0, instance_id="i") == (3, [0, 1, 2, 3]), (
+        "it wants other topics than before"
+    )
 
 
 def test_a_static_member_that_stays_away_is_removed(world: World) -> None:
@@ -235,10 +261,11 @@ def test_a_static_member_that_leaves_has_given_up_what_it_had_to(world: World) -
     assert world.beat("B", 2) == (2, [2, 3])
 
 
-# -- how far a member comes ------------------------------------------------------------------------------------------
+# -- how far a member comes
+# ------------------------------------------------------------------------------------------
 
-#: (state, member epoch, assigned, revoking), target, owned by others, owned list -> (state, epoch, assigned, revoking)
-#: The epoch of the targets is 7.
+#: (state, member epoch, assigned, revoking), target, owned by others, owned list ->
+#: (state, epoch, assigned, revoking) The epoch of the targets is 7.
 RECONCILED: list[tuple[Any, ...]] = [
     # STABLE
     ((STABLE, 7, [0, 1], []), [0], [], None, (STABLE, 7, [0, 1], [])),
@@ -256,7 +283,13 @@ RECONCILED: list[tuple[Any, ...]] = [
     ((UNREVOKED, 5, [0], [1]), [0], [], [0], (STABLE, 7, [0], [])),
     ((UNREVOKED, 5, [0], [1]), [0], [], [], (STABLE, 7, [0], [])),
     ((UNREVOKED, 5, [0], [1]), [2], [], [0], (UNREVOKED, 6, [], [0])),
-    ((UNREVOKED, 5, [0], [1]), [0, 1], [], [0], (UNRELEASED, 7, [0], [])),  # what it gave up is its own until now
+    (
+        (UNREVOKED, 5, [0], [1]),
+        [0, 1],
+        [],
+        [0],
+        (UNRELEASED, 7, [0], []),
+    ),  # what it gave up is its own until now
     ((UNREVOKED, 7, [0], [1]), [0], [], None, (UNREVOKED, 7, [0], [1])),
     # UNRELEASED
     ((UNRELEASED, 7, [0], []), [0, 3], [3], None, (UNRELEASED, 7, [0], [])),
@@ -272,7 +305,12 @@ RECONCILED: list[tuple[Any, ...]] = [
 
 @pytest.mark.parametrize(("before", "target", "others", "owned", "after"), RECONCILED)
 def test_how_far_a_member_comes(
-    world: World, before: Any, target: list[int], others: list[int], owned: list[int] | None, after: Any
+    world: World,
+    before: Any,
+    target: list[int],
+    others: list[int],
+    owned: list[int] | None,
+    after: Any,
 ) -> None:
     world.beat("A", 0)
     consumers = world.consumers()
@@ -309,12 +347,15 @@ def test_how_far_a_member_comes(
 def test_a_member_of_an_unknown_state_begins_anew(world: World) -> None:
     world.beat("A", 0)
     fact = (Kind.CURRENT, "A")
-    world.consumers().put(fact, Current(member_epoch=1, state=MemberState.UNKNOWN, assigned=of("t", 0)))
+    world.consumers().put(
+        fact, Current(member_epoch=1, state=MemberState.UNKNOWN, assigned=of("t", 0))
+    )
     assert world.refused("A", 1, owned=of("t", 0)) == "FENCED_MEMBER_EPOCH"
     assert world.beat("A", 1, owned=of("t")) == (1, [0, 1, 2, 3])
 
 
-# -- what an answer tells --------------------------------------------------------------------------------------------
+# -- what an answer tells
+# --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -325,11 +366,27 @@ def test_a_member_of_an_unknown_state_begins_anew(world: World) -> None:
         ({"topic_names": ["t"], "rebalance_timeout_ms": REBALANCE_MS}, False),
         ({"topic_names": ["t"], "owned": of("t", 0, 1, 2, 3)}, False),
         ({"rebalance_timeout_ms": REBALANCE_MS, "owned": of("t", 0, 1, 2, 3)}, False),
-        ({"topic_names": ["t"], "rebalance_timeout_ms": REBALANCE_MS, "owned": of("t", 0, 1, 2, 3)}, True),
-        ({"pattern": "", "rebalance_timeout_ms": REBALANCE_MS, "owned": of("t", 0, 1, 2, 3)}, True),
+        (
+            {
+                "topic_names": ["t"],
+                "rebalance_timeout_ms": REBALANCE_MS,
+                "owned": of("t", 0, 1, 2, 3),
+            },
+            True,
+        ),
+        (
+            {
+                "pattern": "",
+                "rebalance_timeout_ms": REBALANCE_MS,
+                "owned": of("t", 0, 1, 2, 3),
+            },
+            True,
+        ),
     ],
 )
-def test_who_says_everything_is_told_everything(world: World, fields: dict[str, Any], is_told: bool) -> None:
+def test_who_says_everything_is_told_everything(
+    world: World, fields: dict[str, Any], is_told: bool
+) -> None:
     world.beat("A", 0)
     assert world.beat("A", 1, **fields) == (1, [0, 1, 2, 3] if is_told else None)
 
@@ -337,10 +394,15 @@ def test_who_says_everything_is_told_everything(world: World, fields: dict[str, 
 def test_an_answer_names_the_interval_and_leaving_none(world: World) -> None:
     assert world.replies[world.send("A", 0)].heartbeat_interval_ms == 5_000
     gone = world.replies[world.send("A", -1)]
-    assert (gone.member_epoch, gone.heartbeat_interval_ms, gone.assigned) == (-1, 0, None)
+    assert (gone.member_epoch, gone.heartbeat_interval_ms, gone.assigned) == (
+        -1,
+        0,
+        None,
+    )
 
 
-# -- what raises the epoch -------------------------------------------------------------------------------------------
+# -- what raises the epoch
+# -------------------------------------------------------------------------------------------
 
 
 def test_the_epoch_rises_with_members_names_and_topics(world: World) -> None:
@@ -381,7 +443,8 @@ def test_a_topic_that_is_not_there_yet_comes_later(world: World) -> None:
     assert world.beat("A", 1) == (2, [0, 1])
 
 
-# -- regular expressions ---------------------------------------------------------------------------------------------
+# -- regular expressions
+# ---------------------------------------------------------------------------------------------
 
 
 def test_a_pattern_means_whole_names_and_those_of_later_topics(world: World) -> None:
@@ -425,13 +488,17 @@ def test_a_pattern_that_was_stored_unresolved_is_resolved_later(world: World) ->
     assert world.consumers().patterns["t|u"].topics == ("t", "u")
 
 
-def test_a_pattern_that_we_cannot_read_means_what_it_meant_and_stops_nobody(world: World) -> None:
+def test_a_pattern_that_we_cannot_read_means_what_it_meant_and_stops_nobody(
+    world: World,
+) -> None:
     world.beat("A", 0, pattern="t")
     fact = (Kind.MEMBER, "A")
     member = attrs.evolve(world.consumers().members["A"], pattern="(")
     meant = Resolved(("t",), 1, T0)
     consumers = world.consumers()
-    world.batches.append((consumers.record(fact, member), consumers.record((Kind.PATTERN, "("), meant)))
+    world.batches.append(
+        (consumers.record(fact, member), consumers.record((Kind.PATTERN, "("), meant))
+    )
     world.restart()
     world.set_topic("tt", 1)
     assert world.beat("B", 0) == (2, [])
@@ -440,9 +507,14 @@ def test_a_pattern_that_we_cannot_read_means_what_it_meant_and_stops_nobody(worl
 
 def test_records_of_nobody_are_deleted(world: World) -> None:
     world.beat("A", 0)
-    keys = [consumer_key(ConsumerKey(kind, "g", "B")) for kind in (Kind.TARGET, Kind.CURRENT)]
+    keys = [
+        consumer_key(ConsumerKey(kind, "g", "B"))
+        for kind in (Kind.TARGET, Kind.CURRENT)
+    ]
     world.batches.append(tuple((key, consumer_value(of("t", 0))) for key in keys[:1]))
-    world.batches.append(tuple((key, consumer_value(Current(assigned=of("t", 0)))) for key in keys[1:]))
+    world.batches.append(
+        tuple((key, consumer_value(Current(assigned=of("t", 0)))) for key in keys[1:])
+    )
     world.restart()
     assert world.consumers().owners[topic_id("t"), 0] == "A"
     world.beat("A", -1)
@@ -455,7 +527,9 @@ def test_a_pattern_goes_with_the_last_who_wants_it(world: World) -> None:
     world.beat("B", -1)
     assert "t" in world.consumers().patterns
     world.beat("A", -1)
-    assert [(kind, name) for kind, name, value in world.last_batch() if value is None] == [
+    assert [
+        (kind, name) for kind, name, value in world.last_batch() if value is None
+    ] == [
         (Kind.CURRENT, "A"),
         (Kind.TARGET, "A"),
         (Kind.MEMBER, "A"),
@@ -463,7 +537,8 @@ def test_a_pattern_goes_with_the_last_who_wants_it(world: World) -> None:
     ]
 
 
-# -- the assignor ----------------------------------------------------------------------------------------------------
+# -- the assignor
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_the_assignor_is_the_one_that_most_name(world: World) -> None:
@@ -476,10 +551,13 @@ def test_the_assignor_is_the_one_that_most_name(world: World) -> None:
     assert world.consumers().assignor() == "uniform"
 
 
-# -- time ------------------------------------------------------------------------------------------------------------
+# -- time
+# ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_silent_member_is_removed_and_its_partitions_are_given_away(world: World) -> None:
+def test_a_silent_member_is_removed_and_its_partitions_are_given_away(
+    world: World,
+) -> None:
     two(world)
     world.sleep(SESSION_MS - 1)
     world.beat("A", 2)
@@ -488,7 +566,9 @@ def test_a_silent_member_is_removed_and_its_partitions_are_given_away(world: Wor
     assert world.group().state == "Assigning"
     assert world.refused("B", 2) == "UNKNOWN_MEMBER_ID"
     assert world.beat("A", 2) == (3, [0, 1, 2, 3])
-    assert [(kind, name) for kind, name, _ in world.batches[-2] and world.last_batch()] == [
+    assert [
+        (kind, name) for kind, name, _ in world.batches[-2] and world.last_batch()
+    ] == [
         (Kind.TARGET, "A"),
         (Kind.TARGET_EPOCH, ""),
         (Kind.CURRENT, "A"),
@@ -498,7 +578,9 @@ def test_a_silent_member_is_removed_and_its_partitions_are_given_away(world: Wor
 def test_only_heartbeats_renew_a_session(world: World) -> None:
     world.beat("A", 0)
     world.sleep(SESSION_MS - 1)
-    error, _ = world.coordinator.check_commit(Committer("g", 1, "A", None, knows_epochs=True), world.now_ms)
+    error, _ = world.coordinator.check_commit(
+        Committer("g", 1, "A", None, knows_epochs=True), world.now_ms
+    )
     assert error is None
     world.sleep(1)
     assert not world.consumers().members
@@ -526,7 +608,8 @@ def test_who_gives_up_in_time_stays(world: World) -> None:
     assert "A" in world.consumers().members
 
 
-# -- what is stored --------------------------------------------------------------------------------------------------
+# -- what is stored
+# --------------------------------------------------------------------------------------------------
 
 
 def kinds(world: World) -> list[Kind]:
@@ -535,9 +618,21 @@ def kinds(world: World) -> list[Kind]:
 
 def test_the_order_of_records(world: World) -> None:
     world.beat("A", 0)
-    assert kinds(world) == [Kind.MEMBER, Kind.GROUP, Kind.TARGET, Kind.TARGET_EPOCH, Kind.CURRENT]
+    assert kinds(world) == [
+        Kind.MEMBER,
+        Kind.GROUP,
+        Kind.TARGET,
+        Kind.TARGET_EPOCH,
+        Kind.CURRENT,
+    ]
     world.beat("B", 0)
-    assert kinds(world) == [Kind.MEMBER, Kind.GROUP, *[Kind.TARGET] * 2, Kind.TARGET_EPOCH, Kind.CURRENT]
+    assert kinds(world) == [
+        Kind.MEMBER,
+        Kind.GROUP,
+        *[Kind.TARGET] * 2,
+        Kind.TARGET_EPOCH,
+        Kind.CURRENT,
+    ]
     world.beat("B", -1)
     assert kinds(world) == [Kind.CURRENT, Kind.TARGET, Kind.MEMBER, Kind.GROUP]
     count = len(world.batches)
@@ -548,11 +643,29 @@ def test_the_order_of_records(world: World) -> None:
 
 def test_a_group_is_what_its_records_say(world: World) -> None:
     two(world)
-    world.beat("C", 0, pattern="t", instance_id="i", rack_id="r", client_id="c", client_host="/h", assignor="range")
+    world.beat(
+        "C",
+        0,
+        pattern="t",
+        instance_id="i",
+        rack_id="r",
+        client_id="c",
+        client_host="/h",
+        assignor="range",
+    )
     before = world.consumers()
     world.restart()
     after = world.consumers()
-    for name in ("epoch", "metadata_hash", "target_epoch", "members", "targets", "currents", "patterns", "owners"):
+    for name in (
+        "epoch",
+        "metadata_hash",
+        "target_epoch",
+        "members",
+        "targets",
+        "currents",
+        "patterns",
+        "owners",
+    ):
         assert getattr(after, name) == getattr(before, name), name
     assert after.static == {"i": "C"}
     assert world.group().state == "Reconciling"
@@ -614,14 +727,28 @@ def test_steps_that_are_too_much_for_one_batch_are_stored_one_after_the_other(
 def test_records_that_cannot_be_stored_change_nothing(world: World) -> None:
     two(world)
     facts = world.consumers()
-    before = (facts.epoch, dict(facts.members), dict(facts.targets), dict(facts.currents), dict(facts.owners))
+    before = (
+        facts.epoch,
+        dict(facts.members),
+        dict(facts.targets),
+        dict(facts.currents),
+        dict(facts.owners),
+    )
     world.holds = True
     waiters = [world.send("A", -1), world.send("C", 0), world.send("B", 2)]
     world.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
     world.disk()
     assert not world.stores
-    assert {world.replies[waiter].error.name for waiter in waiters} == {"COORDINATOR_NOT_AVAILABLE"}
-    assert before == (facts.epoch, facts.members, facts.targets, facts.currents, facts.owners)
+    assert {world.replies[waiter].error.name for waiter in waiters} == {
+        "COORDINATOR_NOT_AVAILABLE"
+    }
+    assert before == (
+        facts.epoch,
+        facts.members,
+        facts.targets,
+        facts.currents,
+        facts.owners,
+    )
     world.disk_error = None
     world.holds = False
     assert world.beat("A", 2) == (2, None)
@@ -630,7 +757,9 @@ def test_records_that_cannot_be_stored_change_nothing(world: World) -> None:
 
 
 def test_what_may_be_on_disk_all_the_same_is_written_again(world: World) -> None:
-    """A sync fails, and the records are there when the log is opened again: B would be given what C has."""
+    """A sync fails, and the records are there when the log is opened again: B would be
+    given what C has.
+    """
     two(world)
     world.holds = True
     world.send("C", 0)
@@ -646,10 +775,13 @@ def test_what_may_be_on_disk_all_the_same_is_written_again(world: World) -> None
     assert world.consumers().targets.keys() == {"B"}
 
 
-def test_nobody_is_answered_before_what_may_be_on_disk_is_written_over(world: World) -> None:
-    """B joins, and A, whose own joining was not answered yet, repeats it: half of the partitions are B's. That is on
-    disk, though the sync failed. If A were told at once that it has all partitions, as before, and power were lost
-    then, the next coordinator would give half of them to B.
+def test_nobody_is_answered_before_what_may_be_on_disk_is_written_over(
+    world: World,
+) -> None:
+    """B joins, and A, whose own joining was not answered yet, repeats it: half of the
+    partitions are B's. That is on disk, though the sync failed. If A were told at once
+    that it has all partitions, as before, and power were lost then, the next
+    coordinator would give half of them to B.
     """
     world.holds = True
     world.send("A", 0)
@@ -678,7 +810,8 @@ def test_a_new_group_that_cannot_be_stored_is_empty(world: World) -> None:
     assert world.beat("A", 0) == (1, [0, 1, 2, 3])
 
 
-# -- between the protocols -------------------------------------------------------------------------------------------
+# -- between the protocols
+# -------------------------------------------------------------------------------------------
 
 
 def join(world: World, member_id: str = "") -> Any:
@@ -691,12 +824,16 @@ def commit(world: World, offset: int) -> None:
     world.act(world.coordinator.commit("g", committed, world.waiters))
 
 
-def test_an_empty_group_changes_its_protocol_and_keeps_its_offsets(world: World) -> None:
+def test_an_empty_group_changes_its_protocol_and_keeps_its_offsets(
+    world: World,
+) -> None:
     commit(world, 7)
     joined = join(world)
     assert joined.generation == 1
     assert world.refused("A", 0) == "GROUP_ID_NOT_FOUND", "it has a member"
-    results, effects = world.coordinator.leave("g", [(joined.member_id, None)], world.now_ms)
+    results, effects = world.coordinator.leave(
+        "g", [(joined.member_id, None)], world.now_ms
+    )
     world.act(effects)
     assert results == [None]
     assert world.refused("A", 1) == "GROUP_ID_NOT_FOUND"
@@ -727,8 +864,12 @@ def test_who_is_refused_leaves_an_empty_group_its_protocol(world: World) -> None
     assert world.last_batch()[0] == (Kind.CLASSIC, "", None)
 
 
-def test_records_of_both_protocols_are_told_apart_by_their_members(world: World) -> None:
-    """Neither of the two is deleted by what was written: another program may have done that."""
+def test_records_of_both_protocols_are_told_apart_by_their_members(
+    world: World,
+) -> None:
+    """Neither of the two is deleted by what was written: another program may have done
+    that.
+    """
     world.beat("A", 0)
     empty = StoredGroup(protocol_type="consumer", generation=3)
     world.batches.append(((group_key("g"), group_value(empty)),))
@@ -758,12 +899,17 @@ def test_deleting_an_empty_group_deletes_all_its_records(world: World) -> None:
     world.beat("A", -1)
     world.act(world.coordinator.delete("g", "deleting"))
     assert world.replies["deleting"] is None  # type: ignore[index]
-    assert [(kind, value) for kind, _, value in world.last_batch()] == [(Kind.TARGET_EPOCH, None), (Kind.GROUP, None)]
+    assert [(kind, value) for kind, _, value in world.last_batch()] == [
+        (Kind.TARGET_EPOCH, None),
+        (Kind.GROUP, None),
+    ]
     world.restart()
     assert world.coordinator.all() == []
 
 
-def test_a_group_whose_last_change_is_not_on_disk_is_not_deleted_yet(world: World) -> None:
+def test_a_group_whose_last_change_is_not_on_disk_is_not_deleted_yet(
+    world: World,
+) -> None:
     world.beat("A", 0)
     world.holds = True
     world.send("A", -1)
@@ -789,7 +935,8 @@ def test_offsets_expire_when_nobody_wants_their_topic(world: World) -> None:
     assert world.coordinator.all() == []
 
 
-# -- commits ---------------------------------------------------------------------------------------------------------
+# -- commits
+# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -805,7 +952,9 @@ def test_offsets_expire_when_nobody_wants_their_topic(world: World) -> None:
         ("", -1, True, "UNKNOWN_MEMBER_ID"),
     ],
 )
-def test_who_may_commit(world: World, member_id: str, epoch: int, knows_epochs: bool, error: str | None) -> None:
+def test_who_may_commit(
+    world: World, member_id: str, epoch: int, knows_epochs: bool, error: str | None
+) -> None:
     two(world)
     who = Committer("g", epoch, member_id, None, knows_epochs)
     found, effects = world.coordinator.check_commit(who, world.now_ms)
@@ -816,15 +965,21 @@ def test_who_may_commit(world: World, member_id: str, epoch: int, knows_epochs: 
 def test_nobody_in_particular_may_commit_while_a_group_is_empty(world: World) -> None:
     world.beat("A", 0)
     world.beat("A", -1)
-    assert world.coordinator.check_commit(Committer("g", -1, "", None), world.now_ms) == (None, [])
+    assert world.coordinator.check_commit(
+        Committer("g", -1, "", None), world.now_ms
+    ) == (None, [])
 
 
-def test_unloading_turns_those_away_whose_records_did_not_begin_their_way(world: World) -> None:
+def test_unloading_turns_those_away_whose_records_did_not_begin_their_way(
+    world: World,
+) -> None:
     world.holds = True
     first = world.send("A", 0)
     second = world.send("B", 0)
     effects = world.coordinator.unload()
-    assert [effect.waiter for effect in effects if isinstance(effect, Reply)] == [second]
+    assert [effect.waiter for effect in effects if isinstance(effect, Reply)] == [
+        second
+    ]
     world.act(effects)
     world.disk()
     assert world.replies[first].error is GroupError.NOT_COORDINATOR
@@ -832,4 +987,6 @@ def test_unloading_turns_those_away_whose_records_did_not_begin_their_way(world:
 
 
 def test_a_hash_of_nothing_is_left_out() -> None:
-    assert consumer_value(GroupEpoch(3)) == bytes.fromhex("0000 00000003 00".replace(" ", ""))
+    assert consumer_value(GroupEpoch(3)) == bytes.fromhex(
+        "0000 00000003 00".replace(" ", "")
+    )

@@ -1,4 +1,5 @@
-"""What members of a group may say of themselves and be assigned: limits of bytes, so that memory is bounded.
+"""What members of a group may say of themselves and be assigned: limits of bytes, so
+that memory is bounded.
 
 Kafka has none. The limits here are small, so that the tests are.
 """
@@ -29,11 +30,15 @@ def join(world: World, size: int, member_id: str = "") -> Any:
 
 
 def sync(world: World, joined: Joined, assignments: Mapping[str, bytes]) -> Any:
-    return world.replies.get(world.sync(joined.member_id, joined.generation, assignments=assignments))
+    return world.replies.get(
+        world.sync(joined.member_id, joined.generation, assignments=assignments)
+    )
 
 
 @pytest.mark.parametrize(("size", "is_taken"), [(100, True), (101, False)])
-def test_a_member_may_say_so_much_of_itself(world: World, size: int, is_taken: bool) -> None:
+def test_a_member_may_say_so_much_of_itself(
+    world: World, size: int, is_taken: bool
+) -> None:
     result = join(world, size)
     assert isinstance(result, Joined) == is_taken
     if not is_taken:
@@ -60,12 +65,24 @@ def test_who_joins_again_counts_once(world: World) -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "is_taken"),
-    [((100,), True), ((101,), False), ((100, 100, 50), True), ((100, 100, 51), False), ((), True)],
+    [
+        ((100,), True),
+        ((101,), False),
+        ((100, 100, 50), True),
+        ((100, 100, 51), False),
+        ((), True),
+    ],
 )
-def test_a_leader_may_assign_so_much(world: World, sizes: tuple[int, ...], is_taken: bool) -> None:
+def test_a_leader_may_assign_so_much(
+    world: World, sizes: tuple[int, ...], is_taken: bool
+) -> None:
     leader = join(world, 50)
     names = (leader.member_id, "m2", "m3")
-    result = sync(world, leader, {name: b"\0" * size for name, size in zip(names, sizes, strict=False)})
+    result = sync(
+        world,
+        leader,
+        {name: b"\0" * size for name, size in zip(names, sizes, strict=False)},
+    )
     assert isinstance(result, Synced) == is_taken
     if not is_taken:
         assert result is GroupError.INVALID_REQUEST
@@ -73,8 +90,15 @@ def test_a_leader_may_assign_so_much(world: World, sizes: tuple[int, ...], is_ta
 
 
 @pytest.mark.parametrize(("size", "is_taken"), [(100, True), (101, False)])
-def test_so_do_members_of_the_classic_protocol_in_a_consumer_group(size: int, is_taken: bool) -> None:
-    world = World(member_max_bytes=100, members_max_bytes=150, may_upgrade=True, may_downgrade=True)
+def test_so_do_members_of_the_classic_protocol_in_a_consumer_group(
+    size: int, is_taken: bool
+) -> None:
+    world = World(
+        member_max_bytes=100,
+        members_max_bytes=150,
+        may_upgrade=True,
+        may_downgrade=True,
+    )
     world.beat("A", 0)
     assert isinstance(join(world, size), Joined) == is_taken
     if is_taken:

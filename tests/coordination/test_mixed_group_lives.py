@@ -1,9 +1,11 @@
-"""Random lives of groups whose clients go from one protocol to the other while they run, and back.
+"""Random lives of groups whose clients go from one protocol to the other while they
+run, and back.
 
-Goal: in any order of requests, lost answers, silent members, disks that fail and power cuts, no partition is with two
-members at once, whatever protocol they speak, and when all is quiet again everything is assigned. Method: as
-test_consumer_group_lives.py, with clients of the classic protocol among the others (support/mixedlives.py). Mistakes
-that somebody might make are made on purpose below, and have to be noticed.
+Goal: in any order of requests, lost answers, silent members, disks that fail and power
+cuts, no partition is with two members at once, whatever protocol they speak, and when
+all is quiet again everything is assigned. Method: as test_consumer_group_lives.py, with
+clients of the classic protocol among the others (support/mixedlives.py). Mistakes that
+somebody might make are made on purpose below, and have to be noticed.
 """
 
 from __future__ import annotations
@@ -50,19 +52,40 @@ def test_lives_meet_what_they_are_for() -> None:
             if group is not None:
                 kinds = {group.is_classic(name) for name in group.members}
                 met |= {"mixed"} if len(kinds) == 2 else set()
-                met |= {f"classic {one.state.name}" for name, one in group.currents.items() if group.is_classic(name)}
+                met |= {
+                    f"classic {one.state.name}"
+                    for name, one in group.currents.items()
+                    if group.is_classic(name)
+                }
             found = life.world.coordinator.get("g")
             met |= {"owed"} if found is not None and found.owed else set()
-            met |= {f"{type(event).__name__} {getattr(event, 'to', '')}".strip() for event in life.world.events}
-    assert met >= {"mixed", "owed", "classic STABLE", "classic UNREVOKED", "classic UNRELEASED"}
-    assert met >= {"GroupConverted consumer", "GroupConverted classic", "LateMemberRemoved", "GroupFormed"}
+            met |= {
+                f"{type(event).__name__} {getattr(event, 'to', '')}".strip()
+                for event in life.world.events
+            }
+    assert met >= {
+        "mixed",
+        "owed",
+        "classic STABLE",
+        "classic UNREVOKED",
+        "classic UNRELEASED",
+    }
+    assert met >= {
+        "GroupConverted consumer",
+        "GroupConverted classic",
+        "LateMemberRemoved",
+        "GroupFormed",
+    }
 
 
-# -- mistakes that have to be noticed --------------------------------------------------------------------------------
+# -- mistakes that have to be noticed
+# --------------------------------------------------------------------------------
 
 
 def claims_are_passed_over(patch: pytest.MonkeyPatch) -> None:
-    """In an upgrade only assignments count, as with Kafka: what a member has not heard that it lost is given away."""
+    """In an upgrade only assignments count, as with Kafka: what a member has not heard
+    that it lost is given away.
+    """
 
     def careless(data: bytes) -> Any:
         found = read_subscription(data)
@@ -88,7 +111,9 @@ def joining_gives_all_up(patch: pytest.MonkeyPatch) -> None:
 
 def nobody_is_told_to_join_again(patch: pytest.MonkeyPatch) -> None:
     real = classicmembers.heartbeat
-    patch.setattr(classicmembers, "heartbeat", lambda *arguments: (None, real(*arguments)[1]))
+    patch.setattr(
+        classicmembers, "heartbeat", lambda *arguments: (None, real(*arguments)[1])
+    )
 
 
 def what_was_converted_is_not_stored(patch: pytest.MonkeyPatch) -> None:
@@ -102,7 +127,11 @@ def what_was_converted_is_not_stored(patch: pytest.MonkeyPatch) -> None:
 
 def a_group_goes_back_too_early(patch: pytest.MonkeyPatch) -> None:
     """While members of the consumer protocol are left."""
-    patch.setattr(ConsumerGroup, "is_all_classic", property(lambda self: any(map(self.is_classic, self.members))))
+    patch.setattr(
+        ConsumerGroup,
+        "is_all_classic",
+        property(lambda self: any(map(self.is_classic, self.members))),
+    )
 
 
 def waiting_requests_are_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -114,14 +143,20 @@ MISTAKES = [
     assignments_are_passed_over,
     joining_gives_all_up,
     nobody_is_told_to_join_again,
-    pytest.param(what_was_converted_is_not_stored, marks=pytest.mark.slow, id="what_was_converted_is_not_stored"),
+    pytest.param(
+        what_was_converted_is_not_stored,
+        marks=pytest.mark.slow,
+        id="what_was_converted_is_not_stored",
+    ),
     a_group_goes_back_too_early,
     waiting_requests_are_forgotten,
 ]
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
-def test_lives_notice(mistake: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lives_notice(
+    mistake: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     mistake(monkeypatch)
     with pytest.raises((AssertionError, KeyError, AttributeError)):
         for seed in range(400):

@@ -1,4 +1,6 @@
-"""The assignors of consumer groups: what they promise, for members and topics by chance, and cases worked by hand."""
+"""The assignors of consumer groups: what they promise, for members and topics by
+chance, and cases worked by hand.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,16 @@ NAMES = "uvwxyz"
 
 
 def member(
-    member_id: str, topics: str = "t", target: frozenset[Partition] = frozenset(), instance_id: str | None = None
+    member_id: str,
+    topics: str = "t",
+    target: frozenset[Partition] = frozenset(),
+    instance_id: str | None = None,
 ) -> Subscriber:
     return Subscriber(
-        member_id=member_id, instance_id=instance_id, topics=frozenset(map(topic_id, topics)), target=target
+        member_id=member_id,
+        instance_id=instance_id,
+        topics=frozenset(map(topic_id, topics)),
+        target=target,
     )
 
 
@@ -31,15 +39,21 @@ def sizes(targets: Targets) -> list[int]:
     return [len(partitions) for partitions in targets.values()]
 
 
-# -- any members, any topics -----------------------------------------------------------------------------------------
+# -- any members, any topics
+# -----------------------------------------------------------------------------------------
 
 Case = tuple[list[Subscriber], dict[bytes, int]]
 
 
 @st.composite
 def cases(draw: st.DrawFn, same: bool = False) -> Case:
-    """Members that had disjoint targets of topics, some of which they do not want or are not there any more."""
-    counts = {topic_id(name): draw(st.integers(0, 7)) for name in NAMES[: draw(st.integers(1, 4))]}
+    """Members that had disjoint targets of topics, some of which they do not want or
+    are not there any more.
+    """
+    counts = {
+        topic_id(name): draw(st.integers(0, 7))
+        for name in NAMES[: draw(st.integers(1, 4))]
+    }
     topics = sorted(counts)
     count = draw(st.integers(1, 6))
     shared = draw(st.sets(st.sampled_from(topics)))
@@ -50,17 +64,27 @@ def cases(draw: st.DrawFn, same: bool = False) -> Case:
     members = []
     for place in range(count):
         wanted = shared if same else draw(st.sets(st.sampled_from(topics)))
-        target = frozenset(partition for partition, owner in owners.items() if owner == place)
-        members.append(Subscriber(member_id=f"m{place}", topics=frozenset(wanted), target=target))
+        target = frozenset(
+            partition for partition, owner in owners.items() if owner == place
+        )
+        members.append(
+            Subscriber(member_id=f"m{place}", topics=frozenset(wanted), target=target)
+        )
     return members, counts
 
 
-def check_whole(members: Sequence[Subscriber], counts: Mapping[bytes, int], targets: Targets) -> None:
+def check_whole(
+    members: Sequence[Subscriber], counts: Mapping[bytes, int], targets: Targets
+) -> None:
     """Every partition that somebody wants has one member, and that one wants it."""
     assert list(targets) == [each.member_id for each in members]
-    given_out = [partition for partitions in targets.values() for partition in partitions]
+    given_out = [
+        partition for partitions in targets.values() for partition in partitions
+    ]
     wanted = {topic for each in members for topic in each.topics}
-    assert sorted(given_out) == sorted((topic, number) for topic in wanted for number in range(counts[topic]))
+    assert sorted(given_out) == sorted(
+        (topic, number) for topic in wanted for number in range(counts[topic])
+    )
     for each in members:
         assert {topic for topic, _ in targets[each.member_id]} <= each.topics
 
@@ -75,7 +99,9 @@ def check_even(members: Sequence[Subscriber], targets: Targets) -> None:
 
 @pytest.mark.parametrize("assignor", sorted(ASSIGNORS))
 @given(cases())
-def test_every_partition_that_is_wanted_has_one_member_that_wants_it(assignor: str, case: Case) -> None:
+def test_every_partition_that_is_wanted_has_one_member_that_wants_it(
+    assignor: str, case: Case
+) -> None:
     members, counts = case
     check_whole(members, counts, ASSIGNORS[assignor](members, counts))
 
@@ -91,21 +117,31 @@ def test_uniform_leaves_its_own_result_as_it_is(case: Case) -> None:
     members, counts = case
     targets = uniform(members, counts)
     again = [
-        Subscriber(member_id=each.member_id, topics=each.topics, target=targets[each.member_id]) for each in members
+        Subscriber(
+            member_id=each.member_id, topics=each.topics, target=targets[each.member_id]
+        )
+        for each in members
     ]
     assert uniform(again, counts) == targets
 
 
 @given(cases(same=True))
 def test_uniform_moves_no_more_than_evenness_needs(case: Case) -> None:
-    """Of members that want the same, the largest keep one more than the least as often as that is possible."""
+    """Of members that want the same, the largest keep one more than the least as often
+    as that is possible.
+    """
     members, counts = case
     targets = uniform(members, counts)
     wanted = members[0].topics
     total = sum(counts[topic] for topic in wanted)
-    had = [sum(topic in wanted and number < counts[topic] for topic, number in each.target) for each in members]
+    had = [
+        sum(topic in wanted and number < counts[topic] for topic, number in each.target)
+        for each in members
+    ]
     least, extra = divmod(total, len(members))
-    most = sum(min(count, least) for count in had) + min(extra, sum(count > least for count in had))
+    most = sum(min(count, least) for count in had) + min(
+        extra, sum(count > least for count in had)
+    )
     assert sum(len(each.target & targets[each.member_id]) for each in members) == most
 
 
@@ -118,17 +154,28 @@ def test_range_gives_neighbours(case: Case) -> None:
             assert numbers == list(range(numbers[0], numbers[-1] + 1))
 
 
-# -- by hand ---------------------------------------------------------------------------------------------------------
+# -- by hand
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_newcomer_gets_its_share_and_nobody_else_anything() -> None:
-    targets = uniform([member("A", target=of("t", 0, 1, 2, 3)), member("B")], counts_of(t=4))
+    targets = uniform(
+        [member("A", target=of("t", 0, 1, 2, 3)), member("B")], counts_of(t=4)
+    )
     assert targets == {"A": of("t", 0, 1), "B": of("t", 2, 3)}
 
 
 def test_who_has_one_more_keeps_it() -> None:
-    members = [member("A", target=of("t", 0)), member("B", target=of("t", 1, 2)), member("C")]
-    assert uniform(members, counts_of(t=4)) == {"A": of("t", 0), "B": of("t", 1, 2), "C": of("t", 3)}
+    members = [
+        member("A", target=of("t", 0)),
+        member("B", target=of("t", 1, 2)),
+        member("C"),
+    ]
+    assert uniform(members, counts_of(t=4)) == {
+        "A": of("t", 0),
+        "B": of("t", 1, 2),
+        "C": of("t", 3),
+    }
 
 
 def test_a_member_takes_one_more_when_nobody_else_can() -> None:
@@ -137,7 +184,9 @@ def test_a_member_takes_one_more_when_nobody_else_can() -> None:
 
 
 def test_members_that_want_different_topics_are_evened_out_along_chains() -> None:
-    """A has two more than C, and shares no topic with it: B gives to C what it wants, and takes from A."""
+    """A has two more than C, and shares no topic with it: B gives to C what it wants,
+    and takes from A.
+    """
     members = [
         member("A", "u", of("u", 0, 1, 2)),
         member("B", "uv", of("v", 0, 1)),
@@ -156,12 +205,19 @@ def test_a_member_without_topics_gets_nothing() -> None:
 
 def test_range_takes_static_members_first_and_the_others_by_id() -> None:
     members = [member("A"), member("C", instance_id="z"), member("B", instance_id="y")]
-    assert range_(members, counts_of(t=4)) == {"A": of("t", 3), "C": of("t", 2), "B": of("t", 0, 1)}
+    assert range_(members, counts_of(t=4)) == {
+        "A": of("t", 3),
+        "C": of("t", 2),
+        "B": of("t", 0, 1),
+    }
 
 
 def test_a_thousand_members_and_partitions_of_different_topics() -> None:
     counts = counts_of(**dict.fromkeys(NAMES[:5], 200))
-    members = [member(f"m{place:04}", NAMES[place % 5] + NAMES[(place + 1) % 5]) for place in range(1_000)]
+    members = [
+        member(f"m{place:04}", NAMES[place % 5] + NAMES[(place + 1) % 5])
+        for place in range(1_000)
+    ]
     targets = uniform(members, counts)
     check_whole(members, counts, targets)
     assert set(sizes(targets)) == {1}

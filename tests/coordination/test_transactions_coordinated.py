@@ -1,7 +1,9 @@
-"""logcore.coordination.transactions by itself: tables of what each request makes of each state, and random lives.
+"""logcore.coordination.transactions by itself: tables of what each request makes of
+each state, and random lives.
 
-Goal: every answer of the reference's tables, and no transaction split, hanging or lost whatever crashes when. Method:
-support/transactionworld.py; and the same search over coordinators with a mistake in them, each of which it has to find.
+Goal: every answer of the reference's tables, and no transaction split, hanging or lost
+whatever crashes when. Method: support/transactionworld.py; and the same search over
+coordinators with a mistake in them, each of which it has to find.
 """
 
 from __future__ import annotations
@@ -39,7 +41,12 @@ E = TransactionError
 class Desk:
     """A coordinator whose disk is done at once, unless it is held; ids count from 100."""
 
-    def __init__(self, found: dict[str, StoredTransaction] | None = None, *, fails_markers: bool = False) -> None:
+    def __init__(
+        self,
+        found: dict[str, StoredTransaction] | None = None,
+        *,
+        fails_markers: bool = False,
+    ) -> None:
         self.coordinator = Transactions()
         self.now_ms = T0
         self.next_id = 100
@@ -105,7 +112,9 @@ class Desk:
 
     def init(self, producer_id: int = -1, epoch: int = -1, **more: Any) -> Any:
         fields = {"transactional_id": "x", "timeout_ms": TIMEOUT_MS, **more}
-        return self.ask(Initialize(producer_id=producer_id, producer_epoch=epoch, **fields))
+        return self.ask(
+            Initialize(producer_id=producer_id, producer_epoch=epoch, **fields)
+        )
 
     def add(self, who: Identity, partitions: Any = P, version: int = 0) -> Any:
         return self.ask(
@@ -131,7 +140,12 @@ class Desk:
 
 
 def stored(status: Status, epoch: int = 5, **more: Any) -> dict[str, StoredTransaction]:
-    fields: dict[str, Any] = {"producer_id": 7, "producer_epoch": epoch, "timeout_ms": TIMEOUT_MS, "start_ms": T0}
+    fields: dict[str, Any] = {
+        "producer_id": 7,
+        "producer_epoch": epoch,
+        "timeout_ms": TIMEOUT_MS,
+        "start_ms": T0,
+    }
     if status in (Status.ONGOING, Status.PREPARE_ABORT, Status.PREPARE_COMMIT):
         fields["partitions"] = P
     return {"x": StoredTransaction(status=status, update_ms=T0, **{**fields, **more})}
@@ -145,7 +159,9 @@ def test_a_transaction_from_its_beginning_to_its_end() -> None:
     assert desk.coordinator.verify("x", 101, 0, ("t", 0)) is None
     assert desk.coordinator.verify("x", 101, 0, ("t", 1)) is E.TRANSACTION_ABORTABLE
     assert desk.end(who) == who
-    assert [(each.commit, each.producer_epoch, each.partitions) for each in desk.markers] == [(True, 0, P)]
+    assert [
+        (each.commit, each.producer_epoch, each.partitions) for each in desk.markers
+    ] == [(True, 0, P)]
     names = [each and each.status.label for each in desk.records]
     assert names == ["Empty", "Ongoing", "PrepareCommit", "CompleteCommit"]
     assert desk.records[2] is not None and desk.records[2].partitions == P
@@ -162,7 +178,9 @@ def test_the_second_protocol_raises_the_epoch_with_each_end() -> None:
     assert after == Identity(101, 1)
     assert desk.markers[-1].producer_epoch == 1
     assert desk.end(who, version=2) == after, "a retry"
-    assert desk.end(after, commit=False, version=2) == Identity(101, 2), "an abort of nothing"
+    assert desk.end(after, commit=False, version=2) == Identity(101, 2), (
+        "an abort of nothing"
+    )
     assert len(desk.markers) == 1
 
 
@@ -182,9 +200,16 @@ def test_epochs_that_are_used_up_lead_to_another_producer_id() -> None:
 
 @pytest.mark.parametrize(
     ("producer_id", "epoch", "found"),
-    [(7, 5, Identity(7, 6)), (-1, -1, Identity(7, 6)), (7, 4, E.PRODUCER_FENCED), (8, 5, E.PRODUCER_FENCED)],
+    [
+        (7, 5, Identity(7, 6)),
+        (-1, -1, Identity(7, 6)),
+        (7, 4, E.PRODUCER_FENCED),
+        (8, 5, E.PRODUCER_FENCED),
+    ],
 )
-def test_a_new_epoch_for_who_has_the_present_one(producer_id: int, epoch: int, found: Any) -> None:
+def test_a_new_epoch_for_who_has_the_present_one(
+    producer_id: int, epoch: int, found: Any
+) -> None:
     desk = Desk(stored(Status.COMPLETE_ABORT))
     assert desk.init(producer_id, epoch) == found
     if epoch == 5 and producer_id == 7:
@@ -243,7 +268,9 @@ FIRST = [  # state, commits, error (section 3.8)
 
 
 @pytest.mark.parametrize(("status", "commit", "error"), FIRST)
-def test_the_end_of_a_transaction_by_its_state(status: Status, commit: bool, error: TransactionError | None) -> None:
+def test_the_end_of_a_transaction_by_its_state(
+    status: Status, commit: bool, error: TransactionError | None
+) -> None:
     desk = Desk(stored(status), fails_markers=True)
     assert desk.end(Identity(7, 5), commit) == (error or Identity(7, 5))
     assert desk.end(Identity(7, 4), commit) is E.PRODUCER_FENCED
@@ -279,7 +306,9 @@ SECOND = [  # state, commits, with the present epoch, answer
 
 
 @pytest.mark.parametrize(("status", "commit", "is_current", "answer"), SECOND)
-def test_the_end_by_the_second_protocol(status: Status, commit: bool, is_current: bool, answer: Any) -> None:
+def test_the_end_by_the_second_protocol(
+    status: Status, commit: bool, is_current: bool, answer: Any
+) -> None:
     desk = Desk(stored(status), fails_markers=True)
     expected = Identity(7, answer) if isinstance(answer, int) else answer
     assert desk.end(Identity(7, 5 if is_current else 4), commit, version=2) == expected
@@ -290,7 +319,9 @@ def test_requests_wait_for_a_record_on_its_way() -> None:
     who = desk.init()
     desk.holds = True
     assert desk.add(who) == "waits"
-    assert desk.coordinator.verify("x", 101, 0, ("t", 0)) is E.TRANSACTION_ABORTABLE, "not before it is on disk"
+    assert desk.coordinator.verify("x", 101, 0, ("t", 0)) is E.TRANSACTION_ABORTABLE, (
+        "not before it is on disk"
+    )
     assert desk.end(who) == "waits"
     assert not desk.markers
     desk.release()
@@ -341,7 +372,9 @@ def test_a_transaction_is_aborted_when_its_time_is_over() -> None:
 
 
 @pytest.mark.parametrize("ahead_ms", [0, 3_600_000])
-def test_time_goes_on_across_a_restart_and_a_clock_that_was_set_back(ahead_ms: int) -> None:
+def test_time_goes_on_across_a_restart_and_a_clock_that_was_set_back(
+    ahead_ms: int,
+) -> None:
     desk = Desk(stored(Status.ONGOING, start_ms=T0 + ahead_ms))
     desk.pass_time(TIMEOUT_MS)
     assert desk.status is Status.COMPLETE_ABORT
@@ -350,25 +383,37 @@ def test_time_goes_on_across_a_restart_and_a_clock_that_was_set_back(ahead_ms: i
 @pytest.mark.parametrize("status", [Status.PREPARE_COMMIT, Status.PREPARE_ABORT])
 def test_what_was_prepared_is_ended_after_a_restart(status: Status) -> None:
     desk = Desk(stored(status))
-    assert [(each.commit, each.partitions) for each in desk.markers] == [(status is Status.PREPARE_COMMIT, P)]
+    assert [(each.commit, each.partitions) for each in desk.markers] == [
+        (status is Status.PREPARE_COMMIT, P)
+    ]
     assert desk.status in (C, A)
 
 
 Q = ("t", 9)
 
 
-def adopted(found: dict[tuple[str, int], list[tuple[int, int]]], known: dict[str, StoredTransaction]) -> Desk:
+def adopted(
+    found: dict[tuple[str, int], list[tuple[int, int]]],
+    known: dict[str, StoredTransaction],
+) -> Desk:
     desk = Desk(known)
     desk.act(desk.coordinator.adopt(found, T0))
     return desk
 
 
-@pytest.mark.parametrize("status", [Status.EMPTY, Status.ONGOING, Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT])
+@pytest.mark.parametrize(
+    "status",
+    [Status.EMPTY, Status.ONGOING, Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT],
+)
 def test_what_a_power_cut_left_open_without_a_record_is_aborted(status: Status) -> None:
-    """With a later epoch: its producer is fenced, and what it sends again is no duplicate of what was aborted."""
+    """With a later epoch: its producer is fenced, and what it sends again is no
+    duplicate of what was aborted.
+    """
     desk = adopted({Q: [(7, 5)]}, stored(status))
     ended = {Q, *P} if status is Status.ONGOING else {Q}
-    assert [(each.commit, each.producer_epoch, each.partitions) for each in desk.markers] == [(False, 6, ended)]
+    assert [
+        (each.commit, each.producer_epoch, each.partitions) for each in desk.markers
+    ] == [(False, 6, ended)]
     assert desk.status is A
     assert desk.add(Identity(7, 5)) is E.PRODUCER_FENCED
 
@@ -376,7 +421,9 @@ def test_what_a_power_cut_left_open_without_a_record_is_aborted(status: Status) 
 def test_a_lost_record_may_have_raised_the_epoch() -> None:
     (partition,) = P
     desk = adopted({partition: [(7, 8)]}, stored(Status.ONGOING))
-    assert [(each.commit, each.producer_epoch, each.partitions) for each in desk.markers] == [(False, 9, P)]
+    assert [
+        (each.commit, each.producer_epoch, each.partitions) for each in desk.markers
+    ] == [(False, 9, P)]
 
 
 def test_what_is_open_by_a_record_stays_open() -> None:
@@ -419,7 +466,8 @@ def test_a_record_that_may_not_be_on_disk_ends_the_coordinator() -> None:
     assert desk.init() is E.COORDINATOR_NOT_AVAILABLE
 
 
-# -- random lives ----------------------------------------------------------------------------------------------------
+# -- random lives
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_random_lives() -> None:
@@ -447,20 +495,35 @@ MISTAKES = {
         "                transaction.stored = attrs.evolve(stored, status=Status.PREPARE_ABORT)\n"
         "                transaction.left = stored.partitions\n                effects += self._mark",
     ),
-    "fence_without_a_new_epoch": ("min(stored.producer_epoch + 1, _TOP_EPOCH)", "stored.producer_epoch"),
-    "takeover_without_a_new_epoch": ("epoch = stored.producer_epoch + 1\n", "epoch = stored.producer_epoch\n"),
-    "partitions_replace_each_other": ("stored.partitions | request.partitions", "request.partitions"),
+    "fence_without_a_new_epoch": (
+        "min(stored.producer_epoch + 1, _TOP_EPOCH)",
+        "stored.producer_epoch",
+    ),
+    "takeover_without_a_new_epoch": (
+        "epoch = stored.producer_epoch + 1\n",
+        "epoch = stored.producer_epoch\n",
+    ),
+    "partitions_replace_each_other": (
+        "stored.partitions | request.partitions",
+        "request.partitions",
+    ),
     "old_epochs_are_taken": (
         "    if stored.producer_epoch != producer_epoch:",
         "    if stored.producer_epoch < producer_epoch:",
     ),
-    "second_protocol_keeps_its_epoch": ("            epoch += 1\n", "            epoch += 0\n"),
+    "second_protocol_keeps_its_epoch": (
+        "            epoch += 1\n",
+        "            epoch += 0\n",
+    ),
     "either_end_is_answered_as_done": (
         "    if stored.status is complete:",
         "    if stored.status in (Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT):",
     ),
     "failed_record_counts": ("        if failed:\n            return self.end()\n", ""),
-    "no_timeouts": ("return [TimedOut(transaction.transactional_id), *self._fence(transaction, now_ms)]", "return []"),
+    "no_timeouts": (
+        "return [TimedOut(transaction.transactional_id), *self._fence(transaction, now_ms)]",
+        "return []",
+    ),
     "retried_markers_are_forgotten": (
         "        effects.append(At(transaction.transactional_id, now_ms + RETRY_MS))\n",
         "",
@@ -479,7 +542,12 @@ def is_found(module: Any, **more: Any) -> bool:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * name.startswith("second_protocol_keeps")) for name in MISTAKES],
+    [
+        pytest.param(
+            name, marks=[pytest.mark.slow] * name.startswith("second_protocol_keeps")
+        )
+        for name in MISTAKES
+    ],
 )
 def test_random_lives_find_a_coordinator_with_a_mistake(name: str) -> None:
     assert is_found(with_mistakes(MISTAKES[name]))

@@ -1,4 +1,6 @@
-"""The controller of a directory that processes share: who it is, and what it shows of the topics in the registry."""
+"""The controller of a directory that processes share: who it is, and what it shows of
+the topics in the registry.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def shown(disk: SimulatedDisk) -> dict[str, tuple[int, dict[str, str]]]:
             assert sorted(map(int, states)) == sorted(replicas)
             for number in states:
                 assert registry.get(paths.partition_state(name, int(number))).value
-            config = paths.unpack_config(registry.get(paths.topic_config(name)).value, name)
+            config = paths.unpack_config(
+                registry.get(paths.topic_config(name)).value, name
+            )
             found[name] = (len(replicas), config)
         assert registry.children(paths.TOPIC_CONFIGS) == registry.children(paths.TOPICS)
         return found
@@ -43,9 +47,18 @@ def test_topics_are_in_the_registry_as_they_are_in_the_directory() -> None:
         data.tick()
         assert shown(disk) == {"a": (2, {"retention.ms": "5000"}), "b": (1, {})}
         with open_registry("data", fs=disk) as registry:
-            assert paths.unpack_controller(registry.get(paths.CONTROLLER).value) == data.node_id
-            assert paths.unpack_cluster_id(registry.get(paths.CLUSTER_ID).value) == data.cluster_id
-            assert paths.unpack_topic(registry.get(paths.topic("a")).value, "a") == {0: [1], 1: [1]}
+            assert (
+                paths.unpack_controller(registry.get(paths.CONTROLLER).value)
+                == data.node_id
+            )
+            assert (
+                paths.unpack_cluster_id(registry.get(paths.CLUSTER_ID).value)
+                == data.cluster_id
+            )
+            assert paths.unpack_topic(registry.get(paths.topic("a")).value, "a") == {
+                0: [1],
+                1: [1],
+            }
         data.alter_topic("b", {"cleanup.policy": "compact"})
         data.add_partitions("b", 3)
         data.delete_topic("a")
@@ -56,7 +69,10 @@ def test_topics_are_in_the_registry_as_they_are_in_the_directory() -> None:
         data.tick()
         with open_registry("data", fs=disk) as registry:
             assert registry.get(paths.CONTROLLER_EPOCH).value == b"2"
-            assert b'"controller_epoch":2' in registry.get(paths.partition_state("b", 0)).value
+            assert (
+                b'"controller_epoch":2'
+                in registry.get(paths.partition_state("b", 0)).value
+            )
 
 
 def test_many_topics_are_shown_little_by_little() -> None:
@@ -72,7 +88,10 @@ def test_many_topics_are_shown_little_by_little() -> None:
 
 def test_what_dead_sessions_left_is_removed() -> None:
     disk = SimulatedDisk({"data": None})
-    with logcore.open_dir("data", create=True, shared=True, fs=disk) as data, open_registry("data", fs=disk) as dead:
+    with (
+        logcore.open_dir("data", create=True, shared=True, fs=disk) as data,
+        open_registry("data", fs=disk) as dead,
+    ):
         dead.create("/brokers/ids/7", b"{}", ephemeral=True)
         dead._release()  # as a kill does
         for _ in range(2):
@@ -99,7 +118,10 @@ def test_a_registry_of_another_cluster_is_an_incident_and_is_kept() -> None:
 
 def test_whoever_is_not_elected_shows_nothing() -> None:
     disk = SimulatedDisk({"data": None})
-    with logcore.open_dir("data", create=True, shared=True, fs=disk) as data, open_registry("data", fs=disk) as before:
+    with (
+        logcore.open_dir("data", create=True, shared=True, fs=disk) as data,
+        open_registry("data", fs=disk) as before,
+    ):
         data.create_topic("a")
         assert paths.elect(before, 1, 0) == 1
         data.tick()
@@ -112,7 +134,10 @@ def test_whoever_is_not_elected_shows_nothing() -> None:
 
 def test_what_could_not_be_shown_is_shown_later() -> None:
     disk = SimulatedDisk({"data": None})
-    with logcore.open_dir("data", create=True, shared=True, fs=disk) as data, open_registry("data", fs=disk) as other:
+    with (
+        logcore.open_dir("data", create=True, shared=True, fs=disk) as data,
+        open_registry("data", fs=disk) as other,
+    ):
         data.create_topic("a")
         with other.holding("/config"):
             data.tick()
@@ -131,7 +156,9 @@ def test_a_directory_of_one_process_has_no_registry() -> None:
 
 
 def changing(number: int, fs: SharedFS) -> None:
-    """Makes topics, grows and deletes them, and does the upkeep if no other process does."""
+    """Makes topics, grows and deletes them, and does the upkeep if no other process
+    does.
+    """
     with logcore.open_dir("data", shared=True, fs=fs) as data:
         for turn in range(2):
             name = f"t{number % 2}"
@@ -151,19 +178,33 @@ def keeping(machine: Machine, fs: SharedFS) -> None:
     with logcore.open_dir("data", shared=True, fs=fs) as data:
         quiet = 0
         until = machine.steps + 100_000
-        while quiet < 30:  # some steps pass until the locks of a process that was killed are free
-            others = [each for each in machine.processes if each is not machine.spared and not each.has_ended]
+        while (
+            quiet < 30
+        ):  # some steps pass until the locks of a process that was killed are free
+            others = [
+                each
+                for each in machine.processes
+                if each is not machine.spared and not each.has_ended
+            ]
             quiet = 0 if others else quiet + 1
             with contextlib.suppress(LogLockedError):
                 data.tick()
             machine.disk.advance(1_100 if quiet else 10)
             assert machine.steps < until, "no end"
-        told = {name: (len(data.partitions(name)), dict(data.describe_topic(name).overrides)) for name in data.topics()}
+        told = {
+            name: (
+                len(data.partitions(name)),
+                dict(data.describe_topic(name).overrides),
+            )
+            for name in data.topics()
+        }
         assert shown(machine.disk) == told
 
 
 @pytest.mark.parametrize("kill", [0.0, 0.0015], ids=["quiet", "kills"])
-def test_whoever_is_killed_the_registry_shows_the_topics_in_the_end(kill: float) -> None:
+def test_whoever_is_killed_the_registry_shows_the_topics_in_the_end(
+    kill: float,
+) -> None:
     for seed in range(ROUNDS):
         disk = SimulatedDisk({"data": None}, seed=seed)
         logcore.open_dir("data", create=True, fs=disk).close()

@@ -1,4 +1,6 @@
-"""Forks of topics and snapshots of directories: whole or not there, and neither side hurts the other."""
+"""Forks of topics and snapshots of directories: whole or not there, and neither side
+hurts the other.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,16 @@ def fill(logdir: logcore.LogDir, count: int = 40, partitions: int = 2) -> None:
     logdir.create_topic("src", partitions=partitions, config=SMALL)
     for number in range(count):
         for part in range(partitions):
-            logdir.partition("src", part).append_many([(b"k%d" % (number % 5), b"%d" % number * 9), (b"z", b"w")])
+            logdir.partition("src", part).append_many(
+                [(b"k%d" % (number % 5), b"%d" % number * 9), (b"z", b"w")]
+            )
 
 
 def rows(log: logcore.Log) -> list[tuple[int, bytes | None, bytes | None]]:
-    return [(record.offset, record.key, record.value) for record in log.read(log.log_start_offset)]
+    return [
+        (record.offset, record.key, record.value)
+        for record in log.read(log.log_start_offset)
+    ]
 
 
 @pytest.mark.parametrize("at", [0, 1, 7, 12, 13, 40, 79, 80, None])
@@ -38,28 +45,44 @@ def test_a_fork_has_what_lies_below(tmp_path: Path, at: int | None) -> None:
         before = [rows(logdir.partition("src", part)) for part in range(2)]
         logdir.fork("src", at, "new")
         end = 80 if at is None else at
-        assert logdir.describe_topic("new").overrides == logdir.describe_topic("src").overrides
+        assert (
+            logdir.describe_topic("new").overrides
+            == logdir.describe_topic("src").overrides
+        )
         assert logdir.topic_id("new") != logdir.topic_id("src")
         for part in range(2):
             log = logdir.partition("new", part)
             assert rows(log) == before[part][:end] and log.log_end_offset == end
             assert log.append(b"new").offset == end
-            assert rows(logdir.partition("src", part)) == before[part], "the source is as it was"
+            assert rows(logdir.partition("src", part)) == before[part], (
+                "the source is as it was"
+            )
             logdir.partition("src", part).append(b"old")
             assert rows(log)[-1] == (end, None, b"new")
-    assert not [verdict for verdict in verify(tmp_path / "data") if verdict.status == "damaged"]
+    assert not [
+        verdict for verdict in verify(tmp_path / "data") if verdict.status == "damaged"
+    ]
     with logcore.open_dir(tmp_path / "data") as logdir:
         assert logdir.topics() == ["new", "src"]
         assert rows(logdir.partition("new", 1))[: end or 0] == before[1][:end]
 
 
-def test_sealed_segments_are_shared_until_one_side_replaces_them(tmp_path: Path) -> None:
+def test_sealed_segments_are_shared_until_one_side_replaces_them(
+    tmp_path: Path,
+) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as logdir:
         fill(logdir, partitions=1)
         logdir.fork("src", {0: 70}, "new")
-        shared = [path.name for path in (tmp_path / "data" / "new-0").glob("*.log") if path.stat().st_nlink == 2]
+        shared = [
+            path.name
+            for path in (tmp_path / "data" / "new-0").glob("*.log")
+            if path.stat().st_nlink == 2
+        ]
         assert len(shared) > 5
-        assert all(path.stat().st_nlink == 1 for path in sorted((tmp_path / "data" / "new-0").glob("*.log"))[-1:])
+        assert all(
+            path.stat().st_nlink == 1
+            for path in sorted((tmp_path / "data" / "new-0").glob("*.log"))[-1:]
+        )
         source = logdir.partition("src", 0)
         copy = logdir.partition("new", 0)
         before = rows(source)
@@ -75,7 +98,11 @@ def test_sealed_segments_are_shared_until_one_side_replaces_them(tmp_path: Path)
 
 
 def test_transactions_and_producers_go_along(tmp_path: Path) -> None:
-    more: dict[str, Any] = {"producer_id": 5, "producer_epoch": 1, "transactional": True}
+    more: dict[str, Any] = {
+        "producer_id": 5,
+        "producer_epoch": 1,
+        "transactional": True,
+    }
     with logcore.open_dir(tmp_path / "data", create=True) as logdir:
         logdir.create_topic("src", config=SMALL)
         log = logdir.partition("src", 0)
@@ -89,7 +116,9 @@ def test_transactions_and_producers_go_along(tmp_path: Path) -> None:
         duplicate = copy.append_batch(encode([(b"a", b"2")], base_sequence=1, **more))
         assert duplicate.offset == 2
         copy.end_transaction(5, 1, commit=True)
-        committed = [record.value for record in copy.read(0, isolation="read_committed")]
+        committed = [
+            record.value for record in copy.read(0, isolation="read_committed")
+        ]
         assert committed == [b"2"] and log.last_stable_offset == 2
 
 
@@ -107,7 +136,9 @@ def test_wrong_forks_have_no_effect(tmp_path: Path) -> None:
         with pytest.raises(logcore.TopicNotFoundError):
             logdir.fork("nothing", 20, "new")
         assert logdir.topics() == ["src"]
-        assert not [name for name in os.listdir(tmp_path / "data") if name.startswith("new")]
+        assert not [
+            name for name in os.listdir(tmp_path / "data") if name.startswith("new")
+        ]
         logdir.fork("src", 20, "new")
         assert logdir.partition("new", 0).log_start_offset == 10
 
@@ -124,7 +155,11 @@ def test_a_crash_in_a_fork_leaves_all_of_it_or_nothing(limit: int) -> None:
 
     def recover(disk: SimulatedDisk) -> Any:
         with logcore.open_dir("d", create=True, fs=disk) as logdir:
-            found = {name: rows(logdir.partition(name, 0)) for name in logdir.topics() if logdir.partitions(name)}
+            found = {
+                name: rows(logdir.partition(name, 0))
+                for name in logdir.topics()
+                if logdir.partitions(name)
+            }
         assert not [name for name in disk.files() if "delete" in name]
         return found
 
@@ -138,7 +173,9 @@ def test_a_crash_in_a_fork_leaves_all_of_it_or_nothing(limit: int) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EXDEV])
-@pytest.mark.parametrize("operation", ["link", "pwrite", "fsync", "sync_dir", "rename", "create"])
+@pytest.mark.parametrize(
+    "operation", ["link", "pwrite", "fsync", "sync_dir", "rename", "create"]
+)
 def test_a_fork_that_fails_is_undone(operation: str, number: int) -> None:
     for at in range(1, 60):
         disk = SimulatedDisk()
@@ -155,7 +192,10 @@ def test_a_fork_that_fails_is_undone(operation: str, number: int) -> None:
             logdir.tick()
         with logcore.open_dir("d", fs=disk) as logdir:
             assert rows(logdir.partition("src", 0)) == before
-            assert "new" not in logdir.topics() or rows(logdir.partition("new", 0)) == before[:9]
+            assert (
+                "new" not in logdir.topics()
+                or rows(logdir.partition("new", 0)) == before[:9]
+            )
         if not plan.hits:
             return
 
@@ -172,7 +212,11 @@ def test_a_snapshot_opens_as_it_is(tmp_path: Path) -> None:
         with pytest.raises(logcore.InvalidConfigError, match="something at the path"):
             logdir.snapshot(tmp_path / "backup" / "monday")
         cluster = logdir.cluster_id
-    assert not [verdict for verdict in verify(tmp_path / "backup" / "monday") if verdict.status == "damaged"]
+    assert not [
+        verdict
+        for verdict in verify(tmp_path / "backup" / "monday")
+        if verdict.status == "damaged"
+    ]
     with logcore.open_dir(tmp_path / "backup" / "monday") as copy:
         assert copy.topics() == ["src"] and copy.cluster_id == cluster
         assert [rows(copy.partition("src", part)) for part in range(2)] == before
@@ -191,7 +235,10 @@ def test_a_snapshot_is_whole_or_not_there() -> None:
     seen = set()
     for at in itertools.count(1, 2):
         disk = SimulatedDisk(files, faults=FaultPlan(Fault("*", "crash", at=at)))
-        with contextlib.suppress(SimulatedCrash), logcore.open_dir("data", fs=disk) as logdir:
+        with (
+            contextlib.suppress(SimulatedCrash),
+            logcore.open_dir("data", fs=disk) as logdir,
+        ):
             logdir.snapshot("backup")
         if not disk.faults.hits:
             break
@@ -199,7 +246,9 @@ def test_a_snapshot_is_whole_or_not_there() -> None:
             seen.add(left.is_directory("/backup"))
             if left.is_directory("/backup"):
                 with logcore.open_dir("backup", fs=left) as logdir:
-                    assert [logdir.partition(topic, 0).get(0).value for topic in ("a", "b")] == [b"x", b"x"]
+                    assert [
+                        logdir.partition(topic, 0).get(0).value for topic in ("a", "b")
+                    ] == [b"x", b"x"]
     assert seen == {True, False}
 
 
@@ -217,7 +266,9 @@ def test_a_snapshot_that_fails_leaves_nothing() -> None:
 
 @pytest.mark.parametrize("way", ["snapshot", "fork"])
 def test_copy_has_records_acknowledged_without_a_sync(tmp_path: Path, way: str) -> None:
-    """The high watermark was read before the sync that moves it: the copy lacked every record appended at "os"."""
+    """The high watermark was read before the sync that moves it: the copy lacked every
+    record appended at "os".
+    """
     with logcore.open_dir(tmp_path / "data", create=True) as source:
         source.create_topic("t")
         for number in range(50):

@@ -1,4 +1,6 @@
-"""logcore.logdir: topics and their settings, lazily opened partitions, the files Kafka expects, crashes half way."""
+"""logcore.logdir: topics and their settings, lazily opened partitions, the files Kafka
+expects, crashes half way.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,11 @@ def data(tmp_path: Path) -> str:
 
 def test_a_directory_keeps_topics_settings_and_records(data: str) -> None:
     with logcore.open_dir(data, create=True, config={"segment.ms": 1234}) as logdir:
-        logdir.create_topic("orders", partitions=3, config={"cleanup.policy": "compact", "retention.ms": 5})
+        logdir.create_topic(
+            "orders",
+            partitions=3,
+            config={"cleanup.policy": "compact", "retention.ms": 5},
+        )
         logdir.create_topic("plain")
         receipt = logdir.partition("orders", 2).append(b"v", key=b"k")
         topic_id = logdir.topic_id("orders")
@@ -43,7 +49,11 @@ def test_a_directory_keeps_topics_settings_and_records(data: str) -> None:
         assert logdir.topics() == ["orders", "plain"]
         described = logdir.describe_topic("orders")
         assert [p.partition for p in described.partitions] == [0, 1, 2]
-        assert [os.path.basename(p.path) for p in described.partitions] == ["orders-0", "orders-1", "orders-2"]
+        assert [os.path.basename(p.path) for p in described.partitions] == [
+            "orders-0",
+            "orders-1",
+            "orders-2",
+        ]
         assert described.overrides == {"cleanup.policy": "compact", "retention.ms": "5"}
         assert described.config.retention_ms == 5
         assert described.topic_id == topic_id
@@ -56,7 +66,9 @@ def test_a_directory_says_what_is_in_it(data: str) -> None:
         assert repr(logdir) == f"<LogDir {logdir.path} writing; no topics>"
         logdir.create_topics({f"t{number}": (2, None) for number in range(10)})
         logdir.append("t0", b"x", partition=1)
-        assert "; t0, t1, " in repr(logdir), "a log that is not open is not opened for this"
+        assert "; t0, t1, " in repr(logdir), (
+            "a log that is not open is not opened for this"
+        )
         logdir.append("t0", b"y", partition=0)
         assert "; t0: 2 offsets, t1, " in repr(logdir)
         assert repr(logdir).endswith(", t7, 2 others>")
@@ -71,13 +83,29 @@ def test_kafkas_files_are_there(data: str) -> None:
         cluster = logdir.cluster_id
         topic_id = logdir.topic_id("t")
     properties = Path(data, "meta.properties").read_text()
-    assert "version=1\n" in properties and f"cluster.id={cluster}\n" in properties and "node.id=1\n" in properties
+    assert (
+        "version=1\n" in properties
+        and f"cluster.id={cluster}\n" in properties
+        and "node.id=1\n" in properties
+    )
     assert re.search(r"^directory.id=[\w-]{22}$", properties, re.M)
     for n in (0, 1):
-        assert Path(data, f"t-{n}", "partition.metadata").read_text() == f"version: 0\ntopic_id: {id_text(topic_id)}"
-    assert Path(data, "recovery-point-offset-checkpoint").read_text() == "0\n2\nt 0 5\nt 1 0\n"
-    assert Path(data, "replication-offset-checkpoint").read_text() == "0\n2\nt 0 5\nt 1 0\n"
-    assert Path(data, ".kafka_cleanshutdown").read_text() == '{"version":0,"brokerEpoch":-1}'
+        assert (
+            Path(data, f"t-{n}", "partition.metadata").read_text()
+            == f"version: 0\ntopic_id: {id_text(topic_id)}"
+        )
+    assert (
+        Path(data, "recovery-point-offset-checkpoint").read_text()
+        == "0\n2\nt 0 5\nt 1 0\n"
+    )
+    assert (
+        Path(data, "replication-offset-checkpoint").read_text()
+        == "0\n2\nt 0 5\nt 1 0\n"
+    )
+    assert (
+        Path(data, ".kafka_cleanshutdown").read_text()
+        == '{"version":0,"brokerEpoch":-1}'
+    )
     with logcore.open_dir(data) as logdir:
         assert not Path(data, ".kafka_cleanshutdown").exists()
         assert logdir.cluster_id == cluster
@@ -125,7 +153,9 @@ def test_one_writer_many_readers(data: str) -> None:
             assert "u" in reading
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "ü", "x" * 250, "a\0", 5, None])
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a/b", "a b", "ü", "x" * 250, "a\0", 5, None]
+)
 def test_bad_names_are_refused_before_any_effect(data: str, name: Any) -> None:
     with logcore.open_dir(data, create=True) as logdir:
         before = sorted(os.listdir(data))
@@ -146,14 +176,23 @@ def test_names_kafka_cannot_tell_apart(data: str) -> None:
 
 @pytest.mark.parametrize(
     ("partitions", "config"),
-    [(0, {}), (-1, {}), (100_001, {}), ("2", {}), (1, {"retention.msx": 1}), (1, {"retention.ms": "soon"})],
+    [
+        (0, {}),
+        (-1, {}),
+        (100_001, {}),
+        ("2", {}),
+        (1, {"retention.msx": 1}),
+        (1, {"retention.ms": "soon"}),
+    ],
 )
 def test_bad_topics_leave_nothing(data: str, partitions: Any, config: Any) -> None:
     with logcore.open_dir(data, create=True) as logdir:
         with pytest.raises(logcore.InvalidConfigError):
             logdir.create_topics({"fine": (1, None), "bad": (partitions, config)})
         assert logdir.topics() == []
-        assert not [name for name in os.listdir(data) if os.path.isdir(os.path.join(data, name))]
+        assert not [
+            name for name in os.listdir(data) if os.path.isdir(os.path.join(data, name))
+        ]
 
 
 def test_topics_that_exist_or_do_not(data: str) -> None:
@@ -161,7 +200,12 @@ def test_topics_that_exist_or_do_not(data: str) -> None:
         logdir.create_topic("t", partitions=2)
         with pytest.raises(logcore.TopicExistsError):
             logdir.create_topic("t")
-        for act in (logdir.delete_topic, logdir.describe_topic, logdir.partitions, logdir.topic_id):
+        for act in (
+            logdir.delete_topic,
+            logdir.describe_topic,
+            logdir.partitions,
+            logdir.topic_id,
+        ):
             with pytest.raises(logcore.TopicNotFoundError):
                 act("u")
         with pytest.raises(logcore.TopicNotFoundError):
@@ -206,7 +250,9 @@ def test_deleting_a_topic_removes_its_files(data: str) -> None:
         old_id = logdir.topic_id("t")
         logdir.delete_topic("t")
         assert logdir.topics() == ["tt"]
-        assert sorted(name for name in os.listdir(data) if os.path.isdir(os.path.join(data, name))) == ["tt-0"]
+        assert sorted(
+            name for name in os.listdir(data) if os.path.isdir(os.path.join(data, name))
+        ) == ["tt-0"]
         assert first.value == b"0" * 100
         with pytest.raises(logcore.OffsetOutOfRangeError, match="removed"):
             list(reading)
@@ -232,7 +278,12 @@ def test_partitions_are_opened_by_many_threads_once(data: str) -> None:
     with logcore.open_dir(data, create=True) as logdir:
         logdir.create_topic("t", partitions=4)
         seen: list[Any] = []
-        threads = [threading.Thread(target=lambda n=n: seen.append(logdir.partition("t", n % 4))) for n in range(16)]
+        threads = [
+            threading.Thread(
+                target=lambda n=n: seen.append(logdir.partition("t", n % 4))
+            )
+            for n in range(16)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -252,19 +303,29 @@ def test_a_damaged_file_of_topics_is_refused_not_guessed(data: str, flip: int) -
     for read_only in (True, False):
         try:
             with logcore.open_dir(data, read_only=read_only) as logdir:
-                assert logdir.describe_topic("t").overrides == {"retention.ms": "123456"}
+                assert logdir.describe_topic("t").overrides == {
+                    "retention.ms": "123456"
+                }
         except logcore.CorruptLogError as error:
             assert "logcore.topics" in str(error)
 
 
 def _look_beside(disk: SimulatedDisk) -> None:
-    """What a reader finds that no opening has repaired anything for: topics that are whole, and no others."""
-    whole = {"t": {(0, 1), (0, 1, 2, 3, 4)}, "stays": {(0,)}, "new": {(0, 1, 2)}, "copy": {(0, 1)}}
+    """What a reader finds that no opening has repaired anything for: topics that are
+    whole, and no others.
+    """
+    whole = {
+        "t": {(0, 1), (0, 1, 2, 3, 4)},
+        "stays": {(0,)},
+        "new": {(0, 1, 2)},
+        "copy": {(0, 1)},
+    }
     with logcore.open_dir("/d", read_only=True, fs=disk) as reader:
         for topic in reader.topics():
             assert reader.partitions(topic) in whole[topic]
             for number in reader.partitions(topic):
-                # A fork whose start was not noted yet showed records that had been deleted.
+                # A fork whose start was not noted yet showed records that had been
+                # deleted.
                 first = 1 if topic in ("t", "copy") and number == 0 else 0
                 assert reader.partition(topic, number).log_start_offset == first
 
@@ -291,7 +352,9 @@ def _is_whole_or_not_at_all(disk: SimulatedDisk, act: str) -> None:
             assert logdir.partition("new", 2).append(b"x").offset == 0
         if "copy" in logdir:
             assert act == "fork"
-            assert [record.value for record in logdir.partition("copy", 0).read(1)] == [b"kept"]
+            assert [record.value for record in logdir.partition("copy", 0).read(1)] == [
+                b"kept"
+            ]
         if "t" in logdir:
             assert logdir.partition("t", 0).get(1).value == b"kept"
             assert logdir.partitions("t") in ((0, 1), (0, 1, 2, 3, 4))
@@ -302,8 +365,12 @@ def _is_whole_or_not_at_all(disk: SimulatedDisk, act: str) -> None:
 
 @pytest.mark.parametrize("limit", [3, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("act", ["create", "delete", "grow", "alter", "fork"])
-def test_topic_changes_are_whole_or_not_at_all_after_a_crash_anywhere(act: str, limit: int) -> None:
-    """limit: how many of the disks are judged that each crash may leave; the first is that of a killed process."""
+def test_topic_changes_are_whole_or_not_at_all_after_a_crash_anywhere(
+    act: str, limit: int
+) -> None:
+    """limit: how many of the disks are judged that each crash may leave; the first is
+    that of a killed process.
+    """
     for stop in itertools.count():
         disk = SimulatedDisk()
         with logcore.open_dir("/d", create=True, fs=disk) as logdir:
@@ -328,7 +395,9 @@ def test_topic_changes_are_whole_or_not_at_all_after_a_crash_anywhere(act: str, 
         return
 
 
-def test_a_thousand_partitions_write_each_checkpoint_once_when_closed(data: str, monkeypatch: Any) -> None:
+def test_a_thousand_partitions_write_each_checkpoint_once_when_closed(
+    data: str, monkeypatch: Any
+) -> None:
     logdir = logcore.open_dir(data, create=True, durability="os")
     logdir.create_topic("t", partitions=50)
     for n in range(50):
@@ -336,7 +405,12 @@ def test_a_thousand_partitions_write_each_checkpoint_once_when_closed(data: str,
     written: list[str] = []
     real = checkpoint.write
     monkeypatch.setattr(
-        checkpoint, "write", lambda fs, d, name, c, **how: (written.append(name), real(fs, d, name, c, **how))[1]
+        checkpoint,
+        "write",
+        lambda fs, d, name, c, **how: (
+            written.append(name),
+            real(fs, d, name, c, **how),
+        )[1],
     )
     logdir.close()
     assert written.count(checkpoint.RECOVERY_POINT) == 1
@@ -362,7 +436,8 @@ def test_closed_directories_say_so(data: str) -> None:
         logcore.open_dir(data, create=True, read_only=True)
 
 
-# -- what went wrong once ------------------------------------------------------------------------------------------
+# -- what went wrong once
+# ------------------------------------------------------------------------------------------
 
 
 def test_a_topic_whose_deletion_was_interrupted_can_be_made_again() -> None:
@@ -391,7 +466,11 @@ def _make_again(disk: SimulatedDisk) -> None:
             assert logdir.partition("t", 1).log_end_offset == 100
             logdir.delete_topic("t")
         logdir.create_topic("t", partitions=3)
-        assert [logdir.partition("t", n).append(b"new").offset for n in range(3)] == [0, 0, 0]
+        assert [logdir.partition("t", n).append(b"new").offset for n in range(3)] == [
+            0,
+            0,
+            0,
+        ]
 
 
 def test_a_deletion_that_fails_is_tried_again_and_keeps_its_name(data: str) -> None:
@@ -445,17 +524,23 @@ def test_a_creation_that_fails_leaves_nothing(data: str) -> None:
 
 
 def test_producer_ids_begin_above_those_that_the_logs_know(data: str) -> None:
-    """A directory that Kafka wrote has no note of them: a batch of an id given out again would look like a retry."""
+    """A directory that Kafka wrote has no note of them: a batch of an id given out
+    again would look like a retry.
+    """
 
     def batch(producer_id: int) -> bytes:
-        return recordbatch.encode([(None, b"v", (), OS.now_ms())], producer_id=producer_id, base_sequence=0)
+        return recordbatch.encode(
+            [(None, b"v", (), OS.now_ms())], producer_id=producer_id, base_sequence=0
+        )
 
     name = os.path.join(data, checkpoint.PRODUCER_IDS)
     with logcore.open_dir(data, create=True) as logdir:
         logdir.create_topic("t", 2)
         logdir.partition("t", 0).append_batch(batch(4))
         logdir.partition("t", 1).append_batch(batch(7))
-        logdir.partition("t", 1).append_batch(batch(2**63 - 1))  # which nobody gives out, but any client may write
+        logdir.partition("t", 1).append_batch(
+            batch(2**63 - 1)
+        )  # which nobody gives out, but any client may write
     with logcore.open_dir(data) as logdir:
         assert not os.path.exists(name), "opening does not ask for ids"
         assert logdir.next_producer_id() == 8
@@ -467,10 +552,14 @@ def test_producer_ids_begin_above_those_that_the_logs_know(data: str) -> None:
         given = transaction.producer_id
     os.remove(name)
     with logcore.open_dir(data) as logdir:
-        assert logdir.next_producer_id() == given + 1, "it has written nothing but the record of its transactional id"
+        assert logdir.next_producer_id() == given + 1, (
+            "it has written nothing but the record of its transactional id"
+        )
     with logcore.open_dir(data) as logdir:
         logdir.partition("t", 0).append_batch(batch(5_000))
-        assert logdir.next_producer_id() == given + 1 + 1_000, "the note decides where there is one"
+        assert logdir.next_producer_id() == given + 1 + 1_000, (
+            "the note decides where there is one"
+        )
 
 
 def test_a_log_whose_producers_are_not_known_is_reported(
@@ -483,7 +572,10 @@ def test_a_log_whose_producers_are_not_known_is_reported(
     with logcore.open_dir(data, create=True) as logdir:
         logdir.create_topic("t")
         assert logdir.next_producer_id() == 0
-    assert "t-0 cannot be read: a new producer may get the id of one that wrote there" in caplog.text
+    assert (
+        "t-0 cannot be read: a new producer may get the id of one that wrote there"
+        in caplog.text
+    )
 
 
 def test_a_forked_child_changes_nothing(data: str) -> None:
@@ -492,7 +584,11 @@ def test_a_forked_child_changes_nothing(data: str) -> None:
         pid = os.fork()
         if pid == 0:
             refused = 0
-            for act in (lambda: logdir.create_topic("u"), lambda: logdir.delete_topic("t"), logdir.next_producer_id):
+            for act in (
+                lambda: logdir.create_topic("u"),
+                lambda: logdir.delete_topic("t"),
+                logdir.next_producer_id,
+            ):
                 try:
                     act()
                 except logcore.ForkedWriterError:
@@ -502,7 +598,9 @@ def test_a_forked_child_changes_nothing(data: str) -> None:
         assert logdir.topics() == ["t"]
 
 
-def test_a_log_that_somebody_else_here_writes_is_not_deleted_under_them(data: str) -> None:
+def test_a_log_that_somebody_else_here_writes_is_not_deleted_under_them(
+    data: str,
+) -> None:
     with logcore.open_dir(data, create=True) as logdir:
         logdir.create_topic("t")
         with logcore.open(os.path.join(data, "t-0")) as log:
@@ -534,7 +632,9 @@ def test_settings_of_time_reach_the_segment_that_is_written(data: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["truncate", "delete"])
-def test_a_recovery_point_that_was_gathered_is_not_written_for_what_came_since(what: str) -> None:
+def test_a_recovery_point_that_was_gathered_is_not_written_for_what_came_since(
+    what: str,
+) -> None:
     """A point above the end of the log would keep it from being opened."""
     disk = SimulatedDisk()
     with logcore.open_dir("/d", create=True, fs=disk) as logdir:
@@ -551,10 +651,17 @@ def test_a_recovery_point_that_was_gathered_is_not_written_for_what_came_since(w
             logdir.create_topic("t")
             logdir.partition("t", 0).append(b"new")
         logdir._upkeeper._save_recovery_points([(("t", 0), log, point)])
-        assert checkpoint.read_offsets(disk, "/d", checkpoint.RECOVERY_POINT).get(("t", 0), 0) <= 3
+        assert (
+            checkpoint.read_offsets(disk, "/d", checkpoint.RECOVERY_POINT).get(
+                ("t", 0), 0
+            )
+            <= 3
+        )
         disk.kill()
     with logcore.open_dir("/d", fs=disk) as logdir:
-        assert logdir.partition("t", 0).log_end_offset == (3 if what == "truncate" else 1)
+        assert logdir.partition("t", 0).log_end_offset == (
+            3 if what == "truncate" else 1
+        )
 
 
 def test_a_path_that_no_file_system_holds(data: str) -> None:
@@ -564,13 +671,21 @@ def test_a_path_that_no_file_system_holds(data: str) -> None:
 
 
 def test_a_partition_whose_directory_is_gone_is_not_made_anew() -> None:
-    """Its checkpoint says that it had records: created again, it would give their offsets to other records."""
+    """Its checkpoint says that it had records: created again, it would give their
+    offsets to other records.
+    """
     disk = SimulatedDisk()
     with logcore.open_dir("/d", create=True, fs=disk) as logdir:
         logdir.create_topic("t", partitions=2)
         for number in (0, 1):
             logdir.partition("t", number).append(b"x")
-    disk = SimulatedDisk({path: content for path, content in disk.files().items() if not path.startswith("/d/t-1")})
+    disk = SimulatedDisk(
+        {
+            path: content
+            for path, content in disk.files().items()
+            if not path.startswith("/d/t-1")
+        }
+    )
     for _ in range(2):
         with logcore.open_dir("/d", fs=disk) as logdir:
             with pytest.raises(logcore.CorruptLogError, match="directory is gone"):
@@ -591,12 +706,22 @@ HOSTILE_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
 @pytest.mark.parametrize(
     "rows",
     [
-        [{"topic": "../victim/home", "id": HOSTILE_ID, "partitions": 1, "deleting": True}],
+        [
+            {
+                "topic": "../victim/home",
+                "id": HOSTILE_ID,
+                "partitions": 1,
+                "deleting": True,
+            }
+        ],
         [{"topic": "../victim/made", "id": HOSTILE_ID, "partitions": 1}],
         [{"topic": "/victim", "id": HOSTILE_ID, "partitions": 1}],
         [{"topic": "t", "id": HOSTILE_ID, "partitions": 3_000_000_000}],
         [{"topic": "t", "id": HOSTILE_ID, "partitions": 1, "adding": 3_000_000_000}],
-        [{"topic": f"t{number}", "id": HOSTILE_ID, "partitions": 100_000} for number in range(11)],
+        [
+            {"topic": f"t{number}", "id": HOSTILE_ID, "partitions": 100_000}
+            for number in range(11)
+        ],
         [{"topic": "t", "id": HOSTILE_ID, "partitions": -4}],
         [{"topic": "t", "id": HOSTILE_ID, "partitions": True}],
         [{"topic": "t", "id": HOSTILE_ID, "partitions": "1"}],
@@ -607,13 +732,24 @@ HOSTILE_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
         [{"topic": 5, "id": HOSTILE_ID, "partitions": 1}],
         [{"id": HOSTILE_ID, "partitions": 1}],
         [{"topic": "t", "id": HOSTILE_ID, "partitions": 1, "config": [1]}],
-        [{"topic": "t", "id": HOSTILE_ID, "partitions": 1, "config": {"retention.ms": {}}}],
+        [
+            {
+                "topic": "t",
+                "id": HOSTILE_ID,
+                "partitions": 1,
+                "config": {"retention.ms": {}},
+            }
+        ],
         [{"topic": "t", "id": HOSTILE_ID, "partitions": 1}] * 2,
         [7],
     ],
 )
-def test_a_hostile_file_of_topics_has_no_effect(tmp_path: Path, rows: list[Any], read_only: bool) -> None:
-    """Its names became paths, its counts memory, and its types errors that are not the library's."""
+def test_a_hostile_file_of_topics_has_no_effect(
+    tmp_path: Path, rows: list[Any], read_only: bool
+) -> None:
+    """Its names became paths, its counts memory, and its types errors that are not the
+    library's.
+    """
     (tmp_path / "victim" / "home-0").mkdir(parents=True)
     data = tmp_path / "data"
     (data / "x-0").mkdir(parents=True)
@@ -621,11 +757,19 @@ def test_a_hostile_file_of_topics_has_no_effect(tmp_path: Path, rows: list[Any],
     with pytest.raises(CorruptLogError, match="what no program writes"):
         logcore.open_dir(data, read_only=read_only)
     assert sorted(os.listdir(tmp_path / "victim")) == ["home-0"]
-    assert set(os.listdir(data)) <= {"x-0", "logcore.topics", "meta.properties", ".lock", "logcore.reserve"}
+    assert set(os.listdir(data)) <= {
+        "x-0",
+        "logcore.topics",
+        "meta.properties",
+        ".lock",
+        "logcore.reserve",
+    }
 
 
 def test_links_inside_a_directory_are_not_followed(tmp_path: Path) -> None:
-    """What they led to was removed, renamed and written to, with the rights of whoever opened the directory."""
+    """What they led to was removed, renamed and written to, with the rights of whoever
+    opened the directory.
+    """
     victim = tmp_path / "victim"
     data = tmp_path / "data"
     victim.mkdir()
@@ -637,8 +781,13 @@ def test_links_inside_a_directory_are_not_followed(tmp_path: Path) -> None:
         (data / name).symlink_to(victim)
     with logcore.open_dir(data) as logdir:
         assert logdir.topics() == ["t"]
-        for call in (lambda: logdir.partition("t", 0), lambda: logdir.create_topic("new")):
-            with pytest.raises(CorruptLogError, match="links inside a log directory are not followed"):
+        for call in (
+            lambda: logdir.partition("t", 0),
+            lambda: logdir.create_topic("new"),
+        ):
+            with pytest.raises(
+                CorruptLogError, match="links inside a log directory are not followed"
+            ):
                 call()
         logdir.partition("t", 1).append(b"x")
         logdir.delete_topic("t")
@@ -654,7 +803,10 @@ def test_a_partition_that_came_meanwhile_stays(data: str) -> None:
         logdir.partition("t", 0).append(b"kept")
         for name in ("late-1", "t-1"):
             shutil.copytree(os.path.join(data, "t-0"), os.path.join(data, name))
-        for call in (lambda: logdir.create_topic("late", 2), lambda: logdir.add_partitions("t", 2)):
+        for call in (
+            lambda: logdir.create_topic("late", 2),
+            lambda: logdir.add_partitions("t", 2),
+        ):
             with pytest.raises(CorruptLogError, match="holds records of another"):
                 call()
         assert logdir.topics() == ["t"]
@@ -663,7 +815,9 @@ def test_a_partition_that_came_meanwhile_stays(data: str) -> None:
 
 
 @pytest.mark.parametrize("read_only", [True, False])
-def test_a_directory_of_something_else_is_not_one_without_topics(tmp_path: Path, read_only: bool) -> None:
+def test_a_directory_of_something_else_is_not_one_without_topics(
+    tmp_path: Path, read_only: bool
+) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as logdir:
         logdir.create_topic("orders")
         logdir.partition("orders", 0).append(b"x")
@@ -679,8 +833,12 @@ def test_a_directory_of_something_else_is_not_one_without_topics(tmp_path: Path,
 
 
 @pytest.mark.parametrize("read_only", [True, False])
-@pytest.mark.parametrize("left", [checkpoint.RESERVE, checkpoint.META_PROPERTIES + ".tmp"])
-def test_a_directory_whose_making_was_cut_off_is_one_without_topics(tmp_path: Path, left: str, read_only: bool) -> None:
+@pytest.mark.parametrize(
+    "left", [checkpoint.RESERVE, checkpoint.META_PROPERTIES + ".tmp"]
+)
+def test_a_directory_whose_making_was_cut_off_is_one_without_topics(
+    tmp_path: Path, left: str, read_only: bool
+) -> None:
     (tmp_path / left).write_bytes(b"")
     with logcore.open_dir(tmp_path, read_only=read_only) as logdir:
         assert logdir.topics() == []
@@ -689,7 +847,10 @@ def test_a_directory_whose_making_was_cut_off_is_one_without_topics(tmp_path: Pa
 def test_a_directory_of_something_else_is_not_an_empty_log(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as logdir:
         logdir.create_topic("orders")
-    for path, says in ((tmp_path / "data", "directory of partitions"), (tmp_path, "no partition directory")):
+    for path, says in (
+        (tmp_path / "data", "directory of partitions"),
+        (tmp_path, "no partition directory"),
+    ):
         with pytest.raises(LogNotFoundError, match=says):
             logcore.open(path, read_only=True)
     with logcore.open(tmp_path / "data" / "orders-0", read_only=True) as log:
@@ -709,7 +870,8 @@ def test_a_topic_that_does_not_exist_is_guessed(data: str) -> None:
         assert "did you mean" not in str(caught.value)
 
 
-# -- a full disk -----------------------------------------------------------------------------------------------------
+# -- a full disk
+# -----------------------------------------------------------------------------------------------------
 
 
 def _filled(**more: Any) -> tuple[SimulatedDisk, Any]:
@@ -723,7 +885,10 @@ def _filled(**more: Any) -> tuple[SimulatedDisk, Any]:
         with contextlib.suppress(logcore.DiskFullError):
             while True:
                 logdir.partition("t", 0).append(b"x" * size)
-    for path in ("/data/t-0/fill", "/data/u-0/fill"):  # other programs take what is left, to the last byte
+    for path in (
+        "/data/t-0/fill",
+        "/data/u-0/fill",
+    ):  # other programs take what is left, to the last byte
         handle = disk.open(path, write=True, create=True)
         with contextlib.suppress(logcore.DiskFullError):
             disk.pwrite(handle, bytes(disk.free_bytes("/")), 0)
@@ -755,7 +920,9 @@ def test_a_full_disk_can_be_emptied(how: str) -> None:
 
 
 def test_a_directory_on_a_full_disk_is_closed_and_opened_by_any_policy() -> None:
-    """close() ended at the first file without room, and left every log open and locked for ever."""
+    """close() ended at the first file without room, and left every log open and locked
+    for ever.
+    """
     disk, logdir = _filled()
     end = logdir.partition("t", 0).log_end_offset
     logdir.close()
@@ -765,7 +932,9 @@ def test_a_directory_on_a_full_disk_is_closed_and_opened_by_any_policy() -> None
             assert logdir.partition("u", 0).get(0).value == b"small"
 
 
-@pytest.mark.parametrize("operation", ["pwrite", "fsync", "rename", "unlink", "sync_dir"])
+@pytest.mark.parametrize(
+    "operation", ["pwrite", "fsync", "rename", "unlink", "sync_dir"]
+)
 def test_close_lets_go_of_everything_whatever_fails(operation: str) -> None:
     disk = SimulatedDisk()
     for number in range(3):
@@ -775,25 +944,37 @@ def test_close_lets_go_of_everything_whatever_fails(operation: str) -> None:
         logs = [logdir.partition(topic, 0) for topic in ("a", "b")]
         for log in logs:
             log.append(b"x")
-        disk.faults = FaultPlan(Fault(operation, errno.EIO, times=None if number else 1))
+        disk.faults = FaultPlan(
+            Fault(operation, errno.EIO, times=None if number else 1)
+        )
         with contextlib.suppress(logcore.LogcoreError):
             logdir.close()
         disk.faults = None
         assert all(log.is_closed for log in logs)
     with logcore.open_dir("data", fs=disk) as logdir:
-        assert [logdir.partition(topic, 0).log_end_offset for topic in ("a", "b")] == [3, 3]
+        assert [logdir.partition(topic, 0).log_end_offset for topic in ("a", "b")] == [
+            3,
+            3,
+        ]
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_start_is_on_disk_before_files_go_on_a_full_disk_too(step: int) -> None:
-    """The reserve becomes the checkpoint; a crash in between leaves the old start or the new one, and no hole."""
+    """The reserve becomes the checkpoint; a crash in between leaves the old start or
+    the new one, and no hole.
+    """
     disk, logdir = _filled()
     logdir.close()
     files = disk.files()
     seen = set()
     for at in range(1, 400, step):
-        disk = SimulatedDisk(files, capacity_bytes=200_000, faults=FaultPlan(Fault("*", "crash", at=at)))
-        with contextlib.suppress(SimulatedCrash), logcore.open_dir("data", fs=disk) as logdir:
+        disk = SimulatedDisk(
+            files, capacity_bytes=200_000, faults=FaultPlan(Fault("*", "crash", at=at))
+        )
+        with (
+            contextlib.suppress(SimulatedCrash),
+            logcore.open_dir("data", fs=disk) as logdir,
+        ):
             log = logdir.partition("t", 0)
             middle = log.log_end_offset // 2
             log.delete_records(middle)
@@ -803,9 +984,9 @@ def test_the_start_is_on_disk_before_files_go_on_a_full_disk_too(step: int) -> N
             with logcore.open_dir("data", fs=left) as logdir:
                 log = logdir.partition("t", 0)
                 seen.add(log.log_start_offset)
-                assert [record.offset for record in log.read(log.log_start_offset)] == list(
-                    range(log.log_start_offset, log.log_end_offset)
-                )
+                assert [
+                    record.offset for record in log.read(log.log_start_offset)
+                ] == list(range(log.log_start_offset, log.log_end_offset))
     assert seen == {0, middle}
 
 
@@ -828,21 +1009,30 @@ def test_two_threads_that_need_the_reserve_do_not_write_to_one_file() -> None:
     for at in range(1, 100):
         disk = SimulatedDisk({"/d/x": b"old", "/d/y": b"old"})
         checkpoint.keep_reserve(disk, "/d")
-        disk.capacity_bytes = sum(len(content or b"") for content in disk.files().values())
+        disk.capacity_bytes = sum(
+            len(content or b"") for content in disk.files().values()
+        )
         disk.faults = plan = Other(disk, at)
         with contextlib.suppress(logcore.DiskFullError):
             checkpoint.write(disk, "/d", "x", b"x" * 30, reserve="/d")
         disk.faults = None
         files = disk.files()
-        assert files["/d/x"] in (b"old", b"x" * 30) and files["/d/y"] in (b"old", b"y" * 30)
+        assert files["/d/x"] in (b"old", b"x" * 30) and files["/d/y"] in (
+            b"old",
+            b"y" * 30,
+        )
         if plan.left > 0:
             break
     assert at > 10 and files["/d/x"] == b"x" * 30
 
 
 def test_a_file_that_only_has_the_name_of_the_reserve_is_not_written_to() -> None:
-    """After a crash two names may stand for one file, and one of them be the checkpoint in force."""
-    disk = SimulatedDisk({"/d/logcore.reserve": b"0\n1\nt 0 5\n", "/d/x": b"old"}, capacity_bytes=20)
+    """After a crash two names may stand for one file, and one of them be the checkpoint
+    in force.
+    """
+    disk = SimulatedDisk(
+        {"/d/logcore.reserve": b"0\n1\nt 0 5\n", "/d/x": b"old"}, capacity_bytes=20
+    )
     with pytest.raises(logcore.DiskFullError):
         checkpoint.write(disk, "/d", "x", b"n" * 30, reserve="/d")
     assert disk.files() == {"/d/logcore.reserve": b"0\n1\nt 0 5\n", "/d/x": b"old"}
@@ -862,7 +1052,11 @@ def test_a_scrub_goes_on_past_what_it_cannot_open(data: str) -> None:
         path.write_bytes(raw)
     with logcore.open_dir(data) as logdir:
         reports = {os.path.basename(one.path): one for one in logdir.scrub()}
-    assert [reports[name].is_sound for name in ("a-0", "b-0", "c-0")] == [False, False, False]
+    assert [reports[name].is_sound for name in ("a-0", "b-0", "c-0")] == [
+        False,
+        False,
+        False,
+    ]
     assert "is gone" in str(reports["b-0"])
 
 
@@ -886,7 +1080,10 @@ class Counted(int):
     __hash__ = int.__hash__
 
 
-@given(st.sets(st.integers(0, 50)), st.one_of(st.integers(-1, 51), st.floats(), st.none(), st.text(), st.booleans()))
+@given(
+    st.sets(st.integers(0, 50)),
+    st.one_of(st.integers(-1, 51), st.floats(), st.none(), st.text(), st.booleans()),
+)
 def test_partition_numbers_hold_what_a_tuple_of_them_holds(those, asked):
     numbers = PartitionNumbers(sorted(those))
     assert (asked in numbers) == (asked in tuple(numbers))
@@ -909,7 +1106,9 @@ def test_a_partition_is_found_among_many_without_a_walk():
 
 
 def test_removed_directory_raises_errors_of_the_library_only(tmp_path: Path) -> None:
-    """Methods raised a bare FileNotFoundError, and close() did, after another program had removed the directory."""
+    """Methods raised a bare FileNotFoundError, and close() did, after another program
+    had removed the directory.
+    """
     data = logcore.open_dir(tmp_path / "data", create=True)
     data.create_topic("t")
     data.append("t", b"x", partition=0)

@@ -13,7 +13,11 @@ LARGEST = str(INT64_MAX).zfill(20)
 #: The name of a file, and what it says.
 FILES = [
     *((FORTY_TWO + suffix, FileName(42, suffix)) for suffix in names.SUFFIXES),
-    *((FORTY_TWO + suffix + state, FileName(42, suffix, state)) for suffix in names.SUFFIXES for state in names.STATES),
+    *(
+        (FORTY_TWO + suffix + state, FileName(42, suffix, state))
+        for suffix in names.SUFFIXES
+        for state in names.STATES
+    ),
     ("0" * 20 + ".log", FileName(0, ".log")),
     (LARGEST + ".log", FileName(INT64_MAX, ".log")),
     (FORTY_TWO + ".log.swap.deleted", FileName(42, ".log", ".swap.deleted")),
@@ -57,8 +61,16 @@ def test_a_segment_beyond_all_offsets_is_misnamed(name, is_misnamed):
 
 
 def test_the_bases_of_a_directory_are_those_of_its_logs_and_rise():
-    listed = [names.file_name(base, suffix) for base in (300, 7, 42) for suffix in names.SUFFIXES]
-    assert names.bases_in([*listed, f"{FORTY_TWO}.log.deleted", "9" * 20 + ".log"]) == [7, 42, 300]
+    listed = [
+        names.file_name(base, suffix)
+        for base in (300, 7, 42)
+        for suffix in names.SUFFIXES
+    ]
+    assert names.bases_in([*listed, f"{FORTY_TWO}.log.deleted", "9" * 20 + ".log"]) == [
+        7,
+        42,
+        300,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +126,10 @@ def test_a_quarantined_file_says_where_it_lay(number):
     assert names.parse_file_name(name) is None
 
 
-@pytest.mark.parametrize("name", ["", FORTY_TWO + ".log", FORTY_TWO + ".quarantine", ".quarantine", "quarantine"])
+@pytest.mark.parametrize(
+    "name",
+    ["", FORTY_TWO + ".log", FORTY_TWO + ".quarantine", ".quarantine", "quarantine"],
+)
 def test_other_files_are_not_quarantined(name):
     assert names.quarantined_position(name) is None
 

@@ -1,4 +1,6 @@
-"""A log directory that several real processes have open for writing: topics, appends, deletions, crashes."""
+"""A log directory that several real processes have open for writing: topics, appends,
+deletions, crashes.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ _CONTEXT = multiprocessing.get_context("fork")
 
 
 class Other:
-    """Another process with the directory open, which calls what it is sent with its LogDir."""
+    """Another process with the directory open, which calls what it is sent with its
+    LogDir.
+    """
 
     def __init__(self, path: Path) -> None:
         self.here, there = _CONTEXT.Pipe()
@@ -106,7 +110,9 @@ def test_two_processes_append_to_one_partition(data: LogDir, other: Other) -> No
     for number in range(300):
         assert append(data, "t", b"own %d" % number) == 2 * number
         assert other.call(append, "t", b"other %d" % number) == 2 * number + 1
-    expected = [b"%s %d" % (who, number) for number in range(300) for who in (b"own", b"other")]
+    expected = [
+        b"%s %d" % (who, number) for number in range(300) for who in (b"own", b"other")
+    ]
     assert values(data, "t") == expected
     assert other.call(values, "t") == expected
 
@@ -130,7 +136,9 @@ def create_with_settings(data: LogDir, topic: str) -> None:
     data.create_topic(topic, config={"retention.ms": 777})
 
 
-def test_a_change_keeps_the_topics_that_others_have_made_since(data: LogDir, other: Other) -> None:
+def test_a_change_keeps_the_topics_that_others_have_made_since(
+    data: LogDir, other: Other
+) -> None:
     other.call(create_with_settings, "theirs")
     data.add_partitions("t", 3)
     with logcore.open_dir(data.path, read_only=True) as reader:
@@ -149,9 +157,15 @@ def test_a_topic_that_another_deletes_is_gone(data: LogDir, other: Other) -> Non
     assert values(data, "t") == [b"new"]
 
 
-def test_what_a_killed_process_left_half_made_is_no_obstacle(data: LogDir, other: Other) -> None:
+def test_what_a_killed_process_left_half_made_is_no_obstacle(
+    data: LogDir, other: Other
+) -> None:
     rows = read_topics(OS, data.path)
-    write_topics(OS, data.path, [*rows, TopicEntry("half", new_id(OS), 2, {}, (0, 1), is_deleting=True)])
+    write_topics(
+        OS,
+        data.path,
+        [*rows, TopicEntry("half", new_id(OS), 2, {}, (0, 1), is_deleting=True)],
+    )
     (Path(data.path) / "half-0").mkdir()
     assert data.topics() == ["t"]
     other.call(create, "half")
@@ -159,19 +173,30 @@ def test_what_a_killed_process_left_half_made_is_no_obstacle(data: LogDir, other
     assert other.call(values, "half") == [b"1"]
 
 
-def test_what_a_killed_process_left_half_deleted_leaves_no_offsets(data: LogDir, other: Other) -> None:
+def test_what_a_killed_process_left_half_deleted_leaves_no_offsets(
+    data: LogDir, other: Other
+) -> None:
     with data.consumer(group_id="g") as consumer:
         consumer.assign([("t", 0)])
         consumer.commit({("t", 0): 5})
         rows = read_topics(OS, data.path)
-        write_topics(OS, data.path, [attrs.evolve(row, is_deleting=row.name == "t" or row.is_deleting) for row in rows])
+        write_topics(
+            OS,
+            data.path,
+            [
+                attrs.evolve(row, is_deleting=row.name == "t" or row.is_deleting)
+                for row in rows
+            ],
+        )
         assert "t" not in data.topics()
         other.call(create, "t")
         consumer.assign([("t", 0)])
         assert consumer.committed([("t", 0)]) == {("t", 0): None}
 
 
-def test_a_deletion_that_another_has_finished_takes_nothing_of_a_new_topic(data: LogDir, other: Other) -> None:
+def test_a_deletion_that_another_has_finished_takes_nothing_of_a_new_topic(
+    data: LogDir, other: Other
+) -> None:
     """The other took the one who deletes for dead, and made the topic again."""
     topic = data._registry.topic("t")
     data._registry.start_deleting(topic)
@@ -191,12 +216,16 @@ def test_a_killed_process_holds_up_nobody(data: LogDir, other: Other) -> None:
     assert values(data, "t") == [b"1", b"2"]
 
 
-def test_who_has_it_alone_and_who_shares_it_exclude_each_other(data: LogDir, other: Other) -> None:
+def test_who_has_it_alone_and_who_shares_it_exclude_each_other(
+    data: LogDir, other: Other
+) -> None:
     path = data.path
     with pytest.raises(logcore.LogLockedError, match="otherwise"):
         logcore.open_dir(path)
     data.close()
-    with pytest.raises(logcore.LogLockedError, match="shared=True in both"):  # the other one shares it
+    with pytest.raises(
+        logcore.LogLockedError, match="shared=True in both"
+    ):  # the other one shares it
         logcore.open_dir(path)
     other.end()
     with logcore.open_dir(path) as alone:
@@ -216,7 +245,9 @@ def test_all_have_to_give_the_same_durability(data: LogDir, other: Other) -> Non
         append(looser, "t", b"2")
 
 
-def test_a_stopped_process_outside_its_turn_holds_up_nobody(data: LogDir, other: Other) -> None:
+def test_a_stopped_process_outside_its_turn_holds_up_nobody(
+    data: LogDir, other: Other
+) -> None:
     other.call(append, "t", b"1")
     assert other.process.pid is not None
     os.kill(other.process.pid, signal.SIGSTOP)
@@ -225,7 +256,9 @@ def test_a_stopped_process_outside_its_turn_holds_up_nobody(data: LogDir, other:
     assert other.call(append, "t", b"3") == 2
 
 
-def test_who_decides_about_transactions_keeps_others_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_decides_about_transactions_keeps_others_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("logcore.bytelocks.TURN_SECONDS", 0)
     claim = claim_directory(OsFS(), str(tmp_path), "t-0", shared=True)
     beside = OsFS()
@@ -239,7 +272,9 @@ def test_who_decides_about_transactions_keeps_others_from_it(tmp_path: Path, mon
     claim.release()
 
 
-def test_a_claim_without_a_turn_decides_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_without_a_turn_decides_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It waits for nobody, since no other process has the directory."""
     fs = OsFS()
     claim = claim_directory(fs, str(tmp_path), "t-0")
@@ -251,7 +286,9 @@ def test_a_claim_without_a_turn_decides_alone(tmp_path: Path, monkeypatch: pytes
 
 def test_one_process_alone_does_what_is_due_by_time(tmp_path: Path) -> None:
     """The first that asks, until it leaves."""
-    claims = [claim_directory(OsFS(), str(tmp_path), "t-0", shared=True) for _ in range(2)]
+    claims = [
+        claim_directory(OsFS(), str(tmp_path), "t-0", shared=True) for _ in range(2)
+    ]
     assert [claim.takes_care() for claim in claims] == [True, False]
     assert [claim.takes_care() for claim in claims] == [True, False]
     claims[0].release()
@@ -279,8 +316,9 @@ def recreate(data: LogDir, topic: str) -> None:
 def test_recreated_topic_replaces_open_log_after_any_change(
     data: LogDir, other: Other, change: Callable[[LogDir], None]
 ) -> None:
-    """A change of another topic took in the file of topics, and nothing compared the open logs with it afterwards: the
-    process read deleted records, and its appends failed, until it was restarted.
+    """A change of another topic took in the file of topics, and nothing compared the
+    open logs with it afterwards: the process read deleted records, and its appends
+    failed, until it was restarted.
     """
     data.create_topic("u")
     data.append("t", b"old", partition=0)
@@ -298,9 +336,15 @@ def test_append_to_deleted_topic_names_the_deletion(data: LogDir, other: Other) 
         log.append(b"late")
 
 
-@pytest.mark.parametrize(("operation", "code"), [("pread", errno.EIO), ("pwrite", errno.ENOSPC)])
-def test_close_with_unusable_lock_record_releases_the_claim(operation: str, code: int) -> None:
-    """close() needed the record that could not be read, and left the claim and the lock to the end of the process."""
+@pytest.mark.parametrize(
+    ("operation", "code"), [("pread", errno.EIO), ("pwrite", errno.ENOSPC)]
+)
+def test_close_with_unusable_lock_record_releases_the_claim(
+    operation: str, code: int
+) -> None:
+    """close() needed the record that could not be read, and left the claim and the lock
+    to the end of the process.
+    """
     disk = SimulatedDisk()
     directory = logcore.open_dir("/data", create=True, fs=disk, shared=True)
     for topic in ("a", "b"):
@@ -311,13 +355,21 @@ def test_close_with_unusable_lock_record_releases_the_claim(operation: str, code
         directory.close()
     disk.faults = None
     with logcore.open_dir("/data", fs=disk, shared=True) as again:
-        assert [again.append(topic, b"2", partition=0).offset for topic in ("a", "b")] == [1, 1]
+        assert [
+            again.append(topic, b"2", partition=0).offset for topic in ("a", "b")
+        ] == [1, 1]
 
 
-def test_topic_of_open_transaction_deleted_elsewhere_stops_no_later_transaction(data: LogDir, other: Other) -> None:
-    """The markers of the first transaction could not be written, and every later transaction failed until tick()."""
+def test_topic_of_open_transaction_deleted_elsewhere_stops_no_later_transaction(
+    data: LogDir, other: Other
+) -> None:
+    """The markers of the first transaction could not be written, and every later
+    transaction failed until tick().
+    """
     data.create_topic("u")
-    with data.producer(transactional_id="x", max_block_ms=2_000, delivery_timeout_ms=2_000) as producer:
+    with data.producer(
+        transactional_id="x", max_block_ms=2_000, delivery_timeout_ms=2_000
+    ) as producer:
         producer.init_transactions()
         producer.begin_transaction()
         producer.send("t", b"1", partition=0).result(60)
@@ -325,4 +377,7 @@ def test_topic_of_open_transaction_deleted_elsewhere_stops_no_later_transaction(
         producer.commit_transaction()
         with producer.transaction():
             producer.send("u", b"2")
-    assert [record.value for record in data.partition("u", 0).read(0, isolation="read_committed")] == [b"2"]
+    assert [
+        record.value
+        for record in data.partition("u", 0).read(0, isolation="read_committed")
+    ] == [b"2"]

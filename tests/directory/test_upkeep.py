@@ -1,4 +1,6 @@
-"""logcore.directory.upkeep: what tick() does and when, and which failures are told that no caller waits for."""
+"""logcore.directory.upkeep: what tick() does and when, and which failures are told that
+no caller waits for.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +56,12 @@ def test_many_ticks_visit_every_log(data: str) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_an_idle_tick_asks_nothing_of_quiet_logs(data: str, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker ticks twenty times a second: a look at each of 1,000 logs would cost a seventh of a core."""
+def test_an_idle_tick_asks_nothing_of_quiet_logs(
+    data: str, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker ticks twenty times a second: a look at each of 1,000 logs would cost a
+    seventh of a core.
+    """
     with logcore.open_dir(data, create=True, durability="os", shared=shared) as logdir:
         logdir.create_topic("t", partitions=10)
         for number in range(10):
@@ -63,7 +69,11 @@ def test_an_idle_tick_asks_nothing_of_quiet_logs(data: str, shared: bool, monkey
         logdir.tick()
         asked: list[str] = []
         real = logcore.LogDir.settings
-        monkeypatch.setattr(logcore.LogDir, "settings", lambda self, name: asked.append(name) or real(self, name))
+        monkeypatch.setattr(
+            logcore.LogDir,
+            "settings",
+            lambda self, name: asked.append(name) or real(self, name),
+        )
         logdir.tick()
         assert asked == []
 
@@ -81,12 +91,20 @@ def visits_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return visited
 
 
-@pytest.mark.parametrize("durability", ["group", "always", "os", "every(2)", "interval(100)"])
-def test_tick_visits_only_logs_that_have_something_due(monkeypatch: pytest.MonkeyPatch, durability: str) -> None:
-    """It visited every open log twenty times a second: a broker with 1,000 idle partitions used 14 % of a core."""
+@pytest.mark.parametrize(
+    "durability", ["group", "always", "os", "every(2)", "interval(100)"]
+)
+def test_tick_visits_only_logs_that_have_something_due(
+    monkeypatch: pytest.MonkeyPatch, durability: str
+) -> None:
+    """It visited every open log twenty times a second: a broker with 1,000 idle
+    partitions used 14 % of a core.
+    """
     visited = visits_of(monkeypatch)
     disk = SimulatedDisk(now_ms=10_000)
-    with logcore.open_dir("data", create=True, durability=durability, fs=disk) as logdir:
+    with logcore.open_dir(
+        "data", create=True, durability=durability, fs=disk
+    ) as logdir:
         logdir.create_topic("t", partitions=50)
         for number in range(50):
             logdir.partition("t", number).append(b"v")
@@ -102,20 +120,37 @@ def test_tick_visits_only_logs_that_have_something_due(monkeypatch: pytest.Monke
         for _ in range(4):
             disk.advance(50)
             logdir.tick()
-        assert 1 <= len(visited) <= 4 and {path.rsplit("-", 1)[1] for path in visited} == {"7"}
-        assert logdir.partition("t", 7).durable_end_offset == (0 if durability == "os" else 2)
+        assert 1 <= len(visited) <= 4 and {
+            path.rsplit("-", 1)[1] for path in visited
+        } == {"7"}
+        assert logdir.partition("t", 7).durable_end_offset == (
+            0 if durability == "os" else 2
+        )
         visited.clear()
-        for _ in range(20 * 60):  # 20 minutes: retention looks at each of them every five
+        for _ in range(
+            20 * 60
+        ):  # 20 minutes: retention looks at each of them every five
             disk.advance(1_000)
             logdir.tick()
         assert 3 * 50 <= len(visited) <= 6 * 50
 
 
-@pytest.mark.parametrize("change", ["roll by time", "a setting", "a retired file", "the wall clock was set"])
-def test_tick_comes_in_time_to_a_log_that_rested(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+@pytest.mark.parametrize(
+    "change", ["roll by time", "a setting", "a retired file", "the wall clock was set"]
+)
+def test_tick_comes_in_time_to_a_log_that_rested(
+    monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
     disk = SimulatedDisk(now_ms=10_000)
     with logcore.open_dir("data", create=True, durability="os", fs=disk) as logdir:
-        logdir.create_topic("t", config={"segment.ms": 80_000, "retention.ms": -1, "file.delete.delay.ms": 60_000})
+        logdir.create_topic(
+            "t",
+            config={
+                "segment.ms": 80_000,
+                "retention.ms": -1,
+                "file.delete.delay.ms": 60_000,
+            },
+        )
         log = logdir.partition("t", 0)
         log.append(b"v")
         if change == "a retired file":
@@ -147,7 +182,12 @@ def test_tick_comes_in_time_to_a_log_that_rested(monkeypatch: pytest.MonkeyPatch
         assert log.statistics().segments == shape + 1
 
 
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 30)) | st.integers(0, 9), max_size=60))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 4), st.integers(0, 30)) | st.integers(0, 9),
+        max_size=60,
+    )
+)
 def test_an_agenda_gives_each_thing_once_when_it_is_due(steps: list[Any]) -> None:
     agenda: Agenda[int] = Agenda()
     times: dict[int, int] = {}
@@ -162,7 +202,9 @@ def test_an_agenda_gives_each_thing_once_when_it_is_due(steps: list[Any]) -> Non
         else:
             now += step - 4
             due = agenda.due(now)
-            assert sorted(due) == sorted(thing for thing, time in times.items() if time <= now)
+            assert sorted(due) == sorted(
+                thing for thing, time in times.items() if time <= now
+            )
             times = {thing: time for thing, time in times.items() if time > now}
 
 
@@ -177,7 +219,9 @@ def test_what_an_append_left_unsynced_is_shown_by_tick(data: str) -> None:
         assert log.high_watermark == 1
 
 
-def test_recovery_points_are_written_once_for_all_logs(data: str, monkeypatch: Any) -> None:
+def test_recovery_points_are_written_once_for_all_logs(
+    data: str, monkeypatch: Any
+) -> None:
     with logcore.open_dir(data, create=True) as logdir:
         logdir.create_topic("t", partitions=30)
         for n in range(30):
@@ -187,7 +231,12 @@ def test_recovery_points_are_written_once_for_all_logs(data: str, monkeypatch: A
         written: list[str] = []
         real = checkpoint.write
         monkeypatch.setattr(
-            checkpoint, "write", lambda fs, d, name, c, **how: (written.append(name), real(fs, d, name, c, **how))[1]
+            checkpoint,
+            "write",
+            lambda fs, d, name, c, **how: (
+                written.append(name),
+                real(fs, d, name, c, **how),
+            )[1],
         )
         logdir.tick()
         assert written.count(checkpoint.RECOVERY_POINT) == 1
@@ -196,7 +245,9 @@ def test_recovery_points_are_written_once_for_all_logs(data: str, monkeypatch: A
 
 def test_a_log_that_is_opened_while_another_thread_ticks_is_visited_later() -> None:
     disk = SimulatedDisk()
-    with logcore.open_dir("data", create=True, fs=disk, config={"segment.ms": 1_000}) as logdir:
+    with logcore.open_dir(
+        "data", create=True, fs=disk, config={"segment.ms": 1_000}
+    ) as logdir:
         logdir.create_topic("t")
         logdir.partition("t", 0).append(b"x", timestamp_ms=disk.now_ms())
     with logcore.open_dir("data", fs=disk, config={"segment.ms": 1_000}) as logdir:
@@ -214,7 +265,9 @@ def test_a_log_that_is_opened_while_another_thread_ticks_is_visited_later() -> N
         assert log.statistics().rolls == 1
 
 
-def test_a_tick_that_is_interrupted_forgets_no_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tick_that_is_interrupted_forgets_no_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     disk = SimulatedDisk()
     with logcore.open_dir("data", create=True, fs=disk) as logdir:
         logs = []
@@ -236,16 +289,27 @@ def test_a_tick_that_is_interrupted_forgets_no_log(monkeypatch: pytest.MonkeyPat
                 logdir.tick()
             disk.advance(1_500)
         logdir.tick()
-        assert [log.high_watermark for log in logs] == [1, 1, 1], "what one append left to the system is synced"
+        assert [log.high_watermark for log in logs] == [1, 1, 1], (
+            "what one append left to the system is synced"
+        )
 
 
 def _compacted(disk: SimulatedDisk, told: list[Any]) -> Any:
-    config = {"cleanup.policy": "compact", "segment.bytes": 400, "min.cleanable.dirty.ratio": 0, "segment.ms": 10**12}
-    logdir = logcore.open_dir("data", create=True, fs=disk, config=config, on_incident=told.append)
+    config = {
+        "cleanup.policy": "compact",
+        "segment.bytes": 400,
+        "min.cleanable.dirty.ratio": 0,
+        "segment.ms": 10**12,
+    }
+    logdir = logcore.open_dir(
+        "data", create=True, fs=disk, config=config, on_incident=told.append
+    )
     if "t" not in logdir:
         logdir.create_topic("t")
         for number in range(40):
-            logdir.partition("t", 0).append(b"%d" % number * 9, key=b"%d" % (number % 3))
+            logdir.partition("t", 0).append(
+                b"%d" % number * 9, key=b"%d" % (number % 3)
+            )
     return logdir
 
 
@@ -268,20 +332,26 @@ def test_damage_that_compaction_meets_is_told() -> None:
         assert logdir.incidents() == tuple(told)
 
 
-def test_a_compaction_that_fails_is_told_and_comes_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_compaction_that_fails_is_told_and_comes_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """It was swallowed, and the partition was never compacted again."""
     disk = SimulatedDisk()
     told = list[Any]()
     with _compacted(disk, told) as logdir:
         log = logdir.partition("t", 0)
         size = log.statistics().size_bytes
-        disk.faults = FaultPlan(Fault("pwrite", errno.EIO, path="*.cleaned", times=None))
+        disk.faults = FaultPlan(
+            Fault("pwrite", errno.EIO, path="*.cleaned", times=None)
+        )
         with caplog.at_level("WARNING", logger="logcore"):
             _tick_for(logdir, disk, 5)
         (incident,) = (one for one in logdir.incidents() if one.work == "compaction")
         assert (incident.where, incident.kind) == ("t-0", "StorageWriteError")
         assert incident.count > 1, "it was tried again"
-        assert [(one.work, one.count) for one in told] == [("compaction", 1)], "and told of once"
+        assert [(one.work, one.count) for one in told] == [("compaction", 1)], (
+            "and told of once"
+        )
         assert any(record.name == "logcore.compaction" for record in caplog.records)
         disk.faults = None
         _tick_for(logdir, disk, 70)
@@ -293,11 +363,17 @@ def test_what_fails_in_tick_is_an_incident_and_ends_nothing() -> None:
     told = list[Any]()
     with _compacted(disk, told) as logdir:
         logdir.create_topic("u")
-        disk.faults = FaultPlan(Fault("pwrite", errno.EIO, path="*point-offset-checkpoint*", times=None))
+        disk.faults = FaultPlan(
+            Fault("pwrite", errno.EIO, path="*point-offset-checkpoint*", times=None)
+        )
         logdir.partition("u", 0).append(b"x", key=b"k")
         _tick_for(logdir, disk, 2)
-        assert {(one.work, one.kind) for one in logdir.incidents()} == {("checkpoints", "StorageWriteError")}
-        assert [one.count for one in told] == [10**number for number in range(len(told))] and len(told) < 5
+        assert {(one.work, one.kind) for one in logdir.incidents()} == {
+            ("checkpoints", "StorageWriteError")
+        }
+        assert [one.count for one in told] == [
+            10**number for number in range(len(told))
+        ] and len(told) < 5
         disk.faults = None
         assert logdir.partition("u", 0).append(b"y", key=b"k").offset == 1
 
@@ -306,7 +382,9 @@ def test_incidents_are_bounded() -> None:
     with logcore.open_dir("data", create=True, fs=SimulatedDisk()) as logdir:
         for number in range(250):
             logdir._incidents.met("tick", f"t-{number}", OSError("x"))
-        assert [one.where for one in logdir.incidents()] == [f"t-{number}" for number in range(150, 250)]
+        assert [one.where for one in logdir.incidents()] == [
+            f"t-{number}" for number in range(150, 250)
+        ]
 
 
 def test_a_directory_that_cannot_be_removed_is_an_incident(data: str) -> None:
@@ -315,11 +393,15 @@ def test_a_directory_that_cannot_be_removed_is_an_incident(data: str) -> None:
     doomed = Path(data, "x." + "0" * 32 + "-delete")
     (doomed / "inside").mkdir(parents=True)
     with logcore.open_dir(data) as logdir:
-        assert [(one.work, one.where) for one in logdir.incidents()] == [("deletion", doomed.name)]
+        assert [(one.work, one.where) for one in logdir.incidents()] == [
+            ("deletion", doomed.name)
+        ]
         logdir.partition("t", 0).append(b"x")
 
 
-def test_what_the_library_does_by_itself_is_told_to_loggers(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_the_library_does_by_itself_is_told_to_loggers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     disk = SimulatedDisk()
     caplog.set_level("INFO", logger="logcore")
     with _compacted(disk, []) as logdir:
@@ -334,12 +416,20 @@ def test_what_the_library_does_by_itself_is_told_to_loggers(caplog: pytest.LogCa
     handle = disk.open(path, write=True)
     disk.pwrite(handle, b"torn", disk.file_size(path))
     disk.close(handle)
-    disk.unlink("/data/.kafka_cleanshutdown") if disk.exists("/data/.kafka_cleanshutdown") else None
+    disk.unlink("/data/.kafka_cleanshutdown") if disk.exists(
+        "/data/.kafka_cleanshutdown"
+    ) else None
     with _compacted(disk, []) as logdir:
         assert logdir.partition("u", 0).log_end_offset == 1
     said = {record.name: record.getMessage() for record in caplog.records}
-    assert set(said) == {f"logcore.{area}" for area in ("topics", "compaction", "deletion", "log", "recovery")}
-    assert "cut 4 bytes" in said["logcore.recovery"] and "quarantine" in said["logcore.recovery"]
+    assert set(said) == {
+        f"logcore.{area}"
+        for area in ("topics", "compaction", "deletion", "log", "recovery")
+    }
+    assert (
+        "cut 4 bytes" in said["logcore.recovery"]
+        and "quarantine" in said["logcore.recovery"]
+    )
     assert "refuses writes until it is opened again" in said["logcore.log"]
 
 
@@ -352,15 +442,23 @@ print("logging" in sys.modules)
 import logging
 tell("tick", 30, "nobody has asked for it on standard error")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert (done.stdout, done.stderr) == ("False\n", "")
 
 
 @pytest.mark.parametrize("closing", ["deleted", "closed"])
-def test_a_log_that_is_deleted_before_its_tick_is_no_incident(data: str, closing: str) -> None:
-    """Each deletion of a topic that was written logged `LogClosedError`, 40 lines for 60 partitions."""
+def test_a_log_that_is_deleted_before_its_tick_is_no_incident(
+    data: str, closing: str
+) -> None:
+    """Each deletion of a topic that was written logged `LogClosedError`, 40 lines for
+    60 partitions.
+    """
     with logcore.open_dir(data, create=True, durability="os") as logdir:
-        logdir.create_topic("t", partitions=20, config={"flush.ms": 0, "cleanup.policy": "compact"})
+        logdir.create_topic(
+            "t", partitions=20, config={"flush.ms": 0, "cleanup.policy": "compact"}
+        )
         for number in range(20):
             logdir.partition("t", number).append(b"v", key=b"k")
         for number in range(20):

@@ -1,6 +1,8 @@
-"""Programs continue after one failing call of the disk: nothing acknowledged is lost, and nothing is there twice.
+"""Programs continue after one failing call of the disk: nothing acknowledged is lost,
+and nothing is there twice.
 
-`make test` fails a sample of the calls, `make slow` every call, with more disks after a power cut for each.
+`make test` fails a sample of the calls, `make slow` every call, with more disks after a
+power cut for each.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ ALL = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 class StagedWrite:
-    """A service holds the directory, and a driver publishes one version until it is done."""
+    """A service holds the directory, and a driver publishes one version until it is
+    done.
+    """
 
     def __init__(self, config: dict[str, str] | None) -> None:
         self.config = config
@@ -65,7 +69,14 @@ class StagedWrite:
                 open_again()
             self.attempts += 1
             if not Staging(fs, str(PATH)).is_done("app", 0):
-                publish(PATH, f"try{self.attempts}", fs=fs, name="first", config=self.config, count=20)
+                publish(
+                    PATH,
+                    f"try{self.attempts}",
+                    fs=fs,
+                    name="first",
+                    config=self.config,
+                    count=20,
+                )
             directories[0].tick()
             close_logs()
             directories[0].tick()
@@ -75,7 +86,10 @@ class StagedWrite:
 
         persist(attempt)
         persist(attempt)
-        persist(lambda: self.ledger.append("t-0", [b"after"], self._append(directories[0])), open_again)
+        persist(
+            lambda: self.ledger.append("t-0", [b"after"], self._append(directories[0])),
+            open_again,
+        )
         while directories:
             persist(directories.pop().close)
 
@@ -94,7 +108,9 @@ class StagedWrite:
             assert found[0] == b"before"
             assert staged == rows("first", partition, 20)
             self.ledger.tried.setdefault(f"t-{partition}", [])
-        self.ledger.check("t-0", [value for value in values(PATH, 0, fs=fs) if value == b"after"])
+        self.ledger.check(
+            "t-0", [value for value in values(PATH, 0, fs=fs) if value == b"after"]
+        )
 
 
 STORIES: dict[str, Callable[[], Story]] = {
@@ -135,12 +151,23 @@ TWO_PROCESSES: dict[str, Callable[[Names], Story]] = {
 
 @pytest.mark.parametrize(("step", "crashes"), [(43, 3), pytest.param(1, 30, marks=ALL)])
 @pytest.mark.parametrize("name", STORIES)
-def test_program_continues_after_a_failing_call_and_keeps_its_records(name: str, step: int, crashes: int) -> None:
+def test_program_continues_after_a_failing_call_and_keeps_its_records(
+    name: str, step: int, crashes: int
+) -> None:
     assert explore(STORIES[name], step=step, crashes=crashes) > 2
 
 
-@pytest.mark.parametrize(("step", "crashes"), [(307, 2), pytest.param(1, 10, marks=ALL)])
+@pytest.mark.parametrize(
+    ("step", "crashes"), [(307, 2), pytest.param(1, 10, marks=ALL)]
+)
 @pytest.mark.parametrize("name", TWO_PROCESSES)
-def test_two_processes_continue_after_a_failing_call_of_one(name: str, step: int, crashes: int) -> None:
+def test_two_processes_continue_after_a_failing_call_of_one(
+    name: str, step: int, crashes: int
+) -> None:
     names = Names()
-    assert explore_two_processes(lambda: TWO_PROCESSES[name](names), step=step, crashes=crashes) > 2
+    assert (
+        explore_two_processes(
+            lambda: TWO_PROCESSES[name](names), step=step, crashes=crashes
+        )
+        > 2
+    )

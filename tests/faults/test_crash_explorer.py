@@ -1,15 +1,19 @@
-"""Every disk that a crash may leave of a log opens with what was acknowledged, unchanged, and with nothing else.
+"""Every disk that a crash may leave of a log opens with what was acknowledged,
+unchanged, and with nothing else.
 
-Programs of a few calls on a log run on a simulated disk; at each change of the disk, and inside each write, all disks
-that a crash then may leave are opened and judged (logcore.testing.explore, logcore.testing.oracle; docs/crashes.md has
-the rules and the figures). Three ways to get programs: all sequences of at most three calls, random longer ones, and
-each with one operation of the disk failing. What happens to data later (retention, compaction, transactions, leader
-epochs) is among the calls. Directories of topics are in tests/faults/test_directory_crashes.py.
+Programs of a few calls on a log run on a simulated disk; at each change of the disk,
+and inside each write, all disks that a crash then may leave are opened and judged
+(logcore.testing.explore, logcore.testing.oracle; docs/crashes.md has the rules and the
+figures). Three ways to get programs: all sequences of at most three calls, random
+longer ones, and each with one operation of the disk failing. What happens to data later
+(retention, compaction, transactions, leader epochs) is among the calls. Directories of
+topics are in tests/faults/test_directory_crashes.py.
 
 That the explorer sees something is shown in tests/faults/test_seeded_bugs.py.
 
-LOGCORE_EXPLORE_STATES=n looks at n states instead of 1,500, or 50,000 in `make slow`, which also goes on where it ended
-last time, towards 20,000,000; LOGCORE_EXPLORE_SECONDS says how long. A failure prints the program and its seed.
+LOGCORE_EXPLORE_STATES=n looks at n states instead of 1,500, or 50,000 in `make slow`,
+which also goes on where it ended last time, towards 20,000,000; LOGCORE_EXPLORE_SECONDS
+says how long. A failure prints the program and its seed.
 """
 
 from __future__ import annotations
@@ -55,7 +59,17 @@ from support.programs import (
     Recoveries,
 )
 
-SMALL = ("append", "append_big", "flush", "roll", "delete", "truncate", "tick", "reopen", "kill")
+SMALL = (
+    "append",
+    "append_big",
+    "flush",
+    "roll",
+    "delete",
+    "truncate",
+    "tick",
+    "reopen",
+    "kill",
+)
 
 
 def small_world(calls: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -74,20 +88,36 @@ def explored_by_seed(seed: int) -> Report:
     }
     actions = rng.choices(LARGE, k=rng.randrange(4, 20))
     if seed % 2:
-        config |= {"cleanup.policy": "compact,delete", "delete.retention.ms": rng.choice([0, 1_000])}
+        config |= {
+            "cleanup.policy": "compact,delete",
+            "delete.retention.ms": rng.choice([0, 1_000]),
+        }
         actions = rng.choices([*LARGE, *LIVES], k=rng.randrange(4, 20))
     try:
-        return explored(actions, rng.choice(POLICIES), config=config, seed=seed, limit=rng.choice([6, 12, 24]))
+        return explored(
+            actions,
+            rng.choice(POLICIES),
+            config=config,
+            seed=seed,
+            limit=rng.choice([6, 12, 24]),
+        )
     except BaseException as error:
         error.add_note(f"repeat with explored_by_seed({seed})")
         raise
 
 
 each_count = pytest.mark.parametrize(
-    "count", [STATES, pytest.param(MANY_STATES, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="many")]
+    "count",
+    [
+        STATES,
+        pytest.param(
+            MANY_STATES, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="many"
+        ),
+    ],
 )
 
-#: Calls and settings of small worlds, each explored under some policies; one share of all states for each of the two.
+#: Calls and settings of small worlds, each explored under some policies; one share of
+#: all states for each of the two.
 WORLDS: dict[str, tuple[Sequence[str], Sequence[str], dict[str, Any]]] = {
     "log": (SMALL, POLICIES, CONFIG),
     "life": (LIVES, ("group", "os"), COMPACTED),
@@ -96,10 +126,13 @@ WORLDS: dict[str, tuple[Sequence[str], Sequence[str], dict[str, Any]]] = {
 
 @each_count
 @pytest.mark.parametrize(
-    ("world", "durability"), [(world, durability) for world in WORLDS for durability in WORLDS[world][1]]
+    ("world", "durability"),
+    [(world, durability) for world in WORLDS for durability in WORLDS[world][1]],
 )
 def test_small_world(world: str, durability: str, count: int) -> None:
-    """Sequences share their beginnings, so equal disks are opened once for all of a policy."""
+    """Sequences share their beginnings, so equal disks are opened once for all of a
+    policy.
+    """
     calls, policies, config = WORLDS[world]
     total = Report()
     began = time.perf_counter()
@@ -124,7 +157,8 @@ def test_random_programs(part: int, count: int) -> None:
     tell(f"random programs {part}", total, began)
 
 
-# -- what is not opened --------------------------------------------------------------------------------------------
+# -- what is not opened
+# --------------------------------------------------------------------------------------------
 
 
 class Doubting(Known[Any]):
@@ -141,7 +175,9 @@ class Doubting(Known[Any]):
             return super().run(disk, function)
         Doubting.hits += 1
         found = Known[Any]().run(disk, function)
-        assert found == known, f"{found} is found, and {known} was on a disk that was taken for the same"
+        assert found == known, (
+            f"{found} is found, and {known} was on a disk that was taken for the same"
+        )
         return found
 
 
@@ -159,13 +195,18 @@ def test_disks_that_are_not_opened_are_like_those_that_were(
     monkeypatch.setattr(Doubting, "hits", 0)
     seen = Seen[FoundLog](known=Doubting(), thoroughly=Doubting())
     met = Met(seen, Afterwards(opened=Doubting(), verified=Doubting()))
-    for actions in (["append_big", "append_os", "truncate"], ["transact", "append_big", "commit", "compact", "append"]):
+    for actions in (
+        ["append_big", "append_os", "truncate"],
+        ["transact", "append_big", "commit", "compact", "append"],
+    ):
         explored(actions, durability, config=config, met=met, limit=limit)
     assert Doubting.hits > len(seen.states) > 30 * limit
 
 
 def test_disks_differ_in_what_is_asked_of_them() -> None:
-    """The content of one file, the size of another, the new content of a third: all else may be as it likes."""
+    """The content of one file, the size of another, the new content of a third: all
+    else may be as it likes.
+    """
     called: list[SimulatedDisk] = []
 
     def function(disk: SimulatedDisk) -> tuple[bytes, int, bytes]:
@@ -173,7 +214,11 @@ def test_disks_differ_in_what_is_asked_of_them() -> None:
         handles = [disk.open(path, write=True) for path in ("/a", "/b", "/c")]
         disk.truncate(handles[2], 0)
         disk.pwrite(handles[2], b"new", 0)
-        return disk.pread(handles[0], 9, 0), disk.size(handles[1]), disk.pread(handles[2], 9, 0)
+        return (
+            disk.pread(handles[0], 9, 0),
+            disk.size(handles[1]),
+            disk.pread(handles[2], 9, 0),
+        )
 
     def count(disk: SimulatedDisk) -> int:
         known.run(disk, function)
@@ -188,16 +233,23 @@ def test_disks_differ_in_what_is_asked_of_them() -> None:
     assert count(SimulatedDisk({**files, "/e": b""})) == 4
     assert count(SimulatedDisk({**files, "/d": None})) == 5
     assert count(SimulatedDisk(files, now_ms=1)) == 6
-    assert known.get({**files, "/c": b""}, SimulatedDisk().now_ms()) == (b"1", 1, b"new")
+    assert known.get({**files, "/c": b""}, SimulatedDisk().now_ms()) == (
+        b"1",
+        1,
+        b"new",
+    )
     assert known.get({**files, "/a": b"y"}, SimulatedDisk().now_ms()) is None
 
 
-# -- for hours -----------------------------------------------------------------------------------------------------
+# -- for hours
+# -----------------------------------------------------------------------------------------------------
 
 
 def tell(what: str, total: Report, began: float) -> None:
     seconds = time.perf_counter() - began
-    print(f"{what}: {total}, {seconds:.1f} s, {(total.states + total.again) / seconds:.0f} states a second")
+    print(
+        f"{what}: {total}, {seconds:.1f} s, {(total.states + total.again) / seconds:.0f} states a second"
+    )
 
 
 def explored_or_why(seed: int) -> Report | str:
@@ -214,7 +266,11 @@ def test_towards_twenty_million_states() -> None:
     goal = int(os.environ.get("LOGCORE_EXPLORE_STATES", "20000000"))
     seconds = float(os.environ.get("LOGCORE_EXPLORE_SECONDS", "1800"))
     file = Path(os.environ.get("LOGCORE_EXPLORE_FILE", "build/explored.json"))
-    kept = json.loads(file.read_text()) if file.exists() else {"seed": 10_000_000, "report": attrs.asdict(Report())}
+    kept = (
+        json.loads(file.read_text())
+        if file.exists()
+        else {"seed": 10_000_000, "report": attrs.asdict(Report())}
+    )
     total = Report(**kept["report"])
     seed = kept["seed"]
     began = time.perf_counter()
@@ -229,19 +285,24 @@ def test_towards_twenty_million_states() -> None:
             seed += len(chunk)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps({"seed": seed, "report": attrs.asdict(total)}))
-    rate = (total.states - before) / (time.perf_counter() - began) / (os.cpu_count() or 1)
-    print(f"{total.states} of {goal} states after {seed} seeds: {total}; {rate:.0f} states a second and core")
+    rate = (
+        (total.states - before) / (time.perf_counter() - began) / (os.cpu_count() or 1)
+    )
+    print(
+        f"{total.states} of {goal} states after {seed} seeds: {total}; {rate:.0f} states a second and core"
+    )
     # A seed gives 900 disks on average, and hardly one gives less than a hundred.
     assert total.states - before >= 300 * (seed - first_seed)
 
 
-# -- what was found ------------------------------------------------------------------------------------------------
+# -- what was found
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("durability", ["os", "every(3)", "interval(20)"])
 def test_records_deleted_before_they_are_on_disk(durability: str) -> None:
-    """The log start was on disk and the records below it were not: after a power cut the log ended below its start, and
-    refused to open.
+    """The log start was on disk and the records below it were not: after a power cut
+    the log ended below its start, and refused to open.
     """
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, durability=durability, fs=disk)
@@ -254,15 +315,24 @@ def test_records_deleted_before_they_are_on_disk(durability: str) -> None:
 
 
 def test_the_indexes_of_a_segment_that_a_truncation_took() -> None:
-    """Killed between the .log file and the others of a segment, a truncation left its .txnindex, and the next segment
-    that began there would have had it: Kafka took committed records for aborted ones.
+    """Killed between the .log file and the others of a segment, a truncation left its
+    .txnindex, and the next segment that began there would have had it: Kafka took
+    committed records for aborted ones.
     """
     disk = SimulatedDisk()
     config = {"segment.bytes": 250}
     log = logcore.open("t-0", create=True, config=config, fs=disk)
     rows = [(None, b"x" * 20, (), disk.now_ms())]
     for number in range(4):
-        log.append_batch(encode(rows, producer_id=7, producer_epoch=0, base_sequence=number, transactional=True))
+        log.append_batch(
+            encode(
+                rows,
+                producer_id=7,
+                producer_epoch=0,
+                base_sequence=number,
+                transactional=True,
+            )
+        )
     log.end_transaction(7, 0, commit=False)
     last = log._state.segments[-1]
     assert disk.exists(last.file(".txnindex")) and last.base_offset > 0
@@ -281,8 +351,8 @@ def test_the_indexes_of_a_segment_that_a_truncation_took() -> None:
 
 @pytest.mark.parametrize("lost", [8, 9, 10, 11])
 def test_a_batch_that_a_sector_edge_cuts_in_its_offset(lost: int) -> None:
-    """The first sector of the write is lost, the rest is there: the head then says offset 0, and all was called damage
-    to what had been on disk.
+    """The first sector of the write is lost, the rest is there: the head then says
+    offset 0, and all was called damage to what had been on disk.
     """
     size = 1
     for _ in range(4):
@@ -296,13 +366,17 @@ def test_a_batch_that_a_sector_edge_cuts_in_its_offset(lost: int) -> None:
         path = next(filter(is_log, disk.files()))
         at = len(disk.files()[path])
         if (at + lost) % 512:
-            size += -(at + lost) % 512  # a byte or two more where the length itself takes more: once more, then
+            size += (
+                -(at + lost) % 512
+            )  # a byte or two more where the length itself takes more: once more, then
             disk.crash()
             continue
         log.append(b"torn")
         content = disk.files()[path]
         disk.crash()
-        torn = SimulatedDisk({**disk.files(), path: content[:at] + bytes(lost) + content[at + lost :]})
+        torn = SimulatedDisk(
+            {**disk.files(), path: content[:at] + bytes(lost) + content[at + lost :]}
+        )
         with logcore.open("t-0", durability="os", fs=torn) as again:
             assert again.log_end_offset == 2
         return
@@ -310,8 +384,8 @@ def test_a_batch_that_a_sector_edge_cuts_in_its_offset(lost: int) -> None:
 
 
 def test_a_truncation_into_a_gap_that_a_crash_cuts_off() -> None:
-    """Compaction left nothing below the offset: once the segments above it were gone the log ended below its recovery
-    point, and refused to open.
+    """Compaction left nothing below the offset: once the segments above it were gone
+    the log ended below its recovery point, and refused to open.
     """
     config = {"segment.bytes": 300, "cleanup.policy": "compact"}
     for changes in itertools.count():
@@ -335,7 +409,9 @@ def test_a_truncation_into_a_gap_that_a_crash_cuts_off() -> None:
 
 
 def test_opening_with_no_room_for_one_more_name() -> None:
-    """Recovery writes what it keeps into a new file; with no room for its name it is to go on with the old one."""
+    """Recovery writes what it keeps into a new file; with no room for its name it is to
+    go on with the old one.
+    """
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, fs=disk) as log:
         log.append(b"one")
@@ -346,24 +422,37 @@ def test_opening_with_no_room_for_one_more_name() -> None:
         assert [record.value for record in log.read(0)] == [b"one", b"two"]
 
 
-# -- failing operations --------------------------------------------------------------------------------------------
+# -- failing operations
+# --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("durability", "step", "turns"),
     [
         ("group", 10, (0,)),
-        *(pytest.param(one, 1, (0, 4, 7), marks=pytest.mark.slow) for one in ("group", "os", "always")),
+        *(
+            pytest.param(one, 1, (0, 4, 7), marks=pytest.mark.slow)
+            for one in ("group", "os", "always")
+        ),
     ],
 )
-def test_every_operation_fails_once_and_for_ever(durability: str, step: int, turns: Sequence[int]) -> None:
-    """step: only every so manieth call. turns: where in the list of errors to begin, which each call meets in turn."""
+def test_every_operation_fails_once_and_for_ever(
+    durability: str, step: int, turns: Sequence[int]
+) -> None:
+    """step: only every so manieth call. turns: where in the list of errors to begin,
+    which each call meets in turn.
+    """
     cases = 0
     recoveries = Recoveries(durability, CONFIG)
     for operation, times in itertools.product(FAILING, (1, None)):
         for at in itertools.count(1, step):
             codes = [ERRNOS[(at + turn) % len(ERRNOS)] for turn in turns]
-            hits = [failing(Fault(operation, code, at=at, times=times), durability, recoveries) for code in codes]
+            hits = [
+                failing(
+                    Fault(operation, code, at=at, times=times), durability, recoveries
+                )
+                for code in codes
+            ]
             cases += sum(hits)
             if not any(hits):
                 break

@@ -1,11 +1,14 @@
-"""Every disk that a crash may leave of a directory of topics has what was promised of each topic, and no other.
+"""Every disk that a crash may leave of a directory of topics has what was promised of
+each topic, and no other.
 
-As tests/faults/test_crash_explorer.py does with the calls of one log: random programs on a LogDir run on a simulated
-disk (topics are made, grown, changed, forked and deleted, writes are staged, ticks do retention and compaction), and
-each disk that a crash leaves on the way is opened and judged. A topic is there whole or not at all, and so is a staged
-write; what logs hold, LogHistory says.
+As tests/faults/test_crash_explorer.py does with the calls of one log: random programs
+on a LogDir run on a simulated disk (topics are made, grown, changed, forked and
+deleted, writes are staged, ticks do retention and compaction), and each disk that a
+crash leaves on the way is opened and judged. A topic is there whole or not at all, and
+so is a staged write; what logs hold, LogHistory says.
 
-LOGCORE_DIRECTORY_STATES=n looks at n disks; `make slow` at 500,000. A failure prints how to repeat it.
+LOGCORE_DIRECTORY_STATES=n looks at n disks; `make slow` at 500,000. A failure prints
+how to repeat it.
 """
 
 from __future__ import annotations
@@ -38,17 +41,23 @@ from support.programs import POLICIES
 STATES = int(os.environ.get("LOGCORE_DIRECTORY_STATES", "300"))
 MANY = int(os.environ.get("LOGCORE_DIRECTORY_STATES", "500000"))
 DEFAULTS = {"segment.bytes": 300, "index.interval.bytes": 100, "batch.size": 200}
-#: Settings of topics: what lives for ever, what is deleted when there is more, what is compacted at each chance.
+#: Settings of topics: what lives for ever, what is deleted when there is more, what is
+#: compacted at each chance.
 KEPT: dict[str, Any] = {}
 DELETED: dict[str, Any] = {"retention.bytes": 400}
-COMPACTED: dict[str, Any] = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0, "delete.retention.ms": 0}
+COMPACTED: dict[str, Any] = {
+    "cleanup.policy": "compact",
+    "min.cleanable.dirty.ratio": 0,
+    "delete.retention.ms": 0,
+}
 
 
 @attrs.define
 class Topic:
-    """What is asked of a topic. topic_id: None while it is made. counts: of partitions, the old and the new one while
-    some are added. retentions: its retention.ms, likewise. may_lack: whether it need not be there, because it is being
-    made or deleted.
+    """What is asked of a topic. topic_id: None while it is made. counts: of partitions,
+    the old and the new one while some are added. retentions: its retention.ms,
+    likewise. may_lack: whether it need not be there, because it is being made or
+    deleted.
     """
 
     config: dict[str, Any]
@@ -75,14 +84,18 @@ class FoundDirectory:
 
 
 def open_directory(disk: SimulatedDisk, durability: str) -> LogDir:
-    return logcore.open_dir("d", create=True, fs=disk, durability=durability, config=DEFAULTS)
+    return logcore.open_dir(
+        "d", create=True, fs=disk, durability=durability, config=DEFAULTS
+    )
 
 
 def look(logdir: LogDir) -> dict[str, FoundTopic]:
     found = {}
     for name in logdir.topics():
         numbers = logdir.partitions(name)
-        assert numbers == tuple(range(len(numbers))), f"{name} has the partitions {numbers}"
+        assert numbers == tuple(range(len(numbers))), (
+            f"{name} has the partitions {numbers}"
+        )
         retention = logdir.describe_topic(name).overrides.get("retention.ms")
         logs = [FoundLog.of(logdir.partition(name, number)) for number in numbers]
         found[name] = FoundTopic(logdir.topic_id(name), retention, logs)
@@ -96,7 +109,13 @@ def outline(topics: dict[str, FoundTopic], *, probed: bool = False) -> dict[str,
             topic.topic_id,
             topic.retention,
             [
-                (log.start, [*log.records, *([Record(log.end, 0, b"probe", b"probe")] if probed else [])])
+                (
+                    log.start,
+                    [
+                        *log.records,
+                        *([Record(log.end, 0, b"probe", b"probe")] if probed else []),
+                    ],
+                )
                 for log in topic.logs
             ],
         )
@@ -104,17 +123,31 @@ def outline(topics: dict[str, FoundTopic], *, probed: bool = False) -> dict[str,
     }
 
 
-def recover(disk: SimulatedDisk, durability: str, thorough: bool = False) -> FoundDirectory:
+def recover(
+    disk: SimulatedDisk, durability: str, thorough: bool = False
+) -> FoundDirectory:
     """Opens the directory, appends to each log, and opens it again."""
     with open_directory(disk, durability) as logdir:
         found = look(logdir)
         for name, topic in found.items():
             for number, log in enumerate(topic.logs):
-                receipt = logdir.partition(name, number).append(b"probe", key=b"probe", timestamp_ms=0)
-                assert receipt.offset == log.end, f"{name}-{number} ends at {log.end}, and goes on at {receipt.offset}"
+                receipt = logdir.partition(name, number).append(
+                    b"probe", key=b"probe", timestamp_ms=0
+                )
+                assert receipt.offset == log.end, (
+                    f"{name}-{number} ends at {log.end}, and goes on at {receipt.offset}"
+                )
         producer_id = logdir.next_producer_id()
-    partitions = {f"/d/{name}-{number}" for name, topic in found.items() for number in range(len(topic.logs))}
-    there = {path for path, content in disk.view().items() if content is None and posixpath.dirname(path) == "/d"}
+    partitions = {
+        f"/d/{name}-{number}"
+        for name, topic in found.items()
+        for number in range(len(topic.logs))
+    }
+    there = {
+        path
+        for path, content in disk.view().items()
+        if content is None and posixpath.dirname(path) == "/d"
+    }
     assert there == partitions, "directories that belong to no topic"
     assert not disk.open_handles, f"still open: {disk.open_handles}"
     with open_directory(disk, durability) as logdir:
@@ -122,7 +155,9 @@ def recover(disk: SimulatedDisk, durability: str, thorough: bool = False) -> Fou
         assert logdir.next_producer_id() > producer_id
     assert again == outline(found, probed=True), "opening again finds something else"
     if thorough:
-        damaged = [verdict for verdict in verify("d", fs=disk) if verdict.status == "damaged"]
+        damaged = [
+            verdict for verdict in verify("d", fs=disk) if verdict.status == "damaged"
+        ]
         assert not damaged, damaged
     return FoundDirectory(found, producer_id)
 
@@ -133,12 +168,16 @@ class Program:
     def __init__(self, seed: int, durability: str, *, limit: int) -> None:
         self.rng = random.Random(seed)
         self.durability = durability
-        self.disk = SimulatedDisk(seed=seed, names=self.rng.choice(("posix", "posix", "journal")))
+        self.disk = SimulatedDisk(
+            seed=seed, names=self.rng.choice(("posix", "posix", "journal"))
+        )
         self.topics: dict[str, Topic] = {}
         self.producer_id = -1
         self.count = seed * 1000
         self.logdir: LogDir | None = None
-        self.staged: tuple[str, list[int]] | None = None  # a write under way: its topic, where its partitions ended
+        self.staged: tuple[str, list[int]] | None = (
+            None  # a write under way: its topic, where its partitions ended
+        )
         self.explorer = Explorer(
             functools.partial(recover, durability=durability),
             self.judge,
@@ -160,8 +199,12 @@ class Program:
                 assert topic.may_lack, f"{name} is gone"
                 continue
             assert topic.topic_id in (None, theirs.topic_id), f"{name} has another id"
-            assert len(theirs.logs) in topic.counts, f"{name} has {len(theirs.logs)} partitions of {topic.counts}"
-            assert theirs.retention in topic.retentions, f"{name} has the retention {theirs.retention}"
+            assert len(theirs.logs) in topic.counts, (
+                f"{name} has {len(theirs.logs)} partitions of {topic.counts}"
+            )
+            assert theirs.retention in topic.retentions, (
+                f"{name} has the retention {theirs.retention}"
+            )
             for number, log in enumerate(theirs.logs):
                 try:
                     topic.logs[number].judge(log, kind)
@@ -169,7 +212,10 @@ class Program:
                     raise AssertionError(f"{name}-{number}: {error}") from error
         if self.staged is not None:
             name, ends = self.staged
-            grew = [log.end > end for log, end in zip(found.topics[name].logs, ends, strict=True)]
+            grew = [
+                log.end > end
+                for log, end in zip(found.topics[name].logs, ends, strict=True)
+            ]
             assert len(set(grew)) == 1, f"a part of a staged write is in {name}: {grew}"
         assert found.producer_id > self.producer_id, "a producer id is given out twice"
 
@@ -188,7 +234,8 @@ class Program:
         """A topic."""
         return self.rng.choice(sorted(self.topics)) if self.topics else None
 
-    # Each does one thing, if there is something to do it with: says what may come, does it, says what has come.
+    # Each does one thing, if there is something to do it with: says what may come, does
+    # it, says what has come.
 
     def open(self) -> None:
         if self.logdir is None:
@@ -231,7 +278,11 @@ class Program:
         count = self.rng.randint(1, 2)
         logdir = self.opened()
         config = self.rng.choice((KEPT, DELETED, COMPACTED))
-        topic = Topic(config, {number: LogHistory(self.durability) for number in range(count)}, {count})
+        topic = Topic(
+            config,
+            {number: LogHistory(self.durability) for number in range(count)},
+            {count},
+        )
         self.topics[name] = topic
         self.explorer.promised()
         logdir.create_topic(name, count, config)
@@ -286,7 +337,9 @@ class Program:
             logs[number] = copy.deepcopy(history)
             logs[number].truncate(at[number])
             logs[number].truncated()
-        topic = Topic(source.config, logs, set(source.counts), retentions=set(source.retentions))
+        topic = Topic(
+            source.config, logs, set(source.counts), retentions=set(source.retentions)
+        )
         self.topics[new] = topic
         self.explorer.promised()
         logdir.fork(name, at, new)
@@ -307,14 +360,25 @@ class Program:
         for _ in range(self.rng.choice([1, 1, 2, 5])):
             self.count += 1
             size = self.rng.choice([3, 40, 150])
-            rows.append((b"k%d" % (size % 3), (b"%d." % self.count * size)[:size], (), self.disk.now_ms()))
+            rows.append(
+                (
+                    b"k%d" % (size % 3),
+                    (b"%d." % self.count * size)[:size],
+                    (),
+                    self.disk.now_ms(),
+                )
+            )
         end = log.log_end_offset
-        history.issue(Record(end + at, row[3], row[0], row[1]) for at, row in enumerate(rows))
+        history.issue(
+            Record(end + at, row[3], row[0], row[1]) for at, row in enumerate(rows)
+        )
         receipt = log.append_many(rows)
         history.acknowledge(receipt.last_offset + 1, receipt.durability)
 
     def stage(self) -> None:
-        """As a Spark job does: tasks write beside the logs, the driver publishes, the next tick or opening appends."""
+        """As a Spark job does: tasks write beside the logs, the driver publishes, the
+        next tick or opening appends.
+        """
         name = self.some()
         if name is None or self.topics[name].config is not KEPT:
             return
@@ -325,20 +389,51 @@ class Program:
         writing = Staging(self.disk, "d")
         job = f"job{self.count}"
         writing.begin(job)
-        ends = [logdir.partition(name, number).log_end_offset for number in sorted(topic.logs)]
+        ends = [
+            logdir.partition(name, number).log_end_offset
+            for number in sorted(topic.logs)
+        ]
         for number, history in topic.logs.items():
-            logdir.partition(name, number).flush()  # or it may come to lie lower, after what is then not lost
+            logdir.partition(
+                name, number
+            ).flush()  # or it may come to lie lower, after what is then not lost
             history.acknowledge(ends[number], "disk")
-            values = [b"%d-%d;" % (self.count, at) * 5 for at in range(self.rng.randint(1, 12))]
+            values = [
+                b"%d-%d;" % (self.count, at) * 5
+                for at in range(self.rng.randint(1, 12))
+            ]
             times = np.full(len(values), self.disk.now_ms(), np.int64)
-            edges = np.concatenate([[0], np.cumsum([len(value) for value in values])]).astype(np.int64)
-            task = StagedWriter(self.disk, "d", job, name, number, "0.1", LogConfig.parse(DEFAULTS), batch_bytes=200)
-            task.append_columns(None, (np.frombuffer(b"".join(values), np.uint8), edges, None), times, len(values))
+            edges = np.concatenate(
+                [[0], np.cumsum([len(value) for value in values])]
+            ).astype(np.int64)
+            task = StagedWriter(
+                self.disk,
+                "d",
+                job,
+                name,
+                number,
+                "0.1",
+                LogConfig.parse(DEFAULTS),
+                batch_bytes=200,
+            )
+            task.append_columns(
+                None,
+                (np.frombuffer(b"".join(values), np.uint8), edges, None),
+                times,
+                len(values),
+            )
             files += task.close()
-            history.issue(Record(ends[number] + at, self.disk.now_ms(), None, value) for at, value in enumerate(values))
+            history.issue(
+                Record(ends[number] + at, self.disk.now_ms(), None, value)
+                for at, value in enumerate(values)
+            )
         self.staged = name, ends
         self.explorer.promised()
-        writing.publish(Manifest(app_id=job, version=0, txid=job, files=files, topics={name: len(ends)}))
+        writing.publish(
+            Manifest(
+                app_id=job, version=0, txid=job, files=files, topics={name: len(ends)}
+            )
+        )
         for history in topic.logs.values():
             history.acknowledge(len(history.records), "disk")
         self.explorer.promised()
@@ -358,7 +453,9 @@ class Program:
             history.deleted()
 
     def tick(self) -> None:
-        """Syncs, checkpoints, and for half a minute's worth of them retention and compaction."""
+        """Syncs, checkpoints, and for half a minute's worth of them retention and
+        compaction.
+        """
         for _ in range(3):
             self.disk.advance(10_000)
             self._tick()
@@ -370,7 +467,9 @@ class Program:
                 if topic.config is DELETED:
                     history.delete(len(history.records))
                 elif topic.config is COMPACTED:
-                    active = logdir.partition(name, number).writer.active  # which is not compacted, and may not last
+                    active = logdir.partition(
+                        name, number
+                    ).writer.active  # which is not compacted, and may not last
                     history.compact(active.base_offset, self.disk.now_ms(), 0)
         self.explorer.promised()
         logdir.tick()
@@ -398,7 +497,10 @@ def explored(seed: int) -> Report:
         raise
 
 
-@pytest.mark.parametrize("count", [STATES, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(36000)])])
+@pytest.mark.parametrize(
+    "count",
+    [STATES, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(36000)])],
+)
 def test_random_lives_of_a_directory(count: int) -> None:
     total = Report()
     for seed in itertools.count():

@@ -1,7 +1,9 @@
-"""A disk that fails: what was acknowledged stays, what was not leaves no byte, and nothing is pretended afterwards.
+"""A disk that fails: what was acknowledged stays, what was not leaves no byte, and
+nothing is pretended afterwards.
 
-At the end each operation of the disk fails at each of its calls, in a script of producers, transactions, compaction and
-retention; tests/faults/test_crash_explorer.py does the same with plain appends.
+At the end each operation of the disk fails at each of its calls, in a script of
+producers, transactions, compaction and retention; tests/faults/test_crash_explorer.py
+does the same with plain appends.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from logcore.recordbatch import encode
 from logcore.testing import Fault, FaultPlan, FoundLog, SimulatedCrash, SimulatedDisk
 from support.programs import COMPACTED, ERRNOS, FAILING, Program, Recoveries
 
-#: A path of a partition on a simulated disk, and its first segment. On real files: LOG_NAME in a folder of the test.
+#: A path of a partition on a simulated disk, and its first segment. On real files:
+#: LOG_NAME in a folder of the test.
 PARTITION = "/t-0"
 LOG_NAME = f"{0:020d}.log"
 LOG = f"{PARTITION}/{LOG_NAME}"
@@ -82,7 +85,9 @@ def test_a_full_disk_in_the_middle_of_a_large_append_takes_back_all_of_it() -> N
     with open_log(PARTITION, create=True, durability="group", fs=disk) as log:
         log.append(b"first")
         size = len(disk.content(LOG))
-        disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log", at=3, times=None))
+        disk.faults = FaultPlan(
+            Fault("pwrite", errno.ENOSPC, path="*.log", at=3, times=None)
+        )
         with pytest.raises(logcore.DiskFullError):
             log.append_many([(None, b"x" * 100_000)] * 60)  # 6 MB, in parts of 1 MiB
         if log.log_end_offset == 1:
@@ -97,7 +102,10 @@ def test_a_write_that_cannot_be_cut_back_poisons() -> None:
     disk = SimulatedDisk()
     log = open_log(PARTITION, create=True, fs=disk)
     log.append(b"first")
-    refused = [Fault(name, errno.ENOSPC, path="*.log", times=None) for name in ("pwrite", "truncate")]
+    refused = [
+        Fault(name, errno.ENOSPC, path="*.log", times=None)
+        for name in ("pwrite", "truncate")
+    ]
     disk.faults = FaultPlan(*refused)
     with pytest.raises(logcore.StorageWriteError):
         log.append(b"second")
@@ -139,12 +147,16 @@ def test_an_interrupted_append_is_taken_back_or_the_log_refuses_writes(
     log.close()
     with logcore.open(PARTITION, fs=disk) as again:
         found = [record.value for record in again.read(0)]
-        assert found in ([[b"first", b"third"]] if is_sound else [[b"first"], [b"first", b"second"]])
+        assert found in (
+            [[b"first", b"third"]] if is_sound else [[b"first"], [b"first", b"second"]]
+        )
         assert again.append(b"last").offset == len(found)
 
 
 def test_a_taking_back_that_lacks_memory_poisons() -> None:
-    """Half of what is known of the segment would be written over its indexes, and Kafka believes the aborted ones."""
+    """Half of what is known of the segment would be written over its indexes, and Kafka
+    believes the aborted ones.
+    """
 
     def no_memory(*arguments: object) -> None:
         raise MemoryError
@@ -153,7 +165,13 @@ def test_a_taking_back_that_lacks_memory_poisons() -> None:
     log = open_log("t-0", create=True, fs=disk)
     for sequence in range(2):
         log.append_batch(
-            encode([(b"k", b"v")], producer_id=7, producer_epoch=0, base_sequence=sequence, transactional=True)
+            encode(
+                [(b"k", b"v")],
+                producer_id=7,
+                producer_epoch=0,
+                base_sequence=sequence,
+                transactional=True,
+            )
         )
         log.end_transaction(7, 0, commit=False)
     before = disk.content(f"t-0/{0:020d}.txnindex")
@@ -206,7 +224,9 @@ def test_a_failed_sync_is_never_tried_again(policy: str, code: int) -> None:
         with pytest.raises(logcore.LogFailedError):
             log.append(b"third")
     log.close()
-    assert calls(disk, "fdatasync") == syncs + 1, "the system would say that all is well"
+    assert calls(disk, "fdatasync") == syncs + 1, (
+        "the system would say that all is well"
+    )
     with logcore.open(PARTITION, fs=disk) as again:
         assert next(again.read(0)).value == b"first"
 
@@ -222,7 +242,9 @@ def test_under_always_at_most_one_batch_is_unsynced() -> None:
 
 
 def test_an_error_that_is_kept_does_not_stop_later_appends() -> None:
-    """Its traceback holds views of the encoder's buffer, which must be able to grow all the same."""
+    """Its traceback holds views of the encoder's buffer, which must be able to grow all
+    the same.
+    """
     disk = SimulatedDisk()
     with open_log(PARTITION, create=True, fs=disk) as log:
         disk.faults = failing_always("pwrite", errno.ENOSPC, "*.log")
@@ -256,9 +278,13 @@ def test_every_waiter_of_a_failed_sync_is_told() -> None:
     log.close()
 
 
-@pytest.mark.parametrize("operation", ["fsync", "pwrite", "truncate", "pread", "fdatasync"])
+@pytest.mark.parametrize(
+    "operation", ["fsync", "pwrite", "truncate", "pread", "fdatasync"]
+)
 def test_an_error_at_any_call_loses_nothing_acknowledged(operation: str) -> None:
-    """The nth call fails, for every n that a workload reaches; then the disk heals and the log is opened."""
+    """The nth call fails, for every n that a workload reaches; then the disk heals and
+    the log is opened.
+    """
     config = {"segment.bytes": 400, "index.interval.bytes": 60}
 
     def workload(disk: SimulatedDisk) -> list[bytes]:
@@ -286,8 +312,11 @@ def test_an_error_at_any_call_loses_nothing_acknowledged(operation: str) -> None
         disk.faults = None
         with logcore.open(PARTITION, create=True, fs=disk) as log:
             found = [record.value for record in log.read(0)]
-            # What was not acknowledged may be there or not, but only in the order it was sent.
-            assert found[: len(acknowledged)] == acknowledged or found == acknowledged[:11], (nth, code)
+            # What was not acknowledged may be there or not, but only in the order it
+            # was sent.
+            assert (
+                found[: len(acknowledged)] == acknowledged or found == acknowledged[:11]
+            ), (nth, code)
             assert log.append(b"after").offset == len(found)
         return bool(plan.hits)
 
@@ -300,7 +329,11 @@ def test_an_error_at_any_call_loses_nothing_acknowledged(operation: str) -> None
 
 def test_a_failing_read_at_opening_changes_nothing() -> None:
     def files_of_the_partition() -> dict[str, bytes]:
-        return {path: content for path, content in disk.files().items() if path.startswith(PARTITION)}
+        return {
+            path: content
+            for path, content in disk.files().items()
+            if path.startswith(PARTITION)
+        }
 
     disk = SimulatedDisk()
     with logcore.open(PARTITION, create=True, fs=disk) as log:
@@ -359,21 +392,32 @@ for room in {rooms}:
         assert log.append(b"last").offset == stored
 """
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     assert [int(room) for _, room, _ in lines] == list(rooms)
     for _, room, stored in lines:
-        assert values(tmp_path / f"t-{room}") == [b"first", *[b"x" * 30] * (int(stored) - 1), b"last"], room
+        assert values(tmp_path / f"t-{room}") == [
+            b"first",
+            *[b"x" * 30] * (int(stored) - 1),
+            b"last",
+        ], room
 
 
-def test_partitions_of_one_directory_share_their_checkpoints_safely(tmp_path: Path) -> None:
+def test_partitions_of_one_directory_share_their_checkpoints_safely(
+    tmp_path: Path,
+) -> None:
     def work(log: logcore.Log) -> None:
         for _ in range(20):
             log.append(b"x")
             log.roll()
 
-    logs = [logcore.open(tmp_path / f"t-{at}", create=True, durability="os") for at in range(4)]
+    logs = [
+        logcore.open(tmp_path / f"t-{at}", create=True, durability="os")
+        for at in range(4)
+    ]
     threads = [threading.Thread(target=work, args=(log,)) for log in logs]
     for thread in threads:
         thread.start()
@@ -388,10 +432,16 @@ def test_partitions_of_one_directory_share_their_checkpoints_safely(tmp_path: Pa
 
 @pytest.mark.parametrize("operation", ["pwrite", "fsync"])
 def test_a_note_that_cannot_be_written_does_not_fail_an_append(operation: str) -> None:
-    """The durable end for other processes, and the recovery point: the record itself is on disk."""
+    """The durable end for other processes, and the recovery point: the record itself is
+    on disk.
+    """
     disk = SimulatedDisk()
-    with open_log(PARTITION, create=True, config={"segment.bytes": 200}, fs=disk) as log:
-        disk.faults = failing_always(operation, errno.ENOSPC, "*[!gx]")  # not *.log, nor *index
+    with open_log(
+        PARTITION, create=True, config={"segment.bytes": 200}, fs=disk
+    ) as log:
+        disk.faults = failing_always(
+            operation, errno.ENOSPC, "*[!gx]"
+        )  # not *.log, nor *index
         for at in range(6):
             receipt = log.append(b"%d" % at * 10)
             assert (receipt.offset, receipt.durability) == (at, "disk")
@@ -402,7 +452,9 @@ def test_a_note_that_cannot_be_written_does_not_fail_an_append(operation: str) -
 
 
 def test_recovery_puts_what_it_keeps_into_a_new_file() -> None:
-    """After a failed sync the system may take pages for clean that never reached the disk; a new file has none."""
+    """After a failed sync the system may take pages for clean that never reached the
+    disk; a new file has none.
+    """
     disk = SimulatedDisk(faults=failing_always("fdatasync"))
     log = open_log(PARTITION, create=True, fs=disk)
     with pytest.raises(logcore.DurabilityUnknownError):
@@ -440,12 +492,19 @@ def test_a_sync_that_fails_in_recovery_is_noted_for_the_next() -> None:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 def test_a_marker_that_cannot_be_written_or_indexed(code: int) -> None:
-    """Not written: the transaction stays open, and may be ended once there is room. Written, but not in the index that
-    Kafka believes: no more appends until an opening has rebuilt it.
+    """Not written: the transaction stays open, and may be ended once there is room.
+    Written, but not in the index that Kafka believes: no more appends until an opening
+    has rebuilt it.
     """
     disk = SimulatedDisk()
     log = open_log("t-0", create=True, fs=disk)
-    batch = encode([(b"k", b"v")], producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+    batch = encode(
+        [(b"k", b"v")],
+        producer_id=7,
+        producer_epoch=0,
+        base_sequence=0,
+        transactional=True,
+    )
     log.append_batch(batch)
     disk.faults = FaultPlan(Fault("pwrite", code, path="*.log"))
     with pytest.raises(logcore.LogcoreError):
@@ -514,7 +573,8 @@ def test_closing_while_others_append_harms_no_other_file(tmp_path: Path) -> None
         assert set(found) == {b"x" * 50}
 
 
-# -- each operation of the disk, in a log's later life ------------------------------------------------------------
+# -- each operation of the disk, in a log's later life
+# ------------------------------------------------------------
 
 SLOW = [pytest.mark.slow, pytest.mark.timeout(3600)]
 LATER = (
@@ -524,9 +584,11 @@ LATER = (
 
 
 class LaterProgram(Program):
-    """A program whose calls may fail: it does not know whether a batch was stored then, and sends as a new producer.
+    """A program whose calls may fail: it does not know whether a batch was stored then,
+    and sends as a new producer.
 
-    Opening aborts the transactions that the old one left open, as Kafka's coordinator does.
+    Opening aborts the transactions that the old one left open, as Kafka's coordinator
+    does.
     """
 
     is_unsure = False
@@ -537,12 +599,18 @@ class LaterProgram(Program):
         if self.is_unsure and log is not None and log.writer.commit.failure is None:
             for producer_id in self.history.open_transactions(log.log_end_offset):
                 self.history.issue_marker(producer_id, commit=False)
-                self.history.acknowledge(log.end_transaction(producer_id, 0, commit=False).last_offset + 1)
-            self.producers = {role: producer_id + 1 for role, producer_id in self.producers.items()}
+                self.history.acknowledge(
+                    log.end_transaction(producer_id, 0, commit=False).last_offset + 1
+                )
+            self.producers = {
+                role: producer_id + 1 for role, producer_id in self.producers.items()
+            }
             self.is_unsure = False
 
     def failed(self) -> None:
-        """A call failed. Takes what the log says now, which is read from a disk that is well for so long."""
+        """A call failed. Takes what the log says now, which is read from a disk that is
+        well for so long.
+        """
         self.is_unsure = True
         log = self.log
         if log is None or log.is_closed or log.writer.commit.failure is not None:
@@ -555,9 +623,13 @@ class LaterProgram(Program):
 
 
 def failing_later(fault: Fault, durability: str, recoveries: Recoveries) -> bool:
-    """Runs the script with a fault, then heals the disk; whether the fault came to pass."""
+    """Runs the script with a fault, then heals the disk; whether the fault came to
+    pass.
+    """
     plan = FaultPlan(fault)
-    program = LaterProgram(durability, config=COMPACTED, explore=False, disk=SimulatedDisk(faults=plan))
+    program = LaterProgram(
+        durability, config=COMPACTED, explore=False, disk=SimulatedDisk(faults=plan)
+    )
     history = program.history
     disk = program.disk
     try:
@@ -577,7 +649,9 @@ def failing_later(fault: Fault, durability: str, recoveries: Recoveries) -> bool
         history.judge(found, "kill")
         for after in disk.after_crash(limit=3, kind="power"):
             again = recoveries.find(after)
-            assert again.records[: len(found.records)] == found.records, "what was served after an opening is lost"
+            assert again.records[: len(found.records)] == found.records, (
+                "what was served after an opening is lost"
+            )
     except BaseException as error:
         disk.crash()
         error.add_note(f"repeat with failing_later({fault!r}, {durability!r})")
@@ -589,10 +663,15 @@ def failing_later(fault: Fault, durability: str, recoveries: Recoveries) -> bool
     ("durability", "step", "errnos"),
     [
         ("group", 180, 1),
-        *(pytest.param(one, 1, len(ERRNOS), marks=SLOW) for one in ("group", "os", "always", "every(3)")),
+        *(
+            pytest.param(one, 1, len(ERRNOS), marks=SLOW)
+            for one in ("group", "os", "always", "every(3)")
+        ),
     ],
 )
-def test_every_operation_of_a_later_life_fails_once_and_for_ever(durability: str, step: int, errnos: int) -> None:
+def test_every_operation_of_a_later_life_fails_once_and_for_ever(
+    durability: str, step: int, errnos: int
+) -> None:
     """step: only every so manieth call. errnos: how many of them at each call."""
     cases = 0
     recoveries = Recoveries(durability, COMPACTED)
@@ -609,8 +688,8 @@ def test_every_operation_of_a_later_life_fails_once_and_for_ever(durability: str
 
 
 def test_a_compaction_that_failed_is_ended_in_order() -> None:
-    """Its names were not durable yet when it failed. The next opening took them for durable, removed what they were to
-    replace, and a power cut then left neither.
+    """Its names were not durable yet when it failed. The next opening took them for
+    durable, removed what they were to replace, and a power cut then left neither.
     """
     config = {"segment.bytes": 300, "cleanup.policy": "compact"}
     for syncs, changes in itertools.product(range(1, 12, 2), range(0, 40, 8)):
@@ -633,14 +712,19 @@ def test_a_compaction_that_failed_is_ended_in_order() -> None:
             pass
         for after in disk.after_crash(limit=20, kind="power"):
             with logcore.open("t-0", config=config, fs=after) as again:
-                newest = {record.key: record.offset for record in again.read(again.log_start_offset)}
+                newest = {
+                    record.key: record.offset
+                    for record in again.read(again.log_start_offset)
+                }
                 assert newest == {b"k0": 6, b"k1": 4, b"k2": 5}, after
         if not disk.is_dead:
             disk.crash()
 
 
 @pytest.mark.parametrize("durability", ["group", "os"])
-def test_what_a_failed_append_left_does_not_come_back_after_a_clean_close(durability: str) -> None:
+def test_what_a_failed_append_left_does_not_come_back_after_a_clean_close(
+    durability: str,
+) -> None:
     """Kafka looks at nothing in a directory that was marked as clean."""
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, fs=disk, durability=durability) as log:
@@ -651,7 +735,10 @@ def test_what_a_failed_append_left_does_not_come_back_after_a_clean_close(durabi
             log.append(b"second" * 100)
     for state in disk.crash_states():
         with logcore.open("t-0", fs=state.disk()) as log:
-            assert log.recovery_report is not None and log.recovery_report.cut_position is None, state.what
+            assert (
+                log.recovery_report is not None
+                and log.recovery_report.cut_position is None
+            ), state.what
 
 
 def test_a_close_whose_sync_fails_says_so_and_calls_nothing_clean() -> None:
@@ -662,25 +749,37 @@ def test_a_close_whose_sync_fails_says_so_and_calls_nothing_clean() -> None:
     with pytest.raises(logcore.DurabilityUnknownError):
         log.close()
     assert log.is_closed
-    assert "/.kafka_cleanshutdown" not in disk.files() and "/t-0/logcore.unsynced" in disk.files()
+    assert (
+        "/.kafka_cleanshutdown" not in disk.files()
+        and "/t-0/logcore.unsynced" in disk.files()
+    )
 
 
 @pytest.mark.parametrize("policy", ["os", "every(100)", "interval(1000000)", "always"])
 def test_what_was_stored_before_the_disk_was_full_is_shown(policy: str) -> None:
-    disk = SimulatedDisk(faults=FaultPlan(Fault("pwrite", errno.ENOSPC, path="*[1-9].log")))
+    disk = SimulatedDisk(
+        faults=FaultPlan(Fault("pwrite", errno.ENOSPC, path="*[1-9].log"))
+    )
     with logcore.open(
-        "t-0", create=True, durability=policy, config={"segment.bytes": 600, "batch.size": 100}, fs=disk
+        "t-0",
+        create=True,
+        durability=policy,
+        config={"segment.bytes": 600, "batch.size": 100},
+        fs=disk,
     ) as log:
         with pytest.raises(logcore.DiskFullError, match="were stored"):
             log.append_many([(None, b"%d" % at * 60) for at in range(12)])
         end = log.log_end_offset
         assert end > 0
-        assert [record.value for record in log.read(0)] == [b"%d" % at * 60 for at in range(end)]
+        assert [record.value for record in log.read(0)] == [
+            b"%d" % at * 60 for at in range(end)
+        ]
 
 
 def test_what_memory_alone_has_after_a_sync_that_failed_is_kept() -> None:
-    """Acknowledged as "os", which a kill is not to lose. The failure was noted, so memory is copied: to sync it once
-    more would succeed without the data, and to let go of it would lose them.
+    """Acknowledged as "os", which a kill is not to lose. The failure was noted, so
+    memory is copied: to sync it once more would succeed without the data, and to let go
+    of it would lose them.
     """
     disk = SimulatedDisk(faults=FaultPlan(Fault("fdatasync", errno.EIO, path="*.log")))
     log = logcore.open("t-0", create=True, durability="os", fs=disk)
@@ -701,7 +800,9 @@ def test_what_memory_alone_has_after_a_sync_that_failed_is_kept() -> None:
 def test_a_roll_of_which_nobody_can_say_how_far_it_came_ends_the_writing(
     monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
-    """The new file was there, and no memory to look: the next append would give its offset out in the old segment."""
+    """The new file was there, and no memory to look: the next append would give its
+    offset out in the old segment.
+    """
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, fs=disk, durability="os")
     log.append(b"one")
@@ -736,8 +837,12 @@ def test_a_roll_of_which_nobody_can_say_how_far_it_came_ends_the_writing(
         assert [record.value for record in log.read(0)] == [b"one", b"two"]
 
 
-def test_a_write_that_could_not_be_taken_back_ends_the_writing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was in the file, with no memory to note it or to call what takes it back: the next one got its offset."""
+def test_a_write_that_could_not_be_taken_back_ends_the_writing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was in the file, with no memory to note it or to call what takes it back: the
+    next one got its offset.
+    """
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, fs=disk, durability="os")
     log.append(b"one")
@@ -759,5 +864,8 @@ def test_a_write_that_could_not_be_taken_back_ends_the_writing(monkeypatch: pyte
         log.append(b"three")
     log.close()
     with logcore.open("t-0", fs=disk) as log:
-        assert [(record.offset, record.value) for record in log.read(0)] in ([(0, b"one")], [(0, b"one"), (1, b"two")])
+        assert [(record.offset, record.value) for record in log.read(0)] in (
+            [(0, b"one")],
+            [(0, b"one"), (1, b"two")],
+        )
         assert log.append(b"three").offset == log.log_end_offset - 1

@@ -1,4 +1,6 @@
-"""A name that exists may not be durable, and a file that was removed may come back: power cuts after clean calls."""
+"""A name that exists may not be durable, and a file that was removed may come back:
+power cuts after clean calls.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,14 @@ from logcore.testing import Fault, FaultPlan, SimulatedDisk
 
 
 def test_reader_after_clean_close_and_power_cut_sees_every_record() -> None:
-    """close() removes logcore.durable without a sync. A power cut brought it back as it was last synced, and readers
-    stopped there: 0, 8 or 9 of 10 records, in a directory that was marked as clean.
+    """close() removes logcore.durable without a sync. A power cut brought it back as it
+    was last synced, and readers stopped there: 0, 8 or 9 of 10 records, in a directory
+    that was marked as clean.
     """
     disk = SimulatedDisk()
-    with logcore.open_dir("/data", create=True, durability="group", fs=disk) as directory:
+    with logcore.open_dir(
+        "/data", create=True, durability="group", fs=disk
+    ) as directory:
         directory.create_topic("t")
         for number in range(10):
             directory.append("t", b"%d" % number, partition=0)
@@ -43,16 +48,23 @@ def append_to_log(disk: SimulatedDisk) -> None:
 
 
 @pytest.mark.parametrize("program", [append_to_directory, append_to_log])
-def test_append_after_failed_opening_survives_power_cut(program: Callable[[SimulatedDisk], None]) -> None:
-    """The first opening created the directory, and the sync of its parent failed or never ran. The second opening found
-    the directory and synced nothing, so that a power cut took it with all acknowledged records.
+def test_append_after_failed_opening_survives_power_cut(
+    program: Callable[[SimulatedDisk], None],
+) -> None:
+    """The first opening created the directory, and the sync of its parent failed or
+    never ran. The second opening found the directory and synced nothing, so that a
+    power cut took it with all acknowledged records.
     """
     counter = SimulatedDisk({"srv": None})
     program(counter)
-    first_write = next(at for at, one in enumerate(counter.operations) if one.path.endswith(".log"))
+    first_write = next(
+        at for at, one in enumerate(counter.operations) if one.path.endswith(".log")
+    )
     assert first_write > 4
     for at in range(1, first_write + 1):
-        disk = SimulatedDisk({"srv": None}, faults=FaultPlan(Fault("*", errno.EMFILE, at=at)))
+        disk = SimulatedDisk(
+            {"srv": None}, faults=FaultPlan(Fault("*", errno.EMFILE, at=at))
+        )
         for _ in range(2):
             try:
                 program(disk)
@@ -61,14 +73,20 @@ def test_append_after_failed_opening_survives_power_cut(program: Callable[[Simul
                 continue
         for after in disk.after_crash(limit=20):
             with logcore.open("/srv/more/data/t-0", create=True, fs=after) as log:
-                assert [record.value for record in log.read(0)] == [b"acknowledged"], f"call {at}: {after}"
+                assert [record.value for record in log.read(0)] == [b"acknowledged"], (
+                    f"call {at}: {after}"
+                )
 
 
-def test_staging_directory_whose_first_sync_failed_is_synced_by_the_next_driver() -> None:
+def test_staging_directory_whose_first_sync_failed_is_synced_by_the_next_driver() -> (
+    None
+):
     disk = SimulatedDisk({"srv": None, "srv/data": None})
     staging = Staging(disk, "/srv/data")
     disk.faults = FaultPlan(Fault("sync_dir", errno.EIO, path="/srv"))
     with pytest.raises(LogcoreError):
         staging.begin("one")
     staging.begin("two")
-    assert all(after.is_directory("/srv/data.staging") for after in disk.after_crash(limit=10))
+    assert all(
+        after.is_directory("/srv/data.staging") for after in disk.after_crash(limit=10)
+    )

@@ -1,12 +1,14 @@
-"""Every decoder, given damaged bytes, raises nothing but errors of the tree and uses bounded memory.
+"""Every decoder, given damaged bytes, raises nothing but errors of the tree and uses
+bounded memory.
 
-Valid samples are changed a little: bits, bytes, cuts, splices, repeats, and false lengths. A decoder that checks a CRC
-would refuse nearly all of these, so seven in ten get a correct CRC afterwards. A child process with a limited address
-space runs the decoders; a decoder that exceeds the limit, or hangs, fails the test. Inputs that once failed are kept
-in tests/data/fuzz, named `<decoder>-<what>.bin`, and run each time.
+Valid samples are changed a little: bits, bytes, cuts, splices, repeats, and false
+lengths. A decoder that checks a CRC would refuse nearly all of these, so seven in ten
+get a correct CRC afterwards. A child process with a limited address space runs the
+decoders; a decoder that exceeds the limit, or hangs, fails the test. Inputs that once
+failed are kept in tests/data/fuzz, named `<decoder>-<what>.bin`, and run each time.
 
-LOGCORE_FUZZ is the number of inputs: 15,000 by default, 50,000,000 in `make slow`. A failure prints the decoder, the
-seed and the input, and writes the input to a file.
+LOGCORE_FUZZ is the number of inputs: 15,000 by default, 50,000,000 in `make slow`. A
+failure prints the decoder, the seed and the input, and writes the input to a file.
 """
 
 from __future__ import annotations
@@ -54,13 +56,15 @@ from support.vectors import DATA
 EXECUTIONS = int(os.environ.get("LOGCORE_FUZZ", "15000"))
 MANY = int(os.environ.get("LOGCORE_FUZZ", "50000000"))
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or None
-#: On top of the address space at the start: twice the cap on inflated bytes, and as much again for their records.
+#: On top of the address space at the start: twice the cap on inflated bytes, and as
+#: much again for their records.
 MEMORY_BYTES = 256 << 20
 
 Decoder = Callable[[bytes], object]
 
 
-# -- changes ---------------------------------------------------------------------------------------------------------
+# -- changes
+# ---------------------------------------------------------------------------------------------------------
 
 NUMBERS = [
     0,
@@ -104,14 +108,18 @@ def changed(rng: random.Random, samples: list[bytes]) -> bytes:
             case 4:
                 size = rng.choice((1, 2, 4, 8))
                 number = rng.choice(NUMBERS) & ((1 << 8 * size) - 1)
-                data[at : at + size] = number.to_bytes(size, rng.choice(("big", "big", "little")))
+                data[at : at + size] = number.to_bytes(
+                    size, rng.choice(("big", "big", "little"))
+                )
             case 5:
                 new = rng.choice(VARINTS)
                 data[at : at + rng.choice((1, len(new)))] = new
             case 6:
                 other = rng.choice(samples)
                 start = rng.randrange(len(other) + 1)
-                data[at : at + rng.choice((0, 40))] = other[start : start + rng.randrange(80)]
+                data[at : at + rng.choice((0, 40))] = other[
+                    start : start + rng.randrange(80)
+                ]
             case 7:
                 data[at:at] = data[at : at + rng.randrange(40)] * rng.choice((1, 2, 50))
             case 8:
@@ -146,12 +154,17 @@ def resealed(data: bytes) -> bytes:
     return b"%s %08x\n" % (text, zlib.crc32(text))
 
 
-# -- decoders --------------------------------------------------------------------------------------------------------
+# -- decoders
+# --------------------------------------------------------------------------------------------------------
 
 
 def read_all(data: bytes) -> None:
     for batch in read_batches(data):
-        for ask in (batch.records, batch.control_type, lambda batch=batch: batch.columns().keys()):
+        for ask in (
+            batch.records,
+            batch.control_type,
+            lambda batch=batch: batch.columns().keys(),
+        ):
             try:
                 ask()
             except logcore.LogcoreError:
@@ -160,7 +173,9 @@ def read_all(data: bytes) -> None:
 
 
 def append(data: bytes) -> None:
-    recordbatch.prepare_append(data, base_offset=5, leader_epoch=1, now_ms=7, config=LogConfig())
+    recordbatch.prepare_append(
+        data, base_offset=5, leader_epoch=1, now_ms=7, config=LogConfig()
+    )
 
 
 def walk(data: bytes) -> None:
@@ -194,17 +209,29 @@ def partition(name: str, data: bytes) -> None:
     with logcore.open("/d/t-0", fs=disk) as log:
         assert [record.value for record in log.read(0)] == [b"v0", b"v1", b"v2"]
         log.offset_for_timestamp(5)
-        log.append_batch(recordbatch.encode([(b"k", b"v")], producer_id=1, producer_epoch=0, base_sequence=0, now_ms=1))
+        log.append_batch(
+            recordbatch.encode(
+                [(b"k", b"v")],
+                producer_id=1,
+                producer_epoch=0,
+                base_sequence=0,
+                now_ms=1,
+            )
+        )
 
 
 def log(data: bytes) -> None:
     """Opens, recovers and reads a log whose only segment is the data."""
     path = f"/d/t-0/{file_name(0, '.log')}"
     for read_only in (True, False):
-        with logcore.open("/d/t-0", read_only=read_only, fs=SimulatedDisk({path: data})) as found:
+        with logcore.open(
+            "/d/t-0", read_only=read_only, fs=SimulatedDisk({path: data})
+        ) as found:
             for ask in (
                 lambda found=found: list(found.read(found.log_start_offset)),
-                lambda found=found: list(found.read(found.log_start_offset, isolation="read_committed")),
+                lambda found=found: list(
+                    found.read(found.log_start_offset, isolation="read_committed")
+                ),
                 lambda found=found: found.get(1),
                 lambda found=found: found.offset_for_timestamp(5),
             ):
@@ -216,7 +243,12 @@ def small(data: bytes) -> None:
     checkpoint.unpack_topics(data)
     checkpoint.unpack_producer_ids(data)
     checkpoint.unpack_shown_end(data)
-    disk = SimulatedDisk({f"/d/{name}": data for name in ("c", checkpoint.LEADER_EPOCH, checkpoint.POLICY)})
+    disk = SimulatedDisk(
+        {
+            f"/d/{name}": data
+            for name in ("c", checkpoint.LEADER_EPOCH, checkpoint.POLICY)
+        }
+    )
     checkpoint.read_offsets(disk, "/d", "c")
     checkpoint.read_epochs(disk, "/d")
     checkpoint.read_notes(disk, "/d")
@@ -245,7 +277,11 @@ def request(data: bytes) -> None:
 def response(data: bytes) -> None:
     if len(data) > 2:
         api = list(wire.APIS.values())[data[0] % len(wire.APIS)]
-        wire.decode_response(api, api.min_version + data[1] % (api.max_version - api.min_version + 1), data[2:])
+        wire.decode_response(
+            api,
+            api.min_version + data[1] % (api.max_version - api.min_version + 1),
+            data[2:],
+        )
 
 
 def committed(data: bytes) -> None:
@@ -258,19 +294,42 @@ def blob(message: Any, data: bytes) -> None:
     wire.decode_versioned(message, data)
 
 
-SEGMENT = b"".join(recordbatch.encode([(b"k", b"v%d" % at, (), at)], base_offset=at) for at in range(3))
+SEGMENT = b"".join(
+    recordbatch.encode([(b"k", b"v%d" % at, (), at)], base_offset=at) for at in range(3)
+)
 
 
 @cache
-def decoders() -> dict[str, tuple[Decoder, list[bytes], Callable[[bytes], bytes] | None]]:
-    """Name -> (decoder, samples, the function that corrects the CRC of a changed sample)."""
-    vectors = [path.read_bytes() for path in sorted((DATA / "vectors" / "records").glob("*.bin"))]
-    kafkas = [path.read_bytes()[:4096] for path in sorted((DATA / "vectors").glob("*/*/*")) if path.suffix]
+def decoders() -> dict[
+    str, tuple[Decoder, list[bytes], Callable[[bytes], bytes] | None]
+]:
+    """Name -> (decoder, samples, the function that corrects the CRC of a changed
+    sample).
+    """
+    vectors = [
+        path.read_bytes()
+        for path in sorted((DATA / "vectors" / "records").glob("*.bin"))
+    ]
+    kafkas = [
+        path.read_bytes()[:4096]
+        for path in sorted((DATA / "vectors").glob("*/*/*"))
+        if path.suffix
+    ]
     ours = own()
-    text = [data for path, data in ours.items() if os.path.splitext(path)[1] not in (".log", ".index", ".timeindex")]
-    text += [path.read_bytes() for path in sorted((DATA / "vectors").glob("partition-*/**/*point*")) if path.is_file()]
+    text = [
+        data
+        for path, data in ours.items()
+        if os.path.splitext(path)[1] not in (".log", ".index", ".timeindex")
+    ]
+    text += [
+        path.read_bytes()
+        for path in sorted((DATA / "vectors").glob("partition-*/**/*point*"))
+        if path.is_file()
+    ]
     plain = [b"abc" * 50, bytes(3000), random.Random(1).randbytes(200)]
-    bodies = [b"\x02" + data[61:] for data in vectors if data[16] == 2 and not data[22] & 7]
+    bodies = [
+        b"\x02" + data[61:] for data in vectors if data[16] == 2 and not data[22] & 7
+    ]
     manifest = Manifest(**_manifest()).pack()
     rng = random.Random(5)
     found: dict[str, Any] = {
@@ -279,11 +338,19 @@ def decoders() -> dict[str, tuple[Decoder, list[bytes], Callable[[bytes], bytes]
         "walk": (walk, [*vectors, SEGMENT], None),
         "body": (body, bodies, None),
         "small": (small, text, None),
-        "producers": (partial(Producers.unpack, offset=9), [data for data in kafkas if data[:2] == b"\0\1"], resnapped),
+        "producers": (
+            partial(Producers.unpack, offset=9),
+            [data for data in kafkas if data[:2] == b"\0\1"],
+            resnapped,
+        ),
         "manifest": (partial(Manifest.unpack, path="m"), [manifest], checked),
         "state": (
             state,
-            [checkpoint.pack_checked({"app_id": "app", "version": 3, "txid": "x", "ranges": {}})],
+            [
+                checkpoint.pack_checked(
+                    {"app_id": "app", "version": 3, "txid": "x", "ranges": {}}
+                )
+            ],
             checked,
         ),
         "request": (request, [], None),
@@ -293,32 +360,58 @@ def decoders() -> dict[str, tuple[Decoder, list[bytes], Callable[[bytes], bytes]
         "assignment": (partial(blob, wire.CONSUMER_PROTOCOL_ASSIGNMENT), [], None),
     }
     for codec in list(Codec)[1:]:
-        found[codec.name.lower()] = (partial(inflate, codec), [compress(codec, data) for data in plain], None)
+        found[codec.name.lower()] = (
+            partial(inflate, codec),
+            [compress(codec, data) for data in plain],
+            None,
+        )
     for kind in DUMPERS:
         is_suffix = kind in ("index", "timeindex", "txnindex", "snapshot", "seal")
         path = "/d/t-0/" + (file_name(0, f".{kind}") if is_suffix else kind)
         samples = [data for name, data in ours.items() if name.endswith(kind)]
-        samples += [each.read_bytes()[:400] for each in (DATA / "vectors").glob(f"*/**/*{kind}")]
-        found[kind] = (partial(file, path), samples or text, {"snapshot": resnapped, "seal": resealed}.get(kind))
+        samples += [
+            each.read_bytes()[:400] for each in (DATA / "vectors").glob(f"*/**/*{kind}")
+        ]
+        found[kind] = (
+            partial(file, path),
+            samples or text,
+            {"snapshot": resnapped, "seal": resealed}.get(kind),
+        )
     for name in (
         file_name(0, ".index"),
         file_name(0, ".timeindex"),
         file_name(3, ".snapshot"),
         checkpoint.LEADER_EPOCH,
     ):
-        found[f"beside {name.rpartition('.')[2]}"] = (partial(partition, name), found[name.rpartition(".")[2]][1], None)
-    groups = checkpoint.pack_groups([{"group": name, "config": {SESSION_TIMEOUT: 50_000}} for name in "gh"])
+        found[f"beside {name.rpartition('.')[2]}"] = (
+            partial(partition, name),
+            found[name.rpartition(".")[2]][1],
+            None,
+        )
+    groups = checkpoint.pack_groups(
+        [{"group": name, "config": {SESSION_TIMEOUT: 50_000}} for name in "gh"]
+    )
     found["group settings"] = (group_settings, [groups], rowed)
     found[checkpoint.GROUPS] = (*found[checkpoint.GROUPS][:1], [groups], rowed)
-    found[checkpoint.DURABLE_END] = (*found[checkpoint.DURABLE_END][:1], [checkpoint.pack_shown_end(5)], None)
+    found[checkpoint.DURABLE_END] = (
+        *found[checkpoint.DURABLE_END][:1],
+        [checkpoint.pack_shown_end(5)],
+        None,
+    )
     found["log"] = (log, [SEGMENT, *vectors], None)
     for number, api in enumerate(wire.APIS.values()):
         for version in range(api.min_version, api.max_version + 1):
             value = draw(api.request.shape, version, api.is_flexible(version), rng)
-            found["request"][1].append(wire.encode_request(api, version, 7, "me", value)[4:][:2000])
+            found["request"][1].append(
+                wire.encode_request(api, version, 7, "me", value)[4:][:2000]
+            )
             value = draw(api.response.shape, version, api.is_flexible(version), rng)
-            frame = b"".join(map(bytes, wire.encode_response(api, version, 7, value)))[4:]
-            found["response"][1].append(bytes([number, version - api.min_version]) + frame[:2000])
+            frame = b"".join(map(bytes, wire.encode_response(api, version, 7, value)))[
+                4:
+            ]
+            found["response"][1].append(
+                bytes([number, version - api.min_version]) + frame[:2000]
+            )
     for name, message in (
         ("subscription", wire.CONSUMER_PROTOCOL_SUBSCRIPTION),
         ("assignment", wire.CONSUMER_PROTOCOL_ASSIGNMENT),
@@ -327,11 +420,21 @@ def decoders() -> dict[str, tuple[Decoder, list[bytes], Callable[[bytes], bytes]
     ):
         assert message in MESSAGES
         is_commit = message is group_messages.OFFSET_COMMIT_VALUE
-        key = grouprecords.commit_key("g", "t", 1) if is_commit else grouprecords.group_key("g")
+        key = (
+            grouprecords.commit_key("g", "t", 1)
+            if is_commit
+            else grouprecords.group_key("g")
+        )
         for version in range(message.min_version, message.max_version + 1):
-            data = encode(message, version, draw(message.shape, version, message.is_flexible(version), rng))
+            data = encode(
+                message,
+                version,
+                draw(message.shape, version, message.is_flexible(version), rng),
+            )
             data = struct.pack(">h", version) + data
-            found[name][1].append(bytes([len(key)]) + key + data if name == "committed" else data)
+            found[name][1].append(
+                bytes([len(key)]) + key + data if name == "committed" else data
+            )
     assert all(samples for _, samples, _ in found.values())
     return found
 
@@ -343,14 +446,21 @@ def _manifest() -> dict[str, Any]:
 
 def _rest(kind: Any) -> dict[str, Any]:
     given = {"topic", "partition", "name", "count", "files", "txid", "places"}
-    return {each.name: "a" if "str" in str(each.type) else 1 for each in kind.__attrs_attrs__ if each.name not in given}
+    return {
+        each.name: "a" if "str" in str(each.type) else 1
+        for each in kind.__attrs_attrs__
+        if each.name not in given
+    }
 
 
-# -- running ---------------------------------------------------------------------------------------------------------
+# -- running
+# ---------------------------------------------------------------------------------------------------------
 
 
 def run(name: str, data: bytes) -> bool:
-    """Whether the decoder accepted the data. Raises what is no error of the tree, and ResourceError: memory ran out."""
+    """Whether the decoder accepted the data. Raises what is no error of the tree, and
+    ResourceError: memory ran out.
+    """
     try:
         decoders()[name][0](data)
     except logcore.ResourceError:
@@ -361,11 +471,15 @@ def run(name: str, data: bytes) -> bool:
 
 
 def explore(count: int, seed: int) -> Iterator[tuple[str, int, int]]:
-    """For each decoder: its name, its executions, and how many of them accepted the input."""
+    """For each decoder: its name, its executions, and how many of them accepted the
+    input.
+    """
     every = decoders()
     resource.setrlimit(resource.RLIMIT_AS, (_size_bytes() + MEMORY_BYTES,) * 2)
     # Opening a log takes milliseconds, most others take ten microseconds.
-    weights = {name: 0.1 if name == "log" or name.startswith("beside") else 1 for name in every}
+    weights = {
+        name: 0.1 if name == "log" or name.startswith("beside") else 1 for name in every
+    }
     for name, (_, samples, seal) in every.items():
         rng = random.Random(f"{seed} {name}")
         share = math.ceil(count * weights[name] / sum(weights.values()))
@@ -379,13 +493,18 @@ def explore(count: int, seed: int) -> Iterator[tuple[str, int, int]]:
             except BaseException:
                 where = Path(f"fuzz-{name}.bin")
                 where.write_bytes(data)
-                print(f"decoder {name}, LOGCORE_TEST_SEED={seed}, input kept in {where.resolve()}: {data[:200]!r}")
+                print(
+                    f"decoder {name}, LOGCORE_TEST_SEED={seed}, input kept in {where.resolve()}: {data[:200]!r}"
+                )
                 raise
         yield name, share, taken
 
 
 def _size_bytes() -> int:
-    return int(re.findall(r"VmSize:\s+(\d+) kB", Path("/proc/self/status").read_text())[0]) << 10
+    return (
+        int(re.findall(r"VmSize:\s+(\d+) kB", Path("/proc/self/status").read_text())[0])
+        << 10
+    )
 
 
 def main(count: int, seed: int) -> None:
@@ -396,22 +515,56 @@ def main(count: int, seed: int) -> None:
     print(f"{sum(share for _, share, _ in done)} executions of {len(done)} decoders")
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc and RLIMIT_AS")
-@pytest.mark.parametrize(
-    "count", [EXECUTIONS, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(36000)])]
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="needs Linux's /proc and RLIMIT_AS"
 )
-def test_foreign_bytes_cause_nothing_but_errors_of_the_tree(tmp_path: Path, count: int) -> None:
-    seed = SEED or (7 if count == EXECUTIONS else random.SystemRandom().randrange(1 << 32))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    command = [sys.executable, "-c", f"import test_fuzz; test_fuzz.main({count}, {seed})"]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(
+    "count",
+    [
+        EXECUTIONS,
+        pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(36000)]),
+    ],
+)
+def test_foreign_bytes_cause_nothing_but_errors_of_the_tree(
+    tmp_path: Path, count: int
+) -> None:
+    seed = SEED or (
+        7 if count == EXECUTIONS else random.SystemRandom().randrange(1 << 32)
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+    command = [
+        sys.executable,
+        "-c",
+        f"import test_fuzz; test_fuzz.main({count}, {seed})",
+    ]
+    done = subprocess.run(
+        command,
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     print(done.stdout)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    taken = [int(line.split()[-2]) for line in done.stdout.splitlines() if line.endswith("taken")]
+    taken = [
+        int(line.split()[-2])
+        for line in done.stdout.splitlines()
+        if line.endswith("taken")
+    ]
     assert all(taken), "changes that no decoder survives reach nothing"
 
 
-@pytest.mark.parametrize("path", [pytest.param(path, id=path.name) for path in sorted((DATA / "fuzz").glob("*.bin"))])
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.name)
+        for path in sorted((DATA / "fuzz").glob("*.bin"))
+    ],
+)
 def test_what_once_went_wrong(path: Path) -> None:
     run(path.name.rpartition("-")[0], path.read_bytes())
 
@@ -454,11 +607,24 @@ def bomb(codec: Codec, data: bytes) -> bytes:
 
 
 @pytest.mark.slow  # three seconds; smaller bombs are in test_compression.py
-@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's /proc")
+@pytest.mark.skipif(
+    not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's /proc"
+)
 def test_a_gibibyte_of_zeros_in_a_batch_takes_the_cap_and_little_more() -> None:
-    """With the cap that users get, by way of a batch; tests/format/test_compression.py tests the codecs alone."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run([sys.executable, "-c", BOMBS], env=environment, capture_output=True, text=True, check=False)
+    """With the cap that users get, by way of a batch; tests/format/test_compression.py
+    tests the codecs alone.
+    """
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", BOMBS],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     print(done.stdout)
     extra = [int(line.split()[0]) for line in done.stdout.splitlines()]

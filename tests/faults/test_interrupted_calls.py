@@ -1,7 +1,8 @@
-"""Ctrl-C at any line of any public call: records are returned or not committed, no claim is kept, no member stays.
+"""Ctrl-C at any line of any public call: records are returned or not committed, no
+claim is kept, no member stays.
 
-`make test` interrupts each call at a few lines, taken evenly; `make slow` at every line. LOGCORE_INTERRUPTS=n says how
-many lines of a call.
+`make test` interrupts each call at a few lines, taken evenly; `make slow` at every
+line. LOGCORE_INTERRUPTS=n says how many lines of a call.
 """
 
 from __future__ import annotations
@@ -44,27 +45,39 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize("most", [FEW, pytest.param(1 << 60, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize(
+    "most",
+    [FEW, pytest.param(1 << 60, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
+)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_interrupted_call_breaks_no_promise(case: type[calls.Case], most: int) -> None:
     lines = calls.count_lines(case)
     chosen = min(lines, most)
-    met = sum(calls.interrupt_at(case, 1 + at * lines // chosen) for at in range(chosen))
+    met = sum(
+        calls.interrupt_at(case, 1 + at * lines // chosen) for at in range(chosen)
+    )
     assert met >= chosen * 9 // 10, "the calls take other ways each time"
     print(f"{case.__name__}: interrupted at {met} of {lines} lines")
 
 
 def test_interrupted_opening_of_a_partition_keeps_no_claim(tmp_path: Path) -> None:
-    """A partition whose first use was interrupted could not be used again for the life of the process: the claim was
-    taken, and nobody had it who could release it.
+    """A partition whose first use was interrupted could not be used again for the life
+    of the process: the claim was taken, and nobody had it who could release it.
     """
     nth = left = 0
     while not left:
         nth += 5
-        with logcore.open_dir(tmp_path / str(nth), create=True, durability="os") as data:
+        with logcore.open_dir(
+            tmp_path / str(nth), create=True, durability="os"
+        ) as data:
             data.create_topic("t")
             left = interrupted(
-                lambda: data.partition("t", 0), nth, fs.__file__, claim.__file__, claiming.__file__, openlogs.__file__
+                lambda: data.partition("t", 0),
+                nth,
+                fs.__file__,
+                claim.__file__,
+                claiming.__file__,
+                openlogs.__file__,
             ).left
             data.append("t", b"a", partition=0)
         with logcore.open_dir(tmp_path / str(nth)) as data:
@@ -76,9 +89,13 @@ def test_interrupted_deletion_of_a_topic_keeps_no_claim(tmp_path: Path) -> None:
     nth = left = 0
     while not left:
         nth += 5
-        with logcore.open_dir(tmp_path / str(nth), create=True, durability="os") as data:
+        with logcore.open_dir(
+            tmp_path / str(nth), create=True, durability="os"
+        ) as data:
             data.create_topic("t", 2)
-            left = interrupted(lambda: data.delete_topic("t"), nth, fs.__file__, deletions.__file__).left
+            left = interrupted(
+                lambda: data.delete_topic("t"), nth, fs.__file__, deletions.__file__
+            ).left
             data.tick()
             if "t" in data:
                 data.append("t", b"a", partition=0)
@@ -87,7 +104,9 @@ def test_interrupted_deletion_of_a_topic_keeps_no_claim(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_second_close_completes_an_interrupted_close(tmp_path: Path, shared: bool) -> None:
+def test_second_close_completes_an_interrupted_close(
+    tmp_path: Path, shared: bool
+) -> None:
     """Real files have another class of lock than the simulated disk has."""
     nth = left = 0
     while not left:
@@ -97,27 +116,39 @@ def test_second_close_completes_an_interrupted_close(tmp_path: Path, shared: boo
         data.create_topic("t")
         data.append("t", b"a")
         log = data.partition("t", 0)
-        trace = interrupted(lambda log=log: log.close(), nth, fs.__file__, claim.__file__)  # type: ignore[misc]
+        trace = interrupted(
+            lambda log=log: log.close(), nth, fs.__file__, claim.__file__
+        )  # type: ignore[misc]
         log.close()
         data.open_again("t", 0)
-        left = interrupted(data.close, nth, fs.__file__, claim.__file__).left or trace.left
+        left = (
+            interrupted(data.close, nth, fs.__file__, claim.__file__).left or trace.left
+        )
         data.close()
         for other in (not shared, shared):
             with logcore.open_dir(path, durability="os", shared=other) as again:
-                assert [record.value for record in again.read("t")] == [b"a"], trace.place
+                assert [record.value for record in again.read("t")] == [b"a"], (
+                    trace.place
+                )
     assert nth > 100
 
 
 @pytest.mark.parametrize("how", ["poll", "poll_columns"])
-def test_poll_interrupted_at_any_line_of_the_fetcher_passes_no_record_over(how: str) -> None:
-    """Those lines take records, move positions, and hand the records out. The same consumer goes on."""
+def test_poll_interrupted_at_any_line_of_the_fetcher_passes_no_record_over(
+    how: str,
+) -> None:
+    """Those lines take records, move positions, and hand the records out. The same
+    consumer goes on.
+    """
     nth = left = 0
     while not left:
         nth += 1
         case = calls.Reading() if how == "poll" else calls.ReadingColumns()
         for _ in range(2):
             case.read(case.consumer)  # joins, and has the first records
-        left = interrupted(lambda case=case: case.read(case.consumer), nth, fetcher.__file__).left  # type: ignore[misc]
+        left = interrupted(
+            lambda case=case: case.read(case.consumer), nth, fetcher.__file__
+        ).left  # type: ignore[misc]
         for _ in range(8):
             case.read(case.consumer)
         assert len(set(case.seen)) == 8, f"line {nth}"
@@ -126,7 +157,9 @@ def test_poll_interrupted_at_any_line_of_the_fetcher_passes_no_record_over(how: 
 
 
 def test_registry_close_interrupted_at_any_line_ends_the_session() -> None:
-    """An interrupt after the flag was set left the lease until the end of the process: a second close() did nothing."""
+    """An interrupt after the flag was set left the lease until the end of the process:
+    a second close() did nothing.
+    """
     lines = calls.count_lines(calls.Registering)
     for nth in range(lines - 25, lines + 1):
         calls.interrupt_at(calls.Registering, nth)

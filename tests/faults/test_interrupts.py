@@ -1,13 +1,16 @@
-"""An allocation that fails, and Ctrl-C, at any point of a log's life: the log goes on or refuses, and loses nothing.
+"""An allocation that fails, and Ctrl-C, at any point of a log's life: the log goes on
+or refuses, and loses nothing.
 
-Two ways to stop in the middle of append (with and without a new segment), roll, truncate, clean, read, close and
-recovery, at the nth point for every n:
+Two ways to stop in the middle of append (with and without a new segment), roll,
+truncate, clean, read, close and recovery, at the nth point for every n:
 - KeyboardInterrupt at the nth line that runs inside the library;
-- the nth allocation fails (`_testcapi.set_nomemory`), alone or with some after it, in a child.
+- the nth allocation fails (`_testcapi.set_nomemory`), alone or with some after it, in a
+  child.
 
-Afterwards the same log takes another append or refuses it for good, is closed, and is opened by the rules of
-logcore.testing.oracle. Half the points are lines, where an action has so many, and the rest allocations. Points are
-taken evenly from the whole of an action; only those are counted that were met. LOGCORE_INTERRUPTS=n meets n instead of
+Afterwards the same log takes another append or refuses it for good, is closed, and is
+opened by the rules of logcore.testing.oracle. Half the points are lines, where an
+action has so many, and the rest allocations. Points are taken evenly from the whole of
+an action; only those are counted that were met. LOGCORE_INTERRUPTS=n meets n instead of
 150; `make slow` meets 20,000.
 """
 
@@ -40,7 +43,11 @@ _testcapi = pytest.importorskip("_testcapi")
 COUNT = int(os.environ.get("LOGCORE_INTERRUPTS", "75"))
 MANY = int(os.environ.get("LOGCORE_INTERRUPTS", "20000"))
 POLICIES = ("group", "os")
-CONFIG: dict[str, Any] = {"segment.bytes": 300, "index.interval.bytes": 50, "cleanup.policy": "compact"}
+CONFIG: dict[str, Any] = {
+    "segment.bytes": 300,
+    "index.interval.bytes": 50,
+    "cleanup.policy": "compact",
+}
 
 
 class Life:
@@ -56,14 +63,18 @@ class Life:
         self.history.acknowledge(len(self.history.records), "os")
 
     def open(self) -> Log:
-        return logcore.open("t-0", create=True, config=CONFIG, durability=self.durability, fs=self.disk)
+        return logcore.open(
+            "t-0", create=True, config=CONFIG, durability=self.durability, fs=self.disk
+        )
 
     def append(self, times: int = 15) -> None:
         assert self.log is not None
         at = len(self.history.records)
         record = Record(at, 1_000 + at, b"k%d" % (at % 3), b"%d" % at * times)
         self.history.issue([record])
-        receipt = self.log.append(record.value, key=record.key, timestamp_ms=record.timestamp_ms)
+        receipt = self.log.append(
+            record.value, key=record.key, timestamp_ms=record.timestamp_ms
+        )
         self.history.acknowledge(at + 1, receipt.durability)
 
     def append_large(self) -> None:
@@ -89,7 +100,9 @@ class Life:
 
     def read(self) -> None:
         assert self.log is not None
-        assert list(self.log.read(0)) == self.history.between(0, self.log.high_watermark)
+        assert list(self.log.read(0)) == self.history.between(
+            0, self.log.high_watermark
+        )
         self.log.get(3)
         self.log.offset_for_timestamp(1_003)
 
@@ -104,9 +117,13 @@ class Life:
         self.log = self.open()
 
     def go_on(self) -> None:
-        """What the program does that caught the error: another append, the end, and a new beginning."""
+        """What the program does that caught the error: another append, the end, and a
+        new beginning.
+        """
         if self.log is not None and not self.log.is_closed:
-            self.history.take_end(max(self.log.log_end_offset, self.history.written_end))
+            self.history.take_end(
+                max(self.log.log_end_offset, self.history.written_end)
+            )
             try:
                 self.append()
             except (logcore.LogFailedError, logcore.LogClosedError):
@@ -115,21 +132,31 @@ class Life:
         self.log = None
         gc.collect()
         self.disk.kill()
-        self.history.judge(recover_log(self.disk, config=CONFIG, durability=self.durability, thorough=True), "kill")
+        self.history.judge(
+            recover_log(
+                self.disk, config=CONFIG, durability=self.durability, thorough=True
+            ),
+            "kill",
+        )
 
 
 ACTIONS: tuple[Callable[[Life], None], ...] = (
     Life.append, Life.append_large, Life.roll, Life.truncate, Life.clean, Life.read, Life.close, Life.recover,
 )  # fmt: skip
 
-each_action = pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.__name__)
+each_action = pytest.mark.parametrize(
+    "action", ACTIONS, ids=lambda action: action.__name__
+)
 each_count = pytest.mark.parametrize(
-    "count", [COUNT, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+    "count",
+    [COUNT, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
 )
 
 
 def interrupted(action: Callable[[Life], None], durability: str, nth: int) -> int:
-    """Interrupts it at the nth line; how many lines were still to go, 0 when it was met."""
+    """Interrupts it at the nth line; how many lines were still to go, 0 when it was
+    met.
+    """
     life = Life(durability)
     trace = interrupting.interrupted(lambda: action(life), nth)
     life.go_on()
@@ -139,10 +166,16 @@ def interrupted(action: Callable[[Life], None], durability: str, nth: int) -> in
 def lines(action: Callable[[Life], None]) -> list[tuple[str, int]]:
     """All points of an action: policy and number."""
     limit = 1 << 60
-    return [(policy, nth) for policy in POLICIES for nth in range(1, limit - interrupted(action, policy, limit) + 1)]
+    return [
+        (policy, nth)
+        for policy in POLICIES
+        for nth in range(1, limit - interrupted(action, policy, limit) + 1)
+    ]
 
 
-def shares(action: Callable[[Life], None], count: int) -> tuple[list[tuple[str, int]], int]:
+def shares(
+    action: Callable[[Life], None], count: int
+) -> tuple[list[tuple[str, int]], int]:
     """Which lines, and how many allocations, of `count` points of all actions."""
     every = lines(action)
     share = -(-count // len(ACTIONS))
@@ -158,30 +191,47 @@ def test_an_interrupt_at_any_line(action: Callable[[Life], None], count: int) ->
         try:
             assert interrupted(action, durability, nth) == 0, "not met"
         except BaseException as error:
-            error.add_note(f"repeat with interrupted(Life.{action.__name__}, {durability!r}, {nth})")
+            error.add_note(
+                f"repeat with interrupted(Life.{action.__name__}, {durability!r}, {nth})"
+            )
             raise
     print(f"{len(chosen)} interrupts met in {action.__name__}")
 
 
-# -- allocations -------------------------------------------------------------------------------------------------
+# -- allocations
+# -------------------------------------------------------------------------------------------------
 
-#: How many allocations in a row fail. Not all: Python 3.11 to 3.13 may look for ever for the memory to handle an error.
+#: How many allocations in a row fail. Not all: Python 3.11 to 3.13 may look for ever
+#: for the memory to handle an error.
 WIDTHS = (1, 4, 20)
-#: What may come of it. Beside ours: "can't allocate lock", and what C code did not expect and numpy did not pass on.
-FAILURES = (MemoryError, logcore.LogcoreError, ctypes.ArgumentError, RuntimeError, SystemError)
+#: What may come of it. Beside ours: "can't allocate lock", and what C code did not
+#: expect and numpy did not pass on.
+FAILURES = (
+    MemoryError,
+    logcore.LogcoreError,
+    ctypes.ArgumentError,
+    RuntimeError,
+    SystemError,
+)
 BATCH = 200  # points for one child
-GOLDEN = (5**0.5 - 1) / 2  # its multiples, less the whole part, lie evenly in 0..1 wherever one stops
+GOLDEN = (
+    5**0.5 - 1
+) / 2  # its multiples, less the whole part, lie evenly in 0..1 wherever one stops
 
 
 class RealLife(Life):
-    """The same on real files: the simulated disk would be a victim too. Alone in its directory, for the lock's sake."""
+    """The same on real files: the simulated disk would be a victim too. Alone in its
+    directory, for the lock's sake.
+    """
 
     def __init__(self, path: Path, durability: str) -> None:
         self.path = path / "t-0"
         super().__init__(durability)
 
     def open(self) -> Log:
-        return logcore.open(self.path, create=True, config=CONFIG, durability=self.durability)
+        return logcore.open(
+            self.path, create=True, config=CONFIG, durability=self.durability
+        )
 
     def die(self) -> None:
         """Leaves what recovery has to do something about."""
@@ -202,7 +252,9 @@ class RealLife(Life):
                 writer = self.log.writer
                 with writer.state.lock:
                     writer.check_writable_locked()
-                self.history.take_end(max(self.log.log_end_offset, self.history.written_end))
+                self.history.take_end(
+                    max(self.log.log_end_offset, self.history.written_end)
+                )
                 self.append()
             self.log.close()
         self.log = None
@@ -211,8 +263,12 @@ class RealLife(Life):
             self.history.judge(FoundLog.of(log), "kill")
 
 
-def starved(action: Callable[[Life], None], path: Path, durability: str, nth: int, width: int) -> int:
-    """Runs it while `width` allocations fail, from the nth on; how many were still to come, 0 when it was met."""
+def starved(
+    action: Callable[[Life], None], path: Path, durability: str, nth: int, width: int
+) -> int:
+    """Runs it while `width` allocations fail, from the nth on; how many were still to
+    come, 0 when it was met.
+    """
     life = RealLife(path, durability)
     if action is Life.recover:
         life.die()
@@ -236,8 +292,16 @@ def starved(action: Callable[[Life], None], path: Path, durability: str, nth: in
     return nth - left if got_through and left else 0
 
 
-def starve(action: Callable[[Life], None], path: Path, first: int, wanted: int, tell: Callable[[str], object]) -> None:
-    """Meets `wanted` points, of a sequence that covers all of the action ever more closely, from its first on."""
+def starve(
+    action: Callable[[Life], None],
+    path: Path,
+    first: int,
+    wanted: int,
+    tell: Callable[[str], object],
+) -> None:
+    """Meets `wanted` points, of a sequence that covers all of the action ever more
+    closely, from its first on.
+    """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     limit = 1 << 20
     totals = [limit - starved(action, path, policy, limit, 1) for policy in POLICIES]
@@ -246,7 +310,9 @@ def starve(action: Callable[[Life], None], path: Path, first: int, wanted: int, 
         which = turn % len(POLICIES)
         width = WIDTHS[turn // len(POLICIES) % len(WIDTHS)]
         nth = 1 + int(turn * GOLDEN % 1 * totals[which])
-        tell(f"\0starved(Life.{action.__name__}, path, {POLICIES[which]!r}, {nth}, {width})\n")
+        tell(
+            f"\0starved(Life.{action.__name__}, path, {POLICIES[which]!r}, {nth}, {width})\n"
+        )
         signal.alarm(20)  # a hang is a failure
         met += starved(action, path, POLICIES[which], nth, width) == 0
         if met == wanted:
@@ -256,12 +322,16 @@ def starve(action: Callable[[Life], None], path: Path, first: int, wanted: int, 
 
 @each_count
 @each_action
-def test_any_allocation_fails(action: Callable[[Life], None], count: int, tmp_path: Path) -> None:
+def test_any_allocation_fails(
+    action: Callable[[Life], None], count: int, tmp_path: Path
+) -> None:
     """In children, which a missing allocation may end."""
     _, share = shares(action, count)
     for first in range(0, share, BATCH):
         said = in_child(
-            lambda tell, first=first: starve(action, tmp_path / "data", 2 * first, min(BATCH, share - first), tell)  # type: ignore[misc]
+            lambda tell, first=first: starve(
+                action, tmp_path / "data", 2 * first, min(BATCH, share - first), tell
+            )  # type: ignore[misc]
         )
         assert said is None, said
     print(f"{share} failed allocations met in {action.__name__}")

@@ -1,7 +1,9 @@
-"""Processes that die by SIGKILL at each change they make on disk, and system calls that fail: on the real library.
+"""Processes that die by SIGKILL at each change they make on disk, and system calls that
+fail: on the real library.
 
-`make test` strikes at a choice of places, every kind of place first; `make slow` at all of them, under one seed after
-the other, until the count is reached. -s prints the figures and the seed.
+`make test` strikes at a choice of places, every kind of place first; `make slow` at all
+of them, under one seed after the other, until the count is reached. -s prints the
+figures and the seed.
 
     LOGCORE_KILLS, LOGCORE_STRACES    how many
     LOGCORE_KILL_SECONDS              after which `make slow` is content with fewer
@@ -35,7 +37,16 @@ from logcore.directory.topics import TopicRegistry
 from logcore.partition import recovery
 from logcore.partition.writer import Writer
 from support import real_faults
-from support.real_faults import POLICIES, WORKLOADS, Outcome, Site, Strike, Workload, heard, run_forked
+from support.real_faults import (
+    POLICIES,
+    WORKLOADS,
+    Outcome,
+    Site,
+    Strike,
+    Workload,
+    heard,
+    run_forked,
+)
 
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or 20_261_121
 SECONDS = float(os.environ.get("LOGCORE_KILL_SECONDS", "3000"))
@@ -43,7 +54,9 @@ SECONDS = float(os.environ.get("LOGCORE_KILL_SECONDS", "3000"))
 
 @pytest.fixture
 def ram(tmp_path: Path) -> Iterator[Path]:
-    """A directory in memory where there is one: a kill loses nothing of the page cache, so no disk is needed."""
+    """A directory in memory where there is one: a kill loses nothing of the page cache,
+    so no disk is needed.
+    """
     shared = "/dev/shm"
     if not os.access(shared, os.W_OK):
         yield tmp_path
@@ -54,9 +67,11 @@ def ram(tmp_path: Path) -> Iterator[Path]:
 
 @attrs.define
 class Campaign:
-    """Scenarios struck at many places, each in a directory of its own that is judged and removed.
+    """Scenarios struck at many places, each in a directory of its own that is judged
+    and removed.
 
-    A scenario is a workload, a policy and a seed, on an empty disk or on what a first kill has left.
+    A scenario is a workload, a policy and a seed, on an empty disk or on what a first
+    kill has left.
     """
 
     root: Path
@@ -79,7 +94,9 @@ class Campaign:
         shutil.rmtree(path)
 
     def strikes(self, scenario: Scenario) -> list[tuple[Strike, Site]]:
-        """Every place at which this scenario can be struck: before each change, and inside each write."""
+        """Every place at which this scenario can be struck: before each change, and
+        inside each write.
+        """
         with self.disk(scenario.before):
             outcome = scenario.run(None)
             scenario.witness_after(outcome).check(thorough=True)
@@ -87,7 +104,17 @@ class Campaign:
         for at, site in enumerate(outcome.sites):
             found.append((Strike(at), site))
             if site.operation == "pwrite":
-                found.append((Strike(at, random.Random(f"{scenario.seed}.{at}").choice([0.01, 0.5, 0.99])), site))
+                found.append(
+                    (
+                        Strike(
+                            at,
+                            random.Random(f"{scenario.seed}.{at}").choice(
+                                [0.01, 0.5, 0.99]
+                            ),
+                        ),
+                        site,
+                    )
+                )
         return found
 
     def kill(self, scenario: Scenario, strike: Strike, site: Site) -> None:
@@ -101,7 +128,9 @@ class Campaign:
             scenario.witness_after(outcome).check(thorough=self.kills % 10 == 0)
 
     def torn(self, scenario: Scenario, rng: random.Random) -> Scenario:
-        """What comes after a first kill: the scenario of recovering from it, which is not judged before."""
+        """What comes after a first kill: the scenario of recovering from it, which is
+        not judged before.
+        """
         strike, site = rng.choice(self.strikes(scenario))
         path = self.root / f"torn-{self.number}"
         path.mkdir()
@@ -111,7 +140,9 @@ class Campaign:
         return Scenario(then, scenario.durability, scenario.seed + 1, path, witness)
 
     def __str__(self) -> str:
-        each = ", ".join(f"{name} {count}" for name, count in sorted(self.counts.items()))
+        each = ", ".join(
+            f"{name} {count}" for name, count in sorted(self.counts.items())
+        )
         return (
             f"{self.kills} kills at {len(self.places)} places ({each}), {self.again} of them in the recovery from "
             f"another kill: 0 acknowledged records lost, 0 changed, 0 invented; LOGCORE_TEST_SEED={SEED}"
@@ -130,7 +161,9 @@ class Scenario:
         return run_forked(self.workload, self.durability, self.seed, strike)
 
     def witness_after(self, outcome: Outcome, kind: str = "kill") -> Any:
-        witness = copy.deepcopy(self.witness) or self.workload.witness(self.durability, kind)
+        witness = copy.deepcopy(self.witness) or self.workload.witness(
+            self.durability, kind
+        )
         for message in outcome.messages:
             witness.hear(*message)
         return witness
@@ -149,10 +182,14 @@ def told(scenario: Scenario, strike: Strike, site: Site) -> Iterator[None]:
 
 
 def scenarios(campaign: Campaign, seed: int) -> Iterator[Scenario]:
-    """Every workload, each under a policy; and, for each, what comes after a kill of it."""
+    """Every workload, each under a policy; and, for each, what comes after a kill of
+    it.
+    """
     rng = random.Random(seed)
     for slot, workload in enumerate(WORKLOADS.values()):
-        scenario = Scenario(workload, POLICIES[(slot + seed) % len(POLICIES)], rng.randrange(1 << 30))
+        scenario = Scenario(
+            workload, POLICIES[(slot + seed) % len(POLICIES)], rng.randrange(1 << 30)
+        )
         yield scenario
         yield campaign.torn(scenario, rng)
 
@@ -174,7 +211,9 @@ def test_kills_at_every_kind_of_place(ram: Path) -> None:
     rng.shuffle(rest)
     for scenario, strike, site in [*first, *rest][:count]:
         campaign.kill(scenario, strike, site)
-    print(campaign, f"of {len(first) + len(rest)} places, {len(first)} unlike any other")
+    print(
+        campaign, f"of {len(first) + len(rest)} places, {len(first)} unlike any other"
+    )
     assert campaign.kills == min(count, len(first) + len(rest))
 
 
@@ -220,8 +259,14 @@ def topics_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """The directories of a topic are made before the file that says that there is one."""
     save = TopicRegistry.save
 
-    def late_save(registry: Any, *changed: Any, deleting: Any = (), **others: Any) -> None:
-        new = [one for one in deleting if not os.path.exists(os.path.join(registry.path, f"{one.name}-0"))]
+    def late_save(
+        registry: Any, *changed: Any, deleting: Any = (), **others: Any
+    ) -> None:
+        new = [
+            one
+            for one in deleting
+            if not os.path.exists(os.path.join(registry.path, f"{one.name}-0"))
+        ]
         registry.make_partitions((topic, topic.numbers) for topic in new)
         save(registry, *changed, deleting=deleting, **others)
 
@@ -237,13 +282,17 @@ def topics_last(monkeypatch: pytest.MonkeyPatch) -> None:
         ("topics", topics_last),
     ],
 )
-def test_a_broken_log_is_found_out(ram: Path, workload: str, lie: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_log_is_found_out(
+    ram: Path, workload: str, lie: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The canary: with a bug that only a crash shows, some kill shows it."""
     lie(monkeypatch)
     campaign = Campaign(ram)
     scenario = Scenario(WORKLOADS[workload], "os", SEED)
     with pytest.raises((AssertionError, logcore.LogcoreError)) as met:
-        for at in sorted(range(200), key=lambda at: (at % 7, at)):  # soon somewhere in the middle
+        for at in sorted(
+            range(200), key=lambda at: (at % 7, at)
+        ):  # soon somewhere in the middle
             with campaign.disk():
                 outcome = scenario.run(Strike(at, 0.5))
                 if not outcome.was_killed:
@@ -252,7 +301,8 @@ def test_a_broken_log_is_found_out(ram: Path, workload: str, lie: Any, monkeypat
     print(f"{lie.__name__}: {met.value!r}"[:200])
 
 
-# -- system calls of a spawned process that fail, or kill ------------------------------------------------------------
+# -- system calls of a spawned process that fail, or kill
+# ------------------------------------------------------------
 
 CALLS = "openat,pwrite64,ftruncate,fdatasync,fsync,/^rename,/^unlink,/^mkdir,/^rmdir"
 LINE = re.compile(r"(?:\d+ +)?(\w+)\((.*)")
@@ -262,7 +312,12 @@ FAULTS = ("signal=KILL", "error=EIO", "error=ENOSPC")
 def spawn(workload: str, durability: str, seed: int, *options: str) -> Outcome:
     """Runs a workload as a program of its own under strace."""
     program = [sys.executable, real_faults.__file__, workload, durability, str(seed)]
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {
+        **os.environ,
+        "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONHASHSEED": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     with subprocess.Popen(
         ["strace", "-f", "-qq", *options, *program],
         stdout=subprocess.PIPE,
@@ -279,7 +334,9 @@ def spawn(workload: str, durability: str, seed: int, *options: str) -> Outcome:
 
 @attrs.frozen
 class Call:
-    """The nth call of this name that a program makes; nth counts from 1, the start of Python included."""
+    """The nth call of this name that a program makes; nth counts from 1, the start of
+    Python included.
+    """
 
     name: str
     nth: int
@@ -297,8 +354,14 @@ def calls_of(workload: str, durability: str, seed: int) -> list[Call]:
         name, rest = met.groups()
         counts[name] += 1
         file = re.search(rf"(?:\./|{re.escape(os.getcwd())}/)([\w./-]+)", rest)
-        if file and (name != "openat" or "O_CREAT" in rest) and not file[1].endswith(("trace", ".lock")):
-            found.append(Call(name, counts[name], re.sub(r"\d+", "N", os.path.basename(file[1]))))
+        if (
+            file
+            and (name != "openat" or "O_CREAT" in rest)
+            and not file[1].endswith(("trace", ".lock"))
+        ):
+            found.append(
+                Call(name, counts[name], re.sub(r"\d+", "N", os.path.basename(file[1])))
+            )
     os.unlink("trace")
     return found
 
@@ -307,13 +370,26 @@ def calls_of(workload: str, durability: str, seed: int) -> list[Call]:
 def strace(ram: Path) -> Path:
     if shutil.which("strace") is None:
         pytest.skip("needs strace (Debian: apt install strace)")
-    done = subprocess.run(["strace", "-o", ram / "probe", "true"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["strace", "-o", ram / "probe", "true"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
-        pytest.skip(f"strace may not trace here: {done.stderr.strip().splitlines()[:1]}")
+        pytest.skip(
+            f"strace may not trace here: {done.stderr.strip().splitlines()[:1]}"
+        )
     return ram
 
 
-def inject(campaign: Campaign, count: int, names: Iterator[str], rng: random.Random, until: float) -> Counter[str]:
+def inject(
+    campaign: Campaign,
+    count: int,
+    names: Iterator[str],
+    rng: random.Random,
+    until: float,
+) -> Counter[str]:
     """Strikes at system calls, those of each kind first; returns how often with what."""
     met: Counter[str] = Counter()
     for name in names:
@@ -327,15 +403,26 @@ def inject(campaign: Campaign, count: int, names: Iterator[str], rng: random.Ran
         for call, fault in zip([*kinds.values(), *calls], itertools.cycle(FAULTS)):
             if met.total() == count or time.monotonic() > until:
                 return met
-            when = f"{call.nth}{'+' if fault != FAULTS[0] and rng.random() < 0.3 else ''}"
-            options = ("-o", "/dev/null", "-e", f"trace={call.name}", "-e", f"inject={call.name}:{fault}:when={when}")
+            when = (
+                f"{call.nth}{'+' if fault != FAULTS[0] and rng.random() < 0.3 else ''}"
+            )
+            options = (
+                "-o",
+                "/dev/null",
+                "-e",
+                f"trace={call.name}",
+                "-e",
+                f"inject={call.name}:{fault}:when={when}",
+            )
             with campaign.disk():
                 try:
                     outcome = spawn(name, policy, seed, *options)
                     assert outcome.was_killed == (fault == FAULTS[0])
                     scenario.witness_after(outcome).check(thorough=True)
                 except BaseException as error:
-                    error.add_note(f"{name} under {policy!r}, seed {seed}: {options[-1]} in {call}")
+                    error.add_note(
+                        f"{name} under {policy!r}, seed {seed}: {options[-1]} in {call}"
+                    )
                     raise
             met[f"{call.name} {fault}"] += 1
     return met
@@ -343,7 +430,13 @@ def inject(campaign: Campaign, count: int, names: Iterator[str], rng: random.Ran
 
 def test_system_calls_that_fail_or_kill(strace: Path) -> None:
     rng = random.Random(SEED)
-    met = inject(Campaign(strace), int(os.environ.get("LOGCORE_STRACES", "1")), iter(["deletes"]), rng, float("inf"))
+    met = inject(
+        Campaign(strace),
+        int(os.environ.get("LOGCORE_STRACES", "1")),
+        iter(["deletes"]),
+        rng,
+        float("inf"),
+    )
     print(f"{met.total()} injected: {dict(met)}; LOGCORE_TEST_SEED={SEED}")
 
 
@@ -355,7 +448,13 @@ def test_many_system_calls_that_fail_or_kill(strace: Path) -> None:
     until = time.monotonic() + SECONDS
     met: Counter[str] = Counter()
     for name in itertools.cycle(each):
-        more = inject(Campaign(strace), min(count - met.total(), count // len(each) + 1), iter([name]), rng, until)
+        more = inject(
+            Campaign(strace),
+            min(count - met.total(), count // len(each) + 1),
+            iter([name]),
+            rng,
+            until,
+        )
         met += more
         if met.total() >= count or not more:
             break

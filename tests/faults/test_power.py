@@ -1,12 +1,15 @@
-"""Power cuts, failed syncs and full disks of real file systems: ext4 and xfs on loop devices, a small tmpfs.
+"""Power cuts, failed syncs and full disks of real file systems: ext4 and xfs on loop
+devices, a small tmpfs.
 
-A cut is FS_IOC_SHUTDOWN, which makes a mounted file system forget all that is not on its device, then SIGKILL, umount
-and mount. A failed sync is one that the device refuses: the blocks that it would write are punched out of the image,
-and the tmpfs under the image is full, so that there is no place for them; afterwards there is, and what was punched out
-is put back. So the sync fails once, as on a device with a fault that passes, and the page cache goes on showing the
-data.
+A cut is FS_IOC_SHUTDOWN, which makes a mounted file system forget all that is not on
+its device, then SIGKILL, umount and mount. A failed sync is one that the device
+refuses: the blocks that it would write are punched out of the image, and the tmpfs
+under the image is full, so that there is no place for them; afterwards there is, and
+what was punched out is put back. So the sync fails once, as on a device with a fault
+that passes, and the page cache goes on showing the data.
 
-What the tests need and do not find (root, loop devices, mkfs.ext4, mkfs.xfs, unshare) they name and are skipped.
+What the tests need and do not find (root, loop devices, mkfs.ext4, mkfs.xfs, unshare)
+they name and are skipped.
 
     LOGCORE_POWER_CUTS     how many
     LOGCORE_TEST_SEED      to repeat
@@ -45,7 +48,18 @@ from logcore.fs import OsFS
 from logcore.log import open_log
 from logcore.partition import recovery
 from support import real_faults
-from support.real_faults import POLICIES, WORKLOADS, LogWorker, Outcome, Site, Strike, Workload, fork, heard, run_forked
+from support.real_faults import (
+    POLICIES,
+    WORKLOADS,
+    LogWorker,
+    Outcome,
+    Site,
+    Strike,
+    Workload,
+    fork,
+    heard,
+    run_forked,
+)
 from support.seeded import believe_memory
 
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or 20_261_121
@@ -61,7 +75,10 @@ CLONE_NEWNS = 0x20000
 MS_REC_SLAVE = 0x84000
 #: Size of the image, and of its tmpfs; how it is made.
 SYSTEMS = {
-    "ext4": (24 << 20, ["mkfs.ext4", "-q", "-F", "-b", "4096", "-E", "nodiscard,lazy_itable_init=0"]),
+    "ext4": (
+        24 << 20,
+        ["mkfs.ext4", "-q", "-F", "-b", "4096", "-E", "nodiscard,lazy_itable_init=0"],
+    ),
     "xfs": (320 << 20, ["mkfs.xfs", "-q", "-f", "-K"]),
 }
 #: Of the policies those that promise something when the power goes.
@@ -70,12 +87,15 @@ PROMISING = ("always", "group", "every(3)")
 
 @functools.cache
 def own_mounts() -> None:
-    """From here on this process has its mounts to itself: a namespace that another process makes meanwhile, as any
-    container does, would otherwise take a copy of them, and what was unmounted here would stay mounted there.
+    """From here on this process has its mounts to itself: a namespace that another
+    process makes meanwhile, as any container does, would otherwise take a copy of them,
+    and what was unmounted here would stay mounted there.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNS) or libc.mount(b"none", b"/", None, MS_REC_SLAVE, None):
-        pytest.skip(f"no mounts of its own for this process: {os.strerror(ctypes.get_errno())}")
+        pytest.skip(
+            f"no mounts of its own for this process: {os.strerror(ctypes.get_errno())}"
+        )
 
 
 class LoopDisk:
@@ -87,7 +107,9 @@ class LoopDisk:
         self.size, self.make = SYSTEMS[system]
         self.memory, self.at = root / "memory", root / "disk"
         self.image, self.ballast = self.memory / "image", self.memory / "ballast"
-        self.refused = mmap.mmap(-1, 1)  # shared with child processes: whether the device has refused a sync
+        self.refused = mmap.mmap(
+            -1, 1
+        )  # shared with child processes: whether the device has refused a sync
         self.memory.mkdir()
         self.at.mkdir()
 
@@ -96,14 +118,26 @@ class LoopDisk:
             pytest.skip("power cuts need root, to mount file systems")
         for tool in ("mount", "umount", self.make[0]):
             if shutil.which(tool) is None:
-                pytest.skip(f"needs {tool} (Debian: apt install mount e2fsprogs xfsprogs)")
+                pytest.skip(
+                    f"needs {tool} (Debian: apt install mount e2fsprogs xfsprogs)"
+                )
         own_mounts()
-        self._call("mount", "-t", "tmpfs", "-o", f"size={self.size + (8 << 20)}", "logcore-test", self.memory)
+        self._call(
+            "mount",
+            "-t",
+            "tmpfs",
+            "-o",
+            f"size={self.size + (8 << 20)}",
+            "logcore-test",
+            self.memory,
+        )
         try:
             with self.image.open("wb") as image:
                 os.truncate(image.fileno(), self.size)
                 self._call(*self.make, self.image)
-                os.posix_fallocate(image.fileno(), 0, self.size)  # all of it: mkfs leaves holes in the journal
+                os.posix_fallocate(
+                    image.fileno(), 0, self.size
+                )  # all of it: mkfs leaves holes in the journal
             self.mount()
         except BaseException:
             self._call("umount", "-l", self.memory)
@@ -111,7 +145,10 @@ class LoopDisk:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for mounted in (self.at, self.memory):  # lazily: a test that failed may hold a file
+        for mounted in (
+            self.at,
+            self.memory,
+        ):  # lazily: a test that failed may hold a file
             self._call("umount", "-l", mounted)
 
     @staticmethod
@@ -174,7 +211,9 @@ class LoopDisk:
         image = os.open(self.image, os.O_RDWR)
         saved = []
         try:
-            time.sleep(0.05)  # xfs frees the blocks of files that are gone a moment later, and would use them again
+            time.sleep(
+                0.05
+            )  # xfs frees the blocks of files that are gone a moment later, and would use them again
             fcntl.ioctl(handle, FITRIM, struct.pack("QQQ", 0, (1 << 64) - 1, 0))
             for position, size in extents(file):
                 saved.append((position, os.pread(image, size, position)))
@@ -184,7 +223,11 @@ class LoopDisk:
                 while full < 3:  # what was trimmed comes free bit by bit
                     free = os.statvfs(self.memory)
                     if free.f_bavail:
-                        os.posix_fallocate(ballast.fileno(), ballast.tell(), free.f_bavail * free.f_bsize)
+                        os.posix_fallocate(
+                            ballast.fileno(),
+                            ballast.tell(),
+                            free.f_bavail * free.f_bsize,
+                        )
                         ballast.seek(0, os.SEEK_END)
                     full = 0 if free.f_bavail else full + 1
                     time.sleep(0.005)
@@ -205,12 +248,16 @@ class LoopDisk:
 def extents(handle: int) -> list[tuple[int, int]]:
     """(position on the device, size) of the blocks of a file that have a place."""
     room = 32
-    answer = bytearray(struct.pack("QQIIII", 0, (1 << 64) - 1, 0, 0, room, 0) + bytes(room * 56))
+    answer = bytearray(
+        struct.pack("QQIIII", 0, (1 << 64) - 1, 0, 0, room, 0) + bytes(room * 56)
+    )
     fcntl.ioctl(handle, FS_IOC_FIEMAP, answer)
     count = struct.unpack_from("I", answer, 20)[0]
     found = []
     for at in range(count):
-        _, physical, size, _, _, flags = struct.unpack_from("QQQQQI", answer, 32 + at * 56)
+        _, physical, size, _, _, flags = struct.unpack_from(
+            "QQQQQI", answer, 32 + at * 56
+        )
         if not flags & 0x6:  # unknown, delayed
             found.append((physical, size))
     return found
@@ -229,7 +276,9 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LoopDisk]:
         yield made
 
 
-def judged(workload: Workload, policy: str, outcome: Outcome, before: Any = None) -> Any:
+def judged(
+    workload: Workload, policy: str, outcome: Outcome, before: Any = None
+) -> Any:
     """What must be there after this, once it was found to be there."""
     witness = before or workload.witness(policy, "power")
     for message in outcome.messages:
@@ -239,10 +288,16 @@ def judged(workload: Workload, policy: str, outcome: Outcome, before: Any = None
 
 
 def cut_at(disk: LoopDisk, workload: Workload, policy: str, rng: random.Random) -> None:
-    """The power goes in the middle of a workload, at one of its changes or inside one of its writes."""
+    """The power goes in the middle of a workload, at one of its changes or inside one
+    of its writes.
+    """
     seed = rng.randrange(1 << 30)
     mode = rng.choice([LOG_FLUSHED, NOTHING_FLUSHED, NOTHING_FLUSHED])
-    strike = Strike(rng.randrange(rng.choice([30, 150])), rng.choice([0, 0, 0.5]), functools.partial(disk.cut, mode))
+    strike = Strike(
+        rng.randrange(rng.choice([30, 150])),
+        rng.choice([0, 0, 0.5]),
+        functools.partial(disk.cut, mode),
+    )
     place = disk.directory()
     try:
         with contextlib.chdir(place):
@@ -253,7 +308,9 @@ def cut_at(disk: LoopDisk, workload: Workload, policy: str, rng: random.Random) 
         with contextlib.chdir(place):
             judged(workload, policy, outcome)
     except BaseException as error:
-        error.add_note(f"{workload.name} under {policy!r}, seed {seed}, {strike}, {disk.system}")
+        error.add_note(
+            f"{workload.name} under {policy!r}, seed {seed}, {strike}, {disk.system}"
+        )
         raise
     shutil.rmtree(place)
 
@@ -268,7 +325,9 @@ def endless(w: LogWorker) -> None:
     while True:
         choice = w.rng.random()
         if choice < 0.8:
-            w.append(w.rng.choice([1, 1, 2, 9]), w.rng.choice([None, None, "os", "disk"]))
+            w.append(
+                w.rng.choice([1, 1, 2, 9]), w.rng.choice([None, None, "os", "disk"])
+            )
         elif choice < 0.87:
             w.flush()
         elif choice < 0.92:
@@ -280,14 +339,20 @@ def endless(w: LogWorker) -> None:
 
 
 def cut_from_outside(disk: LoopDisk, policy: str, rng: random.Random) -> int:
-    """The power goes while a process works, whatever it is at; returns how many answers it had been given."""
+    """The power goes while a process works, whatever it is at; returns how many answers
+    it had been given.
+    """
     seed = rng.randrange(1 << 30)
     after = rng.randrange(1, 120)
     place = disk.directory()
     with contextlib.chdir(place):
         workload = Workload(endless)
         fs = real_faults.RealDisk
-        child, pipe = fork(lambda out: real_faults.conduct(workload, policy, seed, fs(), out, may_fail=True))
+        child, pipe = fork(
+            lambda out: real_faults.conduct(
+                workload, policy, seed, fs(), out, may_fail=True
+            )
+        )
     with pipe:
         witness = workload.witness(policy, "power")
         said = b""
@@ -295,7 +360,8 @@ def cut_from_outside(disk: LoopDisk, policy: str, rng: random.Random) -> int:
             more = os.read(pipe.fileno(), 1 << 16)
             assert more, "it has ended by itself"
             said += more
-        # What is in the pipe by now was said before the cut; a sync that is under way during it may lie.
+        # What is in the pipe by now was said before the cut; a sync that is under way
+        # during it may lie.
         said += os.read(pipe.fileno(), waiting(pipe.fileno()))
         disk.shut_down(rng.choice([LOG_FLUSHED, NOTHING_FLUSHED, NOTHING_FLUSHED]))
         os.kill(child, signal.SIGKILL)
@@ -335,7 +401,9 @@ def test_thousands_of_power_cuts(disk: LoopDisk) -> None:
 
 
 @pytest.mark.parametrize("disk", ["ext4"], indirect=True)
-def test_syncs_that_only_pretend_are_found_out(disk: LoopDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_syncs_that_only_pretend_are_found_out(
+    disk: LoopDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The canary: a cut takes what was not synced, and the judge notices."""
     monkeypatch.setattr(OsFS, "fdatasync", lambda *_: None)
     rng = random.Random(SEED)
@@ -345,20 +413,34 @@ def test_syncs_that_only_pretend_are_found_out(disk: LoopDisk, monkeypatch: pyte
     print(f"{met.value!r}"[:200])
 
 
-# -- syncs that fail -------------------------------------------------------------------------------------------------
+# -- syncs that fail
+# -------------------------------------------------------------------------------------------------
 
 SYNCS = ("fdatasync", "fsync", "sync_dir")
 
 
-def torn_places(disk: LoopDisk, workload: Workload, policy: str) -> Iterator[tuple[Workload, Path | None, Any, int]]:
-    """(workload, what it starts from, what must be in it, seed): from nothing; and opening what a kill has left."""
+def torn_places(
+    disk: LoopDisk, workload: Workload, policy: str
+) -> Iterator[tuple[Workload, Path | None, Any, int]]:
+    """(workload, what it starts from, what must be in it, seed): from nothing; and
+    opening what a kill has left.
+    """
     yield workload, None, None, SEED
     with contextlib.chdir(disk.directory()):
         sites = run_forked(workload, policy, SEED).sites
-    # Half a batch at the end; a segment that nothing was written to; one sealed above the recovery point.
+    # Half a batch at the end; a segment that nothing was written to; one sealed above
+    # the recovery point.
     point = "recovery-point-offset-checkpoint.tmp"
-    for operation, file in (("pwrite", "N.log"), ("create", "N.log"), ("create", point)):
-        places = [at for at, site in enumerate(sites) if (site.operation, site.file) == (operation, file)]
+    for operation, file in (
+        ("pwrite", "N.log"),
+        ("create", "N.log"),
+        ("create", point),
+    ):
+        places = [
+            at
+            for at, site in enumerate(sites)
+            if (site.operation, site.file) == (operation, file)
+        ]
         if not places:
             continue
         torn = disk.directory()
@@ -371,9 +453,11 @@ def torn_places(disk: LoopDisk, workload: Workload, policy: str) -> Iterator[tup
 
 
 def fail_syncs(disk: LoopDisk, way: str) -> tuple[int, set[str]]:
-    """Fails each sync site of the workloads once; then what is there is opened, restarted, and opened again.
+    """Fails each sync site of the workloads once; then what is there is opened,
+    restarted, and opened again.
 
-    Returns how many were failed, and the lines that had nothing to write whenever they were to fail.
+    Returns how many were failed, and the lines that had nothing to write whenever they
+    were to fail.
     """
     failed: set[Site] = set()
     idle: set[Site] = set()
@@ -381,7 +465,11 @@ def fail_syncs(disk: LoopDisk, way: str) -> tuple[int, set[str]]:
     for workload, policy in itertools.product(WORKLOADS.values(), PROMISING):
         for then, torn, before, seed in list(torn_places(disk, workload, policy)):
             for at, site in enumerate(calm(disk, then, policy, seed, torn)):
-                if site.operation not in SYNCS or site in failed or (way, site.operation) == ("fail_once", "sync_dir"):
+                if (
+                    site.operation not in SYNCS
+                    or site in failed
+                    or (way, site.operation) == ("fail_once", "sync_dir")
+                ):
                     continue
                 place = disk.directory()
                 if torn is not None:
@@ -390,22 +478,36 @@ def fail_syncs(disk: LoopDisk, way: str) -> tuple[int, set[str]]:
                 disk.refused[0] = 0
                 try:
                     with contextlib.chdir(place):
-                        outcome = run_forked(then, policy, seed, Strike(at, trouble=getattr(disk, way)))
+                        outcome = run_forked(
+                            then, policy, seed, Strike(at, trouble=getattr(disk, way))
+                        )
                         if not disk.refused[0]:
                             idle.add(site)
                             continue
                         failed.add(site)
-                        if way == "fail_once":  # the page cache still shows what the device has not
-                            witness = judged(then, policy, outcome, copy.deepcopy(before))
+                        if (
+                            way == "fail_once"
+                        ):  # the page cache still shows what the device has not
+                            witness = judged(
+                                then, policy, outcome, copy.deepcopy(before)
+                            )
                     disk.restart()
                     with contextlib.chdir(place):
                         if way == "fail":
-                            witness = judged(then, policy, outcome, copy.deepcopy(before))
-                        witness.check(thorough=True)  # and what was served is still there
-                        if site.file == "N.log" and site.caller.startswith(("log", "segment.seal")):
+                            witness = judged(
+                                then, policy, outcome, copy.deepcopy(before)
+                            )
+                        witness.check(
+                            thorough=True
+                        )  # and what was served is still there
+                        if site.file == "N.log" and site.caller.startswith(
+                            ("log", "segment.seal")
+                        ):
                             assert witness.failed[1], "not poisoned"
                 except BaseException as error:
-                    error.add_note(f"{then.name} under {policy!r}, seed {seed}, at {at}: {site} on {disk.system}")
+                    error.add_note(
+                        f"{then.name} under {policy!r}, seed {seed}, at {at}: {site} on {disk.system}"
+                    )
                     raise
                 poisoned += witness.failed is not None and witness.failed[1]
     idle -= failed
@@ -416,7 +518,9 @@ def fail_syncs(disk: LoopDisk, way: str) -> tuple[int, set[str]]:
     return len(failed), {site.caller.split(":")[0] for site in idle}
 
 
-def calm(disk: LoopDisk, workload: Workload, policy: str, seed: int, torn: Path | None) -> list[Site]:
+def calm(
+    disk: LoopDisk, workload: Workload, policy: str, seed: int, torn: Path | None
+) -> list[Site]:
     place = disk.directory()
     if torn is not None:
         shutil.copytree(torn, place, dirs_exist_ok=True)
@@ -439,7 +543,9 @@ def test_each_sync_of_a_file_fails_once(disk: LoopDisk) -> None:
 
 
 def test_a_sync_that_failed_once_then_succeeds_without_the_data(disk: LoopDisk) -> None:
-    """Why a failed sync is not tried again: what the tests above rely on, of file systems as they are."""
+    """Why a failed sync is not tried again: what the tests above rely on, of file
+    systems as they are.
+    """
     path = disk.directory() / "file"
     fs = OsFS()
     handle = fs.open(str(path), write=True, create=True)
@@ -463,12 +569,18 @@ class RefusingFS(OsFS):
     def fdatasync(self, handle: int) -> None:
         refusing = self.refusing
         self.refusing = None
-        with refusing.fail_once("fdatasync", handle) if refusing else contextlib.nullcontext():
+        with (
+            refusing.fail_once("fdatasync", handle)
+            if refusing
+            else contextlib.nullcontext()
+        ):
             super().fdatasync(handle)
 
 
 def fail_under_an_append(disk: LoopDisk) -> None:
-    """A sync fails once over several pages; the log is opened again, as found in the page cache, and goes on."""
+    """A sync fails once over several pages; the log is opened again, as found in the
+    page cache, and goes on.
+    """
     path = disk.directory() / "t-0"
     fs = RefusingFS()
     log = open_log(path, create=True, fs=fs)
@@ -481,7 +593,10 @@ def fail_under_an_append(disk: LoopDisk) -> None:
     log.close()
     with logcore.open(path) as again:
         found = [record.value for record in again.read(0)]
-        assert found in ([b"acknowledged" * 500], [b"acknowledged" * 500, b"perhaps" * 5_000])
+        assert found in (
+            [b"acknowledged" * 500],
+            [b"acknowledged" * 500, b"perhaps" * 5_000],
+        )
         again.append(b"next")
     disk.restart()
     with logcore.open(path) as again:
@@ -492,7 +607,9 @@ def test_what_is_served_after_a_failed_sync_is_on_disk(disk: LoopDisk) -> None:
     fail_under_an_append(disk)
 
 
-def test_a_recovery_that_trusts_the_page_cache_is_found_out(disk: LoopDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recovery_that_trusts_the_page_cache_is_found_out(
+    disk: LoopDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The canary: it syncs the old file, and believes what memory shows of it."""
     monkeypatch.setattr(recovery, "_settle", believe_memory)
     with pytest.raises((AssertionError, LogcoreError)) as met:
@@ -500,15 +617,27 @@ def test_a_recovery_that_trusts_the_page_cache_is_found_out(disk: LoopDisk, monk
     print(f"{met.value!r}"[:200])
 
 
-# -- full disks ------------------------------------------------------------------------------------------------------
+# -- full disks
+# ------------------------------------------------------------------------------------------------------
 
 
 def on_small_disk(path: Path, options: str, *arguments: str) -> str:
-    """Runs real_faults.py on a tmpfs of its own, in a mount namespace of its own; returns what it prints."""
+    """Runs real_faults.py on a tmpfs of its own, in a mount namespace of its own;
+    returns what it prints.
+    """
     if shutil.which("unshare") is None:
         pytest.skip("needs unshare (Debian: apt install util-linux)")
-    enter = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
-    mount = ["sh", "-c", 'mount -t tmpfs -o "$1" logcore-test "$2" && cd "$2" || exit 77; shift 2; exec "$@"', "sh"]
+    enter = (
+        ["unshare", "--mount"]
+        if os.geteuid() == 0
+        else ["unshare", "--user", "--map-root-user", "--mount"]
+    )
+    mount = [
+        "sh",
+        "-c",
+        'mount -t tmpfs -o "$1" logcore-test "$2" && cd "$2" || exit 77; shift 2; exec "$@"',
+        "sh",
+    ]
     program = [sys.executable, real_faults.__file__, *arguments]
     done = subprocess.run(
         [*enter, *mount, options, path, *program],
@@ -518,7 +647,9 @@ def on_small_disk(path: Path, options: str, *arguments: str) -> str:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     if done.returncode == 77 or "unshare failed" in done.stderr:
-        pytest.skip(f"no tmpfs can be mounted here: {done.stderr.strip().partition(chr(10))[0]}")
+        pytest.skip(
+            f"no tmpfs can be mounted here: {done.stderr.strip().partition(chr(10))[0]}"
+        )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -532,23 +663,39 @@ NAMES = "size=1m,nr_inodes=40"
     [
         ("group", BYTES),
         ("os", NAMES),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("group", NAMES), ("os", BYTES))),
-        *(pytest.param("always", one, marks=pytest.mark.slow) for one in (BYTES, NAMES)),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in (("group", NAMES), ("os", BYTES))
+        ),
+        *(
+            pytest.param("always", one, marks=pytest.mark.slow)
+            for one in (BYTES, NAMES)
+        ),
     ],
 )
-def test_a_disk_that_is_full_to_the_brim(tmp_path: Path, policy: str, options: str) -> None:
+def test_a_disk_that_is_full_to_the_brim(
+    tmp_path: Path, policy: str, options: str
+) -> None:
     """Filled, emptied by deleting, filled again; by bytes, and by names."""
     print(policy, options, on_small_disk(tmp_path, options, "fill", policy, str(SEED)))
 
 
 @pytest.mark.parametrize("policy", ["always", "group", "os"])
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_file_size_limit_at_every_byte_of_an_append(tmp_path: Path, policy: str, count: int) -> None:
-    """RLIMIT_FSIZE: the kernel writes what fits and then refuses. No byte stays; with room it is as if never tried."""
+def test_a_file_size_limit_at_every_byte_of_an_append(
+    tmp_path: Path, policy: str, count: int
+) -> None:
+    """RLIMIT_FSIZE: the kernel writes what fits and then refuses. No byte stays; with
+    room it is as if never tried.
+    """
 
     def run(pipe: int) -> int:
-        config = {} if policy == "always" else {"batch.size": 80}  # which goes batch by batch, and keeps the first
-        log = logcore.open(tmp_path / "t-0", create=True, durability=policy, config=config)
+        config = (
+            {} if policy == "always" else {"batch.size": 80}
+        )  # which goes batch by batch, and keeps the first
+        log = logcore.open(
+            tmp_path / "t-0", create=True, durability=policy, config=config
+        )
         file = tmp_path / "t-0" / f"{0:020d}.log"
         log.append(b"first" * 100)
         rows = [(b"k", b"value %d" % at * 4) for at in range(count)]
@@ -578,5 +725,9 @@ def test_a_file_size_limit_at_every_byte_of_an_append(tmp_path: Path, policy: st
     assert os.waitpid(child, 0)[1] == 0, messages
     rows = [b"value %d" % at * 4 for at in range(count)]
     with logcore.open(tmp_path / "t-0", read_only=True) as log:
-        assert [record.value for record in log.read(0)] == [b"first" * 100, *rows, b"last"]
+        assert [record.value for record in log.read(0)] == [
+            b"first" * 100,
+            *rows,
+            b"last",
+        ]
     print(f"{messages[0][1]} limits under {policy!r}")

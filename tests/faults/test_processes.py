@@ -1,4 +1,6 @@
-"""Several processes on one log: one writer, many readers, crashes, forks, and a lock that a Java broker respects."""
+"""Several processes on one log: one writer, many readers, crashes, forks, and a lock
+that a Java broker respects.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from logcore.watches import Inotify, Polling
 
 def run(program: str, *args: object) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", program, *map(str, args)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
 
 
 HOLD = """
@@ -65,8 +69,13 @@ def test_a_killed_writer_leaves_no_lock(partition: Path) -> None:
         assert [record.value for record in log.read(0)] == [b"theirs"]
 
 
-def test_one_process_may_write_several_partitions_but_each_once(partition: Path) -> None:
-    with logcore.open(partition, create=True) as one, logcore.open(partition.parent / "orders-1", create=True) as two:
+def test_one_process_may_write_several_partitions_but_each_once(
+    partition: Path,
+) -> None:
+    with (
+        logcore.open(partition, create=True) as one,
+        logcore.open(partition.parent / "orders-1", create=True) as two,
+    ):
         one.append(b"1")
         two.append(b"2")
         with pytest.raises(logcore.LogLockedError) as met:
@@ -80,8 +89,15 @@ def test_one_process_may_write_several_partitions_but_each_once(partition: Path)
 
 def test_another_file_descriptor_on_the_lock_does_not_drop_it(partition: Path) -> None:
     with logcore.open(partition, create=True):
-        (partition.parent / ".lock").read_bytes()  # opens and closes: drops a POSIX record lock, not ours
-        other = [sys.executable, "-c", "import sys, logcore; logcore.open(sys.argv[1])", str(partition)]
+        (
+            partition.parent / ".lock"
+        ).read_bytes()  # opens and closes: drops a POSIX record lock, not ours
+        other = [
+            sys.executable,
+            "-c",
+            "import sys, logcore; logcore.open(sys.argv[1])",
+            str(partition),
+        ]
         done = subprocess.run(other, capture_output=True, text=True, check=False)
         assert "LogLockedError" in done.stderr
 
@@ -105,26 +121,51 @@ def test_a_forked_child_cannot_write_and_harms_nothing(partition: Path) -> None:
             open_log(partition, fs=OsFS())
 
 
-def test_B37_a_forked_child_that_writes_is_found(partition: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_B37_a_forked_child_that_writes_is_found(
+    partition: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     test_a_forked_child_cannot_write_and_harms_nothing(partition)
-    monkeypatch.setattr(OsFS, "forks", property(lambda self: 0, lambda self, count: None), raising=False)
+    monkeypatch.setattr(
+        OsFS, "forks", property(lambda self: 0, lambda self, count: None), raising=False
+    )
     with pytest.raises(AssertionError):
-        test_a_forked_child_cannot_write_and_harms_nothing(partition.with_name("other-0"))
+        test_a_forked_child_cannot_write_and_harms_nothing(
+            partition.with_name("other-0")
+        )
 
 
-def test_B38_a_lock_that_goes_with_another_close_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_B38_a_lock_that_goes_with_another_close_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     test_another_file_descriptor_on_the_lock_does_not_drop_it(tmp_path / "a" / "t-0")
-    monkeypatch.setattr(fs_module, "_lock_file", lambda handle: fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB))
+    monkeypatch.setattr(
+        fs_module,
+        "_lock_file",
+        lambda handle: fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB),
+    )
     with pytest.raises(AssertionError):
-        test_another_file_descriptor_on_the_lock_does_not_drop_it(tmp_path / "b" / "t-0")
+        test_another_file_descriptor_on_the_lock_does_not_drop_it(
+            tmp_path / "b" / "t-0"
+        )
 
 
 @pytest.mark.parametrize(
     "policy",
-    ["group", "os", *(pytest.param(policy, marks=pytest.mark.slow) for policy in ("always", "every(10)"))],
+    [
+        "group",
+        "os",
+        *(
+            pytest.param(policy, marks=pytest.mark.slow)
+            for policy in ("always", "every(10)")
+        ),
+    ],
 )
-def test_a_killed_writer_loses_nothing_acknowledged(partition: Path, policy: str) -> None:
-    """SIGKILL while it appends; what it had reported over a pipe must be there, and nothing that was never sent."""
+def test_a_killed_writer_loses_nothing_acknowledged(
+    partition: Path, policy: str
+) -> None:
+    """SIGKILL while it appends; what it had reported over a pipe must be there, and
+    nothing that was never sent.
+    """
     program = """
 import sys, logcore
 with logcore.open(sys.argv[1], create=True, durability=sys.argv[2], config={"segment.bytes": 20_000}) as log:
@@ -150,8 +191,12 @@ with logcore.open(sys.argv[1], create=True, durability=sys.argv[2], config={"seg
         with logcore.open(partition, config={"segment.bytes": 20_000}) as log:
             found = list(log.read(0))
             assert len(found) >= acknowledged
-            assert [record.value for record in found] == [b"value %d" % at for at in range(len(found))]
-            assert [record.value for record in found[: len(seen)]] == seen, "what was shown is not taken back"
+            assert [record.value for record in found] == [
+                b"value %d" % at for at in range(len(found))
+            ]
+            assert [record.value for record in found[: len(seen)]] == seen, (
+                "what was shown is not taken back"
+            )
 
 
 APPEND = """
@@ -187,7 +232,9 @@ def test_tail_wakes_for_another_process_and_sees_each_record_once(
 
 def test_tail_wakes_in_its_own_process(partition: Path) -> None:
     with logcore.open(partition, create=True) as log:
-        thread = threading.Thread(target=lambda: [log.append(b"%d" % at) for at in range(20)])
+        thread = threading.Thread(
+            target=lambda: [log.append(b"%d" % at) for at in range(20)]
+        )
         tail = log.tail(0, timeout=30)
         thread.start()
         assert [next(tail).value for _ in range(20)] == [b"%d" % at for at in range(20)]
@@ -208,7 +255,10 @@ def test_readers_in_another_process_see_only_what_is_on_disk(partition: Path) ->
             assert log.high_watermark == 1
             log.flush()
             assert reader.refresh()
-            assert [record.value for record in reader.read(0)] == [b"on disk", b"only written"]
+            assert [record.value for record in reader.read(0)] == [
+                b"on disk",
+                b"only written",
+            ]
             assert not reader.refresh()
 
 
@@ -222,7 +272,9 @@ def test_a_reader_follows_a_log_whose_front_goes(partition: Path) -> None:
             logcore.open(partition, read_only=True) as late,
         ):
             log.delete_records(5)
-            assert [record.offset for record in reader.read(0)] == list(range(8)), "the files wait for their readers"
+            assert [record.offset for record in reader.read(0)] == list(range(8)), (
+                "the files wait for their readers"
+            )
             log.tick()
             with pytest.raises(logcore.OffsetOutOfRangeError):
                 list(late.read(0))
@@ -232,7 +284,9 @@ def test_a_reader_follows_a_log_whose_front_goes(partition: Path) -> None:
 
 
 @pytest.mark.interop
-def test_the_lock_excludes_a_java_broker_both_ways(partition: Path, tmp_path: Path) -> None:
+def test_the_lock_excludes_a_java_broker_both_ways(
+    partition: Path, tmp_path: Path
+) -> None:
     """Kafka takes FileChannel.tryLock on .lock; so does this program."""
     if shutil.which("javac") is None:
         pytest.skip("needs a JDK: apt-get install default-jdk-headless")
@@ -252,9 +306,13 @@ public class Lock {
     subprocess.run(["javac", "Lock.java"], cwd=tmp_path, check=True)
     java = ["java", "-cp", str(tmp_path), "Lock", str(partition.parent / ".lock")]
     with logcore.open(partition, create=True):
-        done = subprocess.run(java, input="\n", capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            java, input="\n", capture_output=True, text=True, check=True
+        )
         assert done.stdout == "refused\n"
-    broker = subprocess.Popen(java, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    broker = subprocess.Popen(
+        java, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert broker.stdout is not None
     assert broker.stdout.readline() == "locked\n"
     with pytest.raises(logcore.LogLockedError) as met:
@@ -283,10 +341,14 @@ def test_a_reader_follows_a_log_that_is_truncated_and_goes_on(partition: Path) -
             assert len(list(reader.read(0))) == 30
             log.truncate(11)
             reader.refresh()
-            assert [record.value for record in reader.read(0)] == [b"old %d" % at for at in range(11)]
+            assert [record.value for record in reader.read(0)] == [
+                b"old %d" % at for at in range(11)
+            ]
             log.append_many([(None, b"new %d" % at) for at in range(11, 60)])
             reader.refresh()
-            want = [b"old %d" % at for at in range(11)] + [b"new %d" % at for at in range(11, 60)]
+            want = [b"old %d" % at for at in range(11)] + [
+                b"new %d" % at for at in range(11, 60)
+            ]
             assert [record.value for record in reader.read(0)] == want
 
 
@@ -314,13 +376,21 @@ CALLS: dict[str, Callable[[logcore.LogDir, logcore.Log], object]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_child_waits_for_no_thread_of_its_parent(tmp_path: Path, name: str) -> None:
-    """The thread that holds a lock at the moment of a fork is not there in the child to release it."""
+    """The thread that holds a lock at the moment of a fork is not there in the child to
+    release it.
+    """
     with logcore.open_dir(tmp_path / "data", create=True) as logdir:
         logdir.create_topic("t", 2)
         log = logdir.partition("t", 0)
         log.append(b"parent", key=b"k")
         kept = log.table()
-        locks = [log._state.lock, log._state.listening, log._state.scanning, log.writer.commit._mutex, kept._lock]
+        locks = [
+            log._state.lock,
+            log._state.listening,
+            log._state.scanning,
+            log.writer.commit._mutex,
+            kept._lock,
+        ]
         locks += [logdir._lock, logdir._upkeeper._agenda_lock, logdir._incidents._lock]
         locks += [log.writer.claim._mutex, log.writer.claim.checkpoints._lock]
         is_held = threading.Barrier(len(locks) + 1)
@@ -362,8 +432,14 @@ os.waitpid(child, 0)
 """
 
 
-def test_a_child_does_not_keep_the_lock_of_a_parent_that_was_killed(partition: Path) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", ABANDONS, str(partition)], stdout=subprocess.PIPE, text=True)
+def test_a_child_does_not_keep_the_lock_of_a_parent_that_was_killed(
+    partition: Path,
+) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", ABANDONS, str(partition)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
     try:

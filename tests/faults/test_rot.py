@@ -1,13 +1,17 @@
-"""Rot: bits that turn, blocks that are zeroed or swapped, files that are cut, gone or there twice (T11, promise 3).
+"""Rot: bits that turn, blocks that are zeroed or swapped, files that are cut, gone or
+there twice (T11, promise 3).
 
-Whoever reads a damaged log gets what was written, or a typed error. Never other records, and never fewer without an
-error; what lies above the recovery point may be cut when the log is opened for writing, which its report then says.
+Whoever reads a damaged log gets what was written, or a typed error. Never other
+records, and never fewer without an error; what lies above the recovery point may be cut
+when the log is opened for writing, which its report then says.
 
-A CRC covers a batch from its attributes on. Not covered are base offset, length, leader epoch and magic, 17 of the 61
-bytes of a head: in the logs below 4 % of the flips. The length and the magic lead to an error of their own, the epoch
-changes no record, and the offsets are held against those of the neighbours.
+A CRC covers a batch from its attributes on. Not covered are base offset, length, leader
+epoch and magic, 17 of the 61 bytes of a head: in the logs below 4 % of the flips. The
+length and the magic lead to an error of their own, the epoch changes no record, and the
+offsets are held against those of the neighbours.
 
-LOGCORE_FLIPS says how many bits are turned: 50,000 by default, 100,000,000 in `make slow`.
+LOGCORE_FLIPS says how many bits are turned: 50,000 by default, 100,000,000 in `make
+slow`.
 """
 
 from __future__ import annotations
@@ -34,21 +38,32 @@ MANY = int(os.environ.get("LOGCORE_FLIPS", "100000000"))
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "7"))
 
 
-# -- batches ---------------------------------------------------------------------------------------------------------
+# -- batches
+# ---------------------------------------------------------------------------------------------------------
 
 
 def batches() -> dict[str, bytes]:
-    """Batches of every codec and format, and control batches: Kafka's and its clients', and larger ones of ours."""
-    found = {path.name: path.read_bytes() for path in sorted((VECTORS / "records").glob("*.bin"))}
+    """Batches of every codec and format, and control batches: Kafka's and its clients',
+    and larger ones of ours.
+    """
+    found = {
+        path.name: path.read_bytes()
+        for path in sorted((VECTORS / "records").glob("*.bin"))
+    }
     rng = random.Random(SEED)
     for codec in CODECS:
-        rows = [(b"%d" % at, rng.randbytes(20) * 3, [("h", b"x")], T0 + at) for at in range(12)]
+        rows = [
+            (b"%d" % at, rng.randbytes(20) * 3, [("h", b"x")], T0 + at)
+            for at in range(12)
+        ]
         found[codec] = encode(rows, codec=codec, base_offset=7, leader_epoch=3)
     return found
 
 
 def contents(data: bytes) -> list[Any]:
-    """What a reader finds in whole batches: offsets, times, keys, values, headers; control types."""
+    """What a reader finds in whole batches: offsets, times, keys, values, headers;
+    control types.
+    """
     at = 0
     found = []
     while at < len(data):
@@ -76,20 +91,30 @@ def heads_of(data: bytes) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("count", [FLIPS, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(36000)])])
+@pytest.mark.parametrize(
+    "count",
+    [FLIPS, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(36000)])],
+)
 def test_no_bit_of_a_batch_turns_unseen(count: int) -> None:
-    """Every single bit, or a choice where there is no time for all; then a few at once of what the CRC covers."""
+    """Every single bit, or a choice where there is no time for all; then a few at once
+    of what the CRC covers.
+    """
     samples = batches()
     sound = {name: contents(data) for name, data in samples.items()}
     heads = {name: heads_of(data) for name, data in samples.items()}
-    every = [(name, [bit]) for name, data in samples.items() for bit in range(len(data) * 8)]
+    every = [
+        (name, [bit]) for name, data in samples.items() for bit in range(len(data) * 8)
+    ]
     rng = random.Random(SEED)
     single = rng.sample(every, min(len(every), count * 9 // 10))
 
     def several() -> Iterator[tuple[str, list[int]]]:
         while True:
             name = rng.choice(CODECS)
-            yield name, rng.sample(range(17 * 8, len(samples[name]) * 8), rng.randrange(2, 6))
+            yield (
+                name,
+                rng.sample(range(17 * 8, len(samples[name]) * 8), rng.randrange(2, 6)),
+            )
 
     refused = outside = 0
     for name, bits in itertools.islice(itertools.chain(single, several()), count):
@@ -103,7 +128,9 @@ def test_no_bit_of_a_batch_turns_unseen(count: int) -> None:
         except logcore.LogcoreError:
             refused += 1
             continue
-        assert at < 8 or 12 <= at < 16, f"LOGCORE_TEST_SEED={SEED}: bits {bits} of {name} changed nothing that is seen"
+        assert at < 8 or 12 <= at < 16, (
+            f"LOGCORE_TEST_SEED={SEED}: bits {bits} of {name} changed nothing that is seen"
+        )
         assert without_offsets(found) == without_offsets(sound[name])
         assert at < 8 or found == sound[name]
     assert refused > count // 2
@@ -113,7 +140,9 @@ def test_no_bit_of_a_batch_turns_unseen(count: int) -> None:
 
 
 @pytest.mark.parametrize("way", ["read", "scan", "scan_typed"])
-def test_a_bit_that_makes_a_batch_a_control_batch_hides_none_of_its_records(way: str) -> None:
+def test_a_bit_that_makes_a_batch_a_control_batch_hides_none_of_its_records(
+    way: str,
+) -> None:
     """Control batches are passed over, and a batch with that bit turned would be one."""
     disk = SimulatedDisk(now_ms=T0)
     with logcore.open("/data/t-0", create=True, durability="os", fs=disk) as log:
@@ -127,20 +156,33 @@ def test_a_bit_that_makes_a_batch_a_control_batch_hides_none_of_its_records(way:
             "read": lambda: list(log.read(0)),
             "scan": lambda: list(log.scan()),
             "scan_typed": lambda: list(
-                typed_columns(log, 0, 2, isolation="read_uncommitted", rows=100, size_bytes=1 << 20)
+                typed_columns(
+                    log,
+                    0,
+                    2,
+                    isolation="read_uncommitted",
+                    rows=100,
+                    size_bytes=1 << 20,
+                )
             ),
         }
         with pytest.raises(logcore.CorruptBatchError):
             ways[way]()
 
 
-# -- logs ------------------------------------------------------------------------------------------------------------
+# -- logs
+# ------------------------------------------------------------------------------------------------------------
 
 
 def kafkas(name: str) -> Files:
-    """Kafka's files: transactions, markers, an index of aborted ones, snapshots, compacted batches."""
+    """Kafka's files: transactions, markers, an index of aborted ones, snapshots,
+    compacted batches.
+    """
     disk = SimulatedDisk.load(VECTORS / f"partition-{name}")
-    return {path if path.startswith("/") else f"/{path}": data for path, data in disk.files().items()}
+    return {
+        path if path.startswith("/") else f"/{path}": data
+        for path, data in disk.files().items()
+    }
 
 
 def partition_in(files: Files) -> str:
@@ -154,7 +196,9 @@ def read_through(log: logcore.Log) -> Answers:
     start = log.log_start_offset
     return {
         "read": lambda: list(log.read(start)),
-        "columns": lambda: [record for columns in log.scan() for record in columns.records()],
+        "columns": lambda: [
+            record for columns in log.scan() for record in columns.records()
+        ],
         "committed": lambda: list(log.read(start, isolation="read_committed")),
     }
 
@@ -162,13 +206,23 @@ def read_through(log: logcore.Log) -> Answers:
 def look_up(log: logcore.Log) -> Answers:
     times = [T0 + 13 * at for at in range(12)] + [FUTURE + 13 * at for at in range(12)]
     return {
-        **{f"get {offset}": lambda offset=offset: log.get(offset) for offset in range(log.log_start_offset, 32)},
-        **{f"at {time}": lambda time=time: log.offset_for_timestamp(time) for time in times},
+        **{
+            f"get {offset}": lambda offset=offset: log.get(offset)
+            for offset in range(log.log_start_offset, 32)
+        },
+        **{
+            f"at {time}": lambda time=time: log.offset_for_timestamp(time)
+            for time in times
+        },
     }
 
 
-def answers(files: Files, questions: Callable[[logcore.Log], Answers], *, read_only: bool) -> Answers:
-    """What a log answers, LogcoreError where it refuses; "cut": what its opening says it cut. Raises LogcoreError."""
+def answers(
+    files: Files, questions: Callable[[logcore.Log], Answers], *, read_only: bool
+) -> Answers:
+    """What a log answers, LogcoreError where it refuses; "cut": what its opening says
+    it cut. Raises LogcoreError.
+    """
     disk = SimulatedDisk(files, now_ms=T0)
     found: Answers = {}
     with logcore.open(partition_in(files), read_only=read_only, fs=disk) as log:
@@ -182,14 +236,28 @@ def answers(files: Files, questions: Callable[[logcore.Log], Answers], *, read_o
     return found
 
 
-def judge(sound: Answers, files: Files, questions: Callable[[logcore.Log], Answers], *, read_only: bool) -> str:
+def judge(
+    sound: Answers,
+    files: Files,
+    questions: Callable[[logcore.Log], Answers],
+    *,
+    read_only: bool,
+) -> str:
     """ "same", "cut" or "error"; fails for all else."""
     try:
         found = answers(files, questions, read_only=read_only)
     except logcore.LogcoreError:
         return "error"
-    wrong = {name for name in sound if name != "cut" and found.get(name, logcore.LogcoreError) != sound[name]}
-    refused = {name for name in wrong if found.get(name, logcore.LogcoreError) is logcore.LogcoreError}
+    wrong = {
+        name
+        for name in sound
+        if name != "cut" and found.get(name, logcore.LogcoreError) != sound[name]
+    }
+    refused = {
+        name
+        for name in wrong
+        if found.get(name, logcore.LogcoreError) is logcore.LogcoreError
+    }
     if found["cut"]:
         read = found.get("read", logcore.LogcoreError)
         assert read is logcore.LogcoreError or read == sound["read"][: len(read)]
@@ -198,19 +266,26 @@ def judge(sound: Answers, files: Files, questions: Callable[[logcore.Log], Answe
     return "error" if wrong else "same"
 
 
-#: Kafka's checkpoint of the log start has no CRC, and says what was deleted: its rot may show.
+#: Kafka's checkpoint of the log start has no CRC, and says what was deleted: its rot
+#: may show.
 EXEMPT = (checkpoint.LOG_START,)
 #: One whole log is opened for so many flips of single batches.
 SHARE = 800
 
 
 def flips(files: Files, count: int) -> Iterator[tuple[str, int]]:
-    """Bits to turn, each once: as many in heads of batches as elsewhere; all of them where there are not that many."""
+    """Bits to turn, each once: as many in heads of batches as elsewhere; all of them
+    where there are not that many.
+    """
     heads = []
     others = []
     for path, data in files.items():
         if os.path.basename(path) not in EXEMPT:
-            inside = {bit for at in heads_of(data) for bit in range(at * 8, at * 8 + 488)} if ".log" in path else set()
+            inside = (
+                {bit for at in heads_of(data) for bit in range(at * 8, at * 8 + 488)}
+                if ".log" in path
+                else set()
+            )
             heads += [(path, bit) for bit in sorted(inside)]
             others += [(path, bit) for bit in range(len(data) * 8) if bit not in inside]
     rng = random.Random(SEED)
@@ -219,26 +294,43 @@ def flips(files: Files, count: int) -> Iterator[tuple[str, int]]:
 
 
 def blows(files: Files, count: int) -> Iterator[tuple[str, Files]]:
-    """Larger damage: blocks zeroed or swapped, files cut, gone, or another one's content under their name."""
+    """Larger damage: blocks zeroed or swapped, files cut, gone, or another one's
+    content under their name.
+    """
     rng = random.Random(SEED)
     paths = [path for path in files if os.path.basename(path) not in EXEMPT]
     logs = [path for path in files if path.endswith(".log")]
     for path in paths:
-        yield f"without {path}", {other: data for other, data in files.items() if other != path}
+        yield (
+            f"without {path}",
+            {other: data for other, data in files.items() if other != path},
+        )
         for other in paths:
-            if path != other and os.path.splitext(path)[1] == os.path.splitext(other)[1] != "":
+            if (
+                path != other
+                and os.path.splitext(path)[1] == os.path.splitext(other)[1] != ""
+            ):
                 yield f"{other} as {path}", {**files, path: files[other]}
     cuts = [(path, size) for path in paths for size in range(len(files[path]))]
     for path, size in rng.sample(cuts, min(count, len(cuts))):
         yield f"{path} cut at {size}", {**files, path: files[path][:size]}
     for size, path, other in itertools.product((512, 4096), logs, logs):
-        for at, to in itertools.product(range(0, len(files[path]), size), range(0, len(files[other]), size)):
+        for at, to in itertools.product(
+            range(0, len(files[path]), size), range(0, len(files[other]), size)
+        ):
             bad = {name: bytearray(data) for name, data in files.items()}
-            block = bytes(size) if (path, at) == (other, to) else files[path][at : at + size]
+            block = (
+                bytes(size)
+                if (path, at) == (other, to)
+                else files[path][at : at + size]
+            )
             bad[other][to : to + size] = block
             if (path, at) != (other, to):
                 bad[path][at : at + size] = files[other][to : to + size]
-            yield f"{size} bytes at {at} of {path} and {to} of {other}", {n: bytes(data) for n, data in bad.items()}
+            yield (
+                f"{size} bytes at {at} of {path} and {to} of {other}",
+                {n: bytes(data) for n, data in bad.items()},
+            )
 
 
 def turned(files: Files, count: int) -> Iterator[tuple[str, Files]]:
@@ -257,8 +349,12 @@ def turned(files: Files, count: int) -> Iterator[tuple[str, Files]]:
         pytest.param(look_up, turned, id="lookup-bits"),
     ],
 )
-@pytest.mark.parametrize("count", [FLIPS // SHARE, pytest.param(MANY // SHARE, marks=pytest.mark.slow)])
-def test_no_rot_of_a_log_of_ours_is_silent(questions: Any, damages: Any, read_only: bool, count: int) -> None:
+@pytest.mark.parametrize(
+    "count", [FLIPS // SHARE, pytest.param(MANY // SHARE, marks=pytest.mark.slow)]
+)
+def test_no_rot_of_a_log_of_ours_is_silent(
+    questions: Any, damages: Any, read_only: bool, count: int
+) -> None:
     files = own()
     sound = answers(files, questions, read_only=read_only)
     met = {"same": 0, "error": 0, "cut": 0}
@@ -273,26 +369,42 @@ def test_no_rot_of_a_log_of_ours_is_silent(questions: Any, damages: Any, read_on
 
 
 def compacted() -> Files:
-    """A directory of ours: a log in several compacted segments, and newer ones that were not compacted."""
+    """A directory of ours: a log in several compacted segments, and newer ones that
+    were not compacted.
+    """
     disk = SimulatedDisk(now_ms=T0)
     config = {"cleanup.policy": "compact", "segment.bytes": 700}
     with logcore.open("/data/t-0", create=True, config=config, fs=disk) as log:
         for at in range(30):
-            log.append(b"old %d" % at * 4, key=b"key %d" % (at % 11), timestamp_ms=T0 + at * 10)
+            log.append(
+                b"old %d" % at * 4, key=b"key %d" % (at % 11), timestamp_ms=T0 + at * 10
+            )
         log.roll()
         logcore.clean(log, force=True)
         for at in range(30, 50):
-            log.append(b"new %d" % at * 4, key=b"key %d" % at, timestamp_ms=T0 + at * 10)
+            log.append(
+                b"new %d" % at * 4, key=b"key %d" % at, timestamp_ms=T0 + at * 10
+            )
     return disk.files()
 
 
 def transactional() -> Files:
-    """A directory of ours with transactions over several segments: committed, aborted, and one that is open."""
+    """A directory of ours with transactions over several segments: committed, aborted,
+    and one that is open.
+    """
     disk = SimulatedDisk(now_ms=T0)
     with logcore.open("/data/t-0", create=True, fs=disk) as log:
         for at in range(9):
             rows = [(b"k", b"transaction %d" % at, (), T0 + at * 10)]
-            log.append_batch(encode(rows, producer_id=1, producer_epoch=0, base_sequence=at, transactional=True))
+            log.append_batch(
+                encode(
+                    rows,
+                    producer_id=1,
+                    producer_epoch=0,
+                    base_sequence=at,
+                    transactional=True,
+                )
+            )
             if at % 3 == 2:
                 log.roll()  # the marker comes in the next segment
             if at < 8:
@@ -303,17 +415,28 @@ def transactional() -> Files:
 
 
 def losses(files: Files) -> Iterator[tuple[str, Files]]:
-    """Segments that are gone, with their other files or without, that are empty, lack a batch or end before one."""
+    """Segments that are gone, with their other files or without, that are empty, lack a
+    batch or end before one.
+    """
     for path in sorted(path for path in files if path.endswith(".log")):
         raw = files[path]
         stem = path.removesuffix(".log")
-        yield f"without {path}", {name: data for name, data in files.items() if name != path}
-        yield f"without {stem}.*", {name: data for name, data in files.items() if not name.startswith(stem)}
+        yield (
+            f"without {path}",
+            {name: data for name, data in files.items() if name != path},
+        )
+        yield (
+            f"without {stem}.*",
+            {name: data for name, data in files.items() if not name.startswith(stem)},
+        )
         yield f"{path} emptied", {**files, path: b""}
         heads = [*heads_of(raw), len(raw)]
         for at, behind in itertools.pairwise(heads):
             yield f"{path} cut at {at}", {**files, path: raw[:at]}
-            yield f"{path} without its batch at {at}", {**files, path: raw[:at] + raw[behind:]}
+            yield (
+                f"{path} without its batch at {at}",
+                {**files, path: raw[:at] + raw[behind:]},
+            )
 
 
 def everything(log: logcore.Log) -> Answers:
@@ -327,10 +450,22 @@ def everything(log: logcore.Log) -> Answers:
         "stored": lambda: _fetched(log, start, end),
         "stable": lambda: log.last_stable_offset,
         "aborted": lambda: aborted_transactions(log, start, end),
-        **{f"get {offset}": lambda offset=offset: log.get(offset) for offset in range(start, end)},
-        **{f"from {offset}": lambda offset=offset: next(log.read(offset)) for offset in range(start, end)},
-        **{f"sent from {offset}": lambda offset=offset: _sent(log, offset) for offset in range(start, end)},
-        **{f"at {time}": lambda time=time: log.offset_for_timestamp(time) for time in times},
+        **{
+            f"get {offset}": lambda offset=offset: log.get(offset)
+            for offset in range(start, end)
+        },
+        **{
+            f"from {offset}": lambda offset=offset: next(log.read(offset))
+            for offset in range(start, end)
+        },
+        **{
+            f"sent from {offset}": lambda offset=offset: _sent(log, offset)
+            for offset in range(start, end)
+        },
+        **{
+            f"at {time}": lambda time=time: log.offset_for_timestamp(time)
+            for time in times
+        },
     }
 
 
@@ -351,11 +486,17 @@ def _sent(log: logcore.Log, offset: int) -> bytes:
 @pytest.mark.parametrize("read_only", [True, False], ids=["read", "written"])
 @pytest.mark.parametrize("made", [own, compacted, transactional])
 @pytest.mark.parametrize("step", [2, pytest.param(1, marks=pytest.mark.slow)])
-def test_no_batch_or_segment_is_missing_in_silence(made: Callable[[], Files], read_only: bool, step: int) -> None:
-    """Whatever is asked of a log that lacks something: the answer of the whole log, or an error."""
+def test_no_batch_or_segment_is_missing_in_silence(
+    made: Callable[[], Files], read_only: bool, step: int
+) -> None:
+    """Whatever is asked of a log that lacks something: the answer of the whole log, or
+    an error.
+    """
     files = made()
     sound = answers(files, everything, read_only=read_only)
-    assert logcore.LogcoreError not in [sound[name] for name in ("read", "columns", "stable", "stored")]
+    assert logcore.LogcoreError not in [
+        sound[name] for name in ("read", "columns", "stable", "stored")
+    ]
     silent = []
     for what, bad in itertools.islice(losses(files), read_only % step, None, step):
         try:
@@ -368,8 +509,12 @@ def test_no_batch_or_segment_is_missing_in_silence(made: Callable[[], Files], re
 @pytest.mark.parametrize("read_only", [True, False], ids=["read", "written"])
 @pytest.mark.parametrize("damages", [turned, blows])
 @pytest.mark.parametrize("name", ["clean", "crash", "compact-after"])
-def test_rot_of_kafkas_logs_changes_no_value(name: str, damages: Any, read_only: bool) -> None:
-    """Their offsets may have gaps, so that a larger one at the end cannot be told from the truth; values can."""
+def test_rot_of_kafkas_logs_changes_no_value(
+    name: str, damages: Any, read_only: bool
+) -> None:
+    """Their offsets may have gaps, so that a larger one at the end cannot be told from
+    the truth; values can.
+    """
     files = kafkas(name)
     sound = answers(files, read_through, read_only=read_only)
     known = {one[1:] for one in sound["read"]}
@@ -383,7 +528,8 @@ def test_rot_of_kafkas_logs_changes_no_value(name: str, damages: Any, read_only:
                 assert {one[1:] for one in found[question]} <= known, what
 
 
-# -- small files -----------------------------------------------------------------------------------------------------
+# -- small files
+# -----------------------------------------------------------------------------------------------------
 
 
 def of_topics(files: Files) -> Any:
@@ -393,8 +539,12 @@ def of_topics(files: Files) -> Any:
 
 
 def of_snapshot(files: Files) -> Any:
-    """A batch that was stored is known again, with the state from a snapshot or from the batches."""
-    last = encode([(b"k", b"v", (), FUTURE)] * 2, producer_id=0, producer_epoch=0, base_sequence=8)
+    """A batch that was stored is known again, with the state from a snapshot or from
+    the batches.
+    """
+    last = encode(
+        [(b"k", b"v", (), FUTURE)] * 2, producer_id=0, producer_epoch=0, base_sequence=8
+    )
     with logcore.open("/data/t-0", fs=SimulatedDisk(files, now_ms=T0)) as log:
         return log.append_batch(last).offset
 
@@ -413,7 +563,9 @@ def of_snapshot(files: Files) -> Any:
     ],
 )
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_bit_of_a_small_file_is_refused_or_changes_nothing(name: str, ask: Callable[[Files], Any], step: int) -> None:
+def test_a_bit_of_a_small_file_is_refused_or_changes_nothing(
+    name: str, ask: Callable[[Files], Any], step: int
+) -> None:
     files = own()
     sound = ask(files)
     (path,) = (path for path in files if os.path.basename(path) == name)

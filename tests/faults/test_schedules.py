@@ -1,7 +1,9 @@
-"""Schedules of simulated processes that share a directory, a registry and groups, all kinds in turn.
+"""Schedules of simulated processes that share a directory, a registry and groups, all
+kinds in turn.
 
-`make slow` goes on towards 1,000,000, from where it stopped (build/schedules.json); LOGCORE_SCHEDULES is another goal,
-LOGCORE_SCHEDULES_SECONDS says how long. A failure names the kind and the seed: support.schedules.run() repeats it.
+`make slow` goes on towards 1,000,000, from where it stopped (build/schedules.json);
+LOGCORE_SCHEDULES is another goal, LOGCORE_SCHEDULES_SECONDS says how long. A failure
+names the kind and the seed: support.schedules.run() repeats it.
 """
 
 from __future__ import annotations
@@ -22,14 +24,17 @@ FILE = Path(os.environ.get("LOGCORE_SCHEDULES_FILE", "build/schedules.json"))
 #: Of `make test`, and of each of its tests. 30 of them take a second of a core.
 SOME = 1_000
 SHARE = 100
-#: They once removed members that were paused in the middle of a rebalance: by the deadline of those who join, and by
-#: that of those who ask for their share, which runs on while the group is stable.
+#: They once removed members that were paused in the middle of a rebalance: by the
+#: deadline of those who join, and by that of those who ask for their share, which runs
+#: on while the group is stable.
 PAUSED_IN_A_REBALANCE = (("groups clocks", 10_000_338), ("groups clocks", 10_000_373))
 
 
 @pytest.mark.parametrize("first", range(0, SOME, SHARE))
 def test_some_schedules_of_each_world_keep_all_invariants(first: int) -> None:
-    worlds = Counter(kind.split()[0] for kind in map(of_number, range(first, first + SHARE)))
+    worlds = Counter(
+        kind.split()[0] for kind in map(of_number, range(first, first + SHARE))
+    )
     assert set(worlds) == {kind.split()[0] for kind in schedules.KINDS}
     for number in range(first, first + SHARE):
         schedules.run(*schedules.numbered(number))

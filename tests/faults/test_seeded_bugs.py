@@ -1,10 +1,14 @@
-"""The log is broken on purpose, and what explores its disks has to find that; the sound log is not accused.
+"""The log is broken on purpose, and what explores its disks has to find that; the sound
+log is not accused.
 
-Each breaks one rule of writing or of recovery, by the number it has in the list of bugs that tests are measured by,
-and must be found within a minute. B10 to B12, B41 and B44 are in tests/log/test_compaction_crashes.py, B37 and B38 in
+Each breaks one rule of writing or of recovery, by the number it has in the list of bugs
+that tests are measured by, and must be found within a minute. B10 to B12, B41 and B44
+are in tests/log/test_compaction_crashes.py, B37 and B38 in
 tests/faults/test_processes.py. Not here, and why:
-- B17: a segment was synced before the next one was made; where a disk lied about that, readers meet the hole.
-- B23, B24: an index is believed only where a batch bears it out, so one that is too long is harmless.
+- B17: a segment was synced before the next one was made; where a disk lied about that,
+  readers meet the hole.
+- B23, B24: an index is believed only where a batch bears it out, so one that is too
+  long is harmless.
 - B45: what groups have committed is in a log; there is no file of offsets.
 """
 
@@ -29,7 +33,15 @@ from logcore import checkpoint, cleaner
 from logcore.fs import OsFS
 from logcore.index import OffsetIndex, TimeIndex
 from logcore.log import Log
-from logcore.partition import epochs, gaps, opening, producers, recovery, scan, transactions
+from logcore.partition import (
+    epochs,
+    gaps,
+    opening,
+    producers,
+    recovery,
+    scan,
+    transactions,
+)
 from logcore.partition.groupcommit import GroupCommit
 from logcore.partition.order import NEVER
 from logcore.partition.producerstate import ProducerState
@@ -96,12 +108,23 @@ SKIPS: dict[str, Callable[[SimulatedDisk, str, str], bool]] = {
     "B04 no sync_dir of the parent at mkdir": lambda disk, name, path: (
         name == "sync_dir"
         and path == "/"
-        and not any(operation.name == "rename" and operation.path.count("/") == 1 for operation in disk.operations[-2:])
+        and not any(
+            operation.name == "rename" and operation.path.count("/") == 1
+            for operation in disk.operations[-2:]
+        )
     ),
-    "B05 old segment not synced at roll": lambda disk, name, path: name == "fsync" and is_log(path),
-    "B08 temporary file not synced": lambda disk, name, path: name == "fsync" and path.endswith(".tmp"),
-    "B09 no sync_dir after rename": lambda disk, name, path: name == "sync_dir" and ran(disk, 1, "rename"),
-    "B33 marker of a clean shutdown left": lambda disk, name, path: name == "unlink" and path.endswith("cleanshutdown"),
+    "B05 old segment not synced at roll": lambda disk, name, path: (
+        name == "fsync" and is_log(path)
+    ),
+    "B08 temporary file not synced": lambda disk, name, path: (
+        name == "fsync" and path.endswith(".tmp")
+    ),
+    "B09 no sync_dir after rename": lambda disk, name, path: (
+        name == "sync_dir" and ran(disk, 1, "rename")
+    ),
+    "B33 marker of a clean shutdown left": lambda disk, name, path: (
+        name == "unlink" and path.endswith("cleanshutdown")
+    ),
 }
 
 
@@ -151,7 +174,11 @@ def b13_recovery_trusts_the_size(patch: pytest.MonkeyPatch) -> None:
 
 def b14_no_crc_check(patch: pytest.MonkeyPatch) -> None:
     real = recovery._take
-    patch.setattr(recovery, "_take", lambda *args, crc, dense_from: real(*args, crc=False, dense_from=dense_from))
+    patch.setattr(
+        recovery,
+        "_take",
+        lambda *args, crc, dense_from: real(*args, crc=False, dense_from=dense_from),
+    )
 
 
 def b20_sync_tried_again(patch: pytest.MonkeyPatch) -> None:
@@ -201,9 +228,13 @@ def b22_index_trusted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Segment, "read_one", lambda self, *args: 0)
 
 
-def leave_uncut(patch: pytest.MonkeyPatch, kind: type[OffsetIndex] | type[TimeIndex]) -> None:
+def leave_uncut(
+    patch: pytest.MonkeyPatch, kind: type[OffsetIndex] | type[TimeIndex]
+) -> None:
     real = kind._front_on_file
-    patch.setattr(kind, "_front_on_file", lambda self, fs, keeps_rest: real(self, fs, True))
+    patch.setattr(
+        kind, "_front_on_file", lambda self, fs, keeps_rest: real(self, fs, True)
+    )
 
 
 def b23_index_not_cut(patch: pytest.MonkeyPatch) -> None:
@@ -228,7 +259,9 @@ def b29_removed_before_the_start_is_durable(patch: pytest.MonkeyPatch) -> None:
         with state.lock:
             if before > state.log_start:
                 writer.set_checkpoint(checkpoint.LOG_START, before)
-        state.segments = [segment for segment in state.segments if writer.fs.exists(segment.path)]
+        state.segments = [
+            segment for segment in state.segments if writer.fs.exists(segment.path)
+        ]
         state.log_start = max(state.log_start, before)
         return state.log_start
 
@@ -296,20 +329,36 @@ def b39_read_error_cuts(patch: pytest.MonkeyPatch) -> None:
 
 
 def b40_nothing_put_aside(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recovery, "decide", lambda facts: Action.KEEP if facts.bad_position is None else Action.CUT)
+    patch.setattr(
+        recovery,
+        "decide",
+        lambda facts: Action.KEEP if facts.bad_position is None else Action.CUT,
+    )
 
 
 def b15_no_base_offset_check(patch: pytest.MonkeyPatch) -> None:
     for module in (recovery, gaps):
         patch.setattr(module, "in_order", lambda facts, *args, **options: len(facts))
-        patch.setattr(module, "first_fault", lambda facts, *args, **options: (len(facts), None))
+        patch.setattr(
+            module, "first_fault", lambda facts, *args, **options: (len(facts), None)
+        )
     real = recovery._take
-    patch.setattr(recovery, "_take", lambda *args, crc, dense_from: real(*args, crc=crc, dense_from=NEVER))
-    patch.setattr(scan.Stretch, "_check_order", lambda self, batch, expected, next_base, dense: dense)
+    patch.setattr(
+        recovery,
+        "_take",
+        lambda *args, crc, dense_from: real(*args, crc=crc, dense_from=NEVER),
+    )
+    patch.setattr(
+        scan.Stretch,
+        "_check_order",
+        lambda self, batch, expected, next_base, dense: dense,
+    )
 
 
 def b16_scan_continues_past_bad(patch: pytest.MonkeyPatch) -> None:
-    def take(segment: Any, start: int, stop: int, **options: Any) -> tuple[int | None, int]:
+    def take(
+        segment: Any, start: int, stop: int, **options: Any
+    ) -> tuple[int | None, int]:
         bad, why = real(segment, start, stop, **options)
         for at in range(stop if bad is None else bad + 1, stop):
             facts, _, _ = next(segment.walk(at, crc=True))
@@ -323,7 +372,9 @@ def b16_scan_continues_past_bad(patch: pytest.MonkeyPatch) -> None:
 
 def b25_snapshot_ahead_trusted(patch: pytest.MonkeyPatch) -> None:
     real = ProducerState._loaded
-    patch.setattr(ProducerState, "_loaded", lambda self, low, high: real(self, low, 1 << 40))
+    patch.setattr(
+        ProducerState, "_loaded", lambda self, low, high: real(self, low, 1 << 40)
+    )
     patch.setattr(ProducerState, "_remove_all_but", lambda self, kept: None)
     patch.setattr(opening, "remove_snapshots_above", lambda fs, path, offset: None)
 
@@ -342,7 +393,9 @@ def b27_snapshot_crc_unchecked(patch: pytest.MonkeyPatch) -> None:
 
 
 def b42_marker_removed_early(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(cleaner._Passing, "had_batches", lambda self, producer_id, kind: False)
+    patch.setattr(
+        cleaner._Passing, "had_batches", lambda self, producer_id, kind: False
+    )
 
 
 def b43_transaction_index_not_rebuilt(patch: pytest.MonkeyPatch) -> None:
@@ -364,19 +417,29 @@ CRASH_BUGS: tuple[Seeder, ...] = (
 )  # fmt: skip
 #: Those that only some calls show, with calls and settings to look among.
 LIFE_BUGS: dict[Seeder, tuple[Sequence[str], dict[str, Any]]] = {
-    b16_scan_continues_past_bad: (("append_big", "append", "append_os"), {**CONFIG, "segment.bytes": 4_000}),
+    b16_scan_continues_past_bad: (
+        ("append_big", "append", "append_os"),
+        {**CONFIG, "segment.bytes": 4_000},
+    ),
     b23_index_not_cut: (("append", "append_os"), {**CONFIG, "index.interval.bytes": 0}),
-    b24_time_index_not_cut: (("append", "append_os"), {**CONFIG, "index.interval.bytes": 0}),
+    b24_time_index_not_cut: (
+        ("append", "append_os"),
+        {**CONFIG, "index.interval.bytes": 0},
+    ),
     b25_snapshot_ahead_trusted: ((*LIVES, "epoch", "epoch", "roll"), CONFIG),
     b26_epochs_not_cut: (("epoch", "append", "reopen", "truncate"), CONFIG),
-    b43_transaction_index_not_rebuilt: (("transact", "abort", "append", "kill", "truncate"), CONFIG),
+    b43_transaction_index_not_rebuilt: (
+        ("transact", "abort", "append", "kill", "truncate"),
+        CONFIG,
+    ),
 }
 FAULT_BUGS: tuple[Seeder, ...] = (
     b20_sync_tried_again, b21_partial_batch_left, b28_page_cache_trusted, b39_read_error_cuts,
 )  # fmt: skip
 
 
-#: With these seeds one of the first programs shows the bug; with 1, the seed of the others, that takes many.
+#: With these seeds one of the first programs shows the bug; with 1, the seed of the
+#: others, that takes many.
 SEEDS: dict[Any, int] = {
     "B03 no sync_dir at create": 5,
     "B05 old segment not synced at roll": 2,
@@ -400,12 +463,20 @@ def hunt(
     for _ in range(programs):
         actions = rng.choices(calls, k=rng.randrange(1, 12))
         durability = rng.choice(POLICIES)
-        options: dict[str, Any] = {"limit": rng.choice([8, 24]), "disk": disk(), "met": met[durability]}
+        options: dict[str, Any] = {
+            "limit": rng.choice([8, 24]),
+            "disk": disk(),
+            "met": met[durability],
+        }
         explored(actions, durability, config=config, thorough_every=2, **options)
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * name.startswith(SLOW_SKIPS)) for name in SKIPS]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * name.startswith(SLOW_SKIPS))
+        for name in SKIPS
+    ],
 )
 def test_a_skipped_sync_is_found(name: str) -> None:
     with pytest.raises((AssertionError, logcore.LogcoreError)) as met:
@@ -414,11 +485,16 @@ def test_a_skipped_sync_is_found(name: str) -> None:
 
 
 def parameters(bugs: tuple[Seeder, ...]) -> list[Any]:
-    return [pytest.param(bug, id=bug.__name__, marks=[pytest.mark.slow] * (bug in SLOW)) for bug in bugs]
+    return [
+        pytest.param(bug, id=bug.__name__, marks=[pytest.mark.slow] * (bug in SLOW))
+        for bug in bugs
+    ]
 
 
 @pytest.mark.parametrize("seed_bug", parameters(CRASH_BUGS))
-def test_a_seeded_bug_is_found(seed_bug: Seeder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seeded_bug_is_found(
+    seed_bug: Seeder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seed_bug(monkeypatch)
     with pytest.raises((AssertionError, logcore.LogcoreError)) as met:
         hunt(lambda: None, seed=SEEDS.get(seed_bug, 1))
@@ -427,7 +503,9 @@ def test_a_seeded_bug_is_found(seed_bug: Seeder, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("seed_bug", parameters(tuple(LIFE_BUGS)))
-def test_a_seeded_bug_of_later_lives_is_found(seed_bug: Seeder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seeded_bug_of_later_lives_is_found(
+    seed_bug: Seeder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seed_bug(monkeypatch)
     with pytest.raises((AssertionError, logcore.LogcoreError)) as met:
         hunt(lambda: None, *LIFE_BUGS[seed_bug])
@@ -435,7 +513,9 @@ def test_a_seeded_bug_of_later_lives_is_found(seed_bug: Seeder, monkeypatch: pyt
 
 
 @pytest.mark.slow  # `make test` finds others of its kind
-def test_B42_a_marker_that_goes_before_its_data_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_B42_a_marker_that_goes_before_its_data_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     actions = ["transact", "commit", "append", "compact", "append", "compact", "append"]
     explored(actions, "os", config=COMPACTED, limit=4)
     b42_marker_removed_early(monkeypatch)
@@ -444,16 +524,29 @@ def test_B42_a_marker_that_goes_before_its_data_is_found(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("is_synced", [True, False])
-def test_B18_a_cut_that_is_not_synced_is_found(is_synced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second of three batches was torn, so two were cut. The next append is as long as the second; a crash that
-    keeps it and not the cut would bring the third back behind it.
+def test_B18_a_cut_that_is_not_synced_is_found(
+    is_synced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of three batches was torn, so two were cut. The next append is as long
+    as the second; a crash that keeps it and not the cut would bring the third back
+    behind it.
     """
-    with logcore.open("t-0", create=True, fs=(disk := SimulatedDisk()), durability="os") as log:
-        sizes = [(log.append(value), log.writer.active.size_bytes)[1] for value in (b"first", b"torn.", b"third")]
+    with logcore.open(
+        "t-0", create=True, fs=(disk := SimulatedDisk()), durability="os"
+    ) as log:
+        sizes = [
+            (log.append(value), log.writer.active.size_bytes)[1]
+            for value in (b"first", b"torn.", b"third")
+        ]
     name = f"/t-0/{0:020d}.log"
     data = disk.files()[name]
     torn = data[: sizes[1] - 1] + b"?" + data[sizes[1] :]
-    disk = SimulatedDisk({name: torn, "/t-0/logcore.policy": b'{"durability":"os","max_bytes":1,"dense_from":0}'})
+    disk = SimulatedDisk(
+        {
+            name: torn,
+            "/t-0/logcore.policy": b'{"durability":"os","max_bytes":1,"dense_from":0}',
+        }
+    )
     if not is_synced:
         monkeypatch.setattr(disk, "fsync", lambda handle: None)
     log = logcore.open("t-0", fs=disk, durability="os")
@@ -469,20 +562,29 @@ def test_B18_a_cut_that_is_not_synced_is_found(is_synced: bool, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("limit", [1, pytest.param(10, marks=pytest.mark.slow)])
-def test_the_index_of_aborted_transactions_is_there_before_the_next_segment(limit: int) -> None:
+def test_the_index_of_aborted_transactions_is_there_before_the_next_segment(
+    limit: int,
+) -> None:
     actions = ["transact", "append_big", "abort", "compact", "append"]
     explored(actions, "group", config=CONFIG, limit=limit, thorough_every=1)
 
 
-# What no crash of an honest disk shows, on one that is not: it says synced and it is not, or it turns bits.
+# What no crash of an honest disk shows, on one that is not: it says synced and it is
+# not, or it turns bits.
 
 
 def lying(glob: str) -> Callable[[], SimulatedDisk]:
-    return lambda: SimulatedDisk(faults=FaultPlan(Fault("fsync", "lie", path=glob, times=None)))
+    return lambda: SimulatedDisk(
+        faults=FaultPlan(Fault("fsync", "lie", path=glob, times=None))
+    )
 
 
-def outcomes(actions: Sequence[str], glob: str) -> Iterator[tuple[LogHistory, SimulatedDisk]]:
-    """Disks that lied about the files that match; a log may refuse them, but not open and be another."""
+def outcomes(
+    actions: Sequence[str], glob: str
+) -> Iterator[tuple[LogHistory, SimulatedDisk]]:
+    """Disks that lied about the files that match; a log may refuse them, but not open
+    and be another.
+    """
     program = Program("os", explore=False, disk=lying(glob)())
     for action in ["open", *actions]:
         getattr(program, action)()
@@ -501,18 +603,30 @@ def refuses_or_is_right(history: LogHistory, disk: SimulatedDisk) -> None:
         found = FoundLog.of(log)
         assert found.records == history.between(found.start, found.end), "another log"
         for record in found.records:
-            assert log.get(record.offset) == record, "a lookup finds something else than reading through"
+            assert log.get(record.offset) == record, (
+                "a lookup finds something else than reading through"
+            )
         check_memory(log)
 
 
 LIES: dict[str, tuple[Seeder, Sequence[str], str]] = {
-    "B22": (b22_index_trusted, ["append_big", "append_big", "append_big", "reopen", "append"], "*index"),
-    "B27": (b27_snapshot_crc_unchecked, ["idempotent", "transact", "roll", "idempotent", "commit"], "*.snapshot.tmp"),
+    "B22": (
+        b22_index_trusted,
+        ["append_big", "append_big", "append_big", "reopen", "append"],
+        "*index",
+    ),
+    "B27": (
+        b27_snapshot_crc_unchecked,
+        ["idempotent", "transact", "roll", "idempotent", "commit"],
+        "*.snapshot.tmp",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", [pytest.param("B22", marks=pytest.mark.slow), "B27"])
-def test_a_bug_that_a_lying_disk_shows_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_that_a_lying_disk_shows_is_found(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seed_bug, actions, glob = LIES[name]
     for history, disk in outcomes(actions, glob):
         refuses_or_is_right(history, disk)
@@ -524,7 +638,9 @@ def test_a_bug_that_a_lying_disk_shows_is_found(name: str, monkeypatch: pytest.M
 
 
 def turned_offsets() -> None:
-    """Each bit of the base offset of each batch, which no CRC covers, turned on the disk of a killed process."""
+    """Each bit of the base offset of each batch, which no CRC covers, turned on the
+    disk of a killed process.
+    """
     program = Program("os", explore=False)
     for action in ("open", "append", "append_two", "append_big"):
         getattr(program, action)()
@@ -548,21 +664,29 @@ def test_B15_no_base_offset_check_is_found(monkeypatch: pytest.MonkeyPatch) -> N
         turned_offsets()
 
 
-def test_B19_a_short_write_that_is_ignored_is_found(partition: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_B19_a_short_write_that_is_ignored_is_found(
+    partition: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def write_and_look(path: Path) -> None:
         with logcore.open(path, create=True, fs=OsFS()) as log:
             log.append_many([(None, b"x" * 50)] * 5)
             assert len(list(log.read(0))) == 5
 
     real = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda handle, data, at: real(handle, memoryview(data)[:100], at))
+    monkeypatch.setattr(
+        os, "pwrite", lambda handle, data, at: real(handle, memoryview(data)[:100], at)
+    )
     write_and_look(partition)
-    monkeypatch.setattr(OsFS, "pwrite", lambda self, handle, data, at: os.pwrite(handle, data, at))
+    monkeypatch.setattr(
+        OsFS, "pwrite", lambda self, handle, data, at: os.pwrite(handle, data, at)
+    )
     with pytest.raises((AssertionError, logcore.LogcoreError)):
         write_and_look(partition.with_name("other-0"))
 
 
-def test_B35_a_waiter_of_the_next_sync_that_is_woken_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_B35_a_waiter_of_the_next_sync_that_is_woken_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Its append came while the disk worked on a sync that does not cover it."""
 
     class Slow(SimulatedDisk):
@@ -581,7 +705,12 @@ def test_B35_a_waiter_of_the_next_sync_that_is_woken_is_found(monkeypatch: pytes
 
         def second() -> None:
             log.append(b"second")
-            lost.extend(len(state.files[path]) for state in disk.crash_states() for path in state.files if is_log(path))  # type: ignore[arg-type]
+            lost.extend(
+                len(state.files[path])
+                for state in disk.crash_states()
+                for path in state.files
+                if is_log(path)
+            )  # type: ignore[arg-type]
             over.set()
 
         def while_syncing() -> None:
@@ -619,18 +748,29 @@ def test_B35_a_waiter_of_the_next_sync_that_is_woken_is_found(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("seed_bug", parameters(FAULT_BUGS))
-def test_a_seeded_bug_is_found_by_a_failing_disk(seed_bug: Seeder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seeded_bug_is_found_by_a_failing_disk(
+    seed_bug: Seeder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seed_bug(monkeypatch)
-    recoveries = {durability: Recoveries(durability, CONFIG) for durability in ("group", "os")}
+    recoveries = {
+        durability: Recoveries(durability, CONFIG) for durability in ("group", "os")
+    }
     with pytest.raises((AssertionError, logcore.LogcoreError)):
         for durability, operation in itertools.product(recoveries, FAILING):
             for at, code in itertools.product(range(1, 40), (errno.EIO, errno.ENOSPC)):
-                failing(Fault(operation, code, at=at), durability, recoveries[durability])
+                failing(
+                    Fault(operation, code, at=at), durability, recoveries[durability]
+                )
 
 
-@pytest.mark.parametrize("programs", [1, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize(
+    "programs",
+    [1, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
+)
 def test_the_sound_log_is_not_accused(programs: int) -> None:
-    """The canary's other half: what finds the seeded bugs finds nothing in the log as it is."""
+    """The canary's other half: what finds the seeded bugs finds nothing in the log as
+    it is.
+    """
     hunt(lambda: None, programs=programs)
     hunt(lambda: SkippingDisk(lambda disk, name, path: False), programs=programs)
     hunt(lambda: None, LIVES, COMPACTED, programs=programs)

@@ -1,7 +1,9 @@
-"""Mapped files whose pages vanish: shortened by another program, or on a disk that cannot read them.
+"""Mapped files whose pages vanish: shortened by another program, or on a disk that
+cannot read them.
 
-The system's answer to a look at such a page is a signal that ends the process. Here it has to be StorageReadError, and
-a broker has to serve everything else. Each case runs in a child, because a failure ends it.
+The system's answer to a look at such a page is a signal that ends the process. Here it
+has to be StorageReadError, and a broker has to serve everything else. Each case runs in
+a child, because a failure ends it.
 """
 
 from __future__ import annotations
@@ -24,14 +26,18 @@ import logcore
 from logcore import fs
 from support.kernels import runs_compiled
 
-pytestmark = pytest.mark.skipif(fs._guard is None, reason="only the compiled module can catch the signal")
+pytestmark = pytest.mark.skipif(
+    fs._guard is None, reason="only the compiled module can catch the signal"
+)
 
 T0 = 1_700_000_000_000
 
 
 def made(path: Path) -> Path:
     """A log of sealed segments of some pages each; returns the file of the first."""
-    with logcore.open(path, create=True, config={"segment.bytes": 1 << 16}, durability="os") as log:
+    with logcore.open(
+        path, create=True, config={"segment.bytes": 1 << 16}, durability="os"
+    ) as log:
         for at in range(300):
             log.append(b"%d" % at * 300, key=b"k", timestamp_ms=T0 + at)
     return min(path.glob("*.log"))
@@ -65,7 +71,9 @@ def outcome(child: Callable[[], int]) -> int:
 
 @pytest.mark.parametrize("read_only", [True, False])
 @pytest.mark.parametrize("name", READINGS)
-def test_a_file_that_was_shortened_is_an_error(tmp_path: Path, name: str, read_only: bool) -> None:
+def test_a_file_that_was_shortened_is_an_error(
+    tmp_path: Path, name: str, read_only: bool
+) -> None:
     first = made(tmp_path / "t-0")
 
     def child() -> int:
@@ -82,7 +90,9 @@ def test_a_file_that_was_shortened_is_an_error(tmp_path: Path, name: str, read_o
 
 
 def test_what_was_handed_out_before_turns_to_zeros(tmp_path: Path) -> None:
-    """Borrowed memory belongs to the file: its lost pages cannot be read, but the process survives."""
+    """Borrowed memory belongs to the file: its lost pages cannot be read, but the
+    process survives.
+    """
     first = made(tmp_path / "t-0")
 
     def child() -> int:
@@ -93,7 +103,9 @@ def test_what_was_handed_out_before_turns_to_zeros(tmp_path: Path) -> None:
             with pytest.raises(logcore.StorageReadError):
                 list(log.scan())
         with logcore.open(tmp_path / "t-0", read_only=True) as log:
-            assert [record.offset for record in log.read(200)] == list(range(200, 300)), "other segments are read"
+            assert [record.offset for record in log.read(200)] == list(
+                range(200, 300)
+            ), "other segments are read"
         return 0
 
     assert outcome(child) == 0
@@ -175,21 +187,29 @@ def test_a_broker_serves_all_other_partitions(tmp_path: Path) -> None:
 
 @runs_compiled
 def test_a_checked_batch_whose_pages_vanish_is_an_error(tmp_path: Path) -> None:
-    """It is not checked again when one record of it is read; what lies in the lost pages must not be read as zeros."""
+    """It is not checked again when one record of it is read; what lies in the lost
+    pages must not be read as zeros.
+    """
     rows = [(b"%d" % number, b"v" * 120) for number in range(100)]
     with logcore.open(tmp_path / "t-0", create=True, durability="os") as log:
         log.append_many(rows)
         log.roll()
-    (first,) = (path for path in (tmp_path / "t-0").glob("*.log") if path.stat().st_size)
+    (first,) = (
+        path for path in (tmp_path / "t-0").glob("*.log") if path.stat().st_size
+    )
     content = first.read_bytes()
     starts = [content.index(key + b"\xf0\1" + value) for key, value in rows]
     (torn,) = (number for number, at in enumerate(starts) if at + 10 < 4096 < at + 120)
 
     def child() -> int:
         with logcore.open(tmp_path / "t-0") as log:
-            assert [log.get(offset).key for offset in range(100)] == [key for key, _ in rows]
+            assert [log.get(offset).key for offset in range(100)] == [
+                key for key, _ in rows
+            ]
             os.truncate(first, 4096)
-            assert log.get(5).key == rows[5][0], "of what is there still, and was checked"
+            assert log.get(5).key == rows[5][0], (
+                "of what is there still, and was checked"
+            )
             for offset in (torn, 5):
                 with pytest.raises(logcore.StorageReadError):
                     log.get(offset)

@@ -1,4 +1,6 @@
-"""What takes minutes: real sizes, many crashes. Run by `make slow`; a failure names its seed."""
+"""What takes minutes: real sizes, many crashes. Run by `make slow`; a failure names its
+seed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from logcore.log import Log
 
 pytestmark = pytest.mark.slow
 
-SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or random.SystemRandom().randrange(1 << 32)
+SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or random.SystemRandom().randrange(
+    1 << 32
+)
 
 
 @pytest.fixture(autouse=True)
@@ -48,10 +52,19 @@ with logcore.open(sys.argv[1], create=True, durability=sys.argv[2], config=confi
 
 
 @pytest.mark.parametrize("policy", ["always", "group", "every(5)", "interval(3)", "os"])
-def test_hundreds_of_kills_lose_nothing_acknowledged(partition: Path, policy: str) -> None:
+def test_hundreds_of_kills_lose_nothing_acknowledged(
+    partition: Path, policy: str
+) -> None:
     rng = random.Random(SEED)
     for round_ in range(120):
-        command = [sys.executable, "-c", WRITER, str(partition), policy, str(rng.randrange(1 << 32))]
+        command = [
+            sys.executable,
+            "-c",
+            WRITER,
+            str(partition),
+            policy,
+            str(rng.randrange(1 << 32)),
+        ]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
             assert writer.stdout is not None
             acknowledged = 0
@@ -64,17 +77,25 @@ def test_hundreds_of_kills_lose_nothing_acknowledged(partition: Path, policy: st
             assert log.log_end_offset >= acknowledged, f"round {round_}"
             start = max(0, acknowledged - 2_000)
             found = [record.value for record in log.read(start)]
-            assert found == [b"value %d" % at for at in range(start, log.log_end_offset)], f"round {round_}"
+            assert found == [
+                b"value %d" % at for at in range(start, log.log_end_offset)
+            ], f"round {round_}"
 
 
 def test_gigabytes_come_back(partition: Path) -> None:
-    """3 GB in segments of 512 MiB: 25 million records, read back as columns, by offset, by time, after reopening."""
+    """3 GB in segments of 512 MiB: 25 million records, read back as columns, by offset,
+    by time, after reopening.
+    """
     rows = 100_000
     data = np.random.default_rng(SEED).integers(0, 256, rows * 100, np.uint8)
     offsets = np.arange(rows + 1, dtype=np.int64) * 100
-    with logcore.open(partition, create=True, config={"segment.bytes": 1 << 29}, durability="os") as log:
+    with logcore.open(
+        partition, create=True, config={"segment.bytes": 1 << 29}, durability="os"
+    ) as log:
         for part in range(250):
-            log.append_columns(values=(data, offsets), timestamps_ms=np.arange(rows) + part * rows)
+            log.append_columns(
+                values=(data, offsets), timestamps_ms=np.arange(rows) + part * rows
+            )
         check_gigabytes(log, rows, data)
     with logcore.open(partition) as log:
         check_gigabytes(log, rows, data)

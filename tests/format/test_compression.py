@@ -1,7 +1,9 @@
-"""Compressed bodies: what we write others read, what they write we read, and nothing foreign gets out of hand.
+"""Compressed bodies: what we write others read, what they write we read, and nothing
+foreign gets out of hand.
 
-Vectors under data/vectors come from Kafka's own classes and three clients; kafka-python and aiokafka are asked again
-here, both ways. Hostile bodies are built by hand, since no compressor makes them.
+Vectors under data/vectors come from Kafka's own classes and three clients; kafka-python
+and aiokafka are asked again here, both ways. Hostile bodies are built by hand, since no
+compressor makes them.
 """
 
 from __future__ import annotations
@@ -33,7 +35,13 @@ from logcore.errors import (
     UnsupportedCodecError,
 )
 from logcore.format import varint
-from logcore.format.compression import Codec, codec_named, codec_of, compress, decompress
+from logcore.format.compression import (
+    Codec,
+    codec_named,
+    codec_of,
+    compress,
+    decompress,
+)
 from support.bombs import BOMBS, MIB, bombs, lz4_frame, xxh32, zstd_frame, zstd_rle
 from support.varints import decode_int64
 from support.vectors import EXPECTED, VECTORS
@@ -41,10 +49,11 @@ from support.vectors import EXPECTED, VECTORS
 CODECS = list(Codec)
 PACKED = CODECS[1:]
 
-# Repetitive and random stretches, so that all kinds of blocks occur; longer than one block of any framing we write.
-SAMPLE = b"".join(b'{"id": %d, "name": "order-%d"}\n' % (n, n * 7919) for n in range(4000)) + random.Random(
-    1
-).randbytes(70_000)
+# Repetitive and random stretches, so that all kinds of blocks occur; longer than one
+# block of any framing we write.
+SAMPLE = b"".join(
+    b'{"id": %d, "name": "order-%d"}\n' % (n, n * 7919) for n in range(4000)
+) + random.Random(1).randbytes(70_000)
 SMALL = b'{"id": 1, "name": "order-1"}' * 4 + bytes(range(40))
 
 
@@ -64,9 +73,15 @@ def test_codec_of_reads_the_low_three_bits():
 
 @pytest.mark.parametrize("attributes", [5, 6, 7, 0x0F])
 def test_codec_of_refuses_unknown_types(attributes):
-    with pytest.raises(UnsupportedCodecError, match="unknown compression type") as caught:
+    with pytest.raises(
+        UnsupportedCodecError, match="unknown compression type"
+    ) as caught:
         codec_of(attributes, path="00.log", position=12)
-    assert (caught.value.path, caught.value.position, caught.value.found) == ("00.log", 12, attributes & 7)
+    assert (caught.value.path, caught.value.position, caught.value.found) == (
+        "00.log",
+        12,
+        attributes & 7,
+    )
 
 
 def test_codec_named_knows_kafkas_names():
@@ -94,7 +109,9 @@ def test_levels_outside_kafkas_ranges_are_refused(codec, level):
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize(
-    "data", [b"", b"x", SMALL, SAMPLE, bytes(200_000)], ids=["empty", "1", "small", "long", "zeros"]
+    "data",
+    [b"", b"x", SMALL, SAMPLE, bytes(200_000)],
+    ids=["empty", "1", "small", "long", "zeros"],
 )
 def test_what_is_compressed_inflates_to_the_same(codec, data):
     packed = compress(codec, data)
@@ -149,7 +166,11 @@ def other_codecs(module: str):
     codecs = pytest.importorskip(module)
     for name in ("gzip", "snappy", "lz4", "zstd"):
         if getattr(codecs, f"has_{name}")():
-            yield Codec[name.upper()], getattr(codecs, f"{name}_encode"), getattr(codecs, f"{name}_decode")
+            yield (
+                Codec[name.upper()],
+                getattr(codecs, f"{name}_encode"),
+                getattr(codecs, f"{name}_decode"),
+            )
 
 
 @pytest.mark.parametrize("module", ["kafka.codec", "aiokafka.codec"])
@@ -169,11 +190,17 @@ def v2_lines(batch: bytes) -> list[str]:
     base_timestamp = struct.unpack_from(">q", batch, 27)[0]
     attributes = struct.unpack_from(">h", batch, 21)[0]
     count = struct.unpack_from(">i", batch, 57)[0]
-    body = decompress(codec_of(attributes), memoryview(batch)[61:], path="vector", position=61)
+    body = decompress(
+        codec_of(attributes), memoryview(batch)[61:], path="vector", position=61
+    )
 
     def sized(position):
         size, position = varint.decode_int32(body, position)
-        return (None, position) if size < 0 else (body[position : position + size], position + size)
+        return (
+            (None, position)
+            if size < 0
+            else (body[position : position + size], position + size)
+        )
 
     def text(data):
         return "-" if data is None else data.hex()
@@ -194,19 +221,27 @@ def v2_lines(batch: bytes) -> list[str]:
             headers.append(f"{name.hex()}={text(header)}")
         offset = base_offset + offset_delta
         timestamp = base_timestamp + timestamp_delta
-        lines.append(f"{offset}|{timestamp}|{text(key)}|{text(value)}|{','.join(headers)}")
+        lines.append(
+            f"{offset}|{timestamp}|{text(key)}|{text(value)}|{','.join(headers)}"
+        )
     assert position == len(body)
     return lines
 
 
 @pytest.mark.parametrize(
-    "name", sorted(n for n in EXPECTED if n.startswith("v2-") and "-records" in n and "none" not in n)
+    "name",
+    sorted(
+        n
+        for n in EXPECTED
+        if n.startswith("v2-") and "-records" in n and "none" not in n
+    ),
 )
 def test_compressed_v2_vectors_of_every_writer_inflate_to_their_records(name):
     lines = v2_lines((VECTORS / "records" / name).read_bytes())
     assert len(lines) == EXPECTED[name]["record_count"]
     assert (
-        hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest() == EXPECTED[name]["records_sha256"]
+        hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
+        == EXPECTED[name]["records_sha256"]
     )
 
 
@@ -220,14 +255,18 @@ def test_gzip_is_written_without_a_clock():
 
 
 def test_gzip_members_are_read_as_one_stream():
-    packed = b"".join(gzip.compress(SAMPLE[n : n + 50_000]) for n in range(0, len(SAMPLE), 50_000))
+    packed = b"".join(
+        gzip.compress(SAMPLE[n : n + 50_000]) for n in range(0, len(SAMPLE), 50_000)
+    )
     assert decompress(Codec.GZIP, packed) == SAMPLE
     assert decompress(Codec.GZIP, gzip.compress(b"") * 3) == b""
 
 
 def test_gzip_header_fields_are_skipped():
     body = zlib.compress(SMALL, wbits=-15)
-    head = b"\x1f\x8b\x08\x1c" + bytes(6) + b"\x03\x00xyz" + b"name\x00" + b"comment\x00"
+    head = (
+        b"\x1f\x8b\x08\x1c" + bytes(6) + b"\x03\x00xyz" + b"name\x00" + b"comment\x00"
+    )
     packed = head + body + struct.pack("<II", zlib.crc32(SMALL), len(SMALL))
     assert decompress(Codec.GZIP, packed) == SMALL
 
@@ -268,12 +307,17 @@ def test_snappy_is_written_in_xerial_blocks_of_32_kib():
 
 
 def test_snappy_raw_block_without_header_is_read():
-    assert decompress(Codec.SNAPPY, bytes(cramjam.snappy.compress_raw(SAMPLE))) == SAMPLE
+    assert (
+        decompress(Codec.SNAPPY, bytes(cramjam.snappy.compress_raw(SAMPLE))) == SAMPLE
+    )
 
 
 def test_snappy_header_versions_are_not_compared():
     packed = compress(Codec.SNAPPY, SMALL)
-    assert decompress(Codec.SNAPPY, packed[:8] + struct.pack("<ii", 1, 1) + packed[16:]) == SMALL
+    assert (
+        decompress(Codec.SNAPPY, packed[:8] + struct.pack("<ii", 1, 1) + packed[16:])
+        == SMALL
+    )
 
 
 def test_snappy_repeated_headers_are_skipped():
@@ -292,13 +336,25 @@ def test_snappy_stray_bytes_behind_the_last_block_are_refused(count):
 def test_snappy_block_lengths_beyond_the_body_are_refused(length):
     packed = compress(Codec.SNAPPY, SMALL)
     with pytest.raises(CorruptBatchError) as caught:
-        decompress(Codec.SNAPPY, packed[:16] + struct.pack(">i", length) + packed[20:], path="00.log", position=1000)
-    assert (caught.value.path, caught.value.position, caught.value.found) == ("00.log", 1016, length)
+        decompress(
+            Codec.SNAPPY,
+            packed[:16] + struct.pack(">i", length) + packed[20:],
+            path="00.log",
+            position=1000,
+        )
+    assert (caught.value.path, caught.value.position, caught.value.found) == (
+        "00.log",
+        1016,
+        length,
+    )
 
 
 def test_snappy_length_that_the_block_cannot_hold_is_refused_before_memory_is_taken():
     block = b"\x80\x80\x80\x1e" + b"\xfe\x01\x00" * 100  # says 60 MiB, below the cap
-    with traced_peak() as peak, pytest.raises(CorruptBatchError, match="cannot inflate"):
+    with (
+        traced_peak() as peak,
+        pytest.raises(CorruptBatchError, match="cannot inflate"),
+    ):
         decompress(Codec.SNAPPY, block)
     assert peak() < MIB
 
@@ -307,14 +363,19 @@ def test_lz4_is_written_as_kafka_writes_it():
     packed = compress(Codec.LZ4, SMALL)
     assert packed[:7].hex() == "04224d18604082"
     assert packed[-4:] == bytes(4)
-    assert lz4.frame.get_frame_info(compress(Codec.LZ4, SAMPLE))["block_linked"] is False
+    assert (
+        lz4.frame.get_frame_info(compress(Codec.LZ4, SAMPLE))["block_linked"] is False
+    )
     assert lz4.frame.decompress(compress(Codec.LZ4, SAMPLE)) == SAMPLE
 
 
 def test_lz4_level_9_is_the_fast_compressor_and_default():
     fast = compress(Codec.LZ4, SAMPLE)
     assert compress(Codec.LZ4, SAMPLE, level=9) == fast
-    assert all(len(compress(Codec.LZ4, SAMPLE, level=level)) < len(fast) for level in (1, 8, 10, 17))
+    assert all(
+        len(compress(Codec.LZ4, SAMPLE, level=level)) < len(fast)
+        for level in (1, 8, 10, 17)
+    )
 
 
 def test_lz4_legacy_checksum_is_written_and_only_read_on_demand():
@@ -324,14 +385,20 @@ def test_lz4_legacy_checksum_is_written_and_only_read_on_demand():
     assert decompress(Codec.LZ4, compress(Codec.LZ4, SAMPLE), legacy_lz4=True) == SAMPLE
     with pytest.raises(CorruptBatchError, match="header checksum") as caught:
         decompress(Codec.LZ4, packed)
-    assert (caught.value.position, caught.value.expected, caught.value.found) == (6, "0x82", "0x1a")
+    assert (caught.value.position, caught.value.expected, caught.value.found) == (
+        6,
+        "0x82",
+        "0x1a",
+    )
 
 
 @pytest.mark.parametrize("block_size", [4, 5, 6, 7])
 @pytest.mark.parametrize("block_checksum", [False, True])
 @pytest.mark.parametrize("content_checksum", [False, True])
 @pytest.mark.parametrize("store_size", [False, True])
-def test_lz4_frames_with_independent_blocks_are_read(block_size, block_checksum, content_checksum, store_size):
+def test_lz4_frames_with_independent_blocks_are_read(
+    block_size, block_checksum, content_checksum, store_size
+):
     packed = lz4.frame.compress(
         SAMPLE,
         block_linked=False,
@@ -361,7 +428,13 @@ def test_lz4_bad_block_descriptors_are_refused(descriptor):
 
 
 def test_lz4_declared_content_size_is_not_compared():
-    assert decompress(Codec.LZ4, lz4_frame(lz4_stored(b"xyz"), flags=0x68, extra=struct.pack("<Q", 2**63))) == b"xyz"
+    assert (
+        decompress(
+            Codec.LZ4,
+            lz4_frame(lz4_stored(b"xyz"), flags=0x68, extra=struct.pack("<Q", 2**63)),
+        )
+        == b"xyz"
+    )
 
 
 def test_lz4_block_checksums_are_verified():
@@ -400,16 +473,22 @@ def test_lz4_block_above_the_frames_block_size_is_refused():
     with pytest.raises(CorruptBatchError, match="block length"):
         decompress(Codec.LZ4, lz4_frame(lz4_stored(data + b"x")))
     with pytest.raises(CorruptBatchError):  # small when packed, too large when inflated
-        inner = lz4.frame.compress(bytes(65537), block_size=5, block_linked=False, store_size=False)
+        inner = lz4.frame.compress(
+            bytes(65537), block_size=5, block_linked=False, store_size=False
+        )
         decompress(Codec.LZ4, lz4_frame(inner[7:-4]))
 
 
 @pytest.mark.parametrize("write_content_size", [False, True])
 @pytest.mark.parametrize("write_checksum", [False, True])
 @pytest.mark.parametrize("level", [-5, 1, 3, 19])
-def test_zstd_frames_are_read_with_and_without_content_size(write_content_size, write_checksum, level):
+def test_zstd_frames_are_read_with_and_without_content_size(
+    write_content_size, write_checksum, level
+):
     compressor = zstandard.ZstdCompressor(
-        level=level, write_content_size=write_content_size, write_checksum=write_checksum
+        level=level,
+        write_content_size=write_content_size,
+        write_checksum=write_checksum,
     )
     for data in (b"", b"x", SMALL, SAMPLE):
         assert decompress(Codec.ZSTD, compressor.compress(data)) == data
@@ -419,7 +498,10 @@ def test_zstd_frames_from_a_streaming_writer_are_read():
     compressor = zstandard.ZstdCompressor().compressobj()
     pieces = []
     for n in range(0, len(SAMPLE), 1000):
-        pieces += compressor.compress(SAMPLE[n : n + 1000]), compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+        pieces += (
+            compressor.compress(SAMPLE[n : n + 1000]),
+            compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK),
+        )
     packed = b"".join((*pieces, compressor.flush()))
     assert decompress(Codec.ZSTD, packed) == SAMPLE
     assert decompress(Codec.ZSTD, packed, max_size=len(SAMPLE)) == SAMPLE
@@ -429,7 +511,9 @@ def test_zstd_frames_from_a_streaming_writer_are_read():
 
 def test_zstd_window_of_the_highest_levels_is_accepted():
     compressor = zstandard.ZstdCompressor(level=22).compressobj()
-    assert decompress(Codec.ZSTD, compressor.compress(SMALL) + compressor.flush()) == SMALL
+    assert (
+        decompress(Codec.ZSTD, compressor.compress(SMALL) + compressor.flush()) == SMALL
+    )
 
 
 @pytest.mark.parametrize("write_checksum", [False, True])
@@ -453,9 +537,18 @@ def test_zstd_frames_are_read_as_one_stream_and_skippable_ones_skipped():
     sized = zstandard.ZstdCompressor()
     unsized = zstandard.ZstdCompressor(write_content_size=False)
     skippable = struct.pack("<II", 0x184D2A5F, 5) + b"hello"
-    packed = skippable + sized.compress(SMALL) + skippable + unsized.compress(SAMPLE) + sized.compress(b"") + skippable
+    packed = (
+        skippable
+        + sized.compress(SMALL)
+        + skippable
+        + unsized.compress(SAMPLE)
+        + sized.compress(b"")
+        + skippable
+    )
     assert decompress(Codec.ZSTD, packed) == SMALL + SAMPLE
-    assert decompress(Codec.ZSTD, packed, max_size=len(SMALL + SAMPLE)) == SMALL + SAMPLE
+    assert (
+        decompress(Codec.ZSTD, packed, max_size=len(SMALL + SAMPLE)) == SMALL + SAMPLE
+    )
     with pytest.raises(RecordTooLargeError):
         decompress(Codec.ZSTD, packed, max_size=len(SMALL + SAMPLE) - 1)
 
@@ -472,11 +565,15 @@ def test_zstd_content_size_that_lies_is_an_error(content_size):
     with traced_peak() as peak, pytest.raises((CorruptBatchError, RecordTooLargeError)):
         decompress(Codec.ZSTD, zstd_frame(zstd_rle(1), content_size=content_size))
     assert peak() < MIB
-    assert decompress(Codec.ZSTD, zstd_frame(zstd_rle(1), content_size=131072)) == bytes(131072)
+    assert decompress(
+        Codec.ZSTD, zstd_frame(zstd_rle(1), content_size=131072)
+    ) == bytes(131072)
 
 
 def test_zstd_frame_that_needs_a_dictionary_is_an_error():
-    dictionary = zstandard.train_dictionary(1024, [b"%d order %d" % (n, n * n) for n in range(500)])
+    dictionary = zstandard.train_dictionary(
+        1024, [b"%d order %d" % (n, n * n) for n in range(500)]
+    )
     packed = zstandard.ZstdCompressor(dict_data=dictionary).compress(b"77 order 5929")
     with pytest.raises(CorruptBatchError):
         decompress(Codec.ZSTD, packed)
@@ -551,7 +648,9 @@ for name, (codec, body) in (t.BOMBS | honest).items():
 """
 
 
-@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's /proc")
+@pytest.mark.skipif(
+    not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's /proc"
+)
 def test_memory_outside_python_stays_within_the_limit_too():
     """tracemalloc does not see what the C libraries take; the kernel does."""
     lines = run_python(RESIDENT_MEMORY, str(Path(__file__).parent)).splitlines()
@@ -565,14 +664,22 @@ def run_python(code: str, *arguments: str) -> str:
     paths = [path for path in sys.path if path]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments], env=environment, check=True, capture_output=True, text=True
+        [sys.executable, "-c", code, *arguments],
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout
 
 
 def outcome(codec: Codec, body: bytes, **options) -> bytes | None:
-    """What `body` inflates to, or None if it is refused; any other exception fails the test."""
+    """What `body` inflates to, or None if it is refused; any other exception fails the
+    test.
+    """
     try:
-        return decompress(codec, body, max_size=MIB, path="00.log", position=61, **options)
+        return decompress(
+            codec, body, max_size=MIB, path="00.log", position=61, **options
+        )
     except LogcoreError as error:
         assert isinstance(error, CorruptBatchError | RecordTooLargeError)
         assert error.path == "00.log"
@@ -583,11 +690,23 @@ def outcome(codec: Codec, body: bytes, **options) -> bytes | None:
 def small_bodies() -> dict[str, tuple[Codec, bytes]]:
     checksums = {"block_checksum": True, "content_checksum": True, "store_size": True}
     return {codec.name.lower(): (codec, compress(codec, SMALL)) for codec in PACKED} | {
-        "gzip members": (Codec.GZIP, gzip.compress(SMALL, mtime=0) + gzip.compress(SMALL, mtime=0)),
+        "gzip members": (
+            Codec.GZIP,
+            gzip.compress(SMALL, mtime=0) + gzip.compress(SMALL, mtime=0),
+        ),
         "snappy raw": (Codec.SNAPPY, bytes(cramjam.snappy.compress_raw(SMALL))),
-        "lz4 checksums": (Codec.LZ4, lz4.frame.compress(SMALL, block_linked=False, **checksums)),
-        "zstd unsized": (Codec.ZSTD, zstandard.ZstdCompressor(write_content_size=False).compress(SMALL)),
-        "zstd checksum": (Codec.ZSTD, zstandard.ZstdCompressor(write_checksum=True).compress(SMALL)),
+        "lz4 checksums": (
+            Codec.LZ4,
+            lz4.frame.compress(SMALL, block_linked=False, **checksums),
+        ),
+        "zstd unsized": (
+            Codec.ZSTD,
+            zstandard.ZstdCompressor(write_content_size=False).compress(SMALL),
+        ),
+        "zstd checksum": (
+            Codec.ZSTD,
+            zstandard.ZstdCompressor(write_checksum=True).compress(SMALL),
+        ),
     }
 
 
@@ -597,9 +716,12 @@ SMALL_BODIES = small_bodies()
 @pytest.mark.parametrize("name", SMALL_BODIES)
 def test_every_truncation_is_refused(name):
     codec, body = SMALL_BODIES[name]
-    # Cut at the end of the first member, or of the xerial header, a body is whole again; cut inside the second
-    # member's magic, the rest looks like padding.
-    whole = {"snappy": {16: b""}, "gzip members": {len(body) // 2 + n: SMALL for n in range(3)}}.get(name, {})
+    # Cut at the end of the first member, or of the xerial header, a body is whole
+    # again; cut inside the second member's magic, the rest looks like padding.
+    whole = {
+        "snappy": {16: b""},
+        "gzip members": {len(body) // 2 + n: SMALL for n in range(3)},
+    }.get(name, {})
     for cut in range(len(body)):
         assert outcome(codec, body[:cut]) == whole.get(cut), cut
 
@@ -617,8 +739,18 @@ def test_every_single_bit_flip_gives_bytes_or_a_logcore_error(name):
 HEADS = {
     Codec.GZIP: [b"", b"\x1f\x8b\x08", b"\x1f\x8b\x08" + bytes(7)],
     Codec.SNAPPY: [b"", b"\x82SNAPPY\x00" + bytes(8), b"\x82SNAPPY\x00" + bytes(11)],
-    Codec.LZ4: [b"", bytes.fromhex("04224d18"), bytes.fromhex("04224d18604082"), bytes.fromhex("04224d18704071")],
-    Codec.ZSTD: [b"", bytes.fromhex("28b52ffd"), bytes.fromhex("28b52ffd0058"), struct.pack("<I", 0x184D2A50)],
+    Codec.LZ4: [
+        b"",
+        bytes.fromhex("04224d18"),
+        bytes.fromhex("04224d18604082"),
+        bytes.fromhex("04224d18704071"),
+    ],
+    Codec.ZSTD: [
+        b"",
+        bytes.fromhex("28b52ffd"),
+        bytes.fromhex("28b52ffd0058"),
+        struct.pack("<I", 0x184D2A50),
+    ],
 }
 
 
@@ -641,7 +773,9 @@ def test_any_splice_gives_bytes_or_a_logcore_error(name, draw):
 
 def test_thousands_of_tiny_pieces_take_linear_work():
     assert decompress(Codec.GZIP, gzip.compress(b"", mtime=0) * 10_000) == b""
-    assert decompress(Codec.ZSTD, zstandard.ZstdCompressor().compress(b"") * 10_000) == b""
+    assert (
+        decompress(Codec.ZSTD, zstandard.ZstdCompressor().compress(b"") * 10_000) == b""
+    )
     assert decompress(Codec.SNAPPY, compress(Codec.SNAPPY, b"") * 10_000) == b""
     assert decompress(Codec.LZ4, lz4_frame(b"\x01\x00\x00\x00\x00" * 10_000)) == b""
 
@@ -704,7 +838,9 @@ def test_codec_packages_are_imported_at_first_use():
         (Codec.ZSTD, ["zstandard"], "pip install zstandard"),
     ],
 )
-def test_a_missing_package_is_named_with_what_to_install(monkeypatch, codec, modules, command):
+def test_a_missing_package_is_named_with_what_to_install(
+    monkeypatch, codec, modules, command
+):
     packed = compress(codec, SMALL)
     for module in modules:
         monkeypatch.setitem(sys.modules, module, None)

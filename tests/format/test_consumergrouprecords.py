@@ -1,4 +1,6 @@
-"""The records of groups of the consumer protocol: bytes by hand, both ways, and bytes that are none."""
+"""The records of groups of the consumer protocol: bytes by hand, both ways, and bytes
+that are none.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +30,40 @@ from logcore.format.consumergrouprecords import (
 U = bytes(range(16))
 #: key, key's bytes, value, value's bytes. Structs end with tagged fields: 00 for none.
 ROWS: list[tuple[ConsumerKey, str, ConsumerValue, str]] = [
-    (ConsumerKey(Kind.GROUP, "grp"), "0003 0003 677270", GroupEpoch(7), "0000 00000007 00"),
-    (ConsumerKey(Kind.GROUP, ""), "0003 0000", GroupEpoch(7, -2), "0000 00000007 01 00 08 fffffffffffffffe"),
+    (
+        ConsumerKey(Kind.GROUP, "grp"),
+        "0003 0003 677270",
+        GroupEpoch(7),
+        "0000 00000007 00",
+    ),
+    (
+        ConsumerKey(Kind.GROUP, ""),
+        "0003 0000",
+        GroupEpoch(7, -2),
+        "0000 00000007 01 00 08 fffffffffffffffe",
+    ),
     (
         ConsumerKey(Kind.MEMBER, "g", "m"),
         "0005 0001 67 0001 6d",
-        ConsumerMember(client_id="c", client_host="/1.2.3.4", topic_names=("a", "bc"), rebalance_timeout_ms=300_000),
+        ConsumerMember(
+            client_id="c",
+            client_host="/1.2.3.4",
+            topic_names=("a", "bc"),
+            rebalance_timeout_ms=300_000,
+        ),
         "0000 00 00 02 63 09 2f312e322e332e34 03 02 61 03 6263 01 000493e0 00 01 00 01 00",
     ),
     (
         ConsumerKey(Kind.MEMBER, "g", "m"),
         "0005 0001 67 0001 6d",
-        ConsumerMember(instance_id="i", rack_id="r", client_id="", client_host="", pattern="a.*", assignor="range"),
+        ConsumerMember(
+            instance_id="i",
+            rack_id="r",
+            client_id="",
+            client_host="",
+            pattern="a.*",
+            assignor="range",
+        ),
         "0000 02 69 02 72 01 01 01 04 612e2a ffffffff 06 72616e6765 01 00 01 00",
     ),
     (
@@ -55,7 +79,12 @@ ROWS: list[tuple[ConsumerKey, str, ConsumerValue, str]] = [
         frozenset({(U, 1), (U, 0)}),
         f"0000 02 {U.hex()} 03 00000000 00000001 00 00",
     ),
-    (ConsumerKey(Kind.TARGET, "g", "m"), "0007 0001 67 0001 6d", frozenset(), "0000 01 00"),
+    (
+        ConsumerKey(Kind.TARGET, "g", "m"),
+        "0007 0001 67 0001 6d",
+        frozenset(),
+        "0000 01 00",
+    ),
     (
         ConsumerKey(Kind.CURRENT, "g", "m"),
         "0008 0001 67 0001 6d",
@@ -78,7 +107,9 @@ ROWS: list[tuple[ConsumerKey, str, ConsumerValue, str]] = [
 
 
 @pytest.mark.parametrize(("key", "key_hex", "value", "value_hex"), ROWS)
-def test_bytes_as_kafka_writes_them(key: ConsumerKey, key_hex: str, value: ConsumerValue, value_hex: str) -> None:
+def test_bytes_as_kafka_writes_them(
+    key: ConsumerKey, key_hex: str, value: ConsumerValue, value_hex: str
+) -> None:
     assert consumer_key(key).hex(" ") == bytes.fromhex(key_hex).hex(" ")
     encoded = consumer_value(value)
     assert encoded is not None and encoded.hex(" ") == bytes.fromhex(value_hex).hex(" ")
@@ -95,33 +126,52 @@ def test_what_is_cut_off_is_not_understood(
     for size in range(len(encoded)):
         assert read_consumer_value(key.kind, encoded[:size]) in (None, value)
     for size in range(len(consumer_key(key))):
-        assert read_consumer_key(consumer_key(key)[:size]) in (None, ConsumerKey(key.kind, key.group_id))
+        assert read_consumer_key(consumer_key(key)[:size]) in (
+            None,
+            ConsumerKey(key.kind, key.group_id),
+        )
 
 
 def test_tags_of_newer_brokers_are_passed_over() -> None:
     member = bytes.fromhex(f"0000 02 {U.hex()} 02 00000001 01 05 02 abcd 01 09 01 ff")
     assert read_consumer_value(Kind.TARGET, member) == frozenset({(U, 1)})
-    member = bytes.fromhex("0000 00 00 01 01 01 01 ffffffff 00 02 00 07 01 00000005 01 00 07 02 aabb")
-    assert read_consumer_value(Kind.MEMBER, member) == ConsumerMember(classic=ClassicMember(5, ()))
+    member = bytes.fromhex(
+        "0000 00 00 01 01 01 01 ffffffff 00 02 00 07 01 00000005 01 00 07 02 aabb"
+    )
+    assert read_consumer_value(Kind.MEMBER, member) == ConsumerMember(
+        classic=ClassicMember(5, ())
+    )
     member = bytes.fromhex("0000 00 00 01 01 01 01 ffffffff 00 01 07 02 aabb")
     assert read_consumer_value(Kind.MEMBER, member) == ConsumerMember()
 
 
 def test_another_version_and_an_unknown_state() -> None:
-    assert read_consumer_value(Kind.TARGET_EPOCH, bytes.fromhex("0001 00000009 00")) is None
-    current = read_consumer_value(Kind.CURRENT, bytes.fromhex("0000 00000003 00000002 09 01 01 00"))
+    assert (
+        read_consumer_value(Kind.TARGET_EPOCH, bytes.fromhex("0001 00000009 00"))
+        is None
+    )
+    current = read_consumer_value(
+        Kind.CURRENT, bytes.fromhex("0000 00000003 00000002 09 01 01 00")
+    )
     assert isinstance(current, Current) and current.state is MemberState.UNKNOWN
 
 
 def test_keys_of_other_kinds() -> None:
     for text in ("", "00", "0000", "0002 0001 67", "0009 0001 67", "ffff"):
         assert read_consumer_key(bytes.fromhex(text)) is None
-    assert read_consumer_key(bytes.fromhex("0004 0001 67")) == ConsumerKey(Kind.TOPICS, "g")
+    assert read_consumer_key(bytes.fromhex("0004 0001 67")) == ConsumerKey(
+        Kind.TOPICS, "g"
+    )
     assert consumer_value(None) is None
 
 
 def test_records_are_shown_as_dicts() -> None:
-    current = Current(member_epoch=3, previous_epoch=2, state=MemberState.UNREVOKED, revoking=frozenset({(U, 5)}))
+    current = Current(
+        member_epoch=3,
+        previous_epoch=2,
+        state=MemberState.UNREVOKED,
+        revoking=frozenset({(U, 5)}),
+    )
     key = consumer_key(ConsumerKey(Kind.CURRENT, "g", "m"))
     assert described_consumers(key, consumer_value(current)) == {
         "group": "g",
@@ -136,13 +186,33 @@ def test_records_are_shown_as_dicts() -> None:
         },
     }
     key = consumer_key(ConsumerKey(Kind.GROUP, "g"))
-    assert described_consumers(key, None) == {"group": "g", "kind": "group", "value": None}
-    assert described_consumers(key, b"junk") is None and described_consumers(b"junk", None) is None
+    assert described_consumers(key, None) == {
+        "group": "g",
+        "kind": "group",
+        "value": None,
+    }
+    assert (
+        described_consumers(key, b"junk") is None
+        and described_consumers(b"junk", None) is None
+    )
     classic = ConsumerMember(classic=ClassicMember(5, (("range", b"\0\1"),)))
-    shown = described_consumers(consumer_key(ConsumerKey(Kind.MEMBER, "g", "m")), consumer_value(classic))
-    assert shown is not None and shown["value"]["classic"] == {"session_timeout_ms": 5, "protocols": ["range"]}
-    for kind, value in ((Kind.TARGET_EPOCH, 3), (Kind.PATTERN, Resolved(("a",), 1, 2)), (Kind.MEMBER, classic)):
-        assert json.dumps(described_consumers(consumer_key(ConsumerKey(kind, "g", "")), consumer_value(value)))
+    shown = described_consumers(
+        consumer_key(ConsumerKey(Kind.MEMBER, "g", "m")), consumer_value(classic)
+    )
+    assert shown is not None and shown["value"]["classic"] == {
+        "session_timeout_ms": 5,
+        "protocols": ["range"],
+    }
+    for kind, value in (
+        (Kind.TARGET_EPOCH, 3),
+        (Kind.PATTERN, Resolved(("a",), 1, 2)),
+        (Kind.MEMBER, classic),
+    ):
+        assert json.dumps(
+            described_consumers(
+                consumer_key(ConsumerKey(kind, "g", "")), consumer_value(value)
+            )
+        )
 
 
 def test_a_text_that_no_key_can_hold() -> None:
@@ -150,7 +220,10 @@ def test_a_text_that_no_key_can_hold() -> None:
         consumer_key(ConsumerKey(Kind.MEMBER, "g", "m" * 32_768))
 
 
-@given(st.sampled_from([kind for kind in Kind if kind is not Kind.CLASSIC]), st.binary(max_size=60))
+@given(
+    st.sampled_from([kind for kind in Kind if kind is not Kind.CLASSIC]),
+    st.binary(max_size=60),
+)
 def test_foreign_bytes_raise_nothing(kind: Kind, data: bytes) -> None:
     read_consumer_value(kind, b"\0\0" + data)
     read_consumer_key(kind.to_bytes(2, "big") + data)

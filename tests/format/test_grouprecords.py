@@ -1,4 +1,6 @@
-"""logcore.format.grouprecords: bytes that Kafka wrote, and the tables of the wire codec as a second opinion."""
+"""logcore.format.grouprecords: bytes that Kafka wrote, and the tables of the wire codec
+as a second opinion.
+"""
 
 from __future__ import annotations
 
@@ -51,13 +53,20 @@ GROUPS = st.builds(
     state_ms=LONGS,
     members=st.lists(MEMBERS, max_size=3).map(tuple),
 )
-COMMITS = st.builds(Committed, LONGS, INTS, TEXTS, LONGS, st.just(-1) | st.integers(0, 2**63 - 1))
+COMMITS = st.builds(
+    Committed, LONGS, INTS, TEXTS, LONGS, st.just(-1) | st.integers(0, 2**63 - 1)
+)
 
 
 def test_records_are_kafkas_byte_for_byte() -> None:
     """The examples of storage format section 12.1, which Kafka's own serialisers made."""
-    assert commit_key("grp", "orders", 0).hex() == "0001000367727000066f726465727300000000"
-    assert commit_value(Committed(29, 4, "m", T0)).hex() == "0003000000000000001d0000000400016d0000018bcfe56800"
+    assert (
+        commit_key("grp", "orders", 0).hex() == "0001000367727000066f726465727300000000"
+    )
+    assert (
+        commit_value(Committed(29, 4, "m", T0)).hex()
+        == "0003000000000000001d0000000400016d0000018bcfe56800"
+    )
     assert commit_value(Committed(29, 4, "m", T0, T0 + 1)).hex() == (
         "0001000000000000001d00016d0000018bcfe568000000018bcfe56801"
     )
@@ -72,7 +81,12 @@ def test_records_are_kafkas_byte_for_byte() -> None:
         assignment=b"\2",
     )
     group = StoredGroup(
-        protocol_type="consumer", generation=1, protocol="range", leader="m1", state_ms=T0, members=(member,)
+        protocol_type="consumer",
+        generation=1,
+        protocol="range",
+        leader="m1",
+        state_ms=T0,
+        members=(member,),
     )
     assert group_value(group).hex() == (
         "00030008636f6e73756d657200000001000572616e676500026d310000018bcfe568000000000100026d31ffff000163000a"
@@ -82,15 +96,24 @@ def test_records_are_kafkas_byte_for_byte() -> None:
 
 @pytest.mark.parametrize(
     ("group_id", "partition"),
-    # "my-group" -> 12 of 50 is what Kafka answers; "polygenelubricants" hashes to -2^31, whose absolute value is 0.
-    [("my-group", 12), ("", 0), ("polygenelubricants", 0), ("a", 97 % 50), ("\U0001f600", (31 * 0xD83D + 0xDE00) % 50)],
+    # "my-group" -> 12 of 50 is what Kafka answers; "polygenelubricants" hashes to
+    # -2^31, whose absolute value is 0.
+    [
+        ("my-group", 12),
+        ("", 0),
+        ("polygenelubricants", 0),
+        ("a", 97 % 50),
+        ("\U0001f600", (31 * 0xD83D + 0xDE00) % 50),
+    ],
 )
 def test_the_partition_of_a_group_is_kafkas(group_id: str, partition: int) -> None:
     assert partition_of(group_id, 50) == partition
 
 
 @given(group_id=TEXTS, topic=TEXTS, partition=INTS)
-def test_keys_come_back_and_are_those_of_the_table(group_id: str, topic: str, partition: int) -> None:
+def test_keys_come_back_and_are_those_of_the_table(
+    group_id: str, topic: str, partition: int
+) -> None:
     message = group_messages.OFFSET_COMMIT_KEY
     written = commit_key(group_id, topic, partition)
     value = message.Value(group=group_id, topic=topic, partition=partition)
@@ -98,12 +121,16 @@ def test_keys_come_back_and_are_those_of_the_table(group_id: str, topic: str, pa
     assert read_key(written) == CommitKey(group_id, topic, partition)
     assert read_key(b"\0\0" + written[2:]) == CommitKey(group_id, topic, partition)
     message = group_messages.GROUP_METADATA_KEY
-    assert group_key(group_id) == wire.encode_versioned(message, 2, message.Value(group=group_id))
+    assert group_key(group_id) == wire.encode_versioned(
+        message, 2, message.Value(group=group_id)
+    )
     assert read_key(group_key(group_id)) == group_id
 
 
 @given(committed=COMMITS, version=st.integers(0, 4))
-def test_commits_are_read_in_every_version_of_the_table(committed: Committed, version: int) -> None:
+def test_commits_are_read_in_every_version_of_the_table(
+    committed: Committed, version: int
+) -> None:
     message = group_messages.OFFSET_COMMIT_VALUE
     value = message.Value(
         offset=committed.offset,
@@ -118,11 +145,15 @@ def test_commits_are_read_in_every_version_of_the_table(committed: Committed, ve
     )
     assert read_commit(wire.encode_versioned(message, version, value)) == kept
     written = commit_value(committed)
-    assert written == wire.encode_versioned(message, 3 if committed.expire_ms < 0 else 1, value)
+    assert written == wire.encode_versioned(
+        message, 3 if committed.expire_ms < 0 else 1, value
+    )
 
 
 @given(group=GROUPS, version=st.integers(0, 4))
-def test_groups_are_read_in_every_version_of_the_table(group: StoredGroup, version: int) -> None:
+def test_groups_are_read_in_every_version_of_the_table(
+    group: StoredGroup, version: int
+) -> None:
     message = group_messages.GROUP_METADATA_VALUE
     value = message.Value(
         protocol_type=group.protocol_type,
@@ -151,9 +182,14 @@ def test_groups_are_read_in_every_version_of_the_table(group: StoredGroup, versi
         assert group_value(group) == wire.encode_versioned(message, 3, value)
     assert found.state_ms == (group.state_ms if version >= 2 else -1)
     for before, after in zip(group.members, found.members, strict=True):
-        assert after.rebalance_timeout_ms == (before.rebalance_timeout_ms if version >= 1 else -1)
+        assert after.rebalance_timeout_ms == (
+            before.rebalance_timeout_ms if version >= 1 else -1
+        )
         assert after.instance_id == (before.instance_id if version >= 3 else None)
-        assert (after.subscription, after.assignment) == (before.subscription, before.assignment)
+        assert (after.subscription, after.assignment) == (
+            before.subscription,
+            before.assignment,
+        )
 
 
 @pytest.mark.parametrize("version", range(5))
@@ -163,7 +199,9 @@ def test_bytes_cut_anywhere_are_not_understood(version: int) -> None:
     written = wire.encode_versioned(commits, version, commits.Value(metadata="m"))
     groups = group_messages.GROUP_METADATA_VALUE
     member = groups.Value.Member(member_id="m", subscription=b"s", assignment=b"a")
-    group = groups.Value(protocol_type="consumer", protocol="range", leader="m", members=[member])
+    group = groups.Value(
+        protocol_type="consumer", protocol="range", leader="m", members=[member]
+    )
     stored = wire.encode_versioned(groups, version, group)
     if version == 4:
         assert read_commit(written) == Committed(0, -1, "m", 0)
@@ -181,7 +219,9 @@ def test_bytes_cut_anywhere_are_not_understood(version: int) -> None:
 
 
 @given(data=st.data(), version=st.integers(0, 9))
-def test_subscriptions_are_read_as_the_table_reads_them(data: Any, version: int) -> None:
+def test_subscriptions_are_read_as_the_table_reads_them(
+    data: Any, version: int
+) -> None:
     message = wire.CONSUMER_PROTOCOL_SUBSCRIPTION
     topic_type = message.Value.Topic
     owned = st.builds(topic_type, topic=TEXTS, partitions=st.lists(INTS, max_size=2))
@@ -191,7 +231,9 @@ def test_subscriptions_are_read_as_the_table_reads_them(data: Any, version: int)
         owned_partitions=data.draw(st.lists(owned, max_size=2)),
         rack_id=data.draw(NULLABLE),
     )
-    written = version.to_bytes(2, "big") + wire.encode_data(message, min(version, 3), value)
+    written = version.to_bytes(2, "big") + wire.encode_data(
+        message, min(version, 3), value
+    )
     assert subscribed_topics(written) == value.topics
     cut = data.draw(st.integers(0, len(written) - 1))
     assert subscribed_topics(written[:cut]) is None

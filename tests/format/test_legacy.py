@@ -1,4 +1,6 @@
-"""Formats v0 and v1: every vector of four writers, then wrappers built by hand for what no writer sends."""
+"""Formats v0 and v1: every vector of four writers, then wrappers built by hand for what
+no writer sends.
+"""
 
 from __future__ import annotations
 
@@ -38,20 +40,37 @@ def message(
     """One entry; body replaces key and value, lengths included."""
 
     def sized(data):
-        return struct.pack(">i", -1) if data is None else struct.pack(">i", len(data)) + data
+        return (
+            struct.pack(">i", -1)
+            if data is None
+            else struct.pack(">i", len(data)) + data
+        )
 
     if body is None:
         body = sized(key) + sized(value)
-    checked = struct.pack(">bb", magic, attributes) + (struct.pack(">q", timestamp) if magic == 1 else b"") + body
+    checked = (
+        struct.pack(">bb", magic, attributes)
+        + (struct.pack(">q", timestamp) if magic == 1 else b"")
+        + body
+    )
     return struct.pack(">qiI", offset, 4 + len(checked), zlib.crc32(checked)) + checked
 
 
-def wrapper(magic: int, offset: int, *inner: bytes, codec: Codec = Codec.GZIP, attributes: int = 0, **fields) -> bytes:
+def wrapper(
+    magic: int,
+    offset: int,
+    *inner: bytes,
+    codec: Codec = Codec.GZIP,
+    attributes: int = 0,
+    **fields,
+) -> bytes:
     value = compress(codec, b"".join(inner), legacy_lz4_checksum=magic == 0)
     return message(magic, offset, None, value, attributes=attributes | codec, **fields)
 
 
-def decode(entry: bytes, **options) -> list[tuple[int, int, bytes | None, bytes | None]]:
+def decode(
+    entry: bytes, **options
+) -> list[tuple[int, int, bytes | None, bytes | None]]:
     legacy.check(memoryview(entry))
     return legacy.decode(memoryview(entry), **options)
 
@@ -89,7 +108,10 @@ def test_vectors_of_every_writer_decode_to_their_records(name):
         legacy.check(entry)
         lines += map(line, legacy.decode(entry))
     assert len(lines) == expected["record_count"]
-    assert hashlib.sha256("".join(lines).encode()).hexdigest() == expected["records_sha256"]
+    assert (
+        hashlib.sha256("".join(lines).encode()).hexdigest()
+        == expected["records_sha256"]
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -100,7 +122,10 @@ def test_header_facts_of_vectors_need_no_decoding(name):
         assert legacy.max_timestamp(entry) == expected["max_timestamp"]
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if "2-messages" in name or "wrapper-logappendtime" in name])
+@pytest.mark.parametrize(
+    "name",
+    [name for name in NAMES if "2-messages" in name or "wrapper-logappendtime" in name],
+)
 def test_check_finds_every_flipped_bit_behind_the_offset(name):
     for entry in entries_of((VECTORS / "records" / name).read_bytes()):
         for position in range(8, len(entry)):
@@ -128,7 +153,9 @@ def test_check_finds_every_truncation_and_extension(name):
 @pytest.mark.parametrize("key", [None, b"", b"key"])
 @pytest.mark.parametrize("value", [None, b"", b"value"])
 def test_a_plain_entry_is_one_record(magic, key, value):
-    assert decode(message(magic, 77, key, value)) == [(77, 1000 if magic else -1, key, value)]
+    assert decode(message(magic, 77, key, value)) == [
+        (77, 1000 if magic else -1, key, value)
+    ]
 
 
 def test_a_plain_entry_keeps_its_own_timestamp_whatever_its_type():
@@ -143,12 +170,17 @@ def test_v0_has_no_timestamp():
 
 @pytest.mark.parametrize("magic", [0, 1])
 def test_any_negative_length_is_null(magic):
-    assert decode(message(magic, body=struct.pack(">ii", -7, -(2**31))))[0][2:] == (None, None)
+    assert decode(message(magic, body=struct.pack(">ii", -7, -(2**31))))[0][2:] == (
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize("magic", [0, 1])
 def test_bytes_behind_the_value_are_ignored(magic):
-    assert decode(message(magic, body=struct.pack(">ii", -1, 1) + b"v+more"))[0][2:] == (None, b"v")
+    assert decode(message(magic, body=struct.pack(">ii", -1, 1) + b"v+more"))[0][
+        2:
+    ] == (None, b"v")
 
 
 @pytest.mark.parametrize("magic", [0, 1])
@@ -168,10 +200,16 @@ def test_lengths_beyond_the_message_are_refused(magic, body):
 
 
 def test_a_v1_message_too_small_for_its_fields_is_refused():
-    """14 bytes are enough for check(), which knows the smallest message of both formats only."""
+    """14 bytes are enough for check(), which knows the smallest message of both formats
+    only.
+    """
     refused(InvalidRecordError, message(1, body=b""), "ends before its key")
     refused(InvalidRecordError, message(1, body=b"\xff\xff\xff"), "ends before its key")
-    refused(InvalidRecordError, message(1, body=b"\xff\xff\xff\xff"), "ends before its value")
+    refused(
+        InvalidRecordError,
+        message(1, body=b"\xff\xff\xff\xff"),
+        "ends before its value",
+    )
 
 
 @pytest.mark.parametrize("magic", [2, 3, -1])
@@ -184,7 +222,11 @@ def test_other_formats_are_refused(magic):
 
 @pytest.mark.parametrize("attributes", [5, 6, 7])
 def test_unknown_compression_types_are_refused(attributes):
-    refused(UnsupportedCodecError, message(1, attributes=attributes), "unknown compression type")
+    refused(
+        UnsupportedCodecError,
+        message(1, attributes=attributes),
+        "unknown compression type",
+    )
 
 
 @pytest.mark.parametrize("length", range(26))
@@ -216,12 +258,18 @@ def test_v1_inner_offsets_count_back_from_the_wrapper(codec):
 
 
 def test_v1_inner_offsets_under_wrapper_offset_0_are_used_as_they_are():
-    assert [record[0] for record in decode(wrapper(1, 0, message(1, 0), message(1, 1)))] == [0, 1]
-    assert [record[0] for record in decode(wrapper(1, 0, message(1, 40), message(1, 50)))] == [40, 50]
+    assert [
+        record[0] for record in decode(wrapper(1, 0, message(1, 0), message(1, 1)))
+    ] == [0, 1]
+    assert [
+        record[0] for record in decode(wrapper(1, 0, message(1, 40), message(1, 50)))
+    ] == [40, 50]
 
 
 def test_v1_wrapper_offset_equal_to_the_last_inner_one_starts_at_0():
-    assert [record[0] for record in decode(wrapper(1, 1, message(1, 0), message(1, 1)))] == [0, 1]
+    assert [
+        record[0] for record in decode(wrapper(1, 1, message(1, 0), message(1, 1)))
+    ] == [0, 1]
 
 
 def test_v1_wrapper_offset_below_the_last_inner_one_is_refused():
@@ -229,11 +277,17 @@ def test_v1_wrapper_offset_below_the_last_inner_one_is_refused():
 
 
 def test_v1_offsets_beyond_64_bits_are_refused():
-    refused(InvalidRecordError, wrapper(1, 2**63 - 1, message(1, 0), message(1, -1)), "64 bits")
+    refused(
+        InvalidRecordError,
+        wrapper(1, 2**63 - 1, message(1, 0), message(1, -1)),
+        "64 bits",
+    )
 
 
 def test_v1_inner_timestamps_are_their_own_under_create_time():
-    entry = wrapper(1, 1, message(1, 0, timestamp=7), message(1, 1, timestamp=5), timestamp=99)
+    entry = wrapper(
+        1, 1, message(1, 0, timestamp=7), message(1, 1, timestamp=5), timestamp=99
+    )
     assert [record[1] for record in decode(entry)] == [7, 5]
     assert legacy.max_timestamp(memoryview(entry)) == 99
 
@@ -244,17 +298,28 @@ def test_v1_inner_timestamp_type_is_ignored():
 
 
 def test_v1_inner_timestamps_are_the_wrappers_under_log_append_time():
-    entry = wrapper(1, 1, message(1, 0, timestamp=7), message(1, 1), timestamp=99, attributes=LOG_APPEND_TIME)
+    entry = wrapper(
+        1,
+        1,
+        message(1, 0, timestamp=7),
+        message(1, 1),
+        timestamp=99,
+        attributes=LOG_APPEND_TIME,
+    )
     assert [record[1] for record in decode(entry)] == [99, 99]
 
 
 def test_v0_ignores_the_timestamp_type_bit():
-    assert decode(wrapper(0, 0, message(0, 0), attributes=LOG_APPEND_TIME)) == [(0, -1, b"k", b"v")]
+    assert decode(wrapper(0, 0, message(0, 0), attributes=LOG_APPEND_TIME)) == [
+        (0, -1, b"k", b"v")
+    ]
 
 
 @pytest.mark.parametrize("magic", [0, 1])
 def test_zstd_is_refused(magic):
-    refused(InvalidRecordError, wrapper(magic, 0, message(magic), codec=Codec.ZSTD), "zstd")
+    refused(
+        InvalidRecordError, wrapper(magic, 0, message(magic), codec=Codec.ZSTD), "zstd"
+    )
 
 
 @pytest.mark.parametrize("magic", [0, 1])
@@ -270,36 +335,62 @@ def test_a_wrapper_without_messages_is_refused(magic):
 
 @pytest.mark.parametrize("magic", [0, 1])
 def test_a_compressed_message_inside_a_wrapper_is_refused(magic):
-    refused(InvalidRecordError, wrapper(magic, 0, wrapper(magic, 0, message(magic))), "compressed itself")
-    refused(UnsupportedCodecError, wrapper(magic, 0, message(magic, attributes=7)), "unknown")
+    refused(
+        InvalidRecordError,
+        wrapper(magic, 0, wrapper(magic, 0, message(magic))),
+        "compressed itself",
+    )
+    refused(
+        UnsupportedCodecError,
+        wrapper(magic, 0, message(magic, attributes=7)),
+        "unknown",
+    )
 
 
 @pytest.mark.parametrize(("outer", "inner"), [(0, 1), (1, 0), (1, 2)])
 def test_a_message_of_another_format_inside_a_wrapper_is_refused(outer, inner):
-    refused(InvalidRecordError, wrapper(outer, 0, message(inner, body=bytes(40))), "another format")
+    refused(
+        InvalidRecordError,
+        wrapper(outer, 0, message(inner, body=bytes(40))),
+        "another format",
+    )
 
 
 @pytest.mark.parametrize("magic", [0, 1])
 def test_a_wrong_crc_inside_a_wrapper_is_refused(magic):
     bad = bytearray(message(magic, 1))
     bad[-1] ^= 1
-    refused(CorruptBatchError, wrapper(magic, 1, message(magic), bytes(bad)), "CRC-32 of a message inside")
+    refused(
+        CorruptBatchError,
+        wrapper(magic, 1, message(magic), bytes(bad)),
+        "CRC-32 of a message inside",
+    )
 
 
 @pytest.mark.parametrize("size", [13, 0, -1, -(2**31)])
 def test_a_size_below_the_smallest_message_inside_a_wrapper_is_refused(size):
     inner = message(1)
-    refused(CorruptBatchError, wrapper(1, 0, inner[:8] + struct.pack(">i", size) + inner[12:]), "too small")
+    refused(
+        CorruptBatchError,
+        wrapper(1, 0, inner[:8] + struct.pack(">i", size) + inner[12:]),
+        "too small",
+    )
 
 
 def test_lengths_beyond_the_message_inside_a_wrapper_are_refused():
-    refused(InvalidRecordError, wrapper(1, 0, message(1, body=struct.pack(">ii", 9, -1))), "longer than the message")
+    refused(
+        InvalidRecordError,
+        wrapper(1, 0, message(1, body=struct.pack(">ii", 9, -1))),
+        "longer than the message",
+    )
 
 
 def test_a_message_cut_short_ends_its_wrapper_quietly_as_in_kafka():
     last = message(1, 1)
     for cut in range(1, len(last)):
-        assert [record[0] for record in decode(wrapper(1, 0, message(1, 0), last[:cut]))] == [0]
+        assert [
+            record[0] for record in decode(wrapper(1, 0, message(1, 0), last[:cut]))
+        ] == [0]
 
 
 def test_a_damaged_body_is_refused():
@@ -309,11 +400,17 @@ def test_a_damaged_body_is_refused():
 
 
 def test_lz4_header_checksum_is_verified_in_v1_only():
-    right, wrong = (compress(Codec.LZ4, message(1), legacy_lz4_checksum=legacy_sum) for legacy_sum in (False, True))
+    right, wrong = (
+        compress(Codec.LZ4, message(1), legacy_lz4_checksum=legacy_sum)
+        for legacy_sum in (False, True)
+    )
     assert len(decode(message(1, 0, None, right, attributes=Codec.LZ4))) == 1
     with pytest.raises(CorruptBatchError, match="header checksum"):
         decode(message(1, 0, None, wrong, attributes=Codec.LZ4))
-    right, wrong = (compress(Codec.LZ4, message(0), legacy_lz4_checksum=legacy_sum) for legacy_sum in (False, True))
+    right, wrong = (
+        compress(Codec.LZ4, message(0), legacy_lz4_checksum=legacy_sum)
+        for legacy_sum in (False, True)
+    )
     assert len(decode(message(0, 0, None, right, attributes=Codec.LZ4))) == 1
     assert len(decode(message(0, 0, None, wrong, attributes=Codec.LZ4))) == 1
 
@@ -340,7 +437,9 @@ def test_damage_in_a_compressed_value_has_its_position_in_the_file():
 
 
 def decode_or_refuse(entry: bytes) -> None:
-    """Any exception but a LogcoreError fails the test. check() is left out: decode() must hold without it."""
+    """Any exception but a LogcoreError fails the test. check() is left out: decode()
+    must hold without it.
+    """
     for call in (legacy.check, legacy.last_offset, legacy.max_timestamp, legacy.decode):
         try:
             result = call(memoryview(entry))
@@ -351,7 +450,11 @@ def decode_or_refuse(entry: bytes) -> None:
             assert all(-(2**63) <= offset < 2**63 for offset, _, _, _ in result)
 
 
-ENTRIES = [bytes(entry) for name in NAMES for entry in entries_of((VECTORS / "records" / name).read_bytes())]
+ENTRIES = [
+    bytes(entry)
+    for name in NAMES
+    for entry in entries_of((VECTORS / "records" / name).read_bytes())
+]
 
 
 @settings(deadline=None)
@@ -363,7 +466,12 @@ def test_any_change_of_an_entry_is_decoded_or_refused(entry, draw):
 
 
 @settings(deadline=None)
-@given(st.sampled_from([0, 1]), st.binary(max_size=60), st.integers(-128, 127), st.integers(-(2**63), 2**63 - 1))
+@given(
+    st.sampled_from([0, 1]),
+    st.binary(max_size=60),
+    st.integers(-128, 127),
+    st.integers(-(2**63), 2**63 - 1),
+)
 def test_any_fields_are_decoded_or_refused(magic, body, attributes, offset):
     decode_or_refuse(message(magic, offset, attributes=attributes, body=body))
 
@@ -378,6 +486,11 @@ INNER = st.builds(
 
 
 @settings(deadline=None)
-@given(st.sampled_from([0, 1]), st.integers(-(2**63), 2**63 - 1), st.lists(INNER, max_size=4), st.binary(max_size=30))
+@given(
+    st.sampled_from([0, 1]),
+    st.integers(-(2**63), 2**63 - 1),
+    st.lists(INNER, max_size=4),
+    st.binary(max_size=30),
+)
 def test_any_wrapper_is_decoded_or_refused(magic, offset, inner, tail):
     decode_or_refuse(wrapper(magic, offset, *inner, tail))

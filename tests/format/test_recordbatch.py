@@ -1,7 +1,9 @@
-"""Batches against the vectors that Kafka and its clients wrote, and the leader's rules against Kafka's verdicts.
+"""Batches against the vectors that Kafka and its clients wrote, and the leader's rules
+against Kafka's verdicts.
 
-Accept and reject must be Kafka's, byte for byte: section 1.9 of the format notes lists what its validator did with each
-mutation when it was run, and that list is a table here.
+Accept and reject must be Kafka's, byte for byte: section 1.9 of the format notes lists
+what its validator did with each mutation when it was run, and that list is a table
+here.
 """
 
 from __future__ import annotations
@@ -33,7 +35,15 @@ from logcore.errors import (
 )
 from logcore.format.compression import codec_named, compress
 from logcore.inspect.salvage import salvage
-from logcore.recordbatch import RecordBatch, empty_batch, encode, front_of, prepare_append, read_batches, stamp_crc
+from logcore.recordbatch import (
+    RecordBatch,
+    empty_batch,
+    encode,
+    front_of,
+    prepare_append,
+    read_batches,
+    stamp_crc,
+)
 from support import varints
 from support.kernels import KERNELS
 from support.vectors import EXPECTED, VECTORS
@@ -53,33 +63,62 @@ def line(record: Any) -> str:
         return "-" if data is None else data.hex()
 
     headers = ",".join(
-        f"{name.encode('utf-8', 'surrogateescape').hex()}={piece(value)}" for name, value in record.headers
+        f"{name.encode('utf-8', 'surrogateescape').hex()}={piece(value)}"
+        for name, value in record.headers
     )
     return f"{record.offset}|{record.timestamp_ms}|{piece(record.key)}|{piece(record.value)}|{headers}"
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_records_of_every_vector_are_as_expected(name: str) -> None:
-    records = [record for batch in read_batches(vector(name)) for record in batch.records()]
+    records = [
+        record for batch in read_batches(vector(name)) for record in batch.records()
+    ]
     assert len(records) == EXPECTED[name]["record_count"]
     lines = "".join(line(record) + "\n" for record in records)
-    assert hashlib.sha256(lines.encode()).hexdigest() == EXPECTED[name]["records_sha256"]
-    columns = [record for batch in read_batches(vector(name)) for record in batch.columns().records()]
-    assert [tuple(record) for record in columns] == [tuple(record) for record in records]
+    assert (
+        hashlib.sha256(lines.encode()).hexdigest() == EXPECTED[name]["records_sha256"]
+    )
+    columns = [
+        record
+        for batch in read_batches(vector(name))
+        for record in batch.columns().records()
+    ]
+    assert [tuple(record) for record in columns] == [
+        tuple(record) for record in records
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_heads_of_every_vector_are_as_expected(name: str) -> None:
-    for batch, want in zip(read_batches(vector(name)), EXPECTED[name]["batches"], strict=True):
+    for batch, want in zip(
+        read_batches(vector(name)), EXPECTED[name]["batches"], strict=True
+    ):
         batch.verify()
-        assert (batch.magic, batch.size_bytes, batch.crc) == (want["magic"], want["size"], want["crc"])
-        assert (batch.last_offset, batch.max_timestamp) == (want["last_offset"], want["max_timestamp"])
+        assert (batch.magic, batch.size_bytes, batch.crc) == (
+            want["magic"],
+            want["size"],
+            want["crc"],
+        )
+        assert (batch.last_offset, batch.max_timestamp) == (
+            want["last_offset"],
+            want["max_timestamp"],
+        )
         assert batch.codec_name == want["compression"]
         assert batch.is_append_time == (want["timestamp_type"] == "LogAppendTime")
-        assert (batch.producer_id, batch.producer_epoch) == (want["producer_id"], want["producer_epoch"])
-        assert (batch.base_sequence, batch.record_count) == (want["base_sequence"], want["count"])
+        assert (batch.producer_id, batch.producer_epoch) == (
+            want["producer_id"],
+            want["producer_epoch"],
+        )
+        assert (batch.base_sequence, batch.record_count) == (
+            want["base_sequence"],
+            want["count"],
+        )
         assert batch.partition_leader_epoch == want["partition_leader_epoch"]
-        assert (batch.is_transactional, batch.is_control) == (want["transactional"], want["control"])
+        assert (batch.is_transactional, batch.is_control) == (
+            want["transactional"],
+            want["control"],
+        )
         assert (batch.delete_horizon_ms or -1) == want["delete_horizon_ms"]
         if batch.magic == 2:
             assert batch.base_offset == want["base_offset"]
@@ -98,31 +137,52 @@ def test_a_control_batch_of_no_known_type_says_so() -> None:
         assert batch.control_type() == "UNKNOWN"
     (batch,) = read_batches(encode([(struct.pack(">hh", 5, 1), b"")], control=True))
     assert batch.control_type() == "COMMIT", "of whatever version its key is"
-    (batch,) = read_batches(encode([(struct.pack(">hhq", 9, 0, -1), b"")], control=True))
+    (batch,) = read_batches(
+        encode([(struct.pack(">hhq", 9, 0, -1), b"")], control=True)
+    )
     assert batch.control_type() == "ABORT", "whatever later versions put behind it"
     (batch,) = read_batches(encode([(struct.pack(">hh", 0, 1), b"")]))
-    assert batch.control_type() == "UNKNOWN", "a key that looks like a marker's in a batch of data"
+    assert batch.control_type() == "UNKNOWN", (
+        "a key that looks like a marker's in a batch of data"
+    )
 
 
 def test_a_batch_shows_what_it_is_and_whose_clock_its_times_are_of() -> None:
     (batch,) = read_batches(encode([(b"k", b"v")] * 3, base_offset=7, codec="lz4"))
     size = batch.size_bytes
-    assert repr(batch) == f"<RecordBatch offsets 7..9 records=3 codec=lz4 size_bytes={size} position=0>"
+    assert (
+        repr(batch)
+        == f"<RecordBatch offsets 7..9 records=3 codec=lz4 size_bytes={size} position=0>"
+    )
     for codec in (5, 7):
         (odd,) = read_batches(mutated(attributes=codec))
         assert odd.codec_name == f"unknown({codec})" in repr(odd)
     (stamped,) = read_batches(encode([(b"k", b"v")], append_time=True))
     old = [next(read_batches(vector(name))) for name in NAMES if name.startswith("v0")]
-    assert (batch.timestamp_type, stamped.timestamp_type, {one.timestamp_type for one in old}) == (0, 1, {-1})
+    assert (
+        batch.timestamp_type,
+        stamped.timestamp_type,
+        {one.timestamp_type for one in old},
+    ) == (0, 1, {-1})
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(("v0", "v1"))] + ["v2"])
-@pytest.mark.parametrize("decode", ["verify", "records", "columns", "to_arrow", "control_type"])
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if name.startswith(("v0", "v1"))] + ["v2"]
+)
+@pytest.mark.parametrize(
+    "decode", ["verify", "records", "columns", "to_arrow", "control_type"]
+)
 def test_nothing_is_decoded_whose_crc_is_wrong(name: str, decode: str) -> None:
     pytest.importorskip("pyarrow")
-    good = encode([(struct.pack(">hh", 0, 1), b"v")], control=True) if name == "v2" else vector(name)
+    good = (
+        encode([(struct.pack(">hh", 0, 1), b"v")], control=True)
+        if name == "v2"
+        else vector(name)
+    )
     bad = bytearray(good)
-    bad[next(read_batches(good)).size_bytes - 1] ^= 1  # of a value: what is decoded would look right
+    bad[next(read_batches(good)).size_bytes - 1] ^= (
+        1  # of a value: what is decoded would look right
+    )
     batch = next(read_batches(bytes(bad)))
     if decode == "control_type" and name != "v2":
         assert batch.control_type() == "UNKNOWN"
@@ -132,25 +192,37 @@ def test_nothing_is_decoded_whose_crc_is_wrong(name: str, decode: str) -> None:
 
 
 def test_the_worked_example_is_written_as_kafka_writes_it() -> None:
-    data = encode([(b"k1", b"hello", (("h", b"x"),), T0), (None, b"world!", (), T0 + 5)])
+    data = encode(
+        [(b"k1", b"hello", (("h", b"x"),), T0), (None, b"world!", (), T0 + 5)]
+    )
     assert data == vector("v2-none-two-records.kafka-java.bin")
 
 
 def test_a_sequence_counts_over_the_wrap() -> None:
     (batch,) = read_batches(vector("v2-txn-sequence-wrap.kafka-python.bin"))
     assert (batch.base_sequence, batch.last_sequence) == (2**31 - 2, 0)
-    (batch,) = read_batches(encode([(None, b"first")] * 2, producer_id=1, producer_epoch=0, base_sequence=0))
+    (batch,) = read_batches(
+        encode([(None, b"first")] * 2, producer_id=1, producer_epoch=0, base_sequence=0)
+    )
     assert (batch.base_sequence, batch.last_sequence) == (0, 1)
     (batch,) = read_batches(encode([(None, b"of no producer")] * 2))
     assert (batch.base_sequence, batch.last_sequence) == (-1, -1)
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@given(rows=st.lists(st.tuples(st.none() | st.binary(), st.none() | st.binary()), min_size=1, max_size=30))
+@given(
+    rows=st.lists(
+        st.tuples(st.none() | st.binary(), st.none() | st.binary()),
+        min_size=1,
+        max_size=30,
+    )
+)
 def test_other_clients_read_every_codec(codec: str, rows: Any) -> None:
     data = encode(rows, now_ms=T0, codec=codec)
     found = [[(one.key, one.value) for one in AiokafkaBatch(data)]]
-    if codec != "snappy":  # kafka-python reads snappy only with a package that is not needed for anything else
+    if (
+        codec != "snappy"
+    ):  # kafka-python reads snappy only with a package that is not needed for anything else
         found.append([(one.key, one.value) for one in KafkaPythonBatch(data)])
     assert all(one == rows for one in found)
 
@@ -159,7 +231,9 @@ def test_other_clients_read_every_codec(codec: str, rows: Any) -> None:
 def test_a_batch_of_no_known_magic_is_an_error_however_whole_it_is(magic: int) -> None:
     raw = bytearray(encode([(b"k", b"v")]))
     struct.pack_into(">b", raw, 16, magic)
-    with pytest.raises(CorruptBatchError, match=f"unknown magic.*expected 0, 1 or 2, found {magic}"):
+    with pytest.raises(
+        CorruptBatchError, match=f"unknown magic.*expected 0, 1 or 2, found {magic}"
+    ):
         RecordBatch.parse(raw)
 
 
@@ -172,39 +246,77 @@ def test_an_incomplete_tail_ends_reading_quietly() -> None:
 
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_single_bit_flip_of_a_vector_is_noticed_or_harmless(name: str, step: int) -> None:
-    """Outside the CRC lie base offset, length, leader epoch and magic (v2), offset and size (v0 and v1)."""
+def test_every_single_bit_flip_of_a_vector_is_noticed_or_harmless(
+    name: str, step: int
+) -> None:
+    """Outside the CRC lie base offset, length, leader epoch and magic (v2), offset and
+    size (v0 and v1).
+    """
     data = vector(name)
-    sound = [tuple(record) for batch in read_batches(data) for record in batch.records()]
+    sound = [
+        tuple(record) for batch in read_batches(data) for record in batch.records()
+    ]
     for bit in range(0, len(data) * 8, step):
         bad = bytearray(data)
         bad[bit // 8] ^= 1 << bit % 8
         try:
-            found = [tuple(record) for batch in read_batches(bytes(bad)) for record in batch.records()]
+            found = [
+                tuple(record)
+                for batch in read_batches(bytes(bad))
+                for record in batch.records()
+            ]
         except LogcoreError:
             continue
-        same_but_offset = [record[1:] for record in found] == [record[1:] for record in sound[: len(found)]]
+        same_but_offset = [record[1:] for record in found] == [
+            record[1:] for record in sound[: len(found)]
+        ]
         assert same_but_offset, f"bit {bit}"
-        assert bit // 8 < 17 or data[16] < 2, f"bit {bit} of a v2 batch is under the CRC"
+        assert bit // 8 < 17 or data[16] < 2, (
+            f"bit {bit} of a v2 batch is under the CRC"
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_cut_of_a_vector_gives_a_prefix_or_an_error(name: str) -> None:
     data = vector(name)
-    sound = [tuple(record) for batch in read_batches(data) for record in batch.records()]
+    sound = [
+        tuple(record) for batch in read_batches(data) for record in batch.records()
+    ]
     for cut in range(len(data)):
         try:
-            found = [tuple(record) for batch in read_batches(data[:cut]) for record in batch.records()]
+            found = [
+                tuple(record)
+                for batch in read_batches(data[:cut])
+                for record in batch.records()
+            ]
         except LogcoreError:
             continue
         assert found == sound[: len(found)]
 
 
 @given(st.binary(max_size=200), st.booleans(), st.integers(0, 0xFF))
-def test_random_bytes_raise_nothing_undeclared(body: bytes, headed: bool, attributes: int) -> None:
+def test_random_bytes_raise_nothing_undeclared(
+    body: bytes, headed: bool, attributes: int
+) -> None:
     if headed:  # a head that is right in all but what follows it
         raw = bytearray(
-            struct.pack(">qiibIhiqqqhii", 0, 49 + len(body), 0, 2, 0, attributes, 4, T0, T0, -1, -1, -1, 5) + body
+            struct.pack(
+                ">qiibIhiqqqhii",
+                0,
+                49 + len(body),
+                0,
+                2,
+                0,
+                attributes,
+                4,
+                T0,
+                T0,
+                -1,
+                -1,
+                -1,
+                5,
+            )
+            + body
         )
         stamp_crc(raw)
         body = bytes(raw)
@@ -213,7 +325,10 @@ def test_random_bytes_raise_nothing_undeclared(body: bytes, headed: bool, attrib
     except LogcoreError:
         return
     for batch in batches:
-        for ask in (batch.records, batch.columns):  # each by itself: what the one refuses the other has to refuse too
+        for ask in (
+            batch.records,
+            batch.columns,
+        ):  # each by itself: what the one refuses the other has to refuse too
             with contextlib.suppress(LogcoreError):
                 ask()
 
@@ -227,7 +342,8 @@ def test_a_bomb_stops_at_the_cap(codec: str) -> None:
     assert len(batch.records()[0].value or b"") == 8 << 20
 
 
-# -- what a leader accepts --------------------------------------------------------------------------
+# -- what a leader accepts
+# --------------------------------------------------------------------------
 
 TWO = [(b"k1", b"hello", (), T0), (b"k2", b"world!", (), T0 + 5)]
 HEAD = {
@@ -244,7 +360,9 @@ HEAD = {
 }
 
 
-def mutated(codec: str = "uncompressed", *, crc: bool = True, tail: bytes = b"", **fields: int) -> bytes:
+def mutated(
+    codec: str = "uncompressed", *, crc: bool = True, tail: bytes = b"", **fields: int
+) -> bytes:
     raw = bytearray(encode(TWO, codec=codec))
     for name, value in fields.items():
         form, at = HEAD[name].split("@")
@@ -255,7 +373,13 @@ def mutated(codec: str = "uncompressed", *, crc: bool = True, tail: bytes = b"",
 
 
 def leader(data: bytes, **config: object) -> tuple[RecordBatch, list[Any]]:
-    out, stored = prepare_append(data, base_offset=100, leader_epoch=7, now_ms=T0 + 99, config=LogConfig.parse(config))
+    out, stored = prepare_append(
+        data,
+        base_offset=100,
+        leader_epoch=7,
+        now_ms=T0 + 99,
+        config=LogConfig.parse(config),
+    )
     (batch,) = read_batches(bytes(out))
     assert stored == [(0, len(out), batch.last_offset, batch.max_timestamp)]
     return batch, batch.records()
@@ -279,10 +403,25 @@ def rebuilt_body(change: Callable[[bytearray], None], **fields: int) -> bytes:
 OUTCOMES: list[tuple[str, bytes, dict[str, object], type[LogcoreError] | None]] = [
     ("leader epoch 99, CRC unchanged", mutated(leader_epoch=99, crc=False), {}, None),
     ("length 40", mutated(length=40), {}, CorruptBatchError),
-    ("count 1 but 2 records", mutated(count=1, last_offset_delta=0), {}, InvalidRecordError),
-    ("count 3 but 2 records", mutated(count=3, last_offset_delta=2), {}, InvalidRecordError),
+    (
+        "count 1 but 2 records",
+        mutated(count=1, last_offset_delta=0),
+        {},
+        InvalidRecordError,
+    ),
+    (
+        "count 3 but 2 records",
+        mutated(count=3, last_offset_delta=2),
+        {},
+        InvalidRecordError,
+    ),
     ("count 0", mutated(count=0), {}, InvalidRecordError),
-    ("count 0, last offset delta -1", mutated(count=0, last_offset_delta=-1), {}, InvalidRecordError),
+    (
+        "count 0, last offset delta -1",
+        mutated(count=0, last_offset_delta=-1),
+        {},
+        InvalidRecordError,
+    ),
     ("count -1", mutated(count=-1), {}, InvalidRecordError),
     ("last offset delta -1", mutated(last_offset_delta=-1), {}, InvalidRecordError),
     ("codec 5", mutated(attributes=5), {}, UnsupportedCodecError),
@@ -290,7 +429,12 @@ OUTCOMES: list[tuple[str, bytes, dict[str, object], type[LogcoreError] | None]] 
     ("zstd bit over plain bytes", mutated(attributes=4), {}, CorruptBatchError),
     ("delete horizon bit", mutated(attributes=0x40), {}, None),
     # Kafka takes it, and its committed readers wait for an end that cannot come.
-    ("transactional without producer id", mutated(attributes=0x10), {}, InvalidRecordError),
+    (
+        "transactional without producer id",
+        mutated(attributes=0x10),
+        {},
+        InvalidRecordError,
+    ),
     ("bits 7-15", mutated(attributes=0x7F80), {}, None),
     ("control batch", mutated(attributes=0x20), {}, InvalidRecordError),
     ("producer id without sequence", mutated(producer_id=5), {}, InvalidRecordError),
@@ -303,11 +447,31 @@ OUTCOMES: list[tuple[str, bytes, dict[str, object], type[LogcoreError] | None]] 
         {"message.timestamp.type": "LogAppendTime"},
         InvalidTimestampError,
     ),
-    ("record attributes 0x7f", rebuilt_body(lambda body: body.__setitem__(1, 0x7F)), {}, None),
-    ("offset deltas 0, 0", rebuilt_body(lambda body: body.__setitem__(body[0] // 2 + 4, 0)), {}, None),
+    (
+        "record attributes 0x7f",
+        rebuilt_body(lambda body: body.__setitem__(1, 0x7F)),
+        {},
+        None,
+    ),
+    (
+        "offset deltas 0, 0",
+        rebuilt_body(lambda body: body.__setitem__(body[0] // 2 + 4, 0)),
+        {},
+        None,
+    ),
     ("7 bytes behind the batch", mutated(tail=b"garbage"), {}, None),
-    ("a wrong CRC", mutated(crc=False, count=2, max_timestamp=T0 + 6), {}, CorruptBatchError),
-    ("a wrong CRC and a wrong count", mutated(crc=False, count=1), {}, CorruptBatchError),
+    (
+        "a wrong CRC",
+        mutated(crc=False, count=2, max_timestamp=T0 + 6),
+        {},
+        CorruptBatchError,
+    ),
+    (
+        "a wrong CRC and a wrong count",
+        mutated(crc=False, count=1),
+        {},
+        CorruptBatchError,
+    ),
     ("too large", mutated(), {"max.message.bytes": 80}, RecordTooLargeError),
     (
         "too large, gzip topic",
@@ -316,9 +480,24 @@ OUTCOMES: list[tuple[str, bytes, dict[str, object], type[LogcoreError] | None]] 
         RecordTooLargeError,
     ),
     ("plain batch, gzip topic", mutated(), {"compression.type": "gzip"}, None),
-    ("gzip batch, plain topic", mutated("gzip"), {"compression.type": "uncompressed"}, None),
-    ("too old", mutated(), {"message.timestamp.before.max.ms": 50}, InvalidTimestampError),
-    ("young enough", mutated(), {"message.timestamp.before.max.ms": 99, "message.timestamp.after.max.ms": 0}, None),
+    (
+        "gzip batch, plain topic",
+        mutated("gzip"),
+        {"compression.type": "uncompressed"},
+        None,
+    ),
+    (
+        "too old",
+        mutated(),
+        {"message.timestamp.before.max.ms": 50},
+        InvalidTimestampError,
+    ),
+    (
+        "young enough",
+        mutated(),
+        {"message.timestamp.before.max.ms": 99, "message.timestamp.after.max.ms": 0},
+        None,
+    ),
     (
         "young enough, gzip topic",
         mutated(),
@@ -332,14 +511,26 @@ OUTCOMES: list[tuple[str, bytes, dict[str, object], type[LogcoreError] | None]] 
         {"message.timestamp.after.max.ms": 7},
         InvalidTimestampError,
     ),
-    ("no key, compacted topic", encode([(None, b"v", (), T0)]), {"cleanup.policy": "compact"}, InvalidRecordError),
+    (
+        "no key, compacted topic",
+        encode([(None, b"v", (), T0)]),
+        {"cleanup.policy": "compact"},
+        InvalidRecordError,
+    ),
     ("not a batch", b"garbage", {}, CorruptBatchError),
-    ("magic 3", b"\0" * 11 + b"\x50" + b"\0" * 4 + b"\3" + bytes(80), {}, CorruptBatchError),
+    (
+        "magic 3",
+        b"\0" * 11 + b"\x50" + b"\0" * 4 + b"\3" + bytes(80),
+        {},
+        CorruptBatchError,
+    ),
 ]
 
 
 def _varint(number: int, surplus: int | None = None) -> bytes:
-    """As records have it; surplus: in five bytes, with these bits above the 32 of a length."""
+    """As records have it; surplus: in five bytes, with these bits above the 32 of a
+    length.
+    """
     if surplus is None:
         return varints.encode(number)
     zigzag = number << 1 if number >= 0 else -number * 2 - 1
@@ -357,12 +548,19 @@ def _odd_body(field: str, number: bytes | None) -> bytes:
         "header key length": _varint(1),
         "header value length": _varint(1),
     }
-    follows = {"key length": b"k", "value length": b"v", "header key length": b"h", "header value length": b"x"}
+    follows = {
+        "key length": b"k",
+        "value length": b"v",
+        "header key length": b"h",
+        "header value length": b"x",
+    }
     if number is not None:
         fields[field] = number
         if number[-1] & 1 and len(number) == 1:  # negative: nothing follows
             follows.pop(field, None)
-    content = b"\0" + b"".join(part + follows.get(name, b"") for name, part in fields.items())
+    content = b"\0" + b"".join(
+        part + follows.get(name, b"") for name, part in fields.items()
+    )
     return _varint(len(content)) + content
 
 
@@ -387,7 +585,10 @@ LENGTHS = ["key length", "value length", "header key length", "header value leng
         ("nothing", None, True),
         *((field, _varint(-1), field != "header key length") for field in LENGTHS),
         *((field, _varint(low), False) for field in LENGTHS for low in (-2, -54)),
-        *((field, _varint(1, surplus=1), False) for field in [*LENGTHS, "header count"]),
+        *(
+            (field, _varint(1, surplus=1), False)
+            for field in [*LENGTHS, "header count"]
+        ),
         *((field, _varint(1, surplus=0), True) for field in [*LENGTHS, "header count"]),
         ("offset delta", _varint(0, surplus=7), False),
         ("header count", _varint(-1), False),
@@ -412,14 +613,23 @@ def test_a_leader_takes_no_record_that_only_some_readers_take(
     else:
         assert len(leader(data)[1]) == 1 + beside
     stored = next(iter(read_batches(data)))
-    if field.startswith("header") and number is not None and number[-1] & 1 and "value" not in field:
+    if (
+        field.startswith("header")
+        and number is not None
+        and number[-1] & 1
+        and "value" not in field
+    ):
         return
-    assert stored.records()[0].value in (b"v", None), "what is stored already is read as Kafka reads it"
+    assert stored.records()[0].value in (b"v", None), (
+        "what is stored already is read as Kafka reads it"
+    )
 
 
 @pytest.mark.parametrize("codec", ["uncompressed", "gzip"])
 @pytest.mark.parametrize("deltas", [(0, 0), (1, 0), (0, 5), (3, 4)])
-def test_records_get_offsets_of_their_own_whatever_their_sender_says(codec: str, deltas: tuple[int, int]) -> None:
+def test_records_get_offsets_of_their_own_whatever_their_sender_says(
+    codec: str, deltas: tuple[int, int]
+) -> None:
     raw = bytearray(encode(TWO))
     body = raw[61:]
     body[3], body[body[0] // 2 + 4] = 2 * deltas[0], 2 * deltas[1]
@@ -428,11 +638,16 @@ def test_records_get_offsets_of_their_own_whatever_their_sender_says(codec: str,
     struct.pack_into(">i", raw, 8, len(raw) - 12)
     stamp_crc(raw)
     batch, records = leader(bytes(raw))
-    assert [record.offset for record in records] == [100, 101] and batch.last_offset == 101
+    assert [record.offset for record in records] == [
+        100,
+        101,
+    ] and batch.last_offset == 101
 
 
 @pytest.mark.parametrize(
-    ("data", "config", "error"), [case[1:] for case in OUTCOMES], ids=[case[0] for case in OUTCOMES]
+    ("data", "config", "error"),
+    [case[1:] for case in OUTCOMES],
+    ids=[case[0] for case in OUTCOMES],
 )
 def test_a_leader_decides_as_kafka_does(
     data: bytes, config: dict[str, object], error: type[LogcoreError] | None
@@ -442,8 +657,15 @@ def test_a_leader_decides_as_kafka_does(
             leader(data, **config)
         return
     batch, records = leader(data, **config)
-    assert [(record.key, record.value) for record in records] == [(b"k1", b"hello"), (b"k2", b"world!")]
-    assert (batch.base_offset, batch.last_offset, batch.partition_leader_epoch) == (100, 101, 7)
+    assert [(record.key, record.value) for record in records] == [
+        (b"k1", b"hello"),
+        (b"k2", b"world!"),
+    ]
+    assert (batch.base_offset, batch.last_offset, batch.partition_leader_epoch) == (
+        100,
+        101,
+        7,
+    )
     assert not batch.is_append_time
 
 
@@ -459,11 +681,23 @@ def test_a_count_that_is_not_that_of_the_records_is_an_error(count: int) -> None
 
 
 def test_records_at_the_limits_of_a_topic_are_taken() -> None:
-    """Of the time ahead, of the size, of what counts as a key; alone, and with another batch."""
+    """Of the time ahead, of the size, of what counts as a key; alone, and with another
+    batch.
+    """
     data = encode([(b"", b"v", (), T0 + 106)])
-    config = {"message.timestamp.after.max.ms": 7, "max.message.bytes": len(data), "cleanup.policy": "compact"}
+    config = {
+        "message.timestamp.after.max.ms": 7,
+        "max.message.bytes": len(data),
+        "cleanup.policy": "compact",
+    }
     for sent in (data, data * 2):
-        prepared = prepare_append(sent, base_offset=0, leader_epoch=0, now_ms=T0 + 99, config=LogConfig.parse(config))
+        prepared = prepare_append(
+            sent,
+            base_offset=0,
+            leader_epoch=0,
+            now_ms=T0 + 99,
+            config=LogConfig.parse(config),
+        )
         assert len(prepared[0]) == len(sent)
 
 
@@ -471,12 +705,18 @@ def test_records_at_the_limits_of_a_topic_are_taken() -> None:
     "config",
     [
         {},
-        {"message.timestamp.before.max.ms": 99, "message.timestamp.after.max.ms": 0, "cleanup.policy": "compact"},
+        {
+            "message.timestamp.before.max.ms": 99,
+            "message.timestamp.after.max.ms": 0,
+            "cleanup.policy": "compact",
+        },
         {"compression.type": "uncompressed", "max.message.bytes": len(mutated())},
     ],
     ids=["default", "limits", "size"],
 )
-def test_a_usual_batch_is_not_looked_at_twice(config: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_usual_batch_is_not_looked_at_twice(
+    config: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Half of the time of an append would go into it."""
 
     def second_look(*_: object) -> None:
@@ -490,11 +730,20 @@ def test_a_usual_batch_is_not_looked_at_twice(config: dict[str, object], monkeyp
         encode(TWO, producer_id=2**62, producer_epoch=0, base_sequence=0),
     ]
     for data in sent[: 2 if "max.message.bytes" in config else 3]:
-        prepare_append(data, base_offset=0, leader_epoch=0, now_ms=T0 + 99, config=topic)
-    for name, value in (("compression.type", "gzip"), ("message.timestamp.type", "LogAppendTime")):
+        prepare_append(
+            data, base_offset=0, leader_epoch=0, now_ms=T0 + 99, config=topic
+        )
+    for name, value in (
+        ("compression.type", "gzip"),
+        ("message.timestamp.type", "LogAppendTime"),
+    ):
         with pytest.raises(AssertionError, match="second look"):
             prepare_append(
-                sent[0], base_offset=0, leader_epoch=0, now_ms=0, config=LogConfig.parse({**config, name: value})
+                sent[0],
+                base_offset=0,
+                leader_epoch=0,
+                now_ms=0,
+                config=LogConfig.parse({**config, name: value}),
             )
 
 
@@ -506,8 +755,13 @@ def test_a_sound_batch_is_stored_untouched_but_for_offset_and_epoch() -> None:
     ):
         for base_offset in (0, 1_000):  # also as another log had it
             data = struct.pack(">q", base_offset) + vector(name)[8:]
-            out, _ = prepare_append(data, base_offset=5, leader_epoch=3, now_ms=T0, config=LogConfig())
-            assert bytes(out) == struct.pack(">q", 5) + data[8:12] + struct.pack(">i", 3) + data[16:]
+            out, _ = prepare_append(
+                data, base_offset=5, leader_epoch=3, now_ms=T0, config=LogConfig()
+            )
+            assert (
+                bytes(out)
+                == struct.pack(">q", 5) + data[8:12] + struct.pack(">i", 3) + data[16:]
+            )
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -533,9 +787,14 @@ def test_what_a_leader_stores_is_what_was_sent(
     limits: tuple[int | None, int | None],
     data: st.DataObject,
 ) -> None:
-    """The records, who sent them and with which codec, at the offsets and times that the topic gives."""
+    """The records, who sent them and with which codec, at the offsets and times that
+    the topic gives.
+    """
     time = st.just(-1) | st.integers(T0, T0 + 15)
-    sent = [[(b"k", b"v%d" % at, (), data.draw(time)) for at in range(count)] for count in counts]
+    sent = [
+        [(b"k", b"v%d" % at, (), data.draw(time)) for at in range(count)]
+        for count in counts
+    ]
     producer_id, producer_epoch, sequence = producer
     is_transactional &= producer_id >= 0
     raw = b"".join(
@@ -552,29 +811,54 @@ def test_what_a_leader_stores_is_what_was_sent(
     )
     config: dict[str, object] = {"compression.type": kept}
     names = ("message.timestamp.before.max.ms", "message.timestamp.after.max.ms")
-    config |= {name: limit for name, limit in zip(names, limits, strict=True) if limit is not None}
+    config |= {
+        name: limit
+        for name, limit in zip(names, limits, strict=True)
+        if limit is not None
+    }
     if append_time:
         config["message.timestamp.type"] = "LogAppendTime"
     given_times = [row[3] for rows in sent for row in rows if row[3] >= 0]
     before, after = (1 << 62 if limit is None else limit for limit in limits)
     topic = LogConfig.parse(config)
-    if not append_time and any(now_ms - time > before or time - now_ms > after for time in given_times):
+    if not append_time and any(
+        now_ms - time > before or time - now_ms > after for time in given_times
+    ):
         with pytest.raises(InvalidTimestampError):
-            prepare_append(raw, base_offset=7, leader_epoch=2, now_ms=now_ms, config=topic)
+            prepare_append(
+                raw, base_offset=7, leader_epoch=2, now_ms=now_ms, config=topic
+            )
         return
-    out, stored = prepare_append(raw, base_offset=7, leader_epoch=2, now_ms=now_ms, config=topic)
+    out, stored = prepare_append(
+        raw, base_offset=7, leader_epoch=2, now_ms=now_ms, config=topic
+    )
     batches = list(read_batches(bytes(out)))
-    assert stored == [(one.position, one.size_bytes, one.last_offset, one.max_timestamp) for one in batches]
+    assert stored == [
+        (one.position, one.size_bytes, one.last_offset, one.max_timestamp)
+        for one in batches
+    ]
     first = 7
     for rows, one in zip(sent, batches, strict=True):
         times = [now_ms if append_time else row[3] for row in rows]
-        records = [(record.offset, record.timestamp_ms, record.key, record.value) for record in one.records()]
-        assert records == [(first + at, time, b"k", b"v%d" % at) for at, time in enumerate(times)]
+        records = [
+            (record.offset, record.timestamp_ms, record.key, record.value)
+            for record in one.records()
+        ]
+        assert records == [
+            (first + at, time, b"k", b"v%d" % at) for at, time in enumerate(times)
+        ]
         assert one.max_timestamp == max(times)
-        assert (one.is_append_time, one.is_transactional, one.is_control) == (append_time, is_transactional, False)
+        assert (one.is_append_time, one.is_transactional, one.is_control) == (
+            append_time,
+            is_transactional,
+            False,
+        )
         assert (one.producer_id, one.producer_epoch, one.base_sequence) == producer
         want = codec if kept == "producer" else kept
-        assert (one.partition_leader_epoch, one.codec_name) == (2, want.replace("uncompressed", "none"))
+        assert (one.partition_leader_epoch, one.codec_name) == (
+            2,
+            want.replace("uncompressed", "none"),
+        )
         first += len(rows)
 
 
@@ -623,12 +907,16 @@ def test_compressed_offsets_with_gaps_are_numbered_anew() -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("v2")])
 def test_the_old_formats_become_v2(name: str) -> None:
     old = [record for batch in read_batches(vector(name)) for record in batch.records()]
-    out, stored = prepare_append(vector(name), base_offset=7, leader_epoch=0, now_ms=T0, config=LogConfig())
+    out, stored = prepare_append(
+        vector(name), base_offset=7, leader_epoch=0, now_ms=T0, config=LogConfig()
+    )
     (batch,) = read_batches(bytes(out))
     assert len(stored) == 1
     assert (batch.magic, batch.base_offset, batch.record_count) == (2, 7, len(old))
     assert batch.codec_name == next(read_batches(vector(name))).codec_name
-    assert [tuple(record)[1:] for record in batch.records()] == [tuple(record)[1:] for record in old]
+    assert [tuple(record)[1:] for record in batch.records()] == [
+        tuple(record)[1:] for record in old
+    ]
     assert [record.offset for record in batch.records()] == list(range(7, 7 + len(old)))
 
 
@@ -664,7 +952,9 @@ def test_batches_say_where_they_stand(name: str) -> None:
 
 @pytest.mark.parametrize("magic", [0, 1, 2])
 @pytest.mark.parametrize("length", [13, 0, -1, -(2**31)])
-def test_a_length_that_no_batch_has_is_damage_and_no_torn_batch(magic: int, length: int) -> None:
+def test_a_length_that_no_batch_has_is_damage_and_no_torn_batch(
+    magic: int, length: int
+) -> None:
     raw = bytearray(100)
     struct.pack_into(">qiibi", raw, 7, 5, length, 0, magic, 0)
     with pytest.raises(CorruptBatchError, match="smaller than the minimum") as met:
@@ -674,16 +964,32 @@ def test_a_length_that_no_batch_has_is_damage_and_no_torn_batch(magic: int, leng
 
 @pytest.mark.parametrize("codec", CODECS)
 @given(count=st.integers(1, 12), data=st.data())
-def test_the_front_of_a_batch_keeps_exactly_what_lies_below(codec: str, count: int, data: st.DataObject) -> None:
-    rows = [(b"k%d" % at, b"v" * at, (("h", None),) if at % 3 == 0 else (), T0 + at % 5) for at in range(count)]
-    (batch,) = read_batches(encode(rows, base_offset=50, codec=codec, producer_id=9, producer_epoch=1, base_sequence=3))
+def test_the_front_of_a_batch_keeps_exactly_what_lies_below(
+    codec: str, count: int, data: st.DataObject
+) -> None:
+    rows = [
+        (b"k%d" % at, b"v" * at, (("h", None),) if at % 3 == 0 else (), T0 + at % 5)
+        for at in range(count)
+    ]
+    (batch,) = read_batches(
+        encode(
+            rows,
+            base_offset=50,
+            codec=codec,
+            producer_id=9,
+            producer_epoch=1,
+            base_sequence=3,
+        )
+    )
     offset = data.draw(st.integers(50, 50 + count))
     front = list(read_batches(front_of(batch, offset, LogConfig())))
     if offset == 50:
         assert front == []
         return
     (kept,) = front
-    assert [tuple(one) for one in kept.records()] == [tuple(one) for one in batch.records() if one.offset < offset]
+    assert [tuple(one) for one in kept.records()] == [
+        tuple(one) for one in batch.records() if one.offset < offset
+    ]
     assert (kept.base_offset, kept.next_offset, kept.base_sequence) == (50, offset, 3)
     assert kept.max_timestamp == max(one.timestamp_ms for one in kept.records())
 
@@ -692,16 +998,26 @@ def test_the_front_of_a_batch_keeps_exactly_what_lies_below(codec: str, count: i
 def test_the_front_of_an_old_format_is_a_v2_batch_for_each_record(name: str) -> None:
     batch = max(read_batches(vector(name)), key=lambda one: len(one.records()))
     records = batch.records()
-    for offset in (records[0].offset, records[len(records) // 2].offset, records[-1].offset + 1):
+    for offset in (
+        records[0].offset,
+        records[len(records) // 2].offset,
+        records[-1].offset + 1,
+    ):
         front = list(read_batches(front_of(batch, offset, LogConfig())))
-        assert [record for one in front for record in one.records()] == [one for one in records if one.offset < offset]
+        assert [record for one in front for record in one.records()] == [
+            one for one in records if one.offset < offset
+        ]
         assert {one.magic for one in front} <= {2}
-        assert {one.partition_leader_epoch for one in front} <= {0}, "of which the old formats know nothing"
+        assert {one.partition_leader_epoch for one in front} <= {0}, (
+            "of which the old formats know nothing"
+        )
 
 
 @pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
 def test_a_batch_without_records_has_nothing_to_decompress(codec: int) -> None:
-    """Compaction leaves such a batch of a producer, with the codec that its records had."""
+    """Compaction leaves such a batch of a producer, with the codec that its records
+    had.
+    """
     raw = bytearray(encode(TWO, base_offset=50)[:61])
     struct.pack_into(">i", raw, 8, len(raw) - 12)
     struct.pack_into(">h", raw, 21, codec)
@@ -714,12 +1030,17 @@ def test_a_batch_without_records_has_nothing_to_decompress(codec: int) -> None:
 
 
 @pytest.mark.parametrize("codec", [0, 1])
-def test_the_front_of_a_batch_without_its_first_records_covers_their_offsets(codec: int) -> None:
+def test_the_front_of_a_batch_without_its_first_records_covers_their_offsets(
+    codec: int,
+) -> None:
     from logcore.format.compression import Codec, compress
 
     raw = bytearray(encode(TWO, base_offset=50))
     body = raw[61:]
-    body[3], body[body[0] // 2 + 4] = 2 * 3, 2 * 4  # offset deltas 3 and 4: compaction took the first three records
+    body[3], body[body[0] // 2 + 4] = (
+        2 * 3,
+        2 * 4,
+    )  # offset deltas 3 and 4: compaction took the first three records
     raw[61:] = compress(Codec(codec), bytes(body)) if codec else body
     struct.pack_into(">i", raw, 8, len(raw) - 12)
     struct.pack_into(">h", raw, 21, codec)
@@ -731,11 +1052,16 @@ def test_the_front_of_a_batch_without_its_first_records_covers_their_offsets(cod
     assert (front.base_offset, front.next_offset, front.records()) == (50, 52, [])
     assert front.codec_name == "none", "nothing is there that could be decompressed"
     (front,) = read_batches(front_of(batch, 54, LogConfig()))
-    assert (front.next_offset, [record.offset for record in front.records()]) == (54, [53])
+    assert (front.next_offset, [record.offset for record in front.records()]) == (
+        54,
+        [53],
+    )
 
 
 def test_the_front_of_a_batch_keeps_the_time_that_the_log_gave_it() -> None:
-    raw = bytearray(encode([(b"k", b"v", (), T0 + at) for at in range(3)], append_time=True))
+    raw = bytearray(
+        encode([(b"k", b"v", (), T0 + at) for at in range(3)], append_time=True)
+    )
     struct.pack_into(">q", raw, 35, T0 + 50)
     stamp_crc(raw)
     (batch,) = read_batches(bytes(raw))
@@ -747,9 +1073,19 @@ def test_the_front_of_a_batch_keeps_the_time_that_the_log_gave_it() -> None:
 def test_an_empty_batch_has_offsets_and_no_records() -> None:
     (batch,) = read_batches(vector("v2-empty-batch.kafka-java.bin"))
     made = next(read_batches(empty_batch(batch.base_offset, batch.last_offset, 3)))
-    assert (made.base_offset, made.last_offset, made.partition_leader_epoch) == (100, 104, 3)
+    assert (made.base_offset, made.last_offset, made.partition_leader_epoch) == (
+        100,
+        104,
+        3,
+    )
     made.verify()
-    for nothing in (made.base_timestamp, made.max_timestamp, made.producer_id, made.producer_epoch, made.base_sequence):
+    for nothing in (
+        made.base_timestamp,
+        made.max_timestamp,
+        made.producer_id,
+        made.producer_epoch,
+        made.base_sequence,
+    ):
         assert nothing == -1
     assert (batch.records(), len(batch.columns()), batch.next_offset) == ([], 0, 105)
 
@@ -770,9 +1106,10 @@ def test_columns_become_arrow() -> None:
     assert table["key"].to_pylist() == batch.columns().keys()
     assert table["value"].to_pylist() == batch.columns().values()
     assert table["offset"].to_pylist() == [0, 1, 2, 3]
-    assert [[(one["key"], one["value"]) for one in row] for row in table["headers"].to_pylist()] == [
-        list(record.headers) for record in batch.records()
-    ]
+    assert [
+        [(one["key"], one["value"]) for one in row]
+        for row in table["headers"].to_pylist()
+    ] == [list(record.headers) for record in batch.records()]
     assert batch.columns().to_arrow(["value"]).schema.names == ["value"]
     with pytest.raises(logcore.InvalidConfigError):
         batch.columns().to_arrow(["nonsense"])
@@ -783,13 +1120,18 @@ def test_timestamps_wrap_as_javas_do() -> None:
     struct.pack_into(">q", raw, 27, 2**63 - 1)
     stamp_crc(raw)
     (batch,) = read_batches(bytes(raw))
-    assert [record.timestamp_ms for record in batch.records()] == [2**63 - 1, -(2**63) + 4]
+    assert [record.timestamp_ms for record in batch.records()] == [
+        2**63 - 1,
+        -(2**63) + 4,
+    ]
     assert np.array_equal(batch.columns().timestamps_ms, [2**63 - 1, -(2**63) + 4])
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("name", V2)
-def test_slices_of_a_batch_are_the_batch(monkeypatch: pytest.MonkeyPatch, kernel: Any, name: str) -> None:
+def test_slices_of_a_batch_are_the_batch(
+    monkeypatch: pytest.MonkeyPatch, kernel: Any, name: str
+) -> None:
     monkeypatch.setattr(recordbatch, "kernel", kernel)
     for batch in read_batches(vector(name)):
         records = batch.records()
@@ -799,13 +1141,17 @@ def test_slices_of_a_batch_are_the_batch(monkeypatch: pytest.MonkeyPatch, kernel
             assert [record for part in slices for record in part] == records
             columns = list(batch.column_slices(rows))
             assert [len(part) for part in columns] == [len(part) for part in slices]
-            assert [tuple(record) for part in columns for record in part.records()] == [*map(tuple, records)]
+            assert [tuple(record) for part in columns for record in part.records()] == [
+                *map(tuple, records)
+            ]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @given(data=st.data())
 @settings(max_examples=30)
-def test_a_damaged_slice_is_an_error_of_the_tree(kernel: Any, data: st.DataObject) -> None:
+def test_a_damaged_slice_is_an_error_of_the_tree(
+    kernel: Any, data: st.DataObject
+) -> None:
     """As the whole batch would be: what comes before the damage is right."""
     rows = [(b"k%d" % at, b"v" * at, [("h", b"x")], T0 + at) for at in range(9)]
     raw = bytearray(encode(rows))
@@ -830,7 +1176,9 @@ def test_a_damaged_slice_is_an_error_of_the_tree(kernel: Any, data: st.DataObjec
     assert whole or found == wanted
 
 
-def test_a_count_that_the_bytes_cannot_hold_is_an_error_before_the_first_slice() -> None:
+def test_a_count_that_the_bytes_cannot_hold_is_an_error_before_the_first_slice() -> (
+    None
+):
     """Else a reader would have taken thousands of records of a batch that is damaged."""
     raw = bytearray(encode([(None, b"v")] * 9))
     count = (len(raw) - 61) // 7 + 1  # a record takes seven bytes at least
@@ -848,12 +1196,25 @@ MANY = 100_000
 
 @pytest.mark.parametrize("codec", ["uncompressed", "zstd"])
 @pytest.mark.parametrize(
-    "how", ["read", "get", "columns", "arrow", "time", "committed", "append", "rebuild", "recover"]
+    "how",
+    [
+        "read",
+        "get",
+        "columns",
+        "arrow",
+        "time",
+        "committed",
+        "append",
+        "rebuild",
+        "recover",
+    ],
 )
 def test_a_batch_of_very_many_records_is_decoded_in_slices(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any, codec: str, how: str
 ) -> None:
-    """A few bytes inflate to millions of records, and an object of each takes ten times as much."""
+    """A few bytes inflate to millions of records, and an object of each takes ten times
+    as much.
+    """
     decoded: list[int] = []
     kernel = recordbatch.kernel
 
@@ -870,8 +1231,13 @@ def test_a_batch_of_very_many_records_is_decoded_in_slices(
             return counted
 
     raw = encode([(None, None, (), T0)] * MANY, codec=codec)
-    config = {"max.message.bytes": 1 << 30, "compression.type": "gzip" if how == "rebuild" else "producer"}
-    with logcore.open(tmp_path / "t-0", create=True, config=config, durability="os") as log:
+    config = {
+        "max.message.bytes": 1 << 30,
+        "compression.type": "gzip" if how == "rebuild" else "producer",
+    }
+    with logcore.open(
+        tmp_path / "t-0", create=True, config=config, durability="os"
+    ) as log:
         if how in ("append", "rebuild"):
             monkeypatch.setattr(recordbatch, "kernel", Counting())
         log.append_batch(raw)
@@ -883,7 +1249,9 @@ def test_a_batch_of_very_many_records_is_decoded_in_slices(
         elif how == "get":
             assert log.get(MANY - 1).offset == MANY - 1
         elif how == "columns":
-            assert [offset for part in log.scan() for offset in part.offsets.tolist()] == list(range(MANY))
+            assert [
+                offset for part in log.scan() for offset in part.offsets.tolist()
+            ] == list(range(MANY))
         elif how == "arrow":
             assert log.scan().to_table().num_rows == MANY
         elif how == "time":

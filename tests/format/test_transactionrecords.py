@@ -1,4 +1,6 @@
-"""Records of `__transaction_state`, as Kafka writes them and as its generated messages read them."""
+"""Records of `__transaction_state`, as Kafka writes them and as its generated messages
+read them.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ STORED = st.builds(
     producer_epoch=st.integers(-1, 32_767),
     timeout_ms=st.integers(1, 900_000),
     status=st.sampled_from([each for each in Status if each is not Status.EMPTY]),
-    partitions=st.frozensets(st.tuples(st.text(min_size=1, max_size=9), st.integers(0, 300)), max_size=6),
+    partitions=st.frozensets(
+        st.tuples(st.text(min_size=1, max_size=9), st.integers(0, 300)), max_size=6
+    ),
     update_ms=st.integers(-1, 2**62),
     start_ms=st.integers(-1, 2**62),
     previous_producer_id=st.integers(-1, 9),
@@ -50,14 +54,26 @@ def test_a_record_of_an_older_kafka_is_read() -> None:
 
 def test_tags_are_written_as_kafka_reads_them() -> None:
     stored = StoredTransaction(
-        producer_id=1, producer_epoch=2, timeout_ms=3, previous_producer_id=3999, client_version=2
+        producer_id=1,
+        producer_epoch=2,
+        timeout_ms=3,
+        previous_producer_id=3999,
+        client_version=2,
     )
-    assert transaction_value(stored).endswith(bytes.fromhex("02 00 08 0000000000000f9f 02 02 0002"))
+    assert transaction_value(stored).endswith(
+        bytes.fromhex("02 00 08 0000000000000f9f 02 02 0002")
+    )
 
 
-def test_an_empty_one_has_null_for_its_partitions_and_a_complete_one_an_empty_array() -> None:
+def test_an_empty_one_has_null_for_its_partitions_and_a_complete_one_an_empty_array() -> (
+    None
+):
     for status, byte in ((Status.EMPTY, 0), (Status.COMPLETE_COMMIT, 1)):
-        value = transaction_value(StoredTransaction(producer_id=1, producer_epoch=0, timeout_ms=3, status=status))
+        value = transaction_value(
+            StoredTransaction(
+                producer_id=1, producer_epoch=0, timeout_ms=3, status=status
+            )
+        )
         assert value[17] == byte
 
 
@@ -69,7 +85,9 @@ def test_what_is_written_is_read(stored: StoredTransaction) -> None:
         read_transaction(value[:-1])
 
 
-@pytest.mark.parametrize("value", ["0002" + "00" * 60, "0001" + "00" * 14 + "07" + "00" * 40, "", "00"])
+@pytest.mark.parametrize(
+    "value", ["0002" + "00" * 60, "0001" + "00" * 14 + "07" + "00" * 40, "", "00"]
+)
 def test_a_value_that_is_not_understood_is_an_error(value: str) -> None:
     with pytest.raises(CorruptLogError):
         read_transaction(bytes.fromhex(value))
@@ -78,4 +96,7 @@ def test_a_value_that_is_not_understood_is_an_error(value: str) -> None:
 def test_keys() -> None:
     assert transaction_key("txn-1") == bytes.fromhex("0000 0005 74786e2d31")
     assert read_transaction_key(transaction_key("ä")) == "ä"
-    assert [read_transaction_key(key) for key in (b"\0\1\0\0", b"\0\0\0\5a", b"\0\0\0\1\xff", b"")] == [None] * 4
+    assert [
+        read_transaction_key(key)
+        for key in (b"\0\1\0\0", b"\0\0\0\5a", b"\0\0\0\1\xff", b"")
+    ] == [None] * 4

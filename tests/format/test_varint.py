@@ -1,4 +1,6 @@
-"""Varints: the table of known encodings, and Kafka's rules for forms that no writer makes."""
+"""Varints: the table of known encodings, and Kafka's rules for forms that no writer
+makes.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def test_unsigned_round_trips(n):
     assert varint.decode_unsigned(encoded, 0) == (n, len(encoded))
 
 
-@pytest.mark.parametrize(("n", "encoded"), {0: "00", 127: "7f", 128: "8001", 2**32 - 1: "ffffffff0f"}.items())
+@pytest.mark.parametrize(
+    ("n", "encoded"), {0: "00", 127: "7f", 128: "8001", 2**32 - 1: "ffffffff0f"}.items()
+)
 def test_unsigned_has_no_zig_zag(n, encoded):
     assert varint.decode_unsigned(bytes.fromhex(encoded), 0) == (n, len(encoded) // 2)
 

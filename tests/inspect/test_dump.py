@@ -1,4 +1,6 @@
-"""dump() against what the vectors' README says they hold; the vectors were written by Kafka's own classes."""
+"""dump() against what the vectors' README says they hold; the vectors were written by
+Kafka's own classes.
+"""
 
 import json
 import shutil
@@ -29,7 +31,8 @@ def rows(path, **options):
     return found
 
 
-# -- values and names --------------------------------------------------------------------------
+# -- values and names
+# --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -91,7 +94,9 @@ def test_a_file_that_is_none_of_a_log_is_refused_by_name(tmp_path):
 
 def test_dump_gives_the_batches_the_readme_lists():
     found = rows(CLEAN / f"{FIRST}.log")
-    assert [(one["base_offset"], one["last_offset"], one["codec"]) for one in found] == [
+    assert [
+        (one["base_offset"], one["last_offset"], one["codec"]) for one in found
+    ] == [
         (0, 1, "none"),
         (2, 3, "none"),
         (4, 5, "none"),
@@ -102,7 +107,17 @@ def test_dump_gives_the_batches_the_readme_lists():
         (11, 11, "none"),
         (12, 15, "gzip"),
     ]
-    assert [one["position"] for one in found] == [0, 92, 211, 330, 449, 526, 627, 705, 783]
+    assert [one["position"] for one in found] == [
+        0,
+        92,
+        211,
+        330,
+        449,
+        526,
+        627,
+        705,
+        783,
+    ]
     assert found[3]["producer_id"] == 4000 and found[3]["producer_epoch"] == 7
     assert (found[3]["base_sequence"], found[3]["last_sequence"]) == (4, 5)
     assert [one.get("control_type") for one in found[6:8]] == ["ABORT", "COMMIT"]
@@ -113,9 +128,21 @@ def test_dump_gives_records_of_every_codec():
     found = rows(CLEAN / f"{SECOND}.log", records=True)
     records = [one for one in found if one["type"] == "record"]
     assert [one["offset"] for one in records] == list(range(16, 29))
-    assert [one["codec"] for one in found if one["type"] == "batch"] == ["snappy", "lz4", "zstd", "none"]
-    control = [one for one in rows(CLEAN / f"{FIRST}.log", records=True) if one.get("coordinator_epoch")]
-    assert [(one["control_type"], one["coordinator_epoch"]) for one in control] == [("ABORT", 11), ("COMMIT", 12)]
+    assert [one["codec"] for one in found if one["type"] == "batch"] == [
+        "snappy",
+        "lz4",
+        "zstd",
+        "none",
+    ]
+    control = [
+        one
+        for one in rows(CLEAN / f"{FIRST}.log", records=True)
+        if one.get("coordinator_epoch")
+    ]
+    assert [(one["control_type"], one["coordinator_epoch"]) for one in control] == [
+        ("ABORT", 11),
+        ("COMMIT", 12),
+    ]
 
 
 def test_dump_gives_the_first_record_as_written():
@@ -131,9 +158,15 @@ def test_dump_gives_the_first_record_as_written():
 
 
 def test_dump_reads_the_indexes():
-    entries = [(one["offset"], one["position"]) for one in rows(CLEAN / f"{FIRST}.index")]
+    entries = [
+        (one["offset"], one["position"]) for one in rows(CLEAN / f"{FIRST}.index")
+    ]
     assert entries == [(5, 211), (7, 330), (8, 449), (10, 627), (15, 783)]
-    assert rows(CLEAN / f"{FIRST}.timeindex")[0] == {"type": "timeindex_entry", "timestamp_ms": T0 + 12, "offset": 5}
+    assert rows(CLEAN / f"{FIRST}.timeindex")[0] == {
+        "type": "timeindex_entry",
+        "timestamp_ms": T0 + 12,
+        "offset": 5,
+    }
     assert rows(CLEAN / f"{FIRST}.txnindex") == [
         {
             "type": "txnindex_entry",
@@ -153,7 +186,9 @@ def test_dump_tells_padding_from_entries():
 
 
 def test_dump_reads_snapshots():
-    found = {one["producer_id"]: one for one in rows(CLEAN / "00000000000000000029.snapshot")}
+    found = {
+        one["producer_id"]: one for one in rows(CLEAN / "00000000000000000029.snapshot")
+    }
     assert sorted(found) == [4000, 5000, 6000, 7000]
     assert found[4000] == {
         "type": "producer",
@@ -177,11 +212,18 @@ def test_dump_reads_checkpoints_and_small_files(own):
     ]
     assert rows(root / "log-start-offset-checkpoint") == []
     epochs = rows(CLEAN / "leader-epoch-checkpoint")
-    assert [(one["leader_epoch"], one["start_offset"]) for one in epochs] == [(3, 0), (4, 12)]
+    assert [(one["leader_epoch"], one["start_offset"]) for one in epochs] == [
+        (3, 0),
+        (4, 12),
+    ]
     assert rows(CLEAN / "partition.metadata")[0]["topic_id"] == "ASNFZ4mrze9-3LqYdlQyEA"
     assert rows(root / "meta.properties")[0]["properties"]["version"] == "1"
-    assert rows(root / ".kafka_cleanshutdown") == [{"type": "clean_shutdown", "broker_epoch": 42}]
-    assert rows(own / "logcore.policy") == [{"type": "policy", "durability": "group", "max_bytes": 1 << 20}]
+    assert rows(root / ".kafka_cleanshutdown") == [
+        {"type": "clean_shutdown", "broker_epoch": 42}
+    ]
+    assert rows(own / "logcore.policy") == [
+        {"type": "policy", "durability": "group", "max_bytes": 1 << 20}
+    ]
     with logcore.open(own) as log:
         log.append(b"x")
         assert rows(own / "logcore.durable") == [{"type": "durable_end", "offset": 19}]
@@ -190,7 +232,9 @@ def test_dump_reads_checkpoints_and_small_files(own):
 @pytest.mark.parametrize("life", STATES)
 def test_dump_reads_files_that_are_going_or_coming(life, tmp_path):
     for suffix in (".log", ".index", ".timeindex", ".txnindex"):
-        copy = Path(shutil.copy(CLEAN / f"{FIRST}{suffix}", tmp_path / f"{FIRST}{suffix}{life}"))
+        copy = Path(
+            shutil.copy(CLEAN / f"{FIRST}{suffix}", tmp_path / f"{FIRST}{suffix}{life}")
+        )
         assert rows(copy) == rows(CLEAN / f"{FIRST}{suffix}")
 
 
@@ -202,21 +246,36 @@ def test_dump_goes_on_behind_a_batch_whose_crc_is_wrong(crash):
     found = rows(path, records=True)
     batches = [one for one in found if one["type"] == "batch"]
     assert [one["crc_ok"] for one in batches] == [True, False] + [True] * 7
-    assert [one["offset"] for one in found if one["type"] == "record"] == [0, 1, *range(4, 16)]
+    assert [one["offset"] for one in found if one["type"] == "record"] == [
+        0,
+        1,
+        *range(4, 16),
+    ]
 
 
 def test_dump_says_where_a_file_ends_in_the_middle_of_a_batch(crash):
     path = crash / f"{FIRST}.log"
     path.write_bytes(path.read_bytes()[:800])
-    assert rows(path)[-1] == {"type": "damage", "position": 783, "size_bytes": 17, "reason": "incomplete batch"}
+    assert rows(path)[-1] == {
+        "type": "damage",
+        "position": 783,
+        "size_bytes": 17,
+        "reason": "incomplete batch",
+    }
 
 
-# -- directories --------------------------------------------------------------------------
+# -- directories
+# --------------------------------------------------------------------------
 
 
 def test_describe_gives_a_partition_at_a_glance():
     facts = describe(CLEAN)
-    assert (facts.topic, facts.partition, facts.segments, facts.size_bytes) == ("orders", 0, 2, 941 + 577)
+    assert (facts.topic, facts.partition, facts.segments, facts.size_bytes) == (
+        "orders",
+        0,
+        2,
+        941 + 577,
+    )
     assert (facts.log_start_offset, facts.high_watermark) == (0, 29)
     assert facts.first_timestamp_ms == T0
     assert facts.codecs == {"none": 1, "snappy": 1, "lz4": 1, "zstd": 1}

@@ -1,7 +1,8 @@
-"""What `logcore recover` saves of damaged logs: every sound batch, no other, and an account of the rest.
+"""What `logcore recover` saves of damaged logs: every sound batch, no other, and an
+account of the rest.
 
-A log is damaged in every way a disk knows. What is saved is compared, batch by batch, with what was written; what is
-not there has to be in the report, by its offsets.
+A log is damaged in every way a disk knows. What is saved is compared, batch by batch,
+with what was written; what is not there has to be in the report, by its offsets.
 """
 
 from __future__ import annotations
@@ -24,23 +25,43 @@ from logcore.names import file_name
 from logcore.partition.producers import snapshot_entries
 from logcore.recordbatch import encode, read_batches
 from logcore.testing import Fault, FaultPlan, SimulatedCrash, SimulatedDisk
-from support.salvaging import DENSE, SOURCE, T0, TARGET, batches_of, log_of, lost_offsets, path_of, recover, tree
+from support.salvaging import (
+    DENSE,
+    SOURCE,
+    T0,
+    TARGET,
+    batches_of,
+    log_of,
+    lost_offsets,
+    path_of,
+    recover,
+    tree,
+)
 from support.vectors import VECTORS
 
 #: Late enough for no producer to have expired.
 FUTURE = 4_000_000_000_000
 
 
-# -- logs and judgements ---------------------------------------------------------------------------------------------
+# -- logs and judgements
+# ---------------------------------------------------------------------------------------------
 
 
 def offsets(raw: bytes) -> set[int]:
-    return {offset for batch in read_batches(raw) for offset in range(batch.base_offset, batch.next_offset)}
+    return {
+        offset
+        for batch in read_batches(raw)
+        for offset in range(batch.base_offset, batch.next_offset)
+    }
 
 
-def judge(written: dict[int, bytes], report: PartitionReport, saved: dict[int, bytes]) -> set[int]:
+def judge(
+    written: dict[int, bytes], report: PartitionReport, saved: dict[int, bytes]
+) -> set[int]:
     """Nothing invented, nothing silent: base offsets of the batches that are gone."""
-    assert all(written.get(base) == raw for base, raw in saved.items()), "saved what was never written"
+    assert all(written.get(base) == raw for base, raw in saved.items()), (
+        "saved what was never written"
+    )
     gone = set(written) - set(saved)
     missing = {offset for base in gone for offset in offsets(written[base])}
     assert lost_offsets(report.lost) == missing, report.lost
@@ -56,17 +77,22 @@ WRITTEN = batches_of(SEGMENTS)
 END = {"/data/recovery-point-offset-checkpoint": b"0\n1\nt 0 15\n"}
 
 
-def changed(changes: dict[str, bytes | None], *, dense: bool = True) -> dict[str, bytes]:
+def changed(
+    changes: dict[str, bytes | None], *, dense: bool = True
+) -> dict[str, bytes]:
     files = {**SEGMENTS, **(DENSE if dense else {}), **END, **changes}
     return {path: content for path, content in files.items() if content is not None}
 
 
-# -- whole logs ------------------------------------------------------------------------------------------------------
+# -- whole logs
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["clean", "crash", "compact-before", "compact-after"])
 def test_what_kafka_wrote_is_copied_whole(tmp_path: Path, name: str) -> None:
-    """Kafka's own snapshots, indexes of aborted transactions and epochs judge those that salvage rebuilds."""
+    """Kafka's own snapshots, indexes of aborted transactions and epochs judge those
+    that salvage rebuilds.
+    """
     data = Path(shutil.copytree(VECTORS / f"partition-{name}", tmp_path / "data"))
     before = tree(data)
     report = salvage(data, tmp_path / "out")
@@ -75,7 +101,10 @@ def test_what_kafka_wrote_is_copied_whole(tmp_path: Path, name: str) -> None:
     (source,) = (path for path in data.iterdir() if path.is_dir())
     target = tmp_path / "out" / source.name
     for path in source.iterdir():
-        is_kept = path.suffix in (".log", ".txnindex") or path.name in (checkpoint.LEADER_EPOCH, "partition.metadata")
+        is_kept = path.suffix in (".log", ".txnindex") or path.name in (
+            checkpoint.LEADER_EPOCH,
+            "partition.metadata",
+        )
         if is_kept and (path.stat().st_size or (target / path.name).exists()):
             assert (target / path.name).read_bytes() == path.read_bytes(), path.name
     end = report.partitions[0].log_end_offset
@@ -86,9 +115,10 @@ def test_what_kafka_wrote_is_copied_whole(tmp_path: Path, name: str) -> None:
     assert read(target) == read(source)
     again = salvage(target, tmp_path / "again" / source.name)
     assert again.is_whole
-    assert [path.read_bytes() for path in sorted((tmp_path / "again" / source.name).iterdir())] == [
-        path.read_bytes() for path in sorted(target.iterdir())
-    ]
+    assert [
+        path.read_bytes()
+        for path in sorted((tmp_path / "again" / source.name).iterdir())
+    ] == [path.read_bytes() for path in sorted(target.iterdir())]
 
 
 def sorted_entries(path: Path) -> list[Any]:
@@ -100,54 +130,83 @@ def sorted_entries(path: Path) -> list[Any]:
 def read(path: Path) -> list[Any]:
     with logcore.open(path, read_only=True) as log:
         start = log.log_start_offset
-        return [list(log.read(start)), list(log.read(start, isolation="read_committed"))]
+        return [
+            list(log.read(start)),
+            list(log.read(start, isolation="read_committed")),
+        ]
 
 
 def test_a_log_directory_keeps_its_topics_ids_and_producers(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as directory:
         directory.create_topic("t", partitions=2, config={"retention.ms": "77"})
         for number in range(2):
-            directory.partition("t", number).append_many([(None, b"%d" % at) for at in range(9)])
+            directory.partition("t", number).append_many(
+                [(None, b"%d" % at) for at in range(9)]
+            )
         directory.partition("t", 1).delete_records(4)
         given = directory.next_producer_id()
-        raw = encode([(None, b"x")], producer_id=given, producer_epoch=0, base_sequence=0, now_ms=FUTURE)
+        raw = encode(
+            [(None, b"x")],
+            producer_id=given,
+            producer_epoch=0,
+            base_sequence=0,
+            now_ms=FUTURE,
+        )
         stored = directory.partition("t", 0).append_batch(raw).offset
     report = salvage(tmp_path / "data", tmp_path / "out")
     assert report.is_whole, report
     assert "damaged" not in {one.status for one in verify(tmp_path / "out")}
-    ids = [(tmp_path / name / "t-0" / "partition.metadata").read_bytes() for name in ("data", "out")]
+    ids = [
+        (tmp_path / name / "t-0" / "partition.metadata").read_bytes()
+        for name in ("data", "out")
+    ]
     assert ids[0] == ids[1]
     with logcore.open_dir(tmp_path / "out") as directory:
         assert directory.partition("t", 0).config.retention_ms == 77
         assert directory.partition("t", 1).log_start_offset == 4
-        assert directory.partition("t", 0).append_batch(raw).offset == stored, "a batch sent twice is stored once"
+        assert directory.partition("t", 0).append_batch(raw).offset == stored, (
+            "a batch sent twice is stored once"
+        )
         assert directory.next_producer_id() > given
     assert salvage(tmp_path / "data", tmp_path / "one" / "t-0").is_whole is True
 
 
-# -- damage ----------------------------------------------------------------------------------------------------------
+# -- damage
+# ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("head_step", "step"), [(3, 97), pytest.param(1, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("head_step", "step"), [(3, 97), pytest.param(1, 1, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("dense", [True, False])
 @pytest.mark.parametrize("base", [0, 6, 12])
-def test_a_flipped_bit_costs_at_most_its_batch(base: int, dense: bool, head_step: int, step: int) -> None:
-    """Every bit of every segment: those a CRC covers, and the lengths, offsets and epochs that none does.
+def test_a_flipped_bit_costs_at_most_its_batch(
+    base: int, dense: bool, head_step: int, step: int
+) -> None:
+    """Every bit of every segment: those a CRC covers, and the lengths, offsets and
+    epochs that none does.
 
     step: of the bits that a CRC covers, which are alike. head_step: of the others.
     """
     data = SEGMENTS[path_of(base)]
     for batch in read_batches(data):
-        size = batch.size_bytes if dense else 21  # what a CRC covers does not depend on how offsets rise
-        for bit in itertools.chain(range(0, 21 * 8, head_step), range(21 * 8, size * 8, step)):
+        size = (
+            batch.size_bytes if dense else 21
+        )  # what a CRC covers does not depend on how offsets rise
+        for bit in itertools.chain(
+            range(0, 21 * 8, head_step), range(21 * 8, size * 8, step)
+        ):
             bad = bytearray(data)
             bad[batch.position + bit // 8] ^= 1 << bit % 8
-            report, saved = recover(changed({path_of(base): bytes(bad)}, dense=dense), quick=True)
+            report, saved = recover(
+                changed({path_of(base): bytes(bad)}, dense=dense), quick=True
+            )
             hit = batch.base_offset
             if 12 <= bit // 8 < 16:  # the leader epoch, which says nothing of records
                 assert saved[hit][16:] == WRITTEN[hit][16:] and not report.lost
             elif hit == 14 and bit < 64 and not dense and set(saved) - set(WRITTEN):
-                # A larger last offset cannot be told from the truth where there may be gaps.
+                # A larger last offset cannot be told from the truth where there may be
+                # gaps.
                 (moved,) = set(saved) - set(WRITTEN)
                 assert moved > 14 and saved[moved][8:] == WRITTEN[14][8:]
             else:
@@ -155,7 +214,9 @@ def test_a_flipped_bit_costs_at_most_its_batch(base: int, dense: bool, head_step
 
 
 def test_a_length_that_leads_to_the_batch_after_the_next_hides_none() -> None:
-    """In batches of 128 bytes one bit of the length makes it 256: a sound batch stands there, and one in between."""
+    """In batches of 128 bytes one bit of the length makes it 256: a sound batch stands
+    there, and one in between.
+    """
     data = log_of(*((at, b"x" * 58) for at in range(4)))
     assert len(data) == 4 * 128
     bad = bytearray(data)
@@ -177,39 +238,58 @@ def test_no_cut_of_the_last_segment_loses_more_than_what_is_cut(step: int) -> No
 @pytest.mark.parametrize("step", [12007, pytest.param(1501, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("filler", [b"\0", b"\xff", b"noise"])
 @pytest.mark.parametrize("size", [17, 61, 512, 4096])
-def test_a_block_that_is_overwritten_costs_the_batches_it_touches(size: int, filler: bytes, step: int) -> None:
+def test_a_block_that_is_overwritten_costs_the_batches_it_touches(
+    size: int, filler: bytes, step: int
+) -> None:
     values = [(at, bytes([at]) * (700 * (at % 5) + 9)) for at in range(60)]
     data = log_of(*values)
     written = batches_of({path_of(0): data})
     for position in range(0, len(data) - size, step):
         bad = data[:position] + (filler * size)[:size] + data[position + size :]
-        report, saved = recover({path_of(0): bad, **DENSE, **dict.fromkeys(END, b"0\n1\nt 0 60\n")})
+        report, saved = recover(
+            {path_of(0): bad, **DENSE, **dict.fromkeys(END, b"0\n1\nt 0 60\n")}
+        )
         touched = {
             batch.base_offset
             for batch in read_batches(data)
-            if batch.position < position + size and position < batch.position + batch.size_bytes
+            if batch.position < position + size
+            and position < batch.position + batch.size_bytes
         }
         assert judge(written, report, saved) <= touched
 
 
 @pytest.mark.parametrize("codec", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
 def test_a_missing_segment_or_index_or_codec_is_no_trouble(codec: str) -> None:
-    segments = {path_of(at): log_of((at, b"x" * 50), (at + 2, b"y"), codec=codec, size=2) for at in (0, 4, 8)}
+    segments = {
+        path_of(at): log_of((at, b"x" * 50), (at + 2, b"y"), codec=codec, size=2)
+        for at in (0, 4, 8)
+    }
     written = batches_of(segments)
     del segments[path_of(4)]
     for more in (DENSE, {}):
-        report, saved = recover({**segments, **more, path_of(8, ".index"): b"garbage", path_of(8, ".snapshot"): b""})
+        report, saved = recover(
+            {
+                **segments,
+                **more,
+                path_of(8, ".index"): b"garbage",
+                path_of(8, ".snapshot"): b"",
+            }
+        )
         assert judge(written, report, saved) == {4, 6}
         (part,) = report.lost
         assert (part.first_offset, part.last_offset, part.position) == (4, 7, None)
-    report, saved = recover({path: data for path, data in segments.items() if path == path_of(0)})
+    report, saved = recover(
+        {path: data for path, data in segments.items() if path == path_of(0)}
+    )
     assert not report.lost and len(saved) == 2, "nothing says that there ever was more"
 
 
 def test_zeros_behind_the_end_are_no_loss_and_garbage_is() -> None:
     report, saved = recover(changed({path_of(12): SEGMENTS[path_of(12)] + bytes(5000)}))
     assert judge(WRITTEN, report, saved) == set() and not report.lost
-    assert [(part.size_bytes, part.reason) for part in report.left_out] == [(5000, "zeros")]
+    assert [(part.size_bytes, part.reason) for part in report.left_out] == [
+        (5000, "zeros")
+    ]
     report, saved = recover(changed({path_of(12): SEGMENTS[path_of(12)] + b"torn"}))
     assert judge(WRITTEN, report, saved) == set()
     assert [(part.size_bytes, part.first_offset) for part in report.lost] == [(4, None)]
@@ -217,33 +297,51 @@ def test_zeros_behind_the_end_are_no_loss_and_garbage_is() -> None:
 
 def test_the_same_offsets_twice_are_kept_once() -> None:
     twice = SEGMENTS[path_of(6)] + SEGMENTS[path_of(6)]
-    report, saved = recover(changed({path_of(6): twice, path_of(0): SEGMENTS[path_of(0)] + SEGMENTS[path_of(6)]}))
+    report, saved = recover(
+        changed(
+            {path_of(6): twice, path_of(0): SEGMENTS[path_of(0)] + SEGMENTS[path_of(6)]}
+        )
+    )
     assert judge(WRITTEN, report, saved) == set() and not report.lost
     assert len(report.left_out) == 2
 
 
-@pytest.mark.parametrize("spare", [".log.swap", ".log.deleted", ".log.cleaned", ".77.quarantine"])
+@pytest.mark.parametrize(
+    "spare", [".log.swap", ".log.deleted", ".log.cleaned", ".77.quarantine"]
+)
 def test_what_a_recovery_or_compaction_left_fills_gaps_only(spare: str) -> None:
-    """But what a recovery cut off of a log that went on was written again, and a new segment that has begun to take the
-    place of the old ones is the log.
+    """But what a recovery cut off of a log that went on was written again, and a new
+    segment that has begun to take the place of the old ones is the log.
     """
     other = log_of((6, b"OTHER"), (9, b"OTHER"), size=3)
     for gone, lost in ((None, {6, 9}), (SEGMENTS[path_of(6)][:-1], {9})):
-        report, saved = recover(changed({path_of(6): gone, path_of(6, spare): SEGMENTS[path_of(6)]}))
-        assert judge(WRITTEN, report, saved) == (lost if spare == ".77.quarantine" else set())
+        report, saved = recover(
+            changed({path_of(6): gone, path_of(6, spare): SEGMENTS[path_of(6)]})
+        )
+        assert judge(WRITTEN, report, saved) == (
+            lost if spare == ".77.quarantine" else set()
+        )
         is_log = spare == ".log.swap" and gone is None
         assert (path_of(6, spare) in {part.path for part in report.left_out}) != is_log
     report, saved = recover(changed({path_of(6, spare): other}))
-    assert judge(WRITTEN, report, saved) == set(), "a segment that exists is not replaced"
+    assert judge(WRITTEN, report, saved) == set(), (
+        "a segment that exists is not replaced"
+    )
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_compaction_that_a_crash_ended_loses_nothing_that_opening_finds(step: int) -> None:
-    """After the first old segment was taken away the new one under its .swap name is the log, also where it is the
-    first; the others that it replaces may still be there.
+def test_a_compaction_that_a_crash_ended_loses_nothing_that_opening_finds(
+    step: int,
+) -> None:
+    """After the first old segment was taken away the new one under its .swap name is
+    the log, also where it is the first; the others that it replaces may still be there.
     """
     disk = SimulatedDisk()
-    config = {"segment.bytes": 300, "cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0}
+    config = {
+        "segment.bytes": 300,
+        "cleanup.policy": "compact",
+        "min.cleanable.dirty.ratio": 0,
+    }
     with logcore.open("/data/t-0", create=True, config=config, fs=disk) as log:
         for at in range(10):
             log.append(b"%d" % at * 50, key=b"k%d" % (at % 3))
@@ -265,23 +363,35 @@ def test_a_compaction_that_a_crash_ended_loses_nothing_that_opening_finds(step: 
                 with logcore.open("/data/t-0", config=config, fs=opened) as log_:
                     expected = list(log_.read(log_.log_start_offset))
                 with logcore.open("/out/t-0", config=config, fs=saved) as log_:
-                    found = {record.offset: record for record in log_.read(log_.log_start_offset)}
-                # Old segments that are all there still hold what compaction leaves out, which is no loss.
-                assert [found.get(record.offset) for record in expected] == expected, state.what
+                    found = {
+                        record.offset: record
+                        for record in log_.read(log_.log_start_offset)
+                    }
+                # Old segments that are all there still hold what compaction leaves out,
+                # which is no loss.
+                assert [found.get(record.offset) for record in expected] == expected, (
+                    state.what
+                )
                 assert report.is_whole, (state.what, report.partitions[0].lost)
 
 
 def test_what_was_written_again_is_not_taken_from_before() -> None:
-    """A recovery put the tail aside, the log went on, and then lost a batch: the old one has its offset."""
+    """A recovery put the tail aside, the log went on, and then lost a batch: the old
+    one has its offset.
+    """
     disk = SimulatedDisk()
     with logcore.open("/data/t-0", create=True, fs=disk) as log:
         log.append(b"kept")
     name = f"/data/t-0/{0:020d}.log"
     size = len(disk.files()[name] or b"")
     old = log_of((1, b"old 1"), (2, b"old 2"))
-    torn = SimulatedDisk({**disk.files(), name: (disk.files()[name] or b"") + b"\1" + old[1:]})
+    torn = SimulatedDisk(
+        {**disk.files(), name: (disk.files()[name] or b"") + b"\1" + old[1:]}
+    )
     with logcore.open("/data/t-0", fs=torn) as log:
-        assert log.recovery_report is not None and log.recovery_report.cut_position == size
+        assert (
+            log.recovery_report is not None and log.recovery_report.cut_position == size
+        )
         for at in (1, 2):
             log.append(b"new %d" % at)
     rotten = bytearray(torn.files()[name] or b"")
@@ -290,30 +400,41 @@ def test_what_was_written_again_is_not_taken_from_before() -> None:
     report = salvage("/data/t-0", "/out/t-0", fs=bad)
     with logcore.open("/out/t-0", read_only=True, fs=bad) as log:
         assert [record.value for record in log.read(0)] == [b"kept", b"new 1"]
-    assert [(part.first_offset, part.last_offset) for part in report.partitions[0].lost] == [(2, 2)]
+    assert [
+        (part.first_offset, part.last_offset) for part in report.partitions[0].lost
+    ] == [(2, 2)]
 
 
-def test_a_name_that_is_not_canonical_and_one_that_cannot_be_listed_cost_no_other() -> None:
+def test_a_name_that_is_not_canonical_and_one_that_cannot_be_listed_cost_no_other() -> (
+    None
+):
     disk = SimulatedDisk()
     with logcore.open_dir("/data", create=True, fs=disk) as logdir:
         for topic in ("a", "b"):
             logdir.create_topic(topic)
             logdir.partition(topic, 0).append(topic.encode())
     files = {**disk.files(), "/data/b-00": None, f"/data/b-00/{0:020d}.log": b""}
-    bad = SimulatedDisk(files, faults=FaultPlan(Fault("listdir", errno.EIO, path="/data/a-0", at=1)))
+    bad = SimulatedDisk(
+        files, faults=FaultPlan(Fault("listdir", errno.EIO, path="/data/a-0", at=1))
+    )
     report = salvage("/data", "/out", fs=bad)
     assert [part.path for part in report.lost] == ["/data/a-0"]
     assert "/data/b-00" in [part.path for part in report.left_out]
     with logcore.open_dir("/out", read_only=True, fs=bad) as logdir:
         assert [record.value for record in logdir.partition("b", 0).read(0)] == [b"b"]
-    with logcore.open_dir("/out", fs=bad) as logdir, pytest.raises(logcore.CorruptLogError, match="directory is gone"):
+    with (
+        logcore.open_dir("/out", fs=bad) as logdir,
+        pytest.raises(logcore.CorruptLogError, match="directory is gone"),
+    ):
         logdir.partition("a", 0)
 
 
 @pytest.mark.parametrize("spoil", ["payload", "length", "magic", "head", "crc"])
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("place", ["middle", "end"])
-def test_a_batch_inside_a_value_is_not_taken_for_one(spoil: str, count: int, place: str) -> None:
+def test_a_batch_inside_a_value_is_not_taken_for_one(
+    spoil: str, count: int, place: str
+) -> None:
     """The value holds whole batches with the very offsets that are expected next."""
     inner = log_of(*((offset, b"invented") for offset in range(1, 1 + count)))
     front = log_of((0, b"first"))
@@ -333,37 +454,77 @@ def test_a_batch_inside_a_value_is_not_taken_for_one(spoil: str, count: int, pla
 def test_a_sector_that_cannot_be_read_costs_its_batches() -> None:
     data = log_of(*((at, bytes([at]) * 900) for at in range(40)))
     name = path_of(0)
-    plan = FaultPlan(Fault("pread", errno.EIO, path=name, at=1), Fault("pread", errno.EIO, path=name, at=4))
-    report, saved = recover({name: data}, plan)  # the first is the look at all of it, the others go by sectors
+    plan = FaultPlan(
+        Fault("pread", errno.EIO, path=name, at=1),
+        Fault("pread", errno.EIO, path=name, at=4),
+    )
+    report, saved = recover(
+        {name: data}, plan
+    )  # the first is the look at all of it, the others go by sectors
     gone = judge(batches_of({name: data}), report, saved)
     assert 4 <= len(gone) <= 6
     assert report.lost[0].reason == "a part of it cannot be read"
 
 
 def test_wrong_checkpoints_cost_no_record() -> None:
-    for name in (checkpoint.LOG_START, checkpoint.RECOVERY_POINT, checkpoint.LEADER_EPOCH):
+    for name in (
+        checkpoint.LOG_START,
+        checkpoint.RECOVERY_POINT,
+        checkpoint.LEADER_EPOCH,
+    ):
         where = SOURCE if name == checkpoint.LEADER_EPOCH else "data"
-        for content in (b"", b"0\n1\n", b"\xff" * 99, b"0\n1\nt 0 -5\n", b"0\n1\nt 0 14\n", b"0\n1\nt 0 %d\n" % 2**63):
+        for content in (
+            b"",
+            b"0\n1\n",
+            b"\xff" * 99,
+            b"0\n1\nt 0 -5\n",
+            b"0\n1\nt 0 14\n",
+            b"0\n1\nt 0 %d\n" % 2**63,
+        ):
             report, saved = recover(changed({f"{where}/{name}": content}))
             start = 14 if (name, content[-3:]) == (checkpoint.LOG_START, b"14\n") else 0
             assert report.log_start_offset == start
-            assert set(WRITTEN) - set(saved) == ({0, 2, 4, 6, 9} if start else set()), (name, content)
-    report, saved = recover(changed({f"/data/{checkpoint.LOG_START}": b"0\n1\nt 0 99\n"}))
+            assert set(WRITTEN) - set(saved) == ({0, 2, 4, 6, 9} if start else set()), (
+                name,
+                content,
+            )
+    report, saved = recover(
+        changed({f"/data/{checkpoint.LOG_START}": b"0\n1\nt 0 99\n"})
+    )
     assert judge(WRITTEN, report, saved) == set()
     assert [part.path for part in report.lost] == [f"/data/{checkpoint.LOG_START}"]
 
 
 def test_a_log_directory_with_damaged_files_of_its_own() -> None:
-    files = {f"/data/{name}": b"garbage" for name in (checkpoint.TOPICS, checkpoint.PRODUCER_IDS, "meta.properties")}
-    batch = encode([(None, b"x")], base_offset=0, producer_id=41, producer_epoch=0, base_sequence=0, now_ms=T0)
-    files[path_of(0)] = batch
-    disk = SimulatedDisk({**files, "/data/t-1": None, "/data/odd": None, f"{SOURCE}/partition.metadata": b"garbage"})
-    report = salvage("/data", "/out", fs=disk)
-    assert {os.path.basename(part.path) for part in report.lost} == {os.path.basename(name) for name in files} - {
-        os.path.basename(path_of(0))
+    files = {
+        f"/data/{name}": b"garbage"
+        for name in (checkpoint.TOPICS, checkpoint.PRODUCER_IDS, "meta.properties")
     }
+    batch = encode(
+        [(None, b"x")],
+        base_offset=0,
+        producer_id=41,
+        producer_epoch=0,
+        base_sequence=0,
+        now_ms=T0,
+    )
+    files[path_of(0)] = batch
+    disk = SimulatedDisk(
+        {
+            **files,
+            "/data/t-1": None,
+            "/data/odd": None,
+            f"{SOURCE}/partition.metadata": b"garbage",
+        }
+    )
+    report = salvage("/data", "/out", fs=disk)
+    assert {os.path.basename(part.path) for part in report.lost} == {
+        os.path.basename(name) for name in files
+    } - {os.path.basename(path_of(0))}
     assert [part.path for part in report.left_out] == ["/data/odd"]
-    assert [part.path for part in report.partitions[0].lost] == [f"{SOURCE}/partition.metadata"]
+    assert [part.path for part in report.partitions[0].lost] == [
+        f"{SOURCE}/partition.metadata"
+    ]
     with logcore.open_dir("/out", fs=disk) as directory:
         assert directory.partition("t", 0).log_end_offset == 1
         assert directory.partition("t", 1).log_end_offset == 0
@@ -389,17 +550,28 @@ def test_random_damage_never_invents(tmp_path: Path) -> None:
                 case 2:
                     data[at : at + size] = bytes(size)
                 case 3:
-                    data[at:at] = data[(other := rng.randrange(len(data))) : other + size]
+                    data[at:at] = data[
+                        (other := rng.randrange(len(data))) : other + size
+                    ]
         files = {path: bytes(data) for path, data in bad.items()}
-        report, saved = recover({**files, **DENSE, "/data/recovery-point-offset-checkpoint": b"0\n1\nt 0 120\n"})
+        report, saved = recover(
+            {
+                **files,
+                **DENSE,
+                "/data/recovery-point-offset-checkpoint": b"0\n1\nt 0 120\n",
+            }
+        )
         judge(written, report, saved)
 
 
-# -- what is noted beside the files ----------------------------------------------------------------------------------
+# -- what is noted beside the files
+# ----------------------------------------------------------------------------------
 
 
 def partition_of_ten(path: Path) -> Path:
-    """t-0 with offsets 0 to 9 in a batch each, the first four deleted; beside it u-0, which holds three."""
+    """t-0 with offsets 0 to 9 in a batch each, the first four deleted; beside it u-0,
+    which holds three.
+    """
     with logcore.open(path / "t-0", create=True) as log:
         for at in range(10):
             log.append(b"%d" % at)
@@ -414,14 +586,23 @@ def lines(path: Path, name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("place", ["beside", "elsewhere", "by its name"])
-def test_a_partition_that_was_moved_aside_keeps_start_and_end(tmp_path: Path, place: str) -> None:
-    """The log directory's checkpoints go on speaking of it by the name it had and is to have again."""
+def test_a_partition_that_was_moved_aside_keeps_start_and_end(
+    tmp_path: Path, place: str
+) -> None:
+    """The log directory's checkpoints go on speaking of it by the name it had and is to
+    have again.
+    """
     data = tmp_path / "data"
     own = partition_of_ten(data)
-    source = own.rename(tmp_path / "t-0" if place == "by its name" else data / "t-0.bad")
+    source = own.rename(
+        tmp_path / "t-0" if place == "by its name" else data / "t-0.bad"
+    )
     (segment,) = source.glob("*.log")
     segment.write_bytes(segment.read_bytes()[:-5])
-    before = {name: lines(data, name) for name in (checkpoint.LOG_START, checkpoint.RECOVERY_POINT)}
+    before = {
+        name: lines(data, name)
+        for name in (checkpoint.LOG_START, checkpoint.RECOVERY_POINT)
+    }
     target = (tmp_path / "out" if place == "elsewhere" else data) / "t-0"
     (report,) = salvage(source, target).partitions
     assert (report.log_start_offset, report.log_end_offset) == (4, 10)
@@ -429,11 +610,19 @@ def test_a_partition_that_was_moved_aside_keeps_start_and_end(tmp_path: Path, pl
     if place != "elsewhere":
         assert {name: lines(data, name) for name in before} == before
     with logcore.open(target) as log:
-        assert [record.offset for record in log.read(log.log_start_offset)] == [4, 5, 6, 7, 8]
+        assert [record.offset for record in log.read(log.log_start_offset)] == [
+            4,
+            5,
+            6,
+            7,
+            8,
+        ]
         assert log.append(b"next").offset == 10
 
 
-def test_a_copy_under_another_name_does_not_take_over_what_was_noted_of_that(tmp_path: Path) -> None:
+def test_a_copy_under_another_name_does_not_take_over_what_was_noted_of_that(
+    tmp_path: Path,
+) -> None:
     own = partition_of_ten(tmp_path)
     shutil.rmtree(tmp_path / "u-0")
     (tmp_path / checkpoint.LOG_START).write_text("0\n2\nt 0 4\nu 0 2\n")
@@ -448,18 +637,28 @@ def test_a_copy_under_another_name_does_not_take_over_what_was_noted_of_that(tmp
 def test_a_checkpoint_that_cannot_be_understood_is_reported() -> None:
     for name in (checkpoint.LOG_START, checkpoint.RECOVERY_POINT):
         disk = SimulatedDisk({**SEGMENTS, f"/data/{name}": b"garbage"})
-        assert [part.path for part in salvage(SOURCE, TARGET, fs=disk).lost] == [f"/data/{name}"]
+        assert [part.path for part in salvage(SOURCE, TARGET, fs=disk).lost] == [
+            f"/data/{name}"
+        ]
 
 
 @pytest.mark.parametrize("start", [0, 3])
-def test_first_segments_that_are_gone_are_lost_and_those_that_were_deleted_are_not(start: int) -> None:
+def test_first_segments_that_are_gone_are_lost_and_those_that_were_deleted_are_not(
+    start: int,
+) -> None:
     notes = {
         **END,
         f"/data/{checkpoint.LOG_START}": b"0\n1\nt 0 %d\n" % start,
         f"{SOURCE}/{checkpoint.LEADER_EPOCH}": b"0\n1\n0 0\n",
     }
     report, saved = recover(changed({path_of(0): None, **notes}))
-    assert lost_offsets(report.lost) == set(range(start, 6)) and set(saved) == {6, 9, 12, 13, 14}
+    assert lost_offsets(report.lost) == set(range(start, 6)) and set(saved) == {
+        6,
+        9,
+        12,
+        13,
+        14,
+    }
     report, saved = recover(
         changed(
             {
@@ -471,16 +670,27 @@ def test_first_segments_that_are_gone_are_lost_and_those_that_were_deleted_are_n
         )
     )
     assert not report.lost and report.log_start_offset == start
-    report, _ = recover(changed({path_of(0): None, **notes, f"/data/{checkpoint.LOG_START}": b"0\n1\nt 0 6\n"}))
+    report, _ = recover(
+        changed(
+            {
+                path_of(0): None,
+                **notes,
+                f"/data/{checkpoint.LOG_START}": b"0\n1\nt 0 6\n",
+            }
+        )
+    )
     assert not report.lost and report.log_start_offset == 6
 
 
-# -- transactions ----------------------------------------------------------------------------------------------------
+# -- transactions
+# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("end", ["commit", "abort", "open"])
 def test_a_transaction_whose_marker_is_lost_is_named(end: str) -> None:
-    """What an aborted transaction wrote would be read as if it had been committed with the next one."""
+    """What an aborted transaction wrote would be read as if it had been committed with
+    the next one.
+    """
     disk = SimulatedDisk()
     with logcore.open(SOURCE, create=True, fs=disk) as log:
 
@@ -500,7 +710,9 @@ def test_a_transaction_whose_marker_is_lost_is_named(end: str) -> None:
         log.append(b"last")
     name = path_of(0)
     data = bytearray(disk.files()[name] or b"")
-    marker = next(batch for batch in read_batches(bytes(data)) if batch.base_offset == lost)
+    marker = next(
+        batch for batch in read_batches(bytes(data)) if batch.base_offset == lost
+    )
     data[marker.position + 61] ^= 1
     bad = SimulatedDisk({**disk.files(), name: bytes(data)})
     (report,) = salvage(SOURCE, TARGET, fs=bad).partitions
@@ -510,8 +722,17 @@ def test_a_transaction_whose_marker_is_lost_is_named(end: str) -> None:
     with logcore.open(TARGET, read_only=True, fs=bad) as copy:
         shown = [record.value for record in copy.read(0, isolation="read_committed")]
     rest = [b"committed", b"between"]
-    assert shown == {"commit": [b"aborted", *rest, b"second", b"last"], "abort": [*rest, b"last"], "open": []}[end]
-    assert {"commit": "commits it", "abort": "aborts it", "open": "it is open"}[end] in named.reason
+    assert (
+        shown
+        == {
+            "commit": [b"aborted", *rest, b"second", b"last"],
+            "abort": [*rest, b"last"],
+            "open": [],
+        }[end]
+    )
+    assert {"commit": "commits it", "abort": "aborts it", "open": "it is open"}[
+        end
+    ] in named.reason
 
 
 def test_a_loss_outside_of_transactions_names_none() -> None:
@@ -519,7 +740,12 @@ def test_a_loss_outside_of_transactions_names_none() -> None:
     with logcore.open(SOURCE, create=True, fs=disk) as log:
         first = log.append(b"lost").offset
         raw = encode(
-            [(None, b"x")], transactional=True, producer_id=7, producer_epoch=0, base_sequence=0, now_ms=FUTURE
+            [(None, b"x")],
+            transactional=True,
+            producer_id=7,
+            producer_epoch=0,
+            base_sequence=0,
+            now_ms=FUTURE,
         )
         log.append_batch(raw)
         log.end_transaction(7, 0, commit=True)
@@ -533,10 +759,14 @@ def test_a_loss_outside_of_transactions_names_none() -> None:
             data[batch.position + 61] ^= batch.base_offset in (first, 3)
         files[name] = bytes(data)
     (report,) = salvage(SOURCE, TARGET, fs=SimulatedDisk(files)).partitions
-    assert [(part.first_offset, part.last_offset) for part in report.lost] == [(0, 0), (3, 3)]
+    assert [(part.first_offset, part.last_offset) for part in report.lost] == [
+        (0, 0),
+        (3, 3),
+    ]
 
 
-# -- batches that cannot be decoded ----------------------------------------------------------------------------------
+# -- batches that cannot be decoded
+# ----------------------------------------------------------------------------------
 
 
 def with_crc(batch: bytearray) -> bytes:
@@ -548,8 +778,16 @@ def with_crc(batch: bytearray) -> bytes:
 
 @pytest.mark.parametrize("spoil", ["payload", "count", "record", "codec"])
 @pytest.mark.parametrize("place", ["middle", "end"])
-def test_a_batch_with_a_right_crc_that_cannot_be_decoded_is_lost(spoil: str, place: str) -> None:
-    batch = bytearray(log_of((6, b"d" * 30), codec="gzip" if spoil == "payload" else "uncompressed", size=3))
+def test_a_batch_with_a_right_crc_that_cannot_be_decoded_is_lost(
+    spoil: str, place: str
+) -> None:
+    batch = bytearray(
+        log_of(
+            (6, b"d" * 30),
+            codec="gzip" if spoil == "payload" else "uncompressed",
+            size=3,
+        )
+    )
     match spoil:
         case "payload":
             batch[61:] = bytes(len(batch) - 61)
@@ -572,15 +810,23 @@ def test_a_batch_with_a_right_crc_that_cannot_be_decoded_is_lost(spoil: str, pla
         report,
         saved,
     ) == {6}
-    assert [(part.position, part.size_bytes) for part in report.lost] == [(0, len(batch))]
-    assert report.log_end_offset == (12 if place == "middle" else 9), "its offsets were given out"
+    assert [(part.position, part.size_bytes) for part in report.lost] == [
+        (0, len(batch))
+    ]
+    assert report.log_end_offset == (12 if place == "middle" else 9), (
+        "its offsets were given out"
+    )
 
 
-def test_a_batch_whose_codec_is_not_installed_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_whose_codec_is_not_installed_is_no_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     written = batches_of(SEGMENTS)
 
     def missing(*_: object, **__: object) -> None:
-        raise logcore.UnsupportedCodecError("zstd needs a package that is not installed")
+        raise logcore.UnsupportedCodecError(
+            "zstd needs a package that is not installed"
+        )
 
     monkeypatch.setattr("logcore.recordbatch.decompress", missing)
     report, saved = recover(changed({}), quick=True)

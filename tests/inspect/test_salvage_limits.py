@@ -1,4 +1,6 @@
-"""logcore recover at its limits: its work and memory, copies that were cut off, staged writes, the command."""
+"""logcore recover at its limits: its work and memory, copies that were cut off, staged
+writes, the command.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,21 @@ from logcore.staging.publishing import Staging
 from logcore.staging.writing import StagedWriter
 from logcore.testing import SimulatedCrash, SimulatedDisk
 from support import kafka_jvm
-from support.salvaging import DENSE, batches_of, log_of, lost_offsets, path_of, recover, tree
+from support.salvaging import (
+    DENSE,
+    batches_of,
+    log_of,
+    lost_offsets,
+    path_of,
+    recover,
+    tree,
+)
 
 CliRunner = pytest.importorskip("click.testing").CliRunner
 from logcore.cli.commands import main  # noqa: E402
 
-# -- work ------------------------------------------------------------------------------------------------------------
+# -- work
+# ------------------------------------------------------------------------------------------------------------
 
 
 class Counted:
@@ -52,7 +63,9 @@ class Counted:
         if crc:
             self.size_bytes += end - position
             if why == layout.WALK_CRC:
-                self.size_bytes += 12 + int.from_bytes(bytes(data[end + 8 : end + 12]), "big")
+                self.size_bytes += 12 + int.from_bytes(
+                    bytes(data[end + 8 : end + 12]), "big"
+                )
         return facts, end, why
 
     def checksum(self, call: Any) -> Any:
@@ -78,7 +91,9 @@ def test_many_gaps_do_not_read_a_spare_file_as_often(counted: Counted) -> None:
     bad = bytearray(data)
     for at in range(40, 8000, 80):  # a hundred of them
         bad[at * size + 61] ^= 1
-    report, saved = recover({path_of(0): bytes(bad), path_of(0, ".log.deleted"): data, **DENSE}, quick=True)
+    report, saved = recover(
+        {path_of(0): bytes(bad), path_of(0, ".log.deleted"): data, **DENSE}, quick=True
+    )
     assert not report.lost and saved == batches_of({path_of(0): data})
     assert counted.size_bytes < 8 * len(data), counted.size_bytes / len(data)
 
@@ -93,19 +108,24 @@ def test_heads_that_claim_all_of_the_rest_do_not_make_the_work_grow_with_its_squ
         counted.size_bytes = 0
         data = bytearray(b"\1" * 70)
         while len(data) < size:
-            data += struct.pack(">qiib", len(data), size + len(last) - len(data) - 30, 0, magic)
+            data += struct.pack(
+                ">qiib", len(data), size + len(last) - len(data) - 30, 0, magic
+            )
         _, saved = recover({path_of(0): bytes(data) + last}, quick=True)
         assert set(saved) == {10**6}
         work.append(counted.size_bytes)
     assert work[1] < 2.5 * work[0], work
 
 
-# -- copies that were cut off ----------------------------------------------------------------------------------------
+# -- copies that were cut off
+# ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["partition", "directory"])
 def test_a_copy_that_was_cut_off_is_no_log(kind: str) -> None:
-    """At every change of the disk: the copy is all there, or whoever opens it or makes it again is told."""
+    """At every change of the disk: the copy is all there, or whoever opens it or makes
+    it again is told.
+    """
     disk = SimulatedDisk()
     with logcore.open_dir("/data", create=True, fs=disk) as directory:
         directory.create_topic("t", partitions=2)
@@ -114,7 +134,9 @@ def test_a_copy_that_was_cut_off_is_no_log(kind: str) -> None:
                 directory.partition("t", number).append(b"%d" % at)
                 if at == 1:
                     directory.partition("t", number).roll()
-    source, target = ("/data", "/out") if kind == "directory" else ("/data/t-0", "/out/t-0")
+    source, target = (
+        ("/data", "/out") if kind == "directory" else ("/data/t-0", "/out/t-0")
+    )
     refused = finished = 0
     for changes in itertools.count():
         copy = SimulatedDisk(disk.files())
@@ -130,8 +152,17 @@ def test_a_copy_that_was_cut_off_is_no_log(kind: str) -> None:
             is_there = [left.is_directory(f"/out/t-{number}") for number in range(2)]
             for number in [number for number in range(2) if is_there[number]]:
                 with logcore.open(f"/out/t-{number}", read_only=True, fs=left) as log:
-                    assert [record.value for record in log.read(0)] == [b"0", b"1", b"2", b"3"], state.what
-            if kind == "directory" and left.is_directory("/out") and checkpoint.TOPICS in left.listdir("/out"):
+                    assert [record.value for record in log.read(0)] == [
+                        b"0",
+                        b"1",
+                        b"2",
+                        b"3",
+                    ], state.what
+            if (
+                kind == "directory"
+                and left.is_directory("/out")
+                and checkpoint.TOPICS in left.listdir("/out")
+            ):
                 try:
                     with logcore.open_dir("/out", read_only=True, fs=left) as opened:
                         assert opened.topics() == ["t"] and all(is_there), state.what
@@ -143,7 +174,11 @@ def test_a_copy_that_was_cut_off_is_no_log(kind: str) -> None:
                 report = salvage(source, target, fs=left)
             except logcore.InvalidConfigError as error:
                 assert "there is something here already" in str(error), state.what
-                unfinished = [name for name in left.listdir("/out") if name.endswith(".recovering")]
+                unfinished = [
+                    name
+                    for name in left.listdir("/out")
+                    if name.endswith(".recovering")
+                ]
                 assert not unfinished or "did not finish" in str(error)
                 refused += 1
             else:
@@ -152,18 +187,23 @@ def test_a_copy_that_was_cut_off_is_no_log(kind: str) -> None:
     assert refused > 20 and (finished or kind == "partition")
 
 
-# -- staged writes ---------------------------------------------------------------------------------------------------
+# -- staged writes
+# ---------------------------------------------------------------------------------------------------
 
 
 def staged_into(path: Path, version: int, *, publishes: bool = True) -> None:
     """A write of three records to t-0, as Spark stages one."""
     staging = Staging(OS, str(path))
     staging.begin(f"tx{version}")
-    writer = StagedWriter(OS, str(path), f"tx{version}", "t", 0, "0.0", LogConfig.parse(None))
+    writer = StagedWriter(
+        OS, str(path), f"tx{version}", "t", 0, "0.0", LogConfig.parse(None)
+    )
     writer.append_records([(None, b"staged", (), None)] * 3)
     files = writer.close()
     if publishes:
-        staging.publish(Manifest(app_id="app", version=version, txid=f"tx{version}", files=files))
+        staging.publish(
+            Manifest(app_id="app", version=version, txid=f"tx{version}", files=files)
+        )
 
 
 def test_staged_writes_are_copied(tmp_path: Path) -> None:
@@ -180,16 +220,23 @@ def test_staged_writes_are_copied(tmp_path: Path) -> None:
     report = salvage(data, out)
     assert report.is_whole
     assert [Path(part.path).name for part in report.left_out] == ["tx2"]
-    assert {path: at for path, at in tree(tmp_path).items() if not path.startswith("out")} == before
+    assert {
+        path: at for path, at in tree(tmp_path).items() if not path.startswith("out")
+    } == before
     staged_into(out, 0)  # a driver that does not know that it was done
     with logcore.open_dir(out) as directory:
-        assert [record.value for record in directory.partition("t", 0).read(0)] == [b"before", *[b"staged"] * 6]
+        assert [record.value for record in directory.partition("t", 0).read(0)] == [
+            b"before",
+            *[b"staged"] * 6,
+        ]
     with pytest.raises(logcore.InvalidConfigError, match="staged writes beside it"):
         shutil.rmtree(out)
         salvage(data, out)
 
 
-def test_offsets_of_a_staged_write_that_was_half_in_place_are_not_given_out_again(tmp_path: Path) -> None:
+def test_offsets_of_a_staged_write_that_was_half_in_place_are_not_given_out_again(
+    tmp_path: Path,
+) -> None:
     data = tmp_path / "data"
     out = tmp_path / "out"
     with logcore.open_dir(data, create=True) as directory:
@@ -198,7 +245,10 @@ def test_offsets_of_a_staged_write_that_was_half_in_place_are_not_given_out_agai
     staged_into(data, 1)
     (ready,) = (tmp_path / "data.staging").glob("*.json")
     manifest = Manifest.unpack(ready.read_bytes(), "")
-    assigned = attrs.evolve(manifest, places={("t", 0): Place(base=1, leader_epoch=0, segment=0, position=75)})
+    assigned = attrs.evolve(
+        manifest,
+        places={("t", 0): Place(base=1, leader_epoch=0, segment=0, position=75)},
+    )
     ready.with_suffix(".assigned").write_bytes(assigned.pack())
     ready.unlink()
     report = salvage(data, out)
@@ -208,11 +258,14 @@ def test_offsets_of_a_staged_write_that_was_half_in_place_are_not_given_out_agai
         assert directory.partition("t", 0).append(b"next").offset == 4
 
 
-# -- limits and the command ------------------------------------------------------------------------------------------
+# -- limits and the command
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("target", ["full", "t-0/sub-0", "t-0", "no-partition-"])
-def test_a_target_that_will_not_do_is_refused_before_any_effect(tmp_path: Path, own: Path, target: str) -> None:
+def test_a_target_that_will_not_do_is_refused_before_any_effect(
+    tmp_path: Path, own: Path, target: str
+) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     own.rename(tmp_path / "t-0")
@@ -223,7 +276,12 @@ def test_a_target_that_will_not_do_is_refused_before_any_effect(tmp_path: Path, 
 
 
 def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
-    with logcore.open(tmp_path / "t-0", create=True, durability="os", config={"segment.bytes": 40 << 20}) as log:
+    with logcore.open(
+        tmp_path / "t-0",
+        create=True,
+        durability="os",
+        config={"segment.bytes": 40 << 20},
+    ) as log:
         value = os.urandom(100_000)
         for _ in range(80):
             log.append_many([(None, value)] * 10)
@@ -241,7 +299,10 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
 
 def test_the_command(tmp_path: Path, own: Path) -> None:
     done = run("recover", own, tmp_path / "a" / "t-0")
-    assert (done.exit_code, json.loads(done.stdout)["partitions"][0]["records"]) == (0, 18)
+    assert (done.exit_code, json.loads(done.stdout)["partitions"][0]["records"]) == (
+        0,
+        18,
+    )
     path = sorted(own.glob("*.log"))[1]
     data = bytearray(path.read_bytes())
     data[80] ^= 1
@@ -249,12 +310,19 @@ def test_the_command(tmp_path: Path, own: Path) -> None:
     done = run("recover", own, tmp_path / "b" / "t-0", "--json")
     (part,) = json.loads(done.stdout)["partitions"][0]["lost"]
     assert (done.exit_code, part["first_offset"], part["last_offset"]) == (1, 6, 8)
-    for arguments in ((own,), (own, tmp_path / "b" / "t-0"), (tmp_path / "none", tmp_path / "c"), ()):
+    for arguments in (
+        (own,),
+        (own, tmp_path / "b" / "t-0"),
+        (tmp_path / "none", tmp_path / "c"),
+        (),
+    ):
         done = run("recover", *arguments)
         assert (done.exit_code, done.stdout) == (2, "")
 
 
-def test_the_command_for_people(tmp_path: Path, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_for_people(
+    tmp_path: Path, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("logcore.cli.care.wants_json", lambda as_json: as_json)
     done = run("recover", own, tmp_path / "b" / "t-0")
     assert done.exit_code == 0 and "all of it was saved" in done.stdout
@@ -264,8 +332,13 @@ def test_the_command_for_people(tmp_path: Path, own: Path, monkeypatch: pytest.M
     path.write_bytes(path.read_bytes()[:-1])
     done = run("recover", own, tmp_path / "c" / "t-0")
     assert done.exit_code == 1
-    assert re.search(r"lost: offsets 15 to 17, .*000012.log, \d+ bytes at position \d+: incomplete batch", done.stdout)
-    assert re.search(r"lost: offsets 0 to 11, .*mine-0: no file holds these offsets", done.stdout)
+    assert re.search(
+        r"lost: offsets 15 to 17, .*000012.log, \d+ bytes at position \d+: incomplete batch",
+        done.stdout,
+    )
+    assert re.search(
+        r"lost: offsets 0 to 11, .*mine-0: no file holds these offsets", done.stdout
+    )
 
 
 def run(*arguments: object) -> Any:
@@ -274,7 +347,9 @@ def run(*arguments: object) -> Any:
 
 @pytest.mark.interop
 def test_kafka_reads_what_was_saved(tmp_path: Path) -> None:
-    """A gap in the offsets is nothing to Kafka; its dump tool finds batches and indexes sound."""
+    """A gap in the offsets is nothing to Kafka; its dump tool finds batches and indexes
+    sound.
+    """
     config = {"segment.bytes": 6000, "index.interval.bytes": 300}
     with logcore.open(tmp_path / "t-0", create=True, config=config) as log:
         for at in range(300):
@@ -291,16 +366,22 @@ def test_kafka_reads_what_was_saved(tmp_path: Path) -> None:
         text = kafka_jvm.dump(path, "--deep-iteration")
         batches = re.findall(r"^baseOffset: .*$", text, re.M)
         assert batches and all("isvalid: true" in batch for batch in batches)
-        found += [int(offset) for offset in re.findall(r"^\| offset: (\d+)", text, re.M)]
+        found += [
+            int(offset) for offset in re.findall(r"^\| offset: (\d+)", text, re.M)
+        ]
         for suffix in (".index", ".timeindex"):
             text = kafka_jvm.dump(path.with_suffix(suffix), "--index-sanity-check")
-            assert "mismatch" not in text.lower() and "exception" not in text.lower(), text
+            assert "mismatch" not in text.lower() and "exception" not in text.lower(), (
+                text
+            )
     assert set(found) == set(range(300)) - lost_offsets(report.partitions[0].lost)
     assert 4 < 300 - len(found) < 100
 
 
 def test_checkpoints_beside_what_a_link_points_to(tmp_path: Path) -> None:
-    """A log that is opened by a symbolic link has its checkpoints where the directory really is."""
+    """A log that is opened by a symbolic link has its checkpoints where the directory
+    really is.
+    """
     data = tmp_path / "data"
     other = tmp_path / "other"
     with logcore.open(data / "u-0", create=True) as log:
@@ -315,10 +396,19 @@ def test_checkpoints_beside_what_a_link_points_to(tmp_path: Path) -> None:
         if name.startswith(f"{end:020d}") or name.startswith(f"{end - 1:020d}"):
             (other / "t-0" / name).unlink()
     (data / "t-0").symlink_to(other / "t-0")
-    for source, target in ((data / "t-0", tmp_path / "one" / "t-0"), (data, tmp_path / "all")):
-        report = next(one for one in salvage(source, target).partitions if one.target.endswith("t-0"))
+    for source, target in (
+        (data / "t-0", tmp_path / "one" / "t-0"),
+        (data, tmp_path / "all"),
+    ):
+        report = next(
+            one
+            for one in salvage(source, target).partitions
+            if one.target.endswith("t-0")
+        )
         assert (report.log_start_offset, report.log_end_offset) == (3, end)
-        assert [(part.first_offset, part.last_offset) for part in report.lost] == [(end - 1, end - 1)]
+        assert [(part.first_offset, part.last_offset) for part in report.lost] == [
+            (end - 1, end - 1)
+        ]
 
 
 def test_what_fills_a_gap_far_above_its_segment_gets_one_of_its_own() -> None:
@@ -330,10 +420,14 @@ def test_what_fills_a_gap_far_above_its_segment_gets_one_of_its_own() -> None:
     report = salvage("/d/t-0", "/out/t-0", fs=disk).partitions[0]
     assert (report.records, report.log_end_offset) == (4, far + 4)
     with logcore.open("/out/t-0", fs=disk) as log:
-        assert [record.offset for record in log.read(log.log_start_offset)] == list(range(far, far + 4))
+        assert [record.offset for record in log.read(log.log_start_offset)] == list(
+            range(far, far + 4)
+        )
 
 
-def test_what_another_log_left_in_the_checkpoints_of_the_target_is_not_this_ones() -> None:
+def test_what_another_log_left_in_the_checkpoints_of_the_target_is_not_this_ones() -> (
+    None
+):
     disk = SimulatedDisk()
     with logcore.open("/data/t-0", create=True, fs=disk) as log:
         for number in range(10):
@@ -346,7 +440,10 @@ def test_what_another_log_left_in_the_checkpoints_of_the_target_is_not_this_ones
     disk = SimulatedDisk({**disk.files(), **stale})
     report = salvage("/data/t-0", "/new/t-0", fs=disk)
     assert report.is_whole
-    assert (report.partitions[0].records, report.partitions[0].log_end_offset) == (10, 10)
+    assert (report.partitions[0].records, report.partitions[0].log_end_offset) == (
+        10,
+        10,
+    )
     with logcore.open("/new/t-0", fs=disk) as log:
         assert (log.log_start_offset, log.log_end_offset) == (0, 10)
 
@@ -363,8 +460,8 @@ def test_a_partition_under_a_name_that_nothing_knows_is_lost(tmp_path: Path) -> 
 
 
 def test_an_offset_that_damage_reached_is_not_believed() -> None:
-    """A torn sector ended in the offset of the next head, which no CRC covers: the batch came back with another offset,
-    and the sound one behind it went.
+    """A torn sector ended in the offset of the next head, which no CRC covers: the
+    batch came back with another offset, and the sound one behind it went.
     """
     disk = SimulatedDisk()
     with logcore.open("/d/t-0", create=True, fs=disk) as log:
@@ -379,12 +476,14 @@ def test_an_offset_that_damage_reached_is_not_believed() -> None:
     report = salvage("/d/t-0", "/out/t-0", fs=disk).partitions[0]
     assert [(part.first_offset, part.last_offset) for part in report.lost] == [(0, 4)]
     with logcore.open("/out/t-0", fs=disk) as log:
-        assert [(record.offset, record.value) for record in log.read(log.log_start_offset)] == [
-            (offset, b"last") for offset in (5, 6, 7)
-        ]
+        assert [
+            (record.offset, record.value) for record in log.read(log.log_start_offset)
+        ] == [(offset, b"last") for offset in (5, 6, 7)]
 
 
-def test_gaps_look_only_at_the_spare_files_that_reach_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gaps_look_only_at_the_spare_files_that_reach_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Each gap looked at each spare file: 4,000 of both took ten seconds."""
     count = 200
     looked = 0
@@ -400,7 +499,9 @@ def test_gaps_look_only_at_the_spare_files_that_reach_them(monkeypatch: pytest.M
     for offset in range(0, count, 2):
         for name in (f"{offset:020d}.log", f"{offset + 1:020d}.log.deleted"):
             base = int(name[:20])
-            files[f"/d/t-0/{name}"] = encode([(None, b"%d" % base, (), 1_000)], base_offset=base)
+            files[f"/d/t-0/{name}"] = encode(
+                [(None, b"%d" % base, (), 1_000)], base_offset=base
+            )
     report = salvage("/d/t-0", "/out/t-0", fs=SimulatedDisk(files)).partitions[0]
     assert (report.records, report.lost) == (count, ())
     assert looked <= 2 * count

@@ -1,7 +1,7 @@
 """verify() against directories that are damaged on purpose.
 
-The oracle is the recovery of the log itself: what verify() calls torn, opening must cut; what it calls damaged, opening
-must refuse or lose data over.
+The oracle is the recovery of the log itself: what verify() calls torn, opening must
+cut; what it calls damaged, opening must refuse or lose data over.
 """
 
 import itertools
@@ -32,14 +32,20 @@ CRASH = VECTORS / "partition-crash" / "orders-0"
 T0 = 1700000000000
 FIRST = "00000000000000000000"
 SECOND = "00000000000000000016"
-KINDS = [*(f"{SECOND}{suffix}" for suffix in SUFFIXES), *DIRECTORY_FILES, *PARTITION_FILES]
+KINDS = [
+    *(f"{SECOND}{suffix}" for suffix in SUFFIXES),
+    *DIRECTORY_FILES,
+    *PARTITION_FILES,
+]
 
 
 def verdicts(path):
     return {Path(one.path).name: one for one in verify(path)}
 
 
-@pytest.mark.parametrize("name", ["partition-clean", "partition-crash/orders-0", "partition-crash"])
+@pytest.mark.parametrize(
+    "name", ["partition-clean", "partition-crash/orders-0", "partition-crash"]
+)
 def test_what_kafka_left_is_ok(name):
     found = list(verify(VECTORS / name))
     assert {one.status for one in found} == {"ok"}
@@ -47,7 +53,9 @@ def test_what_kafka_left_is_ok(name):
     assert sum(one.records for one in found) == 29
 
 
-@pytest.mark.parametrize("name", ["partition-compact-before", "partition-compact-after"])
+@pytest.mark.parametrize(
+    "name", ["partition-compact-before", "partition-compact-after"]
+)
 def test_compacted_partitions_are_ok(name):
     assert {one.status for one in verify(VECTORS / name / "compacted-0")} == {"ok"}
 
@@ -55,8 +63,13 @@ def test_compacted_partitions_are_ok(name):
 def test_what_we_write_is_ok(own):
     found = list(verify(own.parent))
     assert {one.status for one in found} == {"ok"}, found
-    assert (sum(one.batches for one in found), sum(one.records for one in found)) == (6, 18)
-    assert [one for one in verify(own) if one.kind == "log"] == [one for one in found if one.kind == "log"]
+    assert (sum(one.batches for one in found), sum(one.records for one in found)) == (
+        6,
+        18,
+    )
+    assert [one for one in verify(own) if one.kind == "log"] == [
+        one for one in found if one.kind == "log"
+    ]
 
 
 def test_a_partition_without_segments_is_judged(own):
@@ -65,12 +78,19 @@ def test_a_partition_without_segments_is_judged(own):
             path.unlink()
     found = {one.kind: one for one in verify(own)}
     assert found.keys() == {"logcore.policy", "leader-epoch-checkpoint", "log"}
-    assert found["log"].status == "damaged" and "offsets 0 to 17 lie in no segment" in found["log"].detail
+    assert (
+        found["log"].status == "damaged"
+        and "offsets 0 to 17 lie in no segment" in found["log"].detail
+    )
     for read_only in (False, True):
-        with pytest.raises(logcore.CorruptLogError, match="segments of this partition are gone"):
+        with pytest.raises(
+            logcore.CorruptLogError, match="segments of this partition are gone"
+        ):
             logcore.open(own, read_only=read_only)
     (own.parent / "recovery-point-offset-checkpoint").unlink()
-    assert "log" not in {one.kind for one in verify(own)}, "nothing says that there ever was one"
+    assert "log" not in {one.kind for one in verify(own)}, (
+        "nothing says that there ever was one"
+    )
     (own / f"{FIRST}.timeindex").write_bytes(b"")
     assert {one.kind for one in verify(own) if one.status == "damaged"} == {"log"}
 
@@ -81,12 +101,17 @@ def test_a_partition_whose_directory_is_gone_has_a_verdict(own):
     assert {one.status for one in verify(own.parent)} == {"ok"}, "Kafka is deleting it"
     shutil.rmtree(away)
     (found,) = (one for one in verify(own.parent) if one.status != "ok")
-    assert (found.path, found.status) == (str(own), "damaged") and "reached offset 18" in found.detail
+    assert (found.path, found.status) == (
+        str(own),
+        "damaged",
+    ) and "reached offset 18" in found.detail
 
 
 def test_a_topic_that_is_being_made_is_not_called_damaged():
     disk = SimulatedDisk()
-    with logcore.open_dir("d", create=True, fs=disk, config={"segment.bytes": 300}) as directory:
+    with logcore.open_dir(
+        "d", create=True, fs=disk, config={"segment.bytes": 300}
+    ) as directory:
         directory.create_topic("t")
         for number in range(6):
             directory.partition("t", 0).append(b"%d" % number * 100)
@@ -110,13 +135,23 @@ def test_a_topic_that_is_being_made_is_not_called_damaged():
 
 def test_a_seal_has_a_verdict_of_its_own(own):
     seal, log = (own / f"{0:020d}{suffix}" for suffix in (".seal", ".log"))
-    assert [(one.kind, one.status, one.detail) for one in verify(seal)] == [("seal", "ok", "")]
+    assert [(one.kind, one.status, one.detail) for one in verify(seal)] == [
+        ("seal", "ok", "")
+    ]
     data = log.read_bytes()
     times = log.stat()
-    log.write_bytes(data[:15] + b"\1" + data[16:])  # the leader epoch, which no CRC covers
-    assert verdicts(own)[seal.name].detail == "the segment was rewritten since it was sealed"
+    log.write_bytes(
+        data[:15] + b"\1" + data[16:]
+    )  # the leader epoch, which no CRC covers
+    assert (
+        verdicts(own)[seal.name].detail
+        == "the segment was rewritten since it was sealed"
+    )
     os.utime(log, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert (verdicts(own)[seal.name].status, verdicts(own)[log.name].status) == ("damaged", "ok")
+    assert (verdicts(own)[seal.name].status, verdicts(own)[log.name].status) == (
+        "damaged",
+        "ok",
+    )
     seal.write_bytes(b"torn")
     assert verdicts(own)[seal.name].status == "warning"
 
@@ -150,7 +185,9 @@ def test_zeros_at_the_end_are_a_torn_tail(own):
 
 
 def test_losing_what_was_on_disk_is_damage(own):
-    """The same cut as in a torn tail, but the recovery point says that the bytes were on disk; so opening refuses."""
+    """The same cut as in a torn tail, but the recovery point says that the bytes were
+    on disk; so opening refuses.
+    """
     path = own / "00000000000000000012.log"
     path.write_bytes(path.read_bytes()[:-5])
     verdict = verdicts(own)[path.name]
@@ -176,7 +213,12 @@ def test_damage_in_a_sealed_segment_is_damage(crash):
     whole = path.read_bytes()
     path.write_bytes(whole[:-5])
     verdict = verdicts(crash)[path.name]
-    assert (verdict.status, verdict.position, verdict.offset, verdict.records) == ("damaged", 783, 12, 12)
+    assert (verdict.status, verdict.position, verdict.offset, verdict.records) == (
+        "damaged",
+        783,
+        12,
+        12,
+    )
     path.write_bytes(whole[:783])  # a cut between two batches shows as a gap only
     verdict = verdicts(crash)[path.name]
     assert (verdict.status, verdict.offset) == ("warning", 12)
@@ -187,7 +229,9 @@ def test_damage_in_a_sealed_segment_is_damage(crash):
     (6, 0, "offsets 6 to 11 lie in no segment: the log has no gaps there"),
 ])  # fmt: skip
 def test_a_segment_of_a_dense_log_that_is_gone_is_damage(own, gone, path, words):
-    """Without its seal too; reading says the same. What was deleted or compacted is no loss."""
+    """Without its seal too; reading says the same. What was deleted or compacted is no
+    loss.
+    """
     for name in own.glob(f"{gone:020d}.*"):
         name.unlink()
     for seal in own.glob("*.seal"):
@@ -199,7 +243,9 @@ def test_a_segment_of_a_dense_log_that_is_gone_is_damage(own, gone, path, words)
     assert {one.status for one in verify(own.parent)} == {"ok"}
     start.unlink()
     (own.parent / "cleaner-offset-checkpoint").write_text("0\n1\nmine 0 12\n")
-    assert ("damaged" in {one.status for one in verify(own.parent)}) == (gone == 0), "no compaction moves the start"
+    assert ("damaged" in {one.status for one in verify(own.parent)}) == (gone == 0), (
+        "no compaction moves the start"
+    )
     (own.parent / "cleaner-offset-checkpoint").unlink()
     alone = own.rename(own.parent / "mine-0.bak")  # where no checkpoint knows of it
     assert ("damaged" in {one.status for one in verify(alone)}) == (gone == 6)
@@ -214,11 +260,20 @@ def test_a_batch_missing_in_a_sealed_segment_of_a_dense_log_is_damage(own):
 
 
 def test_a_torn_transaction_index_that_opening_mends_is_a_warning(tmp_path):
-    """That of the active segment, after a crash. After a clean close it is not rebuilt; that of a sealed segment never
-    is.
+    """That of the active segment, after a crash. After a clean close it is not rebuilt;
+    that of a sealed segment never is.
     """
-    with logcore.open(tmp_path / "t-0", create=True, config={"segment.ms": 10**12}) as log:
-        raw = encode([(None, b"x")], transactional=True, producer_id=7, producer_epoch=0, base_sequence=0, now_ms=T0)
+    with logcore.open(
+        tmp_path / "t-0", create=True, config={"segment.ms": 10**12}
+    ) as log:
+        raw = encode(
+            [(None, b"x")],
+            transactional=True,
+            producer_id=7,
+            producer_epoch=0,
+            base_sequence=0,
+            now_ms=T0,
+        )
         log.append_batch(raw)
         log.end_transaction(7, 0, commit=False)
     path = tmp_path / "t-0" / f"{FIRST}.txnindex"
@@ -236,7 +291,9 @@ def test_a_torn_transaction_index_that_opening_mends_is_a_warning(tmp_path):
 
 
 class Meddling(OsFS):
-    """A disk on which something happens after the nth look at a directory, or at the names of a segment."""
+    """A disk on which something happens after the nth look at a directory, or at the
+    names of a segment.
+    """
 
     def __init__(self, happens, after):
         super().__init__()
@@ -258,7 +315,14 @@ class Meddling(OsFS):
 
 
 @pytest.mark.parametrize(
-    "kind", ["compaction", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("retention", "truncation"))]
+    "kind",
+    [
+        "compaction",
+        *(
+            pytest.param(kind, marks=pytest.mark.slow)
+            for kind in ("retention", "truncation")
+        ),
+    ],
 )
 def test_what_happens_meanwhile_is_not_called_damage(tmp_path, kind):
     config = {"segment.bytes": 400, "min.cleanable.dirty.ratio": 0}
@@ -290,10 +354,19 @@ def test_what_happens_meanwhile_is_not_called_damage(tmp_path, kind):
 
 
 @pytest.mark.parametrize("step", [18, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("config", [{}, {"cleanup.policy": "compact"}, {"retention.bytes": 900}])
+@pytest.mark.parametrize(
+    "config", [{}, {"cleanup.policy": "compact"}, {"retention.bytes": 900}]
+)
 def test_no_ordinary_life_and_no_crash_of_it_is_called_damage(config, step):
-    """At changes of the disk that a life makes, for some of the disks that a crash then leaves."""
-    config = {"segment.bytes": 300, "min.cleanable.dirty.ratio": 0, "index.interval.bytes": 60, **config}
+    """At changes of the disk that a life makes, for some of the disks that a crash then
+    leaves.
+    """
+    config = {
+        "segment.bytes": 300,
+        "min.cleanable.dirty.ratio": 0,
+        "index.interval.bytes": 60,
+        **config,
+    }
 
     def live(disk):
         with logcore.open("/data/t-0", create=True, config=config, fs=disk) as log:
@@ -321,7 +394,9 @@ def test_no_ordinary_life_and_no_crash_of_it_is_called_damage(config, step):
         for state in disk.crash_states(limit=3, seed=changes):
             left = state.disk()
             if left.is_directory("/data/t-0"):
-                bad = [one for one in verify("/data", fs=left) if one.status == "damaged"]
+                bad = [
+                    one for one in verify("/data", fs=left) if one.status == "damaged"
+                ]
                 assert not bad, (changes, state.what, bad)
                 logcore.open("/data/t-0", config=config, fs=left).close()
     assert changes > 100
@@ -337,7 +412,9 @@ def test_segments_that_overlap_are_damage(crash):
     shutil.copy(crash / f"{FIRST}.log", crash / "00000000000000000014.log")
     (crash / f"{FIRST}.log").rename(crash / "00000000000000000001.log")
     found = verdicts(crash)
-    assert found["00000000000000000001.log"].status == "damaged"  # offset 0 in a segment from 1 on
+    assert (
+        found["00000000000000000001.log"].status == "damaged"
+    )  # offset 0 in a segment from 1 on
     assert "does not follow" in found["00000000000000000014.log"].detail
 
 
@@ -389,7 +466,12 @@ def test_a_time_index_that_misleads_is_a_warning(crash, entries, words):
 
 
 @pytest.mark.parametrize(
-    "content", [b"\1" * 34, struct.pack(">hqqqq", 0, 1, 9, 8, 9), struct.pack(">hqqqq", 0, 1, 8, 90, 9)]
+    "content",
+    [
+        b"\1" * 34,
+        struct.pack(">hqqqq", 0, 1, 9, 8, 9),
+        struct.pack(">hqqqq", 0, 1, 8, 90, 9),
+    ],
 )
 def test_a_txnindex_that_misleads_is_damage(crash, content):
     path = crash / f"{FIRST}.txnindex"
@@ -399,7 +481,14 @@ def test_a_txnindex_that_misleads_is_damage(crash, content):
 
 @pytest.mark.parametrize(
     ("name", "status"),
-    [(name, "damaged") for name in ("leader-epoch-checkpoint", "partition.metadata", f"{SECOND}.snapshot")]
+    [
+        (name, "damaged")
+        for name in (
+            "leader-epoch-checkpoint",
+            "partition.metadata",
+            f"{SECOND}.snapshot",
+        )
+    ]
     + [(name, "warning") for name in ("logcore.policy", "logcore.durable")],
 )
 def test_small_files_that_cannot_be_understood(crash, name, status):
@@ -414,7 +503,9 @@ def test_a_checkpoint_that_cannot_be_understood_is_damage(tmp_path):
 
 
 def test_a_batch_missing_in_the_middle_is_found(own):
-    """Cut out whole, it leaves no bad CRC: only the offsets tell, and only of our own logs, which have no gaps."""
+    """Cut out whole, it leaves no bad CRC: only the offsets tell, and only of our own
+    logs, which have no gaps.
+    """
     (own.parent / "recovery-point-offset-checkpoint").unlink()
     path = own / "00000000000000000012.log"
     with logcore.open(own, durability="os") as log:
@@ -439,7 +530,12 @@ def test_a_segment_that_the_one_before_has_outgrown_is_damage(own):
 
 
 def test_leftovers_are_named(crash):
-    for name in (f"{FIRST}.log.deleted", f"{FIRST}.index.cleaned", f"{FIRST}.log.swap", "00000000000000000099.index"):
+    for name in (
+        f"{FIRST}.log.deleted",
+        f"{FIRST}.index.cleaned",
+        f"{FIRST}.log.swap",
+        "00000000000000000099.index",
+    ):
         (crash / name).write_bytes(b"anything")
     found = verdicts(crash)
     assert found[f"{FIRST}.log.deleted"].status == "ok"
@@ -466,10 +562,14 @@ def test_old_formats_are_counted(tmp_path):
 
 
 def test_an_old_entry_that_cannot_be_decoded_is_damage(tmp_path):
-    """Its CRC may be right and the compressed bytes be nonsense all the same: here, behind a good one."""
+    """Its CRC may be right and the compressed bytes be nonsense all the same: here,
+    behind a good one.
+    """
     path = tmp_path / "old-0"
     path.mkdir()
-    good = bytearray((VECTORS / "records" / "v1-gzip-wrapper-20.kafka-java.bin").read_bytes())
+    good = bytearray(
+        (VECTORS / "records" / "v1-gzip-wrapper-20.kafka-java.bin").read_bytes()
+    )
     bad = bytearray(good)
     struct.pack_into(">q", bad, 0, 2000)
     bad[34] ^= 0xFF  # where the gzip stream begins
@@ -489,10 +589,14 @@ def test_what_is_no_file_is_a_verdict(crash):
 
 
 def test_twenty_digits_that_are_no_offset_are_no_segment(crash):
-    """Kafka parses them as a long and gives up on the whole directory, so verify() says so and judges the rest."""
+    """Kafka parses them as a long and gives up on the whole directory, so verify() says
+    so and judges the rest.
+    """
     for name in ("99999999999999999999.log", "09223372036854775808.index"):
         (crash / name).write_bytes(b"12345678")
-        with pytest.raises(logcore.InvalidNameError, match="at most 9223372036854775807"):
+        with pytest.raises(
+            logcore.InvalidNameError, match="at most 9223372036854775807"
+        ):
             dump(crash / name)
         [alone] = verify(crash / name)
         assert alone.status == "damaged" and "no offset" in alone.detail
@@ -500,14 +604,20 @@ def test_twenty_digits_that_are_no_offset_are_no_segment(crash):
         str(crash / "99999999999999999999.log"),
         str(crash / "09223372036854775808.index"),
     }
-    assert kind_of("09223372036854775807.log") == "log" and kind_of("09223372036854775808.log") is None
+    assert (
+        kind_of("09223372036854775807.log") == "log"
+        and kind_of("09223372036854775808.log") is None
+    )
 
 
-# -- foreign bytes --------------------------------------------------------------------------
+# -- foreign bytes
+# --------------------------------------------------------------------------
 
 
 def survive(path):
-    """dump and verify give rows, verdicts and LogcoreErrors, whatever stands in the file."""
+    """dump and verify give rows, verdicts and LogcoreErrors, whatever stands in the
+    file.
+    """
     try:
         json.dumps(list(dump(path, records=True)))
     except logcore.LogcoreError:
@@ -520,7 +630,10 @@ def survive(path):
 
 @pytest.mark.parametrize("name", KINDS)
 @settings(max_examples=25)
-@given(data=st.binary(max_size=200) | st.text("0123456789 \n:=[{", max_size=40).map(str.encode))
+@given(
+    data=st.binary(max_size=200)
+    | st.text("0123456789 \n:=[{", max_size=40).map(str.encode)
+)
 def test_any_bytes_in_any_file(tmp_path_factory, name, data):
     path = tmp_path_factory.mktemp("any") / "any-0" / name
     path.parent.mkdir()
@@ -530,7 +643,10 @@ def test_any_bytes_in_any_file(tmp_path_factory, name, data):
 
 
 @pytest.mark.parametrize("places", [25, pytest.param(80, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", [one.name for one in sorted(CLEAN.iterdir()) if not one.name.startswith(FIRST)])
+@pytest.mark.parametrize(
+    "name",
+    [one.name for one in sorted(CLEAN.iterdir()) if not one.name.startswith(FIRST)],
+)
 def test_every_cut_of_a_file(crash, name, places):
     whole = (CLEAN / name).read_bytes()
     for cut in range(0, len(whole), 1 + len(whole) // places):
@@ -539,7 +655,10 @@ def test_every_cut_of_a_file(crash, name, places):
 
 
 @pytest.mark.parametrize("places", [25, pytest.param(80, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", [one.name for one in sorted(CLEAN.iterdir()) if not one.name.startswith(FIRST)])
+@pytest.mark.parametrize(
+    "name",
+    [one.name for one in sorted(CLEAN.iterdir()) if not one.name.startswith(FIRST)],
+)
 def test_every_byte_of_a_file_flipped(crash, name, places):
     whole = (CLEAN / name).read_bytes()
     for position in range(0, len(whole), 1 + len(whole) // places):
@@ -551,7 +670,9 @@ def test_every_byte_of_a_file_flipped(crash, name, places):
 
 
 def test_every_bit_of_a_sealed_batch_is_guarded(crash):
-    """Any flipped bit that the CRC or the walk covers is found: all but the leader epoch (12..15) of a lone batch."""
+    """Any flipped bit that the CRC or the walk covers is found: all but the leader
+    epoch (12..15) of a lone batch.
+    """
     path = crash / f"{FIRST}.log"
     whole = path.read_bytes()
     for position in range(92):
@@ -563,7 +684,13 @@ def test_every_bit_of_a_sealed_batch_is_guarded(crash):
 
 
 @pytest.mark.parametrize(
-    "content", [b"[" * 100_000, b'{"durability": 5}', b'{"durability":"os","max_bytes":1e999}', b"null"]
+    "content",
+    [
+        b"[" * 100_000,
+        b'{"durability": 5}',
+        b'{"durability":"os","max_bytes":1e999}',
+        b"null",
+    ],
 )
 def test_hostile_json_is_a_verdict(crash, content):
     (crash / "logcore.policy").write_bytes(content)

@@ -1,6 +1,8 @@
-"""Kafka's own dump tool on files that logcore wrote: it decides whether they are Kafka's.
+"""Kafka's own dump tool on files that logcore wrote: it decides whether they are
+Kafka's.
 
-Needs Java 17 or later and Maven (Debian: apt-get install default-jdk-headless maven). Run by `make interop`.
+Needs Java 17 or later and Maven (Debian: apt-get install default-jdk-headless maven).
+Run by `make interop`.
 """
 
 from __future__ import annotations
@@ -39,17 +41,33 @@ def storage() -> Iterator[Storage]:
 
 def written(path: Path, codec: str) -> list[logcore.Record]:
     """A partition of several segments with every kind of record; what it holds."""
-    config = {"compression.type": codec, "segment.bytes": 6000, "index.interval.bytes": 300, "batch.size": 900}
+    config = {
+        "compression.type": codec,
+        "segment.bytes": 6000,
+        "index.interval.bytes": 300,
+        "batch.size": 900,
+    }
     with logcore.open(path, create=True, config=config) as log:
         for at in range(40):
             key = None if at % 7 == 0 else b"key-%d" % at
             value = None if at % 11 == 0 else b"" if at % 13 == 0 else b"value %d" % at
             headers = [("h", b"%d" % at), ("none", None)] if at % 3 == 0 else []
-            log.append(value, key=key, headers=headers, timestamp_ms=T0 + at * 10 - at % 5)
-        log.append_many([(b"k%d" % at, b"many %d" % at * 3, (), T0 + 1000 - at) for at in range(300)])
+            log.append(
+                value, key=key, headers=headers, timestamp_ms=T0 + at * 10 - at % 5
+            )
+        log.append_many(
+            [
+                (b"k%d" % at, b"many %d" % at * 3, (), T0 + 1000 - at)
+                for at in range(300)
+            ]
+        )
         log.truncate(333)
-        log.append_batch((VECTORS / "records" / "v1-gzip-wrapper-20.kafka-java.bin").read_bytes())
-        log.append_batch((VECTORS / "records" / "v2-zstd-40-records.librdkafka.bin").read_bytes())
+        log.append_batch(
+            (VECTORS / "records" / "v1-gzip-wrapper-20.kafka-java.bin").read_bytes()
+        )
+        log.append_batch(
+            (VECTORS / "records" / "v2-zstd-40-records.librdkafka.bin").read_bytes()
+        )
         return list(log.read(0))
 
 
@@ -82,9 +100,13 @@ def test_kafka_reads_every_record(tmp_path: Path, storage: Storage, codec: str) 
 
 
 @pytest.mark.parametrize("codec", ["uncompressed", "zstd"])
-def test_kafka_finds_the_indexes_sound(tmp_path: Path, storage: Storage, codec: str) -> None:
+def test_kafka_finds_the_indexes_sound(
+    tmp_path: Path, storage: Storage, codec: str
+) -> None:
     written(tmp_path / "orders-0", codec)
-    indexes = sorted((tmp_path / "orders-0").glob("*.index")) + sorted((tmp_path / "orders-0").glob("*.timeindex"))
+    indexes = sorted((tmp_path / "orders-0").glob("*.index")) + sorted(
+        (tmp_path / "orders-0").glob("*.timeindex")
+    )
     assert len(indexes) >= 4
     for path in indexes:
         for option in ("--index-sanity-check", "--verify-index-only"):
@@ -96,18 +118,34 @@ def test_kafka_finds_the_indexes_sound(tmp_path: Path, storage: Storage, codec: 
 def test_kafka_sees_the_same_in_its_own_files_as_logcore(storage: Storage) -> None:
     for path in sorted((VECTORS / "partition-clean" / "orders-0").glob("*.log")):
         text = storage.dump(path, "--deep-iteration")
-        offsets = [int(offset) for offset in re.findall(r"^\| offset: (\d+)", text, re.M)]
+        offsets = [
+            int(offset) for offset in re.findall(r"^\| offset: (\d+)", text, re.M)
+        ]
         with logcore.open(path.parent, read_only=True) as log:
             first = int(path.name[:20])
-            ours = [record.offset for batch in log.batches(first) for record in batch.records()]
+            ours = [
+                record.offset
+                for batch in log.batches(first)
+                for record in batch.records()
+            ]
         assert offsets == [offset for offset in ours if offset <= offsets[-1]]
 
 
-def test_kafkas_java_clients_use_the_broker(tmp_path: Path, kafka_classes: Path) -> None:
+def test_kafkas_java_clients_use_the_broker(
+    tmp_path: Path, kafka_classes: Path
+) -> None:
     source = DATA / "kafka" / "Client.java"
     with netshim.serve(tmp_path / "data") as server:
-        command = ["java", "-cp", f"{kafka_classes}/*", str(source), server.bootstrap_servers]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        command = [
+            "java",
+            "-cp",
+            f"{kafka_classes}/*",
+            str(source),
+            server.bootstrap_servers,
+        ]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=300
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stdout.splitlines() == [
             "topics [java]",
@@ -125,17 +163,27 @@ def test_kafkas_java_clients_use_the_broker(tmp_path: Path, kafka_classes: Path)
         ]
 
 
-def test_kafka_reads_what_the_brokers_clients_and_groups_left(tmp_path: Path, storage: Storage) -> None:
+def test_kafka_reads_what_the_brokers_clients_and_groups_left(
+    tmp_path: Path, storage: Storage
+) -> None:
     kafka = pytest.importorskip("confluent_kafka")
-    with netshim.serve(tmp_path / "data", config={"segment.bytes": 20_000, "index.interval.bytes": 500}) as server:
-        producer = kafka.Producer({"bootstrap.servers": server.bootstrap_servers, "enable.idempotence": True})
+    with netshim.serve(
+        tmp_path / "data", config={"segment.bytes": 20_000, "index.interval.bytes": 500}
+    ) as server:
+        producer = kafka.Producer(
+            {"bootstrap.servers": server.bootstrap_servers, "enable.idempotence": True}
+        )
         for n in range(2_000):
             producer.produce("t", b"value %d" % n, key=b"%d" % n)
             if n % 20 == 0:
                 producer.flush()
         producer.flush()
         consumer = kafka.Consumer(
-            {"bootstrap.servers": server.bootstrap_servers, "group.id": "billing", "auto.offset.reset": "earliest"}
+            {
+                "bootstrap.servers": server.bootstrap_servers,
+                "group.id": "billing",
+                "auto.offset.reset": "earliest",
+            }
         )
         consumer.subscribe(["t"])
         assert len(consumer.consume(500, timeout=30)) == 500
@@ -151,7 +199,9 @@ def test_kafka_reads_what_the_brokers_clients_and_groups_left(tmp_path: Path, st
     assert '"protocolType":"consumer"' in text, text
 
 
-def test_kafka_reads_segments_that_were_staged_and_adopted(tmp_path: Path, storage: Storage) -> None:
+def test_kafka_reads_segments_that_were_staged_and_adopted(
+    tmp_path: Path, storage: Storage
+) -> None:
     path = create(tmp_path / "data", SMALL)
     publish(path, "first", config=SMALL, count=500)
     with logcore.open_dir(path) as directory:
@@ -168,8 +218,12 @@ def _is_sound(storage: Storage, paths: list[Path], records: int) -> None:
         text = storage.dump(path, "--deep-iteration")
         batches = re.findall(r"^baseOffset: .*$", text, re.M)
         assert batches and all("isvalid: true" in batch for batch in batches)
-        offsets += [int(offset) for offset in re.findall(r"^\| offset: (\d+)", text, re.M)]
+        offsets += [
+            int(offset) for offset in re.findall(r"^\| offset: (\d+)", text, re.M)
+        ]
         for suffix in (".index", ".timeindex"):
             text = storage.dump(path.with_suffix(suffix), "--index-sanity-check")
-            assert "mismatch" not in text.lower() and "exception" not in text.lower(), text
+            assert "mismatch" not in text.lower() and "exception" not in text.lower(), (
+                text
+            )
     assert offsets == list(range(records))

@@ -1,7 +1,8 @@
-"""A directory that a Kafka broker wrote, that logcore goes on with, and that the broker takes back.
+"""A directory that a Kafka broker wrote, that logcore goes on with, and that the broker
+takes back.
 
-The broker is Apache Kafka's, in KRaft mode on loopback; the clients are librdkafka's. Once it is shut down, once it is
-killed. Needs Java 17 and Maven. Run by `make interop`.
+The broker is Apache Kafka's, in KRaft mode on loopback; the clients are librdkafka's.
+Once it is shut down, once it is killed. Needs Java 17 and Maven. Run by `make interop`.
 """
 
 from __future__ import annotations
@@ -52,13 +53,27 @@ class Sent:
         self.undecided: list[tuple[str, int]] = []
 
     def producer(self, broker: Broker, **options: Any) -> Any:
-        return kafka.Producer({**quiet(broker), "linger.ms": 5, "batch.size": 1500, **options})
+        return kafka.Producer(
+            {**quiet(broker), "linger.ms": 5, "batch.size": 1500, **options}
+        )
 
-    def send(self, producer: Any, topic: str, rows: Iterable[tuple[bytes | None, bytes | None, int]]) -> None:
+    def send(
+        self,
+        producer: Any,
+        topic: str,
+        rows: Iterable[tuple[bytes | None, bytes | None, int]],
+    ) -> None:
         for key, value, timestamp_ms in rows:
-            headers: list[tuple[str, bytes | None]] = [("h", b"1"), ("none", None)] if timestamp_ms % 3 == 0 else []
+            headers: list[tuple[str, bytes | None]] = (
+                [("h", b"1"), ("none", None)] if timestamp_ms % 3 == 0 else []
+            )
             producer.produce(
-                topic, value, key, timestamp=timestamp_ms, headers=headers, on_delivery=self._noted(headers)
+                topic,
+                value,
+                key,
+                timestamp=timestamp_ms,
+                headers=headers,
+                on_delivery=self._noted(headers),
             )
         assert producer.flush(30) == 0
 
@@ -66,7 +81,13 @@ class Sent:
         def delivered(error: Any, message: Any) -> None:
             assert error is None, error
             timestamp_ms = message.timestamp()[1]
-            row = (message.offset(), message.key(), message.value(), tuple(headers), timestamp_ms)
+            row = (
+                message.offset(),
+                message.key(),
+                message.value(),
+                tuple(headers),
+                timestamp_ms,
+            )
             self.rows[message.topic()][message.offset()] = row
             self.undecided.append((message.topic(), message.offset()))
 
@@ -86,11 +107,19 @@ class Sent:
         return {row[1]: row[2] for _, row in sorted(self.rows[topic].items())}
 
     def since(self, topic: str, start: int) -> list[Row]:
-        return [row for offset, row in sorted(self.rows[topic].items()) if offset >= start]
+        return [
+            row for offset, row in sorted(self.rows[topic].items()) if offset >= start
+        ]
 
 
 def row_of(record: Any) -> Row:
-    return record.offset, record.key, record.value, tuple(record.headers), record.timestamp_ms
+    return (
+        record.offset,
+        record.key,
+        record.value,
+        tuple(record.headers),
+        record.timestamp_ms,
+    )
 
 
 def consumed(broker: Broker, topic: str) -> list[Row]:
@@ -113,7 +142,15 @@ def consumed(broker: Broker, topic: str) -> list[Row]:
             for message in consumer.consume(1000, 0.5):
                 if message.error() is None:
                     headers = tuple(message.headers() or ())
-                    rows.append((message.offset(), message.key(), message.value(), headers, message.timestamp()[1]))
+                    rows.append(
+                        (
+                            message.offset(),
+                            message.key(),
+                            message.value(),
+                            headers,
+                            message.timestamp()[1],
+                        )
+                    )
                 elif message.error().code() == kafka.KafkaError._PARTITION_EOF:
                     return rows
                 else:
@@ -124,14 +161,24 @@ def consumed(broker: Broker, topic: str) -> list[Row]:
 
 
 def write_all(sent: Sent, broker: Broker, now_ms: int) -> None:
-    """Every codec, idempotent; two transactions at a time, of which some are aborted; many values of few keys."""
+    """Every codec, idempotent; two transactions at a time, of which some are aborted;
+    many values of few keys.
+    """
     for turn, codec in enumerate(CODECS):
-        producer = sent.producer(broker, **{"compression.type": codec, "enable.idempotence": True})
-        rows = [(b"k%d" % (at % 7), b"%s %d %d" % (codec.encode(), turn, at), now_ms + at) for at in range(150)]
+        producer = sent.producer(
+            broker, **{"compression.type": codec, "enable.idempotence": True}
+        )
+        rows = [
+            (b"k%d" % (at % 7), b"%s %d %d" % (codec.encode(), turn, at), now_ms + at)
+            for at in range(150)
+        ]
         sent.send(producer, "plain", [*rows, (None, b"", now_ms), (b"k", None, now_ms)])
         sent.send(producer, "compacted", rows)
     sent.undecided.clear()
-    producers = [sent.producer(broker, **{"transactional.id": name}) for name in ("first", "second")]
+    producers = [
+        sent.producer(broker, **{"transactional.id": name})
+        for name in ("first", "second")
+    ]
     for producer in producers:
         producer.init_transactions(30)
     undecided: list[list[tuple[str, int]]] = [[], []]
@@ -139,7 +186,14 @@ def write_all(sent: Sent, broker: Broker, now_ms: int) -> None:
         for at, producer in enumerate(producers):
             producer.begin_transaction()
             for topic in TOPICS:
-                sent.send(producer, topic, [(b"t%d" % n, b"txn %d %d" % (turn, at), now_ms + n) for n in range(9)])
+                sent.send(
+                    producer,
+                    topic,
+                    [
+                        (b"t%d" % n, b"txn %d %d" % (turn, at), now_ms + n)
+                        for n in range(9)
+                    ],
+                )
             undecided[at], sent.undecided = sent.undecided, []
         for at, producer in enumerate(producers):
             sent.undecided = undecided[at]
@@ -157,7 +211,10 @@ def noted(broker: Broker, name: str, topic: str) -> int:
 
 def check_ours(sent: Sent, directory: logcore.LogDir, start: int) -> None:
     plain, compacted = (
-        [row_of(record) for record in log.read(log.log_start_offset, isolation="read_committed")]
+        [
+            row_of(record)
+            for record in log.read(log.log_start_offset, isolation="read_committed")
+        ]
         for log in (directory.partition(topic, 0) for topic in TOPICS)
     )
     assert plain == sent.since("plain", start)
@@ -172,12 +229,19 @@ def check_compacted(sent: Sent, rows: list[Row]) -> None:
 
 def go_on(sent: Sent, log: logcore.Log, topic: str, now_ms: int) -> None:
     """Appends of every kind, by us."""
-    rows = [(b"k%d" % (at % 9), b"ours %d" % at, (("h", b"2"),), now_ms + at) for at in range(200)]
+    rows = [
+        (b"k%d" % (at % 9), b"ours %d" % at, (("h", b"2"),), now_ms + at)
+        for at in range(200)
+    ]
     sent.note(topic, log, log.append_many(rows))
     for codec in CODECS[1:]:
         sent.note(topic, log, log.append_batch(encode(rows[:20], codec=codec)))
     for turn, commit in enumerate([True, False]):
-        producer: dict[str, Any] = {"producer_id": 9_000_000, "producer_epoch": 0, "transactional": True}
+        producer: dict[str, Any] = {
+            "producer_id": 9_000_000,
+            "producer_epoch": 0,
+            "transactional": True,
+        }
         receipt = log.append_batch(encode(rows[:5], base_sequence=5 * turn, **producer))
         if commit:
             sent.note(topic, log, receipt)
@@ -186,8 +250,13 @@ def go_on(sent: Sent, log: logcore.Log, topic: str, now_ms: int) -> None:
 
 def end_open_transaction(log: logcore.Log) -> None:
     """What stayed open when the broker was killed is its producer's last batch."""
-    last = [batch for batch in log.batches(log.log_start_offset) if batch.is_transactional][-1]
-    assert not last.is_control and log.last_stable_offset <= last.base_offset < log.log_end_offset
+    last = [
+        batch for batch in log.batches(log.log_start_offset) if batch.is_transactional
+    ][-1]
+    assert (
+        not last.is_control
+        and log.last_stable_offset <= last.base_offset < log.log_end_offset
+    )
     log.end_transaction(last.producer_id, last.producer_epoch, commit=False)
     assert log.last_stable_offset == log.log_end_offset
 
@@ -199,7 +268,10 @@ def test_a_broker_s_directory_and_back(tmp_path: Path, ending: str) -> None:
     start = 100
     with Broker(tmp_path) as broker:
         client = admin.AdminClient(quiet(broker))
-        new = [admin.NewTopic(topic, 1, 1, config=config) for topic, config in TOPICS.items()]
+        new = [
+            admin.NewTopic(topic, 1, 1, config=config)
+            for topic, config in TOPICS.items()
+        ]
         for future in client.create_topics(new, request_timeout=30).values():
             future.result(30)
         write_all(sent, broker, now_ms)
@@ -207,7 +279,8 @@ def test_a_broker_s_directory_and_back(tmp_path: Path, ending: str) -> None:
         assert [future.result(30).low_watermark for future in asked.values()] == [start]
         until = time.monotonic() + 30
         while (
-            noted(broker, checkpoint.CLEANER, "compacted") < 700 or noted(broker, checkpoint.LOG_START, "plain") < start
+            noted(broker, checkpoint.CLEANER, "compacted") < 700
+            or noted(broker, checkpoint.LOG_START, "plain") < start
         ):
             assert time.monotonic() < until, broker.output()
             time.sleep(0.1)
@@ -224,9 +297,18 @@ def test_a_broker_s_directory_and_back(tmp_path: Path, ending: str) -> None:
         assert directory.was_clean == (ending == "stop")
         check_ours(sent, directory, start)
         for topic, config in TOPICS.items():  # the broker keeps them elsewhere
-            directory.alter_topic(topic, {name.removeprefix("internal."): value for name, value in config.items()})
+            directory.alter_topic(
+                topic,
+                {
+                    name.removeprefix("internal."): value
+                    for name, value in config.items()
+                },
+            )
             log = directory.partition(topic, 0)
-            epochs = [batch.partition_leader_epoch for batch in log.batches(log.log_start_offset)]
+            epochs = [
+                batch.partition_leader_epoch
+                for batch in log.batches(log.log_start_offset)
+            ]
             assert epochs == sorted(epochs) and log.leader_epoch == epochs[-1]
             if ending == "kill":
                 end_open_transaction(log)

@@ -1,7 +1,9 @@
-"""Spark on two machines: a standalone cluster whose second worker, in a mount namespace of its own, sees other files.
+"""Spark on two machines: a standalone cluster whose second worker, in a mount namespace
+of its own, sees other files.
 
-The machine that does not see the log directory writes all the same, by what its tasks carry to the driver, or reads
-through a broker; reading the directory there is an error that names host and path, and so is reading another one.
+The machine that does not see the log directory writes all the same, by what its tasks
+carry to the driver, or reads through a broker; reading the directory there is an error
+that names host and path, and so is reading another one.
 
 Needs root, for the namespace, and Java 17. Run by `make interop`.
 """
@@ -36,30 +38,75 @@ ROWS = 400
 
 
 class Cluster:
-    """A master and two workers with a slot each; the second sees `elsewhere` in the place of `hidden`."""
+    """A master and two workers with a slot each; the second sees `elsewhere` in the
+    place of `hidden`.
+    """
 
     def __init__(self, folder: Path, hidden: Path, elsewhere: Path) -> None:
         self.folder = folder
         self._processes: list[subprocess.Popen[bytes]] = []
         self._program = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
-        master = self._start("master", "master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+        master = self._start(
+            "master",
+            "master.Master",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "0",
+            "--webui-port",
+            "0",
+        )
         self.url = self._wait(master, r"Starting Spark master at (spark://\S+)")
-        mount = ["unshare", "--mount", "sh", "-c", f'mount --bind "{elsewhere}" "{hidden}" && exec "$@"', "sh"]
+        mount = [
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            f'mount --bind "{elsewhere}" "{hidden}" && exec "$@"',
+            "sh",
+        ]
         for number, before in enumerate(([], mount)):
-            options = ["--host", "127.0.0.1", "--cores", "1", "--memory", "1g", "--webui-port", "0"]
+            options = [
+                "--host",
+                "127.0.0.1",
+                "--cores",
+                "1",
+                "--memory",
+                "1g",
+                "--webui-port",
+                "0",
+            ]
             options += ["--work-dir", str(folder / f"work{number}"), self.url]
-            worker = self._start(f"worker{number}", "worker.Worker", *options, before=before)
+            worker = self._start(
+                f"worker{number}", "worker.Worker", *options, before=before
+            )
             self._wait(worker, r"Successfully registered with master")
 
-    def _start(self, name: str, kind: str, *options: str, before: list[str] | None = None) -> Path:
+    def _start(
+        self, name: str, kind: str, *options: str, before: list[str] | None = None
+    ) -> Path:
         said = self.folder / f"{name}.log"
-        command = [*(before or []), self._program, f"org.apache.spark.deploy.{kind}", *options]
-        environment = {**os.environ, "PYTHONPATH": str(TESTS), "SPARK_LOCAL_IP": "127.0.0.1"}
+        command = [
+            *(before or []),
+            self._program,
+            f"org.apache.spark.deploy.{kind}",
+            *options,
+        ]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(TESTS),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        }
         environment["PYSPARK_PYTHON"] = sys.executable
         with said.open("wb") as output:
             self._processes.append(
                 subprocess.Popen(
-                    command, cwd=self.folder, env=environment, stdout=output, stderr=output, start_new_session=True
+                    command,
+                    cwd=self.folder,
+                    env=environment,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
                 )
             )
         return said
@@ -80,10 +127,20 @@ class Cluster:
 
     def run(self, step: str, *args: str) -> dict[str, Any]:
         """What a job in this file says: see main()."""
-        environment = {**os.environ, "PYTHONPATH": str(TESTS), "SPARK_LOCAL_IP": "127.0.0.1"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(TESTS),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        }
         command = [sys.executable, __file__, self.url, step, *args]
         done = subprocess.run(
-            command, env=environment, cwd=self.folder, capture_output=True, text=True, check=False, timeout=300
+            command,
+            env=environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr[-4000:]
         said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -98,8 +155,14 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def cluster(places: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    if os.geteuid() or shutil.which("unshare") is None or subprocess.call(["unshare", "--mount", "true"]):
+def cluster(
+    places: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    if (
+        os.geteuid()
+        or shutil.which("unshare") is None
+        or subprocess.call(["unshare", "--mount", "true"])
+    ):
         pytest.skip("needs root and unshare, for a mount namespace")
     try:
         pyspark_logcore.ensure_java()
@@ -132,7 +195,11 @@ def test_a_machine_without_the_directory_writes_and_reads_through_a_broker(
     assert len(said["hosts"]) == 2, "both machines had tasks"
     assert sorted(said["seen"]) == [False, True]
     with logcore.open_dir(here, read_only=True) as directory:
-        written = [record.value for part in range(4) for record in directory.partition("written", part).read(0)]
+        written = [
+            record.value
+            for part in range(4)
+            for record in directory.partition("written", part).read(0)
+        ]
     assert sorted(written) == sorted(b"%d" % number for number in range(4 * ROWS))
 
     with netshim.serve(str(here)) as broker:
@@ -140,41 +207,81 @@ def test_a_machine_without_the_directory_writes_and_reads_through_a_broker(
     assert (said["rows"], said["distinct"]) == (4 * ROWS, 4 * ROWS)
 
 
-def test_reading_where_the_directory_is_not_seen_is_an_error(cluster: Cluster, places: tuple[Path, Path]) -> None:
+def test_reading_where_the_directory_is_not_seen_is_an_error(
+    cluster: Cluster, places: tuple[Path, Path]
+) -> None:
     here = places[0] / "other"
     fill(here, ROWS)
     for given in ("true", "false"):
         error = cluster.run("read", str(here), given)["error"]
-        assert "does not see the log directory" in error and str(here) in error and os.uname().nodename in error
+        assert (
+            "does not see the log directory" in error
+            and str(here) in error
+            and os.uname().nodename in error
+        )
     fill(places[1] / "other", ROWS + 1)
     for given in ("true", "false"):
         error = cluster.run("read", str(here), given)["error"]
-        assert "directory_id" in error and str(here) in error and os.uname().nodename in error
+        assert (
+            "directory_id" in error
+            and str(here) in error
+            and os.uname().nodename in error
+        )
 
 
 def main(url: str, step: str, *args: str) -> None:
     """The jobs. Tasks sleep a little, so that both machines get some."""
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.master(url).config("spark.ui.enabled", "false").config("spark.log.level", "OFF")
-    builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.executor.memory", "512m")
-    builder = builder.config("spark.locality.wait", "0").config("spark.task.maxFailures", "1")
+    builder = (
+        SparkSession.builder.master(url)
+        .config("spark.ui.enabled", "false")
+        .config("spark.log.level", "OFF")
+    )
+    builder = builder.config("spark.driver.host", "127.0.0.1").config(
+        "spark.executor.memory", "512m"
+    )
+    builder = builder.config("spark.locality.wait", "0").config(
+        "spark.task.maxFailures", "1"
+    )
     spark = pyspark_logcore.tune(builder).getOrCreate()
     said: dict[str, Any] = {}
     if step == "write":
         path = args[0]
         rows = spark.range(4 * ROWS).repartition(8)
-        slow = rows.mapInArrow(slowly, rows.schema).selectExpr("cast(id as string) as value")
-        slow.write.format("logcore").mode("append").option("topic", "written").option("numPartitions", 4).save(path)
-        seen = spark.sparkContext.parallelize(range(8), 8).map(lambda _: see(path)).distinct().collect()
-        said = {"hosts": sorted({host for host, _ in seen}), "seen": [is_there for _, is_there in seen]}
+        slow = rows.mapInArrow(slowly, rows.schema).selectExpr(
+            "cast(id as string) as value"
+        )
+        slow.write.format("logcore").mode("append").option("topic", "written").option(
+            "numPartitions", 4
+        ).save(path)
+        seen = (
+            spark.sparkContext.parallelize(range(8), 8)
+            .map(lambda _: see(path))
+            .distinct()
+            .collect()
+        )
+        said = {
+            "hosts": sorted({host for host, _ in seen}),
+            "seen": [is_there for _, is_there in seen],
+        }
     elif step == "through":
-        reader = spark.read.format("logcore").option("kafka.bootstrap.servers", args[0]).option("subscribe", "orders")
+        reader = (
+            spark.read.format("logcore")
+            .option("kafka.bootstrap.servers", args[0])
+            .option("subscribe", "orders")
+        )
         rows = reader.option("minPartitions", 8).load()
-        values = [row["value"] for row in rows.mapInArrow(slowly, rows.schema).collect()]
+        values = [
+            row["value"] for row in rows.mapInArrow(slowly, rows.schema).collect()
+        ]
         said = {"rows": len(values), "distinct": len(set(values))}
     else:
-        reader = spark.read.format("logcore").option("subscribe", "orders").option("packBytes", 0)
+        reader = (
+            spark.read.format("logcore")
+            .option("subscribe", "orders")
+            .option("packBytes", 0)
+        )
         rows = reader.option("failOnDataLoss", args[1]).load(args[0])
         try:
             said = {"rows": len(rows.mapInArrow(slowly, rows.schema).collect())}

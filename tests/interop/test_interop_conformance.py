@@ -1,7 +1,9 @@
-"""Raw requests of every API and version to our broker and to one of Kafka's: the answers are compared.
+"""Raw requests of every API and version to our broker and to one of Kafka's: the
+answers are compared.
 
-Needs Java 17 or later and Maven. Run by `make interop`; writes docs/conformance.md, and Kafka's answers, with which
-tests/netshim/test_conformance.py compares where there is no Java.
+Needs Java 17 or later and Maven. Run by `make interop`; writes docs/conformance.md, and
+Kafka's answers, with which tests/netshim/test_conformance.py compares where there is no
+Java.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ def test_each_difference_from_kafka_has_a_reason(tmp_path: Path) -> None:
         theirs = report.ask_all(int(broker.address.rpartition(":")[2]), report.served())
     kafka = start(tmp_path / "ours", **report.SETTINGS)
     try:
-        ours = report.ask_all(int(kafka.bootstrap_servers.rpartition(":")[2]), report.served())
+        ours = report.ask_all(
+            int(kafka.bootstrap_servers.rpartition(":")[2]), report.served()
+        )
     finally:
         kafka.stop()
     found = report.differences(ours, theirs)

@@ -1,5 +1,6 @@
-"""Groups of the consumer protocol (KIP-848) of Kafka's Java client through the broker, and Kafka's dump tool on what
-the broker wrote of them. Needs Java 17 or later and Maven. Run by `make interop`.
+"""Groups of the consumer protocol (KIP-848) of Kafka's Java client through the broker,
+and Kafka's dump tool on what the broker wrote of them. Needs Java 17 or later and
+Maven. Run by `make interop`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ from logcore.format.consumergrouprecords import (
     read_consumer_key,
     read_consumer_value,
 )
-from logcore.format.grouprecords import Subscription, assignment_value, read_assignment, subscription_value
+from logcore.format.grouprecords import (
+    Subscription,
+    assignment_value,
+    read_assignment,
+    subscription_value,
+)
 from logcore.names import OFFSETS_TOPIC
 from netshim import wire
 from netshim.testing import start
@@ -38,8 +44,16 @@ def test_kafkas_java_client_and_dump_tool(tmp_path: Path) -> None:
     source = DATA / "kafka" / "ConsumerGroups.java"
     kafka = start(tmp_path / "data", group_consumer_session_timeout_ms=10_000)
     try:
-        command = ["java", "-cp", f"{kafka_jvm.classes()}/*", str(source), kafka.bootstrap_servers]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        command = [
+            "java",
+            "-cp",
+            f"{kafka_jvm.classes()}/*",
+            str(source),
+            kafka.bootstrap_servers,
+        ]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=300
+        )
     finally:
         kafka.stop()
     assert done.returncode == 0, done.stdout + done.stderr
@@ -64,12 +78,18 @@ def test_kafkas_java_client_and_dump_tool(tmp_path: Path) -> None:
         assert found, (kind, text[:3000])
 
 
-# -- beside a broker of Kafka's own ----------------------------------------------------------------------------------
+# -- beside a broker of Kafka's own
+# ----------------------------------------------------------------------------------
 
 BEAT = wire.CONSUMER_GROUP_HEARTBEAT
-JOIN: dict[str, Any] = {"rebalance_timeout_ms": 60_000, "subscribed_topic_names": ["t"], "owned": []}
+JOIN: dict[str, Any] = {
+    "rebalance_timeout_ms": 60_000,
+    "subscribed_topic_names": ["t"],
+    "owned": [],
+}
 
-#: (member, epoch, fields): heartbeats, one after the other. owned: numbers of partitions of t.
+#: (member, epoch, fields): heartbeats, one after the other. owned: numbers of
+#: partitions of t.
 STEPS: list[tuple[str, int, dict[str, Any]]] = [
     ("A", 1, {}),
     ("A", -1, {}),
@@ -95,7 +115,15 @@ STEPS: list[tuple[str, int, dict[str, Any]]] = [
     ("A", 1, {"owned": [0, 1]}),
     ("A", 1, {"owned": [0, 1, 2]}),
     ("B", 1, {"owned": []}),
-    ("B", 2, {"rebalance_timeout_ms": 60_000, "subscribed_topic_names": ["t"], "owned": [2, 3]}),
+    (
+        "B",
+        2,
+        {
+            "rebalance_timeout_ms": 60_000,
+            "subscribed_topic_names": ["t"],
+            "owned": [2, 3],
+        },
+    ),
     ("B", 0, JOIN),
     ("B", 2, {"rack_id": "r"}),
     ("B", 2, {"subscribed_topic_names": ["t", "none"]}),
@@ -121,46 +149,107 @@ STEPS: list[tuple[str, int, dict[str, Any]]] = [
 ]
 
 
-def beat(client: Client, topic_id: bytes, member_id: str, epoch: int, fields: dict[str, Any]) -> Any:
+def beat(
+    client: Client, topic_id: bytes, member_id: str, epoch: int, fields: dict[str, Any]
+) -> Any:
     fields = dict(fields)
     owned = fields.pop("owned", None)
     topic_type = BEAT.Request.Topic
     if owned is not None:
-        fields["topic_partitions"] = [topic_type(topic_id=topic_id, partitions=owned)] if owned else []
-    request = BEAT.Request(**{"group_id": "g", "member_id": member_id, "member_epoch": epoch, **fields})
+        fields["topic_partitions"] = (
+            [topic_type(topic_id=topic_id, partitions=owned)] if owned else []
+        )
+    request = BEAT.Request(
+        **{"group_id": "g", "member_id": member_id, "member_epoch": epoch, **fields}
+    )
     answer = client.ask(BEAT, 1, request)
     partitions = None
     if answer.assignment is not None:
-        partitions = sorted(number for topic in answer.assignment.topic_partitions for number in topic.partitions)
-    return answer.error_code, answer.member_id, answer.member_epoch, answer.heartbeat_interval_ms, partitions
+        partitions = sorted(
+            number
+            for topic in answer.assignment.topic_partitions
+            for number in topic.partitions
+        )
+    return (
+        answer.error_code,
+        answer.member_id,
+        answer.member_epoch,
+        answer.heartbeat_interval_ms,
+        partitions,
+    )
 
 
 def others(client: Client) -> Iterator[Any]:
     """What is asked beside heartbeats, of a group with member A at epoch 1."""
     topic_type = wire.OFFSET_COMMIT.Request.Topic
-    part = topic_type.Partition(partition_index=0, committed_offset=1, committed_metadata="")
+    part = topic_type.Partition(
+        partition_index=0, committed_offset=1, committed_metadata=""
+    )
     topics = [topic_type(name="t", partitions=[part])]
     commit = wire.OFFSET_COMMIT.Request
-    for member_id, epoch, version in (("A", 1, 9), ("A", 1, 8), ("A", 2, 9), ("B", 1, 9), ("", -1, 9)):
-        request = commit(group_id="g", member_id=member_id, generation_id_or_member_epoch=epoch, topics=topics)
-        yield client.ask(wire.OFFSET_COMMIT, version, request).topics[0].partitions[0].error_code
+    for member_id, epoch, version in (
+        ("A", 1, 9),
+        ("A", 1, 8),
+        ("A", 2, 9),
+        ("B", 1, 9),
+        ("", -1, 9),
+    ):
+        request = commit(
+            group_id="g",
+            member_id=member_id,
+            generation_id_or_member_epoch=epoch,
+            topics=topics,
+        )
+        yield (
+            client.ask(wire.OFFSET_COMMIT, version, request)
+            .topics[0]
+            .partitions[0]
+            .error_code
+        )
     fetch = wire.OFFSET_FETCH.Request
     for member, epoch in ((None, -1), ("A", 1), ("A", 2), ("B", 1)):
-        asked = fetch.Group(group_id="g", member_id=member, member_epoch=epoch, topics=None)
-        yield client.ask(wire.OFFSET_FETCH, 9, fetch(groups=[asked])).groups[0].error_code
+        asked = fetch.Group(
+            group_id="g", member_id=member, member_epoch=epoch, topics=None
+        )
+        yield (
+            client.ask(wire.OFFSET_FETCH, 9, fetch(groups=[asked])).groups[0].error_code
+        )
     for version in (5, 6):
         request = wire.DESCRIBE_GROUPS.Request(groups=["g", "none"])
         for group in client.ask(wire.DESCRIBE_GROUPS, version, request).groups:
             yield group.error_code, group.error_message, group.group_state
-    (group,) = client.ask(wire.CONSUMER_GROUP_DESCRIBE, 1, wire.CONSUMER_GROUP_DESCRIBE.Request(group_ids=["g"])).groups
-    yield group.error_code, group.group_state, group.group_epoch, group.assignment_epoch, group.assignor_name
+    (group,) = client.ask(
+        wire.CONSUMER_GROUP_DESCRIBE,
+        1,
+        wire.CONSUMER_GROUP_DESCRIBE.Request(group_ids=["g"]),
+    ).groups
+    yield (
+        group.error_code,
+        group.group_state,
+        group.group_epoch,
+        group.assignment_epoch,
+        group.assignor_name,
+    )
     for member in group.members:
-        yield member.member_id, member.member_epoch, member.subscribed_topic_names, member.member_type
-        yield [(topic.topic_name, sorted(topic.partitions)) for topic in member.assignment.topic_partitions]
-    (result,) = client.ask(wire.DELETE_GROUPS, 2, wire.DELETE_GROUPS.Request(groups_names=["g"])).results
+        yield (
+            member.member_id,
+            member.member_epoch,
+            member.subscribed_topic_names,
+            member.member_type,
+        )
+        yield [
+            (topic.topic_name, sorted(topic.partitions))
+            for topic in member.assignment.topic_partitions
+        ]
+    (result,) = client.ask(
+        wire.DELETE_GROUPS, 2, wire.DELETE_GROUPS.Request(groups_names=["g"])
+    ).results
     yield result.error_code
     listed = client.ask(wire.LIST_GROUPS, 5, wire.LIST_GROUPS.Request()).groups
-    yield sorted((group.group_id, group.protocol_type, group.group_state, group.group_type) for group in listed)
+    yield sorted(
+        (group.group_id, group.protocol_type, group.group_state, group.group_type)
+        for group in listed
+    )
 
 
 def connected(address: str) -> Client:
@@ -169,15 +258,25 @@ def connected(address: str) -> Client:
     find = wire.FIND_COORDINATOR.Request(coordinator_keys=["g"], key_type=0)
     while client.ask(wire.FIND_COORDINATOR, 4, find).coordinators[0].error_code:
         pass
-    unready = (codes.COORDINATOR_LOAD_IN_PROGRESS, codes.NOT_COORDINATOR, codes.COORDINATOR_NOT_AVAILABLE)
+    unready = (
+        codes.COORDINATOR_LOAD_IN_PROGRESS,
+        codes.NOT_COORDINATOR,
+        codes.COORDINATOR_NOT_AVAILABLE,
+    )
     while beat(client, bytes(16), "nobody", 1, {})[0] in unready:
         pass
     return client
 
 
 def make_topic(client: Client, count: int = 4) -> bytes:
-    topic = wire.CREATE_TOPICS.Request.Topic(name="t", num_partitions=count, replication_factor=1)
-    made = client.ask(wire.CREATE_TOPICS, 7, wire.CREATE_TOPICS.Request(topics=[topic], timeout_ms=30_000))
+    topic = wire.CREATE_TOPICS.Request.Topic(
+        name="t", num_partitions=count, replication_factor=1
+    )
+    made = client.ask(
+        wire.CREATE_TOPICS,
+        7,
+        wire.CREATE_TOPICS.Request(topics=[topic], timeout_ms=30_000),
+    )
     assert made.topics[0].error_code == 0
     topic_id: bytes = made.topics[0].topic_id
     numbers = None
@@ -208,12 +307,20 @@ def plain(value: Any) -> Any:
         case frozenset():
             return sorted(number for _, number in value)
         case Current():
-            return value.member_epoch, value.previous_epoch, value.state, plain(value.assigned), plain(value.revoking)
+            return (
+                value.member_epoch,
+                value.previous_epoch,
+                value.state,
+                plain(value.assigned),
+                plain(value.revoking),
+            )
     return value
 
 
 def written(folder: Path) -> list[Any]:
-    """The records of groups, batch by batch, without what differs: ids of topics, hashes, hosts."""
+    """The records of groups, batch by batch, without what differs: ids of topics,
+    hashes, hosts.
+    """
     batches = []
     with logcore.open_dir(folder, read_only=True) as logdir:
         log = logdir.partition(OFFSETS_TOPIC, 0)
@@ -235,11 +342,17 @@ def written(folder: Path) -> list[Any]:
 
 
 def check_answers(folder: Path, ask: Callable[[str], list[Any]]) -> tuple[Path, Path]:
-    """Asks a broker of Kafka's own, and then this one; their answers are the same. Where ours and theirs wrote."""
+    """Asks a broker of Kafka's own, and then this one; their answers are the same.
+    Where ours and theirs wrote.
+    """
     with kafka_jvm.Broker(folder) as broker:
         theirs = ask(broker.address)
     ours_path = folder / "ours"
-    kafka = start(ours_path, group_consumer_heartbeat_interval_ms=5_000, group_consumer_session_timeout_ms=45_000)
+    kafka = start(
+        ours_path,
+        group_consumer_heartbeat_interval_ms=5_000,
+        group_consumer_session_timeout_ms=45_000,
+    )
     ours = ask(kafka.bootstrap_servers)
     kafka.stop()
     assert ours == theirs
@@ -252,7 +365,9 @@ def test_a_broker_of_kafkas_answers_and_writes_the_same(tmp_path: Path) -> None:
 
 
 class Member:
-    """One that goes from broker to broker. It says everything each time, so that it is told everything."""
+    """One that goes from broker to broker. It says everything each time, so that it is
+    told everything.
+    """
 
     def __init__(self, member_id: str) -> None:
         self.member_id = member_id
@@ -261,7 +376,9 @@ class Member:
 
     def beat(self, client: Client, topic_id: bytes) -> list[int]:
         fields = {**JOIN, "owned": self.owned}
-        code, _, self.epoch, _, numbers = beat(client, topic_id, self.member_id, self.epoch, fields)
+        code, _, self.epoch, _, numbers = beat(
+            client, topic_id, self.member_id, self.epoch, fields
+        )
         assert code == 0
         self.owned = numbers
         return self.owned
@@ -280,8 +397,13 @@ def test_a_group_goes_from_kafka_to_us_and_back(tmp_path: Path) -> None:
         client.sock.close()
     kafka = start(broker.data, group_consumer_session_timeout_ms=45_000)
     client = connected(kafka.bootstrap_servers)
-    for _ in range(2):  # our hash of the topics is another one, so that the epoch rises once
-        assert (one.beat(client, topic_id), other.beat(client, topic_id)) == ([0, 1], [2, 3])
+    for _ in range(
+        2
+    ):  # our hash of the topics is another one, so that the epoch rises once
+        assert (one.beat(client, topic_id), other.beat(client, topic_id)) == (
+            [0, 1],
+            [2, 3],
+        )
     assert (one.epoch, other.epoch) == (3, 3)
     assert beat(client, topic_id, "B", -1, {})[0] == 0
     assert one.beat(client, topic_id) == [0, 1, 2, 3]
@@ -296,13 +418,16 @@ def test_a_group_goes_from_kafka_to_us_and_back(tmp_path: Path) -> None:
         client.sock.close()
 
 
-# -- from one protocol to the other while the group runs --------------------------------------------------------------
+# -- from one protocol to the other while the group runs
+# --------------------------------------------------------------
 
 WANTS = subscription_value(Subscription(("t",)))
 
 
 class ClassicMember:
-    """A member of the classic protocol, eager, in raw requests. said: what each request was answered with."""
+    """A member of the classic protocol, eager, in raw requests. said: what each request
+    was answered with.
+    """
 
     def __init__(self, client: Client, said: list[Any]) -> None:
         self.client = client
@@ -327,7 +452,15 @@ class ClassicMember:
                 break
         self.generation = answer.generation_id
         is_leader = answer.leader == self.member_id
-        self.said.append(("join", answer.error_code, answer.generation_id, answer.protocol_name, is_leader))
+        self.said.append(
+            (
+                "join",
+                answer.error_code,
+                answer.generation_id,
+                answer.protocol_name,
+                is_leader,
+            )
+        )
 
     def sync(self, numbers: list[int] | None = None) -> None:
         """numbers: of the partitions that it gives itself, when it leads."""
@@ -335,25 +468,48 @@ class ClassicMember:
         assignments = []
         if numbers is not None:
             share = assignment_value([("t", number) for number in numbers])
-            assignments.append(request_type.Assignment(member_id=self.member_id, assignment=share))
+            assignments.append(
+                request_type.Assignment(member_id=self.member_id, assignment=share)
+            )
         request = request_type(
-            group_id="g", generation_id=self.generation, member_id=self.member_id, assignments=assignments
+            group_id="g",
+            generation_id=self.generation,
+            member_id=self.member_id,
+            assignments=assignments,
         )
         answer = self.client.ask(wire.SYNC_GROUP, 3, request)
-        self.said.append(("sync", answer.error_code, sorted(read_assignment(answer.assignment) or ())))
+        self.said.append(
+            (
+                "sync",
+                answer.error_code,
+                sorted(read_assignment(answer.assignment) or ()),
+            )
+        )
 
     def heartbeat(self, ahead: int = 0) -> None:
-        request = wire.HEARTBEAT.Request(group_id="g", generation_id=self.generation + ahead, member_id=self.member_id)
-        self.said.append(("heartbeat", self.client.ask(wire.HEARTBEAT, 3, request).error_code))
+        request = wire.HEARTBEAT.Request(
+            group_id="g",
+            generation_id=self.generation + ahead,
+            member_id=self.member_id,
+        )
+        self.said.append(
+            ("heartbeat", self.client.ask(wire.HEARTBEAT, 3, request).error_code)
+        )
 
     def leave(self) -> None:
         member = wire.LEAVE_GROUP.Request.Member(member_id=self.member_id)
-        answer = self.client.ask(wire.LEAVE_GROUP, 3, wire.LEAVE_GROUP.Request(group_id="g", members=[member]))
+        answer = self.client.ask(
+            wire.LEAVE_GROUP,
+            3,
+            wire.LEAVE_GROUP.Request(group_id="g", members=[member]),
+        )
         self.said.append(("leave", answer.error_code, answer.members[0].error_code))
 
     def commit(self, version: int, ahead: int = 0) -> None:
         topic_type = wire.OFFSET_COMMIT.Request.Topic
-        part = topic_type.Partition(partition_index=0, committed_offset=1, committed_metadata="")
+        part = topic_type.Partition(
+            partition_index=0, committed_offset=1, committed_metadata=""
+        )
         request = wire.OFFSET_COMMIT.Request(
             group_id="g",
             member_id=self.member_id,
@@ -365,13 +521,19 @@ class ClassicMember:
 
 
 def exchanged(address: str) -> list[Any]:
-    """What a broker answers while the clients of a group are exchanged, to the consumer protocol and back."""
+    """What a broker answers while the clients of a group are exchanged, to the consumer
+    protocol and back.
+    """
     client = connected(address)
-    topic_id = make_topic(client, 6)  # as many for each of one, two and three: who is first does not matter
+    topic_id = make_topic(
+        client, 6
+    )  # as many for each of one, two and three: who is first does not matter
     said: list[Any] = []
 
     def beats(member_id: str, epoch: int, **fields: Any) -> None:
-        code, _, member_epoch, _, numbers = beat(client, topic_id, member_id, epoch, fields)
+        code, _, member_epoch, _, numbers = beat(
+            client, topic_id, member_id, epoch, fields
+        )
         said.append(("beat", member_id, code, member_epoch, numbers))
 
     one = ClassicMember(client, said)
@@ -405,18 +567,30 @@ def exchanged(address: str) -> list[Any]:
     other.heartbeat()
     describe = wire.CONSUMER_GROUP_DESCRIBE
     (group,) = client.ask(describe, 1, describe.Request(group_ids=["g"])).groups
-    said.append((group.error_code, group.group_state, sorted(member.member_type for member in group.members)))
+    said.append(
+        (
+            group.error_code,
+            group.group_state,
+            sorted(member.member_type for member in group.members),
+        )
+    )
     beats("A", -1)  # and back, with the two that are left
     one.heartbeat()
     other.leave()
     one.join()
     one.sync([*range(6)])
     one.heartbeat()
-    listed = client.ask(wire.LIST_GROUPS, 5, wire.LIST_GROUPS.Request(states_filter=["Stable"])).groups
-    said.append(sorted((each.group_id, each.group_state, each.group_type) for each in listed))
+    listed = client.ask(
+        wire.LIST_GROUPS, 5, wire.LIST_GROUPS.Request(states_filter=["Stable"])
+    ).groups
+    said.append(
+        sorted((each.group_id, each.group_state, each.group_type) for each in listed)
+    )
     client.sock.close()
     return said
 
 
-def test_a_broker_of_kafkas_answers_the_same_while_clients_are_exchanged(tmp_path: Path) -> None:
+def test_a_broker_of_kafkas_answers_the_same_while_clients_are_exchanged(
+    tmp_path: Path,
+) -> None:
     check_answers(tmp_path, exchanged)

@@ -1,8 +1,10 @@
-"""Frameworks that are built on Kafka's clients run on the broker unmodified, and each record counts once.
+"""Frameworks that are built on Kafka's clients run on the broker unmodified, and each
+record counts once.
 
-Kafka Streams with exactly_once_v2, killed, its state restored from its changelog; Kafka Connect, distributed, with
-exactly-once source; Quix with exactly-once; FastStream. Needs Java 17 and Maven for the first two; the Python ones are
-installed into a folder of build/. Run by `make interop`.
+Kafka Streams with exactly_once_v2, killed, its state restored from its changelog; Kafka
+Connect, distributed, with exactly-once source; Quix with exactly-once; FastStream.
+Needs Java 17 and Maven for the first two; the Python ones are installed into a folder
+of build/. Run by `make interop`.
 """
 
 from __future__ import annotations
@@ -58,9 +60,20 @@ def jars() -> Path:
 @contextlib.contextmanager
 def streams(server: Any, state: Path, name: str) -> Iterator[subprocess.Popen[bytes]]:
     said = (state.parent / f"{name}.txt").open("ab")
-    command = ["java", "-cp", f"{jars()}/*", str(DATA / "kafka" / "Streams.java"), server.bootstrap_servers]
+    command = [
+        "java",
+        "-cp",
+        f"{jars()}/*",
+        str(DATA / "kafka" / "Streams.java"),
+        server.bootstrap_servers,
+    ]
     with said:
-        process = subprocess.Popen([*command, str(state), name], stdin=subprocess.PIPE, stdout=said, stderr=said)
+        process = subprocess.Popen(
+            [*command, str(state), name],
+            stdin=subprocess.PIPE,
+            stdout=said,
+            stderr=said,
+        )
         try:
             yield process
         finally:
@@ -75,7 +88,9 @@ def latest(data: logcore.LogDir) -> dict[bytes, int]:
 
 
 def test_kafka_streams_counts_each_word_once(tmp_path: Path) -> None:
-    """Killed three times; after that its state is lost too, and restored from the changelog."""
+    """Killed three times; after that its state is lost too, and restored from the
+    changelog.
+    """
     rng = random.Random(3)
     words = [b"apple", b"pear", b"plum", b"fig"]
     sent: Counter[bytes] = Counter()
@@ -95,15 +110,24 @@ def test_kafka_streams_counts_each_word_once(tmp_path: Path) -> None:
             return latest(data) == dict(sent)
 
         for life in range(4):
-            with streams(server, state if life < 3 else tmp_path / "other", f"life-{life}") as process:
+            with streams(
+                server, state if life < 3 else tmp_path / "other", f"life-{life}"
+            ) as process:
                 feed(100)
-                until(lambda: sum(latest(data).values()) > sum(sent.values()) - 250, lambda: (latest(data), sent))
+                until(
+                    lambda: sum(latest(data).values()) > sum(sent.values()) - 250,
+                    lambda: (latest(data), sent),
+                )
                 if life == 3:
                     until(has_counted, lambda: (latest(data), sent))
                 process.send_signal(signal.SIGKILL)
         # Each change of a count was told once: they rise by what one line may hold.
         for word in words:
-            seen = [int(record.value) for record in committed(data, "counts") if record.key == word]
+            seen = [
+                int(record.value)
+                for record in committed(data, "counts")
+                if record.key == word
+            ]
             assert seen == sorted(set(seen)), (word, seen)
 
 
@@ -141,7 +165,9 @@ def connect(server: Any, folder: Path, port: int) -> Iterator[subprocess.Popen[b
     main = "org.apache.kafka.connect.cli.ConnectDistributed"
     with said:
         command = ["java", "-cp", f"{jars()}/*", main, str(settings)]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=said, stderr=said
+        )
         try:
             yield process
         finally:
@@ -193,14 +219,24 @@ def test_kafka_connect_takes_each_line_of_a_file_once(tmp_path: Path) -> None:
                         "batch.size": "20",
                         "exactly.once.support": "required",
                     }
-                    until(lambda port=port: ask(port, "/connectors") is not None, lambda: "no worker")
+                    until(
+                        lambda port=port: ask(port, "/connectors") is not None,
+                        lambda: "no worker",
+                    )
                     asked = {"name": "file", "config": connector}
-                    until(lambda asked=asked, port=port: bool(ask(port, "/connectors", asked)), lambda: "no connector")
+                    until(
+                        lambda asked=asked, port=port: bool(
+                            ask(port, "/connectors", asked)
+                        ),
+                        lambda: "no connector",
+                    )
                 feed(200)
                 most = len(expected) - 100
 
                 def has_come(most: int = most) -> bool:
-                    feed(1)  # the connector keeps up to a batch back until the file grows
+                    feed(
+                        1
+                    )  # the connector keeps up to a batch back until the file grows
                     return len(seen()) >= most
 
                 until(has_come, lambda: (len(seen()), len(expected)))
@@ -231,12 +267,19 @@ def test_quix_counts_each_record_once(tmp_path: Path) -> None:
                 process = subprocess.Popen(command, stdout=said, stderr=said)
                 try:
                     least = sum(sent.values()) - 120 * (life < 2)
-                    until(lambda least=least: sum(latest(data).values()) >= least, lambda: (latest(data), sent))
+                    until(
+                        lambda least=least: sum(latest(data).values()) >= least,
+                        lambda: (latest(data), sent),
+                    )
                 finally:
                     process.kill()
                     process.wait()
         for key, count in sent.items():
-            seen = [int(record.value) for record in committed(data, "counts") if record.key == key]
+            seen = [
+                int(record.value)
+                for record in committed(data, "counts")
+                if record.key == key
+            ]
             assert seen == list(range(1, count + 1)), (key, seen)
 
 
@@ -246,7 +289,12 @@ def test_faststream(tmp_path: Path, client: str) -> None:
     job = ROOT / "tests" / "support" / "faststream_job.py"
     with netshim.serve(tmp_path / "data") as server:
         command = [str(python), str(job), server.bootstrap_servers, client]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=SECONDS
+        )
         assert done.returncode == 0, done.stdout + done.stderr
-        found = [bytes(record.value).decode() for record in committed(server.logdir, f"{client}-out")]
+        found = [
+            bytes(record.value).decode()
+            for record in committed(server.logdir, f"{client}-out")
+        ]
         assert found == [f"MESSAGE {number}" for number in range(20)]

@@ -1,8 +1,10 @@
-"""One life, lived twice: by logcore and by Kafka's own storage classes, which must end with the same files.
+"""One life, lived twice: by logcore and by Kafka's own storage classes, which must end
+with the same files.
 
-A script of appends, transactions, rolls, deletions, compactions and restarts goes to both. After each chapter the
-offsets, epochs, producers and segments are the same, in the end every file is; then each opens what the other wrote.
-Needs Java 17 and Maven. Run by `make interop`.
+A script of appends, transactions, rolls, deletions, compactions and restarts goes to
+both. After each chapter the offsets, epochs, producers and segments are the same, in
+the end every file is; then each opens what the other wrote. Needs Java 17 and Maven.
+Run by `make interop`.
 """
 
 from __future__ import annotations
@@ -110,10 +112,21 @@ def row_of(batch: RecordBatch) -> dict[str, Any]:
         "transactional": batch.is_transactional,
         "control": batch.is_control,
         "horizon": batch.delete_horizon_ms,
-        "producer": [batch.producer_id, batch.producer_epoch, batch.base_sequence, batch.last_sequence],
+        "producer": [
+            batch.producer_id,
+            batch.producer_epoch,
+            batch.base_sequence,
+            batch.last_sequence,
+        ],
         "max_timestamp": batch.max_timestamp,
         "records": [
-            [one.offset, one.timestamp_ms, text(one.key), text(one.value), [[name, text(v)] for name, v in one.headers]]
+            [
+                one.offset,
+                one.timestamp_ms,
+                text(one.key),
+                text(one.value),
+                [[name, text(v)] for name, v in one.headers],
+            ]
             for one in batch.records()
         ],
     }
@@ -124,9 +137,18 @@ def text(value: bytes | None) -> str | None:
 
 
 class Twins:
-    """A partition of ours and one of Kafka's, to which the same is done at the same times."""
+    """A partition of ours and one of Kafka's, to which the same is done at the same
+    times.
+    """
 
-    def __init__(self, kafka: Storage, folder: Path, monkeypatch: pytest.MonkeyPatch, seed: int, **config: Any) -> None:
+    def __init__(
+        self,
+        kafka: Storage,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        seed: int,
+        **config: Any,
+    ) -> None:
         self.kafka, self.rng = kafka, random.Random(seed)
         self.config = {**SMALL, **config}
         self.ours, self.theirs = folder / "ours" / "t-0", folder / "theirs" / "t-0"
@@ -146,7 +168,9 @@ class Twins:
 
     def open(self) -> None:
         self.story.append("open")
-        self.log = logcore.open(self.ours, create=True, config=self.config, durability=self.durability)
+        self.log = logcore.open(
+            self.ours, create=True, config=self.config, durability=self.durability
+        )
         self.kafka.ask("open", path=self.theirs, config=self.config)
         self.opened_end = self.log.log_end_offset
 
@@ -164,8 +188,14 @@ class Twins:
         if "data" in more:
             batch = RecordBatch.parse(base64.b64decode(more["data"]))
             assert batch is not None
-            told = {key: value for key, value in row_of(batch).items() if key in ("producer", "transactional", "codec")}
-        self.story.append(" ".join([what, *(f"{key}={value}" for key, value in told.items())]))
+            told = {
+                key: value
+                for key, value in row_of(batch).items()
+                if key in ("producer", "transactional", "codec")
+            }
+        self.story.append(
+            " ".join([what, *(f"{key}={value}" for key, value in told.items())])
+        )
         try:
             theirs: Any = self.kafka.ask(what, path=self.theirs, **more)
         except KafkaError as error:
@@ -180,15 +210,24 @@ class Twins:
             self.roll_after_refusal(what)
             return None
         if theirs == "OutOfOrderSequenceException" and self.is_reopened:
-            # A batch that is sent again, and that Kafka does not know any more: see check(). Neither stores it.
-            assert mine.last_offset < end == self.log.log_end_offset, (mine, self.told())
+            # A batch that is sent again, and that Kafka does not know any more: see
+            # check(). Neither stores it.
+            assert mine.last_offset < end == self.log.log_end_offset, (
+                mine,
+                self.told(),
+            )
             self.story[-1] += f" -> {theirs}, known here"
             self.roll_after_refusal(what)
             return None
         assert not isinstance(theirs, str), (theirs, mine, self.told())
-        self.story[-1] += f" -> {mine[:2] if isinstance(mine, logcore.Receipt) else mine}"
+        self.story[-1] += (
+            f" -> {mine[:2] if isinstance(mine, logcore.Receipt) else mine}"
+        )
         if isinstance(mine, logcore.Receipt):
-            assert (mine.offset, mine.last_offset) == (theirs["offset"], theirs["last_offset"]), self.told()
+            assert (mine.offset, mine.last_offset) == (
+                theirs["offset"],
+                theirs["last_offset"],
+            ), self.told()
             if self.log.log_end_offset > end:
                 self.ends.append(self.log.log_end_offset)
             else:
@@ -196,24 +235,43 @@ class Twins:
         return theirs
 
     def roll_after_refusal(self, what: str) -> None:
-        """Kafka rolls before it looks at sequences (storage format section 14, 17); we leave the log as it was."""
+        """Kafka rolls before it looks at sequences (storage format section 14, 17); we
+        leave the log as it was.
+        """
         if what in ("append", "marker") and self.log.writer.active.size_bytes:
-            base_offset, size, _ = self.kafka.ask("state", path=self.theirs)["segments"][-1]
+            base_offset, size, _ = self.kafka.ask("state", path=self.theirs)[
+                "segments"
+            ][-1]
             if (base_offset, size) == (self.log.log_end_offset, 0):
                 self.log.roll()
 
     # -- steps
 
     def append(self, data: bytes) -> None:
-        self.both(lambda: self.log.append_batch(data), "append", data=base64.b64encode(data).decode())
+        self.both(
+            lambda: self.log.append_batch(data),
+            "append",
+            data=base64.b64encode(data).decode(),
+        )
 
-    def rows(self) -> list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int]]:
+    def rows(
+        self,
+    ) -> list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int]]:
         rng = self.rng
 
-        def row(at: int) -> tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int]:
-            value = rng.choice([None, b"v%d" % rng.randrange(1000), b"", b"x" * rng.randrange(200)])
+        def row(
+            at: int,
+        ) -> tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int]:
+            value = rng.choice(
+                [None, b"v%d" % rng.randrange(1000), b"", b"x" * rng.randrange(200)]
+            )
             headers = [("h", rng.choice([None, b"", b"1"]))] * rng.choice([0, 0, 1, 2])
-            return b"k%d" % rng.randrange(self.keys), value, headers, self.now_ms + rng.randrange(-3000, 50)
+            return (
+                b"k%d" % rng.randrange(self.keys),
+                value,
+                headers,
+                self.now_ms + rng.randrange(-3000, 50),
+            )
 
         return [row(at) for at in range(rng.randrange(1, 7))]
 
@@ -236,7 +294,11 @@ class Twins:
         epoch = self.epochs.get(producer_id, 0)
         if rng.random() < 0.08:
             epoch = max(0, epoch + rng.choice([-1, 1]))
-        sequence = self.sequences.get(producer_id, 0) if epoch == self.epochs.get(producer_id, 0) else 0
+        sequence = (
+            self.sequences.get(producer_id, 0)
+            if epoch == self.epochs.get(producer_id, 0)
+            else 0
+        )
         if rng.random() < 0.05:
             sequence += rng.choice([1, 2, -1]) if sequence else 3
         data = encode(
@@ -251,7 +313,10 @@ class Twins:
         self.append(data)
         if self.log.log_end_offset > end:
             self.sent = [*self.sent[-30:], data]
-            self.epochs[producer_id], self.sequences[producer_id] = epoch, sequence + len(rows)
+            self.epochs[producer_id], self.sequences[producer_id] = (
+                epoch,
+                sequence + len(rows),
+            )
 
     def again(self) -> None:
         if self.sent:
@@ -298,16 +363,28 @@ class Twins:
         self.start()
 
     def crash(self) -> None:
-        """Both are gone from one moment to the next, and with them the same last bytes; the other one takes over."""
+        """Both are gone from one moment to the next, and with them the same last bytes;
+        the other one takes over.
+        """
         self.is_crashed = True
         # What was on disk, after a roll or a close, is not lost.
-        unsynced = [end for end in self.ends if end > max(self.opened_end, self.log.writer.active.base_offset)]
-        lost = self.rng.choice([0, 1, 30, 100]) if len(unsynced) > 3 and self.durability == "os" else 0
+        unsynced = [
+            end
+            for end in self.ends
+            if end > max(self.opened_end, self.log.writer.active.base_offset)
+        ]
+        lost = (
+            self.rng.choice([0, 1, 30, 100])
+            if len(unsynced) > 3 and self.durability == "os"
+            else 0
+        )
         copies = []
         for path in (self.ours, self.theirs):
             copies.append(path.parent.with_suffix(".copy"))
             # Kafka writes its checkpoints in a thread of its own.
-            shutil.copytree(path.parent, copies[-1], ignore=shutil.ignore_patterns(".lock", "*.tmp"))
+            shutil.copytree(
+                path.parent, copies[-1], ignore=shutil.ignore_patterns(".lock", "*.tmp")
+            )
         self.close()
         for copy, path in zip(copies, (self.ours, self.theirs), strict=True):
             shutil.rmtree(path.parent)
@@ -346,7 +423,11 @@ class Twins:
         self.retain()
 
     def truncate(self) -> None:
-        candidates = [end for end in self.ends[-6:] if self.log.log_start_offset <= end <= self.log.log_end_offset]
+        candidates = [
+            end
+            for end in self.ends[-6:]
+            if self.log.log_start_offset <= end <= self.log.log_end_offset
+        ]
         if candidates:
             offset = self.rng.choice(candidates)
             self.both(lambda: self.log.truncate(offset), "truncate", offset=offset)
@@ -356,7 +437,9 @@ class Twins:
             self.renew()
 
     def renew(self) -> None:
-        """Other producers go on, where what is known of those before depends on which snapshots there were."""
+        """Other producers go on, where what is known of those before depends on which
+        snapshots there were.
+        """
         self.sent.clear()
         for producer_id in [*self.log.writer.producers.known().open_transactions()]:
             self.end(producer_id, self.epochs[producer_id], False, 4)
@@ -370,7 +453,10 @@ class Twins:
     def clean(self) -> None:
         found = self.both(lambda: None, "clean", memory=1 << 20)
         report = clean(self.log, now_ms=self.now_ms, force=True)
-        assert (-1 if report is None else report.end_offset) == found["end"], (report, found)
+        assert (-1 if report is None else report.end_offset) == found["end"], (
+            report,
+            found,
+        )
 
     # -- comparing
 
@@ -384,33 +470,61 @@ class Twins:
         mine = state_of(self.log)
         for state in (mine, theirs):
             if self.codecs != ["uncompressed"] and self.log.config.is_compacted:
-                del state["segments"]  # other libraries compress the same records to other sizes
+                del state[
+                    "segments"
+                ]  # other libraries compress the same records to other sizes
             else:
                 state["segments"] = [
-                    # Of what lies below the log start Kafka does not know which was aborted; no reader needs it. The
-                    # time of an empty one is its file's.
-                    [base, *([0, 0] if self.is_below_start(base) else [size, time] if size else [0, -1])]
+                    # Of what lies below the log start Kafka does not know which was
+                    # aborted; no reader needs it. The time of an empty one is its
+                    # file's.
+                    [
+                        base,
+                        *(
+                            [0, 0]
+                            if self.is_below_start(base)
+                            else [size, time]
+                            if size
+                            else [0, -1]
+                        ),
+                    ]
                     for base, size, time in state["segments"]
                 ]
         # Kafka's may lie below the log start, at the head of the batch that holds it.
         theirs["last_stable"] = max(theirs["last_stable"], theirs["log_start"])
         self.is_unsure = False
-        begun = [one["open"] for state in (mine, theirs) for one in state["producers"].values() if one["open"] >= 0]
+        begun = [
+            one["open"]
+            for state in (mine, theirs)
+            for one in state["producers"].values()
+            if one["open"] >= 0
+        ]
         if min(begun, default=mine["log_start"]) < mine["log_start"]:
-            # Of a transaction whose first batches are deleted Kafka knows what a snapshot says, and we what is left:
-            # after a restart that differs.
+            # Of a transaction whose first batches are deleted Kafka knows what a
+            # snapshot says, and we what is left: after a restart that differs.
             self.is_unsure = True
             del mine["last_stable"], theirs["last_stable"]
         if self.is_reopened:
-            # Kafka's snapshot holds the last batch of a producer. This log reads the ones before it back, up to five.
+            # Kafka's snapshot holds the last batch of a producer. This log reads the
+            # ones before it back, up to five.
             for name, known in theirs["producers"].items():
                 own = mine["producers"].get(name, known)
-                own["batches"] = own["batches"][max(0, len(own["batches"]) - len(known["batches"])) :]
-        if self.is_truncated or self.is_crashed or (self.is_deleted and self.is_reopened):
+                own["batches"] = own["batches"][
+                    max(0, len(own["batches"]) - len(known["batches"])) :
+                ]
+        if (
+            self.is_truncated
+            or self.is_crashed
+            or (self.is_deleted and self.is_reopened)
+        ):
             # What is known of others then depends on which snapshots there are.
             mine["producers"], theirs["producers"] = (
                 {
-                    name: {"epoch": one["epoch"], "open": one["open"], "last": one["batches"][-1]}
+                    name: {
+                        "epoch": one["epoch"],
+                        "open": one["open"],
+                        "last": one["batches"][-1],
+                    }
                     for name, one in state["producers"].items()
                     if one["batches"] and one["batches"][-1][3] >= state["log_start"]
                 }
@@ -429,18 +543,36 @@ class Twins:
             if one != other:
                 pytest.fail(f"{one['base']} {diff(one, other)} {self.told()}")
         assert len(rows) == len(theirs)
-        committed = [record.offset for record in self.log.read(self.log.log_start_offset, isolation="read_committed")]
+        committed = [
+            record.offset
+            for record in self.log.read(
+                self.log.log_start_offset, isolation="read_committed"
+            )
+        ]
         theirs = self.kafka.ask("committed", path=self.theirs)["offsets"]
         if not self.is_unsure:
             assert committed == theirs, self.told()
-        times = [T0 + 500 * at for at in range(-5, (self.now_ms - T0) // 500 + 2, max(1, (self.now_ms - T0) // 10_000))]
+        times = [
+            T0 + 500 * at
+            for at in range(
+                -5, (self.now_ms - T0) // 500 + 2, max(1, (self.now_ms - T0) // 10_000)
+            )
+        ]
         epochs = [*range(-1, self.log.leader_epoch + 2)]
         theirs = self.kafka.ask("offsets", path=self.theirs, times=times, epochs=epochs)
-        mine: dict[str, Any] = {"times": [self.log.offset_for_timestamp(time) for time in times]}
+        mine: dict[str, Any] = {
+            "times": [self.log.offset_for_timestamp(time) for time in times]
+        }
         # Kafka may name a marker, we only what a consumer is given.
-        markers = {batch.base_offset for batch in self.log.batches(self.log.log_start_offset) if batch.is_control}
+        markers = {
+            batch.base_offset
+            for batch in self.log.batches(self.log.log_start_offset)
+            if batch.is_control
+        }
         for at, offset in enumerate(theirs["times"]):
-            if offset in markers and (mine["times"][at] is None or mine["times"][at] > offset):
+            if offset in markers and (
+                mine["times"][at] is None or mine["times"][at] > offset
+            ):
                 theirs["times"][at] = mine["times"][at]
             # It looks no further than a segment whose youngest record is gone.
             if offset is None and (self.is_deleted or self.log.config.is_compacted):
@@ -454,8 +586,14 @@ class Twins:
         for path in (self.ours, self.theirs):
             damaged = [one for one in verify(path) if one.status == "damaged"]
             assert not damaged, (damaged, self.told())
-        suffixes = [".log", ".txnindex", ".index", ".timeindex"] if self.codecs == ["uncompressed"] else [".txnindex"]
-        if self.is_reopened or self.is_truncated:  # Kafka counts the bytes to the next index entry from there
+        suffixes = (
+            [".log", ".txnindex", ".index", ".timeindex"]
+            if self.codecs == ["uncompressed"]
+            else [".txnindex"]
+        )
+        if (
+            self.is_reopened or self.is_truncated
+        ):  # Kafka counts the bytes to the next index entry from there
             suffixes = suffixes[:2]
         for suffix in suffixes:
             mine, theirs = (
@@ -464,23 +602,36 @@ class Twins:
             )
             # The two may differ in their empty files.
             mine, theirs = (
-                {name: content for name, content in one.items() if content and not self.is_below_start(int(name[:20]))}
+                {
+                    name: content
+                    for name, content in one.items()
+                    if content and not self.is_below_start(int(name[:20]))
+                }
                 for one in (mine, theirs)
             )
             if suffix == ".txnindex":
-                entries = [{name: aborted_in(content) for name, content in one.items()} for one in (mine, theirs)]
+                entries = [
+                    {name: aborted_in(content) for name, content in one.items()}
+                    for one in (mine, theirs)
+                ]
                 mine, theirs = entries
                 if self.is_deleted or self.log.config.is_compacted:
-                    # Kafka remembers transactions whose first batches, or all, are gone. We say where what is left
-                    # begins; before that there is nothing to leave out.
+                    # Kafka remembers transactions whose first batches, or all, are
+                    # gone. We say where what is left begins; before that there is
+                    # nothing to leave out.
                     with logcore.open(self.ours, read_only=True) as log:
                         needed = [
-                            [entry.producer_id, entry.last_offset] for entry in log._scan_transactions().state.entries
+                            [entry.producer_id, entry.last_offset]
+                            for entry in log._scan_transactions().state.entries
                         ]
                     rows_of = (
                         [row for rows in one.values() for row in rows if row in needed]
                         for one in (
-                            {name: [[*row[::2]] for row in rows] for name, rows in one.items()} for one in entries
+                            {
+                                name: [[*row[::2]] for row in rows]
+                                for name, rows in one.items()
+                            }
+                            for one in entries
                         )
                     )
                     mine, theirs = ({"needed": rows} for rows in rows_of)
@@ -489,22 +640,33 @@ class Twins:
         for path in sorted(self.ours.iterdir()):
             for options in DUMPS.get(path.suffix, ()):
                 said = self.kafka.dump(path, *options)
-                # The tool takes an emptied batch for one of time -1, also in files of Kafka's own cleaner.
+                # The tool takes an emptied batch for one of time -1, also in files of
+                # Kafka's own cleaner.
                 said = re.sub(
-                    r"Found timestamp mismatch in .*\n(  Index timestamp: \d+, log timestamp: -1\n)+", "", said
+                    r"Found timestamp mismatch in .*\n(  Index timestamp: \d+, log timestamp: -1\n)+",
+                    "",
+                    said,
                 )
-                if re.search("isvalid: false|mismatch|exception|error|found", said, re.I):
+                if re.search(
+                    "isvalid: false|mismatch|exception|error|found", said, re.I
+                ):
                     pytest.fail(f"{path.name} {options} {said} {self.told()}")
 
 
 def aborted_in(content: bytes) -> list[tuple[int, ...]]:
-    """The entries of a .txnindex file: (producer id, first offset, last offset, last stable offset)."""
+    """The entries of a .txnindex file: (producer id, first offset, last offset, last
+    stable offset).
+    """
     return [fields[1:] for fields in struct.iter_unpack(">hqqqq", content)]
 
 
 def diff(mine: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
     keys = [*mine, *(key for key in theirs if key not in mine)]
-    found: dict[str, Any] = {key: (mine.get(key), theirs.get(key)) for key in keys if mine.get(key) != theirs.get(key)}
+    found: dict[str, Any] = {
+        key: (mine.get(key), theirs.get(key))
+        for key in keys
+        if mine.get(key) != theirs.get(key)
+    }
     for key, (one, other) in found.items():
         if isinstance(one, dict) and isinstance(other, dict):
             found[key] = diff(one, other)
@@ -526,7 +688,12 @@ def live(twins: Twins, chapters: int, **weights: float) -> None:
 
 
 @pytest.fixture
-def twins(request: pytest.FixtureRequest, kafka: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def twins(
+    request: pytest.FixtureRequest,
+    kafka: Storage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Any:
     made: list[Twins] = []
 
     def make(seed: int, **config: Any) -> Twins:
@@ -544,18 +711,31 @@ def twins(request: pytest.FixtureRequest, kafka: Storage, tmp_path: Path, monkey
 
 LIVES: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
     "appends": ({}, {}),
-    "retention": ({"retention.ms": 60_000, "retention.bytes": 6000}, {"delete": 1, "retain": 1}),
+    "retention": (
+        {"retention.ms": 60_000, "retention.bytes": 6000},
+        {"delete": 1, "retain": 1},
+    ),
     "truncation": ({}, {"truncate": 1}),
     "compaction": ({"cleanup.policy": "compact"}, {"clean": 1, "wait": 3}),
     "compaction-and-retention": (
-        {"cleanup.policy": "compact,delete", "min.compaction.lag.ms": 500, "retention.ms": 60_000},
+        {
+            "cleanup.policy": "compact,delete",
+            "min.compaction.lag.ms": 500,
+            "retention.ms": 60_000,
+        },
         {"clean": 1, "wait": 3, "delete": 0.5, "retain": 1},
     ),
-    "append-time": ({"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime"}, {"clean": 1}),
+    "append-time": (
+        {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime"},
+        {"clean": 1},
+    ),
     "unpacked": ({"compression.type": "uncompressed"}, {}),
     "turns": ({"cleanup.policy": "compact"}, {"clean": 1, "wait": 3, "swap": 0.7}),
     "crashes": ({}, {"swap": 0.3, "crash": 0.7}),
-    "crashes-compacted": ({"cleanup.policy": "compact"}, {"clean": 1, "wait": 3, "crash": 0.7}),
+    "crashes-compacted": (
+        {"cleanup.policy": "compact"},
+        {"clean": 1, "wait": 3, "crash": 0.7},
+    ),
 }
 
 
@@ -573,7 +753,9 @@ def test_two_lives_end_alike(twins: Any, kind: str, seed: int) -> None:
 
 def test_a_producer_is_known_after_its_batches_are_deleted(twins: Any) -> None:
     one: Twins = twins(0)
-    data = encode([(b"k", b"v")], producer_id=9, producer_epoch=0, base_sequence=0, now_ms=T0)
+    data = encode(
+        [(b"k", b"v")], producer_id=9, producer_epoch=0, base_sequence=0, now_ms=T0
+    )
     one.append(data)
     one.close()
     one.open()
@@ -587,11 +769,17 @@ def test_a_producer_is_known_after_its_batches_are_deleted(twins: Any) -> None:
     one.open()
     one.check()
     one.append(data)
-    one.append(encode([(b"k", b"v")], producer_id=9, producer_epoch=0, base_sequence=7, now_ms=T0))
+    one.append(
+        encode(
+            [(b"k", b"v")], producer_id=9, producer_epoch=0, base_sequence=7, now_ms=T0
+        )
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_kafka_opens_forks_and_snapshots(twins: Any, kafka: Storage, tmp_path: Path, seed: int) -> None:
+def test_kafka_opens_forks_and_snapshots(
+    twins: Any, kafka: Storage, tmp_path: Path, seed: int
+) -> None:
     one: Twins = twins(seed, **{"cleanup.policy": "compact"})
     live(one, 4, clean=0.5)
     one.close()
@@ -608,18 +796,25 @@ def test_kafka_opens_forks_and_snapshots(twins: Any, kafka: Storage, tmp_path: P
         found = kafka.ask("batches", path=path)["batches"]
         kafka.ask("close", path=path)
         assert rows == found
-        assert mine["log_end"] == (at_offset if path.name == "forked-0" else one.log.log_end_offset)
+        assert mine["log_end"] == (
+            at_offset if path.name == "forked-0" else one.log.log_end_offset
+        )
         for name in ("log_start", "log_end", "last_stable", "epochs"):
             assert mine[name] == theirs[name], name
         mine, theirs = (
-            {name: (known["epoch"], known["open"], known["batches"][-1:]) for name, known in state["producers"].items()}
+            {
+                name: (known["epoch"], known["open"], known["batches"][-1:])
+                for name, known in state["producers"].items()
+            }
             for state in (mine, theirs)
         )
         assert mine == theirs
 
 
 @pytest.mark.parametrize(("magic", "codec"), [(0, 0), (0, 1), (1, 0), (1, 1), (1, 3)])
-def test_what_is_left_of_old_formats(kafka: Storage, tmp_path: Path, magic: int, codec: int) -> None:
+def test_what_is_left_of_old_formats(
+    kafka: Storage, tmp_path: Path, magic: int, codec: int
+) -> None:
     """Kafka keeps the format, we write v2; the records are the same."""
     config = {**SMALL, "cleanup.policy": "compact"}
     for side in ("ours", "theirs"):
@@ -640,23 +835,38 @@ def test_what_is_left_of_old_formats(kafka: Storage, tmp_path: Path, magic: int,
     for side in ("ours", "theirs"):
         path = tmp_path / side / "t-0"
         kafka.ask("open", path=path, config=config)
-        found = [record for batch in kafka.ask("batches", path=path)["batches"] for record in batch["records"]]
+        found = [
+            record
+            for batch in kafka.ask("batches", path=path)["batches"]
+            for record in batch["records"]
+        ]
         kafka.ask("close", path=path)
         with logcore.open(path, read_only=True) as log:
-            assert [one for batch in log.batches(0) for one in row_of(batch)["records"]] == found
+            assert [
+                one for batch in log.batches(0) for one in row_of(batch)["records"]
+            ] == found
         rows.append(found)
     assert rows[0] == rows[1] and 0 < len(rows[0]) < 41
 
 
 def legacy(magic: int, codec: int) -> bytes:
-    """Forty records of ten keys, four in a wrapper or none, as a broker of that time stored them."""
+    """Forty records of ten keys, four in a wrapper or none, as a broker of that time
+    stored them.
+    """
     raw = b""
     for first in range(0, 40, 4):
-        builder = LegacyRecordBatchBuilder(magic=magic, compression_type=codec, batch_size=1 << 20)
+        builder = LegacyRecordBatchBuilder(
+            magic=magic, compression_type=codec, batch_size=1 << 20
+        )
         for row in range(4):
             offset = first + row
             value = None if offset % 9 == 0 else b"value %d" % offset
-            builder.append(row if codec and magic else offset, T0 + offset, b"k%d" % (offset * 7 % 10), value)
+            builder.append(
+                row if codec and magic else offset,
+                T0 + offset,
+                b"k%d" % (offset * 7 % 10),
+                value,
+            )
         entry = bytearray(builder.build())
         if codec:  # its offset is that of the last record; v0 counts inside as in the log, v1 from 0
             entry[:8] = (first + 3).to_bytes(8, "big")
@@ -664,11 +874,21 @@ def legacy(magic: int, codec: int) -> bytes:
     return raw
 
 
-def test_compaction_takes_as_long_as_kafka_s(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Values of 100 bytes, keys of 16, one record in ten stays. The files are the same; the times are told."""
+def test_compaction_takes_as_long_as_kafka_s(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Values of 100 bytes, keys of 16, one record in ten stays. The files are the same;
+    the times are told.
+    """
     size = int(os.environ.get("LOGCORE_INTEROP_BYTES", str(256 << 20)))
-    config = {"cleanup.policy": "compact", "segment.bytes": 128 << 20, "file.delete.delay.ms": 0}
-    with logcore.open(tmp_path / "made" / "t-0", create=True, config=config, durability="os") as log:
+    config = {
+        "cleanup.policy": "compact",
+        "segment.bytes": 128 << 20,
+        "file.delete.delay.ms": 0,
+    }
+    with logcore.open(
+        tmp_path / "made" / "t-0", create=True, config=config, durability="os"
+    ) as log:
         fill(log, size)
     maps: list[int] = []
     with Storage("-Xmx1g", "-XX:+UseParallelGC") as kafka:
@@ -689,15 +909,25 @@ def test_compaction_takes_as_long_as_kafka_s(tmp_path: Path, capsys: pytest.Capt
             return ended - began
 
         def timed(work: Callable[[Path], float], name: str) -> float:
-            shutil.copytree(tmp_path / "made", tmp_path / name, ignore=shutil.ignore_patterns(".lock"))
+            shutil.copytree(
+                tmp_path / "made",
+                tmp_path / name,
+                ignore=shutil.ignore_patterns(".lock"),
+            )
             return work(tmp_path / name / "t-0")
 
-        times: dict[str, list[float]] = {"theirs": [timed(theirs, "warm-up")], "ours": []}
+        times: dict[str, list[float]] = {
+            "theirs": [timed(theirs, "warm-up")],
+            "ours": [],
+        }
         for turn in range(2):
             for name, work in (("ours", ours), ("theirs", theirs)):
                 times[name].append(timed(work, f"{name}{turn}"))
     mine, other = (
-        {path.name: path.read_bytes() for path in (tmp_path / name / "t-0").glob("*.log")}
+        {
+            path.name: path.read_bytes()
+            for path in (tmp_path / name / "t-0").glob("*.log")
+        }
         for name in ("ours1", "theirs1")
     )
     assert mine == other
@@ -711,8 +941,14 @@ def test_compaction_takes_as_long_as_kafka_s(tmp_path: Path, capsys: pytest.Capt
     with capsys.disabled():
         mine_s = min(times["ours"])
         theirs_s = min(times["theirs"])
-        print(f"\ncompaction of {size >> 20} MiB, 10 % live: Kafka {theirs_s:.2f} s, logcore {mine_s:.2f} s, ", end="")
-        print(f"ratio {theirs_s / mine_s:.2f}; offset map {maps[-1] >> 20} of {DEDUPE_BYTES >> 20} MiB, ", end="")
+        print(
+            f"\ncompaction of {size >> 20} MiB, 10 % live: Kafka {theirs_s:.2f} s, logcore {mine_s:.2f} s, ",
+            end="",
+        )
+        print(
+            f"ratio {theirs_s / mine_s:.2f}; offset map {maps[-1] >> 20} of {DEDUPE_BYTES >> 20} MiB, ",
+            end="",
+        )
         print(f"peak beyond it {(peak - maps[-1]) >> 20} MiB")
 
 
@@ -725,7 +961,13 @@ def fill(log: Log, size: int) -> None:
         part = chosen[at : at + 50_000]
         text = b"".join(b"%016d" % key for key in part)
         values = b"".join(b"%0100d" % (at + row) for row in range(len(part)))
-        key_ends, value_ends = (np.arange(len(part) + 1, dtype=np.int64) * width for width in (16, 100))
-        log.append_columns(keys=(text, key_ends), values=(values, value_ends), timestamps_ms=np.full(len(part), T0))
+        key_ends, value_ends = (
+            np.arange(len(part) + 1, dtype=np.int64) * width for width in (16, 100)
+        )
+        log.append_columns(
+            keys=(text, key_ends),
+            values=(values, value_ends),
+            timestamps_ms=np.full(len(part), T0),
+        )
         at += len(part)
     log.roll()

@@ -1,7 +1,8 @@
-"""The recipe of examples/delivery_postgres.py on a real PostgreSQL, killed at every change on disk and every statement.
+"""The recipe of examples/delivery_postgres.py on a real PostgreSQL, killed at every
+change on disk and every statement.
 
-The server is Debian's (apt-get install postgresql), run for these tests alone with its data in a temporary directory
-and a socket there. Run by `make interop`.
+The server is Debian's (apt-get install postgresql), run for these tests alone with its
+data in a temporary directory and a socket there. Run by `make interop`.
 """
 
 from __future__ import annotations
@@ -37,14 +38,18 @@ COUNT = 20
 
 def program(name: str) -> str:
     """A program of the server; Debian keeps them out of the PATH."""
-    found = shutil.which(name) or next(iter(sorted(glob.glob(f"/usr/lib/postgresql/*/bin/{name}"), reverse=True)), None)
+    found = shutil.which(name) or next(
+        iter(sorted(glob.glob(f"/usr/lib/postgresql/*/bin/{name}"), reverse=True)), None
+    )
     if found is None:
         pytest.skip(f"needs {name} (Debian: apt-get install postgresql)")
     return found
 
 
 class Server:
-    """PostgreSQL refuses to run as root: then it runs as the user that its package made."""
+    """PostgreSQL refuses to run as root: then it runs as the user that its package
+    made.
+    """
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -54,35 +59,66 @@ class Server:
             try:
                 account = pwd.getpwnam("postgres")
             except KeyError:
-                pytest.skip("PostgreSQL does not run as root, and there is no user postgres")
-            self.user = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+                pytest.skip(
+                    "PostgreSQL does not run as root, and there is no user postgres"
+                )
+            self.user = {
+                "user": account.pw_uid,
+                "group": account.pw_gid,
+                "extra_groups": [],
+            }
             os.chown(place, account.pw_uid, account.pw_gid)
-        command = [program("initdb"), "-D", str(place / "data"), "-U", "postgres", "-A", "trust", "--no-locale"]
+        command = [
+            program("initdb"),
+            "-D",
+            str(place / "data"),
+            "-U",
+            "postgres",
+            "-A",
+            "trust",
+            "--no-locale",
+        ]
         subprocess.run(command, check=True, capture_output=True, cwd=place, **self.user)
         self.start()
 
     def start(self) -> None:
-        command = [program("postgres"), "-D", str(self.place / "data"), "-k", str(self.place), "-h", ""]
+        command = [
+            program("postgres"),
+            "-D",
+            str(self.place / "data"),
+            "-k",
+            str(self.place),
+            "-h",
+            "",
+        ]
         with open(self.place / "out", "ab") as out:
-            self.process = subprocess.Popen(command, stdout=out, stderr=out, cwd=self.place, **self.user)
+            self.process = subprocess.Popen(
+                command, stdout=out, stderr=out, cwd=self.place, **self.user
+            )
         for _ in range(300):
             try:
                 psycopg.connect(self.connection).close()
                 return
             except psycopg.OperationalError:
-                assert self.process.poll() is None, (self.place / "out").read_text()[-2000:]
+                assert self.process.poll() is None, (self.place / "out").read_text()[
+                    -2000:
+                ]
                 time.sleep(0.1)
         raise AssertionError("PostgreSQL does not answer")
 
     def crash(self) -> None:
-        """An immediate shutdown: what was not committed is gone, as after a loss of power."""
+        """An immediate shutdown: what was not committed is gone, as after a loss of
+        power.
+        """
         self.process.send_signal(signal.SIGQUIT)
         self.process.wait(60)
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    place = Path(tempfile.mkdtemp(prefix="logcore-postgres-"))  # a socket's path is short
+    place = Path(
+        tempfile.mkdtemp(prefix="logcore-postgres-")
+    )  # a socket's path is short
     made = Server(place)
     yield made
     made.crash()
@@ -109,7 +145,9 @@ def run(server: Server, data: Path, strike: Strike | None) -> int:
         fs = StrikingFS(strike)
 
         class Connection(psycopg.Connection):  # type: ignore[name-defined, misc]
-            """A step before each exchange with the server, and one when its answer is there."""
+            """A step before each exchange with the server, and one when its answer is
+            there.
+            """
 
             def wait(self, *arguments: Any, **named: Any) -> Any:
                 with fs._step("sql", str(data)):
@@ -137,7 +175,9 @@ def run(server: Server, data: Path, strike: Strike | None) -> int:
 
 def stored(server: Server) -> Counter[bytes]:
     with psycopg.connect(server.connection) as database:
-        return Counter(bytes(value) for (value,) in database.execute("SELECT value FROM payments"))
+        return Counter(
+            bytes(value) for (value,) in database.execute("SELECT value FROM payments")
+        )
 
 
 ONCE = Counter(b"%d" % number for number in range(COUNT))
@@ -161,8 +201,12 @@ def test_a_kill_at_each_step(server: Server, data: Path, tmp_path: Path) -> None
     assert partly, "some kills came between two transactions"
 
 
-def test_a_database_that_crashes_between_rows_and_commit(server: Server, data: Path) -> None:
-    """The rows of a transaction that was not committed are gone with the server; the next run stores them."""
+def test_a_database_that_crashes_between_rows_and_commit(
+    server: Server, data: Path
+) -> None:
+    """The rows of a transaction that was not committed are gone with the server; the
+    next run stores them.
+    """
     with logcore.open_dir(data, shared=True) as directory:
         database = psycopg.connect(server.connection, autocommit=True)
         move = RECIPE["Places"].move
@@ -184,8 +228,12 @@ def test_a_database_that_crashes_between_rows_and_commit(server: Server, data: P
     assert stored(server) == ONCE
 
 
-def test_a_worker_that_stood_still_stores_nothing_twice(server: Server, data: Path) -> None:
-    """It was in the middle of a transaction when its partitions were given to another, which waits for that row."""
+def test_a_worker_that_stood_still_stores_nothing_twice(
+    server: Server, data: Path
+) -> None:
+    """It was in the middle of a transaction when its partitions were given to another,
+    which waits for that row.
+    """
     with (
         logcore.open_dir(data, shared=True) as directory,
         psycopg.connect(server.connection, autocommit=True) as one,
@@ -208,5 +256,7 @@ def test_two_workers_divide_the_partitions(server: Server, data: Path) -> None:
     for worker in workers:
         _, told = worker.communicate(timeout=60)
         assert worker.returncode == 0 or b"another owner" in told, told.decode()
-    subprocess.run(command, check=True, timeout=60)  # what a worker left that ended before the other joined
+    subprocess.run(
+        command, check=True, timeout=60
+    )  # what a worker left that ended before the other joined
     assert stored(server) == ONCE

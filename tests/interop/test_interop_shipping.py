@@ -1,7 +1,8 @@
-"""Forwarders and mirrors against Apache Kafka, killed at random: each record once, in order, with the same offsets.
+"""Forwarders and mirrors against Apache Kafka, killed at random: each record once, in
+order, with the same offsets.
 
-Kafka and a consumer of confluent-kafka that knows nothing of logcore are the judges. Needs Java and Maven. Run by
-`make interop`.
+Kafka and a consumer of confluent-kafka that knows nothing of logcore are the judges.
+Needs Java and Maven. Run by `make interop`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,23 @@ from typing import Any
 import pytest
 
 import logcore
-from logcore.errors import DivergedError, RecordRefusedError, RemoteTopicError, ShippingGapError
+from logcore.errors import (
+    DivergedError,
+    RecordRefusedError,
+    RemoteTopicError,
+    ShippingGapError,
+)
 from logcore.kernels import Record
 from logcore.shipping import Forwarder, KafkaCluster, Mirror
 from support.kafka_jvm import Broker
-from support.shippers import PARTITIONS, TOPIC, check_repeats, contents, fill, kill_often
+from support.shippers import (
+    PARTITIONS,
+    TOPIC,
+    check_repeats,
+    contents,
+    fill,
+    kill_often,
+)
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 from confluent_kafka.admin import AdminClient, NewTopic  # noqa: E402
@@ -58,7 +71,13 @@ def read(broker: Broker, number: int) -> list[tuple[Record, int]]:
             "auto.offset.reset": "earliest",
         }
     )
-    consumer.assign([confluent_kafka.TopicPartition(TOPIC, number, confluent_kafka.OFFSET_BEGINNING)])
+    consumer.assign(
+        [
+            confluent_kafka.TopicPartition(
+                TOPIC, number, confluent_kafka.OFFSET_BEGINNING
+            )
+        ]
+    )
     found = []
     while True:
         message = consumer.poll(30)
@@ -67,14 +86,22 @@ def read(broker: Broker, number: int) -> list[tuple[Record, int]]:
             assert message.error().name() == "_PARTITION_EOF", message.error()
             break
         headers = tuple(message.headers() or ())
-        record = Record(message.offset(), message.timestamp()[1], message.key(), message.value(), headers)
+        record = Record(
+            message.offset(),
+            message.timestamp()[1],
+            message.key(),
+            message.value(),
+            headers,
+        )
         found.append((record, message.leader_epoch()))
     consumer.close()
     return found
 
 
 @pytest.mark.parametrize("kind", ["exactly-once", "at-least-once"])
-def test_a_killed_forwarder_goes_on(tmp_path: Path, broker: Broker, admin: Any, kind: str) -> None:
+def test_a_killed_forwarder_goes_on(
+    tmp_path: Path, broker: Broker, admin: Any, kind: str
+) -> None:
     make(admin)
     with logcore.open_dir(tmp_path / "data", create=True, durability="os") as data:
         data.create_topic(TOPIC, PARTITIONS)
@@ -84,7 +111,9 @@ def test_a_killed_forwarder_goes_on(tmp_path: Path, broker: Broker, admin: Any, 
             for log in logs:
                 fill(log, 1_400)
 
-        kill_often(kind, tmp_path / "data", broker.address, KILLS, seed=1, before_each=add)
+        kill_often(
+            kind, tmp_path / "data", broker.address, KILLS, seed=1, before_each=add
+        )
         for number, log in enumerate(logs):
             wanted = list(log.read(0))
             found = [record for record, _ in read(broker, number)]
@@ -95,10 +124,16 @@ def test_a_killed_forwarder_goes_on(tmp_path: Path, broker: Broker, admin: Any, 
 
 
 @pytest.mark.parametrize("kind", ["keep", "new"])
-def test_a_killed_mirror_goes_on(tmp_path: Path, broker: Broker, admin: Any, kind: str) -> None:
-    """Of records of transactions that were committed and aborted, whose markers take offsets too."""
+def test_a_killed_mirror_goes_on(
+    tmp_path: Path, broker: Broker, admin: Any, kind: str
+) -> None:
+    """Of records of transactions that were committed and aborted, whose markers take
+    offsets too.
+    """
     make(admin)
-    producer = confluent_kafka.Producer({"bootstrap.servers": broker.address, "transactional.id": f"source-{kind}"})
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": broker.address, "transactional.id": f"source-{kind}"}
+    )
     producer.init_transactions(60)
 
     def add(turn: int) -> None:
@@ -108,7 +143,12 @@ def test_a_killed_mirror_goes_on(tmp_path: Path, broker: Broker, admin: Any, kin
                 headers = [("turn", str(turn).encode()), ("none", None)]
                 time_ms = 1_700_000_000_000 + at
                 producer.produce(
-                    TOPIC, b"%d-%d" % (turn, at), b"k", at % PARTITIONS, timestamp=time_ms, headers=headers
+                    TOPIC,
+                    b"%d-%d" % (turn, at),
+                    b"k",
+                    at % PARTITIONS,
+                    timestamp=time_ms,
+                    headers=headers,
                 )
             if commit:
                 producer.commit_transaction(60)
@@ -127,12 +167,16 @@ def test_a_killed_mirror_goes_on(tmp_path: Path, broker: Broker, admin: Any, kin
             found = list(log.read(0, isolation="read_committed"))
             if kind == "keep":
                 assert found == [record for record, _ in wanted]
-                assert {batch.partition_leader_epoch for batch in log.batches(0)} == {epoch for _, epoch in wanted}
+                assert {batch.partition_leader_epoch for batch in log.batches(0)} == {
+                    epoch for _, epoch in wanted
+                }
             else:
                 assert contents(found) == contents([record for record, _ in wanted])
 
 
-def test_what_kafka_refuses_is_told_and_kept(tmp_path: Path, broker: Broker, admin: Any) -> None:
+def test_what_kafka_refuses_is_told_and_kept(
+    tmp_path: Path, broker: Broker, admin: Any
+) -> None:
     with logcore.open_dir(tmp_path / "data", create=True, durability="os") as data:
         data.create_topic(TOPIC, PARTITIONS)
         for size in (10, 5_000, 20):
@@ -141,22 +185,33 @@ def test_what_kafka_refuses_is_told_and_kept(tmp_path: Path, broker: Broker, adm
         with KafkaCluster(broker.address) as cluster:
             with (
                 Forwarder(data, cluster, **options) as forwarder,
-                pytest.raises(RemoteTopicError, match="kafka-topics --create --topic orders --partitions 2"),
+                pytest.raises(
+                    RemoteTopicError,
+                    match="kafka-topics --create --topic orders --partitions 2",
+                ),
             ):
                 forwarder.run()
             make(admin, {"max.message.bytes": "1000"})
             with (
                 Forwarder(data, cluster, **options) as forwarder,
-                pytest.raises(RecordRefusedError, match=r"offset 1: .*MSG_SIZE_TOO_LARGE"),
+                pytest.raises(
+                    RecordRefusedError, match=r"offset 1: .*MSG_SIZE_TOO_LARGE"
+                ),
             ):
                 forwarder.run(until_end=True)
-            with Forwarder(data, cluster, on_error="quarantine", **options) as forwarder:
+            with Forwarder(
+                data, cluster, on_error="quarantine", **options
+            ) as forwarder:
                 forwarder.run(until_end=True)
         assert [len(record.value or b"") for record, _ in read(broker, 0)] == [10, 20]
-        assert [len(record.value or b"") for record in data.read(f"{TOPIC}.dlq")] == [5_000]
+        assert [len(record.value or b"") for record in data.read(f"{TOPIC}.dlq")] == [
+            5_000
+        ]
 
 
-def test_what_kafka_deleted_and_made_again_is_noticed(tmp_path: Path, broker: Broker, admin: Any) -> None:
+def test_what_kafka_deleted_and_made_again_is_noticed(
+    tmp_path: Path, broker: Broker, admin: Any
+) -> None:
     make(admin)
     producer = confluent_kafka.Producer({"bootstrap.servers": broker.address})
 
@@ -171,18 +226,25 @@ def test_what_kafka_deleted_and_made_again_is_noticed(tmp_path: Path, broker: Br
 
     produce(10)
     delete_below(4)
-    with logcore.open_dir(tmp_path / "copy", create=True) as copy, KafkaCluster(broker.address) as cluster:
+    with (
+        logcore.open_dir(tmp_path / "copy", create=True) as copy,
+        KafkaCluster(broker.address) as cluster,
+    ):
         for first, last, on_gap in ((4, 10, "fail"), (15, 20, "skip")):
             with Mirror(copy, cluster, topics=[TOPIC], on_gap=on_gap) as mirror:  # type: ignore[arg-type]
                 mirror.run(until_end=True)
-            offsets = [record.offset for record in copy.read(TOPIC) if record.offset >= first]
+            offsets = [
+                record.offset for record in copy.read(TOPIC) if record.offset >= first
+            ]
             assert offsets == list(range(first, last))
             produce(10)
             delete_below(15)
             if on_gap == "fail":
                 with (
                     Mirror(copy, cluster, topics=[TOPIC]) as mirror,
-                    pytest.raises(ShippingGapError, match="offsets 10 to 14 were deleted"),
+                    pytest.raises(
+                        ShippingGapError, match="offsets 10 to 14 were deleted"
+                    ),
                 ):
                     mirror.run(until_end=True)
         admin.delete_topics([TOPIC])[TOPIC].result(30)

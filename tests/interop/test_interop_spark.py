@@ -1,8 +1,8 @@
-"""Each minor of pyspark from 4.0 on runs one job, batch and streaming. Spark's own Kafka connector, against netshim,
-finds the rows that format("logcore") finds.
+"""Each minor of pyspark from 4.0 on runs one job, batch and streaming. Spark's own
+Kafka connector, against netshim, finds the rows that format("logcore") finds.
 
-Each pyspark is installed once into a folder of build/, by uv. Needs Java 17, and for the connector Maven. Run by
-`make interop`.
+Each pyspark is installed once into a folder of build/, by uv. Needs Java 17, and for
+the connector Maven. Run by `make interop`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,22 @@ def run(minor: str, *args: str) -> dict[str, Any]:
         pyspark_logcore.ensure_java()
     except pyspark_logcore.JavaNotFoundError as error:
         pytest.skip(str(error))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "tests"),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
     for name in ("PYSPARK_PYTHON", "SPARK_HOME"):
         environment.pop(name, None)
     command = [str(environment_of(minor)), "-m", "support.matrix_job", *args]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    done = subprocess.run(
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert said["pyspark"].startswith(minor)
@@ -67,7 +78,9 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
-def rows_of(path: Path, topic: str, first: int = 0, last: int = ROWS) -> list[list[Any]]:
+def rows_of(
+    path: Path, topic: str, first: int = 0, last: int = ROWS
+) -> list[list[Any]]:
     """As the job says them, by logcore alone."""
     found = []
     with logcore.open_dir(path, read_only=True) as directory:
@@ -76,8 +89,22 @@ def rows_of(path: Path, topic: str, first: int = 0, last: int = ROWS) -> list[li
                 if record.offset < last:
                     key = None if record.key is None else record.key.hex()
                     value = None if record.value is None else record.value.hex()
-                    headers = [[name, None if one is None else one.hex()] for name, one in record.headers] or None
-                    found.append([topic, partition, record.offset, 0, key, value, headers, record.timestamp_ms])
+                    headers = [
+                        [name, None if one is None else one.hex()]
+                        for name, one in record.headers
+                    ] or None
+                    found.append(
+                        [
+                            topic,
+                            partition,
+                            record.offset,
+                            0,
+                            key,
+                            value,
+                            headers,
+                            record.timestamp_ms,
+                        ]
+                    )
     return found
 
 
@@ -99,7 +126,9 @@ def test_a_job_on_each_pyspark(data: Path, tmp_path: Path, minor: str) -> None:
 def test_the_connector_finds_the_same_rows(data: Path, tmp_path: Path) -> None:
     needed = connector_jars()
     with netshim.serve(str(data)) as broker:
-        said = run(CONNECTOR, str(data), str(tmp_path), broker.bootstrap_servers, needed)
+        said = run(
+            CONNECTOR, str(data), str(tmp_path), broker.bootstrap_servers, needed
+        )
     expected = rows_of(data, "orders")
     for name in ("theirs", "ours", "through", "theirs committed", "ours committed"):
         assert said[name] == expected, name

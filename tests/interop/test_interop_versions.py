@@ -1,7 +1,9 @@
-"""The table of clients and frameworks in docs/netshim.md names the versions that the tests run. Run by `make interop`.
+"""The table of clients and frameworks in docs/netshim.md names the versions that the
+tests run. Run by `make interop`.
 
-A version is asked of what is installed: the package itself, or the jar that Maven fetched. After an update of a client
-the table, and the sentence of the README that repeats it, follow.
+A version is asked of what is installed: the package itself, or the jar that Maven
+fetched. After an update of a client the table, and the sentence of the README that
+repeats it, follow.
 """
 
 from __future__ import annotations
@@ -23,8 +25,14 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(1_800)]
 def rows() -> dict[str, str]:
     """Client -> version, as the page says."""
     page = (ROOT / "docs" / "netshim.md").read_text("utf-8")
-    table = page.split("## Clients and frameworks that run unmodified", 1)[1].split("\n## ", 1)[0]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:1] == "|"]
+    table = page.split("## Clients and frameworks that run unmodified", 1)[1].split(
+        "\n## ", 1
+    )[0]
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in table.splitlines()
+        if line[:1] == "|"
+    ]
     return {name: number for name, number, *_ in cells[2:]}
 
 
@@ -32,12 +40,17 @@ def in_environment(name: str, *wanted: str) -> str:
     """Of the package `name` in the environment that the tests of it make."""
     python = environment(name, *wanted)
     ask = f"import importlib.metadata; print(importlib.metadata.version({name!r}))"
-    return subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+    return subprocess.run(
+        [python, "-c", ask], capture_output=True, text=True, check=True, timeout=60
+    ).stdout.strip()
 
 
 def of_jar(folder: Path, name: str) -> str:
     """Of the one jar `name` in a folder."""
-    found = [re.fullmatch(rf"{re.escape(name)}-(\d[\d.]*)\.jar", path.name) for path in folder.iterdir()]
+    found = [
+        re.fullmatch(rf"{re.escape(name)}-(\d[\d.]*)\.jar", path.name)
+        for path in folder.iterdir()
+    ]
     (number,) = [match[1] for match in found if match is not None]
     return number
 
@@ -54,7 +67,9 @@ RUNS: dict[str, Callable[[], str]] = {
     "confluent-kafka (librdkafka)": lambda: version("confluent-kafka"),
     "kafka-python": lambda: version("kafka-python"),
     "aiokafka": lambda: version("aiokafka"),
-    "Kafka's Java clients and admin tools": lambda: of_jar(kafka_jvm.classes(), "kafka-clients"),
+    "Kafka's Java clients and admin tools": lambda: of_jar(
+        kafka_jvm.classes(), "kafka-clients"
+    ),
     "Kafka Streams": lambda: of_jar(frameworks(), "kafka-streams"),
     "Kafka Connect": lambda: of_jar(frameworks(), "connect-runtime"),
     "Quix Streams": lambda: in_environment("quixstreams", "quixstreams"),

@@ -1,6 +1,8 @@
-"""The registry on a real ZooKeeper server passes the suite of the registry of files; `make interop`.
+"""The registry on a real ZooKeeper server passes the suite of the registry of files;
+`make interop`.
 
-The server is of one Java process for all tests, on a port of its own, with its data in a temporary directory.
+The server is of one Java process for all tests, on a port of its own, with its data in
+a temporary directory.
 """
 
 from __future__ import annotations
@@ -39,9 +41,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         f"dataDir={place}/data\nclientPort={port}\nclientPortAddress=127.0.0.1\ntickTime=200\nadmin.enableServer=false\n"
         "maxClientCnxns=0\nminSessionTimeout=400\n"
     )
-    command = ["java", "-Xmx256m", "-cp", f"{folder}/*", "org.apache.zookeeper.server.ZooKeeperServerMain"]
+    command = [
+        "java",
+        "-Xmx256m",
+        "-cp",
+        f"{folder}/*",
+        "org.apache.zookeeper.server.ZooKeeperServerMain",
+    ]
     with open(place / "out", "wb") as out:
-        process = subprocess.Popen([*command, str(place / "zoo.cfg")], stdout=out, stderr=out)
+        process = subprocess.Popen(
+            [*command, str(place / "zoo.cfg")], stdout=out, stderr=out
+        )
     try:
         for _ in range(300):
             try:

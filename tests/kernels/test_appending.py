@@ -1,7 +1,9 @@
-"""The quick way to append, compiled, against the slow way in Python: which appends it takes, and what it leaves.
+"""The quick way to append, compiled, against the slow way in Python: which appends it
+takes, and what it leaves.
 
-Two logs get the same operations, one on OsFS and one on a subclass of it, which is never offered the quick way and
-whose clock shows what the receipts of the other say. Files and fields then have to be the same.
+Two logs get the same operations, one on OsFS and one on a subclass of it, which is
+never offered the quick way and whose clock shows what the receipts of the other say.
+Files and fields then have to be the same.
 """
 
 from __future__ import annotations
@@ -36,9 +38,21 @@ from support.kernels import compiled, runs_compiled
 pytestmark = runs_compiled
 
 T0 = 1_700_000_000_000
-FIELDS = [name for name in appending.SegmentFields.__annotations__ if name not in ("handle", "held", "_indexes")]
+FIELDS = [
+    name
+    for name in appending.SegmentFields.__annotations__
+    if name not in ("handle", "held", "_indexes")
+]
 STATE_FIELDS = ("end", "visible", "is_closed", "log_start")
-WRITER_FIELDS = ("written_bytes", "appends", "leader_epoch", "rolls", "is_midway", "is_held", "is_resting")
+WRITER_FIELDS = (
+    "written_bytes",
+    "appends",
+    "leader_epoch",
+    "rolls",
+    "is_midway",
+    "is_held",
+    "is_resting",
+)
 
 
 class Shown(OsFS):
@@ -55,12 +69,19 @@ def facts(log: logcore.Log) -> dict[str, Any]:
     found = {name: getattr(writer.active, name) for name in FIELDS}
     found |= {name: getattr(writer.state, name) for name in STATE_FIELDS}
     found |= {name: getattr(writer, name) for name in WRITER_FIELDS}
-    found["indexes"] = [bytes(index.data) for index in (writer.active.offset_index, writer.active.time_index)]
+    found["indexes"] = [
+        bytes(index.data)
+        for index in (writer.active.offset_index, writer.active.time_index)
+    ]
     return found
 
 
 def files(log: logcore.Log) -> dict[str, bytes]:
-    names = (name for name in os.listdir(log.path) if name.endswith((".log", ".index", ".timeindex")))
+    names = (
+        name
+        for name in os.listdir(log.path)
+        if name.endswith((".log", ".index", ".timeindex"))
+    )
     return {name: Path(log.path, name).read_bytes() for name in names}
 
 
@@ -72,14 +93,17 @@ def log(tmp_path: Path) -> Iterator[logcore.Log]:
         yield log
 
 
-def quickly(log: logcore.Log, value: object = b"v", key: object = b"k", **given: object) -> logcore.Receipt | None:
+def quickly(
+    log: logcore.Log, value: object = b"v", key: object = b"k", **given: object
+) -> logcore.Receipt | None:
     """What the quick way alone makes of an append."""
     names = ("headers", "timestamp_ms", "durability", "expected_offset")
     found = {"headers": (), **given}
     return log.writer.append_quickly(value, key, *(found.get(name) for name in names))
 
 
-# -- what it takes --------------------------------------------------------------------------
+# -- what it takes
+# --------------------------------------------------------------------------
 
 
 def test_a_plain_append_goes_the_quick_way(log: logcore.Log) -> None:
@@ -90,7 +114,11 @@ def test_a_plain_append_goes_the_quick_way(log: logcore.Log) -> None:
     assert began_ms <= receipt.timestamp_ms <= OsFS().now_ms()
     assert quickly(log, None, b"key") is not None
     assert quickly(log, b"", None) is not None
-    assert [(one.key, one.value) for one in log.read(1)] == [(b"key", b"value"), (b"key", None), (None, b"")]
+    assert [(one.key, one.value) for one in log.read(1)] == [
+        (b"key", b"value"),
+        (b"key", None),
+        (None, b""),
+    ]
     assert log.get(1).timestamp_ms == receipt.timestamp_ms
 
 
@@ -131,9 +159,13 @@ def test_of_plain_appends_only_those_with_an_index_entry_go_the_slow_way(
         {"key": bytes(5000)},
         {"value": bytes(2000), "key": bytes(2100)},
     ],
-    ids=lambda given: "-".join(f"{name}:{type(value).__name__}" for name, value in given.items()),
+    ids=lambda given: "-".join(
+        f"{name}:{type(value).__name__}" for name, value in given.items()
+    ),
 )
-def test_what_is_unusual_about_a_record_goes_the_slow_way(log: logcore.Log, given: dict[str, Any]) -> None:
+def test_what_is_unusual_about_a_record_goes_the_slow_way(
+    log: logcore.Log, given: dict[str, Any]
+) -> None:
     refused(log, lambda: quickly(log, **given))
 
 
@@ -169,7 +201,12 @@ def test_what_is_unusual_about_the_log_goes_the_slow_way(
     log: logcore.Log, owner: str, field: str, value: object
 ) -> None:
     writer = log.writer
-    holder: Any = {"writer": writer, "state": writer.state, "active": writer.active, "commit": writer.commit}[owner]
+    holder: Any = {
+        "writer": writer,
+        "state": writer.state,
+        "active": writer.active,
+        "commit": writer.commit,
+    }[owner]
     before = getattr(holder, field)
     setattr(holder, field, value)
     try:
@@ -181,7 +218,9 @@ def test_what_is_unusual_about_the_log_goes_the_slow_way(
     assert quickly(log) is not None
 
 
-def test_a_batch_that_just_fits_the_segment_goes_the_quick_way(log: logcore.Log) -> None:
+def test_a_batch_that_just_fits_the_segment_goes_the_quick_way(
+    log: logcore.Log,
+) -> None:
     active = log.writer.active
     log.append(b"v", key=b"k")
     size = active.size_bytes - len(b"first") - 68
@@ -208,7 +247,9 @@ def test_an_append_waits_for_who_has_the_lock(log: logcore.Log) -> None:
     ],
     ids=str,
 )
-def test_settings_that_ask_for_more_go_the_slow_way(tmp_path: Path, config: dict[str, str]) -> None:
+def test_settings_that_ask_for_more_go_the_slow_way(
+    tmp_path: Path, config: dict[str, str]
+) -> None:
     with logcore.open(tmp_path / "t-0", create=True, durability="os", fs=OsFS()) as log:
         log.append(b"first")
         assert quickly(log) is not None
@@ -220,23 +261,33 @@ def test_settings_that_ask_for_more_go_the_slow_way(tmp_path: Path, config: dict
 
 def test_a_compacted_topic_takes_keys_alone(tmp_path: Path) -> None:
     config = {"cleanup.policy": "compact"}
-    with logcore.open(tmp_path / "t-0", create=True, durability="os", config=config, fs=OsFS()) as log:
+    with logcore.open(
+        tmp_path / "t-0", create=True, durability="os", config=config, fs=OsFS()
+    ) as log:
         log.append(b"first", key=b"k")
         assert quickly(log) is not None
         refused(log, lambda: quickly(log, key=None))
 
 
-@pytest.mark.parametrize("durability", ["group", "always", logcore.every(3), logcore.interval(5)])
+@pytest.mark.parametrize(
+    "durability", ["group", "always", logcore.every(3), logcore.interval(5)]
+)
 def test_other_policies_go_the_slow_way(tmp_path: Path, durability: Any) -> None:
-    with logcore.open(tmp_path / "t-0", create=True, durability=durability, fs=OsFS()) as log:
+    with logcore.open(
+        tmp_path / "t-0", create=True, durability=durability, fs=OsFS()
+    ) as log:
         log.append(b"first")
         refused(log, lambda: quickly(log))
 
 
 @pytest.mark.parametrize(
-    "how", [{"shared": True}, {"replicated": True}, {"fs": Shown()}], ids=["shared", "replicated", "watched"]
+    "how",
+    [{"shared": True}, {"replicated": True}, {"fs": Shown()}],
+    ids=["shared", "replicated", "watched"],
 )
-def test_logs_that_others_write_copy_or_watch_go_the_slow_way(tmp_path: Path, how: Any) -> None:
+def test_logs_that_others_write_copy_or_watch_go_the_slow_way(
+    tmp_path: Path, how: Any
+) -> None:
     with logcore.open(tmp_path / "t-0", create=True, durability="os", **how) as log:
         log.append(b"first")
         assert quickly(log) is None
@@ -260,7 +311,8 @@ def test_a_tail_is_woken_by_each_append(log: logcore.Log) -> None:
     assert ends == [2, 3, 4]
 
 
-# -- what it leaves --------------------------------------------------------------------------
+# -- what it leaves
+# --------------------------------------------------------------------------
 
 pieces = st.none() | st.binary(max_size=30) | st.integers(0, 5000).map(bytes)
 steps = st.one_of(
@@ -307,7 +359,9 @@ class Twin:
         self.log = self.open()
 
     def open(self) -> logcore.Log:
-        return logcore.open(self.path, create=True, durability="os", config=CONFIG, fs=self.fs)
+        return logcore.open(
+            self.path, create=True, durability="os", config=CONFIG, fs=self.fs
+        )
 
     def do(self, step: tuple[Any, ...]) -> list[Any]:
         try:
@@ -328,7 +382,9 @@ class Twin:
         if kind == "expected":
             return [log.append(b"e", expected_offset=log.log_end_offset + given[0] - 1)]
         if kind == "many":
-            return [log.append_many([(b"k", b"v%d" % number) for number in range(given[0])])]
+            return [
+                log.append_many([(b"k", b"v%d" % number) for number in range(given[0])])
+            ]
         if kind == "truncate":
             log.truncate(max(log.log_start_offset, log.log_end_offset - given[0]))
         if kind == "delete":
@@ -353,9 +409,15 @@ def test_both_ways_leave_the_same_files(program: list[tuple[Any, ...]]) -> None:
     twins = [Twin(directories[0], OsFS()), Twin(directories[1], other)]
     try:
         for step in program:
-            for one in [("append", b"b", b"k")] * step[1] if step[0] == "burst" else [step]:
+            for one in (
+                [("append", b"b", b"k")] * step[1] if step[0] == "burst" else [step]
+            ):
                 mine = twins[0].do(one)
-                other.clock_ms = mine[0].timestamp_ms if mine and not isinstance(mine[0], str) else OsFS().now_ms()
+                other.clock_ms = (
+                    mine[0].timestamp_ms
+                    if mine and not isinstance(mine[0], str)
+                    else OsFS().now_ms()
+                )
                 assert twins[1].do(one) == mine
             assert facts(twins[0].log) == facts(twins[1].log)
         for twin in twins:
@@ -377,7 +439,9 @@ class PlainSegment(ActiveSegment):
 
 
 @given(
-    batches=st.lists(st.tuples(st.integers(61, 200), st.sampled_from([-1, 0, 3, 5, 90])), max_size=30),
+    batches=st.lists(
+        st.tuples(st.integers(61, 200), st.sampled_from([-1, 0, 3, 5, 90])), max_size=30
+    ),
     config=st.fixed_dictionaries(
         {
             "index.interval.bytes": st.sampled_from([0, 100, 1000]),
@@ -386,7 +450,11 @@ class PlainSegment(ActiveSegment):
     ),
     first=st.integers(0, 30),
 )
-@example(batches=[(100, 1), (100, 3), (100, 2)], config={"index.interval.bytes": 0, "segment.index.bytes": 24}, first=1)
+@example(
+    batches=[(100, 1), (100, 3), (100, 2)],
+    config={"index.interval.bytes": 0, "segment.index.bytes": 24},
+    first=1,
+)
 def test_both_kernels_note_the_same_of_a_batch(
     batches: list[tuple[int, int]], config: dict[str, int], first: int
 ) -> None:
@@ -397,15 +465,26 @@ def test_both_kernels_note_the_same_of_a_batch(
         segment = kind(disk, "t-0", 7, LogConfig.parse(config), create=True)
         told = list[Any]()
         ends = list(itertools.accumulate((size for size, _ in batches), initial=0))
-        rows = [(at, size, 7 + slot, time) for slot, (at, (size, time)) in enumerate(zip(ends, batches, strict=False))]
+        rows = [
+            (at, size, 7 + slot, time)
+            for slot, (at, (size, time)) in enumerate(zip(ends, batches, strict=False))
+        ]
         for row in rows[:first]:
             told.append(segment.is_full(row[1], row[3], row[2], T0))
             segment.note(*row)
             told.append([getattr(segment, name) for name in FIELDS])
         segment.note_each(0, rows[first:])
         told.append([getattr(segment, name) for name in FIELDS])
-        told += [bytes(index.data) for index in (segment.offset_index, segment.time_index)]
-        told.append({path: data for path, data in disk.files().items() if not path.endswith(".log")})
+        told += [
+            bytes(index.data) for index in (segment.offset_index, segment.time_index)
+        ]
+        told.append(
+            {
+                path: data
+                for path, data in disk.files().items()
+                if not path.endswith(".log")
+            }
+        )
         noted.append(told)
     assert noted[0] == noted[1]
 
@@ -431,12 +510,15 @@ def test_appends_by_threads_each_get_an_offset_of_their_own(log: logcore.Log) ->
     assert log.statistics().appends == 1 + 4 * 110
 
 
-# -- a disk that fails --------------------------------------------------------------------------
+# -- a disk that fails
+# --------------------------------------------------------------------------
 
 
 @pytest.fixture
 def file_limit() -> Iterator[Callable[[int], None]]:
-    """Sets how long a file of this process may get; the system then writes less, or refuses."""
+    """Sets how long a file of this process may get; the system then writes less, or
+    refuses.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
@@ -445,7 +527,9 @@ def file_limit() -> Iterator[Callable[[int], None]]:
 
 
 @pytest.mark.parametrize("room", [0, 1, 50])
-def test_a_write_that_is_short_leaves_no_byte(log: logcore.Log, file_limit: Callable[[int], None], room: int) -> None:
+def test_a_write_that_is_short_leaves_no_byte(
+    log: logcore.Log, file_limit: Callable[[int], None], room: int
+) -> None:
     quickly(log)
     before = facts(log), files(log)
     file_limit(log.writer.active.size_bytes + room)
@@ -460,7 +544,9 @@ def test_a_write_that_is_short_leaves_no_byte(log: logcore.Log, file_limit: Call
     assert [record.offset for record in log.read(0)] == [0, 1, 2]
 
 
-def test_a_write_that_cannot_be_cut_back_poisons_the_log(log: logcore.Log, tmp_path: Path) -> None:
+def test_a_write_that_cannot_be_cut_back_poisons_the_log(
+    log: logcore.Log, tmp_path: Path
+) -> None:
     quickly(log)
     handle = log.writer.active.handle
     kept = os.dup(handle)
@@ -480,15 +566,23 @@ def test_a_write_that_cannot_be_cut_back_poisons_the_log(log: logcore.Log, tmp_p
     assert log.log_end_offset == 2
 
 
-# -- what it stands on --------------------------------------------------------------------------
+# -- what it stands on
+# --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [*range(40), 300, 959, 960, 961, 1000, 1023, 1024, 1025, 4000, 70_000])
+@pytest.mark.parametrize(
+    "size", [*range(40), 300, 959, 960, 961, 1000, 1023, 1024, 1025, 4000, 70_000]
+)
 def test_a_checksum_is_the_same_by_the_processor_and_by_the_library(size: int) -> None:
     value = bytes(number * 7 % 251 for number in range(size))
-    found = [one.encode_one(None, value, (), 5, 0, 0, 5, 1 << 20)[0] for one in (compiled, plain)]
+    found = [
+        one.encode_one(None, value, (), 5, 0, 0, 5, 1 << 20)[0]
+        for one in (compiled, plain)
+    ]
     assert found[0] == found[1]
-    assert int.from_bytes(found[0][17:21], "big") == crc32c(found[0][layout.CRC_START :])
+    assert int.from_bytes(found[0][17:21], "big") == crc32c(
+        found[0][layout.CRC_START :]
+    )
 
 
 def test_a_receipt_behaves_as_a_named_tuple() -> None:
@@ -506,7 +600,13 @@ def test_a_receipt_behaves_as_a_named_tuple() -> None:
         later = kind(4, 4, 5, "os", "t", 1)
         assert one < later and one <= one and later > tuple(one) and not one >= later
         assert (*one, 1) == one + (1,) and (1,) + one == (1, *one)  # noqa: RUF005
-        assert (one.index("t"), one.count(4), len(one), one[-1], one[:2]) == (4, 1, 6, 1, (3, 4))
+        assert (one.index("t"), one.count(4), len(one), one[-1], one[:2]) == (
+            4,
+            1,
+            6,
+            1,
+            (3, 4),
+        )
         assert copy.copy(one) == one
         match one:
             case kind(offset=found):

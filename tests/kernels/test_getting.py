@@ -1,4 +1,6 @@
-"""The quick way to one record, compiled, against reading all: what it answers, and what it leaves to the slow way."""
+"""The quick way to one record, compiled, against reading all: what it answers, and what
+it leaves to the slow way.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,16 @@ CONFIG = {"batch.size": "300", "segment.bytes": "3000", "index.interval.bytes": 
 
 
 def rows(count: int, at: int = 0) -> list[tuple[Any, ...]]:
-    return [(b"k%d" % number, b"v" * (number % 90), (), T0 + number) for number in range(at, at + count)]
+    return [
+        (b"k%d" % number, b"v" * (number % 90), (), T0 + number)
+        for number in range(at, at + count)
+    ]
 
 
 def agree(log: logcore.Log) -> int:
-    """Each offset is answered as reading says, the first time and later; returns how many were answered quickly."""
+    """Each offset is answered as reading says, the first time and later; returns how
+    many were answered quickly.
+    """
     expected = {record.offset: record for record in log.read(log.log_start_offset)}
     quick = 0
     offsets = [*range(-1, log.log_end_offset + 2), 2**63, -(2**63), 2**70]
@@ -51,7 +58,9 @@ def agree(log: logcore.Log) -> int:
 def log() -> Iterator[logcore.Log]:
     """A log of several segments."""
     disk = SimulatedDisk(now_ms=T0)
-    with logcore.open(PATH, create=True, durability="os", config=CONFIG, fs=disk) as log:
+    with logcore.open(
+        PATH, create=True, durability="os", config=CONFIG, fs=disk
+    ) as log:
         for at in range(10):
             log.append_many(rows(30, 30 * at))
         yield log
@@ -63,12 +72,16 @@ def test_plain_records_are_found_quickly(log: logcore.Log) -> None:
     assert agree(log) == 300
     with logcore.open(PATH, read_only=True, fs=log._fs) as reader:
         in_sealed = log._state.segments[-1].base_offset
-        assert agree(reader) == in_sealed, "a reader does not map what another process writes"
+        assert agree(reader) == in_sealed, (
+            "a reader does not map what another process writes"
+        )
 
 
 @runs_compiled
 def test_what_has_no_answer_yet_goes_the_slow_way(log: logcore.Log) -> None:
-    assert kernel.get_quickly(log._state, 0) is None, "no segment is held before it was read from"
+    assert kernel.get_quickly(log._state, 0) is None, (
+        "no segment is held before it was read from"
+    )
     log.get(0)
     assert kernel.get_quickly(log._state, 0) is not None
     for offset in (-1, 300, 2**63, 1.0, None, "0", True):
@@ -98,7 +111,9 @@ steps = st.lists(
 
 
 @given(steps, st.sampled_from(["os", "group"]))
-def test_records_are_the_same_one_by_one(program: list[tuple[Any, ...]], durability: str) -> None:
+def test_records_are_the_same_one_by_one(
+    program: list[tuple[Any, ...]], durability: str
+) -> None:
     disk = SimulatedDisk(now_ms=T0)
     log = logcore.open(PATH, create=True, durability=durability, config=CONFIG, fs=disk)
     try:
@@ -122,7 +137,9 @@ def test_records_are_the_same_one_by_one(program: list[tuple[Any, ...]], durabil
             elif kind == "truncate":
                 log.truncate(max(log.log_start_offset, log.log_end_offset - given_[0]))
             elif kind == "delete":
-                log.delete_records(min(log.high_watermark, log.log_start_offset + given_[0]))
+                log.delete_records(
+                    min(log.high_watermark, log.log_start_offset + given_[0])
+                )
             elif kind == "compact":
                 log.reconfigure({**CONFIG, "cleanup.policy": "compact"})
                 logcore.clean(log)
@@ -154,7 +171,9 @@ def log_record(offset: int) -> logcore.Record:
 
 @runs_compiled
 def test_batches_are_told_apart_by_their_positions(tmp_path: Path) -> None:
-    """Small batches that begin near each other: of the second the CRC is wrong, of the first it was checked."""
+    """Small batches that begin near each other: of the second the CRC is wrong, of the
+    first it was checked.
+    """
     with logcore.open(tmp_path / PATH, create=True, durability="os") as log:
         for _ in range(4):
             log.append(b"")
@@ -175,10 +194,14 @@ def test_batches_are_told_apart_by_their_positions(tmp_path: Path) -> None:
 @runs_compiled
 @pytest.mark.parametrize("damaged", [0, 1, 2])
 def test_one_batch_of_each_4_kib_is_noted(tmp_path: Path, damaged: int) -> None:
-    """Two batches lie in the first 4 KiB, and only the third, which reaches beyond them, is checked once for all."""
+    """Two batches lie in the first 4 KiB, and only the third, which reaches beyond
+    them, is checked once for all.
+    """
     with logcore.open(tmp_path / PATH, create=True, durability="os") as log:
         for at in range(0, 60, 20):
-            log.append_many([(None, b"v" * 60 + b"%d" % number) for number in range(at, at + 20)])
+            log.append_many(
+                [(None, b"v" * 60 + b"%d" % number) for number in range(at, at + 20)]
+            )
         positions = [batch.position for batch in log.batches(0)]
         assert positions[2] < 4096 < (tmp_path / FIRST).stat().st_size
         log.roll()
@@ -197,7 +220,9 @@ def test_one_batch_of_each_4_kib_is_noted(tmp_path: Path, damaged: int) -> None:
 
 @runs_compiled
 def test_what_another_program_has_written_is_checked(tmp_path: Path) -> None:
-    """A writer believes only the batches that it has appended itself in this life of the segment."""
+    """A writer believes only the batches that it has appended itself in this life of
+    the segment.
+    """
     with logcore.open(tmp_path / PATH, create=True, durability="os") as log:
         log.append_many(rows(300))
     path = tmp_path / FIRST
@@ -215,7 +240,9 @@ def test_what_another_program_has_written_is_checked(tmp_path: Path) -> None:
 @runs_compiled
 @pytest.mark.parametrize("size", [0, 1, 20, 100, 1000, 20_000])
 def test_records_of_any_size_are_found(tmp_path: Path, size: int) -> None:
-    """By where they would be if all were as long: here they are, or each is longer than all before, or only one is."""
+    """By where they would be if all were as long: here they are, or each is longer than
+    all before, or only one is.
+    """
     shapes = (
         [size] * 300,
         [size * number // 300 for number in range(300)],
@@ -223,27 +250,49 @@ def test_records_of_any_size_are_found(tmp_path: Path, size: int) -> None:
         [size if number > 290 else 1 for number in range(300)],
     )
     expected = []
-    with logcore.open(tmp_path / PATH, create=True, durability="os", config={"batch.size": "1000000"}) as log:
+    with logcore.open(
+        tmp_path / PATH, create=True, durability="os", config={"batch.size": "1000000"}
+    ) as log:
         for shape in shapes:
-            log.append_many([(b"%d" % number, bytes(length)) for number, length in enumerate(shape)])
-            expected += [(b"%d" % number, length) for number, length in enumerate(shape)]
+            log.append_many(
+                [(b"%d" % number, bytes(length)) for number, length in enumerate(shape)]
+            )
+            expected += [
+                (b"%d" % number, length) for number, length in enumerate(shape)
+            ]
         for _ in range(4):
             found = [log.get(offset) for offset in range(len(expected))]
-            assert [(record.key, len(record.value or b"")) for record in found] == expected
-            assert sum(kernel.get_quickly(log._state, offset) is not None for offset in range(1200)) == 1200
+            assert [
+                (record.key, len(record.value or b"")) for record in found
+            ] == expected
+            assert (
+                sum(
+                    kernel.get_quickly(log._state, offset) is not None
+                    for offset in range(1200)
+                )
+                == 1200
+            )
             log.roll()
 
 
 @runs_compiled
-def test_what_was_taken_back_is_not_found(log: logcore.Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interrupt behind the write of a batch; others are appended in its place, over the same bytes of the file."""
+def test_what_was_taken_back_is_not_found(
+    log: logcore.Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interrupt behind the write of a batch; others are appended in its place, over
+    the same bytes of the file.
+    """
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     assert agree(log) == 300
     with monkeypatch.context() as patch:
-        patch.setattr(ActiveSegment, "note_each", lambda segment, *_: (segment.read_one(0, 0, True), interrupt()))
+        patch.setattr(
+            ActiveSegment,
+            "note_each",
+            lambda segment, *_: (segment.read_one(0, 0, True), interrupt()),
+        )
         with pytest.raises(KeyboardInterrupt):
             log.append_many(rows(2, 400))
     log.append_many(rows(2, 300))

@@ -1,7 +1,8 @@
 """The compiled kernels against the plain ones, and both against other people's codecs.
 
-The plain module is the specification. Every function gets the same arguments in both forms, over sound batches and over
-batches with a flipped bit or a cut, and must give the same result or the same error.
+The plain module is the specification. Every function gets the same arguments in both
+forms, over sound batches and over batches with a flipped bit or a cut, and must give
+the same result or the same error.
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ from kafka.record.default_records import DefaultRecordBatch as KafkaPythonBatch
 from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
 
 import logcore
-from logcore.errors import InvalidRecordError, InvalidTimestampError, LogcoreError, RecordTooLargeError
+from logcore.errors import (
+    InvalidRecordError,
+    InvalidTimestampError,
+    LogcoreError,
+    RecordTooLargeError,
+)
 from logcore.kernels import layout, plain
 from logcore.kernels.checksum import crc32c
 from support.kernels import KERNELS, compiled, needs_compiler
@@ -34,14 +40,27 @@ T0 = 1_700_000_000_000
 
 maybe_bytes = st.none() | st.binary(max_size=40)
 header = st.tuples(st.text(max_size=8), maybe_bytes)
-timestamps = st.none() | st.just(-1) | st.integers(0, 2**62) | st.integers(T0 - 100, T0 + 100)
-record = st.tuples(maybe_bytes, maybe_bytes, st.lists(header, max_size=3).map(tuple), timestamps)
+timestamps = (
+    st.none() | st.just(-1) | st.integers(0, 2**62) | st.integers(T0 - 100, T0 + 100)
+)
+record = st.tuples(
+    maybe_bytes, maybe_bytes, st.lists(header, max_size=3).map(tuple), timestamps
+)
 records = st.lists(record, max_size=40)
 
 
-def encode(kernel: Any, rows: Any, *, base_offset: int = 0, batch_bytes: int = 1 << 20, **more: Any) -> bytes:
+def encode(
+    kernel: Any,
+    rows: Any,
+    *,
+    base_offset: int = 0,
+    batch_bytes: int = 1 << 20,
+    **more: Any,
+) -> bytes:
     out = bytearray()
-    size, _ = kernel.encode_records(out, rows, base_offset, 0, T0, batch_bytes, 1 << 30, **more)
+    size, _ = kernel.encode_records(
+        out, rows, base_offset, 0, T0, batch_bytes, 1 << 30, **more
+    )
     return bytes(out[:size])
 
 
@@ -52,7 +71,9 @@ def outcome(call: Callable[[], Any]) -> Any:
     except LogcoreError as error:
         return type(error).__name__, str(error), error.position
     if isinstance(result, tuple):
-        return tuple(part.tolist() if isinstance(part, np.ndarray) else part for part in result)
+        return tuple(
+            part.tolist() if isinstance(part, np.ndarray) else part for part in result
+        )
     if isinstance(result, list):
         return [one if isinstance(one, int) else tuple(one) for one in result]
     if type(result).__name__ == "Record":
@@ -62,7 +83,9 @@ def outcome(call: Callable[[], Any]) -> Any:
 
 def columns_of(kernel: Any, data: bytes, rows: int) -> Any:
     block = np.zeros(max(rows, 0) * layout.ROW_SIZE, np.uint8)
-    return kernel.decode_columns(data, 0, len(data), block, max(rows, 0), "f"), block.tolist()
+    return kernel.decode_columns(
+        data, 0, len(data), block, max(rows, 0), "f"
+    ), block.tolist()
 
 
 def everything(kernel: Any, data: bytes) -> list[Any]:
@@ -76,37 +99,53 @@ def everything(kernel: Any, data: bytes) -> list[Any]:
         (stop, rows),
         outcome(lambda: kernel.plan_run(data, 0, size, 3, 100, 9)),
         outcome(lambda: kernel.plan_run(data, 0, size, 1 << 20, 1 << 20, 2**62, 3)),
-        outcome(lambda: kernel.plan_run(data, 0, size, 1 << 20, 1 << 20, 2**62, 0, True)),
+        outcome(
+            lambda: kernel.plan_run(data, 0, size, 1 << 20, 1 << 20, 2**62, 0, True)
+        ),
         outcome(lambda: columns_of(kernel, data[:stop], rows)),
         outcome(lambda: kernel.decode_objects(data, 0, size, "f")),
         outcome(lambda: kernel.decode_placed(data, 0, size, "t", 3, "f")),
         *(
-            outcome(lambda offset=offset, more=more: kernel.read_one(data, 0, size, offset, "f", *more))
+            outcome(
+                lambda offset=offset, more=more: kernel.read_one(
+                    data, 0, size, offset, "f", *more
+                )
+            )
             for offset in (0, 3, 11, 30)
             for more in ((), (31,), (31, True), (2**62,))
         ),
-        outcome(lambda: kernel.decode_body_objects(data[61:], min(5, len(data)), 3, T0, None, "f", 9)),
+        outcome(
+            lambda: kernel.decode_body_objects(
+                data[61:], min(5, len(data)), 3, T0, None, "f", 9
+            )
+        ),
     ]
 
 
 @needs_compiler
 @given(records, st.sampled_from([1, 200, 1 << 20]), st.integers(0, 2**40))
-def test_both_kernels_write_the_same_bytes(rows: Any, batch_bytes: int, base_offset: int) -> None:
-    assert encode(plain, rows, base_offset=base_offset, batch_bytes=batch_bytes) == encode(
-        compiled, rows, base_offset=base_offset, batch_bytes=batch_bytes
-    )
+def test_both_kernels_write_the_same_bytes(
+    rows: Any, batch_bytes: int, base_offset: int
+) -> None:
+    assert encode(
+        plain, rows, base_offset=base_offset, batch_bytes=batch_bytes
+    ) == encode(compiled, rows, base_offset=base_offset, batch_bytes=batch_bytes)
 
 
 @needs_compiler
 @given(records, st.sampled_from([1, 200, 1 << 20]))
-def test_both_kernels_read_the_same_from_sound_batches(rows: Any, batch_bytes: int) -> None:
+def test_both_kernels_read_the_same_from_sound_batches(
+    rows: Any, batch_bytes: int
+) -> None:
     data = encode(plain, rows, batch_bytes=batch_bytes)
     assert everything(plain, data) == everything(compiled, data)
 
 
 @needs_compiler
 @given(records, st.data())
-def test_both_kernels_say_the_same_of_damaged_batches(rows: Any, draw: st.DataObject) -> None:
+def test_both_kernels_say_the_same_of_damaged_batches(
+    rows: Any, draw: st.DataObject
+) -> None:
     data = bytearray(encode(plain, rows, batch_bytes=300))
     if data:
         at = draw.draw(st.integers(0, len(data) - 1))
@@ -117,9 +156,17 @@ def test_both_kernels_say_the_same_of_damaged_batches(rows: Any, draw: st.DataOb
 
 @needs_compiler
 @given(st.lists(st.binary(min_size=1, max_size=30), min_size=1, max_size=20), st.data())
-def test_both_kernels_say_the_same_of_bodies_with_any_byte_changed(values: list[bytes], draw: st.DataObject) -> None:
-    """The records themselves, without a CRC before them that would catch the change first."""
-    body = bytearray(encode(plain, [(b"k", value, (("h", b"1"),)) for value in values])[layout.HEADER_SIZE :])
+def test_both_kernels_say_the_same_of_bodies_with_any_byte_changed(
+    values: list[bytes], draw: st.DataObject
+) -> None:
+    """The records themselves, without a CRC before them that would catch the change
+    first.
+    """
+    body = bytearray(
+        encode(plain, [(b"k", value, (("h", b"1"),)) for value in values])[
+            layout.HEADER_SIZE :
+        ]
+    )
     for _ in range(draw.draw(st.integers(0, 3))):
         body[draw.draw(st.integers(0, len(body) - 1))] = draw.draw(st.integers(0, 255))
     body = body[: draw.draw(st.integers(0, len(body)))]
@@ -127,14 +174,18 @@ def test_both_kernels_say_the_same_of_bodies_with_any_byte_changed(values: list[
 
     def columns(kernel: Any, strict: bool) -> Any:
         block = np.zeros(max(count, 0) * layout.ROW_SIZE, np.uint8)
-        kernel.decode_body_columns(bytes(body), count, 5, T0, None, block, "f", 3, strict)
+        kernel.decode_body_columns(
+            bytes(body), count, 5, T0, None, block, "f", 3, strict
+        )
         return block.tolist()
 
     for strict in (False, True):
         assert outcome(functools.partial(columns, plain, strict)) == outcome(
             functools.partial(columns, compiled, strict)
         )
-    assert outcome(lambda: plain.decode_body_objects(bytes(body), count, 5, T0, 9, "f", 3)) == outcome(
+    assert outcome(
+        lambda: plain.decode_body_objects(bytes(body), count, 5, T0, 9, "f", 3)
+    ) == outcome(
         lambda: compiled.decode_body_objects(bytes(body), count, 5, T0, 9, "f", 3)
     )
 
@@ -150,57 +201,87 @@ def with_crc(batch: bytearray) -> bytes:
 def test_both_kernels_find_the_same_record_even_in_bytes_that_lie(
     rows: Any, before: int, base_offset: int, draw: st.DataObject
 ) -> None:
-    """Records may be skipped by their lengths when the head promises dense offsets; both may lie."""
+    """Records may be skipped by their lengths when the head promises dense offsets;
+    both may lie.
+    """
     batch = bytearray(encode(plain, rows, base_offset=base_offset))
     for _ in range(draw.draw(st.integers(0, 3))):
         at = draw.draw(st.integers(layout.CRC_START, len(batch) - 1))
-        batch[at] = draw.draw(st.sampled_from([0, 1, 2, 4, 8, batch[at] ^ 2, batch[at] ^ 0x80]))
+        batch[at] = draw.draw(
+            st.sampled_from([0, 1, 2, 4, 8, batch[at] ^ 2, batch[at] ^ 0x80])
+        )
     data = with_crc(batch)
     offset = base_offset + before
     end = 2**62
-    assert outcome(lambda: plain.read_one(data, 0, len(data), offset, "f", end)) == outcome(
-        lambda: compiled.read_one(data, 0, len(data), offset, "f", end)
-    )
+    assert outcome(
+        lambda: plain.read_one(data, 0, len(data), offset, "f", end)
+    ) == outcome(lambda: compiled.read_one(data, 0, len(data), offset, "f", end))
     assert everything(plain, data) == everything(compiled, data)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @given(records.filter(len), st.sampled_from([1, 200, 1 << 20]))
-def test_each_record_is_found_by_its_offset(kernel: Any, rows: Any, batch_bytes: int) -> None:
+def test_each_record_is_found_by_its_offset(
+    kernel: Any, rows: Any, batch_bytes: int
+) -> None:
     data = encode(plain, rows, base_offset=1000, batch_bytes=batch_bytes)
     facts, _, _ = plain.walk(data, 0, len(data), 100, False)
     index = b"".join(
-        int(one["last_offset"] - 1000).to_bytes(4, "big") + int(one["position"]).to_bytes(4, "big") for one in facts
+        int(one["last_offset"] - 1000).to_bytes(4, "big")
+        + int(one["position"]).to_bytes(4, "big")
+        for one in facts
     )
     size = len(data)
     end = 1000 + len(rows)
     for record in plain.decode_objects(data, 0, size):
-        assert tuple(kernel.read_one(data, 0, size, record.offset, "f", end, True)) == tuple(record)
-        found = kernel.get_one(index, len(facts), data, size, 1000, record.offset, "f", end, True)
+        assert tuple(
+            kernel.read_one(data, 0, size, record.offset, "f", end, True)
+        ) == tuple(record)
+        found = kernel.get_one(
+            index, len(facts), data, size, 1000, record.offset, "f", end, True
+        )
         assert tuple(found) == tuple(record)
-        assert tuple(kernel.read_one(data, 0, size, record.offset, "f", end + 1)) == tuple(record), "a gap behind it"
+        assert tuple(
+            kernel.read_one(data, 0, size, record.offset, "f", end + 1)
+        ) == tuple(record), "a gap behind it"
     last = int(facts["position"][-1])
     for more in ((), (-1, True), (end - 1,), (end + 1, True)):
-        assert kernel.get_one(index, len(facts), data, size, 1000, end - 1, "f", *more) == last, "nothing bears it out"
-    assert kernel.get_one(index, len(facts), data, size, 1000, end, "f", end, True) == size
+        assert (
+            kernel.get_one(index, len(facts), data, size, 1000, end - 1, "f", *more)
+            == last
+        ), "nothing bears it out"
+    assert (
+        kernel.get_one(index, len(facts), data, size, 1000, end, "f", end, True) == size
+    )
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("dense", [True, False])
 def test_an_offset_is_held_against_the_next_batch(kernel: Any, dense: bool) -> None:
-    """No CRC covers the offset in a head: with one bit turned, the batch would answer for the offsets of others."""
-    batches = [encode(plain, [(None, b"%d" % at)] * 8, base_offset=1000 + 8 * at) for at in range(4)]
+    """No CRC covers the offset in a head: with one bit turned, the batch would answer
+    for the offsets of others.
+    """
+    batches = [
+        encode(plain, [(None, b"%d" % at)] * 8, base_offset=1000 + 8 * at)
+        for at in range(4)
+    ]
     sizes = [len(batch) for batch in batches]
     for at, bit in itertools.product(range(4), range(64)):
         data = bytearray(b"".join(batches))
         data[sum(sizes[:at]) + 7 - bit // 8] ^= 1 << bit % 8
         for offset in range(1000, 1032):
             found = kernel.read_one(bytes(data), 0, len(data), offset, "f", 1032, dense)
-            if not isinstance(found, int) and found.offset == offset and (dense or at < 3):
+            if (
+                not isinstance(found, int)
+                and found.offset == offset
+                and (dense or at < 3)
+            ):
                 assert found.value == b"%d" % ((offset - 1000) // 8), (at, bit, offset)
 
 
-unfit = st.sampled_from(["text", 7, bytearray(b"b"), memoryview(b"m"), 1.5, True, 2**63, -2, (), b"x" * 400])
+unfit = st.sampled_from(
+    ["text", 7, bytearray(b"b"), memoryview(b"m"), 1.5, True, 2**63, -2, (), b"x" * 400]
+)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -217,21 +298,34 @@ unfit = st.sampled_from(["text", 7, bytearray(b"b"), memoryview(b"m"), 1.5, True
     st.booleans(),
 )
 def test_one_record_is_encoded_as_a_batch_of_one(
-    kernel: Any, row: Any, max_bytes: int, attributes: int, compress: Any, require_key: bool
+    kernel: Any,
+    row: Any,
+    max_bytes: int,
+    attributes: int,
+    compress: Any,
+    require_key: bool,
 ) -> None:
     def many() -> Any:
         out = bytearray()
         more = (attributes, -1, -1, -1, compress, require_key)
-        size, batches = plain.encode_records(out, [row], 2**40, 3, T0, 300, max_bytes, *more)
+        size, batches = plain.encode_records(
+            out, [row], 2**40, 3, T0, 300, max_bytes, *more
+        )
         return bytes(out[:size]), batches[0][3]
 
     def single() -> Any:
-        return kernel.encode_one(*row, 2**40, 3, T0, max_bytes, attributes, compress, require_key)
+        return kernel.encode_one(
+            *row, 2**40, 3, T0, max_bytes, attributes, compress, require_key
+        )
 
     assert outcome(single) == outcome(many)
 
 
-mixed = st.tuples(st.binary(max_size=300), st.binary(max_size=9)) | st.tuples(st.none(), st.binary(max_size=9)) | record
+mixed = (
+    st.tuples(st.binary(max_size=300), st.binary(max_size=9))
+    | st.tuples(st.none(), st.binary(max_size=9))
+    | record
+)
 
 
 @needs_compiler
@@ -245,11 +339,15 @@ mixed = st.tuples(st.binary(max_size=300), st.binary(max_size=9)) | st.tuples(st
 def test_rows_of_all_kinds_are_cut_into_the_same_batches(
     rows: Any, batch_bytes: int, max_bytes: int, compress: Any, room: int
 ) -> None:
-    """The short ways for plain rows and the long one take turns inside one batch, and the buffer grows between."""
+    """The short ways for plain rows and the long one take turns inside one batch, and
+    the buffer grows between.
+    """
 
     def written(kernel: Any) -> Any:
         out = bytearray(room)
-        size, batches = kernel.encode_records(out, rows, 7, 0, T0, batch_bytes, max_bytes, 0, 1, 2, 3, compress)
+        size, batches = kernel.encode_records(
+            out, rows, 7, 0, T0, batch_bytes, max_bytes, 0, 1, 2, 3, compress
+        )
         return bytes(out[:size]), tuple(batches)
 
     assert outcome(lambda: written(plain)) == outcome(lambda: written(compiled))
@@ -257,7 +355,11 @@ def test_rows_of_all_kinds_are_cut_into_the_same_batches(
 
 @needs_compiler
 @given(
-    st.lists(st.tuples(maybe_bytes, st.binary(max_size=300), st.integers(-2, 3)), min_size=1, max_size=60),
+    st.lists(
+        st.tuples(maybe_bytes, st.binary(max_size=300), st.integers(-2, 3)),
+        min_size=1,
+        max_size=60,
+    ),
     st.sampled_from([1, 200, 400, 1000, 2**31 - 1, 2**62]),
     st.sampled_from([150, 600, 1 << 30]),
     st.integers(0, 7),
@@ -267,7 +369,9 @@ def test_columns_of_all_kinds_are_cut_into_the_same_batches(
     rows: Any, batch_bytes: int, max_bytes: int, parts: int, room: int
 ) -> None:
     def column(cells: list[bytes | None], with_nulls: bool) -> Any:
-        data = np.frombuffer(b"--" + b"".join(cell or b"" for cell in cells) + b"-", np.uint8)
+        data = np.frombuffer(
+            b"--" + b"".join(cell or b"" for cell in cells) + b"-", np.uint8
+        )
         offsets = np.cumsum([2, *(len(cell or b"") for cell in cells)], dtype=np.int64)
         nulls = np.array([cell is None for cell in cells], np.uint8)
         return data, offsets, nulls if with_nulls else None
@@ -275,12 +379,29 @@ def test_columns_of_all_kinds_are_cut_into_the_same_batches(
     keys = column([key for key, _, _ in rows], True) if parts & 1 else None
     values = column([value for _, value, _ in rows], bool(parts & 2))
     keys = column([value[:9] for _, value, _ in rows], False) if parts & 2 else keys
-    times = np.array([T0 if time > -2 else time for _, _, time in rows], np.int64) if parts & 4 else None
+    times = (
+        np.array([T0 if time > -2 else time for _, _, time in rows], np.int64)
+        if parts & 4
+        else None
+    )
 
     def written(kernel: Any) -> Any:
         out = bytearray(room)
         size, batches = kernel.encode_columns(
-            out, keys, values, times, len(rows), 7, 0, T0, batch_bytes, max_bytes, 0, 1, 2, 3
+            out,
+            keys,
+            values,
+            times,
+            len(rows),
+            7,
+            0,
+            T0,
+            batch_bytes,
+            max_bytes,
+            0,
+            1,
+            2,
+            3,
         )
         return bytes(out[:size]), tuple(batches)
 
@@ -292,7 +413,9 @@ def test_columns_of_all_kinds_are_cut_into_the_same_batches(
 def test_pieces_are_cut_out(kernel: Any, cells: list[bytes | None], gap: int) -> None:
     data = b"".join(b"-" * gap + (cell or b"") for cell in cells)
     sizes = np.array([-1 if cell is None else len(cell) for cell in cells], np.int32)
-    positions = np.cumsum([gap, *(gap + len(cell or b"") for cell in cells)])[:-1].astype(np.int32)
+    positions = np.cumsum([gap, *(gap + len(cell or b"") for cell in cells)])[
+        :-1
+    ].astype(np.int32)
     assert kernel.pieces(memoryview(data), positions, sizes) == cells
     if cells:
         for beside in (positions + len(data) + 1, positions - len(data) - 301):
@@ -304,38 +427,82 @@ def test_pieces_are_cut_out(kernel: Any, cells: list[bytes | None], gap: int) ->
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @given(st.lists(st.tuples(maybe_bytes, maybe_bytes), max_size=30), st.booleans())
-def test_columns_are_written_as_the_same_records_are(kernel: Any, rows: Any, with_times: bool) -> None:
+def test_columns_are_written_as_the_same_records_are(
+    kernel: Any, rows: Any, with_times: bool
+) -> None:
     def column(pieces: list[bytes | None]) -> Any:
         nulls = np.array([piece is None for piece in pieces], np.uint8)
         data = np.frombuffer(b"".join(piece or b"" for piece in pieces), np.uint8)
-        offsets = np.concatenate([[0], np.cumsum([len(piece or b"") for piece in pieces])]).astype(np.int64)
+        offsets = np.concatenate(
+            [[0], np.cumsum([len(piece or b"") for piece in pieces])]
+        ).astype(np.int64)
         return data, offsets, nulls if nulls.any() else None
 
     times = np.arange(len(rows), dtype=np.int64) * 1000 + T0 if with_times else None
     out = bytearray()
     keys = column([key for key, _ in rows])
     values = column([value for _, value in rows])
-    size, _ = kernel.encode_columns(out, keys, values, times, len(rows), 5, 0, T0, 300, 1 << 30)
-    stamped = [(*row, (), T0 + 1000 * at if with_times else None) for at, row in enumerate(rows)]
+    size, _ = kernel.encode_columns(
+        out, keys, values, times, len(rows), 5, 0, T0, 300, 1 << 30
+    )
+    stamped = [
+        (*row, (), T0 + 1000 * at if with_times else None)
+        for at, row in enumerate(rows)
+    ]
     assert bytes(out[:size]) == encode(plain, stamped, base_offset=5, batch_bytes=300)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@given(st.lists(st.tuples(maybe_bytes, maybe_bytes, st.lists(header, max_size=2), st.integers(0, 2**61)), min_size=1))
+@given(
+    st.lists(
+        st.tuples(
+            maybe_bytes,
+            maybe_bytes,
+            st.lists(header, max_size=2),
+            st.integers(0, 2**61),
+        ),
+        min_size=1,
+    )
+)
 def test_aiokafka_and_kafka_python_read_what_is_written(kernel: Any, rows: Any) -> None:
-    data = encode(kernel, [(key, value, tuple(headers), time) for key, value, headers, time in rows])
+    data = encode(
+        kernel,
+        [(key, value, tuple(headers), time) for key, value, headers, time in rows],
+    )
     for batch in (AiokafkaBatch(data), KafkaPythonBatch(data)):
         assert batch.validate_crc()
-        found = [(one.offset, one.timestamp, one.key, one.value, [tuple(h) for h in one.headers]) for one in batch]
-        assert found == [(at, time, key, value, headers) for at, (key, value, headers, time) in enumerate(rows)]
+        found = [
+            (
+                one.offset,
+                one.timestamp,
+                one.key,
+                one.value,
+                [tuple(h) for h in one.headers],
+            )
+            for one in batch
+        ]
+        assert found == [
+            (at, time, key, value, headers)
+            for at, (key, value, headers, time) in enumerate(rows)
+        ]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("builder", [AiokafkaBuilder, KafkaPythonBuilder])
 @given(
-    rows=st.lists(st.tuples(maybe_bytes, maybe_bytes, st.lists(header, max_size=2), st.integers(0, 2**61)), min_size=1)
+    rows=st.lists(
+        st.tuples(
+            maybe_bytes,
+            maybe_bytes,
+            st.lists(header, max_size=2),
+            st.integers(0, 2**61),
+        ),
+        min_size=1,
+    )
 )
-def test_what_aiokafka_and_kafka_python_write_is_read(kernel: Any, builder: Any, rows: Any) -> None:
+def test_what_aiokafka_and_kafka_python_write_is_read(
+    kernel: Any, builder: Any, rows: Any
+) -> None:
     writer = builder(
         magic=2,
         compression_type=0,
@@ -349,11 +516,16 @@ def test_what_aiokafka_and_kafka_python_write_is_read(kernel: Any, builder: Any,
         assert writer.append(at, timestamp=time, key=key, value=value, headers=headers)
     data = bytes(writer.build())
     found = [tuple(one) for one in kernel.decode_objects(data, 0, len(data))]
-    assert found == [(at, time, key, value, tuple(headers)) for at, (key, value, headers, time) in enumerate(rows)]
+    assert found == [
+        (at, time, key, value, tuple(headers))
+        for at, (key, value, headers, time) in enumerate(rows)
+    ]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("name", [name for name in EXPECTED if name.startswith("v2-none")])
+@pytest.mark.parametrize(
+    "name", [name for name in EXPECTED if name.startswith("v2-none")]
+)
 def test_columns_and_objects_of_the_vectors_agree(kernel: Any, name: str) -> None:
     data = (VECTORS / "records" / name).read_bytes()
     stop, rows, _ = kernel.plan_run(data, 0, len(data), 1 << 20, 1 << 20, 2**62)
@@ -362,7 +534,9 @@ def test_columns_and_objects_of_the_vectors_agree(kernel: Any, name: str) -> Non
     assert kernel.decode_columns(data, 0, stop, block, rows) == rows
     objects = kernel.decode_objects(data, 0, stop)
     assert block[: 8 * rows].view(np.int64).tolist() == [one.offset for one in objects]
-    assert block[8 * rows : 16 * rows].view(np.int64).tolist() == [one.timestamp_ms for one in objects]
+    assert block[8 * rows : 16 * rows].view(np.int64).tolist() == [
+        one.timestamp_ms for one in objects
+    ]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -383,14 +557,25 @@ def test_columns_and_objects_of_the_vectors_agree(kernel: Any, name: str) -> Non
         ([(b"k", bytes(2000))], RecordTooLargeError),
     ],
 )
-def test_a_record_that_cannot_be_stored_is_named(kernel: Any, rows: Any, error: type[LogcoreError]) -> None:
+def test_a_record_that_cannot_be_stored_is_named(
+    kernel: Any, rows: Any, error: type[LogcoreError]
+) -> None:
     with pytest.raises(error, match=r"record 1"):
-        kernel.encode_records(bytearray(), [(b"fine", b"fine"), *rows], 0, 0, T0, 1 << 20, 1000)
+        kernel.encode_records(
+            bytearray(), [(b"fine", b"fine"), *rows], 0, 0, T0, 1 << 20, 1000
+        )
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_sequence_wraps_between_batches(kernel: Any) -> None:
-    data = encode(kernel, [(b"k", b"v")] * 3, batch_bytes=1, producer_id=1, producer_epoch=0, base_sequence=2**31 - 2)
+    data = encode(
+        kernel,
+        [(b"k", b"v")] * 3,
+        batch_bytes=1,
+        producer_id=1,
+        producer_epoch=0,
+        base_sequence=2**31 - 2,
+    )
     facts, _, why = kernel.walk(data, 0, len(data), 10, True)
     assert facts["base_sequence"].tolist() == [2**31 - 2, 2**31 - 1, 0]
     assert why == layout.WALK_END
@@ -398,7 +583,9 @@ def test_a_sequence_wraps_between_batches(kernel: Any) -> None:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @given(st.lists(st.integers(0, 1000), unique=True, max_size=30), st.integers(-5, 1005))
-def test_index_search_finds_the_last_entry_at_or_below(kernel: Any, offsets: list[int], target: int) -> None:
+def test_index_search_finds_the_last_entry_at_or_below(
+    kernel: Any, offsets: list[int], target: int
+) -> None:
     offsets.sort()
     index = b"".join(offset.to_bytes(4, "big") + b"\0\0\0\0" for offset in offsets)
     want = sum(offset <= target for offset in offsets) - 1
@@ -407,10 +594,18 @@ def test_index_search_finds_the_last_entry_at_or_below(kernel: Any, offsets: lis
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @given(st.lists(st.none() | st.binary(max_size=300), max_size=20))
-def test_gather_copies_pieces_behind_each_other(kernel: Any, pieces: list[bytes | None]) -> None:
+def test_gather_copies_pieces_behind_each_other(
+    kernel: Any, pieces: list[bytes | None]
+) -> None:
     data = b"".join(b"-" + (piece or b"") for piece in pieces)
-    sizes = np.array([-1 if piece is None else len(piece) for piece in pieces], np.int32)
-    steps = np.cumsum([0] + [1 + len(piece or b"") for piece in pieces[:-1]]) if pieces else []
+    sizes = np.array(
+        [-1 if piece is None else len(piece) for piece in pieces], np.int32
+    )
+    steps = (
+        np.cumsum([0] + [1 + len(piece or b"") for piece in pieces[:-1]])
+        if pieces
+        else []
+    )
     positions = (np.array(steps) + 1).astype(np.int32)
     offsets, gathered = kernel.gather(data, positions, sizes)
     assert gathered.tobytes() == b"".join(piece or b"" for piece in pieces)
@@ -458,13 +653,22 @@ def test_a_record_behaves_as_a_named_tuple() -> None:
 
 
 def test_a_record_of_a_topic_behaves_as_a_named_tuple() -> None:
-    kinds = [layout.TopicRecord] if compiled is None else [layout.TopicRecord, compiled.TopicRecord]
-    records = [layout.Record(3, T0, b"k", None, (("h", b"1"),)), layout.Record(4, T0, None, b"v")]
+    kinds = (
+        [layout.TopicRecord]
+        if compiled is None
+        else [layout.TopicRecord, compiled.TopicRecord]
+    )
+    records = [
+        layout.Record(3, T0, b"k", None, (("h", b"1"),)),
+        layout.Record(4, T0, None, b"v"),
+    ]
     for kernel, kind in zip(KERNELS, kinds, strict=True):
         mine = [kernel.Record(*record) for record in records]
         placed = kernel.place_records("t", 1, mine)
         assert [type(one) for one in placed] == [kind, kind]
-        assert [tuple(one) for one in placed] == [("t", 1, *record) for record in records]
+        assert [tuple(one) for one in placed] == [
+            ("t", 1, *record) for record in records
+        ]
         assert kernel.place_record("t", 1, mine[0]) == placed[0]
         one = placed[0]
         topic, partition, offset, timestamp_ms, key, value, headers = one
@@ -475,9 +679,19 @@ def test_a_record_of_a_topic_behaves_as_a_named_tuple() -> None:
         assert one._asdict()["topic"] == "t"
         with pytest.raises(AttributeError):
             one.offset = 5
-        assert one < placed[1] and one <= one and placed[1] > tuple(one) and not one >= placed[1]
+        assert (
+            one < placed[1]
+            and one <= one
+            and placed[1] > tuple(one)
+            and not one >= placed[1]
+        )
         assert (*one, 1) == one + (1,) and (1,) + one == (1, *one)  # noqa: RUF005
-        assert (one.index("t"), one.count(None), len(one), one[-1]) == (0, 1, 7, (("h", b"1"),))
+        assert (one.index("t"), one.count(None), len(one), one[-1]) == (
+            0,
+            1,
+            7,
+            (("h", b"1"),),
+        )
         assert type(pickle.loads(pickle.dumps(one))) is logcore.TopicRecord
         assert copy.copy(one) == one
         match one:
@@ -511,34 +725,47 @@ def test_both_kernels_have_the_same_functions() -> None:
     public = {
         name
         for name in vars(plain)
-        if callable(getattr(plain, name)) and getattr(plain, name).__module__ == plain.__name__
+        if callable(getattr(plain, name))
+        and getattr(plain, name).__module__ == plain.__name__
     }
     public = {name for name in public if not name.startswith("_")}
     assert public | COMPILED_ONLY == {
         name
         for name in vars(compiled)
         if not name.startswith("_")
-        and type(getattr(compiled, name)).__name__ in ("builtin_function_or_method", "cython_function_or_method")
+        and type(getattr(compiled, name)).__name__
+        in ("builtin_function_or_method", "cython_function_or_method")
     }
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("length", [2**31 - 1, 2**31 - 12, 2**31 - 13])
 def test_a_length_whose_size_needs_33_bits_is_none(kernel: Any, length: int) -> None:
-    """Its size wrapped to a negative number, and the walk went on in front of the buffer."""
+    """Its size wrapped to a negative number, and the walk went on in front of the
+    buffer.
+    """
     data = bytes(8) + length.to_bytes(4, "big") + bytes(4) + b"\2" + bytes(60)
     _, position, why = kernel.walk(data, 0, len(data), 9, False)
-    assert (position, why) == (0, layout.WALK_LENGTH if length > 2**31 - 13 else layout.WALK_SHORT)
+    assert (position, why) == (
+        0,
+        layout.WALK_LENGTH if length > 2**31 - 13 else layout.WALK_SHORT,
+    )
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @given(
-    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6), st.integers(-1, 3)), min_size=1, max_size=5),
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 6), st.integers(-1, 3)),
+        min_size=1,
+        max_size=5,
+    ),
     st.integers(0, 4),
 )
 @example([(2, 0, 0), (2, 1, 2), (2, 4, 0)], 0)
 @example([(2, 0, 0), (2, 2, 0)], 0)
-def test_batches_follow_on_without_a_gap(kernel: Any, batches: list[tuple[int, int, int]], expected: int) -> None:
+def test_batches_follow_on_without_a_gap(
+    kernel: Any, batches: list[tuple[int, int, int]], expected: int
+) -> None:
     facts = np.zeros(len(batches), layout.BATCH_FACTS)
     wanted = True
     following = expected

@@ -1,7 +1,8 @@
-"""The quick way to send, compiled, against the slow way in Python: which records it takes, and what it leaves.
+"""The quick way to send, compiled, against the slow way in Python: which records it
+takes, and what it leaves.
 
-Two producers get the same records, one of which is never offered the quick way. Their queues, their memory and their
-futures then have to be the same, and so do the logs.
+Two producers get the same records, one of which is never offered the quick way. Their
+queues, their memory and their futures then have to be the same, and so do the logs.
 """
 
 from __future__ import annotations
@@ -52,41 +53,61 @@ def directory(tmp_path: Path) -> Iterator[logcore.LogDir]:
 
 @pytest.fixture
 def producer(directory: logcore.LogDir) -> Iterator[Producer]:
-    """A producer whose next plain record goes the quick way, with a key or to partition 0."""
+    """A producer whose next plain record goes the quick way, with a key or to partition
+    0.
+    """
     with directory.producer(**SETTINGS) as producer:
         for number in range(3):
             producer.send("t", b"first", partition=number)
         yield producer
 
 
-def quickly(producer: Producer, topic: object = "t", value: object = b"v", **given: object) -> RecordFuture | None:
+def quickly(
+    producer: Producer, topic: object = "t", value: object = b"v", **given: object
+) -> RecordFuture | None:
     """What the quick way alone makes of a record."""
     found = {"headers": (), **given}
     names = ("key", "partition", "headers", "timestamp_ms", "on_delivery")
-    future: RecordFuture | None = producer._send_quickly(topic, value, *(found.get(name) for name in names))
+    future: RecordFuture | None = producer._send_quickly(
+        topic, value, *(found.get(name) for name in names)
+    )
     return future
 
 
 def facts(producer: Producer, topic: str) -> dict[str, Any]:
     """What a send changes, but for times."""
     accumulator = producer._accumulator
-    found: dict[str, Any] = {"used": accumulator.used_bytes, "records": accumulator.used_records}
+    found: dict[str, Any] = {
+        "used": accumulator.used_bytes,
+        "records": accumulator.used_records,
+    }
     assert accumulator.used_records == accumulator.queued_records
     for name, route in producer._known_routes.items():
         found["sticky", name == topic] = (route.chooser.sticky, route.sticky_bytes)
     for queue in accumulator.queues.values():
         filling = queue.filling
-        sizes = [(one.size_bytes, len(one.records), one is filling) for one in queue.batches]
+        sizes = [
+            (one.size_bytes, len(one.records), one is filling) for one in queue.batches
+        ]
         found[queue.partition] = sizes
-        found["callbacks", queue.partition] = [len(one.delivery.callbacks) for one in queue.batches]
+        found["callbacks", queue.partition] = [
+            len(one.delivery.callbacks) for one in queue.batches
+        ]
     return found
 
 
 def parts(future: RecordFuture) -> tuple[Any, ...]:
-    return (future.batch.partition, future.index, future.key_size, future.value_size, future.done())
+    return (
+        future.batch.partition,
+        future.index,
+        future.key_size,
+        future.value_size,
+        future.done(),
+    )
 
 
-# -- what it takes --------------------------------------------------------------------------
+# -- what it takes
+# --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -100,7 +121,9 @@ def parts(future: RecordFuture) -> tuple[Any, ...]:
         {"partition": 1, "on_delivery": print},
     ],
 )
-def test_a_plain_record_goes_the_quick_way(producer: Producer, given: dict[str, Any]) -> None:
+def test_a_plain_record_goes_the_quick_way(
+    producer: Producer, given: dict[str, Any]
+) -> None:
     assert quickly(producer, **given) is not None
 
 
@@ -122,13 +145,17 @@ def test_a_plain_record_goes_the_quick_way(producer: Producer, given: dict[str, 
         {"topic": b"t"},
     ],
 )
-def test_an_unusual_record_changes_nothing_the_quick_way(producer: Producer, given: dict[str, Any]) -> None:
+def test_an_unusual_record_changes_nothing_the_quick_way(
+    producer: Producer, given: dict[str, Any]
+) -> None:
     before = facts(producer, "t")
     assert quickly(producer, **{"partition": 0, **given}) is None
     assert facts(producer, "t") == before
 
 
-def test_a_producer_with_its_own_ways_sends_the_slow_way(directory: logcore.LogDir) -> None:
+def test_a_producer_with_its_own_ways_sends_the_slow_way(
+    directory: logcore.LogDir,
+) -> None:
     class Interceptor:
         def on_send(self, record: object) -> None:
             return None
@@ -164,7 +191,9 @@ def test_a_simulated_clock_sends_the_slow_way() -> None:
         assert quickly(producer) is None
 
 
-def test_whoever_waits_for_memory_or_holds_the_lock_comes_first(producer: Producer) -> None:
+def test_whoever_waits_for_memory_or_holds_the_lock_comes_first(
+    producer: Producer,
+) -> None:
     with producer._lock:
         assert quickly(producer, partition=0) is None
     ticket = object()
@@ -174,22 +203,33 @@ def test_whoever_waits_for_memory_or_holds_the_lock_comes_first(producer: Produc
     assert quickly(producer, partition=0) is not None
 
 
-def test_a_full_memory_or_a_closed_producer_is_left_to_the_slow_way(directory: logcore.LogDir) -> None:
-    with directory.producer(**SETTINGS, buffer_memory=1_000, max_request_size=500) as producer:
+def test_a_full_memory_or_a_closed_producer_is_left_to_the_slow_way(
+    directory: logcore.LogDir,
+) -> None:
+    with directory.producer(
+        **SETTINGS, buffer_memory=1_000, max_request_size=500
+    ) as producer:
         producer.send("t", b"first", partition=0)
         while quickly(producer, value=bytes(100), partition=0) is not None:
             pass
-        assert producer._accumulator.used_bytes <= 1_000 < producer._accumulator.used_bytes + 100 + 64
+        assert (
+            producer._accumulator.used_bytes
+            <= 1_000
+            < producer._accumulator.used_bytes + 100 + 64
+        )
     assert quickly(producer, partition=0) is None
     with pytest.raises(ProducerClosedError):
         producer.send("t", b"late", partition=0)
     with directory.producer(**SETTINGS, buffer_records=5) as producer:
         producer.send("t", b"first", partition=0)
-        assert [quickly(producer, partition=0) is None for _ in range(6)] == [False] * 4 + [True] * 2
+        assert [quickly(producer, partition=0) is None for _ in range(6)] == [
+            False
+        ] * 4 + [True] * 2
         assert producer._accumulator.used_records == 5
 
 
-# -- what it leaves --------------------------------------------------------------------------
+# -- what it leaves
+# --------------------------------------------------------------------------
 
 
 @given(
@@ -207,9 +247,16 @@ def test_both_ways_leave_the_same(
     partitioner: str,
     ignores_keys: bool,
 ) -> None:
-    settings = {**SETTINGS, "partitioner": partitioner, "partitioner_ignore_keys": ignores_keys}
+    settings = {
+        **SETTINGS,
+        "partitioner": partitioner,
+        "partitioner_ignore_keys": ignores_keys,
+    }
     path = tmp_path_factory.mktemp("sent") / "data"
-    with pytest.MonkeyPatch.context() as patch, logcore.open_dir(path, create=True, durability="os") as directory:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        logcore.open_dir(path, create=True, durability="os") as directory,
+    ):
         for topic in ("t", "u"):
             directory.create_topic(topic, partitions=3)
         sides: list[tuple[str, Producer]] = []
@@ -225,9 +272,15 @@ def test_both_ways_leave_the_same(
             producer.close()
         for number in range(3):
             logs = [directory.partition(topic, number) for topic in ("t", "u")]
-            batches = [[(one.base_offset, one.last_offset) for one in log.batches(0)] for log in logs]
+            batches = [
+                [(one.base_offset, one.last_offset) for one in log.batches(0)]
+                for log in logs
+            ]
             assert batches[0] == batches[1]
-            records = [[(one.key, one.value, one.headers) for one in log.read(0)] for log in logs]
+            records = [
+                [(one.key, one.value, one.headers) for one in log.read(0)]
+                for log in logs
+            ]
             assert records[0] == records[1]
 
 
@@ -237,18 +290,25 @@ def drawing(seed: int) -> Callable[[object, int], int]:
     return lambda fs, below: chance.randrange(below)
 
 
-def test_threads_lose_no_record_and_each_keeps_its_order(directory: logcore.LogDir) -> None:
+def test_threads_lose_no_record_and_each_keeps_its_order(
+    directory: logcore.LogDir,
+) -> None:
     count = 3_000
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        with directory.producer(acks=1, linger_ms=0, batch_size=2_000, buffer_memory=50_000) as producer:
+        with directory.producer(
+            acks=1, linger_ms=0, batch_size=2_000, buffer_memory=50_000
+        ) as producer:
             told: list[int] = []
 
             def send(name: int) -> None:
                 for number in range(count):
                     producer.send(
-                        "t", b"%d %d" % (name, number), partition=0, on_delivery=lambda error, metadata: told.append(1)
+                        "t",
+                        b"%d %d" % (name, number),
+                        partition=0,
+                        on_delivery=lambda error, metadata: told.append(1),
                     )
 
             threads = [threading.Thread(target=send, args=(name,)) for name in range(4)]
@@ -269,13 +329,17 @@ def test_threads_lose_no_record_and_each_keeps_its_order(directory: logcore.LogD
     assert found == {name: list(range(count)) for name in range(4)}
 
 
-# -- many at once ----------------------------------------------------------------------------
+# -- many at once
+# ----------------------------------------------------------------------------
 
 
 @given(
     rows=st.lists(
         st.one_of(
-            st.tuples(st.one_of(st.none(), st.binary(max_size=9)), st.one_of(st.none(), st.binary(max_size=9))),
+            st.tuples(
+                st.one_of(st.none(), st.binary(max_size=9)),
+                st.one_of(st.none(), st.binary(max_size=9)),
+            ),
             st.tuples(st.none(), st.binary(max_size=9), st.just((("h", b"1"),))),
             st.tuples(st.just(bytearray(b"k")), st.binary(max_size=9)),
         ),
@@ -284,7 +348,9 @@ def test_threads_lose_no_record_and_each_keeps_its_order(directory: logcore.LogD
 )
 def test_the_sizes_of_plain_rows_are_those_of_all_rows(rows: list[Any]) -> None:
     measured = kernel.plain_rows(rows)
-    keys, sizes = bulk.keys_and_sizes(tuple(rows))  # of no list, and so without the kernel
+    keys, sizes = bulk.keys_and_sizes(
+        tuple(rows)
+    )  # of no list, and so without the kernel
     is_plain = all(len(row) == 2 and type(row[0]) is not bytearray for row in rows)
     assert (measured is not None) == is_plain
     if measured is not None:

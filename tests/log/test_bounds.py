@@ -1,9 +1,11 @@
-"""What a reading sees beside a writer, with no threads: each place where the two can meet, one at a time.
+"""What a reading sees beside a writer, with no threads: each place where the two can
+meet, one at a time.
 
-A reading looks at a few shared fields, such as the segments and the high watermark. Between any two looks a writer may
-have appended, rolled, deleted or compacted. Here the writer acts at the n-th look at one field, for each field and each
-n until a reading has no n-th look. Whatever it does then, the reading shows the log as it was at one moment between its
-beginning and its end, and keeps the bound that it has promised.
+A reading looks at a few shared fields, such as the segments and the high watermark.
+Between any two looks a writer may have appended, rolled, deleted or compacted. Here the
+writer acts at the n-th look at one field, for each field and each n until a reading has
+no n-th look. Whatever it does then, the reading shows the log as it was at one moment
+between its beginning and its end, and keeps the bound that it has promised.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ CONFIG = {"cleanup.policy": "compact", "file.delete.delay.ms": 0}
 
 
 class Looks:
-    """Counts the looks at one field of a PartitionState, and lets a writer act at one of them."""
+    """Counts the looks at one field of a PartitionState, and lets a writer act at one
+    of them.
+    """
 
     def __init__(self, field: str, at: int, action: Callable[[], None]) -> None:
         self.field = field
@@ -54,7 +58,14 @@ def write(log: Log, number: int, *, commit: bool | None) -> None:
     """One transaction of one record; left open with None."""
     value = ABORTED if commit is not True else b"committed"
     rows = [(b"k%d" % number, value, (), T0 + number)]
-    batch = encode(rows, producer_id=number, producer_epoch=0, base_sequence=0, transactional=True, now_ms=T0)
+    batch = encode(
+        rows,
+        producer_id=number,
+        producer_epoch=0,
+        base_sequence=0,
+        transactional=True,
+        now_ms=T0,
+    )
     log.append_batch(batch)
     if commit is not None:
         log.end_transaction(number, 0, commit=commit)
@@ -87,7 +98,13 @@ def compact(log: Log) -> None:
     log.tick(T0)
 
 
-ACTIONS = [append_aborted, append_open, append_behind_a_roll, delete_from_the_front, compact]
+ACTIONS = [
+    append_aborted,
+    append_open,
+    append_behind_a_roll,
+    delete_from_the_front,
+    compact,
+]
 
 
 def read(log: Log) -> list[tuple[int, bytes | None]]:
@@ -95,28 +112,42 @@ def read(log: Log) -> list[tuple[int, bytes | None]]:
 
 
 def read_committed(log: Log) -> list[tuple[int, bytes | None]]:
-    return [(record.offset, record.value) for record in log.read(0, isolation="read_committed")]
+    return [
+        (record.offset, record.value)
+        for record in log.read(0, isolation="read_committed")
+    ]
 
 
 def scan_committed(log: Log) -> list[tuple[int, bytes | None]]:
     scan = log.scan(0, isolation="read_committed")
-    return [(record.offset, record.value) for columns in scan for record in columns.records()]
+    return [
+        (record.offset, record.value)
+        for columns in scan
+        for record in columns.records()
+    ]
 
 
 def fetch(log: Log) -> list[tuple[int, bytes | None]]:
     found = b"".join(log.stored(0, max_bytes=1 << 20))
     data = [batch for batch in read_batches(found) if not batch.is_control]
-    return [(record.offset, record.value) for batch in data for record in batch.records()]
+    return [
+        (record.offset, record.value) for batch in data for record in batch.records()
+    ]
 
 
 def fetch_committed(log: Log) -> list[tuple[int, bytes | None]]:
-    """As a broker answers a consumer of committed records: the bound, the bytes, then which ones were aborted."""
+    """As a broker answers a consumer of committed records: the bound, the bytes, then
+    which ones were aborted.
+    """
     stable = log.last_stable_offset
     found = b"".join(log.stored(0, stable, max_bytes=1 << 20))
     aborted = aborted_transactions(log, 0, stable)
     rows = []
     for batch in read_batches(found):
-        is_aborted = any(batch.producer_id == who and batch.base_offset >= first for who, first in aborted)
+        is_aborted = any(
+            batch.producer_id == who and batch.base_offset >= first
+            for who, first in aborted
+        )
         if not is_aborted and not batch.is_control:
             rows += [(record.offset, record.value) for record in batch.records()]
     return rows
@@ -126,7 +157,9 @@ READINGS = [read, read_committed, scan_committed, fetch, fetch_committed]
 
 
 def made(disk: SimulatedDisk) -> Log:
-    log = logcore.open("/data/t-0", create=True, config=CONFIG, durability="os", fs=disk)
+    log = logcore.open(
+        "/data/t-0", create=True, config=CONFIG, durability="os", fs=disk
+    )
     for number in range(3):
         write(log, number, commit=number != 1)
         if number != 1:
@@ -134,8 +167,12 @@ def made(disk: SimulatedDisk) -> Log:
     return log
 
 
-def looks(monkeypatch: pytest.MonkeyPatch, reading: Any, action: Any, field: str) -> Iterator[tuple[Any, Any]]:
-    """(what the reading showed or raised, what the log had before), for each look at the field."""
+def looks(
+    monkeypatch: pytest.MonkeyPatch, reading: Any, action: Any, field: str
+) -> Iterator[tuple[Any, Any]]:
+    """(what the reading showed or raised, what the log had before), for each look at
+    the field.
+    """
     for at in range(1, 100):
         disk = SimulatedDisk(now_ms=T0)
         with made(disk) as log:
@@ -143,7 +180,9 @@ def looks(monkeypatch: pytest.MonkeyPatch, reading: Any, action: Any, field: str
             meeting = Looks(field, at, lambda log=log: action(log))
             state = log.writer.state
             meeting.values[id(state)] = getattr(state, field)
-            state.__dict__.pop(field, None)  # the compiled kernels keep some fields elsewhere
+            state.__dict__.pop(
+                field, None
+            )  # the compiled kernels keep some fields elsewhere
             try:
                 with monkeypatch.context() as patch:
                     patch.setattr(PartitionState, field, meeting, raising=False)
@@ -162,7 +201,9 @@ def looks(monkeypatch: pytest.MonkeyPatch, reading: Any, action: Any, field: str
 @pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("reading", READINGS)
-def test_a_reading_is_of_one_moment(monkeypatch: pytest.MonkeyPatch, reading: Any, action: Any, field: str) -> None:
+def test_a_reading_is_of_one_moment(
+    monkeypatch: pytest.MonkeyPatch, reading: Any, action: Any, field: str
+) -> None:
     is_committed = "committed" in reading.__name__
     for found, before in looks(monkeypatch, reading, action, field):
         if isinstance(found, logcore.OffsetOutOfRangeError):
@@ -171,7 +212,9 @@ def test_a_reading_is_of_one_moment(monkeypatch: pytest.MonkeyPatch, reading: An
         offsets = [offset for offset, _ in found]
         assert offsets == sorted(set(offsets)), "in order, each once"
         if is_committed:
-            assert ABORTED not in [value for _, value in found], "records of an aborted or open transaction"
+            assert ABORTED not in [value for _, value in found], (
+                "records of an aborted or open transaction"
+            )
         if action is not delete_from_the_front:
             keeps_aborted = not is_committed and action is not compact
             wanted = [row for row in before if keeps_aborted or row[1] != ABORTED]
@@ -189,12 +232,16 @@ def test_the_last_stable_offset_is_not_above_an_open_transaction(
         return log.last_stable_offset
 
     for found, before in looks(monkeypatch, stable, append_open, field):
-        assert found <= before[-1][0] + 2, "the open transaction begins behind the last marker"
+        assert found <= before[-1][0] + 2, (
+            "the open transaction begins behind the last marker"
+        )
 
 
 def test_the_end_of_a_reading_is_fixed_when_it_begins() -> None:
     """For records, columns and batches, and for a scan that is read twice."""
-    with logcore.open("/data/t-0", create=True, durability="os", fs=SimulatedDisk(now_ms=T0)) as log:
+    with logcore.open(
+        "/data/t-0", create=True, durability="os", fs=SimulatedDisk(now_ms=T0)
+    ) as log:
         for number in range(5):
             log.append(b"%d" % number)
             log.roll()
@@ -202,21 +249,38 @@ def test_the_end_of_a_reading_is_fixed_when_it_begins() -> None:
         batches = log.batches(0)
         scan = log.scan()
         columns = iter(scan)
-        first = [next(records).offset], [next(batches).base_offset], next(columns).offsets.tolist()
+        first = (
+            [next(records).offset],
+            [next(batches).base_offset],
+            next(columns).offsets.tolist(),
+        )
         log.append(b"later")
         log.roll()
         log.append(b"last")
         assert [*first[0], *(record.offset for record in records)] == [0, 1, 2, 3, 4]
         assert [*first[1], *(batch.base_offset for batch in batches)] == [0, 1, 2, 3, 4]
-        assert [*first[2], *(offset for more in columns for offset in more.offsets.tolist())] == [0, 1, 2, 3, 4]
-        assert [offset for more in scan for offset in more.offsets.tolist()] == [0, 1, 2, 3, 4]
+        assert [
+            *first[2],
+            *(offset for more in columns for offset in more.offsets.tolist()),
+        ] == [0, 1, 2, 3, 4]
+        assert [offset for more in scan for offset in more.offsets.tolist()] == [
+            0,
+            1,
+            2,
+            3,
+            4,
+        ]
 
 
 def test_whoever_reads_keeps_each_segment_that_is_deleted_meanwhile() -> None:
-    """Also those that were not looked at yet, when their files are gone and not only renamed."""
+    """Also those that were not looked at yet, when their files are gone and not only
+    renamed.
+    """
     disk = SimulatedDisk(now_ms=T0)
     config = {"file.delete.delay.ms": 0}
-    with logcore.open("/data/t-0", create=True, config=config, durability="os", fs=disk) as log:
+    with logcore.open(
+        "/data/t-0", create=True, config=config, durability="os", fs=disk
+    ) as log:
         for number in range(5):
             log.append(b"%d" % number)
             log.roll()
@@ -225,7 +289,9 @@ def test_whoever_reads_keeps_each_segment_that_is_deleted_meanwhile() -> None:
         first = next(records).offset
         log.delete_records(5)
         log.tick(T0)
-        assert [path for path in disk.files() if path.endswith((".log", ".deleted"))] == [f"/data/t-0/{5:020d}.log"]
+        assert [
+            path for path in disk.files() if path.endswith((".log", ".deleted"))
+        ] == [f"/data/t-0/{5:020d}.log"]
         assert [first, *(record.offset for record in records)] == [0, 1, 2, 3, 4, 5]
 
 
@@ -251,8 +317,8 @@ POLICIES = ["always", "group", "every(3)", "interval(1)", "os"]
 @pytest.mark.parametrize("before", POLICIES)
 @pytest.mark.parametrize("after", POLICIES)
 def test_a_high_watermark_that_was_shown_does_not_fall(before: str, after: str) -> None:
-    """To a reader that stays, and to one that comes, at each step of a writer that opens, appends and closes after
-    another one was killed.
+    """To a reader that stays, and to one that comes, at each step of a writer that
+    opens, appends and closes after another one was killed.
     """
     disk = SimulatedDisk(now_ms=T0)
     log = logcore.open("/data/t-0", create=True, durability=before, fs=disk)
@@ -284,30 +350,46 @@ def test_a_high_watermark_that_was_shown_does_not_fall(before: str, after: str) 
 
 @pytest.mark.parametrize("start", range(6))
 def test_what_is_asked_of_a_log_that_begins_inside_a_batch(start: int) -> None:
-    with logcore.open("/data/t-0", create=True, durability="os", fs=SimulatedDisk(now_ms=T0)) as log:
-        log.append_many([(b"k", b"%d" % number, (), T0 + number) for number in range(5)])
+    with logcore.open(
+        "/data/t-0", create=True, durability="os", fs=SimulatedDisk(now_ms=T0)
+    ) as log:
+        log.append_many(
+            [(b"k", b"%d" % number, (), T0 + number) for number in range(5)]
+        )
         log.append(b"5", timestamp_ms=T0 + 5)
         log.delete_records(start)
-        assert [record.offset for record in log.read(start, isolation="read_committed")] == [*range(start, 6)]
-        assert [log.offset_for_timestamp(T0 + number) for number in range(6)] == [max(start, n) for n in range(6)]
+        assert [
+            record.offset for record in log.read(start, isolation="read_committed")
+        ] == [*range(start, 6)]
+        assert [log.offset_for_timestamp(T0 + number) for number in range(6)] == [
+            max(start, n) for n in range(6)
+        ]
         assert log.newest() == (5, T0 + 5)
         assert log.last_stable_offset == 6
 
 
-def test_a_transaction_whose_marker_was_deleted_before_it_was_looked_at_is_over() -> None:
+def test_a_transaction_whose_marker_was_deleted_before_it_was_looked_at_is_over() -> (
+    None
+):
     with logcore.open("/data/t-0", create=True, fs=SimulatedDisk(now_ms=T0)) as log:
         write(log, 0, commit=None)
-        assert log.last_stable_offset == 0, "the look at transactions ends inside this one"
+        assert log.last_stable_offset == 0, (
+            "the look at transactions ends inside this one"
+        )
         log.end_transaction(0, 0, commit=True)
         log.roll()
         write(log, 1, commit=True)
         log.delete_records(2)
-        assert [record.offset for record in log.read(2, isolation="read_committed")] == [2]
+        assert [
+            record.offset for record in log.read(2, isolation="read_committed")
+        ] == [2]
         assert log.last_stable_offset == 4
 
 
 def test_a_look_at_transactions_forgets_what_their_writer_has_cut() -> None:
-    """Of a log whose appends wait for no disk all that is written is shown elsewhere; a failed append is cut back."""
+    """Of a log whose appends wait for no disk all that is written is shown elsewhere; a
+    failed append is cut back.
+    """
     disk = SimulatedDisk(now_ms=T0)
     with logcore.open("/data/t-0", create=True, durability="os", fs=disk) as log:
         write(log, 0, commit=True)
@@ -322,11 +404,15 @@ def test_a_look_at_transactions_forgets_what_their_writer_has_cut() -> None:
             log.writer.producers.forget()
             write(log, 2, commit=False)
             reader.refresh()
-            assert [record.offset for record in reader.read(0, isolation="read_committed")] == [0]
+            assert [
+                record.offset for record in reader.read(0, isolation="read_committed")
+            ] == [0]
 
 
 class Meeting(FaultPlan):
-    """A plan without faults: before the n-th call that reaches the disk somebody acts, once."""
+    """A plan without faults: before the n-th call that reaches the disk somebody acts,
+    once.
+    """
 
     def __init__(self, at: int, action: Callable[[], None]) -> None:
         super().__init__()
@@ -341,9 +427,11 @@ class Meeting(FaultPlan):
 
 
 def test_what_is_not_on_disk_is_not_shown_at_any_step_of_a_look() -> None:
-    """A writer that begins and leaves a record unsynced, between any two things that a reader elsewhere asks the disk.
+    """A writer that begins and leaves a record unsynced, between any two things that a
+    reader elsewhere asks the disk.
 
-    Were the end that is on disk looked up before the size, there would be no such end yet, and the record would show.
+    Were the end that is on disk looked up before the size, there would be no such end
+    yet, and the record would show.
     """
     has_met = True
     at = 0
@@ -354,7 +442,9 @@ def test_what_is_not_on_disk_is_not_shown_at_any_step_of_a_look() -> None:
             log.append(b"on disk")
         writers: list[Log] = []
 
-        def write_unsynced(disk: SimulatedDisk = disk, writers: list[Log] = writers) -> None:
+        def write_unsynced(
+            disk: SimulatedDisk = disk, writers: list[Log] = writers
+        ) -> None:
             writers.append(logcore.open("/data/t-0", durability="group", fs=disk))
             writers[0].append(b"in memory", durability="os")
 
@@ -369,8 +459,12 @@ def test_what_is_not_on_disk_is_not_shown_at_any_step_of_a_look() -> None:
     assert at > 5
 
 
-def test_a_listing_in_the_middle_of_renaming_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory that is read while names change in it may lack one that is there before and after."""
+def test_a_listing_in_the_middle_of_renaming_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A directory that is read while names change in it may lack one that is there
+    before and after.
+    """
     disk = SimulatedDisk(now_ms=T0)
     with logcore.open("/data/t-0", create=True, durability="os", fs=disk) as log:
         for number in range(3):
@@ -381,8 +475,14 @@ def test_a_listing_in_the_middle_of_renaming_is_not_believed(monkeypatch: pytest
         def listdir(path: str) -> list[str]:
             listed.append(path)
             names = SimulatedDisk.listdir(disk, path)
-            is_first = listed.count("/data/t-0") == 2  # behind the one that says whether this is a partition
-            return [name for name in names if not (is_first and path == "/data/t-0" and name == f"{1:020d}.log")]
+            is_first = (
+                listed.count("/data/t-0") == 2
+            )  # behind the one that says whether this is a partition
+            return [
+                name
+                for name in names
+                if not (is_first and path == "/data/t-0" and name == f"{1:020d}.log")
+            ]
 
         monkeypatch.setattr(disk, "listdir", listdir)
         with logcore.open("/data/t-0", read_only=True, fs=disk) as reader:
@@ -391,7 +491,9 @@ def test_a_listing_in_the_middle_of_renaming_is_not_believed(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("tail", [b"\0" * 100, b"\xff" * 100, b"cut", b"crc"])
-def test_a_search_by_time_passes_no_judgement_on_what_a_crash_left_behind_the_end(tail: bytes) -> None:
+def test_a_search_by_time_passes_no_judgement_on_what_a_crash_left_behind_the_end(
+    tail: bytes,
+) -> None:
     """Until the log is opened for writing; what was on disk is all there."""
     disk = SimulatedDisk(now_ms=T0)
     log = logcore.open("/data/t-0", create=True, fs=disk)
@@ -408,7 +510,9 @@ def test_a_search_by_time_passes_no_judgement_on_what_a_crash_left_behind_the_en
     files[path] = data[:size] + ends.get(tail, tail)
     with logcore.open("/data/t-0", read_only=True, fs=SimulatedDisk(files)) as reader:
         assert reader.high_watermark == 5
-        assert [reader.offset_for_timestamp(T0 + number) for number in (3, 5, 9, 10)] == [3, None, None, None]
+        assert [
+            reader.offset_for_timestamp(T0 + number) for number in (3, 5, 9, 10)
+        ] == [3, None, None, None]
         assert reader.newest() == (4, T0 + 4)
     files[path] = data[: size - 1] + b"!" + data[size:]
     with logcore.open("/data/t-0", read_only=True, fs=SimulatedDisk(files)) as reader:

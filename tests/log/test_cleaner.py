@@ -1,7 +1,9 @@
-"""Compaction: what stays, what goes and when, held against a model, Kafka's own output, and crashes.
+"""Compaction: what stays, what goes and when, held against a model, Kafka's own output,
+and crashes.
 
-The properties have the names of the reliability reference (P36 to P46). The model is a list of all records ever
-appended; after each round the log must be the subsequence of it that section 9 of the storage format describes.
+The properties have the names of the reliability reference (P36 to P46). The model is a
+list of all records ever appended; after each round the log must be the subsequence of
+it that section 9 of the storage format describes.
 """
 
 from __future__ import annotations
@@ -37,22 +39,38 @@ DAY_MS = 86_400_000
 SWAPPED = f"t-0/{0:020d}.log.swap"
 
 
-def test_kafka_s_own_cleaner_writes_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The vector of section 9.6: producers, transactions, tombstones, batches emptied and batches rebuilt."""
+def test_kafka_s_own_cleaner_writes_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The vector of section 9.6: producers, transactions, tombstones, batches emptied
+    and batches rebuilt.
+    """
     monkeypatch.setattr(OS, "now_ms", lambda: T0 + 1000)
-    shutil.copytree(VECTORS / "partition-compact-before" / "compacted-0", tmp_path / "compacted-0")
-    with logcore.open(tmp_path / "compacted-0", config={"cleanup.policy": "compact"}) as log:
+    shutil.copytree(
+        VECTORS / "partition-compact-before" / "compacted-0", tmp_path / "compacted-0"
+    )
+    with logcore.open(
+        tmp_path / "compacted-0", config={"cleanup.policy": "compact"}
+    ) as log:
         report = clean(log, now_ms=T0 + 1000)
     assert report is not None and report.end_offset == 14
     after = VECTORS / "partition-compact-after" / "compacted-0"
-    for name in (f"{0:020d}.log", f"{0:020d}.txnindex", f"{14:020d}.log", f"{14:020d}.snapshot"):
-        assert (tmp_path / "compacted-0" / name).read_bytes() == (after / name).read_bytes(), name
+    for name in (
+        f"{0:020d}.log",
+        f"{0:020d}.txnindex",
+        f"{14:020d}.log",
+        f"{14:020d}.snapshot",
+    ):
+        assert (tmp_path / "compacted-0" / name).read_bytes() == (
+            after / name
+        ).read_bytes(), name
     assert not (tmp_path / "compacted-0" / f"{12:020d}.log").exists()
     offsets = checkpoint.read_offsets(OS, str(tmp_path), checkpoint.CLEANER)
     assert offsets == {("compacted", 0): 14}
 
 
-# -- against a model -----------------------------------------------------------------------------------------------
+# -- against a model
+# -----------------------------------------------------------------------------------------------
 
 
 @attrs.define
@@ -83,9 +101,14 @@ class Model:
         def value() -> bytes | None:
             return rng.choice([None, b"v%d" % rng.randrange(1000), b"x" * 60])
 
-        return [(b"k%d" % rng.randrange(6), value(), (), now_ms + at) for at in range(rng.randrange(1, 6))]
+        return [
+            (b"k%d" % rng.randrange(6), value(), (), now_ms + at)
+            for at in range(rng.randrange(1, 6))
+        ]
 
-    def append(self, producer_id: int | None = None, transactional: bool = False) -> None:
+    def append(
+        self, producer_id: int | None = None, transactional: bool = False
+    ) -> None:
         if producer_id is None and self.rng.random() < 0.4:
             rows = self.rows()
             first = self.log.append_many(rows).offset
@@ -100,8 +123,12 @@ class Model:
                     "transactional": transactional,
                 }
                 self.sequences[producer_id] = more["base_sequence"] + len(rows)
-            codec = self.rng.choice(["uncompressed", "uncompressed", "lz4", "zstd", "gzip"])
-            first = self.log.append_batch(encode(rows, codec=codec, now_ms=self.disk.now_ms(), **more)).offset
+            codec = self.rng.choice(
+                ["uncompressed", "uncompressed", "lz4", "zstd", "gzip"]
+            )
+            first = self.log.append_batch(
+                encode(rows, codec=codec, now_ms=self.disk.now_ms(), **more)
+            ).offset
         new = [Written(first + at, row[0], row[1]) for at, row in enumerate(rows)]
         self.written += new
         if transactional:
@@ -120,7 +147,8 @@ class Model:
     def step(self) -> None:
         rng = self.rng
         kind = rng.choices(
-            ["append", "idempotent", "transactional", "end", "roll", "wait", "reopen"], [6, 3, 4, 4, 2, 1, 1]
+            ["append", "idempotent", "transactional", "end", "roll", "wait", "reopen"],
+            [6, 3, 4, 4, 2, 1, 1],
         )[0]
         if kind == "append":
             self.append()
@@ -146,14 +174,21 @@ class Model:
     def final(self) -> dict[bytes, bytes | None]:
         """What a reader of committed records ends with, tombstones left out."""
         stable = self.log.last_stable_offset
-        state = {one.key: one.value for one in self.written if not one.is_aborted and one.offset < stable}
+        state = {
+            one.key: one.value
+            for one in self.written
+            if not one.is_aborted and one.offset < stable
+        }
         return {key: value for key, value in state.items() if value is not None}
 
     def check(self) -> None:
         found = self.found()
         by_offset = {one.offset: one for one in self.written}
         for offset, record in found.items():  # P38: a subsequence, nothing changed
-            assert (record.key, record.value) == (by_offset[offset].key, by_offset[offset].value)
+            assert (record.key, record.value) == (
+                by_offset[offset].key,
+                by_offset[offset].value,
+            )
         for one in self.written:  # P37: the head untouched
             assert one.offset < self.cleaned_end or one.offset in found, one
         newest: dict[bytes, Written] = {}
@@ -162,26 +197,46 @@ class Model:
                 newest[one.key] = one
         for one in newest.values():  # P36: the last value of each key survives
             assert one.offset in found or one.value is None, one
-        for offset in found:  # and nothing that it supersedes, nor what was aborted (P42)
+        for (
+            offset
+        ) in found:  # and nothing that it supersedes, nor what was aborted (P42)
             one = by_offset[offset]
-            assert offset >= self.cleaned_end or (newest.get(one.key) is one and not one.is_aborted), one
+            assert offset >= self.cleaned_end or (
+                newest.get(one.key) is one and not one.is_aborted
+            ), one
         committed = {}
         for record in self.found("read_committed").values():
             assert not by_offset[record.offset].is_aborted
             committed[record.key] = record.value
-        assert {k: v for k, v in committed.items() if v is not None} == self.final()  # P40
+        assert {
+            k: v for k, v in committed.items() if v is not None
+        } == self.final()  # P40
 
     def clean(self) -> None:
-        before = self.log.last_stable_offset, self.log.log_end_offset, self.log.high_watermark
+        before = (
+            self.log.last_stable_offset,
+            self.log.log_end_offset,
+            self.log.high_watermark,
+        )
         report = compact(self.log)
-        assert (self.log.last_stable_offset, self.log.log_end_offset, self.log.high_watermark) == before
+        assert (
+            self.log.last_stable_offset,
+            self.log.log_end_offset,
+            self.log.high_watermark,
+        ) == before
         if report is not None:
             assert report.end_offset <= before[0]
             self.cleaned_end = report.end_offset
         self.check()
 
 
-@pytest.mark.parametrize("seed", [*range(25), *(pytest.param(one, marks=pytest.mark.slow) for one in range(25, 300))])
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *range(25),
+        *(pytest.param(one, marks=pytest.mark.slow) for one in range(25, 300)),
+    ],
+)
 def test_P36_P37_P38_P40_P42_P43_random_lives(seed: int) -> None:
     model = Model(seed, **({"min.compaction.lag.ms": 500} if seed % 5 == 0 else {}))
     for _ in range(8):
@@ -191,21 +246,38 @@ def test_P36_P37_P38_P40_P42_P43_random_lives(seed: int) -> None:
     sequences = dict(model.sequences)
     model.reopen()
     model.check()
-    for producer_id, sequence in sequences.items():  # P43: what a producer sent last is known after any rounds
+    for (
+        producer_id,
+        sequence,
+    ) in sequences.items():  # P43: what a producer sent last is known after any rounds
         if producer_id in model.open:
             continue
-        batch = {"producer_id": producer_id, "producer_epoch": 0, "transactional": producer_id >= 200}
+        batch = {
+            "producer_id": producer_id,
+            "producer_epoch": 0,
+            "transactional": producer_id >= 200,
+        }
         with pytest.raises(logcore.OutOfOrderSequenceError):
-            model.log.append_batch(encode([(b"k", b"v")], base_sequence=sequence + 1, **batch))
+            model.log.append_batch(
+                encode([(b"k", b"v")], base_sequence=sequence + 1, **batch)
+            )
         model.log.append_batch(encode([(b"k", b"v")], base_sequence=sequence, **batch))
     model.log.close()
-    bad = [verdict for verdict in verify("t-0", fs=model.disk) if verdict.status == "damaged"]
+    bad = [
+        verdict
+        for verdict in verify("t-0", fs=model.disk)
+        if verdict.status == "damaged"
+    ]
     assert not bad
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_bits_and_keys_leave_the_same_bytes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records without a key, from before the topic was compacted, and keys too long to be hashed with the rest."""
+def test_bits_and_keys_leave_the_same_bytes(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records without a key, from before the topic was compacted, and keys too long to
+    be hashed with the rest.
+    """
 
     def rounds() -> list[dict[str, bytes]]:
         rng = random.Random(seed)
@@ -217,13 +289,29 @@ def test_bits_and_keys_leave_the_same_bytes(seed: int, monkeypatch: pytest.Monke
                 for _ in range(rng.randrange(3, 12)):
                     count = rng.randrange(1, 9)
                     chosen = rng.choices(keys[: rng.choice([2, 4, 4, 4, 5])], k=count)
-                    log.append_many([(key, rng.choice([None, b"v%d" % rng.randrange(99)]), (), T0) for key in chosen])
+                    log.append_many(
+                        [
+                            (
+                                key,
+                                rng.choice([None, b"v%d" % rng.randrange(99)]),
+                                (),
+                                T0,
+                            )
+                            for key in chosen
+                        ]
+                    )
                     if rng.random() < 0.4:
                         log.roll()
             with open_log(disk) as log:
                 log.roll()
                 clean(log, now_ms=disk.now_ms(), force=True)
-            found.append({path: data for path, data in disk.files().items() if path.endswith(".log")})
+            found.append(
+                {
+                    path: data
+                    for path, data in disk.files().items()
+                    if path.endswith(".log")
+                }
+            )
             disk.advance(rng.choice([10, 5000]))
         return found
 
@@ -254,11 +342,16 @@ def test_P39_a_tombstone_stays_for_its_time() -> None:
         log.append(b"w", key=b"b")
         compact(log)
         assert pairs(log) == [(1, b"a", None), (2, b"b", b"w")]
-        assert [batch.delete_horizon_ms for batch in log.batches(0)] == [T0 + 1000, None]
+        assert [batch.delete_horizon_ms for batch in log.batches(0)] == [
+            T0 + 1000,
+            None,
+        ]
         disk.advance(999)
         log.append(b"x", key=b"c")
         compact(log)
-        assert (1, b"a", None) in pairs(log), "a reader that keeps up may not have seen it yet"
+        assert (1, b"a", None) in pairs(log), (
+            "a reader that keeps up may not have seen it yet"
+        )
         disk.advance(1)
         log.append(b"y", key=b"d")
         compact(log)
@@ -266,7 +359,9 @@ def test_P39_a_tombstone_stays_for_its_time() -> None:
 
 
 def test_P39_a_tombstone_stays_for_its_time_however_old_its_record_is() -> None:
-    """The time counts from the first round that met it: a reader of now may be reading what it deletes."""
+    """The time counts from the first round that met it: a reader of now may be reading
+    what it deletes.
+    """
     disk = SimulatedDisk(now_ms=T0)
     with open_log(disk) as log:
         log.append(b"v", key=b"a", timestamp_ms=T0 - DAY_MS)
@@ -296,12 +391,23 @@ def test_P39_a_tombstone_goes_in_a_round_over_the_whole_log() -> None:
 def test_P41_a_marker_outlives_its_data() -> None:
     disk = SimulatedDisk(now_ms=T0)
     with open_log(disk) as log:
-        log.append_batch(encode([(b"a", b"1")], producer_id=9, producer_epoch=0, base_sequence=0, transactional=True))
+        log.append_batch(
+            encode(
+                [(b"a", b"1")],
+                producer_id=9,
+                producer_epoch=0,
+                base_sequence=0,
+                transactional=True,
+            )
+        )
         log.end_transaction(9, 0, commit=False)
         log.append(b"2", key=b"a")
 
         def kinds() -> list[str]:
-            return [batch.control_type() if batch.is_control else str(batch.record_count) for batch in log.batches(0)]
+            return [
+                batch.control_type() if batch.is_control else str(batch.record_count)
+                for batch in log.batches(0)
+            ]
 
         compact(log)
         assert kinds()[:2] == ["0", "ABORT"], "the emptied batch is its producer's last"
@@ -313,7 +419,8 @@ def test_P41_a_marker_outlives_its_data() -> None:
             compact(log)
             disk.advance(1000)
             rounds.append("ABORT" in kinds())
-        # One round empties the transaction, one finds nothing of it and sets the horizon, one later the marker goes.
+        # One round empties the transaction, one finds nothing of it and sets the
+        # horizon, one later the marker goes.
         assert rounds == [True, True, False, False]
 
 
@@ -325,11 +432,17 @@ def test_P46_keys_that_look_like_markers() -> None:
             for key in (b"\0\0\0\0", b"\0\0\0\1", b""):
                 log.append(b"%d" % number, key=key)
         compact(log)
-        assert pairs(log) == [(12, b"\0\0\0\0", b"4"), (13, b"\0\0\0\1", b"4"), (14, b"", b"4")]
+        assert pairs(log) == [
+            (12, b"\0\0\0\0", b"4"),
+            (13, b"\0\0\0\1", b"4"),
+            (14, b"", b"4"),
+        ]
 
 
 def test_a_reader_from_the_start_sees_the_final_state_at_any_moment() -> None:
-    """Guarantee three, while rounds go on beside it and the reader stops between any two records."""
+    """Guarantee three, while rounds go on beside it and the reader stops between any
+    two records.
+    """
     disk = SimulatedDisk()
     with open_log(disk, **{"file.delete.delay.ms": 0}) as log:
         for number in range(300):
@@ -345,11 +458,15 @@ def test_a_reader_from_the_start_sees_the_final_state_at_any_moment() -> None:
         for reader, state in zip(readers, states, strict=True):
             for record in reader:
                 state[record.key] = record.value
-            assert state == {b"k%d" % (number % 11): b"%d" % number for number in range(300)}
+            assert state == {
+                b"k%d" % (number % 11): b"%d" % number for number in range(300)
+            }
 
 
 def test_a_reader_elsewhere_goes_on_across_a_round(tmp_path: Path) -> None:
-    with logcore.open(tmp_path / "t-0", create=True, config=COMPACT, durability="os") as log:
+    with logcore.open(
+        tmp_path / "t-0", create=True, config=COMPACT, durability="os"
+    ) as log:
         for number in range(200):
             log.append(b"%d" % number, key=b"k%d" % (number % 5))
         log.roll()
@@ -360,19 +477,39 @@ def test_a_reader_elsewhere_goes_on_across_a_round(tmp_path: Path) -> None:
             rest = list(stream)  # from files that are old, or new, or to go soon
             seen += [record.offset for record in rest]
             assert seen == sorted(set(seen))
-            assert {r.key: r.value for r in rest} == {b"k%d" % n: b"%d" % (195 + n) for n in range(5)}
+            assert {r.key: r.value for r in rest} == {
+                b"k%d" % n: b"%d" % (195 + n) for n in range(5)
+            }
             reader.refresh()
-            assert [record.offset for record in reader.read(0)] == [195, 196, 197, 198, 199]
+            assert [record.offset for record in reader.read(0)] == [
+                195,
+                196,
+                197,
+                198,
+                199,
+            ]
         assert [record.offset for record in log.read(0)] == [195, 196, 197, 198, 199]
 
 
-@pytest.mark.parametrize("looks", ["read", "committed", "scan", "batches", "stored", "time", "get", "pread"])
-def test_a_reader_that_has_opened_nothing_yet_meets_joined_segments(tmp_path: Path, looks: str) -> None:
-    """It lists two segments; when it opens the first, the file under that name holds both."""
+@pytest.mark.parametrize(
+    "looks", ["read", "committed", "scan", "batches", "stored", "time", "get", "pread"]
+)
+def test_a_reader_that_has_opened_nothing_yet_meets_joined_segments(
+    tmp_path: Path, looks: str
+) -> None:
+    """It lists two segments; when it opens the first, the file under that name holds
+    both.
+    """
     config = {**COMPACT, "segment.bytes": 8000}
-    with logcore.open(tmp_path / "t-0", create=True, config=config, durability="os") as log:
+    with logcore.open(
+        tmp_path / "t-0", create=True, config=config, durability="os"
+    ) as log:
         for number in range(40):
-            log.append(b"%d" % number * 20, key=b"k%d" % (number % 30), timestamp_ms=T0 + number)
+            log.append(
+                b"%d" % number * 20,
+                key=b"k%d" % (number % 30),
+                timestamp_ms=T0 + number,
+            )
             if number % 10 == 9:
                 log.roll()
         with logcore.open(tmp_path / "t-0", read_only=True) as reader:
@@ -380,17 +517,28 @@ def test_a_reader_that_has_opened_nothing_yet_meets_joined_segments(tmp_path: Pa
             clean(log, force=True)
             assert len(log._state.segments) == 2
             if looks in ("read", "committed"):
-                isolation: Any = "read_committed" if looks == "committed" else "read_uncommitted"
-                found = [record.offset for record in reader.read(0, isolation=isolation)]
+                isolation: Any = (
+                    "read_committed" if looks == "committed" else "read_uncommitted"
+                )
+                found = [
+                    record.offset for record in reader.read(0, isolation=isolation)
+                ]
             elif looks == "scan":
-                found = [offset for columns in reader.scan() for offset in columns.offsets.tolist()]
+                found = [
+                    offset
+                    for columns in reader.scan()
+                    for offset in columns.offsets.tolist()
+                ]
             elif looks == "batches":
                 found = [batch.base_offset for batch in reader.batches(0)]
             elif looks == "stored":
                 raw = b"".join(reader.stored(0, max_bytes=1 << 20))
                 found = [batch.base_offset for batch in read_batches(raw)]
             elif looks == "time":
-                found = [reader.offset_for_timestamp(T0 + number) or 0 for number in range(10, 40)]
+                found = [
+                    reader.offset_for_timestamp(T0 + number) or 0
+                    for number in range(10, 40)
+                ]
             elif looks == "get":
                 found = [reader.get(offset).offset for offset in range(10, 40)]
             else:
@@ -412,7 +560,12 @@ def test_opening_in_the_middle_of_a_swap_looks_again() -> None:
             if operation == "rename" and is_done and len(opened) < 40:
                 disk.observer = None
                 with logcore.open("t-0", read_only=True, fs=disk) as reader:
-                    opened.append([record.offset for record in reader.read(reader.log_start_offset)])
+                    opened.append(
+                        [
+                            record.offset
+                            for record in reader.read(reader.log_start_offset)
+                        ]
+                    )
                 disk.observer = observe
 
         disk.observer = observe
@@ -420,7 +573,10 @@ def test_opening_in_the_middle_of_a_swap_looks_again() -> None:
         disk.observer = None
         final = [record.offset for record in log.read(0)]
     assert len(opened) > 5
-    assert all(found in (list(range(60)), final) or set(final) <= set(found) for found in opened)
+    assert all(
+        found in (list(range(60)), final) or set(final) <= set(found)
+        for found in opened
+    )
 
 
 def test_a_map_that_does_not_hold_all_keys_takes_more_rounds() -> None:
@@ -434,33 +590,58 @@ def test_a_map_that_does_not_hold_all_keys_takes_more_rounds() -> None:
             ends.append(report.end_offset)
             assert report.map_bytes <= 24 * 54
         assert ends == sorted(ends) and len(ends) > 3
-        # Each round looked at some forty keys, so what it left may be superseded by a later one: the last are there.
-        assert [value for _, _, value in pairs(log)][-100:] == [b"%d" % number for number in range(300, 400)]
+        # Each round looked at some forty keys, so what it left may be superseded by a
+        # later one: the last are there.
+        assert [value for _, _, value in pairs(log)][-100:] == [
+            b"%d" % number for number in range(300, 400)
+        ]
 
 
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("codec", [0, 1])
 def test_old_formats_are_compacted(magic: int, codec: int) -> None:
-    """Entries of v0 and v1 stay as they are, or become v2, where a tombstone has a place for its horizon."""
-    rows = [(b"a", b"1"), (b"b", b"2"), (b"c", b"3"), (b"a", None), (b"b", b"5"), (b"d", b"6")]
+    """Entries of v0 and v1 stay as they are, or become v2, where a tombstone has a
+    place for its horizon.
+    """
+    rows = [
+        (b"a", b"1"),
+        (b"b", b"2"),
+        (b"c", b"3"),
+        (b"a", None),
+        (b"b", b"5"),
+        (b"d", b"6"),
+    ]
     raw = b""
     for first in (0, 3):
-        builder = LegacyRecordBatchBuilder(magic=magic, compression_type=codec, batch_size=1 << 20)
+        builder = LegacyRecordBatchBuilder(
+            magic=magic, compression_type=codec, batch_size=1 << 20
+        )
         for offset in range(first, first + 3):
             key, value = rows[offset]
-            builder.append(offset if not codec else offset - first, T0 + offset, key, value)
+            builder.append(
+                offset if not codec else offset - first, T0 + offset, key, value
+            )
         entry = bytearray(builder.build())
         if codec:  # of a wrapper the offset is that of its last record; v0 counts inside as in the log, v1 from 0
             entry[:8] = (first + 2).to_bytes(8, "big")
         raw += entry
     if codec and magic == 0:
-        pytest.skip("kafka-python does not write the offsets inside a v0 wrapper that a broker assigns")
-    disk = SimulatedDisk({f"t-0/{0:020d}.log": raw, f"t-0/{6:020d}.log": b""}, now_ms=T0)
+        pytest.skip(
+            "kafka-python does not write the offsets inside a v0 wrapper that a broker assigns"
+        )
+    disk = SimulatedDisk(
+        {f"t-0/{0:020d}.log": raw, f"t-0/{6:020d}.log": b""}, now_ms=T0
+    )
     with open_log(disk) as log:
         before = pairs(log)
         assert before == [(offset, *row) for offset, row in enumerate(rows)]
         assert clean(log, force=True) is not None
-        assert pairs(log) == [(2, b"c", b"3"), (3, b"a", None), (4, b"b", b"5"), (5, b"d", b"6")]
+        assert pairs(log) == [
+            (2, b"c", b"3"),
+            (3, b"a", None),
+            (4, b"b", b"5"),
+            (5, b"d", b"6"),
+        ]
         disk.advance(1000)
         log.append(b"7", key=b"e")
         compact(log)
@@ -468,41 +649,85 @@ def test_old_formats_are_compacted(magic: int, codec: int) -> None:
         assert log.log_end_offset == 7
 
 
-# -- choices -------------------------------------------------------------------------------------------------------
+# -- choices
+# -------------------------------------------------------------------------------------------------------
 
 
 def facts(base: int, size: int = 100, first: int = 0, largest: int = 0) -> SealedFacts:
-    return SealedFacts(base_offset=base, size_bytes=size, first_timestamp=first, largest_timestamp=largest)
+    return SealedFacts(
+        base_offset=base,
+        size_bytes=size,
+        first_timestamp=first,
+        largest_timestamp=largest,
+    )
 
 
-def planned(sealed: Sequence[SealedFacts], active_base: int, **options: Any) -> cleaner.Plan:
+def planned(
+    sealed: Sequence[SealedFacts], active_base: int, **options: Any
+) -> cleaner.Plan:
     config = LogConfig.parse(options.pop("config", {}))
     now_ms = options.pop("now_ms", 10_000)
-    offsets: dict[str, Any] = {"log_start": 0, "last_stable_offset": active_base, "cleaned_to": None, **options}
-    return plan(sealed, LogFacts(active_base=active_base, **offsets), config=config, now_ms=now_ms)
+    offsets: dict[str, Any] = {
+        "log_start": 0,
+        "last_stable_offset": active_base,
+        "cleaned_to": None,
+        **options,
+    }
+    return plan(
+        sealed,
+        LogFacts(active_base=active_base, **offsets),
+        config=config,
+        now_ms=now_ms,
+    )
 
 
 def test_what_a_round_would_clean() -> None:
     three = [facts(0), facts(10), facts(20)]
     everything = planned(three, 30)
-    assert (everything.first_dirty, everything.first_uncleanable, everything.ratio) == (0, 30, 1.0)
+    assert (everything.first_dirty, everything.first_uncleanable, everything.ratio) == (
+        0,
+        30,
+        1.0,
+    )
     assert everything.is_due
     half = planned(three, 30, cleaned_to=20)
-    assert (half.first_dirty, half.clean_bytes, half.cleanable_bytes, half.is_due) == (20, 200, 100, False)
-    assert planned(three, 30, cleaned_to=20, config={"min.cleanable.dirty.ratio": 0.3}).is_due
-    assert planned(three, 30, cleaned_to=20, config={"max.compaction.lag.ms": 9_999}).is_due, "it waits too long"
+    assert (half.first_dirty, half.clean_bytes, half.cleanable_bytes, half.is_due) == (
+        20,
+        200,
+        100,
+        False,
+    )
+    assert planned(
+        three, 30, cleaned_to=20, config={"min.cleanable.dirty.ratio": 0.3}
+    ).is_due
+    assert planned(
+        three, 30, cleaned_to=20, config={"max.compaction.lag.ms": 9_999}
+    ).is_due, "it waits too long"
     assert not planned(three, 30, cleaned_to=30).cleanable_bytes
-    assert planned(three, 30, cleaned_to=99).first_dirty == 0, "a checkpoint above the log counts as none"
+    assert planned(three, 30, cleaned_to=99).first_dirty == 0, (
+        "a checkpoint above the log counts as none"
+    )
     assert planned(three, 30, log_start=5, cleaned_to=3).first_dirty == 5
     assert planned(three, 30, last_stable_offset=25).first_uncleanable == 20
     young = [facts(0), facts(10, largest=9_500), facts(20)]
-    assert planned(young, 30, config={"min.compaction.lag.ms": 1_000}).first_uncleanable == 10
-    assert planned(young, 30, config={"min.compaction.lag.ms": 400}).first_uncleanable == 30
+    assert (
+        planned(young, 30, config={"min.compaction.lag.ms": 1_000}).first_uncleanable
+        == 10
+    )
+    assert (
+        planned(young, 30, config={"min.compaction.lag.ms": 400}).first_uncleanable
+        == 30
+    )
     assert planned([], 0).cleanable_bytes == 0
 
 
 def test_what_is_joined(tmp_path: Path) -> None:
-    with logcore.open(tmp_path / "t-0", create=True, config={**COMPACT, "segment.bytes": 200}, durability="os") as log:
+    with logcore.open(
+        tmp_path / "t-0",
+        create=True,
+        config={**COMPACT, "segment.bytes": 200},
+        durability="os",
+    ) as log:
         for number in range(40):
             log.append(b"v" * 20, key=b"%d" % number)
         segments = log._state.segments[:-1]
@@ -510,14 +735,19 @@ def test_what_is_joined(tmp_path: Path) -> None:
         sizes = [segment.size_bytes for segment in segments]
 
         def joined(segment_bytes: int, index_bytes: int = 1 << 20) -> list[int]:
-            config = LogConfig.parse({"segment.bytes": segment_bytes, "segment.index.bytes": index_bytes})
+            config = LogConfig.parse(
+                {"segment.bytes": segment_bytes, "segment.index.bytes": index_bytes}
+            )
             return [len(each) for each in group(segments, ends, config)]
 
         assert joined(1 << 20) == [len(segments)]
         assert joined(14) == [1] * len(segments)
         assert joined(sizes[0] * 2)[:2] == [2, 2]
         far = [*ends[:-1], 2**31 + 5]
-        assert [len(each) for each in group(segments, far, LogConfig())] == [len(segments) - 1, 1]
+        assert [len(each) for each in group(segments, far, LogConfig())] == [
+            len(segments) - 1,
+            1,
+        ]
 
 
 def test_only_compacted_topics_are_compacted() -> None:
@@ -528,13 +758,25 @@ def test_only_compacted_topics_are_compacted() -> None:
         clean(log)
 
 
-# -- the table of keys and the kernels ---------------------------------------------------------------------------------
+# -- the table of keys and the kernels
+# ---------------------------------------------------------------------------------
 
 
-row = st.tuples(st.none() | st.binary(max_size=9), st.none() | st.binary(max_size=90), st.just(()), st.integers(-1, T0))
+row = st.tuples(
+    st.none() | st.binary(max_size=9),
+    st.none() | st.binary(max_size=90),
+    st.just(()),
+    st.integers(-1, T0),
+)
 
 
-@given(st.lists(st.tuples(st.binary(max_size=600), st.integers(0, 1 << 40)), min_size=1, max_size=80))
+@given(
+    st.lists(
+        st.tuples(st.binary(max_size=600), st.integers(0, 1 << 40)),
+        min_size=1,
+        max_size=80,
+    )
+)
 def test_the_table_is_a_dictionary(rows: list[tuple[bytes, int]]) -> None:
     rows = [(key, offset) for offset, (key, _) in enumerate(rows)]
     table = OffsetMap(1 << 16, len(rows), OS.random_bytes)
@@ -546,12 +788,16 @@ def test_the_table_is_a_dictionary(rows: list[tuple[bytes, int]]) -> None:
     assert table.latest_offset == len(rows) - 1
 
 
-def test_the_table_grows_to_its_limit_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_grows_to_its_limit_and_no_further(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(cleaner, "_FIRST_SLOTS", 4)
     table = OffsetMap(24 * 1000, 5000, OS.random_bytes)
     made = [4]
     real = OffsetMap._make
-    monkeypatch.setattr(OffsetMap, "_make", lambda self, slots: (made.append(slots), real(self, slots)))
+    monkeypatch.setattr(
+        OffsetMap, "_make", lambda self, slots: (made.append(slots), real(self, slots))
+    )
     hashes = np.random.default_rng(1).integers(0, 1 << 64, (5000, 2), np.uint64)
     noted = 0
     while table.put(hashes[noted : noted + 70], np.arange(noted, noted + 70)):
@@ -559,7 +805,9 @@ def test_the_table_grows_to_its_limit_and_no_further(monkeypatch: pytest.MonkeyP
         assert table.newest(hashes[:noted]).tolist() == list(range(noted))
     assert len(table) == 558 == table.latest_offset + 1
     assert table.newest(hashes[:559]).tolist() == [*range(558), -1]
-    assert made == [4, 16, 64, 256, 744] and table.memory_bytes == 24 * 744, "with the one before it, the limit"
+    assert made == [4, 16, 64, 256, 744] and table.memory_bytes == 24 * 744, (
+        "with the one before it, the limit"
+    )
 
 
 @needs_compiler
@@ -570,11 +818,17 @@ def test_both_kernels_keep_the_same_table(seed: int, rows: int, most: int) -> No
     sizes = np.array([len(key) for key in keys], np.int32)
     positions = (np.cumsum(sizes) - sizes).astype(np.int32)
     factors = rng.integers(0, 1 << 64, (10, 4), np.uint64)
-    hashed = [kernel.hash_keys(b"".join(keys), positions, sizes, factors) for kernel in KERNELS]
+    hashed = [
+        kernel.hash_keys(b"".join(keys), positions, sizes, factors)
+        for kernel in KERNELS
+    ]
     assert (hashed[0] == hashed[1]).all()
     drawn = hashed[0][rng.integers(0, rows, 3 * rows)] if rows else hashed[0]
-    # In order, as records come, but for some that come again: a larger offset supersedes a smaller one and no other.
-    offsets = np.arange(len(drawn)) - rng.integers(0, 2, len(drawn)) * rng.integers(0, 9)
+    # In order, as records come, but for some that come again: a larger offset
+    # supersedes a smaller one and no other.
+    offsets = np.arange(len(drawn)) - rng.integers(0, 2, len(drawn)) * rng.integers(
+        0, 9
+    )
     results = []
     for kernel in KERNELS:
         table = np.zeros((most + 3, 3), np.uint64)
@@ -597,11 +851,20 @@ def test_both_kernels_keep_the_same_table(seed: int, rows: int, most: int) -> No
 
 
 @needs_compiler
-@given(st.lists(st.lists(row, min_size=1, max_size=12), min_size=1, max_size=5), st.data())
-def test_both_kernels_hash_and_survey_a_run_alike(batches: list[list[Any]], data: st.DataObject) -> None:
-    raw = b"".join(encode(rows, base_offset=100 * at, append_time=at % 3 == 2) for at, rows in enumerate(batches))
+@given(
+    st.lists(st.lists(row, min_size=1, max_size=12), min_size=1, max_size=5), st.data()
+)
+def test_both_kernels_hash_and_survey_a_run_alike(
+    batches: list[list[Any]], data: st.DataObject
+) -> None:
+    raw = b"".join(
+        encode(rows, base_offset=100 * at, append_time=at % 3 == 2)
+        for at, rows in enumerate(batches)
+    )
     total = sum(map(len, batches))
-    factors = np.random.default_rng(1).integers(0, 1 << 64, (data.draw(st.sampled_from([4, 10])), 4), np.uint64)
+    factors = np.random.default_rng(1).integers(
+        0, 1 << 64, (data.draw(st.sampled_from([4, 10])), 4), np.uint64
+    )
     first = data.draw(st.integers(0, 150))
     marked = np.frombuffer(data.draw(st.binary(min_size=40, max_size=40)), np.uint8)
     results = []
@@ -615,7 +878,16 @@ def test_both_kernels_hash_and_survey_a_run_alike(batches: list[list[Any]], data
         if rows < 0:
             results.append((rows, found.tolist(), keep.tolist()))
         else:
-            results.append((rows, found.tolist(), keep.tolist(), hashes.tolist(), offsets.tolist(), bits.tolist()))
+            results.append(
+                (
+                    rows,
+                    found.tolist(),
+                    keep.tolist(),
+                    hashes.tolist(),
+                    offsets.tolist(),
+                    bits.tolist(),
+                )
+            )
     assert results[0] == results[1]
     broken = bytearray(raw)
     broken[data.draw(st.integers(layout.CRC_START, len(encode(batches[0])) - 1))] ^= 1
@@ -627,21 +899,37 @@ def test_both_kernels_hash_and_survey_a_run_alike(batches: list[list[Any]], data
 
 
 @needs_compiler
-@given(st.lists(st.lists(row, min_size=1, max_size=12), min_size=1, max_size=5), st.data())
-def test_both_kernels_rewrite_alike(batches: list[list[Any]], data: st.DataObject) -> None:
-    raw = b"".join(encode(rows, base_offset=100 * at, append_time=at % 3 == 2) for at, rows in enumerate(batches))
+@given(
+    st.lists(st.lists(row, min_size=1, max_size=12), min_size=1, max_size=5), st.data()
+)
+def test_both_kernels_rewrite_alike(
+    batches: list[list[Any]], data: st.DataObject
+) -> None:
+    raw = b"".join(
+        encode(rows, base_offset=100 * at, append_time=at % 3 == 2)
+        for at, rows in enumerate(batches)
+    )
     facts, _, _ = plain.walk(raw, 0, len(raw), 99, False)
     count = len(facts)
     positions = np.ascontiguousarray(facts["position"])
-    actions = np.array(data.draw(st.lists(st.integers(0, 3), min_size=count, max_size=count)), np.uint8)
-    times = np.array(data.draw(st.lists(st.integers(-1, T0), min_size=count, max_size=count)), np.int64)
+    actions = np.array(
+        data.draw(st.lists(st.integers(0, 3), min_size=count, max_size=count)), np.uint8
+    )
+    times = np.array(
+        data.draw(st.lists(st.integers(-1, T0), min_size=count, max_size=count)),
+        np.int64,
+    )
     total = sum(map(len, batches))
-    keep = np.array(data.draw(st.lists(st.integers(0, 1), min_size=total, max_size=total)), np.uint8)
+    keep = np.array(
+        data.draw(st.lists(st.integers(0, 1), min_size=total, max_size=total)), np.uint8
+    )
     results = []
     for kernel in KERNELS:
         out = np.empty(len(raw) + 14 * total, np.uint8)
         attributes = facts["attributes"].astype(np.int16) | layout.DELETE_HORIZON_BIT
-        sizes = kernel.rewrite_batches(raw, positions, actions, attributes, times, keep, out)
+        sizes = kernel.rewrite_batches(
+            raw, positions, actions, attributes, times, keep, out
+        )
         results.append((sizes.tolist(), out[: sizes.sum()].tobytes()))
     assert results[0] == results[1]
     at = 0
@@ -652,9 +940,17 @@ def test_both_kernels_rewrite_alike(batches: list[list[Any]], data: st.DataObjec
             written = RecordBatch.parse(results[0][1], at, at + size)
             assert written is not None
             records = written.records()
-            kept = [record for record, stays in zip(rows, keep[first : first + len(rows)], strict=True) if stays]
+            kept = [
+                record
+                for record, stays in zip(
+                    rows, keep[first : first + len(rows)], strict=True
+                )
+                if stays
+            ]
             expected = {1: rows, 2: kept, 3: []}[int(actions[batch])]
-            assert [(record.key, record.value) for record in records] == [(one[0], one[1]) for one in expected]
+            assert [(record.key, record.value) for record in records] == [
+                (one[0], one[1]) for one in expected
+            ]
             assert written.last_offset == 100 * batch + len(rows) - 1
         at = at + size
         first = first + len(rows)

@@ -1,4 +1,6 @@
-"""Steps of several threads that one of them takes: each once, in order, on disk, whoever is interrupted where."""
+"""Steps of several threads that one of them takes: each once, in order, on disk,
+whoever is interrupted where.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ SECONDS = 300
 
 
 class World:
-    """taken: the steps, by number, in their order. on_disk: those that were taken when the disk was last waited for.
+    """taken: the steps, by number, in their order. on_disk: those that were taken when
+    the disk was last waited for.
     told: what each thread was told.
     """
 
@@ -33,7 +36,11 @@ class World:
         self.threads: list[threading.Thread] = []
         self.all_there = threading.Event()
         self.begun: set[int] = set()
-        self.combined = Combined(threading.RLock(), lambda: self.finished.append(len(self.taken)), self.settle)
+        self.combined = Combined(
+            threading.RLock(),
+            lambda: self.finished.append(len(self.taken)),
+            self.settle,
+        )
 
     def settle(self) -> None:
         self.syncs += 1
@@ -47,8 +54,16 @@ class World:
         if error is not None:
             raise error
 
-    def ask(self, number: int, waits_for: int = 0, trace: Any = None, error: Exception | None = None) -> None:
-        """waits_for: how many steps of other threads have to wait before this step goes on."""
+    def ask(
+        self,
+        number: int,
+        waits_for: int = 0,
+        trace: Any = None,
+        error: Exception | None = None,
+    ) -> None:
+        """waits_for: how many steps of other threads have to wait before this step goes
+        on.
+        """
         told: BaseException | None = None
         sys.settrace(trace)
         try:
@@ -63,7 +78,9 @@ class World:
 
     def start(self, number: int, **given: Any) -> None:
         """Returns once the step has begun or waits, or its thread was interrupted."""
-        thread = threading.Thread(target=self.ask, args=(number,), kwargs=given, daemon=True)
+        thread = threading.Thread(
+            target=self.ask, args=(number,), kwargs=given, daemon=True
+        )
         self.threads.append(thread)
         thread.start()
         while thread.is_alive() and number not in self.begun | self.waiting():
@@ -86,7 +103,9 @@ def test_one_thread_waits_for_the_disk_for_all() -> None:
     for number in range(1, 7):
         world.start(number)
     world.join()
-    assert world.taken == [0, 1, 2, 3, 4, 5, 6], "in the order in which they were asked for"
+    assert world.taken == [0, 1, 2, 3, 4, 5, 6], (
+        "in the order in which they were asked for"
+    )
     assert world.told == dict.fromkeys(range(7))
     assert world.finished == [7]
     assert world.syncs == 1
@@ -155,7 +174,9 @@ def test_who_is_woken_twice_is_awake() -> None:
 
 
 @pytest.mark.parametrize("interrupted", [0, 1, 2])
-def test_an_interrupt_at_any_line_keeps_nobody_waiting(interrupted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_at_any_line_keeps_nobody_waiting(
+    interrupted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Thread 0 leads, thread 1 waits for its turn to lead, thread 2 sleeps."""
     monkeypatch.setattr(module, "_LOOK_SECONDS", 0.01)
     nth = 0

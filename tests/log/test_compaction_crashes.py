@@ -1,4 +1,6 @@
-"""Compaction that is cut off: crashes, errors of the disk, damage, and seeded bugs of the exchange of files."""
+"""Compaction that is cut off: crashes, errors of the disk, damage, and seeded bugs of
+the exchange of files.
+"""
 
 from __future__ import annotations
 
@@ -19,27 +21,46 @@ from logcore.recordbatch import encode, read_batches
 from logcore.testing import Fault, FaultPlan, SimulatedDisk, explore
 from support.compacting import COMPACT, T0, compact, open_log, pairs
 
-# -- crashes -------------------------------------------------------------------------------------------------------
+# -- crashes
+# -------------------------------------------------------------------------------------------------------
 
 
 def keyed(disk: SimulatedDisk, promise: Any, *, rounds: int = 2) -> None:
-    """A life with rounds of compaction, under `group`; promises are what was appended, and how far was compacted."""
+    """A life with rounds of compaction, under `group`; promises are what was appended,
+    and how far was compacted.
+    """
     log = logcore.open("t-0", create=True, config=COMPACT, durability="group", fs=disk)
     for turn in range(rounds):
         for number in range(9):
-            receipt = log.append(b"%d.%d" % (turn, number) * 9, key=b"k%d" % (number % 3), timestamp_ms=T0)
-            promise((receipt.offset, b"k%d" % (number % 3), b"%d.%d" % (turn, number) * 9))
+            receipt = log.append(
+                b"%d.%d" % (turn, number) * 9,
+                key=b"k%d" % (number % 3),
+                timestamp_ms=T0,
+            )
+            promise(
+                (receipt.offset, b"k%d" % (number % 3), b"%d.%d" % (turn, number) * 9)
+            )
         compact(log)
     log.close()
 
 
-def found_after(disk: SimulatedDisk) -> tuple[list[tuple[int, bytes | None, bytes | None]], int]:
-    with logcore.open("t-0", create=True, config=COMPACT, durability="group", fs=disk) as log:
+def found_after(
+    disk: SimulatedDisk,
+) -> tuple[list[tuple[int, bytes | None, bytes | None]], int]:
+    with logcore.open(
+        "t-0", create=True, config=COMPACT, durability="group", fs=disk
+    ) as log:
         found = pairs(log)
         end = log.log_end_offset
-        shown = [r.offset for r in log.read(log.log_start_offset, isolation="read_committed")]
+        shown = [
+            r.offset for r in log.read(log.log_start_offset, isolation="read_committed")
+        ]
         assert shown == [offset for offset, _, _ in found]
-    left = [name for name in disk.files() if name.endswith((".cleaned", ".swap", ".deleted")) and name.count("/") > 1]
+    left = [
+        name
+        for name in disk.files()
+        if name.endswith((".cleaned", ".swap", ".deleted")) and name.count("/") > 1
+    ]
     assert not [name for name in left if not name.endswith(checkpoint.SEALS_HOLD)]
     bad = [verdict for verdict in verify("t-0", fs=disk) if verdict.status == "damaged"]
     assert not bad
@@ -49,25 +70,38 @@ def found_after(disk: SimulatedDisk) -> tuple[list[tuple[int, bytes | None, byte
 
 
 def judge(promised: list[Any], result: tuple[list[Any], int]) -> None:
-    """P45: one generation, whole: nothing acknowledged is lost but what a later record supersedes."""
+    """P45: one generation, whole: nothing acknowledged is lost but what a later record
+    supersedes.
+    """
     found, end = result
     offsets = [offset for offset, _, _ in found]
     assert offsets == sorted(set(offsets)), "records twice, or out of order"
     known = dict(enumerate((key, value) for _, key, value in promised))
     for offset, key, value in found:
-        assert offset not in known or known[offset] == (key, value), "records were changed"
+        assert offset not in known or known[offset] == (key, value), (
+            "records were changed"
+        )
     assert end >= len(promised), "acknowledged records are lost"
     newest = {key: offset for offset, key, _ in found}
     for offset, key, _ in promised:
-        assert offset in offsets or newest.get(key, -1) > offset, f"the record at {offset} is lost"
+        assert offset in offsets or newest.get(key, -1) > offset, (
+            f"the record at {offset} is lost"
+        )
 
 
-#: Of the disks that may be left at one moment. The seeded bugs below are found with as many.
+#: Of the disks that may be left at one moment. The seeded bugs below are found with as
+#: many.
 LIMIT = 2
 
 
 def explore_compaction(seed: int = 0, **options: Any) -> Any:
-    return explore(keyed, found_after, judge, seed=seed, **{"limit": LIMIT, "again_every": 24, **options})
+    return explore(
+        keyed,
+        found_after,
+        judge,
+        seed=seed,
+        **{"limit": LIMIT, "again_every": 24, **options},
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,7 +119,9 @@ def test_P45_a_crash_leaves_one_generation(names: Any, limit: int) -> None:
 
 
 def test_readers_see_one_generation_whatever_a_crash_left() -> None:
-    """Without recovery: a reader and no writer, on a disk that a crash in the middle of a swap left."""
+    """Without recovery: a reader and no writer, on a disk that a crash in the middle of
+    a swap left.
+    """
 
     def read(disk: SimulatedDisk) -> Any:
         try:
@@ -110,19 +146,31 @@ def replace_without(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     def replace(self: Rewriting, old: Any, new: Any) -> None:
         fs = self.fs
         disk: Any = fs
-        methods = {name: getattr(disk, name) for name in ("fsync", "sync_dir", "rename")}
+        methods = {
+            name: getattr(disk, name) for name in ("fsync", "sync_dir", "rename")
+        }
         with pytest.MonkeyPatch.context() as patch:
             if broken == "B10":
                 patch.setattr(disk, "fsync", lambda handle: None)
                 patch.setattr(disk, "fdatasync", lambda handle: None)
-            elif broken == "B11":  # the old ones go before the names of the new one are on disk
+            elif (
+                broken == "B11"
+            ):  # the old ones go before the names of the new one are on disk
                 synced = iter([True, False, False, True])
-                patch.setattr(disk, "sync_dir", lambda path: methods["sync_dir"](path) if next(synced, True) else None)
+                patch.setattr(
+                    disk,
+                    "sync_dir",
+                    lambda path: (
+                        methods["sync_dir"](path) if next(synced, True) else None
+                    ),
+                )
                 patch.setattr(
                     disk,
                     "rename",
                     lambda source, target: (
-                        disk.unlink(source) if target.endswith(".deleted") else methods["rename"](source, target)
+                        disk.unlink(source)
+                        if target.endswith(".deleted")
+                        else methods["rename"](source, target)
                     ),
                 )
             real(self, old, new)
@@ -132,7 +180,9 @@ def replace_without(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
 
 def never_newest(monkeypatch: pytest.MonkeyPatch) -> None:
     real = OffsetMap.newest
-    monkeypatch.setattr(OffsetMap, "newest", lambda self, hashes: real(self, hashes) + 1)
+    monkeypatch.setattr(
+        OffsetMap, "newest", lambda self, hashes: real(self, hashes) + 1
+    )
     monkeypatch.setattr(cleaner, "_BITS_SHARE", 1 << 60)
 
 
@@ -147,14 +197,18 @@ def early_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("bug", [pytest.param("B10", marks=pytest.mark.slow), "B11"])
-def test_seeded_bugs_of_the_swap_are_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seeded_bugs_of_the_swap_are_found(
+    bug: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     replace_without(monkeypatch, bug)
     with pytest.raises(AssertionError):
         explore_compaction()
 
 
 def test_seeded_bug_B12_of_the_order_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The old segments get out of the way from the last on: a crash then leaves a hole that no file accounts for."""
+    """The old segments get out of the way from the last on: a crash then leaves a hole
+    that no file accounts for.
+    """
     real = SimulatedDisk.rename
 
     def rename(self: SimulatedDisk, source: str, target: str) -> None:
@@ -174,13 +228,19 @@ def test_seeded_bug_B41_the_last_value_is_lost(monkeypatch: pytest.MonkeyPatch) 
         explore_compaction()
 
 
-def test_seeded_bug_B44_the_checkpoint_comes_early(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seeded_bug_B44_the_checkpoint_comes_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Lost to no reader, but never compacted again: the checkpoint says that it was."""
     early_checkpoint(monkeypatch)
 
     def recover(disk: SimulatedDisk) -> Any:
-        with logcore.open("t-0", create=True, config=COMPACT, durability="group", fs=disk) as log:
-            checked = checkpoint.read_offsets(disk, ".", checkpoint.CLEANER).get(("t", 0), 0)
+        with logcore.open(
+            "t-0", create=True, config=COMPACT, durability="group", fs=disk
+        ) as log:
+            checked = checkpoint.read_offsets(disk, ".", checkpoint.CLEANER).get(
+                ("t", 0), 0
+            )
             keys = [key for offset, key, _ in pairs(log) if offset < checked]
         return keys
 
@@ -194,8 +254,12 @@ def test_seeded_bug_B44_the_checkpoint_comes_early(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("limit", [4, pytest.param(40, marks=pytest.mark.slow)])
 def test_the_checkpoint_never_says_more_than_was_done(limit: int) -> None:
     def recover(disk: SimulatedDisk) -> Any:
-        with logcore.open("t-0", create=True, config=COMPACT, durability="group", fs=disk) as log:
-            checked = checkpoint.read_offsets(disk, ".", checkpoint.CLEANER).get(("t", 0), 0)
+        with logcore.open(
+            "t-0", create=True, config=COMPACT, durability="group", fs=disk
+        ) as log:
+            checked = checkpoint.read_offsets(disk, ".", checkpoint.CLEANER).get(
+                ("t", 0), 0
+            )
             return [key for offset, key, _ in pairs(log) if offset < checked]
 
     def once(promised: list[Any], keys: list[bytes]) -> None:
@@ -204,14 +268,17 @@ def test_the_checkpoint_never_says_more_than_was_done(limit: int) -> None:
     explore(keyed, recover, once, limit=limit, again_every=0)
 
 
-#: The first operation that fails, and how many lie between it and the next: each operation fails in one way.
+#: The first operation that fails, and how many lie between it and the next: each
+#: operation fails in one way.
 EACH_IN_TURN = {errno.EIO: 1, errno.ENOSPC: 2, errno.EMFILE: 3}
 
 
 @pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("number", EACH_IN_TURN)
 def test_an_error_at_each_operation_of_a_round(number: int, step: int) -> None:
-    """The log goes on, or refuses and is whole when it is opened again; nothing is lost either way."""
+    """The log goes on, or refuses and is whole when it is opened again; nothing is lost
+    either way.
+    """
     disk = SimulatedDisk()
     expected = {}
     with open_log(disk) as log:
@@ -245,7 +312,9 @@ def test_an_error_at_each_operation_of_a_round(number: int, step: int) -> None:
 
 
 def test_damage_ends_a_round_and_changes_no_file(tmp_path: Path) -> None:
-    with logcore.open(tmp_path / "t-0", create=True, config=COMPACT, durability="os") as log:
+    with logcore.open(
+        tmp_path / "t-0", create=True, config=COMPACT, durability="os"
+    ) as log:
         for number in range(60):
             log.append(b"%d" % number * 10, key=b"k%d" % (number % 4))
         log.roll()
@@ -254,24 +323,39 @@ def test_damage_ends_a_round_and_changes_no_file(tmp_path: Path) -> None:
     raw[150] ^= 1
     files[1].write_bytes(raw)
     with logcore.open(tmp_path / "t-0", config=COMPACT, durability="os") as log:
-        before = {path.name: path.read_bytes() for path in (tmp_path / "t-0").glob("*.log")}
+        before = {
+            path.name: path.read_bytes() for path in (tmp_path / "t-0").glob("*.log")
+        }
         with pytest.raises(logcore.CorruptBatchError, match=files[1].name):
             clean(log, force=True)
-        assert {path.name: path.read_bytes() for path in (tmp_path / "t-0").glob("*.log")} == before
+        assert {
+            path.name: path.read_bytes() for path in (tmp_path / "t-0").glob("*.log")
+        } == before
         assert not list((tmp_path / "t-0").glob("*.cleaned"))
         log.append(b"on", key=b"k")
 
 
 def test_an_index_that_came_without_its_log_goes_again() -> None:
-    """A crash kept the name of the new index of aborted transactions, and not that of the new .log: beside the old one,
-    which had none, it told of a marker that was not there.
+    """A crash kept the name of the new index of aborted transactions, and not that of
+    the new .log: beside the old one, which had none, it told of a marker that was not
+    there.
     """
     disk = SimulatedDisk()
     left = {}
-    log = logcore.open("t-0", create=True, config={**COMPACT, "segment.bytes": 10_000}, fs=disk)
+    log = logcore.open(
+        "t-0", create=True, config={**COMPACT, "segment.bytes": 10_000}, fs=disk
+    )
     log.append(b"v", key=b"k")
     log.roll()
-    log.append_batch(encode([(b"a", b"v")], transactional=True, producer_id=5, producer_epoch=0, base_sequence=0))
+    log.append_batch(
+        encode(
+            [(b"a", b"v")],
+            transactional=True,
+            producer_id=5,
+            producer_epoch=0,
+            base_sequence=0,
+        )
+    )
     log.append(b"between", key=b"b")
     log.end_transaction(5, 0, commit=False)
     log.roll()
@@ -294,9 +378,15 @@ def test_an_index_that_came_without_its_log_goes_again() -> None:
 
 
 @pytest.mark.parametrize("is_dense", [True, False])
-def test_an_offset_that_turned_supersedes_nothing(tmp_path: Path, is_dense: bool) -> None:
-    """No CRC covers it. Taken as it stands, it would drop the newer records of the same keys."""
-    with logcore.open(tmp_path / "t-0", create=True, config=COMPACT, durability="os") as log:
+def test_an_offset_that_turned_supersedes_nothing(
+    tmp_path: Path, is_dense: bool
+) -> None:
+    """No CRC covers it. Taken as it stands, it would drop the newer records of the same
+    keys.
+    """
+    with logcore.open(
+        tmp_path / "t-0", create=True, config=COMPACT, durability="os"
+    ) as log:
         for number in range(60):
             log.append(b"%d" % number * 10, key=b"k%d" % (number % 4))
         if not is_dense:
@@ -312,14 +402,22 @@ def test_an_offset_that_turned_supersedes_nothing(tmp_path: Path, is_dense: bool
         raw[first + 7 - bit // 8] ^= 1 << bit % 8  # of the second batch's base offset
         file.write_bytes(raw)
         with logcore.open(tmp_path / "t-0", config=COMPACT, durability="os") as log:
-            before = {path.name: path.read_bytes() for path in (tmp_path / "t-0").glob("*.log")}
+            before = {
+                path.name: path.read_bytes()
+                for path in (tmp_path / "t-0").glob("*.log")
+            }
             with pytest.raises(logcore.CorruptBatchError, match="does not continue"):
                 clean(log, force=True)
-            assert {path.name: path.read_bytes() for path in (tmp_path / "t-0").glob("*.log")} == before
+            assert {
+                path.name: path.read_bytes()
+                for path in (tmp_path / "t-0").glob("*.log")
+            } == before
 
 
 def test_a_truncation_meanwhile_ends_the_round() -> None:
-    """What the table of keys says of records that are gone must not cost those that they superseded."""
+    """What the table of keys says of records that are gone must not cost those that
+    they superseded.
+    """
     disk = SimulatedDisk()
     with open_log(disk) as log:
         for number in range(60):
@@ -359,9 +457,13 @@ def test_segments_that_go_meanwhile_end_the_round() -> None:
     ("faults", "goes_on"),
     [
         ([Fault("rename", errno.EIO, path="*.index.swap")], True),
-        # .swap files that stay would bring records back at the next opening that a later round has removed.
+        # .swap files that stay would bring records back at the next opening that a
+        # later round has removed.
         (
-            [Fault("rename", errno.EIO, path="*.index.swap"), Fault("unlink", errno.EIO, path="*.swap", times=None)],
+            [
+                Fault("rename", errno.EIO, path="*.index.swap"),
+                Fault("unlink", errno.EIO, path="*.swap", times=None),
+            ],
             False,
         ),
         # The directory says already that the new segment counts.
@@ -369,7 +471,9 @@ def test_segments_that_go_meanwhile_end_the_round() -> None:
     ],
     ids=["taken back", "not taken back", "half in place"],
 )
-def test_a_round_that_fails_while_names_change(faults: list[Fault], goes_on: bool) -> None:
+def test_a_round_that_fails_while_names_change(
+    faults: list[Fault], goes_on: bool
+) -> None:
     disk = SimulatedDisk()
     log = open_log(disk)
     for number in range(60):
@@ -392,7 +496,9 @@ def test_a_round_that_fails_while_names_change(faults: list[Fault], goes_on: boo
     with open_log(disk) as log:
         assert not any(name.endswith((".swap", ".cleaned")) for name in disk.files())
         found = {key: value for _, key, value in pairs(log)}
-        assert found == {key: value for _, key, value in before} | ({b"new": b"after"} if goes_on else {})
+        assert found == {key: value for _, key, value in before} | (
+            {b"new": b"after"} if goes_on else {}
+        )
 
 
 def test_what_comes_after_a_truncation_is_dirty() -> None:
@@ -428,7 +534,9 @@ def test_two_rounds_at_a_time_are_refused() -> None:
 @pytest.mark.parametrize("is_whole", [True, False])
 @pytest.mark.parametrize("was_begun", [True, False])
 @pytest.mark.parametrize("has_retired", [True, False])
-def test_every_combination_of_swap_facts_has_one_answer(is_whole: bool, was_begun: bool, has_retired: bool) -> None:
+def test_every_combination_of_swap_facts_has_one_answer(
+    is_whole: bool, was_begun: bool, has_retired: bool
+) -> None:
     action = decide_swap(SwapFacts(is_whole, was_begun, has_retired))
     if is_whole and not was_begun:
         assert action is SwapAction.FINISH
@@ -479,7 +587,9 @@ def test_a_new_segment_that_another_program_removes_replaces_none(beside: str) -
 
         def _tidy(self) -> None:
             if self.beside and any(name.endswith(self.beside) for name in self.files()):
-                for name in [name for name in self.files() if name.endswith(".log.cleaned")]:
+                for name in [
+                    name for name in self.files() if name.endswith(".log.cleaned")
+                ]:
                     self.unlink(name)
 
         def modified_ms(self, path: str) -> int:
@@ -497,10 +607,14 @@ def test_a_new_segment_that_another_program_removes_replaces_none(beside: str) -
         log.roll()
         before = pairs(log)
         disk.beside = beside
-        with pytest.raises(logcore.CompactionAbandonedError, match="removed by another program"):
+        with pytest.raises(
+            logcore.CompactionAbandonedError, match="removed by another program"
+        ):
             clean(log, force=True)
         disk.beside = ""
         assert pairs(log) == before
-        assert not [name for name in disk.files() if name.endswith((".cleaned", ".swap"))]
+        assert not [
+            name for name in disk.files() if name.endswith((".cleaned", ".swap"))
+        ]
         assert clean(log, force=True) is not None, "and another round may begin"
         assert pairs(log) != before

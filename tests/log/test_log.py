@@ -1,4 +1,6 @@
-"""A partition: what is appended is read back, in order, in every form, across rolls, reopenings and truncations."""
+"""A partition: what is appended is read back, in order, in every form, across rolls,
+reopenings and truncations.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 import logcore
 from logcore.recordbatch import encode, read_batches
@@ -30,9 +38,16 @@ from support.vectors import VECTORS
 def test_records_come_back_after_reopening(partition: Path, policy: str) -> None:
     with logcore.open(partition, create=True, config=SMALL, durability=policy) as log:
         for at in range(20):
-            receipt = log.append(b"v%d" % at, key=b"k", headers=[("h", b"1"), ("n", None)], timestamp_ms=T0 + at)
+            receipt = log.append(
+                b"v%d" % at,
+                key=b"k",
+                headers=[("h", b"1"), ("n", None)],
+                timestamp_ms=T0 + at,
+            )
             assert (receipt.offset, receipt.last_offset) == (at, at)
-            assert receipt.durability == ("disk" if policy in ("always", "group") else "os")
+            assert receipt.durability == (
+                "disk" if policy in ("always", "group") else "os"
+            )
         assert log.high_watermark == log.log_end_offset == 20
         assert log.append(b"on disk", durability="disk").durability == "disk"
         assert log.durable_end_offset == 21
@@ -41,7 +56,10 @@ def test_records_come_back_after_reopening(partition: Path, policy: str) -> None
         assert log.log_end_offset == 22
         first = next(log.read(0))
         assert first == (0, T0, b"k", b"v0", (("h", b"1"), ("n", None)))
-        assert values(log) == [b"v%d" % at for at in range(20)] + [b"on disk", b"written"]
+        assert values(log) == [b"v%d" % at for at in range(20)] + [
+            b"on disk",
+            b"written",
+        ]
 
 
 def test_every_way_to_append_gives_the_same_records(partition: Path) -> None:
@@ -56,15 +74,25 @@ def test_every_way_to_append_gives_the_same_records(partition: Path) -> None:
         log.append_many([(key, value, (), T0) for key, value in rows])
         log.append_columns(keys=keys, values=payload, timestamps_ms=np.full(50, T0))
         log.append_columns(
-            keys=(b"".join(key for key, _ in rows), ends), values=payload, timestamps_ms=pa.array([T0] * 50)
+            keys=(b"".join(key for key, _ in rows), ends),
+            values=payload,
+            timestamps_ms=pa.array([T0] * 50),
         )
         for start in range(0, 50, 10):
-            batch = encode([(key, value, (), T0) for key, value in rows[start : start + 10]], codec="lz4")
+            batch = encode(
+                [(key, value, (), T0) for key, value in rows[start : start + 10]],
+                codec="lz4",
+            )
             log.append_batch(batch)
-        found = [(record.key, record.value, record.timestamp_ms) for record in log.read(0)]
+        found = [
+            (record.key, record.value, record.timestamp_ms) for record in log.read(0)
+        ]
         assert found == [(key, value, T0) for key, value in rows] * 5
         assert [record.offset for record in log.read(0)] == list(range(250))
-        heads = {(one.magic, one.producer_id, one.producer_epoch, one.base_sequence) for one in log.batches(0)}
+        heads = {
+            (one.magic, one.producer_id, one.producer_epoch, one.base_sequence)
+            for one in log.batches(0)
+        }
         assert heads == {(2, -1, -1, -1)}, "of no producer"
         assert log.append_many([]).last_offset == 249
         assert log.append_columns(values=pa.array([], pa.binary())).offset == 250
@@ -73,10 +101,14 @@ def test_every_way_to_append_gives_the_same_records(partition: Path) -> None:
 @pytest.mark.parametrize("codec", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
 def test_a_log_compresses_as_its_config_says(partition: Path, codec: str) -> None:
     with logcore.open(
-        partition, create=True, config={**SMALL, "compression.type": codec, "segment.bytes": 4096}
+        partition,
+        create=True,
+        config={**SMALL, "compression.type": codec, "segment.bytes": 4096},
     ) as log:
         log.append_many([(b"k", b"value %d" % at) for at in range(300)])
-        assert {batch.codec_name for batch in log.batches(0)} == {"none" if codec == "uncompressed" else codec}
+        assert {batch.codec_name for batch in log.batches(0)} == {
+            "none" if codec == "uncompressed" else codec
+        }
         assert values(log) == [b"value %d" % at for at in range(300)]
         assert values(log, 123, 127) == [b"value %d" % at for at in range(123, 127)]
         assert sum(len(columns) for columns in log.scan(100, 250)) == 150
@@ -90,7 +122,11 @@ def test_reading_between_any_two_offsets(partition: Path) -> None:
             for end in (start, start + 1, start + 7, 60, 99):
                 want = [b"%d" % at for at in range(start, min(end, 60))]
                 assert values(log, start, end) == want
-                assert [value for columns in log.scan(start, end) for value in columns.values()] == want
+                assert [
+                    value
+                    for columns in log.scan(start, end)
+                    for value in columns.values()
+                ] == want
         for outside in (-1, 61):
             with pytest.raises(logcore.OffsetOutOfRangeError):
                 log.read(outside)
@@ -103,7 +139,11 @@ def test_reading_between_any_two_offsets(partition: Path) -> None:
 def test_a_read_stops_at_its_byte_budget_but_gives_a_batch(partition: Path) -> None:
     with logcore.open(partition, create=True, config={"batch.size": 400}) as log:
         log.append_many([(None, b"x" * 100) for _ in range(20)])
-        assert len(list(log.read(0, max_bytes=1))) == len(next(log.batches(0)).records()) > 0
+        assert (
+            len(list(log.read(0, max_bytes=1)))
+            == len(next(log.batches(0)).records())
+            > 0
+        )
         assert 0 < len(list(log.read(0, max_bytes=900))) < 20
         assert [batch.base_offset for batch in log.batches(3, max_bytes=1)] == [2]
 
@@ -127,14 +167,24 @@ def test_batches_give_columns_arrow_and_their_heads(partition: Path) -> None:
         log.append_many([(b"k", b"%d" % at, (), T0 + at) for at in range(30)])
         batches = list(log.batches(0))
         assert batches[0].base_offset == 0
-        assert all(one.next_offset == two.base_offset for one, two in itertools.pairwise(batches))
-        assert [offset for batch in batches for offset in batch.columns().offsets.tolist()] == list(range(30))
+        assert all(
+            one.next_offset == two.base_offset
+            for one, two in itertools.pairwise(batches)
+        )
+        assert [
+            offset for batch in batches for offset in batch.columns().offsets.tolist()
+        ] == list(range(30))
 
 
 def test_a_scan_goes_to_arrow_polars_and_duckdb(partition: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     with logcore.open(partition, create=True, config=SMALL) as log:
-        log.append_many([(b"k%d" % (at % 3), b"%d" % at, (("h", b"x"),), T0 + at) for at in range(100)])
+        log.append_many(
+            [
+                (b"k%d" % (at % 3), b"%d" % at, (("h", b"x"),), T0 + at)
+                for at in range(100)
+            ]
+        )
         scan = log.scan()
         table = pa.table(scan)
         assert table["value"].to_pylist() == [b"%d" % at for at in range(100)]
@@ -144,7 +194,9 @@ def test_a_scan_goes_to_arrow_polars_and_duckdb(partition: Path) -> None:
         polars = pytest.importorskip("polars")
         assert polars.DataFrame(scan.select("offset", "value")).height == 100
         duckdb = pytest.importorskip("duckdb")
-        found = duckdb.sql('select count(distinct key), max("offset") from scan').fetchall()
+        found = duckdb.sql(
+            'select count(distinct key), max("offset") from scan'
+        ).fetchall()
         assert found == [(3, 99)]
 
 
@@ -154,28 +206,51 @@ def test_columns_outlive_the_log(partition: Path) -> None:
         chunks = list(log.scan())
         log.delete_records(50)
     shutil.rmtree(partition.parent)
-    assert [value for columns in chunks for value in columns.values()] == [b"%d" % at for at in range(50)]
+    assert [value for columns in chunks for value in columns.values()] == [
+        b"%d" % at for at in range(50)
+    ]
 
 
-# -- directories that Kafka wrote ----------------------------------------------------------------------------------
+# -- directories that Kafka wrote
+# ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["partition-clean", "partition-crash"])
 def test_kafkas_partition_is_read(name: str) -> None:
     with logcore.open(VECTORS / name / "orders-0", read_only=True) as log:
-        assert (log.log_start_offset, log.log_end_offset, log.last_stable_offset) == (0, 29, 28)
-        assert [record.offset for record in log.read(0)] == [at for at in range(29) if at not in (10, 11)]
-        committed = [record.offset for record in log.read(0, isolation="read_committed")]
+        assert (log.log_start_offset, log.log_end_offset, log.last_stable_offset) == (
+            0,
+            29,
+            28,
+        )
+        assert [record.offset for record in log.read(0)] == [
+            at for at in range(29) if at not in (10, 11)
+        ]
+        committed = [
+            record.offset for record in log.read(0, isolation="read_committed")
+        ]
         assert committed == [at for at in range(28) if at not in (8, 10, 11)]
         assert [len(columns) for columns in log.scan(isolation="read_committed")] != []
         assert next(log.read(0)) == (0, T0, b"k1", b"hello", (("h", b"x"),))
-        kinds = {batch.base_offset: batch.control_type() for batch in log.batches(0) if batch.is_control}
+        kinds = {
+            batch.base_offset: batch.control_type()
+            for batch in log.batches(0)
+            if batch.is_control
+        }
         assert kinds == {10: "ABORT", 11: "COMMIT"}
-        assert {batch.codec_name for batch in log.batches(0)} == {"none", "gzip", "snappy", "lz4", "zstd"}
+        assert {batch.codec_name for batch in log.batches(0)} == {
+            "none",
+            "gzip",
+            "snappy",
+            "lz4",
+            "zstd",
+        }
 
 
 def test_kafkas_compacted_partition_is_read() -> None:
-    with logcore.open(VECTORS / "partition-compact-after" / "compacted-0", read_only=True) as log:
+    with logcore.open(
+        VECTORS / "partition-compact-after" / "compacted-0", read_only=True
+    ) as log:
         assert [record.offset for record in log.read(0)] == [4, 5, 6, 12, 13]
         assert log.get(0).offset == 4
         assert log.log_end_offset == 14
@@ -185,14 +260,20 @@ def test_kafkas_compacted_partition_is_read() -> None:
 def test_kafkas_partition_is_continued(tmp_path: Path, name: str) -> None:
     shutil.copytree(VECTORS / name, tmp_path / name)
     before = (tmp_path / name / "orders-0" / f"{16:020d}.log").read_bytes()
-    with logcore.open(tmp_path / name / "orders-0", config={"segment.ms": 1 << 60}) as log:
-        assert not (tmp_path / name / ".kafka_cleanshutdown").exists(), "gone before the first write"
+    with logcore.open(
+        tmp_path / name / "orders-0", config={"segment.ms": 1 << 60}
+    ) as log:
+        assert not (tmp_path / name / ".kafka_cleanshutdown").exists(), (
+            "gone before the first write"
+        )
         assert log.append(b"ours", key=b"k").offset == 29
         assert [record.offset for record in log.read(27)] == [27, 28, 29]
     after = (tmp_path / name / "orders-0" / f"{16:020d}.log").read_bytes()
     assert after.startswith(before)
     added = list(read_batches(after[len(before) :]))
-    assert [batch.partition_leader_epoch for batch in added] == [4], "the latest epoch of the checkpoint"
+    assert [batch.partition_leader_epoch for batch in added] == [4], (
+        "the latest epoch of the checkpoint"
+    )
     points = (tmp_path / name / "recovery-point-offset-checkpoint").read_text()
     assert "orders 0 30\n" in points
     if name == "partition-clean":
@@ -200,16 +281,21 @@ def test_kafkas_partition_is_continued(tmp_path: Path, name: str) -> None:
         assert "orders 0 30" in points
 
 
-# -- many threads --------------------------------------------------------------------------------------------------
+# -- many threads
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", ["group", "always", "every(7)"])
-def test_threads_append_without_loss_and_in_their_own_order(partition: Path, policy: str) -> None:
+def test_threads_append_without_loss_and_in_their_own_order(
+    partition: Path, policy: str
+) -> None:
     def work(name: int) -> None:
         for at in range(30):
             receipts[name].append(log.append(b"%d" % at, key=b"%d" % name).offset)
 
-    with logcore.open(partition, create=True, config={"segment.bytes": 4000}, durability=policy) as log:
+    with logcore.open(
+        partition, create=True, config={"segment.bytes": 4000}, durability=policy
+    ) as log:
         receipts: list[list[int]] = [[] for _ in range(8)]
         threads = [threading.Thread(target=work, args=(name,)) for name in range(8)]
         for thread in threads:
@@ -220,7 +306,9 @@ def test_threads_append_without_loss_and_in_their_own_order(partition: Path, pol
         found = {record.offset: (record.key, record.value) for record in log.read(0)}
         for name, offsets in enumerate(receipts):
             assert offsets == sorted(offsets)
-            assert [found[offset] for offset in offsets] == [(b"%d" % name, b"%d" % at) for at in range(30)]
+            assert [found[offset] for offset in offsets] == [
+                (b"%d" % name, b"%d" % at) for at in range(30)
+            ]
 
 
 def test_readers_run_while_a_writer_rolls(partition: Path) -> None:
@@ -246,13 +334,16 @@ def test_readers_run_while_a_writer_rolls(partition: Path) -> None:
     assert wrong == []
 
 
-# -- against a list ------------------------------------------------------------------------------------------------
+# -- against a list
+# ------------------------------------------------------------------------------------------------
 
 
 class LogAsList(RuleBasedStateMachine):
     """A log is a list whose front may be dropped: every rule is done to both."""
 
-    @initialize(policy=st.sampled_from(POLICIES), codec=st.sampled_from(["producer", "lz4"]))
+    @initialize(
+        policy=st.sampled_from(POLICIES), codec=st.sampled_from(["producer", "lz4"])
+    )
     def start(self, policy: str, codec: str) -> None:
         import tempfile
 
@@ -261,7 +352,9 @@ class LogAsList(RuleBasedStateMachine):
         self.config = {**SMALL, "compression.type": codec}
         self.model: list[bytes] = []
         self.first = 0
-        self.log = logcore.open(f"{self.directory}/m-0", create=True, config=self.config, durability=policy)
+        self.log = logcore.open(
+            f"{self.directory}/m-0", create=True, config=self.config, durability=policy
+        )
 
     def teardown(self) -> None:
         if hasattr(self, "log"):
@@ -276,7 +369,10 @@ class LogAsList(RuleBasedStateMachine):
     @rule(rows=st.lists(st.binary(max_size=30), max_size=40))
     def append_many(self, rows: list[bytes]) -> None:
         receipt = self.log.append_many([(None, row) for row in rows])
-        assert (receipt.offset, receipt.last_offset) == (len(self.model), len(self.model) + len(rows) - 1)
+        assert (receipt.offset, receipt.last_offset) == (
+            len(self.model),
+            len(self.model) + len(rows) - 1,
+        )
         self.model += rows
 
     @rule(data=st.data())
@@ -298,7 +394,9 @@ class LogAsList(RuleBasedStateMachine):
     @rule()
     def reopen(self) -> None:
         self.log.close()
-        self.log = logcore.open(f"{self.directory}/m-0", config=self.config, durability=self.policy)
+        self.log = logcore.open(
+            f"{self.directory}/m-0", config=self.config, durability=self.policy
+        )
         assert self.log.recovery_report is not None
         assert self.log.recovery_report.cut_position is None
 
@@ -307,31 +405,50 @@ class LogAsList(RuleBasedStateMachine):
     def reads_agree(self) -> None:
         self.log.flush()
         want = list(enumerate(self.model))[self.first :]
-        assert (self.log.log_start_offset, self.log.log_end_offset) == (self.first, len(self.model))
-        assert [(record.offset, record.value) for record in self.log.read(self.first)] == want
+        assert (self.log.log_start_offset, self.log.log_end_offset) == (
+            self.first,
+            len(self.model),
+        )
+        assert [
+            (record.offset, record.value) for record in self.log.read(self.first)
+        ] == want
         with logcore.open(f"{self.directory}/m-0", read_only=True) as reader:
-            assert [(record.offset, record.value) for record in reader.read(self.first)] == want
+            assert [
+                (record.offset, record.value) for record in reader.read(self.first)
+            ] == want
 
 
 TestLogAsList = LogAsList.TestCase
-TestLogAsList.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+TestLogAsList.settings = settings(
+    max_examples=20, stateful_step_count=25, deadline=None
+)
 
 
 def test_segments_that_were_read_take_no_descriptors(tmp_path: Path) -> None:
-    with logcore.open(tmp_path / "t-0", create=True, config={"segment.bytes": 2_000}, durability="os") as log:
+    with logcore.open(
+        tmp_path / "t-0", create=True, config={"segment.bytes": 2_000}, durability="os"
+    ) as log:
         for number in range(300):
             log.append(b"%d" % number * 300)
-        before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+        before = (
+            len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+        )
         assert log.statistics().segments > 100
         assert len(list(log.read(0))) == 300
         assert len(log.stored(0, max_bytes=1 << 20)) > 100
-        after = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+        after = (
+            len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+        )
         assert after <= before + 2
 
 
 @pytest.mark.parametrize("times", [[100, 50, 50], [50, 100, 70], [100, 100, 1]])
-def test_times_of_what_was_deleted_are_not_found(tmp_path: Path, times: list[int]) -> None:
-    """The largest time of a segment may be that of a record below the log start; later segments are looked at too."""
+def test_times_of_what_was_deleted_are_not_found(
+    tmp_path: Path, times: list[int]
+) -> None:
+    """The largest time of a segment may be that of a record below the log start; later
+    segments are looked at too.
+    """
     with logcore.open(tmp_path / "t-0", create=True) as log:
         for time in times:
             log.append(b"v", timestamp_ms=time)
@@ -340,12 +457,16 @@ def test_times_of_what_was_deleted_are_not_found(tmp_path: Path, times: list[int
         log._state.log_start = 1  # as a kill leaves it between the note of the new start and the first file that goes
         left = [*times[1:], 60]
         for asked in (1, 50, 60, 100):
-            expected = next((1 + at for at, time in enumerate(left) if time >= asked), None)
+            expected = next(
+                (1 + at for at, time in enumerate(left) if time >= asked), None
+            )
             assert log.offset_for_timestamp(asked) == expected
         assert log.newest() == (1 + left.index(max(left)), max(left))
 
 
-def test_a_disk_that_fails_to_tell_is_no_empty_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fails_to_tell_is_no_empty_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with logcore.open(tmp_path / "t-0", create=True) as log:
         log.append(b"v")
 
@@ -367,7 +488,9 @@ def test_no_room_for_the_note_of_the_durable_end_hides_nothing(end: str) -> None
     log.append(b"v")
     getattr(log if end == "close" else disk, end)()
     paths = ("*logcore.durable*", "*logcore.reserve")
-    disk.faults = FaultPlan(*(Fault("pwrite", errno.ENOSPC, path=path, times=None) for path in paths))
+    disk.faults = FaultPlan(
+        *(Fault("pwrite", errno.ENOSPC, path=path, times=None) for path in paths)
+    )
     with pytest.raises(logcore.DiskFullError):
         logcore.open("t-0", durability="group", fs=disk)
     with logcore.open("t-0", read_only=True, fs=disk) as reader:
@@ -375,7 +498,9 @@ def test_no_room_for_the_note_of_the_durable_end_hides_nothing(end: str) -> None
 
 
 def test_what_was_staged_comes_behind_all_that_is_there(tmp_path: Path) -> None:
-    """Also behind an empty active segment, which goes, and segments before it, which stay."""
+    """Also behind an empty active segment, which goes, and segments before it, which
+    stay.
+    """
     path = create(tmp_path / "data", STAGED)
     with logcore.open_dir(path) as directory:
         for at in range(3):
@@ -393,30 +518,57 @@ def test_what_was_staged_comes_behind_all_that_is_there(tmp_path: Path) -> None:
         publish(path, "again", version=1, config=STAGED, count=300)
         directory.tick()
         after = log.statistics()
-        assert (after.appends - before.appends, after.records_appended - before.records_appended) == (1, 300)
-        assert after.bytes_appended - before.bytes_appended == after.size_bytes - before.size_bytes
+        assert (
+            after.appends - before.appends,
+            after.records_appended - before.records_appended,
+        ) == (1, 300)
+        assert (
+            after.bytes_appended - before.bytes_appended
+            == after.size_bytes - before.size_bytes
+        )
         assert after.rolls - before.rolls == after.segments - before.segments > 0
     with logcore.open(path / "t-0", read_only=True) as reader:
         assert values(reader) == [*expected, b"after", *staged_rows("again", 0, 300)]
 
 
 @pytest.mark.parametrize("checks", [{}, {"message.timestamp.after.max.ms": "3600000"}])
-def test_a_datetime_is_a_timestamp_everywhere(tmp_path: Path, checks: dict[str, str]) -> None:
-    moment = datetime(2023, 11, 14, 22, 13, 20, 1999, tzinfo=UTC)  # 1_700_000_000_001.999 ms: cut, as it has passed
+def test_a_datetime_is_a_timestamp_everywhere(
+    tmp_path: Path, checks: dict[str, str]
+) -> None:
+    moment = datetime(
+        2023, 11, 14, 22, 13, 20, 1999, tzinfo=UTC
+    )  # 1_700_000_000_001.999 ms: cut, as it has passed
     elsewhere = moment.astimezone(timezone(timedelta(hours=5)))
     with logcore.open(tmp_path / "t-0", create=True, config=checks) as log:
         log.append(b"a", timestamp_ms=moment)
-        log.append_many([(None, b"b", (), elsewhere), (None, b"c", (), np.datetime64("2023-11-14T22:13:20.001"))])
-        assert [record.timestamp_ms for record in log.read(0)] == [1_700_000_000_001] * 3
-        assert log.offset_for_timestamp(moment) == log.offset_for_timestamp(elsewhere) == 0
+        log.append_many(
+            [
+                (None, b"b", (), elsewhere),
+                (None, b"c", (), np.datetime64("2023-11-14T22:13:20.001")),
+            ]
+        )
+        assert [record.timestamp_ms for record in log.read(0)] == [
+            1_700_000_000_001
+        ] * 3
+        assert (
+            log.offset_for_timestamp(moment) == log.offset_for_timestamp(elsewhere) == 0
+        )
         assert log.offset_for_timestamp(moment + timedelta(days=1)) is None
-        for wrong in (moment.replace(tzinfo=None), 1.5, "now", 1 << 63, np.datetime64("NaT")):
+        for wrong in (
+            moment.replace(tzinfo=None),
+            1.5,
+            "now",
+            1 << 63,
+            np.datetime64("NaT"),
+        ):
             for call in (
                 lambda wrong=wrong: log.append(b"x", timestamp_ms=wrong),
                 lambda wrong=wrong: log.append_many([(None, b"x", (), wrong)]),
                 lambda wrong=wrong: log.offset_for_timestamp(wrong),
             ):
-                with pytest.raises(logcore.InvalidTimestampError, match="a datetime with a time zone"):
+                with pytest.raises(
+                    logcore.InvalidTimestampError, match="a datetime with a time zone"
+                ):
                     call()
         assert log.log_end_offset == 3
 
@@ -424,22 +576,32 @@ def test_a_datetime_is_a_timestamp_everywhere(tmp_path: Path, checks: dict[str, 
 def test_a_directory_that_cannot_be_made_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file" / "t-0", tmp_path / "file" / "deeper" / "t-0"):
-        with pytest.raises(logcore.StorageWriteError, match="the directory cannot be made"):
+        with pytest.raises(
+            logcore.StorageWriteError, match="the directory cannot be made"
+        ):
             logcore.open(path, create=True)
     for path in (tmp_path / "file", tmp_path / "file" / "data"):
-        with pytest.raises(logcore.StorageWriteError, match="the directory cannot be made"):
+        with pytest.raises(
+            logcore.StorageWriteError, match="the directory cannot be made"
+        ):
             logcore.open_dir(path, create=True)
 
 
 def test_errors_say_only_what_is_known() -> None:
-    assert str(logcore.LogcoreError("x", expected=1, found=2)) == "x (expected 1, found 2)"
+    assert (
+        str(logcore.LogcoreError("x", expected=1, found=2)) == "x (expected 1, found 2)"
+    )
     assert str(logcore.LogcoreError("x", expected=1)) == "x (expected 1)"
     assert str(logcore.LogcoreError("x", found=2)) == "x (found 2)"
     assert str(logcore.LogcoreError("x")) == "x"
 
 
-def test_a_tail_does_not_go_on_with_what_took_the_place_of_its_records(partition: Path) -> None:
-    """Truncated below where it has read, and grown beyond that before it looks: other records have the next offsets."""
+def test_a_tail_does_not_go_on_with_what_took_the_place_of_its_records(
+    partition: Path,
+) -> None:
+    """Truncated below where it has read, and grown beyond that before it looks: other
+    records have the next offsets.
+    """
     with logcore.open(partition, create=True, durability="os") as log:
         for number in range(5):
             log.append(b"%d" % number)

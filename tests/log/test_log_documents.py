@@ -1,4 +1,5 @@
-"""What the documents of Kafka's log say, sentence by sentence: one test for each, named in docs/map.md.
+"""What the documents of Kafka's log say, sentence by sentence: one test for each, named
+in docs/map.md.
 
 Each is short and shows the sentence alone; the depth is in the tests of the modules.
 """
@@ -17,7 +18,11 @@ from logcore.recordbatch import encode
 from logcore.retention import PartitionFacts
 from logcore.testing import SimulatedDisk
 
-KEYED: dict[str, Any] = {"cleanup.policy": "compact", "segment.bytes": 400, "delete.retention.ms": 1000}
+KEYED: dict[str, Any] = {
+    "cleanup.policy": "compact",
+    "segment.bytes": 400,
+    "delete.retention.ms": 1000,
+}
 
 
 def opened(path: Path, **config: Any) -> logcore.Log:
@@ -25,18 +30,28 @@ def opened(path: Path, **config: Any) -> logcore.Log:
 
 
 def offsets(log: logcore.Log, start: int | None = None) -> list[int]:
-    return [record.offset for record in log.read(log.log_start_offset if start is None else start)]
+    return [
+        record.offset
+        for record in log.read(log.log_start_offset if start is None else start)
+    ]
 
 
-# -- appends -------------------------------------------------------------------------------------------------------
+# -- appends
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_appends_are_serial_and_go_to_the_last_file(tmp_path: Path) -> None:
     with opened(tmp_path, **{"segment.bytes": 300}) as log:
         for number in range(20):
-            before = {path.name: path.stat().st_size for path in (tmp_path / "orders-0").glob("*.log")}
+            before = {
+                path.name: path.stat().st_size
+                for path in (tmp_path / "orders-0").glob("*.log")
+            }
             assert log.append(b"v" * 50).offset == number
-            after = {path.name: path.stat().st_size for path in (tmp_path / "orders-0").glob("*.log")}
+            after = {
+                path.name: path.stat().st_size
+                for path in (tmp_path / "orders-0").glob("*.log")
+            }
             changed = [name for name, size in after.items() if before.get(name) != size]
             assert changed == [max(after)]
 
@@ -46,7 +61,9 @@ def test_appends_roll_the_file_over_at_a_configurable_size(tmp_path: Path) -> No
         log.append_many([(None, b"v" * 90)])
         for _ in range(9):
             log.append(b"v" * 90)
-    sizes = [path.stat().st_size for path in sorted((tmp_path / "orders-0").glob("*.log"))]
+    sizes = [
+        path.stat().st_size for path in sorted((tmp_path / "orders-0").glob("*.log"))
+    ]
     assert len(sizes) > 3 and max(sizes) <= 300
 
 
@@ -59,7 +76,8 @@ def test_appends_name_each_file_by_its_first_offset(tmp_path: Path) -> None:
             assert path.name == f"{batch.base_offset:020d}.log"
 
 
-# -- flush ---------------------------------------------------------------------------------------------------------
+# -- flush
+# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("by", ["flush.messages", "policy"])
@@ -67,12 +85,20 @@ def test_flush_M_messages_loses_fewer_than_M(by: str) -> None:
     """M: the number of messages to write before forcing the system to flush."""
     disk = SimulatedDisk()
     config = {"flush.messages": 5} if by == "flush.messages" else {}
-    log = logcore.open("t-0", create=True, config=config, durability="os" if config else "every(5)", fs=disk)
+    log = logcore.open(
+        "t-0",
+        create=True,
+        config=config,
+        durability="os" if config else "every(5)",
+        fs=disk,
+    )
     for _ in range(13):
         log.append(b"v")
     assert log.durable_end_offset == 10
     disk.crash()
-    least = min(len(list(reopened(state.disk()))) for state in disk.crash_states(limit=50))
+    least = min(
+        len(list(reopened(state.disk()))) for state in disk.crash_states(limit=50)
+    )
     assert least == 10
 
 
@@ -81,7 +107,13 @@ def test_flush_S_seconds_loses_what_is_younger(by: str) -> None:
     """S: a number of seconds after which a flush is forced, by whoever calls tick()."""
     disk = SimulatedDisk()
     config = {"flush.ms": 2_000} if by == "flush.ms" else {}
-    log = logcore.open("t-0", create=True, config=config, durability="os" if config else "interval(2000)", fs=disk)
+    log = logcore.open(
+        "t-0",
+        create=True,
+        config=config,
+        durability="os" if config else "interval(2000)",
+        fs=disk,
+    )
     log.append(b"old")
     disk.advance(1_999)
     log.tick()
@@ -100,7 +132,8 @@ def reopened(disk: SimulatedDisk) -> list[logcore.Record]:
         return list(log.read(0))
 
 
-# -- reads ---------------------------------------------------------------------------------------------------------
+# -- reads
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_reads_take_an_offset_and_a_chunk_size(tmp_path: Path) -> None:
@@ -109,7 +142,9 @@ def test_reads_take_an_offset_and_a_chunk_size(tmp_path: Path) -> None:
             log.append(b"v" * 100)
         few = [record.offset for record in log.read(5, max_bytes=1000)]
         assert few == [5, 6, 7, 8, 9]
-        assert [record.offset for record in log.read(5, max_bytes=1)] == [5], "never less than one batch"
+        assert [record.offset for record in log.read(5, max_bytes=1)] == [5], (
+            "never less than one batch"
+        )
 
 
 def test_reads_of_a_large_message_succeed_whatever_the_chunk(tmp_path: Path) -> None:
@@ -149,7 +184,8 @@ def test_reads_outside_the_log_are_out_of_range(tmp_path: Path) -> None:
             log.read(0)
 
 
-# -- deletes -------------------------------------------------------------------------------------------------------
+# -- deletes
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_deletes_take_one_segment_at_a_time(tmp_path: Path) -> None:
@@ -185,7 +221,8 @@ def test_deletes_leave_readers_a_consistent_view(tmp_path: Path) -> None:
         assert first + [record.offset for record in reader] == list(range(40))
 
 
-# -- guarantees ----------------------------------------------------------------------------------------------------
+# -- guarantees
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_guarantees_recovery_cuts_to_the_last_valid_offset(tmp_path: Path) -> None:
@@ -202,7 +239,9 @@ def test_guarantees_recovery_cuts_to_the_last_valid_offset(tmp_path: Path) -> No
 
 
 def test_guarantees_truncation_and_nonsense_are_both_handled(tmp_path: Path) -> None:
-    """An unwritten block is lost, or a nonsense block is added: sizes and data reach the disk in any order."""
+    """An unwritten block is lost, or a nonsense block is added: sizes and data reach
+    the disk in any order.
+    """
     with opened(tmp_path) as log:
         for _ in range(5):
             log.append(b"v" * 50)
@@ -218,7 +257,8 @@ def test_guarantees_truncation_and_nonsense_are_both_handled(tmp_path: Path) -> 
             assert log.log_end_offset == 5 and path.read_bytes() == whole
 
 
-# -- compaction ----------------------------------------------------------------------------------------------------
+# -- compaction
+# ----------------------------------------------------------------------------------------------------
 
 
 def dirty(disk: SimulatedDisk, count: int = 60) -> logcore.Log:
@@ -240,8 +280,13 @@ def test_compaction_never_changes_an_offset() -> None:
     with dirty(SimulatedDisk()) as log:
         before = {record.offset: (record.key, record.value) for record in log.read(0)}
         clean(log)
-        assert all(before[record.offset] == (record.key, record.value) for record in log.read(0))
-        assert log.get(3).offset == min(offset for offset in offsets(log) if offset >= 3), "the next one stands for it"
+        assert all(
+            before[record.offset] == (record.key, record.value)
+            for record in log.read(0)
+        )
+        assert log.get(3).offset == min(
+            offset for offset in offsets(log) if offset >= 3
+        ), "the next one stands for it"
 
 
 def test_compaction_leaves_the_final_state_to_any_read_from_0() -> None:
@@ -285,7 +330,9 @@ def test_compaction_does_not_block_reads_and_appends() -> None:
 def test_compaction_can_be_throttled() -> None:
     disk = SimulatedDisk()
     upkeep = Upkeep(compaction_bytes_per_s=1_000)
-    with logcore.open_dir("d", create=True, config=KEYED, durability="os", upkeep=upkeep, fs=disk) as logdir:
+    with logcore.open_dir(
+        "d", create=True, config=KEYED, durability="os", upkeep=upkeep, fs=disk
+    ) as logdir:
         logdir.create_topic("t")
         for number in range(200):
             logdir.partition("t", 0).append(b"%d" % number, key=b"k%d" % (number % 7))
@@ -298,18 +345,25 @@ def test_compaction_can_be_throttled() -> None:
         assert seconds > 10, "some 15 kB twice at a kB a second"
 
 
-# -- control batches -----------------------------------------------------------------------------------------------
+# -- control batches
+# -----------------------------------------------------------------------------------------------
 
 
 def test_control_batches_are_not_passed_on_to_applications(tmp_path: Path) -> None:
     with opened(tmp_path) as log:
-        more: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
+        more: dict[str, Any] = {
+            "producer_id": 7,
+            "producer_epoch": 0,
+            "transactional": True,
+        }
         log.append_batch(encode([(b"k", b"kept")], base_sequence=0, **more))
         log.end_transaction(7, 0, commit=True)
         log.append_batch(encode([(b"k", b"gone")], base_sequence=1, **more))
         log.end_transaction(7, 0, commit=False)
         assert [record.value for record in log.read(0)] == [b"kept", b"gone"]
-        assert [record.value for record in log.read(0, isolation="read_committed")] == [b"kept"]
+        assert [record.value for record in log.read(0, isolation="read_committed")] == [
+            b"kept"
+        ]
         kinds = [batch.control_type() for batch in log.batches(0) if batch.is_control]
         assert kinds == ["COMMIT", "ABORT"]
 
@@ -319,14 +373,28 @@ def test_control_batches_hold_one_record_with_version_and_type(tmp_path: Path) -
         log.end_transaction(7, 0, commit=True)
         log.end_transaction(7, 0, commit=False, coordinator_epoch=3)
         found = [batch.records() for batch in log.batches(0)]
-        assert [[record.key for record in records] for records in found] == [[b"\0\0\0\1"], [b"\0\0\0\0"]]
-        assert [records[0].value for records in found] == [b"\0\0\0\0\0\0", b"\0\0\0\0\0\3"]
+        assert [[record.key for record in records] for records in found] == [
+            [b"\0\0\0\1"],
+            [b"\0\0\0\0"],
+        ]
+        assert [records[0].value for records in found] == [
+            b"\0\0\0\0\0\0",
+            b"\0\0\0\0\0\3",
+        ]
 
 
-def test_control_batches_hold_back_committed_readers_while_a_transaction_is_open(tmp_path: Path) -> None:
+def test_control_batches_hold_back_committed_readers_while_a_transaction_is_open(
+    tmp_path: Path,
+) -> None:
     with opened(tmp_path) as log:
         log.append(b"before")
-        batch = encode([(b"k", b"v")], producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+        batch = encode(
+            [(b"k", b"v")],
+            producer_id=7,
+            producer_epoch=0,
+            base_sequence=0,
+            transactional=True,
+        )
         log.append_batch(batch)
         log.append(b"after")
         assert log.last_stable_offset == 1 < log.high_watermark == 3

@@ -25,15 +25,30 @@ def test_murmur2_is_kafkas() -> None:
     pieces = [*known, b"", *(bytes(range(size)) for size in range(40))]
     edges = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])])
     found = murmur2(np.frombuffer(b"".join(pieces), np.uint8), edges)
-    assert [int(one) for one in found[: len(known)].astype(np.int32)] == list(known.values())
-    assert [int(one) & 0x7FFFFFFF for one in found] == [reference_murmur2(piece) for piece in pieces]
+    assert [int(one) for one in found[: len(known)].astype(np.int32)] == list(
+        known.values()
+    )
+    assert [int(one) & 0x7FFFFFFF for one in found] == [
+        reference_murmur2(piece) for piece in pieces
+    ]
 
 
 def test_partitions_are_those_that_kafka_gave() -> None:
-    """Hashes and partitions as Kafka's own classes computed them, and as records of librdkafka and aiokafka landed."""
+    """Hashes and partitions as Kafka's own classes computed them, and as records of
+    librdkafka and aiokafka landed.
+    """
     for row in json.loads((VECTORS / "partitioners.json").read_text())["keys"]:
         key = bytes.fromhex(row["key_hex"])
-        assert [kernel.murmur2(key) for kernel in KERNELS] == [row["positive"]] * len(KERNELS)
-        assert int(murmur2(np.frombuffer(key, np.uint8), np.array([0, len(key)])).astype(np.int32)[0]) == row["murmur2"]
+        assert [kernel.murmur2(key) for kernel in KERNELS] == [row["positive"]] * len(
+            KERNELS
+        )
+        assert (
+            int(
+                murmur2(np.frombuffer(key, np.uint8), np.array([0, len(key)])).astype(
+                    np.int32
+                )[0]
+            )
+            == row["murmur2"]
+        )
         for count, partition in row["murmur2_partition"].items():
             assert Partitioner(range(int(count))).choose(key, b"") == partition

@@ -1,8 +1,9 @@
-"""The properties of logs, records, indexes and recovery, P01 to P29, and some of the rest: one short test each, named
-by its id.
+"""The properties of logs, records, indexes and recovery, P01 to P29, and some of the
+rest: one short test each, named by its id.
 
-Each is tried harder elsewhere (docs/crashes.md has the table); here is the shortest thing that breaks when the property
-does. P30 to P46 are in test_retention.py and test_cleaner.py.
+Each is tried harder elsewhere (docs/crashes.md has the table); here is the shortest
+thing that breaks when the property does. P30 to P46 are in test_retention.py and
+test_cleaner.py.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def opened(disk: SimulatedDisk, **options: Any) -> Log:
 
 
 def written(**options: Any) -> SimulatedDisk:
-    """30 records in some segments; the process is dead, and nothing was marked as clean."""
+    """30 records in some segments; the process is dead, and nothing was marked as
+    clean.
+    """
     disk = SimulatedDisk()
     log = opened(disk, **options)
     for row in ROWS:
@@ -46,7 +49,10 @@ def written(**options: Any) -> SimulatedDisk:
 
 
 def contents(log: Log) -> list[Any]:
-    return [(r.key, r.value, r.headers, r.timestamp_ms) for r in log.read(log.log_start_offset)]
+    return [
+        (r.key, r.value, r.headers, r.timestamp_ms)
+        for r in log.read(log.log_start_offset)
+    ]
 
 
 def newest(disk: SimulatedDisk) -> str:
@@ -56,7 +62,11 @@ def newest(disk: SimulatedDisk) -> str:
 def test_P01_offsets_are_dense_at_append() -> None:
     with opened(SimulatedDisk()) as log:
         receipts = [log.append_many(ROWS[:count]) for count in (1, 3, 2)]
-        assert [(one.offset, one.last_offset) for one in receipts] == [(0, 0), (1, 3), (4, 5)]
+        assert [(one.offset, one.last_offset) for one in receipts] == [
+            (0, 0),
+            (1, 3),
+            (4, 5),
+        ]
 
 
 def test_P02_reading_from_an_offset_begins_there() -> None:
@@ -87,11 +97,22 @@ def test_P04_P05_what_is_read_is_what_was_acknowledged() -> None:
 def test_P06_records_of_a_producer_keep_their_order() -> None:
     with opened(SimulatedDisk()) as log:
         for at in range(3):
-            log.append_batch(encode(ROWS[at : at + 1], producer_id=7, producer_epoch=0, base_sequence=at))
+            log.append_batch(
+                encode(
+                    ROWS[at : at + 1], producer_id=7, producer_epoch=0, base_sequence=at
+                )
+            )
         with pytest.raises(logcore.OutOfOrderSequenceError):
-            log.append_batch(encode(ROWS[4:5], producer_id=7, producer_epoch=0, base_sequence=4))
-        log.append_batch(encode(ROWS[:1]) + encode(ROWS[3:4], producer_id=7, producer_epoch=0, base_sequence=3))
-        again = log.append_batch(encode(ROWS[3:4], producer_id=7, producer_epoch=0, base_sequence=3))
+            log.append_batch(
+                encode(ROWS[4:5], producer_id=7, producer_epoch=0, base_sequence=4)
+            )
+        log.append_batch(
+            encode(ROWS[:1])
+            + encode(ROWS[3:4], producer_id=7, producer_epoch=0, base_sequence=3)
+        )
+        again = log.append_batch(
+            encode(ROWS[3:4], producer_id=7, producer_epoch=0, base_sequence=3)
+        )
         assert again.offset == 4, "it was stored, behind a batch of no producer"
         assert contents(log) == [*ROWS[:3], ROWS[0], ROWS[3]]
 
@@ -111,9 +132,14 @@ def test_P08_P09_ends_and_starts_do_not_go_back() -> None:
 
 
 @pytest.mark.parametrize("codec", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
-def test_P10_P11_decoding_is_the_inverse_and_does_not_depend_on_splits(codec: str) -> None:
+def test_P10_P11_decoding_is_the_inverse_and_does_not_depend_on_splits(
+    codec: str,
+) -> None:
     def decoded(data: bytes) -> list[list[Any]]:
-        return [[(r.key, r.value, r.headers, r.timestamp_ms) for r in batch.records()] for batch in read_batches(data)]
+        return [
+            [(r.key, r.value, r.headers, r.timestamp_ms) for r in batch.records()]
+            for batch in read_batches(data)
+        ]
 
     one = encode(ROWS[:3], codec=codec)
     two = encode(ROWS[3:7], codec=codec, base_offset=3)
@@ -125,7 +151,10 @@ def test_P12_P13_what_is_too_large_is_refused_and_changes_no_byte() -> None:
     with opened(disk, config={"segment.bytes": 500}) as log:
         log.append_many(ROWS[:1])
         before = disk.files()
-        for call in (lambda: log.append(b"x" * 600), lambda: log.append_batch(encode([(None, b"x" * 600)]))):
+        for call in (
+            lambda: log.append(b"x" * 600),
+            lambda: log.append_batch(encode([(None, b"x" * 600)])),
+        ):
             with pytest.raises(logcore.LogcoreError):
                 call()
         assert disk.files() == before
@@ -133,10 +162,15 @@ def test_P12_P13_what_is_too_large_is_refused_and_changes_no_byte() -> None:
         assert log.statistics().segments == 2, "what does not fit beside is rolled"
 
 
-@given(st.lists(st.integers(0, 2**31 - 1), unique=True).map(sorted), st.integers(-(2**33), 2**33))
+@given(
+    st.lists(st.integers(0, 2**31 - 1), unique=True).map(sorted),
+    st.integers(-(2**33), 2**33),
+)
 @example([0, 5], -1)
 @example([0, 2**31 - 1], 2**31)
-def test_P14_an_index_finds_the_last_entry_at_or_below(offsets: list[int], asked: int) -> None:
+def test_P14_an_index_finds_the_last_entry_at_or_below(
+    offsets: list[int], asked: int
+) -> None:
     index = OffsetIndex("t-0/0.index", bytearray())
     for position, offset in enumerate(offsets):
         index.add(offset, position)
@@ -144,12 +178,18 @@ def test_P14_an_index_finds_the_last_entry_at_or_below(offsets: list[int], asked
         assert index.find(relative) == bisect.bisect_right(offsets, relative) - 1
     index.keep(len(offsets) // 2)
     assert [index.entry(slot) for slot in range(len(index))] == [
-        (offset, position) for position, offset in enumerate(offsets[: len(offsets) // 2])
+        (offset, position)
+        for position, offset in enumerate(offsets[: len(offsets) // 2])
     ]
 
 
-@given(st.lists(st.tuples(st.integers(-1, 50), st.integers(0, 50)), max_size=8), st.integers(0, 8))
-def test_P14_a_time_index_takes_only_what_is_younger(given_entries: list[tuple[int, int]], kept: int) -> None:
+@given(
+    st.lists(st.tuples(st.integers(-1, 50), st.integers(0, 50)), max_size=8),
+    st.integers(0, 8),
+)
+def test_P14_a_time_index_takes_only_what_is_younger(
+    given_entries: list[tuple[int, int]], kept: int
+) -> None:
     index = TimeIndex("t-0/0.timeindex", bytearray())
     expected = list[tuple[int, int]]()
     for timestamp, offset in given_entries:
@@ -160,7 +200,10 @@ def test_P14_a_time_index_takes_only_what_is_younger(given_entries: list[tuple[i
         index.keep(len(entries))
         assert [index.entry(slot) for slot in range(len(index))] == entries
         assert index.last_timestamp == (entries[-1][0] if entries else -1)
-        assert TimeIndex("t-0/0.timeindex", index.data).last_timestamp == index.last_timestamp
+        assert (
+            TimeIndex("t-0/0.timeindex", index.data).last_timestamp
+            == index.last_timestamp
+        )
 
 
 def test_P14_P18_P19_indexes_rise_and_point_at_batches_before_the_end() -> None:
@@ -168,16 +211,30 @@ def test_P14_P18_P19_indexes_rise_and_point_at_batches_before_the_end() -> None:
         sealed = log._state.segments[:-1]
         assert sealed
         for segment in sealed:
-            heads = [row for facts, _, _ in segment.walk(0, crc=True) for row in facts.tolist()]
+            heads = [
+                row
+                for facts, _, _ in segment.walk(0, crc=True)
+                for row in facts.tolist()
+            ]
             positions = {row[0] for row in heads}
             index = segment.offset_index.array().tolist()
-            assert [entry[1] for entry in index] == sorted({entry[1] for entry in index})
+            assert [entry[1] for entry in index] == sorted(
+                {entry[1] for entry in index}
+            )
             assert {entry[1] for entry in index} <= positions
-            for entry, after in zip([(0, 0), *index], [*index, (0, segment.size_bytes)], strict=True):
+            for entry, after in zip(
+                [(0, 0), *index], [*index, (0, segment.size_bytes)], strict=True
+            ):
                 between = [at for at in positions if entry[1] < at < after[1]]
-                assert after[1] - entry[1] <= 100 + 2 * 120, (between, "an entry at least every interval and a batch")
+                assert after[1] - entry[1] <= 100 + 2 * 120, (
+                    between,
+                    "an entry at least every interval and a batch",
+                )
             times = segment.time_index.array().tolist()
-            assert times == sorted(times) and times[-1][1] + segment.base_offset <= heads[-1][3]
+            assert (
+                times == sorted(times)
+                and times[-1][1] + segment.base_offset <= heads[-1][3]
+            )
 
 
 @pytest.mark.parametrize("writes", [True, False])
@@ -209,7 +266,9 @@ def test_P15_P16_a_broken_index_costs_time_only(content: bytes) -> None:
             disk.put(path, content)
     with opened(disk) as log:
         assert [log.get(at).offset for at in range(30)] == list(range(30))
-        assert [log.offset_for_timestamp(1_000 + at) for at in range(30)] == list(range(30))
+        assert [log.offset_for_timestamp(1_000 + at) for at in range(30)] == list(
+            range(30)
+        )
         assert log.offset_for_timestamp(2_000) is None
 
 
@@ -222,9 +281,14 @@ def test_P17_a_rebuilt_index_is_the_one_that_grew() -> None:
             log.append_many([row])
         active = log._state.segments[-1]
         path = active.file(".index")
-        assert load(SimulatedDisk(rebuilt), path, OffsetIndex) == active.offset_index.array().tobytes()
+        assert (
+            load(SimulatedDisk(rebuilt), path, OffsetIndex)
+            == active.offset_index.array().tobytes()
+        )
         times = active.time_index.array().tobytes()
-        assert bytes(load(SimulatedDisk(rebuilt), active.file(".timeindex"), TimeIndex)).startswith(times)
+        assert bytes(
+            load(SimulatedDisk(rebuilt), active.file(".timeindex"), TimeIndex)
+        ).startswith(times)
 
 
 @given(
@@ -243,7 +307,9 @@ def test_P17_an_index_that_opening_goes_on_with_is_the_one_that_it_makes(
     lost: int | None,
     later: tuple[int, ...],
 ) -> None:
-    """Whatever the times, wherever the recovery point lies, and whatever a crash took of the end; None for a close."""
+    """Whatever the times, wherever the recovery point lies, and whatever a crash took
+    of the end; None for a close.
+    """
     config = {"index.interval.bytes": interval}
     flushed, ticked = sorted(moments)
     disk = SimulatedDisk()
@@ -253,7 +319,9 @@ def test_P17_an_index_that_opening_goes_on_with_is_the_one_that_it_makes(
     for at, time in enumerate(times):
         if at == flushed:
             log.flush()
-        if at == ticked:  # the indexes come to their files, with entries for what is not on disk
+        if (
+            at == ticked
+        ):  # the indexes come to their files, with entries for what is not on disk
             disk.advance(6_000)
             log.tick()
         log.append_batch(encode([(None, b"x" * (at % 5), (), time)]))
@@ -265,12 +333,20 @@ def test_P17_an_index_that_opening_goes_on_with_is_the_one_that_it_makes(
         disk.kill()
         data = disk.files()[newest(disk)]
         disk.put(newest(disk), data[: max(0, len(data) - lost)])
-    entries = struct.iter_unpack(">ii", bytes(load(disk, f"t-0/{1:020d}.index", OffsetIndex)))
+    entries = struct.iter_unpack(
+        ">ii", bytes(load(disk, f"t-0/{1:020d}.index", OffsetIndex))
+    )
     has_use = any(1 + offset < point for offset, _ in entries)
     config |= {"segment.ms": 15, "segment.index.bytes": index_bytes}
     found: list[Any] = []
     for suffixes in ((), (".index", ".timeindex")):
-        again = SimulatedDisk({path: data for path, data in disk.files().items() if not path.endswith(suffixes)})
+        again = SimulatedDisk(
+            {
+                path: data
+                for path, data in disk.files().items()
+                if not path.endswith(suffixes)
+            }
+        )
         try:
             log = opened(again, config=config, durability="os")
         except logcore.CorruptLogError:
@@ -279,20 +355,32 @@ def test_P17_an_index_that_opening_goes_on_with_is_the_one_that_it_makes(
         with log:
             assert log.writer.active.is_resumed == (not suffixes and has_use)
             assert log.log_end_offset >= point
-            found.append([log.newest(), contents(log), [log.offset_for_timestamp(time) for time in range(11)]])
+            found.append(
+                [
+                    log.newest(),
+                    contents(log),
+                    [log.offset_for_timestamp(time) for time in range(11)],
+                ]
+            )
             for time in later:
                 log.append(b"later", timestamp_ms=time)
             if later:
                 log.roll()
         after = again.files()
         found[-1] += [
-            {path: after[path] for path in after if path.endswith((".log", "index")) and f"{0:020d}" not in path}
+            {
+                path: after[path]
+                for path in after
+                if path.endswith((".log", "index")) and f"{0:020d}" not in path
+            }
         ]
     assert found[0] == found[1]
 
 
 @given(
-    old=st.none() | st.integers(0, 6).map(bytes) | st.lists(st.integers(1, 9), max_size=6).map(bytes),
+    old=st.none()
+    | st.integers(0, 6).map(bytes)
+    | st.lists(st.integers(1, 9), max_size=6).map(bytes),
     new=st.lists(st.integers(1, 9), max_size=4),
     keeps_rest=st.booleans(),
     whole=st.booleans(),
@@ -306,7 +394,9 @@ def test_P17_an_index_that_opening_goes_on_with_is_the_one_that_it_makes(
 def test_P18_what_an_index_file_held_stays_only_where_it_is_true(
     old: bytes | None, new: list[int], keeps_rest: bool, whole: bool
 ) -> None:
-    """And no power cut leaves old entries among new ones. An entry is eight times the same byte here."""
+    """And no power cut leaves old entries among new ones. An entry is eight times the
+    same byte here.
+    """
 
     def entries(numbers: Iterable[int]) -> bytes:
         return b"".join(bytes([number] * 8) for number in numbers)
@@ -315,7 +405,9 @@ def test_P18_what_an_index_file_held_stays_only_where_it_is_true(
         index.add(number * 0x01010101, number * 0x01010101)
 
     before = None if old is None else entries(old)
-    disk = SimulatedDisk({"t-0/x.index": before, "t-0": None} if before is not None else {"t-0": None})
+    disk = SimulatedDisk(
+        {"t-0/x.index": before, "t-0": None} if before is not None else {"t-0": None}
+    )
     index = OffsetIndex("t-0/x.index", bytearray())
     now = entries(new)
     for number in new:
@@ -330,10 +422,16 @@ def test_P18_what_an_index_file_held_stays_only_where_it_is_true(
     olds, news = (set(numbers) - {0} for numbers in (old or b"", new))
     for after in disk.after_crash(kind="power"):
         left = after.files().get("/t-0/x.index", b"")
-        numbers = {left[at] for at in range(0, len(left), 8) if left[at : at + 8] == entries([left[at]])}
+        numbers = {
+            left[at]
+            for at in range(0, len(left), 8)
+            if left[at : at + 8] == entries([left[at]])
+        }
         assert fits or not (numbers & (olds - news) and numbers & (news - olds))
     index.write(disk, sync=True, whole=whole, keeps_rest=keeps_rest)
-    assert {after.files().get("/t-0/x.index") for after in disk.after_crash(kind="power")} <= {now + rest, None}
+    assert {
+        after.files().get("/t-0/x.index") for after in disk.after_crash(kind="power")
+    } <= {now + rest, None}
     disk.operations.clear()
     index.write(disk, sync=True)
     assert not disk.operations, "nor synced again"
@@ -341,7 +439,9 @@ def test_P18_what_an_index_file_held_stays_only_where_it_is_true(
         disk.faults = FaultPlan(Fault("pread", path="*.index", times=None))
         add(10)
         index.write(disk)
-        assert [str(one) for one in disk.operations] == ["pwrite t-0/x.index"], "it grows and is not looked at"
+        assert [str(one) for one in disk.operations] == ["pwrite t-0/x.index"], (
+            "it grows and is not looked at"
+        )
         assert disk.files()["/t-0/x.index"] == now + entries([10])
         index.write(disk, sync=True)
         assert [str(one) for one in disk.operations[1:]] == ["fsync t-0/x.index"]
@@ -349,14 +449,19 @@ def test_P18_what_an_index_file_held_stays_only_where_it_is_true(
 
 
 @pytest.mark.parametrize("kind", [OffsetIndex, TimeIndex, TransactionIndex])
-@given(entries=st.lists(st.binary(min_size=34, max_size=34), max_size=4), zeros=st.integers(0, 100))
+@given(
+    entries=st.lists(st.binary(min_size=34, max_size=34), max_size=4),
+    zeros=st.integers(0, 100),
+)
 @example([b"\0" * 33 + b"\1"], 0)
 @example([b"\1" + b"\0" * 33], 40)
 @example([], 40)
 def test_P15_zeros_behind_the_entries_of_an_index_are_none(
     kind: type[OffsetIndex], entries: list[bytes], zeros: int
 ) -> None:
-    """As Kafka leaves the index of its active segment, and a power cut the end of any file."""
+    """As Kafka leaves the index of its active segment, and a power cut the end of any
+    file.
+    """
     stored = [entry[: kind.entry_size] for entry in entries]
     while stored and not any(stored[-1]):
         stored.pop()
@@ -364,11 +469,17 @@ def test_P15_zeros_behind_the_entries_of_an_index_are_none(
     assert bytes(load(disk, "x.index", kind)) == b"".join(stored)
     assert not disk.open_handles
     assert bytes(load(disk, "y.index", kind)) == b""
-    torn = SimulatedDisk({"x.index": b"".join(stored) + b"\1" * (zeros % kind.entry_size)})
-    assert bytes(load(torn, "x.index", kind)) == b"".join(stored), "an entry that is not whole"
+    torn = SimulatedDisk(
+        {"x.index": b"".join(stored) + b"\1" * (zeros % kind.entry_size)}
+    )
+    assert bytes(load(torn, "x.index", kind)) == b"".join(stored), (
+        "an entry that is not whole"
+    )
 
 
-def test_P20_P21_P24_recovery_finds_a_prefix_whatever_is_cut_and_twice_the_same() -> None:
+def test_P20_P21_P24_recovery_finds_a_prefix_whatever_is_cut_and_twice_the_same() -> (
+    None
+):
     """recover_log opens, appends, opens again and compares."""
     disk = written(config={})
     path = newest(disk)
@@ -376,10 +487,14 @@ def test_P20_P21_P24_recovery_finds_a_prefix_whatever_is_cut_and_twice_the_same(
     for size in range(0, len(content), 61):
         cut = SimulatedDisk({path: content[:size]})
         found = recover_log(cut, thorough=True)
-        assert [(r.key, r.value, r.headers, r.timestamp_ms) for r in found.records] == ROWS[: found.end]
+        assert [
+            (r.key, r.value, r.headers, r.timestamp_ms) for r in found.records
+        ] == ROWS[: found.end]
 
 
-def test_P22_P25_nothing_below_the_recovery_point_is_touched_and_what_is_cut_is_kept() -> None:
+def test_P22_P25_nothing_below_the_recovery_point_is_touched_and_what_is_cut_is_kept() -> (
+    None
+):
     disk = written(config={})
     path = newest(disk)
     with opened(disk, config={}) as log:
@@ -401,7 +516,9 @@ def test_P22_P25_nothing_below_the_recovery_point_is_touched_and_what_is_cut_is_
 
 
 def test_P25_what_is_cut_is_on_disk_elsewhere_before_it_goes() -> None:
-    """The power may go at each step of the opening, and take any of what is not on disk."""
+    """The power may go at each step of the opening, and take any of what is not on
+    disk.
+    """
     before = SimulatedDisk(written(config={}).files())
     path = newest(before)
     before.put(path, before.files()[path] + b"garbage")
@@ -414,7 +531,9 @@ def test_P25_what_is_cut_is_on_disk_elsewhere_before_it_goes() -> None:
             for after in disk.after_crash(kind="power"):
                 files = after.files()
                 assert files[path].endswith(b"garbage") or b"garbage" in (
-                    content for name, content in files.items() if name.endswith(".quarantine")
+                    content
+                    for name, content in files.items()
+                    if name.endswith(".quarantine")
                 )
             continue
         break
@@ -450,7 +569,11 @@ def test_P26_what_is_served_after_an_opening_is_on_disk(failed: bool) -> None:
 
 def test_P27_log_files_alone_are_enough() -> None:
     disk = written()
-    with opened(SimulatedDisk({path: data for path, data in disk.files().items() if path.endswith(".log")})) as log:
+    with opened(
+        SimulatedDisk(
+            {path: data for path, data in disk.files().items() if path.endswith(".log")}
+        )
+    ) as log:
         assert contents(log) == ROWS
 
 
@@ -459,7 +582,9 @@ def test_P28_a_partition_of_kafkas_recovers_the_same() -> None:
     found = []
     for directory in (crashed, clean):
         with logcore.open("orders-0", fs=SimulatedDisk.load(directory)) as log:
-            found.append([(r.offset, r.key, r.value) for r in log.read(log.log_start_offset)])
+            found.append(
+                [(r.offset, r.key, r.value) for r in log.read(log.log_start_offset)]
+            )
     assert found[0] == found[1][: len(found[0])] and found[0]
 
 
@@ -480,8 +605,12 @@ class CountingDisk(SimulatedDisk):
 
 @pytest.mark.parametrize("producer_id", [-1, 7])
 @pytest.mark.parametrize("is_clean", [True, False])
-def test_P29_opening_reads_what_was_not_synced_and_an_index_interval(is_clean: bool, producer_id: int) -> None:
-    """After a crash, of a log with idempotent producers, the heads of the active segment too."""
+def test_P29_opening_reads_what_was_not_synced_and_an_index_interval(
+    is_clean: bool, producer_id: int
+) -> None:
+    """After a crash, of a log with idempotent producers, the heads of the active
+    segment too.
+    """
     interval = 2_000
     unsynced = 60
     config = {"segment.bytes": 200_000, "index.interval.bytes": interval}
@@ -534,12 +663,29 @@ def test_P29_records_of_one_time_are_not_read_again() -> None:
 
 def transactional(producer_id: int, sequence: int, *, epoch: int = 0) -> bytes:
     return encode(
-        [(b"k", b"v")], producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence, transactional=True
+        [(b"k", b"v")],
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        transactional=True,
     )
 
 
 @given(
-    st.lists(st.sampled_from(["plain", "unsynced", "send 1", "send 2", "end 1", "end 2", "abort 1", "flush"])),
+    st.lists(
+        st.sampled_from(
+            [
+                "plain",
+                "unsynced",
+                "send 1",
+                "send 2",
+                "end 1",
+                "end 2",
+                "abort 1",
+                "flush",
+            ]
+        )
+    ),
     st.sampled_from(["group", "os"]),
 )
 @example(["send 1", "send 2", "end 1", "plain", "abort 1", "end 2"], "group")
@@ -549,24 +695,34 @@ def test_P53_the_last_stable_offset_is_not_above_the_high_watermark_nor_goes_bac
     disk = SimulatedDisk()
     sequences = {1: 0, 2: 0}
     open_since: dict[int, int] = {}
-    with opened(disk, durability=policy) as log, logcore.open("t-0", read_only=True, fs=disk) as reader:
+    with (
+        opened(disk, durability=policy) as log,
+        logcore.open("t-0", read_only=True, fs=disk) as reader,
+    ):
         before = (0, 0, 0)
         for call in calls:
             what, _, number = call.partition(" ")
             producer_id = int(number or 0)
             if what == "send":
                 open_since.setdefault(producer_id, log.log_end_offset)
-                log.append_batch(transactional(producer_id, sequences[producer_id]), durability="disk")
+                log.append_batch(
+                    transactional(producer_id, sequences[producer_id]),
+                    durability="disk",
+                )
                 sequences[producer_id] += 1
             elif what in ("end", "abort"):
-                log.end_transaction(producer_id, 0, commit=what == "end", durability="disk")
+                log.end_transaction(
+                    producer_id, 0, commit=what == "end", durability="disk"
+                )
                 open_since.pop(producer_id, None)
             elif what == "flush":
                 log.flush()
             else:
                 log.append(b"x", durability="os" if what == "unsynced" else "disk")
             now = log.last_stable_offset, log.high_watermark, log.log_end_offset
-            assert list(now) == sorted(now) and all(one <= other for one, other in zip(before, now, strict=True))
+            assert list(now) == sorted(now) and all(
+                one <= other for one, other in zip(before, now, strict=True)
+            )
             assert now[0] == min([now[1], *open_since.values()])
             reader.refresh()
             assert (reader.last_stable_offset, reader.high_watermark) == now[:2]
@@ -577,7 +733,9 @@ def test_P55_an_end_that_comes_after_a_newer_one_is_refused() -> None:
     disk = SimulatedDisk()
     with opened(disk) as log:
         log.append_batch(transactional(7, 0))
-        log.end_transaction(7, 1, commit=False)  # by a coordinator that gave the producer up
+        log.end_transaction(
+            7, 1, commit=False
+        )  # by a coordinator that gave the producer up
         before = disk.files()
         for commit in (True, False):
             with pytest.raises(logcore.InvalidProducerEpochError):
@@ -593,20 +751,30 @@ def test_P56_a_commit_is_on_disk_when_it_is_answered(policy: str) -> None:
     disk = SimulatedDisk()
     log = opened(disk, durability=policy)
     log.append_batch(transactional(7, 0))
-    assert log.end_transaction(7, 0, commit=True, durability="disk").durability == "disk"
+    assert (
+        log.end_transaction(7, 0, commit=True, durability="disk").durability == "disk"
+    )
     for after in disk.after_crash(kind="power"):
         with opened(after) as again:
-            assert [record.value for record in again.read(0, isolation="read_committed")] == [b"v"]
+            assert [
+                record.value for record in again.read(0, isolation="read_committed")
+            ] == [b"v"]
     log.close()
 
 
-@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 4), st.integers(0, 5)), max_size=8))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1), st.integers(0, 4), st.integers(0, 5)), max_size=8
+    )
+)
 @example([(0, 3, 1), (1, 2, 0), (0, 2, 1), (1, 1, 5)])
 @example([(0, 2, 2), (1, 2, 0), (0, 2, 0), (1, 2, 9), (0, 0, 9)])
 def test_P62_a_follower_that_cuts_by_epochs_has_a_prefix_of_what_its_leader_has(
     terms: list[tuple[int, int, int]],
 ) -> None:
-    """Of each term: which of two logs leads, how many records it appends, and how many the other one takes over."""
+    """Of each term: which of two logs leads, how many records it appends, and how many
+    the other one takes over.
+    """
     logs = [opened(SimulatedDisk()) for _ in range(2)]
     for epoch, (number, appended, taken) in enumerate(terms, 1):
         leader = logs[number]
@@ -635,11 +803,25 @@ def test_P62_a_follower_that_cuts_by_epochs_has_a_prefix_of_what_its_leader_has(
 
 def test_every_id_that_the_table_claims_is_the_name_of_a_test() -> None:
     tests = Path(__file__).resolve().parents[1]
-    names = " ".join(re.findall(r"def (test_\w+)", " ".join(path.read_text() for path in tests.rglob("test_*.py"))))
-    table = (tests.parent / "docs" / "crashes.md").read_text().split("## 7.", 1)[1].split("\n## ", 1)[0]
+    names = " ".join(
+        re.findall(
+            r"def (test_\w+)",
+            " ".join(path.read_text() for path in tests.rglob("test_*.py")),
+        )
+    )
+    table = (
+        (tests.parent / "docs" / "crashes.md")
+        .read_text()
+        .split("## 7.", 1)[1]
+        .split("\n## ", 1)[0]
+    )
     claimed: set[str] = set()
-    for first, last in re.findall(r"^\| P(\d\d)(?: to P(\d\d))? \|", table, re.MULTILINE):
-        claimed |= {f"P{number:02}" for number in range(int(first), int(last or first) + 1)}
+    for first, last in re.findall(
+        r"^\| P(\d\d)(?: to P(\d\d))? \|", table, re.MULTILINE
+    ):
+        claimed |= {
+            f"P{number:02}" for number in range(int(first), int(last or first) + 1)
+        }
     assert {f"P{number:02}" for number in range(1, 30)} <= claimed
     missing = sorted(one for one in claimed if f"_{one}" not in names)
     assert not missing, missing

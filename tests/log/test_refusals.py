@@ -25,13 +25,27 @@ from logcore.recordbatch import encode
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 from support.logs import POLICIES, values
 
-# -- bad input -----------------------------------------------------------------------------------------------------
+# -- bad input
+# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "name", ["orders", "orders-", "orders-x", "or ders-0", "..-0x", "-0", "ä-0", "a" * 250 + "-0", "orders-99999999999"]
+    "name",
+    [
+        "orders",
+        "orders-",
+        "orders-x",
+        "or ders-0",
+        "..-0x",
+        "-0",
+        "ä-0",
+        "a" * 250 + "-0",
+        "orders-99999999999",
+    ],
 )
-def test_a_directory_that_kafka_would_refuse_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_directory_that_kafka_would_refuse_is_refused(
+    tmp_path: Path, name: str
+) -> None:
     with pytest.raises(logcore.InvalidNameError):
         logcore.open(tmp_path / name, create=True)
     assert list(tmp_path.iterdir()) == []
@@ -55,14 +69,18 @@ def test_a_bad_config_is_named(partition: Path, config: dict[str, object]) -> No
     assert not partition.exists()
 
 
-@pytest.mark.parametrize("policy", ["sometimes", "every", "every(0)", "interval(-1)", "always(3)", 7, None])
+@pytest.mark.parametrize(
+    "policy", ["sometimes", "every", "every(0)", "interval(-1)", "always(3)", 7, None]
+)
 def test_a_bad_durability_is_named(partition: Path, policy: Any) -> None:
     with pytest.raises(logcore.InvalidConfigError):
         logcore.open(partition, create=True, durability=policy)
 
 
 def test_records_that_cannot_be_stored_change_nothing(partition: Path) -> None:
-    with logcore.open(partition, create=True, config={"max.message.bytes": 1000}) as log:
+    with logcore.open(
+        partition, create=True, config={"max.message.bytes": 1000}
+    ) as log:
         log.append(b"before")
         size = os.path.getsize(partition / f"{0:020d}.log")
         with pytest.raises(logcore.InvalidRecordError):
@@ -90,7 +108,10 @@ def test_records_that_cannot_be_stored_change_nothing(partition: Path) -> None:
 
 
 def test_timestamps_outside_the_topics_limits_are_refused(partition: Path) -> None:
-    config = {"message.timestamp.before.max.ms": 60_000, "message.timestamp.after.max.ms": 60_000}
+    config = {
+        "message.timestamp.before.max.ms": 60_000,
+        "message.timestamp.after.max.ms": 60_000,
+    }
     with logcore.open(partition, create=True, config=config) as log:
         now = log.append(b"now").timestamp_ms
         for time, alone in ((now - 120_000, "before"), (now + 120_000, "after")):
@@ -109,14 +130,19 @@ def test_timestamps_outside_the_topics_limits_are_refused(partition: Path) -> No
 
 
 def test_times_that_the_log_replaces_are_not_judged(partition: Path) -> None:
-    config = {"message.timestamp.type": "LogAppendTime", "message.timestamp.before.max.ms": 1_000}
+    config = {
+        "message.timestamp.type": "LogAppendTime",
+        "message.timestamp.before.max.ms": 1_000,
+    }
     with logcore.open(partition, create=True, config=config) as log:
         log.append_many([(None, b"old", (), 5)])
         assert log.get(0).timestamp_ms > 5
 
 
 def test_a_compacted_topic_needs_keys(partition: Path) -> None:
-    with logcore.open(partition, create=True, config={"cleanup.policy": "compact"}) as log:
+    with logcore.open(
+        partition, create=True, config={"cleanup.policy": "compact"}
+    ) as log:
         log.append(None, key=b"tombstone")
         with pytest.raises(logcore.InvalidRecordError):
             log.append(b"no key")
@@ -139,12 +165,17 @@ def test_a_log_says_where_it_is_and_what_it_does(partition: Path) -> None:
     assert repr(log) == f"<Log {partition} offsets 1..3 writing>"
     with logcore.open(partition, read_only=True) as reader:
         assert repr(reader) == f"<Log {partition} offsets 1..3 read-only>"
-        assert repr(segments_between(reader, 1, 3)) == f"[<GrowingSegment {partition}/{0:020d}.log>]"
+        assert (
+            repr(segments_between(reader, 1, 3))
+            == f"[<GrowingSegment {partition}/{0:020d}.log>]"
+        )
     log.close()
     assert repr(log) == f"<Log {partition} offsets 1..3 closed>"
 
 
-@pytest.mark.parametrize(("policy", "syncs"), [("always", 3), ("group", 3), ("every(4)", 1), ("os", 0)])
+@pytest.mark.parametrize(
+    ("policy", "syncs"), [("always", 3), ("group", 3), ("every(4)", 1), ("os", 0)]
+)
 def test_a_log_counts_what_it_does(policy: str, syncs: int) -> None:
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, durability=policy, fs=disk) as log:
@@ -161,16 +192,34 @@ def test_a_log_counts_what_it_does(policy: str, syncs: int) -> None:
         )  # fmt: skip
         log.roll()
         log.delete_records(5)
-        assert (log.statistics().rolls, log.statistics().segments, log.statistics().size_bytes) == (1, 1, 0)
+        assert (
+            log.statistics().rolls,
+            log.statistics().segments,
+            log.statistics().size_bytes,
+        ) == (1, 1, 0)
         assert (log.writer.written_bytes, log.durable_end_offset) == (size, 5)
     with logcore.open("t-0", read_only=True, fs=disk) as reader:
         found = reader.statistics()
-        assert (found.segments, found.log_start_offset, found.log_end_offset) == (1, 5, 5)
-        assert {found.appends, found.records_appended, found.bytes_appended, found.syncs, found.rolls} == {0}
+        assert (found.segments, found.log_start_offset, found.log_end_offset) == (
+            1,
+            5,
+            5,
+        )
+        assert {
+            found.appends,
+            found.records_appended,
+            found.bytes_appended,
+            found.syncs,
+            found.rolls,
+        } == {0}
     with logcore.open("t-0", durability=policy, fs=disk) as log:
         log.append(b"x")
         found = log.statistics()
-        assert (found.log_end_offset, found.appends, found.records_appended) == (6, 1, 1)
+        assert (found.log_end_offset, found.appends, found.records_appended) == (
+            6,
+            1,
+            1,
+        )
 
 
 def test_what_a_child_of_a_fork_has_of_a_log_refuses_writes(partition: Path) -> None:
@@ -179,21 +228,32 @@ def test_what_a_child_of_a_fork_has_of_a_log_refuses_writes(partition: Path) -> 
     with logcore.open(partition, create=True, fs=fs) as log:
         log.append(b"parent")
         fs.forks += 1
-        for call in (lambda: log.append(b"child"), log.roll, log.flush, lambda: log.truncate(0)):
+        for call in (
+            lambda: log.append(b"child"),
+            log.roll,
+            log.flush,
+            lambda: log.truncate(0),
+        ):
             with pytest.raises(logcore.ForkedWriterError, match="in the child"):
                 call()
         fs.forks -= 1
         assert log.append(b"parent").offset == 1
 
 
-def test_an_opening_that_fails_gives_the_lock_back(partition: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_opening_that_fails_gives_the_lock_back(
+    partition: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with logcore.open(partition, create=True) as log:
         log.append(b"x")
 
     def no_memory(*arguments: object, **options: object) -> None:
         raise MemoryError
 
-    for owner, name in ((Writer, "__init__"), (Writer, "start_locked"), (logcore.Log, "__init__")):
+    for owner, name in (
+        (Writer, "__init__"),
+        (Writer, "start_locked"),
+        (logcore.Log, "__init__"),
+    ):
         with monkeypatch.context() as patch, pytest.raises(MemoryError):
             patch.setattr(owner, name, no_memory)
             logcore.open(partition)
@@ -201,7 +261,9 @@ def test_an_opening_that_fails_gives_the_lock_back(partition: Path, monkeypatch:
         assert values(log) == [b"x"]
 
 
-def test_a_segment_that_another_program_has_made_is_not_written_to(partition: Path) -> None:
+def test_a_segment_that_another_program_has_made_is_not_written_to(
+    partition: Path,
+) -> None:
     with logcore.open(partition, create=True) as log:
         log.append(b"x")
         foreign = partition / f"{1:020d}.log"
@@ -231,10 +293,14 @@ def test_records_may_come_from_what_appends_itself(partition: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_who_follows_is_woken_by_what_becomes_visible(partition: Path, policy: str) -> None:
+def test_who_follows_is_woken_by_what_becomes_visible(
+    partition: Path, policy: str
+) -> None:
     with logcore.open(partition, create=True, durability=policy) as log:
         seen: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        thread = threading.Thread(target=lambda: [seen.put(record.value) for record in log.tail(0)])
+        thread = threading.Thread(
+            target=lambda: [seen.put(record.value) for record in log.tail(0)]
+        )
         thread.start()
         try:
             for at in range(10):
@@ -245,7 +311,9 @@ def test_who_follows_is_woken_by_what_becomes_visible(partition: Path, policy: s
             thread.join()
 
 
-def test_a_close_without_room_for_indexes_is_a_close_after_which_more_is_checked() -> None:
+def test_a_close_without_room_for_indexes_is_a_close_after_which_more_is_checked() -> (
+    None
+):
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, config={"index.interval.bytes": 60}, fs=disk)
     for at in range(20):
@@ -283,14 +351,20 @@ def test_a_tick_with_nothing_to_do_says_so_and_writes_nothing() -> None:
         assert len(disk.operations) == before
 
 
-def test_the_recovery_point_follows_what_is_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bounds the part of the log that is checked after a crash, also if the caller never calls tick()."""
+def test_the_recovery_point_follows_what_is_on_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bounds the part of the log that is checked after a crash, also if the caller
+    never calls tick().
+    """
     monkeypatch.setattr("logcore.partition.writer._RECOVERY_LAG_BYTES", 1_000)
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, fs=disk) as log:
         for at in range(1, 31):
             log.append(b"x" * 232)  # 300 bytes
-            assert log.recovery_point == at // 4 * 4, at  # 1,200 bytes are the first above the lag of 1,000
+            assert log.recovery_point == at // 4 * 4, (
+                at
+            )  # 1,200 bytes are the first above the lag of 1,000
         noted = checkpoint.read_offsets(disk, ".", checkpoint.RECOVERY_POINT)
         assert noted == {("t", 0): log.recovery_point} != {("t", 0): 0}
 
@@ -299,7 +373,9 @@ def test_the_recovery_point_follows_what_is_on_disk(monkeypatch: pytest.MonkeyPa
 def test_the_indexes_reach_their_files_with_the_recovery_point(
     monkeypatch: pytest.MonkeyPatch, truncates: bool
 ) -> None:
-    """So that an opening after a crash, and readers in other processes, find their way without a walk over all."""
+    """So that an opening after a crash, and readers in other processes, find their way
+    without a walk over all.
+    """
     monkeypatch.setattr("logcore.partition.writer._RECOVERY_LAG_BYTES", 1_000)
     disk = SimulatedDisk()
     config = {"index.interval.bytes": 100}
@@ -318,12 +394,18 @@ def test_the_indexes_reach_their_files_with_the_recovery_point(
 
 
 def test_an_abort_is_indexed_with_what_was_open_beside_it() -> None:
-    """And one without a transaction is not: Kafka's readers leave out what the file names."""
+    """And one without a transaction is not: Kafka's readers leave out what the file
+    names.
+    """
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, fs=disk) as log:
         for producer_id in (1, 2, 3):
             batch = encode(
-                [(b"k", b"v")], producer_id=producer_id, producer_epoch=0, base_sequence=0, transactional=True
+                [(b"k", b"v")],
+                producer_id=producer_id,
+                producer_epoch=0,
+                base_sequence=0,
+                transactional=True,
             )
             log.append_batch(batch)
         log.end_transaction(9, 0, commit=False)
@@ -350,7 +432,9 @@ def test_an_index_of_aborted_transactions_that_are_not_there_goes() -> None:
 def test_what_a_rewriting_could_not_remove_is_not_in_the_way_of_the_next() -> None:
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, fs=disk) as log:
-        disk.faults = FaultPlan(Fault("unlink", errno.EIO, path="*.cleaned", times=None))
+        disk.faults = FaultPlan(
+            Fault("unlink", errno.EIO, path="*.cleaned", times=None)
+        )
         with rewriting_of(log) as view:
             view.create(0)
         disk.faults = None
@@ -401,7 +485,9 @@ def test_a_failed_seal_refuses_writes_unless_there_was_no_room() -> None:
         with logcore.open("t-0", create=True, fs=disk) as log:
             log.append(b"x")
             with adopting(log.writer) as adoption, pytest.raises(logcore.LogcoreError):
-                disk.faults = FaultPlan(Fault("pwrite", code, path="*index", times=None))
+                disk.faults = FaultPlan(
+                    Fault("pwrite", code, path="*index", times=None)
+                )
                 adoption.seal()
             disk.faults = None
             assert log.has_failed is not goes_on
@@ -414,7 +500,9 @@ def test_a_failed_seal_refuses_writes_unless_there_was_no_room() -> None:
 
 
 @pytest.mark.parametrize("path", ["orders\0-0", "\ud800-0", b"orders-0"])
-def test_what_no_file_system_can_hold_is_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Any) -> None:
+def test_what_no_file_system_can_hold_is_no_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     for read_only in (True, False):
         with pytest.raises(logcore.InvalidNameError):
@@ -454,7 +542,9 @@ CHANGES: dict[str, Callable[[logcore.Log], object]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("why", ["closed", "read only", "forked", "failed"])
-def test_a_log_that_may_not_be_written_refuses_every_change(change: str, why: str) -> None:
+def test_a_log_that_may_not_be_written_refuses_every_change(
+    change: str, why: str
+) -> None:
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, durability="os", fs=disk)
     log.append(b"x")
@@ -481,8 +571,13 @@ def test_a_log_that_may_not_be_written_refuses_every_change(change: str, why: st
     log.close()
 
 
-def test_a_reader_knows_epochs_and_the_recovery_point_as_its_writer_noted_them(partition: Path) -> None:
-    with logcore.open(partition, create=True) as log, logcore.open(partition, read_only=True) as reader:
+def test_a_reader_knows_epochs_and_the_recovery_point_as_its_writer_noted_them(
+    partition: Path,
+) -> None:
+    with (
+        logcore.open(partition, create=True) as log,
+        logcore.open(partition, read_only=True) as reader,
+    ):
         log.append(b"one")
         log.begin_epoch(4)
         log.append(b"two")
@@ -493,10 +588,14 @@ def test_a_reader_knows_epochs_and_the_recovery_point_as_its_writer_noted_them(p
         assert reader.leader_epoch == log.leader_epoch == 4
         assert reader.recovery_point == log.recovery_point
         (partition / "leader-epoch-checkpoint").unlink()
-        assert reader.end_of_epoch(0) == (0, 1) and reader.leader_epoch == 4, "by the batches"
+        assert reader.end_of_epoch(0) == (0, 1) and reader.leader_epoch == 4, (
+            "by the batches"
+        )
 
 
-def test_a_reader_has_repaired_nothing_and_moves_no_high_watermark(partition: Path) -> None:
+def test_a_reader_has_repaired_nothing_and_moves_no_high_watermark(
+    partition: Path,
+) -> None:
     with logcore.open(partition, create=True, replicated=True) as log:
         assert log.recovery_report is not None
         assert log.is_replicated
@@ -508,7 +607,13 @@ def test_a_reader_has_repaired_nothing_and_moves_no_high_watermark(partition: Pa
 def test_a_closed_log_is_not_read(partition: Path) -> None:
     log = logcore.open(partition, create=True)
     log.close()
-    for call in (lambda: log.read(0), log.scan, lambda: log.get(0), lambda: log.batches(0), log.tail):
+    for call in (
+        lambda: log.read(0),
+        log.scan,
+        lambda: log.get(0),
+        lambda: log.batches(0),
+        log.tail,
+    ):
         with pytest.raises(logcore.LogClosedError):
             call()
 

@@ -1,6 +1,8 @@
-"""Retention: what goes from the front of a log, when, and what stays whatever the settings say.
+"""Retention: what goes from the front of a log, when, and what stays whatever the
+settings say.
 
-The rules are pure functions and tested as such; P30 to P35 are the properties of the reliability reference.
+The rules are pure functions and tested as such; P30 to P35 are the properties of the
+reliability reference.
 """
 
 from __future__ import annotations
@@ -23,7 +25,13 @@ from logcore.directory.upkeep import Upkeep
 from logcore.log import Log
 from logcore.partition import epochs
 from logcore.recordbatch import encode
-from logcore.retention import PartitionFacts, SegmentFacts, hold_for, kafka_rules, to_fit
+from logcore.retention import (
+    PartitionFacts,
+    SegmentFacts,
+    hold_for,
+    kafka_rules,
+    to_fit,
+)
 from logcore.testing import SimulatedDisk
 
 T0 = 1_700_000_000_000
@@ -31,9 +39,21 @@ MINUTE_MS = 60_000
 SMALL: dict[str, Any] = {"segment.bytes": 300, "retention.ms": 3_600_000}
 
 
-def facts(sizes: list[int], times: list[int], *, log_start: int = 0, high: int | None = None, **config: Any) -> Any:
+def facts(
+    sizes: list[int],
+    times: list[int],
+    *,
+    log_start: int = 0,
+    high: int | None = None,
+    **config: Any,
+) -> Any:
     segments = [
-        SegmentFacts(base_offset=10 * at, end_offset=10 * at + 10, size_bytes=size, largest_timestamp=time)
+        SegmentFacts(
+            base_offset=10 * at,
+            end_offset=10 * at + 10,
+            size_bytes=size,
+            largest_timestamp=time,
+        )
         for at, (size, time) in enumerate(zip(sizes, times, strict=True))
     ]
     return PartitionFacts(
@@ -42,7 +62,10 @@ def facts(sizes: list[int], times: list[int], *, log_start: int = 0, high: int |
         high_watermark=10 * len(sizes) if high is None else high,
         now_ms=1_000,
         config=LogConfig.parse(
-            {"retention.ms": -1, **{name.replace("_", "."): value for name, value in config.items()}}
+            {
+                "retention.ms": -1,
+                **{name.replace("_", "."): value for name, value in config.items()},
+            }
         ),
     )
 
@@ -54,18 +77,38 @@ def facts(sizes: list[int], times: list[int], *, log_start: int = 0, high: int |
         (facts([9, 9, 9], [0, 0, 0], retention_ms=999), 3),
         (facts([9, 9, 9], [0, 0, 0], retention_ms=1000), 0),
         (facts([9, 9, 9], [0, 999, 0], retention_ms=500), 1),
-        (facts([9, 9, 0], [0, 0, 0], retention_ms=1), 2),  # an empty active segment never goes
+        (
+            facts([9, 9, 0], [0, 0, 0], retention_ms=1),
+            2,
+        ),  # an empty active segment never goes
         (facts([9, 0, 9], [0, 0, 0], retention_ms=1), 3),
         (facts([9, 9, 9], [0, 0, 0], retention_ms=1, high=19), 1),
-        (facts([9, 9, 9], [9999, 0, 0], retention_ms=1), 0),  # a time in the future keeps all that follows
+        (
+            facts([9, 9, 9], [9999, 0, 0], retention_ms=1),
+            0,
+        ),  # a time in the future keeps all that follows
         (facts([9, 9, 9], [0, 0, 0], retention_bytes=18), 1),
         (facts([9, 9, 9], [0, 0, 0], retention_bytes=19), 0),
         (facts([9, 9, 9], [0, 0, 0], retention_bytes=0), 3),
         (facts([9, 9, 9], [0, 0, 0], log_start=20), 2),
         (facts([9, 9, 9], [0, 0, 0], log_start=19), 1),
         (facts([9, 9, 9], [0, 0, 0], log_start=30), 2),
-        (facts([9, 9, 9], [0, 0, 0], log_start=10, retention_ms=1, cleanup_policy="compact"), 1),
-        (facts([9, 9, 9], [0, 0, 0], retention_ms=1, cleanup_policy="compact,delete"), 3),
+        (
+            facts(
+                [9, 9, 9],
+                [0, 0, 0],
+                log_start=10,
+                retention_ms=1,
+                cleanup_policy="compact",
+            ),
+            1,
+        ),
+        (
+            facts(
+                [9, 9, 9], [0, 0, 0], retention_ms=1, cleanup_policy="compact,delete"
+            ),
+            3,
+        ),
     ],
 )
 def test_P31_P32_kafka_s_rules(given: PartitionFacts, count: int) -> None:
@@ -74,30 +117,44 @@ def test_P31_P32_kafka_s_rules(given: PartitionFacts, count: int) -> None:
 
 def test_a_policy_holds_for_consumer_groups() -> None:
     old = facts([9, 9, 9], [0, 0, 0], retention_ms=1)
-    assert hold_for("billing")(old) == 0, "a group that has read nothing holds everything"
+    assert hold_for("billing")(old) == 0, (
+        "a group that has read nothing holds everything"
+    )
     held = attrs.evolve(old, committed={"billing": 25, "audit": 12})
     assert hold_for("billing")(held) == 2
     assert hold_for("billing", "audit")(held) == 1
     assert hold_for("billing", policy=lambda facts: 1)(held) == 1
-    assert hold_for("billing")(attrs.evolve(held, log_start=20, committed={})) == 2, "what is deleted already goes"
+    assert hold_for("billing")(attrs.evolve(held, log_start=20, committed={})) == 2, (
+        "what is deleted already goes"
+    )
 
 
 @given(
     st.dictionaries(
         st.tuples(st.sampled_from("ab"), st.integers(0, 2)),
-        st.lists(st.tuples(st.integers(1, 50), st.integers(0, 100)), min_size=1, max_size=5),
+        st.lists(
+            st.tuples(st.integers(1, 50), st.integers(0, 100)), min_size=1, max_size=5
+        ),
         max_size=4,
     ),
     st.integers(0, 300),
 )
 def test_to_fit_takes_the_oldest_and_no_more(partitions: Any, excess: int) -> None:
-    known = {key: facts([size for size, _ in rows], [time for _, time in rows]) for key, rows in partitions.items()}
+    known = {
+        key: facts([size for size, _ in rows], [time for _, time in rows])
+        for key, rows in partitions.items()
+    }
     chosen = to_fit(known, excess)
-    gone = sum(size for key, count in chosen.items() for size, _ in partitions[key][:count])
+    gone = sum(
+        size for key, count in chosen.items() for size, _ in partitions[key][:count]
+    )
     most = sum(size for rows in partitions.values() for size, _ in rows[:-1])
     assert gone >= min(excess, most)
     if chosen:
-        last = max(max(time for _, time in partitions[key][:count]) for key, count in chosen.items())
+        last = max(
+            max(time for _, time in partitions[key][:count])
+            for key, count in chosen.items()
+        )
         kept = [
             max(time for _, time in rows[: chosen.get(key, 0) + 1])
             for key, rows in partitions.items()
@@ -107,7 +164,9 @@ def test_to_fit_takes_the_oldest_and_no_more(partitions: Any, excess: int) -> No
 
 
 def filled(disk: SimulatedDisk, records: int = 20, **config: Any) -> Log:
-    log = logcore.open("t-0", create=True, config={**SMALL, **config}, fs=disk, durability="os")
+    log = logcore.open(
+        "t-0", create=True, config={**SMALL, **config}, fs=disk, durability="os"
+    )
     for number in range(records):
         log.append(b"%d" % number * 40, timestamp_ms=disk.now_ms() + number)
     return log
@@ -122,7 +181,9 @@ def test_P30_P33_whole_segments_go_and_the_start_is_on_disk_first() -> None:
 
         def observe(operation: str, is_done: bool) -> None:
             if is_done and operation == "rename":
-                start = checkpoint.read_offsets(disk, ".", checkpoint.LOG_START).get(("t", 0), 0)
+                start = checkpoint.read_offsets(disk, ".", checkpoint.LOG_START).get(
+                    ("t", 0), 0
+                )
                 gone = [name for name in disk.files() if name.endswith(".log.deleted")]
                 moves.extend((name, start) for name in gone)
 
@@ -132,7 +193,9 @@ def test_P30_P33_whole_segments_go_and_the_start_is_on_disk_first() -> None:
         assert count > 0
         assert log.log_start_offset == bases[count]
         assert moves and all(start == bases[count] for _, start in moves)
-        assert [record.offset for record in log.read(log.log_start_offset)] == list(range(bases[count], 20))
+        assert [record.offset for record in log.read(log.log_start_offset)] == list(
+            range(bases[count], 20)
+        )
         assert log.statistics().size_bytes >= 700
 
 
@@ -149,7 +212,9 @@ def test_the_active_segment_goes_only_behind_a_new_one() -> None:
 
 
 def test_P34_readers_of_what_is_deleted_go_on(tmp_path: Path) -> None:
-    with logcore.open(tmp_path / "t-0", create=True, config={**SMALL, "file.delete.delay.ms": 0}) as log:
+    with logcore.open(
+        tmp_path / "t-0", create=True, config={**SMALL, "file.delete.delay.ms": 0}
+    ) as log:
         for number in range(20):
             log.append(b"%d" % number * 40)
         streams = [log.read(0) for _ in range(5)]
@@ -170,7 +235,11 @@ def test_what_is_deleted_stays_a_while_for_readers_elsewhere(how: str) -> None:
         for number in range(20):
             log.append(b"%d" % number * 40, key=b"k")
         log.delete_records(10) if how == "deleted" else clean(log)
-        away = {path for path in disk.files() if path.endswith(".deleted") and SEALS_HOLD not in path}
+        away = {
+            path
+            for path in disk.files()
+            if path.endswith(".deleted") and SEALS_HOLD not in path
+        }
         assert {path.rpartition(".log.")[2] for path in away} >= {"deleted"}
         for wait_ms in (0, 999):
             disk.advance(wait_ms)
@@ -181,8 +250,13 @@ def test_what_is_deleted_stays_a_while_for_readers_elsewhere(how: str) -> None:
         assert not away & set(disk.files())
 
 
-@pytest.mark.parametrize("after_ms", [retention.FIRST_CHECK_MS, retention.FIRST_CHECK_MS + retention.CHECK_MS])
-def test_tick_deletes_half_a_minute_after_opening_and_every_five_minutes(after_ms: int) -> None:
+@pytest.mark.parametrize(
+    "after_ms",
+    [retention.FIRST_CHECK_MS, retention.FIRST_CHECK_MS + retention.CHECK_MS],
+)
+def test_tick_deletes_half_a_minute_after_opening_and_every_five_minutes(
+    after_ms: int,
+) -> None:
     disk = SimulatedDisk(now_ms=T0)
     with filled(disk, **{"segment.ms": 1 << 40, "retention.ms": -1}) as log:
         if after_ms > retention.FIRST_CHECK_MS:
@@ -200,9 +274,16 @@ def test_tick_deletes_half_a_minute_after_opening_and_every_five_minutes(after_m
 
 @pytest.mark.parametrize("closes", [True, False])
 def test_producers_outlive_their_batches(closes: bool) -> None:
-    """The snapshot of a roll tells of them, also one in a life in which none of them has written."""
+    """The snapshot of a roll tells of them, also one in a life in which none of them
+    has written.
+    """
     disk = SimulatedDisk()
-    batch = encode([(b"k", b"v", (), disk.now_ms())], producer_id=7, producer_epoch=0, base_sequence=4)
+    batch = encode(
+        [(b"k", b"v", (), disk.now_ms())],
+        producer_id=7,
+        producer_epoch=0,
+        base_sequence=4,
+    )
     log = logcore.open("t-0", create=True, fs=disk)
     log.append_batch(batch)
     log.flush()
@@ -219,19 +300,32 @@ def test_producers_outlive_their_batches(closes: bool) -> None:
     with logcore.open("t-0", fs=disk) as log:
         assert log.append_batch(batch).offset == 0, "a duplicate"
         with pytest.raises(logcore.OutOfOrderSequenceError):
-            log.append_batch(encode([(b"k", b"v")], producer_id=7, producer_epoch=0, base_sequence=6))
+            log.append_batch(
+                encode([(b"k", b"v")], producer_id=7, producer_epoch=0, base_sequence=6)
+            )
         for sequence in range(5, 9):
-            log.append_batch(encode([(b"k", b"v")], producer_id=7, producer_epoch=0, base_sequence=sequence))
+            log.append_batch(
+                encode(
+                    [(b"k", b"v")],
+                    producer_id=7,
+                    producer_epoch=0,
+                    base_sequence=sequence,
+                )
+            )
             log.roll()
         log.delete_records(5)
-    left = [path.rpartition("/")[2] for path in disk.files() if path.endswith(".snapshot")]
+    left = [
+        path.rpartition("/")[2] for path in disk.files() if path.endswith(".snapshot")
+    ]
     assert sorted(left) == [f"{offset:020d}.snapshot" for offset in (5, 6)], (
         "of the segments that are there, and the end"
     )
 
 
 @pytest.mark.parametrize("jump_ms", [2 * 3_600_000, 90 * 86_400_000, -90 * 86_400_000])
-def test_P35_a_clock_that_was_set_deletes_nothing(jump_ms: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_P35_a_clock_that_was_set_deletes_nothing(
+    jump_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = SimulatedDisk(now_ms=T0)
     with filled(disk) as log:
         real = disk.now_ms
@@ -264,10 +358,19 @@ def test_epochs_follow_the_start(tmp_path: Path) -> None:
             log.begin_epoch(epoch)
             for _ in range(5):
                 log.append(b"v" * 50)
-        assert [log.end_of_epoch(epoch) for epoch in range(5)] == [(0, 5), (1, 10), (2, 15), (3, 20), (-1, -1)]
+        assert [log.end_of_epoch(epoch) for epoch in range(5)] == [
+            (0, 5),
+            (1, 10),
+            (2, 15),
+            (3, 20),
+            (-1, -1),
+        ]
         assert {batch.partition_leader_epoch for batch in log.batches(10)} == {2, 3}
         log.delete_records(12)
-        assert checkpoint.read_epochs(logcore.fs.OS, str(tmp_path / "t-0")) == [(2, 12), (3, 15)]
+        assert checkpoint.read_epochs(logcore.fs.OS, str(tmp_path / "t-0")) == [
+            (2, 12),
+            (3, 15),
+        ]
         assert log.truncate_to_epoch(2, 14) == 14
         assert log.leader_epoch == 2
         with pytest.raises(logcore.OffsetOutOfRangeError, match="epoch"):
@@ -279,9 +382,20 @@ def test_epochs_follow_the_start(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("epoch", "end", "expected"),
-    [(0, 4, 3), (0, 2, 2), (1, 9, 6), (1, 4, 4), (5, 9, 6), (5, 7, 6), (-1, 4, 4), (-1, 9, 6)],
+    [
+        (0, 4, 3),
+        (0, 2, 2),
+        (1, 9, 6),
+        (1, 4, 4),
+        (5, 9, 6),
+        (5, 7, 6),
+        (-1, 4, 4),
+        (-1, 9, 6),
+    ],
 )
-def test_a_log_is_cut_where_its_leader_s_epoch_ends_or_its_own(epoch: int, end: int, expected: int) -> None:
+def test_a_log_is_cut_where_its_leader_s_epoch_ends_or_its_own(
+    epoch: int, end: int, expected: int
+) -> None:
     with logcore.open("t-0", create=True, fs=SimulatedDisk()) as log:
         for own in range(2):  # the first ends at 3, the second at the end of the log
             log.begin_epoch(own)
@@ -290,14 +404,26 @@ def test_a_log_is_cut_where_its_leader_s_epoch_ends_or_its_own(epoch: int, end: 
 
 
 entries = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 100)), max_size=8).map(
-    lambda rows: list(zip(sorted({epoch for epoch, _ in rows}), sorted(start for _, start in rows), strict=False))
+    lambda rows: list(
+        zip(
+            sorted({epoch for epoch, _ in rows}),
+            sorted(start for _, start in rows),
+            strict=False,
+        )
+    )
 )
 
 
 @given(entries, st.integers(0, 25), st.integers(0, 110))
-def test_epochs_by_their_definition(known: list[tuple[int, int]], epoch: int, offset: int) -> None:
+def test_epochs_by_their_definition(
+    known: list[tuple[int, int]], epoch: int, offset: int
+) -> None:
     assigned = epochs.assign(known, epoch, offset)
-    for changed in (assigned, epochs.truncate_end(known, offset), epochs.truncate_start(known, offset)):
+    for changed in (
+        assigned,
+        epochs.truncate_end(known, offset),
+        epochs.truncate_start(known, offset),
+    ):
         assert all(a[0] < b[0] and a[1] <= b[1] for a, b in itertools.pairwise(changed))
     if not known or epoch > known[-1][0]:
         assert assigned[-1] == (epoch, offset)
@@ -309,32 +435,47 @@ def test_epochs_by_their_definition(known: list[tuple[int, int]], epoch: int, of
     later = [start for number, start in known if number > epoch]
     if known and epoch <= known[-1][0]:
         assert end == (later[0] if later else 1000)
-        assert found == max([number for number, _ in known if number <= epoch], default=epoch)
+        assert found == max(
+            [number for number, _ in known if number <= epoch], default=epoch
+        )
     else:
         assert (found, end) == (-1, -1)
 
 
-# -- a directory ---------------------------------------------------------------------------------------------------
+# -- a directory
+# ---------------------------------------------------------------------------------------------------
 
 
 def opened(disk: SimulatedDisk, **upkeep: Any) -> logcore.LogDir:
-    return logcore.open_dir("d", create=True, fs=disk, durability="os", upkeep=Upkeep(**upkeep))
+    return logcore.open_dir(
+        "d", create=True, fs=disk, durability="os", upkeep=Upkeep(**upkeep)
+    )
 
 
 def test_a_directory_keeps_to_its_size() -> None:
     disk = SimulatedDisk(now_ms=T0)
     with opened(disk, max_bytes=3000) as logdir:
         logdir.create_topic("a", partitions=2, config={"segment.bytes": 300})
-        logdir.create_topic("kept", config={"segment.bytes": 300, "cleanup.policy": "compact"})
+        logdir.create_topic(
+            "kept", config={"segment.bytes": 300, "cleanup.policy": "compact"}
+        )
         for number in range(30):
             for name, part in (("a", 0), ("a", 1), ("kept", 0)):
-                logdir.partition(name, part).append(b"x" * 60, key=b"%d" % number, timestamp_ms=T0 + number)
+                logdir.partition(name, part).append(
+                    b"x" * 60, key=b"%d" % number, timestamp_ms=T0 + number
+                )
             disk.advance(1_000)
             logdir.tick()
-        sizes = [logdir.size_bytes("a", 0), logdir.size_bytes("a", 1), logdir.size_bytes("kept", 0)]
+        sizes = [
+            logdir.size_bytes("a", 0),
+            logdir.size_bytes("a", 1),
+            logdir.size_bytes("kept", 0),
+        ]
         assert sizes[2] > 3000, "nothing goes from a compacted topic"
         assert all(0 < size <= 700 for size in sizes[:2]), sizes
-        assert [record.offset for record in logdir.partition("kept", 0).read(0)] == list(range(30))
+        assert [
+            record.offset for record in logdir.partition("kept", 0).read(0)
+        ] == list(range(30))
 
 
 def test_appends_are_refused_before_the_disk_is_full() -> None:
@@ -360,7 +501,9 @@ def test_appends_are_refused_before_the_disk_is_full() -> None:
 def test_partitions_that_nobody_opens_lose_what_is_old() -> None:
     disk = SimulatedDisk(now_ms=T0)
     with opened(disk) as logdir:
-        logdir.create_topic("a", partitions=3, config={"segment.bytes": 300, "retention.ms": MINUTE_MS})
+        logdir.create_topic(
+            "a", partitions=3, config={"segment.bytes": 300, "retention.ms": MINUTE_MS}
+        )
         for part in range(3):
             for _ in range(9):
                 logdir.partition("a", part).append(b"x" * 60)
@@ -368,13 +511,21 @@ def test_partitions_that_nobody_opens_lose_what_is_old() -> None:
         for _ in range(8):
             disk.advance(MINUTE_MS // 2)
             logdir.tick()
-        assert [logdir.partition("a", part).log_start_offset for part in range(3)] == [9, 9, 9]
+        assert [logdir.partition("a", part).log_start_offset for part in range(3)] == [
+            9,
+            9,
+            9,
+        ]
 
 
 def test_what_nobody_has_set_keeps_all() -> None:
-    """A log made by logcore.open is not emptied when a directory with Kafka's defaults opens it."""
+    """A log made by logcore.open is not emptied when a directory with Kafka's defaults
+    opens it.
+    """
     disk = SimulatedDisk(now_ms=T0)
-    with logcore.open("d/found-0", create=True, config={"segment.bytes": 300}, fs=disk) as log:
+    with logcore.open(
+        "d/found-0", create=True, config={"segment.bytes": 300}, fs=disk
+    ) as log:
         for _ in range(9):
             log.append(b"x" * 60, timestamp_ms=5)
         assert log.config.retention_ms == -1
@@ -400,17 +551,27 @@ def test_what_nobody_has_set_keeps_all() -> None:
         for _ in range(20):
             disk.advance(MINUTE_MS)
             logdir.tick()
-        assert logdir.partition("found", 0).log_start_offset == 9, "now somebody has said it"
+        assert logdir.partition("found", 0).log_start_offset == 9, (
+            "now somebody has said it"
+        )
 
 
 def test_tick_compacts_the_dirtiest_log_and_leaves_the_damaged() -> None:
     disk = SimulatedDisk(now_ms=T0)
     with opened(disk) as logdir:
-        logdir.create_topic("a", partitions=3, config={"segment.bytes": 300, "cleanup.policy": "compact"})
+        logdir.create_topic(
+            "a",
+            partitions=3,
+            config={"segment.bytes": 300, "cleanup.policy": "compact"},
+        )
         for part in range(3):
             for number in range(40 + 40 * part):
-                logdir.partition("a", part).append(b"%d" % number * 9, key=b"k%d" % (number % 3))
-        victim = next(name for name in disk.files() if "a-1" in name and name.endswith(".log"))
+                logdir.partition("a", part).append(
+                    b"%d" % number * 9, key=b"k%d" % (number % 3)
+                )
+        victim = next(
+            name for name in disk.files() if "a-1" in name and name.endswith(".log")
+        )
         handle = disk.open(victim, write=True)
         disk.pwrite(handle, b"\xff", 100)
         disk.close(handle)
@@ -447,16 +608,22 @@ def test_compaction_counts_its_own_time(
         assert logdir._upkeeper._may_clean(0, 77) is goes_on
 
 
-def test_a_round_goes_on_while_others_have_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_goes_on_while_others_have_the_processor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     disk = SimulatedDisk(now_ms=T0)
     with opened(disk, compaction_backoff_ms=0) as logdir:
-        logdir.create_topic("a", config={"segment.bytes": 300, "cleanup.policy": "compact"})
+        logdir.create_topic(
+            "a", config={"segment.bytes": 300, "cleanup.policy": "compact"}
+        )
         log = logdir.partition("a", 0)
         for number in range(400):
             log.append(b"%d" % number * 9, key=b"k%d" % (number % 3))
         used = [0]
 
-        def thread_us() -> int:  # each step takes 0.1 ms of its own, and 10 ms of which others have the rest
+        def thread_us() -> (
+            int
+        ):  # each step takes 0.1 ms of its own, and 10 ms of which others have the rest
             used[0] += 100
             disk.advance(10)
             return used[0]
@@ -487,7 +654,9 @@ def test_compaction_keeps_to_its_rate() -> None:
         assert size_bytes / 200_000 < seconds < 200, (size_bytes, seconds)
 
 
-@pytest.mark.parametrize("wrong", [{"max_bytes": -1}, {"min_free_bytes": -1}, {"compaction_bytes_per_s": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"max_bytes": -1}, {"min_free_bytes": -1}, {"compaction_bytes_per_s": 0}]
+)
 def test_wrong_upkeep_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(logcore.InvalidConfigError, match=next(iter(wrong))):
         Upkeep(**wrong)
@@ -495,7 +664,9 @@ def test_wrong_upkeep_is_refused(wrong: dict[str, int]) -> None:
 
 def test_old_records_that_are_written_now_do_not_roll_at_each_tick() -> None:
     disk = SimulatedDisk(now_ms=T0)
-    with logcore.open("t-0", create=True, config={"segment.ms": MINUTE_MS}, durability="os", fs=disk) as log:
+    with logcore.open(
+        "t-0", create=True, config={"segment.ms": MINUTE_MS}, durability="os", fs=disk
+    ) as log:
         for _ in range(20):
             log.append(b"v", timestamp_ms=5)
             disk.advance(1_000)
@@ -512,14 +683,21 @@ def test_a_time_index_that_lost_its_end_deletes_nothing_young(lost: str) -> None
     hour_ms = 3_600_000
     disk = SimulatedDisk()
     now_ms = disk.now_ms()
-    with logcore.open_dir("/d", create=True, fs=disk, config={"index.interval.bytes": 0}) as logdir:
+    with logcore.open_dir(
+        "/d", create=True, fs=disk, config={"index.interval.bytes": 0}
+    ) as logdir:
         logdir.create_topic("t", config={"retention.ms": 48 * hour_ms})
         for hours in (100, 100, 90, 95, 1, 92, 92, 92):
-            logdir.partition("t", 0).append(b"x" * 40, timestamp_ms=now_ms - hours * hour_ms)
+            logdir.partition("t", 0).append(
+                b"x" * 40, timestamp_ms=now_ms - hours * hour_ms
+            )
     path = f"/d/t-0/{0:020d}.timeindex"
     content = disk.files()[path]
     assert content
-    files = {**disk.files(), path: content[:-12] + (b"" if lost == "cut" else bytes(12))}
+    files = {
+        **disk.files(),
+        path: content[:-12] + (b"" if lost == "cut" else bytes(12)),
+    }
     with logcore.open_dir("/d", fs=SimulatedDisk(files)) as logdir:
         log = logdir.partition("t", 0)
         assert log.writer.active.is_resumed
@@ -529,20 +707,30 @@ def test_a_time_index_that_lost_its_end_deletes_nothing_young(lost: str) -> None
 
 
 @pytest.mark.parametrize("left", [None, b"", b"\0" * 20, b"0\n0\n"])
-def test_a_log_that_lost_the_checkpoint_of_its_start_is_not_called_damaged(left: bytes | None) -> None:
+def test_a_log_that_lost_the_checkpoint_of_its_start_is_not_called_damaged(
+    left: bytes | None,
+) -> None:
     """The checkpoint is a cache: without it the log begins where its segments do."""
     disk = SimulatedDisk()
-    with logcore.open("/data/t-0", create=True, config={"segment.bytes": 200}, fs=disk) as log:
+    with logcore.open(
+        "/data/t-0", create=True, config={"segment.bytes": 200}, fs=disk
+    ) as log:
         for number in range(20):
             log.append(b"x" * 50, timestamp_ms=number)
         log.delete_records(10)
         first = log.upkeep.facts().segments[0].base_offset
         assert first > 0
-    files = {path: content for path, content in disk.files().items() if not path.endswith(checkpoint.LOG_START)}
+    files = {
+        path: content
+        for path, content in disk.files().items()
+        if not path.endswith(checkpoint.LOG_START)
+    }
     if left is not None:
         files[f"/data/{checkpoint.LOG_START}"] = left
     with logcore.open("/data/t-0", read_only=True, fs=SimulatedDisk(files)) as log:
         assert log.log_start_offset == first
     with logcore.open("/data/t-0", fs=SimulatedDisk(files)) as log:
         assert log.log_start_offset == first
-        assert [record.timestamp_ms for record in log.read(first)] == [*range(first, 20)]
+        assert [record.timestamp_ms for record in log.read(first)] == [
+            *range(first, 20)
+        ]

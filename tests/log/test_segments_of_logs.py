@@ -1,4 +1,6 @@
-"""Segments as a log makes them: rolls, indexes, recovery points, what is read across them."""
+"""Segments as a log makes them: rolls, indexes, recovery points, what is read across
+them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from logcore.segment import ActiveSegment, GrowingSegment, PiecedSegment, Segmen
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 from support.logs import SMALL, T0, done, segments, values
 
-# -- segments ------------------------------------------------------------------------------------------------------
+# -- segments
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_a_segment_is_rolled_by_size(partition: Path) -> None:
@@ -75,8 +78,12 @@ def test_a_segment_of_records_without_times_is_rolled_by_its_own_age() -> None:
 
 @pytest.mark.parametrize("setting", ["segment.ms", "max.compaction.lag.ms"])
 @pytest.mark.parametrize("way", ["tick", "append", "reopen"])
-def test_a_compacted_log_rolls_within_its_compaction_lag(setting: str, way: str) -> None:
-    """What is in the active segment is not compacted, also when the log is opened again and again."""
+def test_a_compacted_log_rolls_within_its_compaction_lag(
+    setting: str, way: str
+) -> None:
+    """What is in the active segment is not compacted, also when the log is opened again
+    and again.
+    """
     disk = SimulatedDisk(now_ms=1_700_000_000_000)
     config = {"cleanup.policy": "compact", setting: 500}
     log = logcore.open("t-0", create=True, config=config, fs=disk)
@@ -112,10 +119,20 @@ def test_a_log_of_records_without_times_is_opened_by_its_index() -> None:
         assert log.offset_for_timestamp(T0) == 20
 
 
-@pytest.mark.parametrize(("step_ms", "each"), [(1, 4), (0, 7)], ids=["times", "offsets"])
-def test_a_segment_is_rolled_when_an_index_is_full(partition: Path, step_ms: int, each: int) -> None:
-    """Six offset entries fit, or three time entries and the closing one; the first batch of a segment has none."""
-    with logcore.open(partition, create=True, config={"segment.index.bytes": 48, "index.interval.bytes": 0}) as log:
+@pytest.mark.parametrize(
+    ("step_ms", "each"), [(1, 4), (0, 7)], ids=["times", "offsets"]
+)
+def test_a_segment_is_rolled_when_an_index_is_full(
+    partition: Path, step_ms: int, each: int
+) -> None:
+    """Six offset entries fit, or three time entries and the closing one; the first
+    batch of a segment has none.
+    """
+    with logcore.open(
+        partition,
+        create=True,
+        config={"segment.index.bytes": 48, "index.interval.bytes": 0},
+    ) as log:
         for at in range(28):
             log.append(b"x", timestamp_ms=T0 + at * step_ms)
         assert segments(partition) == list(range(0, 28, each))
@@ -124,7 +141,9 @@ def test_a_segment_is_rolled_when_an_index_is_full(partition: Path, step_ms: int
 
 def test_a_batch_may_be_as_large_as_a_segment_and_no_larger(partition: Path) -> None:
     batch = encode([(None, b"x" * 500)])
-    with logcore.open(partition, create=True, config={"segment.bytes": len(batch)}) as log:
+    with logcore.open(
+        partition, create=True, config={"segment.bytes": len(batch)}
+    ) as log:
         for at in range(2):
             assert log.append_batch(batch).offset == at
         with pytest.raises(logcore.SegmentTooSmallError):
@@ -134,12 +153,24 @@ def test_a_batch_may_be_as_large_as_a_segment_and_no_larger(partition: Path) -> 
 
 @pytest.mark.parametrize("operation", ["pwrite", "create"])
 @pytest.mark.parametrize("at", [1, 2, 3])
-def test_an_append_in_parts_that_finds_no_room_can_be_gone_on_with(operation: str, at: int) -> None:
-    """What is in the segment that was active before it is taken back; what stands in later ones stays, and is said."""
+def test_an_append_in_parts_that_finds_no_room_can_be_gone_on_with(
+    operation: str, at: int
+) -> None:
+    """What is in the segment that was active before it is taken back; what stands in
+    later ones stays, and is said.
+    """
     disk = SimulatedDisk()
     config = {"segment.bytes": 1000, "batch.size": 300}
-    with logcore.open("t-0", create=True, durability="os", config=config, fs=disk) as log:
-        aborted = encode([(b"k", b"a")], producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+    with logcore.open(
+        "t-0", create=True, durability="os", config=config, fs=disk
+    ) as log:
+        aborted = encode(
+            [(b"k", b"a")],
+            producer_id=7,
+            producer_epoch=0,
+            base_sequence=0,
+            transactional=True,
+        )
         log.append_batch(aborted)
         log.end_transaction(7, 0, commit=False)
         rows = [(None, b"%d" % number * 200) for number in range(10)]
@@ -149,24 +180,45 @@ def test_an_append_in_parts_that_finds_no_room_can_be_gone_on_with(operation: st
             log.append_many(rows)
         stored = log.log_end_offset - 2
         if log.statistics().segments == 1:
-            assert (stored, log.statistics().size_bytes, log.writer.written_bytes) == (0, size, size)
+            assert (stored, log.statistics().size_bytes, log.writer.written_bytes) == (
+                0,
+                size,
+                size,
+            )
         log.append_many(rows[stored:])
         log.roll()
         assert values(log, 2) == [value for _, value in rows]
-        assert [record.value for record in log.read(0, isolation="read_committed")] == values(log, 2)
+        assert [
+            record.value for record in log.read(0, isolation="read_committed")
+        ] == values(log, 2)
     assert len(disk.content(f"t-0/{0:020d}.txnindex")) == TXN_ENTRY.itemsize
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["one", "many", "batch", "abort"]), st.integers(0, 2)), min_size=1, max_size=8),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["one", "many", "batch", "abort"]), st.integers(0, 2)
+        ),
+        min_size=1,
+        max_size=8,
+    ),
     st.sampled_from(["os", "always", "group"]),
 )
 @settings(max_examples=40)
-@example([("batch", 0), ("batch", 1), ("abort", 1), ("abort", 0), ("many", 1), ("one", 0)], "os")
-@example([("batch", 0), ("batch", 2), ("abort", 2), ("abort", 0), ("many", 2), ("one", 0)], "os")
-def test_an_append_that_failed_leaves_no_trace(calls: list[tuple[str, int]], policy: str) -> None:
-    """The files of a log are those of one in which it was never tried. With each call: 1 when the disk has no room for
-    it, 2 when it is interrupted once its bytes are written.
+@example(
+    [("batch", 0), ("batch", 1), ("abort", 1), ("abort", 0), ("many", 1), ("one", 0)],
+    "os",
+)
+@example(
+    [("batch", 0), ("batch", 2), ("abort", 2), ("abort", 0), ("many", 2), ("one", 0)],
+    "os",
+)
+def test_an_append_that_failed_leaves_no_trace(
+    calls: list[tuple[str, int]], policy: str
+) -> None:
+    """The files of a log are those of one in which it was never tried. With each call:
+    1 when the disk has no room for it, 2 when it is interrupted once its bytes are
+    written.
     """
 
     def interrupt(*_: object) -> None:
@@ -177,7 +229,9 @@ def test_an_append_that_failed_leaves_no_trace(calls: list[tuple[str, int]], pol
         disk = SimulatedDisk()
         config = {"index.interval.bytes": 100, "batch.size": 200}
         sequence = 1
-        with logcore.open("t-0", create=True, durability=policy, config=config, fs=disk) as log:
+        with logcore.open(
+            "t-0", create=True, durability=policy, config=config, fs=disk
+        ) as log:
             sent = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
             log.append_batch(encode([(b"k", b"v")], base_sequence=0, **sent))
             log.end_transaction(7, 0, commit=False)
@@ -196,16 +250,28 @@ def test_an_append_that_failed_leaves_no_trace(calls: list[tuple[str, int]], pol
                 elif with_failures:
                     before = log.statistics()
                     if failing == 1:
-                        disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log"))
+                        disk.faults = FaultPlan(
+                            Fault("pwrite", errno.ENOSPC, path="*.log")
+                        )
                     else:
                         patch.setattr(ActiveSegment, "note", interrupt)
                         patch.setattr(ActiveSegment, "note_each", interrupt)
-                    with pytest.raises(logcore.DiskFullError if failing == 1 else KeyboardInterrupt):
+                    with pytest.raises(
+                        logcore.DiskFullError if failing == 1 else KeyboardInterrupt
+                    ):
                         do()
-                    assert attrs.evolve(log.statistics(), appends=before.appends) == before
+                    assert (
+                        attrs.evolve(log.statistics(), appends=before.appends) == before
+                    )
                     disk.faults = None
-        files = disk.files()  # a snapshot of producers that is missing costs a walk over heads
-        return {path: content for path, content in files.items() if not path.endswith(".snapshot")}
+        files = (
+            disk.files()
+        )  # a snapshot of producers that is missing costs a walk over heads
+        return {
+            path: content
+            for path, content in files.items()
+            if not path.endswith(".snapshot")
+        }
 
     with pytest.MonkeyPatch.context() as patch:
         assert lived(with_failures=True) == lived(with_failures=False)
@@ -221,29 +287,46 @@ def test_as_much_is_written_at_once_as_the_policy_lets_be_unsynced() -> None:
         ("always", 1),
     ):
         disk = SimulatedDisk()
-        with logcore.open("t-0", create=True, durability=policy, config={"batch.size": 1}, fs=disk) as log:
+        with logcore.open(
+            "t-0", create=True, durability=policy, config={"batch.size": 1}, fs=disk
+        ) as log:
             before = len(disk.operations)
             log.append_many(rows)
             size = log.statistics().size_bytes // 10
         each = max(1, most // size)
-        writes = [one for one in disk.operations[before:] if one == ("pwrite", f"/t-0/{0:020d}.log")]
+        writes = [
+            one
+            for one in disk.operations[before:]
+            if one == ("pwrite", f"/t-0/{0:020d}.log")
+        ]
         assert len(writes) == -(-10 // each), policy
 
 
 def test_what_each_call_asks_of_the_disk() -> None:
-    """And in which order, which is what a crash between any two of them relies on. What is done is not repeated."""
+    """And in which order, which is what a crash between any two of them relies on. What
+    is done is not repeated.
+    """
     disk = SimulatedDisk()
     config = {"index.interval.bytes": 0, "file.delete.delay.ms": 0}
     log = logcore.open("t-0", create=True, config=config, fs=disk)
 
     def sent(sequence: int) -> bytes:
-        return encode([(b"k", b"")], producer_id=7, producer_epoch=0, base_sequence=sequence, transactional=True)
+        return encode(
+            [(b"k", b"")],
+            producer_id=7,
+            producer_epoch=0,
+            base_sequence=sequence,
+            transactional=True,
+        )
 
     synced = "; fdatasync {}.log; pwrite logcore.durable"
     point = "replace /recovery-point-offset-checkpoint"
     calls: list[tuple[Callable[[], object], str]] = [
         (lambda: log.append(b"x"), "pwrite 000.log" + synced.format("000")),
-        (lambda: log.append(b"x", durability="os"), "pwrite 000.log; pwrite 000.index; pwrite 000.timeindex"),
+        (
+            lambda: log.append(b"x", durability="os"),
+            "pwrite 000.log; pwrite 000.index; pwrite 000.timeindex",
+        ),
         (log.flush, synced.format("000")[2:]),
         (log.flush, ""),
         (
@@ -252,11 +335,18 @@ def test_what_each_call_asks_of_the_disk() -> None:
             f"create 002.timeindex; {point}; create 000.seal; pwrite 000.seal",
         ),
         (log.roll, ""),
-        (lambda: log.append_batch(sent(0)), "replace logcore.policy; pwrite 002.log" + synced.format("002")),
-        (lambda: log.append_batch(sent(1)), "pwrite 002.log; pwrite 002.index" + synced.format("002")),
+        (
+            lambda: log.append_batch(sent(0)),
+            "replace logcore.policy; pwrite 002.log" + synced.format("002"),
+        ),
+        (
+            lambda: log.append_batch(sent(1)),
+            "pwrite 002.log; pwrite 002.index" + synced.format("002"),
+        ),
         (
             lambda: log.end_transaction(7, 0, commit=False),
-            "pwrite 002.log; create 002.txnindex; pwrite 002.txnindex" + synced.format("002"),
+            "pwrite 002.log; create 002.txnindex; pwrite 002.txnindex"
+            + synced.format("002"),
         ),
         (
             log.roll,
@@ -288,20 +378,33 @@ def test_what_each_call_asks_of_the_disk() -> None:
     for at, (call, expected) in enumerate(calls):
         before = len(disk.operations)
         call()
-        assert (at, sorted(done(disk.operations[before:]).split("; "))) == (at, sorted(expected.split("; ")))
-        if ".deleted" not in expected:  # no caller may rely on the order of names in a listing
+        assert (at, sorted(done(disk.operations[before:]).split("; "))) == (
+            at,
+            sorted(expected.split("; ")),
+        )
+        if (
+            ".deleted" not in expected
+        ):  # no caller may rely on the order of names in a listing
             assert done(disk.operations[before:]) == expected, at
 
 
 def test_opening_and_closing_a_log_that_was_closed_writes_next_to_nothing() -> None:
-    """The marker goes and comes, and what says how far readers may read; nothing else is touched."""
+    """The marker goes and comes, and what says how far readers may read; nothing else
+    is touched.
+    """
     disk = SimulatedDisk()
     for _ in range(3):
         before = len(disk.operations)
         files = disk.files()
-        with logcore.open("t-0", create=True, config={"index.interval.bytes": 0}, fs=disk) as log:
+        with logcore.open(
+            "t-0", create=True, config={"index.interval.bytes": 0}, fs=disk
+        ) as log:
             if not files:
-                log.append_batch(encode([(None, b"x")], producer_id=7, producer_epoch=0, base_sequence=0))
+                log.append_batch(
+                    encode(
+                        [(None, b"x")], producer_id=7, producer_epoch=0, base_sequence=0
+                    )
+                )
                 for at in range(5):
                     log.append(b"%d" % at)
     assert disk.files() == files
@@ -314,7 +417,11 @@ def test_snapshots_are_kept_of_each_segment_and_of_the_end() -> None:
     disk = SimulatedDisk()
     for at in range(6):
         with logcore.open("t-0", create=True, fs=disk) as log:
-            log.append_batch(encode([(None, b"x")], producer_id=7, producer_epoch=0, base_sequence=at))
+            log.append_batch(
+                encode(
+                    [(None, b"x")], producer_id=7, producer_epoch=0, base_sequence=at
+                )
+            )
             if at == 3:
                 log.roll()
     names = [path for path in disk.files() if path.endswith(".snapshot")]
@@ -322,7 +429,9 @@ def test_snapshots_are_kept_of_each_segment_and_of_the_end() -> None:
     with logcore.open("t-0", fs=disk) as log:
         log.truncate(5)
         assert not disk.exists(f"t-0/{6:020d}.snapshot")
-        log.append_batch(encode([(None, b"x")], producer_id=7, producer_epoch=0, base_sequence=5))
+        log.append_batch(
+            encode([(None, b"x")], producer_id=7, producer_epoch=0, base_sequence=5)
+        )
 
 
 def test_what_goes_goes_with_its_log_file_first() -> None:
@@ -331,7 +440,13 @@ def test_what_goes_goes_with_its_log_file_first() -> None:
     with logcore.open("t-0", create=True, fs=disk) as log:
         for at in range(3):
             log.append_batch(
-                encode([(None, b"x")], producer_id=7, producer_epoch=0, base_sequence=at, transactional=True)
+                encode(
+                    [(None, b"x")],
+                    producer_id=7,
+                    producer_epoch=0,
+                    base_sequence=at,
+                    transactional=True,
+                )
             )
             log.end_transaction(7, 0, commit=False)
             log.roll()
@@ -340,10 +455,14 @@ def test_what_goes_goes_with_its_log_file_first() -> None:
         renamed = [one.path for one in disk.operations[before:] if one.name == "rename"]
         assert len(renamed) > 2 * len([path for path in renamed if ".log" in path])
         for base in (0, 2):
-            assert next(path for path in renamed if f"{base:020d}" in path).endswith((".log", ".log.deleted"))
+            assert next(path for path in renamed if f"{base:020d}" in path).endswith(
+                (".log", ".log.deleted")
+            )
 
 
-def test_a_full_index_is_full_after_reopening_and_with_other_settings(tmp_path: Path) -> None:
+def test_a_full_index_is_full_after_reopening_and_with_other_settings(
+    tmp_path: Path,
+) -> None:
     """Entries beyond segment.index.bytes would make an index that Kafka does not open."""
     config = {"segment.index.bytes": 24, "index.interval.bytes": 0}
     for fill in range(1, 8):
@@ -358,32 +477,55 @@ def test_a_full_index_is_full_after_reopening_and_with_other_settings(tmp_path: 
                 log.append(b"x", timestamp_ms=T0 + at)
             assert values(log) == [b"x"] * 8
             log.roll()
-        assert {index.stat().st_size <= 24 for index in path.glob("*index")} == {True}, fill
+        assert {index.stat().st_size <= 24 for index in path.glob("*index")} == {
+            True
+        }, fill
 
 
 def test_a_segment_is_rolled_before_its_offsets_overflow(partition: Path) -> None:
     partition.mkdir(parents=True)
-    (partition / f"{0:020d}.log").write_bytes(encode([(None, b"far")], base_offset=2**31 - 2, leader_epoch=0))
+    (partition / f"{0:020d}.log").write_bytes(
+        encode([(None, b"far")], base_offset=2**31 - 2, leader_epoch=0)
+    )
     with logcore.open(partition) as log:
         log.append(b"last that fits")
         log.append(b"first that does not")
         assert segments(partition) == [0, 2**31]
-        assert [record.offset for record in log.read(0)] == [2**31 - 2, 2**31 - 1, 2**31]
+        assert [record.offset for record in log.read(0)] == [
+            2**31 - 2,
+            2**31 - 1,
+            2**31,
+        ]
 
 
 def test_a_large_append_is_rolled_by_age_where_its_records_grow_too_young() -> None:
     policy = Durability("group", max_bytes=600)
     with logcore.open(
-        "t-0", create=True, durability=policy, config={"segment.ms": 1000, "batch.size": 1}, fs=SimulatedDisk()
+        "t-0",
+        create=True,
+        durability=policy,
+        config={"segment.ms": 1000, "batch.size": 1},
+        fs=SimulatedDisk(),
     ) as log:
-        times = [T0, T0, T0, T0 + 5000, T0, T0]  # three batches at a time may be unsynced
+        times = [
+            T0,
+            T0,
+            T0,
+            T0 + 5000,
+            T0,
+            T0,
+        ]  # three batches at a time may be unsynced
         log.append_many([(None, b"x" * 120, (), time) for time in times])
         assert [one.base_offset for one in segments_between(log, 0, 6)] == [0, 3]
 
 
 @pytest.mark.parametrize("rolls", [True, False])
-def test_index_files_hold_the_last_offset_and_start_of_batches(partition: Path, rolls: bool) -> None:
-    with logcore.open(partition, create=True, config={"index.interval.bytes": 100}) as log:
+def test_index_files_hold_the_last_offset_and_start_of_batches(
+    partition: Path, rolls: bool
+) -> None:
+    with logcore.open(
+        partition, create=True, config={"index.interval.bytes": 100}
+    ) as log:
         for at in range(10):
             log.append(b"x" * 32, timestamp_ms=T0 + at)
         if rolls:
@@ -391,7 +533,9 @@ def test_index_files_hold_the_last_offset_and_start_of_batches(partition: Path, 
     entries = np.fromfile(partition / f"{0:020d}.index", ">i4").reshape(-1, 2).tolist()
     assert entries == [[2, 200], [4, 400], [6, 600], [8, 800]]
     times = (partition / f"{0:020d}.timeindex").read_bytes()
-    assert [int.from_bytes(times[at : at + 8], "big") for at in range(0, len(times), 12)] == [
+    assert [
+        int.from_bytes(times[at : at + 8], "big") for at in range(0, len(times), 12)
+    ] == [
         T0 + 2,
         T0 + 4,
         T0 + 6,
@@ -406,11 +550,18 @@ def test_a_fetch_gets_the_bytes_of_the_file_below_an_end(partition: Path) -> Non
             log.append(b"%04d" % at, timestamp_ms=T0 + at)
         data = (partition / f"{0:020d}.log").read_bytes()
         step = len(data) // 5_000
-        assert b"".join(log.stored(0, max_bytes=1 << 30)) == data, "more batches than are walked at once"
-        assert b"".join(log.stored(10, 20, max_bytes=1 << 30)) == data[10 * step : 20 * step]
+        assert b"".join(log.stored(0, max_bytes=1 << 30)) == data, (
+            "more batches than are walked at once"
+        )
+        assert (
+            b"".join(log.stored(10, 20, max_bytes=1 << 30))
+            == data[10 * step : 20 * step]
+        )
         assert b"".join(log.stored(0, 4_500, max_bytes=1 << 30)) == data[: 4_500 * step]
         assert log.stored(20, 20, max_bytes=1 << 30) == []
-        assert b"".join(log.stored(7, max_bytes=1)) == data[7 * step : 8 * step], "never less than one"
+        assert b"".join(log.stored(7, max_bytes=1)) == data[7 * step : 8 * step], (
+            "never less than one"
+        )
         assert log.stored(7, max_bytes=1, at_least_one=False) == []
         assert log.offset_for_timestamp(T0 + 4_999) == 4_999
         with (partition / f"{0:020d}.log").open("r+b") as file:
@@ -420,13 +571,17 @@ def test_a_fetch_gets_the_bytes_of_the_file_below_an_end(partition: Path) -> Non
             with pytest.raises(logcore.CorruptBatchError) as met:
                 log.stored(7, max_bytes=1 << 30)
             assert met.value.position == 7 * step
-            assert b"".join(log.stored(5, max_bytes=1 << 30)) == data[5 * step : 7 * step], "what is whole before it"
+            assert (
+                b"".join(log.stored(5, max_bytes=1 << 30)) == data[5 * step : 7 * step]
+            ), "what is whole before it"
             log.roll()
 
 
 @pytest.mark.parametrize("damaged", [0, 7, 4_000])
 @pytest.mark.parametrize("is_sealed", [False, True])
-def test_a_fetch_names_the_file_and_the_position_of_damage(partition: Path, is_sealed: bool, damaged: int) -> None:
+def test_a_fetch_names_the_file_and_the_position_of_damage(
+    partition: Path, is_sealed: bool, damaged: int
+) -> None:
     """Wherever the search for the batch began."""
     with logcore.open(partition, create=True, durability="os") as log:
         for at in range(5_000):
@@ -452,14 +607,50 @@ def test_a_fetch_names_the_file_and_the_position_of_damage(partition: Path, is_s
     at_least_one=st.booleans(),
     tail=st.sampled_from([0, 5, 40]),
 )
-@example(sizes=[1, 2, 3], is_sealed=True, at=0, end=9, max_bytes=1, at_least_one=True, tail=0)
-@example(sizes=[1, 2, 3], is_sealed=False, at=1, end=9, max_bytes=1, at_least_one=True, tail=0)
-@example(sizes=[1, 2, 3], is_sealed=True, at=2, end=9, max_bytes=1, at_least_one=True, tail=5)
-@example(sizes=[1, 2, 3], is_sealed=False, at=0, end=1, max_bytes=1, at_least_one=True, tail=5)
-@example(sizes=[1, 2, 3], is_sealed=True, at=3, end=9, max_bytes=1, at_least_one=True, tail=5)
-@example(sizes=[1, 2, 3], is_sealed=False, at=3, end=9, max_bytes=1, at_least_one=True, tail=5)
+@example(
+    sizes=[1, 2, 3], is_sealed=True, at=0, end=9, max_bytes=1, at_least_one=True, tail=0
+)
+@example(
+    sizes=[1, 2, 3],
+    is_sealed=False,
+    at=1,
+    end=9,
+    max_bytes=1,
+    at_least_one=True,
+    tail=0,
+)
+@example(
+    sizes=[1, 2, 3], is_sealed=True, at=2, end=9, max_bytes=1, at_least_one=True, tail=5
+)
+@example(
+    sizes=[1, 2, 3],
+    is_sealed=False,
+    at=0,
+    end=1,
+    max_bytes=1,
+    at_least_one=True,
+    tail=5,
+)
+@example(
+    sizes=[1, 2, 3], is_sealed=True, at=3, end=9, max_bytes=1, at_least_one=True, tail=5
+)
+@example(
+    sizes=[1, 2, 3],
+    is_sealed=False,
+    at=3,
+    end=9,
+    max_bytes=1,
+    at_least_one=True,
+    tail=5,
+)
 def test_a_fetch_gets_as_many_whole_batches_as_fit(
-    sizes: list[int], is_sealed: bool, at: int, end: int, max_bytes: int, at_least_one: bool, tail: int
+    sizes: list[int],
+    is_sealed: bool,
+    at: int,
+    end: int,
+    max_bytes: int,
+    at_least_one: bool,
+    tail: int,
 ) -> None:
     """Of one segment, behind which may stand a batch that is not whole."""
     at_least_one &= max_bytes > 0
@@ -476,11 +667,15 @@ def test_a_fetch_gets_as_many_whole_batches_as_fit(
     want = b""
     for batch in batches[slot:]:
         is_first_of_all = at_least_one and not want
-        if batch.last_offset >= end or (len(want) + batch.size_bytes > max_bytes and not is_first_of_all):
+        if batch.last_offset >= end or (
+            len(want) + batch.size_bytes > max_bytes and not is_first_of_all
+        ):
             break
         want += batch.data
     position = [*(batch.position for batch in batches), len(data)][slot]
-    found, is_all = segment.stored(position, max_bytes, end, at_least_one, lambda facts: None)
+    found, is_all = segment.stored(
+        position, max_bytes, end, at_least_one, lambda facts: None
+    )
     assert (bytes(found), is_all) == (want, position + len(want) == len(data) + tail)
 
 
@@ -489,7 +684,10 @@ def test_a_fetch_gets_as_many_whole_batches_as_fit(
     step_bytes=st.integers(1, 400),
     start=st.integers(0, 10),
     stop=st.none() | st.integers(0, 11),
-    damage=st.none() | st.tuples(st.integers(0, 9), st.sampled_from([8, 16, 61]), st.sampled_from([0x01, 0x80])),
+    damage=st.none()
+    | st.tuples(
+        st.integers(0, 9), st.sampled_from([8, 16, 61]), st.sampled_from([0x01, 0x80])
+    ),
     crc=st.booleans(),
 )
 def test_a_walk_in_steps_sees_what_a_walk_over_a_mapping_sees(
@@ -500,10 +698,14 @@ def test_a_walk_in_steps_sees_what_a_walk_over_a_mapping_sees(
     damage: tuple[int, int, int] | None,
     crc: bool,
 ) -> None:
-    """However little is read at once, up to any batch, and as far as damage: of a length, of a magic, of a record."""
+    """However little is read at once, up to any batch, and as far as damage: of a
+    length, of a magic, of a record.
+    """
 
     def walked(segment: Segment) -> tuple[list[Any], int, int]:
-        steps = list(segment.walk(positions[begin], crc=crc, stop=until, step_bytes=step_bytes))
+        steps = list(
+            segment.walk(positions[begin], crc=crc, stop=until, step_bytes=step_bytes)
+        )
         return [row for facts, _, _ in steps for row in facts.tolist()], *steps[-1][1:]
 
     data = bytearray()
@@ -522,19 +724,38 @@ def test_a_walk_in_steps_sees_what_a_walk_over_a_mapping_sees(
     if damage is None:
         rows, position, why = growing
         end = len(data) if until is None else until
-        assert [row[0] for row in rows] == [one for one in positions[:-1] if positions[begin] <= one < end]
+        assert [row[0] for row in rows] == [
+            one for one in positions[:-1] if positions[begin] <= one < end
+        ]
         assert (position, why) == (end, layout.WALK_END)
 
 
 @given(
     counts=st.lists(st.integers(1, 3), min_size=1, max_size=10),
     base=st.sampled_from([0, 1_000]),
-    index=st.none() | st.lists(st.tuples(st.integers(0, 9), st.sampled_from([0, 0, 0, 1, -1])), max_size=5),
-    lengths=st.lists(st.tuples(st.integers(0, 10), st.sampled_from([0, 0, 11, 40])), max_size=5),
+    index=st.none()
+    | st.lists(
+        st.tuples(st.integers(0, 9), st.sampled_from([0, 0, 0, 1, -1])), max_size=5
+    ),
+    lengths=st.lists(
+        st.tuples(st.integers(0, 10), st.sampled_from([0, 0, 11, 40])), max_size=5
+    ),
     seek_bytes=st.sampled_from([61, 100, 300]),
 )
-@example(counts=[1] * 9, base=1_000, index=[(2, 0), (4, 0), (7, 0)], lengths=[(9, 0), (3, 0), (6, 11)], seek_bytes=61)
-@example(counts=[3] * 9, base=0, index=[(2, 0), (4, 1), (7, -1)], lengths=[(9, 0), (3, 0), (6, 11)], seek_bytes=300)
+@example(
+    counts=[1] * 9,
+    base=1_000,
+    index=[(2, 0), (4, 0), (7, 0)],
+    lengths=[(9, 0), (3, 0), (6, 11)],
+    seek_bytes=61,
+)
+@example(
+    counts=[3] * 9,
+    base=0,
+    index=[(2, 0), (4, 1), (7, -1)],
+    lengths=[(9, 0), (3, 0), (6, 11)],
+    seek_bytes=300,
+)
 def test_a_growing_segment_finds_what_is_there(
     counts: list[int],
     base: int,
@@ -542,10 +763,11 @@ def test_a_growing_segment_finds_what_is_there(
     lengths: list[tuple[int, int]],
     seek_bytes: int,
 ) -> None:
-    """However little is read at once, whatever its index says, and however often it grew, was cut, or ends torn.
+    """However little is read at once, whatever its index says, and however often it
+    grew, was cut, or ends torn.
 
-    index: the slots of batches that have entries, and how far these are wrong. lengths: how many batches are there, and
-    how many bytes of the next.
+    index: the slots of batches that have entries, and how far these are wrong. lengths:
+    how many batches are there, and how many bytes of the next.
     """
     name = f"t-0/{base:020d}"
     data = b""
@@ -562,7 +784,11 @@ def test_a_growing_segment_finds_what_is_there(
     ]
     disk = SimulatedDisk({f"{name}.log": b""})
     if index is not None:
-        disk.put(f"{name}.index", b"".join(struct.pack(">ii", *entry) for entry in sorted(entries)) + bytes(16))
+        disk.put(
+            f"{name}.index",
+            b"".join(struct.pack(">ii", *entry) for entry in sorted(entries))
+            + bytes(16),
+        )
     segment = GrowingSegment(disk, "t-0", base)
     handle = disk.open(f"{name}.log", write=True)
     with pytest.MonkeyPatch.context() as patch:
@@ -576,13 +802,23 @@ def test_a_growing_segment_finds_what_is_there(
             assert segment.next_offset() == (there[-1][0] + 1 if there else base)
             for offset in range(base - 1, end + 2):
                 starts = [0, *(after for _, after in there)]
-                found = next((at for at, (last, _) in enumerate(there) if last >= offset), len(there))
+                found = next(
+                    (at for at, (last, _) in enumerate(there) if last >= offset),
+                    len(there),
+                )
                 assert segment.find(offset) == starts[found] or (
                     torn and found == len(there) and segment.find(offset) >= size
                 )
                 one = segment.read_one(offset, segment.next_offset(), True)
-                assert isinstance(one, int) or one.offset == max(offset, base) <= there[-1][0]
-                if found < len(there) and starts[found + 1] <= seek_bytes and not entries:
+                assert (
+                    isinstance(one, int)
+                    or one.offset == max(offset, base) <= there[-1][0]
+                )
+                if (
+                    found < len(there)
+                    and starts[found + 1] <= seek_bytes
+                    and not entries
+                ):
                     assert not isinstance(one, int), "what is read at once has it"
                 if found < len(there) and not entries:
                     assert segment.batch(starts[found]).last_offset == there[found][0]  # type: ignore[union-attr]
@@ -600,21 +836,30 @@ class Counting(SimulatedDisk):
         return super().map(handle, size)
 
 
-def test_what_is_fetched_from_the_growing_segment_is_mapped_once_until_it_has_grown() -> None:
+def test_what_is_fetched_from_the_growing_segment_is_mapped_once_until_it_has_grown() -> (
+    None
+):
     disk = Counting()
     with logcore.open("t-0", create=True, durability="os", fs=disk) as log:
         for at in range(10):
             log.append(b"%d" % at * 50_000)
         data = disk.content(f"t-0/{0:020d}.log")
         for start in (0, 1, 2):
-            assert b"".join(log.stored(start, max_bytes=1 << 20)) == data[len(data) // 10 * start :]
+            assert (
+                b"".join(log.stored(start, max_bytes=1 << 20))
+                == data[len(data) // 10 * start :]
+            )
         assert disk.maps == 1
         log.append(b"more" * 50_000)
-        assert b"".join(log.stored(0, max_bytes=1 << 20)) == disk.content(f"t-0/{0:020d}.log")
+        assert b"".join(log.stored(0, max_bytes=1 << 20)) == disk.content(
+            f"t-0/{0:020d}.log"
+        )
         assert disk.maps == 2
 
 
-def test_single_reads_map_the_growing_segment_again_when_it_has_grown_by_an_eighth() -> None:
+def test_single_reads_map_the_growing_segment_again_when_it_has_grown_by_an_eighth() -> (
+    None
+):
     disk = Counting()
     with logcore.open("t-0", create=True, durability="os", fs=disk) as log:
         log.append_many([(None, b"%d" % at * 1_000) for at in range(10)] * 100)
@@ -640,7 +885,9 @@ class Unreadable(SimulatedDisk):
 
 
 def test_what_cannot_be_read_is_not_sent_and_what_lies_beside_it_is() -> None:
-    """Of a sealed segment, whose mapping is read in parts before it is sent for the first time."""
+    """Of a sealed segment, whose mapping is read in parts before it is sent for the
+    first time.
+    """
     size = 300_000
     disk = Unreadable()
     with logcore.open("t-0", create=True, durability="os", fs=disk) as log:
@@ -657,13 +904,21 @@ def test_what_cannot_be_read_is_not_sent_and_what_lies_beside_it_is() -> None:
             assert met.value.position == step
         assert b"".join(log.stored(2, 3, max_bytes=step)) == data[2 * step :]
         disk.lost = b""
-        assert b"".join(log.stored(1, 2, max_bytes=step)) == data[step : 2 * step], "asked again"
+        assert b"".join(log.stored(1, 2, max_bytes=step)) == data[step : 2 * step], (
+            "asked again"
+        )
         disk.lost = b"lost"
-        assert b"".join(log.stored(1, 2, max_bytes=step)) == data[step : 2 * step], "read once already"
+        assert b"".join(log.stored(1, 2, max_bytes=step)) == data[step : 2 * step], (
+            "read once already"
+        )
 
 
-def test_a_sealed_file_that_became_shorter_is_not_sent_and_one_that_was_replaced_is() -> None:
-    """Pages of the mapping may be gone that were read before. The replaced file has all of its pages still."""
+def test_a_sealed_file_that_became_shorter_is_not_sent_and_one_that_was_replaced_is() -> (
+    None
+):
+    """Pages of the mapping may be gone that were read before. The replaced file has all
+    of its pages still.
+    """
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, durability="os", fs=disk) as log:
         log.append(b"1")
@@ -688,9 +943,13 @@ def test_a_sealed_file_that_became_shorter_is_not_sent_and_one_that_was_replaced
 
 
 @pytest.mark.parametrize("suffix", [".log", ".index", ".timeindex"])
-def test_zeros_in_the_place_of_what_cannot_be_read_are_not_called_damage(suffix: str) -> None:
+def test_zeros_in_the_place_of_what_cannot_be_read_are_not_called_damage(
+    suffix: str,
+) -> None:
     disk = Unreadable()
-    with logcore.open("t-0", create=True, config={"index.interval.bytes": 0}, fs=disk) as log:
+    with logcore.open(
+        "t-0", create=True, config={"index.interval.bytes": 0}, fs=disk
+    ) as log:
         for at in range(3):
             log.append(b"%d" % at * 50, timestamp_ms=T0 + at)
     files = disk.files()
@@ -702,16 +961,24 @@ def test_zeros_in_the_place_of_what_cannot_be_read_are_not_called_damage(suffix:
         disk.lost = lost
         with logcore.open("t-0", read_only=True, fs=disk) as log:
             assert log.offset_for_timestamp(T0 + 1) == 1  # the indexes are mapped now
-            with pytest.raises(logcore.StorageReadError if lost else logcore.CorruptBatchError) as met:
+            with pytest.raises(
+                logcore.StorageReadError if lost else logcore.CorruptBatchError
+            ) as met:
                 list(log.read(0))
             assert str(met.value.path).endswith(f"{0:020d}.log")
 
 
 @pytest.mark.parametrize("is_mapped", [True, False])
-def test_a_sealed_segment_knows_its_newest_time_without_its_index(is_mapped: bool) -> None:
-    """And one that is read in pieces, for a process that may not map it, believes the index as far as batches do."""
+def test_a_sealed_segment_knows_its_newest_time_without_its_index(
+    is_mapped: bool,
+) -> None:
+    """And one that is read in pieces, for a process that may not map it, believes the
+    index as far as batches do.
+    """
     disk = SimulatedDisk()
-    with logcore.open("t-0", create=True, config={"index.interval.bytes": 0}, fs=disk) as log:
+    with logcore.open(
+        "t-0", create=True, config={"index.interval.bytes": 0}, fs=disk
+    ) as log:
         for ms in (5, 9, 7):
             log.append(b"x", timestamp_ms=T0 + ms)
         log.roll()
@@ -729,9 +996,13 @@ def test_a_sealed_segment_knows_its_newest_time_without_its_index(is_mapped: boo
             assert reader.newest() == (1, T0 + 9)
 
 
-@pytest.mark.parametrize("damage", ["missing", "empty", "zeros", "random", "shifted", "moved"])
+@pytest.mark.parametrize(
+    "damage", ["missing", "empty", "zeros", "random", "shifted", "moved"]
+)
 def test_a_broken_index_costs_time_only(partition: Path, damage: str) -> None:
-    with logcore.open(partition, create=True, config={**SMALL, "segment.bytes": 3000}) as log:
+    with logcore.open(
+        partition, create=True, config={**SMALL, "segment.bytes": 3000}
+    ) as log:
         log.append_many([(None, b"%d" % at, (), T0 + at) for at in range(300)])
         want = list(log.read(0))
     rng = np.random.default_rng(5)
@@ -765,15 +1036,21 @@ def test_offset_for_timestamp_is_the_first_record_as_young(
 ) -> None:
     partition = tmp_path_factory.mktemp("times") / "orders-0"
     rng = np.random.default_rng(seed)
-    with logcore.open(partition, create=True, config={**SMALL, "segment.ms": 1 << 60}, durability="os") as log:
+    with logcore.open(
+        partition, create=True, config={**SMALL, "segment.ms": 1 << 60}, durability="os"
+    ) as log:
         at = 0
         while at < len(times):
             step = int(rng.integers(1, 5))
-            log.append_many([(None, b"x", (), T0 + time) for time in times[at : at + step]])
+            log.append_many(
+                [(None, b"x", (), T0 + time) for time in times[at : at + step]]
+            )
             at += step
         for log_ in (log, logcore.open(partition, read_only=True)):
             for time in range(-1, 42):
-                want = next((at for at, other in enumerate(times) if other >= time), None)
+                want = next(
+                    (at for at, other in enumerate(times) if other >= time), None
+                )
                 assert log_.offset_for_timestamp(T0 + time) == want, time
             if log_ is not log:
                 log_.close()

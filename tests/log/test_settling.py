@@ -35,7 +35,9 @@ class Told:
 
     def append(self, number: int, *logs: Log) -> None:
         ends = {log: log.append(b"v").last_offset + 1 for log in logs}
-        self.settling.add(ends, lambda failures: self.heard.append((number, dict(failures))))
+        self.settling.add(
+            ends, lambda failures: self.heard.append((number, dict(failures)))
+        )
 
 
 def test_an_append_is_told_once_it_is_on_disk(log: Log) -> None:
@@ -53,7 +55,9 @@ def test_an_append_to_no_log_is_told_at_once() -> None:
     assert told.heard == [(1, {})]
 
 
-def test_an_append_behind_the_sync_of_another_waits_for_the_next(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_append_behind_the_sync_of_another_waits_for_the_next(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Found by threads under load: it was taken for one that a truncation had removed."""
     told = Told()
     told.append(1, log)
@@ -72,8 +76,12 @@ def test_an_append_behind_the_sync_of_another_waits_for_the_next(log: Log, monke
     assert log.durable_end_offset == 2
 
 
-def test_nobody_waits_for_what_others_add_meanwhile(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 threads that committed waited for one another, and shared no sync: each sync found one append."""
+def test_nobody_waits_for_what_others_add_meanwhile(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 threads that committed waited for one another, and shared no sync: each sync
+    found one append.
+    """
     told = Told()
     told.append(0, log)
     flush = log.flush
@@ -101,13 +109,17 @@ def test_what_an_append_leads_to_is_waited_for(log: Log) -> None:
             end = log.append(b"v").last_offset + 1
             told.settling.add({log: end}, lambda failures: go_on(left - 1))
 
-    told.settling.add({log: log.append(b"v").last_offset + 1}, lambda failures: go_on(2))
+    told.settling.add(
+        {log: log.append(b"v").last_offset + 1}, lambda failures: go_on(2)
+    )
     told.settling.settle()
     assert told.heard == [(2, {}), (1, {}), (0, {})]
     assert log.durable_end_offset == 3
 
 
-def test_a_sync_that_fails_is_told_to_those_who_waited_for_it(disk: SimulatedDisk, log: Log) -> None:
+def test_a_sync_that_fails_is_told_to_those_who_waited_for_it(
+    disk: SimulatedDisk, log: Log
+) -> None:
     told = Told()
     with logcore.open("/u-0", create=True, durability="os", fs=disk) as other:
         told.append(1, log, other)

@@ -16,15 +16,25 @@ from logcore.recordbatch import encode
 from logcore.testing import SimulatedDisk
 from support.logs import SMALL, T0, segments, values
 
-# -- shortening ----------------------------------------------------------------------------------------------------
+# -- shortening
+# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("codec", ["uncompressed", "zstd"])
-def test_truncating_anywhere_keeps_exactly_what_is_below(tmp_path: Path, codec: str) -> None:
+def test_truncating_anywhere_keeps_exactly_what_is_below(
+    tmp_path: Path, codec: str
+) -> None:
     for offset in range(0, 41, 3):
         partition = tmp_path / f"t-{offset}"
-        with logcore.open(partition, create=True, config={**SMALL, "compression.type": codec}) as log:
-            log.append_many([(b"k%d" % at, b"%d" % at, (("h", b"%d" % at),), T0 + at) for at in range(40)])
+        with logcore.open(
+            partition, create=True, config={**SMALL, "compression.type": codec}
+        ) as log:
+            log.append_many(
+                [
+                    (b"k%d" % at, b"%d" % at, (("h", b"%d" % at),), T0 + at)
+                    for at in range(40)
+                ]
+            )
             log.truncate(offset)
             assert (log.log_end_offset, log.high_watermark) == (offset, offset)
             assert values(log) == [b"%d" % at for at in range(offset)]
@@ -36,15 +46,26 @@ def test_truncating_anywhere_keeps_exactly_what_is_below(tmp_path: Path, codec: 
         assert not list(partition.glob("*.tmp"))
 
 
-def test_a_reader_of_a_growing_segment_notices_when_other_batches_stand_there(partition: Path) -> None:
-    """A crash has taken batches that a reader elsewhere saw under `os`, and others were appended in their place."""
+def test_a_reader_of_a_growing_segment_notices_when_other_batches_stand_there(
+    partition: Path,
+) -> None:
+    """A crash has taken batches that a reader elsewhere saw under `os`, and others were
+    appended in their place.
+    """
 
     def batch(base: int, size: int) -> bytes:
-        tries = (encode([(None, b"%d" % base * count)], base_offset=base, leader_epoch=0) for count in range(size))
+        tries = (
+            encode([(None, b"%d" % base * count)], base_offset=base, leader_epoch=0)
+            for count in range(size)
+        )
         return next(data for data in tries if len(data) == size)
 
     def found() -> list[tuple[int, int]]:
-        return [(one.base_offset, one.size_bytes) for one in reader.batches(0) if one.records()]
+        return [
+            (one.base_offset, one.size_bytes)
+            for one in reader.batches(0)
+            if one.records()
+        ]
 
     partition.mkdir(parents=True)
     file = partition / f"{0:020d}.log"
@@ -55,7 +76,10 @@ def test_a_reader_of_a_growing_segment_notices_when_other_batches_stand_there(pa
             (100, [(0, 100)]),
             (100, [(0, 100), (1, 200)]),
             (300, [(0, 100), (1, 200), (2, 100), (3, 100)]),
-            (100, [(0, 100), (1, 200), (2, 200), (3, 100)]),  # where the last look ended another batch begins
+            (
+                100,
+                [(0, 100), (1, 200), (2, 200), (3, 100)],
+            ),  # where the last look ended another batch begins
         ):
             os.truncate(file, kept)
             for base, size in now[1 if kept == 100 else 2 :]:
@@ -66,7 +90,9 @@ def test_a_reader_of_a_growing_segment_notices_when_other_batches_stand_there(pa
             assert reader.log_end_offset == len(now)
 
 
-def test_a_reader_is_told_when_what_it_wants_to_read_was_removed(partition: Path) -> None:
+def test_a_reader_is_told_when_what_it_wants_to_read_was_removed(
+    partition: Path,
+) -> None:
     config = {"file.delete.delay.ms": 0}
     with logcore.open(partition, create=True, config=config) as log:
         for at in range(3):
@@ -76,13 +102,19 @@ def test_a_reader_is_told_when_what_it_wants_to_read_was_removed(partition: Path
             log.delete_records(2)
             log.tick()
             assert segments(partition) == [2, 3]
-            with pytest.raises(logcore.OffsetOutOfRangeError, match="removed by its writer"):
+            with pytest.raises(
+                logcore.OffsetOutOfRangeError, match="removed by its writer"
+            ):
                 list(reader.read(0))
             assert [record.value for record in reader.read(2)] == [b"2"]
 
 
-def test_what_a_reader_has_mapped_is_sent_though_its_file_was_removed(partition: Path) -> None:
-    with logcore.open(partition, create=True, config={"file.delete.delay.ms": 0}) as log:
+def test_what_a_reader_has_mapped_is_sent_though_its_file_was_removed(
+    partition: Path,
+) -> None:
+    with logcore.open(
+        partition, create=True, config={"file.delete.delay.ms": 0}
+    ) as log:
         for at in range(3):
             log.append(b"%d" % at)
             log.roll()
@@ -96,7 +128,9 @@ def test_what_a_reader_has_mapped_is_sent_though_its_file_was_removed(partition:
 
 
 def test_a_seal_of_another_file_is_not_believed(partition: Path) -> None:
-    """It says that a segment follows; of a file that was put in the place of the sealed one, that is not known."""
+    """It says that a segment follows; of a file that was put in the place of the sealed
+    one, that is not known.
+    """
     with logcore.open(partition, create=True) as log:
         log.append(b"x")
         log.roll()
@@ -126,17 +160,28 @@ def test_a_reader_follows_a_truncation_into_an_earlier_segment(partition: Path) 
             assert values(reader) == [b"0", b"new"]
             assert reader.times_truncated == 1
             shape = reader.statistics()
-            assert (shape.segments, shape.log_end_offset, shape.appends, shape.syncs) == (
+            assert (
+                shape.segments,
+                shape.log_end_offset,
+                shape.appends,
+                shape.syncs,
+            ) == (
                 len(segments(partition)),
                 2,
                 0,
                 0,
             )
-            assert shape.size_bytes == sum(file.stat().st_size for file in partition.glob("*.log"))
+            assert shape.size_bytes == sum(
+                file.stat().st_size for file in partition.glob("*.log")
+            )
 
 
-def test_a_reader_of_a_file_that_became_shorter_comes_to_an_end(partition: Path) -> None:
-    """Its writer takes back an append that was interrupted: what the reader knows of the size is too much."""
+def test_a_reader_of_a_file_that_became_shorter_comes_to_an_end(
+    partition: Path,
+) -> None:
+    """Its writer takes back an append that was interrupted: what the reader knows of
+    the size is too much.
+    """
     calls: list[Callable[[logcore.Log], object]] = [
         lambda reader: list(reader.read(0)),
         lambda reader: list(reader.read(0, isolation="read_committed")),
@@ -160,8 +205,12 @@ def test_a_reader_of_a_file_that_became_shorter_comes_to_an_end(partition: Path)
             (partition / f"{0:020d}.log").write_bytes(data)
 
 
-def test_a_reader_of_a_growing_segment_looks_at_the_index_again(partition: Path) -> None:
-    with logcore.open(partition, create=True, config={"index.interval.bytes": 10_000}) as log:
+def test_a_reader_of_a_growing_segment_looks_at_the_index_again(
+    partition: Path,
+) -> None:
+    with logcore.open(
+        partition, create=True, config={"index.interval.bytes": 10_000}
+    ) as log:
         log.append(b"first")
         with logcore.open(partition, read_only=True) as reader:
             assert reader.get(0).value == b"first"
@@ -176,19 +225,28 @@ def test_a_reader_of_a_growing_segment_looks_at_the_index_again(partition: Path)
             assert reader.refresh()
             (segment,) = segments_between(reader, 0, 200)
             assert reader.get(199).value == b"199" * 5_000
-            assert len(segment.offset_index) > 100, "without it each lookup would walk three megabytes"
+            assert len(segment.offset_index) > 100, (
+                "without it each lookup would walk three megabytes"
+            )
 
 
 def test_what_a_reader_takes_of_a_growing_segment_is_a_copy(partition: Path) -> None:
-    """Its writer may shorten the files, after which a mapping of them would end the process."""
-    with logcore.open(partition, create=True, config={"index.interval.bytes": 0}) as log:
+    """Its writer may shorten the files, after which a mapping of them would end the
+    process.
+    """
+    with logcore.open(
+        partition, create=True, config={"index.interval.bytes": 0}
+    ) as log:
         for at in range(10):
             log.append(b"x" * 1_000, timestamp_ms=T0 + at)
         log.writer.active.offer_indexes()
         with logcore.open(partition, read_only=True) as reader:
             (segment,) = segments_between(reader, 0, 10)
             taken = segment.view(), segment.offset_index.data, segment.time_index.data
-            files = [partition / f"{0:020d}{suffix}" for suffix in (".log", ".index", ".timeindex")]
+            files = [
+                partition / f"{0:020d}{suffix}"
+                for suffix in (".log", ".index", ".timeindex")
+            ]
             before = [file.read_bytes() for file in files]
             for file in files:
                 os.truncate(file, 0)
@@ -217,8 +275,12 @@ def test_damage_that_may_hide_a_time_is_an_error(partition: Path, sealed: bool) 
         assert met.value.position == 100
 
 
-def test_what_was_checked_before_a_truncation_says_nothing_of_what_came_since(partition: Path) -> None:
-    """A search by time checks the batches of the active segment once, up to where it came."""
+def test_what_was_checked_before_a_truncation_says_nothing_of_what_came_since(
+    partition: Path,
+) -> None:
+    """A search by time checks the batches of the active segment once, up to where it
+    came.
+    """
     with logcore.open(partition, create=True) as log:
         for at in range(5):
             log.append(b"%d" % at, timestamp_ms=T0 + at)
@@ -245,11 +307,15 @@ def test_truncating_outside_the_log_is_refused(partition: Path) -> None:
             with pytest.raises(logcore.OffsetOutOfRangeError):
                 log.truncate(offset)
         log.truncate(1)
-        assert (log.log_end_offset, log.times_truncated) == (1, 0), "nothing is cut at the end"
+        assert (log.log_end_offset, log.times_truncated) == (1, 0), (
+            "nothing is cut at the end"
+        )
 
 
 @pytest.mark.parametrize("policy", ["group", "always"])
-def test_what_comes_behind_a_truncation_is_not_shown_before_it_is_on_disk(policy: str) -> None:
+def test_what_comes_behind_a_truncation_is_not_shown_before_it_is_on_disk(
+    policy: str,
+) -> None:
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, durability=policy, fs=disk) as log:
         for _ in range(3):
@@ -263,7 +329,9 @@ def test_what_comes_behind_a_truncation_is_not_shown_before_it_is_on_disk(policy
             assert values(reader) == values(log) == [b"gone", b"new"]
 
 
-def test_deleting_records_moves_the_start_and_frees_whole_segments(partition: Path) -> None:
+def test_deleting_records_moves_the_start_and_frees_whole_segments(
+    partition: Path,
+) -> None:
     with logcore.open(partition, create=True, config={"segment.bytes": 250}) as log:
         for at in range(8):
             log.append(b"%d" % at * 32)
@@ -273,7 +341,9 @@ def test_deleting_records_moves_the_start_and_frees_whole_segments(partition: Pa
         assert segments(partition) == [4, 6]
         assert log.delete_records(3) == 5
         assert [record.offset for record in log.read(5)] == [5, 6, 7]
-        assert [first.offset, *(record.offset for record in iterator)] == list(range(8)), "readers keep what they hold"
+        assert [first.offset, *(record.offset for record in iterator)] == list(
+            range(8)
+        ), "readers keep what they hold"
         with pytest.raises(logcore.OffsetOutOfRangeError):
             log.read(4)
         for outside in (-1, 9):

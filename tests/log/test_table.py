@@ -18,14 +18,22 @@ COMPACT: dict[str, Any] = {"cleanup.policy": "compact", "segment.bytes": 400}
 @pytest.mark.parametrize("seed", range(20))
 def test_a_table_is_a_dict_of_the_log(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
-    with logcore.open(tmp_path / "t-0", create=True, config=COMPACT, durability="os") as log:
+    with logcore.open(
+        tmp_path / "t-0", create=True, config=COMPACT, durability="os"
+    ) as log:
         table = log.table()
         other = log.table()
         rows: list[tuple[bytes, bytes | None]] = []
         for _ in range(60):
             action = rng.choice(["append"] * 6 + ["compact", "truncate", "late"])
             if action == "append":
-                new = [(b"k%d" % rng.randrange(9), rng.choice([None, b"%d" % rng.randrange(99)])) for _ in range(5)]
+                new = [
+                    (
+                        b"k%d" % rng.randrange(9),
+                        rng.choice([None, b"%d" % rng.randrange(99)]),
+                    )
+                    for _ in range(5)
+                ]
                 log.append_many(new)
                 rows += new
             elif action == "compact":
@@ -33,13 +41,17 @@ def test_a_table_is_a_dict_of_the_log(tmp_path: Path, seed: int) -> None:
                 clean(log, force=True)
             elif action == "truncate":
                 cut = rng.randrange(max(0, len(rows) - 6), len(rows) + 1)
-                if cut > log._state.segments[-1].base_offset:  # below, what compaction took is not in the rows
+                if (
+                    cut > log._state.segments[-1].base_offset
+                ):  # below, what compaction took is not in the rows
                     log.truncate(cut)
                     del rows[cut:]
             else:
                 other = log.table()
             expected = {key: value for key, value in rows if True}
-            expected = {key: value for key, value in expected.items() if value is not None}
+            expected = {
+                key: value for key, value in expected.items() if value is not None
+            }
             assert table.snapshot() == expected == dict(other)
             assert len(table) == len(expected) and set(table) == set(expected)
             assert table.offset == len(rows)
@@ -69,13 +81,19 @@ def test_records_deleted_before_they_were_seen(tmp_path: Path) -> None:
         log.append(b"2", key=b"b")
         log.append(b"3", key=b"c")
         log.delete_records(2)
-        assert dict(table) == {b"c": b"3"}, "built again: records that it had not read were deleted"
+        assert dict(table) == {b"c": b"3"}, (
+            "built again: records that it had not read were deleted"
+        )
 
 
 def test_committed_records_only(tmp_path: Path) -> None:
     with logcore.open(tmp_path / "t-0", create=True) as log:
         table = log.table(isolation="read_committed")
-        more: dict[str, Any] = {"producer_id": 5, "producer_epoch": 0, "transactional": True}
+        more: dict[str, Any] = {
+            "producer_id": 5,
+            "producer_epoch": 0,
+            "transactional": True,
+        }
         log.append_batch(encode([(b"a", b"1")], base_sequence=0, **more))
         assert dict(table) == {}
         log.end_transaction(5, 0, commit=True)
@@ -91,9 +109,13 @@ def test_the_partitions_of_a_topic_are_one_table(tmp_path: Path) -> None:
         logdir.create_topic("t", partitions=3)
         table = logdir.table("t")
         for number in range(30):
-            logdir.partition("t", number % 3).append(b"%d" % number, key=b"k%d" % number)
+            logdir.partition("t", number % 3).append(
+                b"%d" % number, key=b"k%d" % number
+            )
         assert table[b"k17"] == b"17" and len(table) == 30
-        assert sorted(table.items()) == sorted((b"k%d" % number, b"%d" % number) for number in range(30))
+        assert sorted(table.items()) == sorted(
+            (b"k%d" % number, b"%d" % number) for number in range(30)
+        )
         assert table.refresh() == [10, 10, 10]
         with pytest.raises(logcore.TopicNotFoundError):
             logdir.table("other")

@@ -1,4 +1,6 @@
-"""A topic read and appended to as one table: always what its partitions hold, each in order."""
+"""A topic read and appended to as one table: always what its partitions hold, each in
+order.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +37,26 @@ def directory(tmp_path: Path) -> Iterator[logcore.LogDir]:
 
 
 def fill(directory: logcore.LogDir, seed: int) -> None:
-    """Records with keys and without, times that jump, an aborted transaction, and a log start above 0."""
+    """Records with keys and without, times that jump, an aborted transaction, and a log
+    start above 0.
+    """
     rng = random.Random(seed)
     for at in range(rng.randrange(20, 200)):
         key = rng.choice([None, b"k%d" % rng.randrange(9)])
-        directory.append("orders", b"v%d" % at, key=key, timestamp_ms=T0 + 100 * at + rng.randrange(-300, 300))
+        directory.append(
+            "orders",
+            b"v%d" % at,
+            key=key,
+            timestamp_ms=T0 + 100 * at + rng.randrange(-300, 300),
+        )
     log = directory.partition("orders", rng.randrange(3))
     batch = logcore.recordbatch.encode(
-        [(b"k", b"aborted")], producer_id=5, producer_epoch=0, base_sequence=0, transactional=True, now_ms=T0
+        [(b"k", b"aborted")],
+        producer_id=5,
+        producer_epoch=0,
+        base_sequence=0,
+        transactional=True,
+        now_ms=T0,
     )
     log.append_batch(batch)
     log.end_transaction(5, 0, commit=False)
@@ -50,21 +64,36 @@ def fill(directory: logcore.LogDir, seed: int) -> None:
 
 
 def expected(
-    directory: logcore.LogDir, number: int, start: int | None = None, end: int | None = None, **more: Any
+    directory: logcore.LogDir,
+    number: int,
+    start: int | None = None,
+    end: int | None = None,
+    **more: Any,
 ) -> list[logcore.TopicRecord]:
     log = directory.partition("orders", number)
     first = log.log_start_offset if start is None else start
-    return [logcore.TopicRecord("orders", number, *record) for record in log.read(first, end, **more)]
+    return [
+        logcore.TopicRecord("orders", number, *record)
+        for record in log.read(first, end, **more)
+    ]
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_topic_is_its_partitions(directory: logcore.LogDir, seed: int) -> None:
     fill(directory, seed)
     for isolation in ("read_uncommitted", "read_committed"):
-        rows = [row for number in range(3) for row in expected(directory, number, isolation=isolation)]
+        rows = [
+            row
+            for number in range(3)
+            for row in expected(directory, number, isolation=isolation)
+        ]
         assert list(directory.read("orders", isolation=isolation)) == rows  # type: ignore[arg-type]
         columns = list(directory.scan("orders", isolation=isolation))  # type: ignore[arg-type]
-        found = [(part.topic, part.partition, *record) for part in columns for record in part.records()]
+        found = [
+            (part.topic, part.partition, *record)
+            for part in columns
+            for record in part.records()
+        ]
         assert found == rows
         table = directory.scan("orders", isolation=isolation).to_table()  # type: ignore[arg-type]
         assert table.column("topic").to_pylist() == ["orders"] * len(rows)
@@ -74,17 +103,27 @@ def test_a_topic_is_its_partitions(directory: logcore.LogDir, seed: int) -> None
     merged = list(directory.read("orders", order="time"))
     assert sorted(merged) == sorted(directory.read("orders"))
     for number in range(3):  # each partition stays in the order of its offsets
-        assert [row for row in merged if row.partition == number] == expected(directory, number)
+        assert [row for row in merged if row.partition == number] == expected(
+            directory, number
+        )
 
 
-def test_records_merged_by_time_rise_where_each_partition_does(directory: logcore.LogDir) -> None:
+def test_records_merged_by_time_rise_where_each_partition_does(
+    directory: logcore.LogDir,
+) -> None:
     for at in range(30):
-        directory.append("orders", b"%d" % at, partition=at * 7 % 3, timestamp_ms=T0 + at)
-    assert [row.value for row in directory.read("orders", order="time")] == [b"%d" % at for at in range(30)]
+        directory.append(
+            "orders", b"%d" % at, partition=at * 7 % 3, timestamp_ms=T0 + at
+        )
+    assert [row.value for row in directory.read("orders", order="time")] == [
+        b"%d" % at for at in range(30)
+    ]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_positions_by_time_and_by_partition(directory: logcore.LogDir, seed: int) -> None:
+def test_positions_by_time_and_by_partition(
+    directory: logcore.LogDir, seed: int
+) -> None:
     fill(directory, seed)
     rng = random.Random(seed)
     topic = directory.topic("orders")
@@ -93,27 +132,46 @@ def test_positions_by_time_and_by_partition(directory: logcore.LogDir, seed: int
     for number in topic.partitions:
         log = topic.partition(number)
         bounds = [log.offset_for_timestamp(time) for time in (since, until)]
-        rows += expected(directory, number, *(log.high_watermark if one is None else one for one in bounds))
+        rows += expected(
+            directory,
+            number,
+            *(log.high_watermark if one is None else one for one in bounds),
+        )
     assert list(topic.read(moment(since), moment(until))) == rows
-    ends = {number: topic.partition(number).high_watermark for number in topic.partitions}
+    ends = {
+        number: topic.partition(number).high_watermark for number in topic.partitions
+    }
     starts = {1: max(topic.partition(1).log_start_offset, ends[1] - 3)}
     assert list(topic.read(starts, partitions=[1])) == expected(directory, 1, starts[1])
     whole = [row for number in (2, 0) for row in expected(directory, number)]
     assert list(topic.read(starts, ends, partitions=[2, 0])) == whole
-    found = topic.scan(starts, {1: ends[1] - 1}, partitions=[1], columns=["offset"]).to_table()
+    found = topic.scan(
+        starts, {1: ends[1] - 1}, partitions=[1], columns=["offset"]
+    ).to_table()
     assert found.column_names == ["offset"]
-    assert found.column("offset").to_pylist() == [row.offset for row in expected(directory, 1, starts[1], ends[1] - 1)]
+    assert found.column("offset").to_pylist() == [
+        row.offset for row in expected(directory, 1, starts[1], ends[1] - 1)
+    ]
 
 
 def test_a_key_chooses_kafkas_partition(directory: logcore.LogDir) -> None:
     for at in range(50):
         key = b"key-%d" % at
         receipt = directory.append("orders", b"v", key=memoryview(key))
-        assert (receipt.topic, receipt.partition) == ("orders", reference_murmur2(key) % 3)
-        assert directory.partition("orders", receipt.partition).get(receipt.offset).key == key
+        assert (receipt.topic, receipt.partition) == (
+            "orders",
+            reference_murmur2(key) % 3,
+        )
+        assert (
+            directory.partition("orders", receipt.partition).get(receipt.offset).key
+            == key
+        )
     assert directory.append("orders", b"v", key=b"key-1", partition=2).partition == 2
     directory.add_partitions("orders", 7)
-    assert directory.append("orders", b"v", key=b"key-1").partition == reference_murmur2(b"key-1") % 7
+    assert (
+        directory.append("orders", b"v", key=b"key-1").partition
+        == reference_murmur2(b"key-1") % 7
+    )
 
 
 def test_records_without_a_key_move_on_after_a_batch(directory: logcore.LogDir) -> None:
@@ -130,16 +188,23 @@ def test_a_topic_with_missing_partitions_asks_for_one(tmp_path: Path) -> None:
             log.append(b"%d" % number)
     with logcore.open_dir(tmp_path) as directory:
         assert [row.partition for row in directory.read("orders")] == [0, 2]
-        with pytest.raises(logcore.InvalidConfigError, match=r"partitions of the topic are missing.*partition="):
+        with pytest.raises(
+            logcore.InvalidConfigError,
+            match=r"partitions of the topic are missing.*partition=",
+        ):
             directory.append("orders", b"v", key=b"k")
         assert directory.append("orders", b"v", partition=2).offset == 1
 
 
-def test_tail_gives_each_record_of_all_partitions_once(directory: logcore.LogDir) -> None:
+def test_tail_gives_each_record_of_all_partitions_once(
+    directory: logcore.LogDir,
+) -> None:
     directory.append("orders", b"before", partition=1)
     tail = directory.tail("orders", {0: 0}, timeout=30)
     thread = threading.Thread(
-        target=lambda: [directory.append("orders", b"%d" % at, partition=at % 3) for at in range(60)]
+        target=lambda: [
+            directory.append("orders", b"%d" % at, partition=at % 3) for at in range(60)
+        ]
     )
     thread.start()
     found = [next(tail) for _ in range(60)]
@@ -151,7 +216,10 @@ def test_tail_gives_each_record_of_all_partitions_once(directory: logcore.LogDir
     directory.append("orders", b"last", partition=2)
     assert next(tail).value == b"last"
     assert list(directory.tail("orders", timeout=0.01)) == []
-    assert len(list(directory.tail("orders", dict.fromkeys(range(3), 0), timeout=0.01))) == 62
+    assert (
+        len(list(directory.tail("orders", dict.fromkeys(range(3), 0), timeout=0.01)))
+        == 62
+    )
 
 
 def test_tail_ends_when_the_directory_is_closed(tmp_path: Path) -> None:
@@ -164,7 +232,9 @@ def test_tail_ends_when_the_directory_is_closed(tmp_path: Path) -> None:
     assert not thread.is_alive()
 
 
-def test_tail_ends_when_the_directory_is_closed_between_two_partitions(tmp_path: Path) -> None:
+def test_tail_ends_when_the_directory_is_closed_between_two_partitions(
+    tmp_path: Path,
+) -> None:
     with logcore.open_dir(tmp_path, create=True) as directory:
         directory.create_topic("orders", partitions=2)
         for number in (0, 1):
@@ -174,7 +244,9 @@ def test_tail_ends_when_the_directory_is_closed_between_two_partitions(tmp_path:
     assert list(tail) == []
 
 
-def test_tail_tells_of_records_that_were_replaced_between_two_looks(tmp_path: Path) -> None:
+def test_tail_tells_of_records_that_were_replaced_between_two_looks(
+    tmp_path: Path,
+) -> None:
     """The log is as long as before when the reader in another process looks again."""
     for cut, is_told in ((5, True), (11, False)):
         path = tmp_path / str(cut)
@@ -191,18 +263,28 @@ def test_tail_tells_of_records_that_were_replaced_between_two_looks(tmp_path: Pa
                 for _ in range(9):
                     directory.append("orders", b"new")
                 if is_told:
-                    with pytest.raises(logcore.OffsetOutOfRangeError, match="truncated below here"):
+                    with pytest.raises(
+                        logcore.OffsetOutOfRangeError, match="truncated below here"
+                    ):
                         next(tail)
                 else:
-                    assert [next(tail).value for _ in range(3)] == [b"unseen", b"new", b"new"]
+                    assert [next(tail).value for _ in range(3)] == [
+                        b"unseen",
+                        b"new",
+                        b"new",
+                    ]
 
 
 def test_tail_from_the_log_end_waits_for_the_high_watermark(tmp_path: Path) -> None:
-    with logcore.open(tmp_path / "orders-0", create=True, replicated=True, durability="os") as log:
+    with logcore.open(
+        tmp_path / "orders-0", create=True, replicated=True, durability="os"
+    ) as log:
         log.append(b"0")
         log.append(b"1")
         tail = log.tail(2, timeout=30)
-        thread = threading.Thread(target=lambda: (log.append(b"2"), log.advance_high_watermark(3)))
+        thread = threading.Thread(
+            target=lambda: (log.append(b"2"), log.advance_high_watermark(3))
+        )
         thread.start()
         assert next(tail).value == b"2"
         thread.join()
@@ -227,12 +309,16 @@ def test_tail_of_no_partitions_ends(directory: logcore.LogDir) -> None:
 def test_a_partition_is_not_read_twice(directory: logcore.LogDir) -> None:
     directory.append("orders", b"v", partition=0)
     for reading in (directory.read, directory.scan, directory.tail):
-        with pytest.raises(logcore.InvalidConfigError, match=r"named twice.*found \(0, 0\)"):
+        with pytest.raises(
+            logcore.InvalidConfigError, match=r"named twice.*found \(0, 0\)"
+        ):
             reading("orders", partitions=[0, 0])
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_tail_tells_of_a_truncation_before_the_log_has_grown_again(tmp_path: Path, read_only: bool) -> None:
+def test_tail_tells_of_a_truncation_before_the_log_has_grown_again(
+    tmp_path: Path, read_only: bool
+) -> None:
     with logcore.open_dir(tmp_path, create=True) as directory:
         directory.create_topic("orders")
         for _ in range(10):
@@ -242,7 +328,9 @@ def test_tail_tells_of_a_truncation_before_the_log_has_grown_again(tmp_path: Pat
             tail = opened.tail("orders", {0: 9}, timeout=30)
             assert next(tail).offset == 9
             directory.partition("orders", 0).truncate(5)
-            with pytest.raises(logcore.OffsetOutOfRangeError, match="truncated below here"):
+            with pytest.raises(
+                logcore.OffsetOutOfRangeError, match="truncated below here"
+            ):
                 next(tail)
 
 
@@ -259,7 +347,10 @@ def test_tail_wakes_for_another_process(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path, create=True) as directory:
         directory.create_topic("orders", partitions=3)
     writer = subprocess.Popen(
-        [sys.executable, "-c", WRITE, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", WRITE, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert writer.stdin is not None
     assert writer.stdout is not None
@@ -269,9 +360,14 @@ def test_tail_wakes_for_another_process(tmp_path: Path) -> None:
         for at in range(30):
             print(at, file=writer.stdin, flush=True)
             row = next(tail)
-            assert (row.partition, row.offset, row.value) == (at % 3, at // 3, b"%d" % at)
+            assert (row.partition, row.offset, row.value) == (
+                at % 3,
+                at // 3,
+                b"%d" % at,
+            )
         writer.communicate()
-        # A read-only directory reads what there is now, not what there was when it was opened.
+        # A read-only directory reads what there is now, not what there was when it was
+        # opened.
         assert len(list(directory.read("orders"))) == 30
 
 
@@ -285,7 +381,9 @@ def test_tail_wakes_for_another_process(tmp_path: Path) -> None:
         ({0: 99}, "outside the log"),
     ],
 )
-def test_wrong_positions_say_what_is_right(directory: logcore.LogDir, start: Any, message: str) -> None:
+def test_wrong_positions_say_what_is_right(
+    directory: logcore.LogDir, start: Any, message: str
+) -> None:
     for reading in (directory.read, directory.scan, directory.tail):
         with pytest.raises(logcore.LogcoreError, match=message):
             reading("orders", start)
@@ -323,21 +421,33 @@ def test_a_deleted_topic_is_gone_for_all(directory: logcore.LogDir) -> None:
     assert topic.append(b"v", key=b"key-3").partition == reference_murmur2(b"key-3") % 2
 
 
-# -- appends that expect where the log ends ------------------------------------------------------------------------
+# -- appends that expect where the log ends
+# ------------------------------------------------------------------------
 
 
-def test_an_append_that_expects_another_end_stores_nothing(directory: logcore.LogDir) -> None:
+def test_an_append_that_expects_another_end_stores_nothing(
+    directory: logcore.LogDir,
+) -> None:
     log = directory.partition("orders", 0)
     assert log.append(b"a", expected_offset=0).offset == 0
-    assert log.append_many([(None, b"b"), (None, b"c")], expected_offset=1).last_offset == 2
+    assert (
+        log.append_many([(None, b"b"), (None, b"c")], expected_offset=1).last_offset
+        == 2
+    )
     assert log.append_columns(values=(b"d", [0, 1]), expected_offset=3).offset == 3
 
     def check(append: Callable[..., logcore.Receipt], wrong: int) -> None:
-        with pytest.raises(logcore.OffsetConflictError, match="does not end where") as caught:
+        with pytest.raises(
+            logcore.OffsetConflictError, match="does not end where"
+        ) as caught:
             append(expected_offset=wrong)
         assert (caught.value.expected, caught.value.found) == (wrong, 4)
         again = pickle.loads(pickle.dumps(caught.value))
-        assert (again.expected, again.found, str(again)) == (wrong, 4, str(caught.value))
+        assert (again.expected, again.found, str(again)) == (
+            wrong,
+            4,
+            str(caught.value),
+        )
 
     for wrong in (0, 3, 5):
         check(functools.partial(log.append, b"x"), wrong)
@@ -346,8 +456,12 @@ def test_an_append_that_expects_another_end_stores_nothing(directory: logcore.Lo
     assert log.log_end_offset == 4
 
 
-def test_of_several_that_expect_the_same_end_one_appends(directory: logcore.LogDir) -> None:
-    """Each thread counts one up from the last record: an append that came in between would lose a count."""
+def test_of_several_that_expect_the_same_end_one_appends(
+    directory: logcore.LogDir,
+) -> None:
+    """Each thread counts one up from the last record: an append that came in between
+    would lose a count.
+    """
     log = directory.partition("orders", 0)
     log.append(b"0")
 
@@ -356,7 +470,10 @@ def test_of_several_that_expect_the_same_end_one_appends(directory: logcore.LogD
         while done < 50:
             last = log.get(log.high_watermark - 1)
             try:
-                log.append(b"%d" % (int(last.value or b"") + 1), expected_offset=last.offset + 1)
+                log.append(
+                    b"%d" % (int(last.value or b"") + 1),
+                    expected_offset=last.offset + 1,
+                )
                 done += 1
             except logcore.OffsetConflictError:
                 continue
@@ -369,24 +486,46 @@ def test_of_several_that_expect_the_same_end_one_appends(directory: logcore.LogD
     assert [int(record.value or b"") for record in log.read(0)] == list(range(201))
 
 
-# -- frames --------------------------------------------------------------------------------------------------------
+# -- frames
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_scans_are_frames(directory: logcore.LogDir) -> None:
     pandas = pytest.importorskip("pandas")
     polars = pytest.importorskip("polars")
     for at in range(5):
-        directory.append("orders", b"v%d" % at, partition=at % 2, timestamp_ms=moment(T0 + at), headers=[("h", None)])
-    scan = directory.scan("orders", columns=["partition", "offset", "timestamp", "value"])
+        directory.append(
+            "orders",
+            b"v%d" % at,
+            partition=at % 2,
+            timestamp_ms=moment(T0 + at),
+            headers=[("h", None)],
+        )
+    scan = directory.scan(
+        "orders", columns=["partition", "offset", "timestamp", "value"]
+    )
     frame = scan.to_pandas()
     assert list(frame.columns) == ["partition", "offset", "timestamp", "value"]
     assert frame["value"].tolist() == [b"v0", b"v2", b"v4", b"v1", b"v3"]
-    assert [time.to_pydatetime() for time in frame["timestamp"]] == [moment(T0 + at) for at in (0, 2, 4, 1, 3)]
-    assert scan.to_polars().rows() == [tuple(row) for row in polars.DataFrame(scan).rows()]
+    assert [time.to_pydatetime() for time in frame["timestamp"]] == [
+        moment(T0 + at) for at in (0, 2, 4, 1, 3)
+    ]
+    assert scan.to_polars().rows() == [
+        tuple(row) for row in polars.DataFrame(scan).rows()
+    ]
     assert scan.to_polars()["partition"].to_list() == [0, 0, 0, 1, 1]
     log = directory.partition("orders", 1)
-    assert log.scan(columns=["topic", "partition", "offset"]).to_polars().rows() == [("orders", 1, 0), ("orders", 1, 1)]
-    assert log.scan().to_polars().columns == ["offset", "timestamp", "key", "value", "headers"]
+    assert log.scan(columns=["topic", "partition", "offset"]).to_polars().rows() == [
+        ("orders", 1, 0),
+        ("orders", 1, 1),
+    ]
+    assert log.scan().to_polars().columns == [
+        "offset",
+        "timestamp",
+        "key",
+        "value",
+        "headers",
+    ]
     with pytest.raises(TypeError, match=r"scan\.to_pandas\(\)"):
         pandas.DataFrame(scan)
     named = pandas.DataFrame(list(log.read(0)))
@@ -418,7 +557,9 @@ def test_times_may_be_datetimes_everywhere(directory: logcore.LogDir) -> None:
     assert log.retain(moment(T0)) == 0
     assert log.retain(moment(T0 + 5000)) == 1
     for wrong in (datetime(2026, 1, 1), "2026-01-01", 1.5):
-        with pytest.raises(logcore.InvalidTimestampError, match="datetime with a time zone"):
+        with pytest.raises(
+            logcore.InvalidTimestampError, match="datetime with a time zone"
+        ):
             log.tick(wrong)  # type: ignore[arg-type]
 
 

@@ -15,7 +15,9 @@ MINUTE_MS = 60_000
 START = Reading(1_700_000_000_000, 50_000, "a")
 
 
-def later(reading: Reading, passed_ms: int, *, wall_ms: int | None = None, boot: str = "a") -> Reading:
+def later(
+    reading: Reading, passed_ms: int, *, wall_ms: int | None = None, boot: str = "a"
+) -> Reading:
     """A reading after some time. wall_ms: how far the wall clock went, if that differs."""
     wall_ms = passed_ms if wall_ms is None else wall_ms
     return Reading(reading.wall_ms + wall_ms, reading.monotonic_ms + passed_ms, boot)
@@ -28,7 +30,9 @@ def test_clock_that_agrees_is_trusted(passed_ms: int, gap_ms: int) -> None:
     assert judge(Trust(START), now) == (Trust(now), now.wall_ms)
 
 
-@pytest.mark.parametrize("jump_ms", [JUMP_MS + 1, 30 * DAY_MS, -JUMP_MS - 1, -30 * DAY_MS])
+@pytest.mark.parametrize(
+    "jump_ms", [JUMP_MS + 1, 30 * DAY_MS, -JUMP_MS - 1, -30 * DAY_MS]
+)
 def test_clock_that_was_set_is_not_trusted_for_a_day(jump_ms: int) -> None:
     trust = Trust(START)
     for passed_ms in range(MINUTE_MS, HOLD_MS + MINUTE_MS, 5 * MINUTE_MS):
@@ -54,8 +58,12 @@ def test_suspect_clock_that_moves_back_starts_the_day_again() -> None:
 
 
 def test_after_reboot_a_long_gap_is_trusted_after_a_day_of_wall_clock() -> None:
-    """A job that runs once a day on a machine that is started for it deletes with a day's delay."""
-    boots = [Reading(START.wall_ms + day * DAY_MS, 5_000, f"boot {day}") for day in range(4)]
+    """A job that runs once a day on a machine that is started for it deletes with a
+    day's delay.
+    """
+    boots = [
+        Reading(START.wall_ms + day * DAY_MS, 5_000, f"boot {day}") for day in range(4)
+    ]
     trust = Trust(START)
     found = []
     for boot in boots[1:]:
@@ -65,7 +73,12 @@ def test_after_reboot_a_long_gap_is_trusted_after_a_day_of_wall_clock() -> None:
 
 
 def aged(disk: SimulatedDisk) -> logcore.Log:
-    return logcore.open("/data/t-0", create=True, config={"retention.ms": 7 * DAY_MS, "segment.bytes": 300}, fs=disk)
+    return logcore.open(
+        "/data/t-0",
+        create=True,
+        config={"retention.ms": 7 * DAY_MS, "segment.bytes": 300},
+        fs=disk,
+    )
 
 
 def rounds(disk: SimulatedDisk, log: logcore.Log, minutes: int) -> None:
@@ -76,8 +89,9 @@ def rounds(disk: SimulatedDisk, log: logcore.Log, minutes: int) -> None:
 
 @pytest.mark.parametrize("restart", ["none", "process", "reboot"])
 def test_clock_set_ahead_deletes_no_young_records(restart: str) -> None:
-    """One round was skipped, and the next one took the new time for true: records of five minutes were deleted. After a
-    restart with the wrong clock, the first round deleted them.
+    """One round was skipped, and the next one took the new time for true: records of
+    five minutes were deleted. After a restart with the wrong clock, the first round
+    deleted them.
     """
     disk = SimulatedDisk()
     log = aged(disk)

@@ -1,9 +1,12 @@
-"""A broker that is killed under load: unmodified clients consume, transform and produce in transactions meanwhile.
+"""A broker that is killed under load: unmodified clients consume, transform and produce
+in transactions meanwhile.
 
-Two members of a group take records of topic "in" and put each into topic "out", in one transaction with their offsets.
-A third client sends records to "in" and notes what was acknowledged. Then each acknowledged record is in "out" once.
+Two members of a group take records of topic "in" and put each into topic "out", in one
+transaction with their offsets. A third client sends records to "in" and notes what was
+acknowledged. Then each acknowledged record is in "out" once.
 
-`make slow` kills the broker 100 times, `make test` three times. LOGCORE_BROKER_KILLS=n kills it n times.
+`make slow` kills the broker 100 times, `make test` three times. LOGCORE_BROKER_KILLS=n
+kills it n times.
 """
 
 from __future__ import annotations
@@ -42,18 +45,30 @@ COMMON: dict[str, Any] = {
 
 
 class Broker:
-    """The program netshim in a process of its own, at one address, killed and started again."""
+    """The program netshim in a process of its own, at one address, killed and started
+    again.
+    """
 
     def __init__(self, path: Path) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.address = f"127.0.0.1:{self.port}"
-        self.command = [sys.executable, "-m", "netshim", "serve", str(path), "--port", str(self.port)]
+        self.command = [
+            sys.executable,
+            "-m",
+            "netshim",
+            "serve",
+            str(path),
+            "--port",
+            str(self.port),
+        ]
         self.process = self._begun()
 
     def _begun(self) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         deadline = time.monotonic() + SECONDS
         while True:
             assert process.poll() is None, process.returncode
@@ -80,12 +95,18 @@ class Load:
         self.address = address
         self.is_over = threading.Event()
         self.sent: list[bytes] = []  # acknowledged
-        self.unknown: set[bytes] = set()  # sent, and neither acknowledged nor refused for sure
+        self.unknown: set[bytes] = (
+            set()
+        )  # sent, and neither acknowledged nor refused for sure
         self.committed = 0
         self.failures: list[BaseException] = []
         self.threads = [
             threading.Thread(target=self._guarded, args=(work,))
-            for work in (self._send, lambda: self._process("id-0"), lambda: self._process("id-1"))
+            for work in (
+                self._send,
+                lambda: self._process("id-0"),
+                lambda: self._process("id-1"),
+            )
         ]
         for thread in self.threads:
             thread.start()
@@ -98,7 +119,12 @@ class Load:
 
     def _send(self) -> None:
         producer = confluent_kafka.Producer(
-            {"bootstrap.servers": self.address, "enable.idempotence": True, "linger.ms": 2, **COMMON}
+            {
+                "bootstrap.servers": self.address,
+                "enable.idempotence": True,
+                "linger.ms": 2,
+                **COMMON,
+            }
         )
 
         def told(error: Any, message: Any) -> None:
@@ -109,7 +135,9 @@ class Load:
 
         number = 0
         while not self.is_over.is_set():
-            producer.produce("in", b"%d" % number, partition=number % 2, on_delivery=told)
+            producer.produce(
+                "in", b"%d" % number, partition=number % 2, on_delivery=told
+            )
             number += 1
             producer.poll(0.002)
         assert producer.flush(SECONDS) == 0
@@ -136,7 +164,9 @@ class Load:
             try:
                 self._transact(producer, consumer, found)
             except confluent_kafka.KafkaException as error:
-                if not error.args[0].txn_requires_abort() or not self._aborted(producer):
+                if not error.args[0].txn_requires_abort() or not self._aborted(
+                    producer
+                ):
                     producer = self._transactional(name)
                 self._go_back(consumer)
         consumer.close()
@@ -147,8 +177,13 @@ class Load:
         for one in found:
             producer.produce("out", one.value(), partition=one.partition())
             offsets[one.partition()] = one.offset() + 1
-        places = [confluent_kafka.TopicPartition("in", number, offset) for number, offset in offsets.items()]
-        producer.send_offsets_to_transaction(places, consumer.consumer_group_metadata(), 20)
+        places = [
+            confluent_kafka.TopicPartition("in", number, offset)
+            for number, offset in offsets.items()
+        ]
+        producer.send_offsets_to_transaction(
+            places, consumer.consumer_group_metadata(), 20
+        )
         while True:
             try:
                 producer.commit_transaction(20)
@@ -207,7 +242,9 @@ def results(path: Path) -> Counter[bytes]:
         return Counter(
             bytes(record.value)
             for number in data.partitions("out")
-            for record in data.partition("out", number).read(0, isolation="read_committed")
+            for record in data.partition("out", number).read(
+                0, isolation="read_committed"
+            )
         )
 
 
@@ -215,10 +252,14 @@ def results(path: Path) -> Counter[bytes]:
     "kills",
     [
         pytest.param(KILLS, marks=pytest.mark.timeout(300), id="few"),
-        pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="many"),
+        pytest.param(
+            MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="many"
+        ),
     ],
 )
-def test_each_record_counts_once_however_often_the_broker_is_killed(tmp_path: Path, kills: int) -> None:
+def test_each_record_counts_once_however_often_the_broker_is_killed(
+    tmp_path: Path, kills: int
+) -> None:
     path = tmp_path / "data"
     with logcore.open_dir(path, create=True) as data:
         data.create_topic("in", 2)
@@ -230,15 +271,21 @@ def test_each_record_counts_once_however_often_the_broker_is_killed(tmp_path: Pa
         for _ in range(kills):
             before = load.committed
             until = time.monotonic() + SECONDS
-            while load.committed < before + 2:  # so that each life of the broker serves something
-                assert time.monotonic() < until, f"{load.committed} transactions, {load.failures}"
+            while (
+                load.committed < before + 2
+            ):  # so that each life of the broker serves something
+                assert time.monotonic() < until, (
+                    f"{load.committed} transactions, {load.failures}"
+                )
                 time.sleep(0.01)
             time.sleep(rng.random() * 0.2)
             broker.kill_and_start()
         wanted = None
         until = time.monotonic() + SECONDS
         while wanted is None or not wanted <= set(results(path)):
-            assert time.monotonic() < until, f"{len(wanted or ())} sent, {len(results(path))} there, {load.failures}"
+            assert time.monotonic() < until, (
+                f"{len(wanted or ())} sent, {len(results(path))} there, {load.failures}"
+            )
             time.sleep(0.2)
             if wanted is None:
                 wanted = set(load.sent)
@@ -248,7 +295,9 @@ def test_each_record_counts_once_however_often_the_broker_is_killed(tmp_path: Pa
     found = results(path)
     assert [value for value, count in found.items() if count != 1] == []
     assert wanted <= set(found) <= {*load.sent, *load.unknown}
-    print(f"{kills} kills, {load.committed} transactions, {len(load.sent)} records acknowledged, {len(found)} results")
+    print(
+        f"{kills} kills, {load.committed} transactions, {len(load.sent)} records acknowledged, {len(found)} results"
+    )
 
 
 IN_A_THREAD = """
@@ -275,41 +324,63 @@ started.wait()
 
 
 def test_a_broker_in_a_thread_ends_with_the_interpreter(tmp_path: Path) -> None:
-    """Its thread outlived the main one. From then on it did no work on the disk, logged ten tracebacks a minute, and
-    answered clients with errors.
+    """Its thread outlived the main one. From then on it did no work on the disk, logged
+    ten tracebacks a minute, and answered clients with errors.
     """
     command = [sys.executable, "-c", IN_A_THREAD, str(tmp_path / "data")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (0, "no client can connect any more\n"), done.stderr
-    assert "Traceback" not in done.stderr and "the interpreter is shutting down" in done.stderr
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "no client can connect any more\n"), (
+        done.stderr
+    )
+    assert (
+        "Traceback" not in done.stderr
+        and "the interpreter is shutting down" in done.stderr
+    )
     with logcore.open_dir(tmp_path / "data") as directory:
         assert directory.was_clean
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no limit to set")
 def test_more_partitions_than_descriptors_are_served(tmp_path: Path) -> None:
-    """A container's hard limit may be 1,024. Partitions answered a retriable error for ever, no client could connect,
-    and the log did not say why.
+    """A container's hard limit may be 1,024. Partitions answered a retriable error for
+    ever, no client could connect, and the log did not say why.
     """
-    limits = "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)); "
+    limits = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)); "
+    )
     run = "sys.argv = ['netshim', 'serve', sys.argv[1], '--port', '0', '--durability', 'os']; "
-    command = [sys.executable, "-c", limits + run + "from netshim.__main__ import main; main()", str(tmp_path / "data")]
+    command = [
+        sys.executable,
+        "-c",
+        limits + run + "from netshim.__main__ import main; main()",
+        str(tmp_path / "data"),
+    ]
     with logcore.open_dir(tmp_path / "data", create=True) as directory:
         directory.create_topic("t", 100, {"retention.ms": -1})
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as broker:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as broker:
         assert broker.stdout is not None and broker.stderr is not None
         try:
             port = int(broker.stdout.readline().rpartition(":")[2])
             clients = [Client(port) for _ in range(20)]
             for number in range(100):
                 client = clients[number % len(clients)]
-                request = Bench.produces(encode([(None, b"%d" % number)], now_ms=1), acks=-1)
+                request = Bench.produces(
+                    encode([(None, b"%d" % number)], now_ms=1), acks=-1
+                )
                 request.topic_data[0].partition_data[0].index = number
                 answer = client.ask(wire.PRODUCE, 9, request)
-                assert answer.responses[0].partition_responses[0].error_code == 0, number
+                assert answer.responses[0].partition_responses[0].error_code == 0, (
+                    number
+                )
             late = Client(port)
             for number in range(100):
-                answer = late.ask(wire.FETCH, 11, Bench.fetches(range(number, number + 1)))
+                answer = late.ask(
+                    wire.FETCH, 11, Bench.fetches(range(number, number + 1))
+                )
                 part = answer.responses[0].partitions[0]
                 assert part.error_code == 0 and (b"%d" % number) in bytes(part.records)
             for client in [*clients, late]:

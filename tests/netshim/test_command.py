@@ -1,4 +1,6 @@
-"""`netshim` as it is typed: help, versions, wrong usage. tests/netshim/test_shim.py runs it as a server."""
+"""`netshim` as it is typed: help, versions, wrong usage. tests/netshim/test_shim.py
+runs it as a server.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ SOURCE = str(Path(logcore.__file__).resolve().parents[1])
 
 def run(*arguments: str) -> tuple[int, str]:
     done = click_testing.CliRunner().invoke(main, list(arguments))
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    assert done.exception is None or isinstance(done.exception, SystemExit), (
+        done.exception
+    )
     return done.exit_code, done.output
 
 
@@ -59,15 +63,24 @@ def test_the_version() -> None:
         (("serve",), "Missing argument"),
         (("serve", "data", "--num-partitions", "0"), "--num-partitions"),
         (("serve", "data", "--num-partition", "3"), "--num-partitions"),
-        (("serve", "data", "--advertise", "nowhere"), "expected HOST:PORT, found 'nowhere'"),
+        (
+            ("serve", "data", "--advertise", "nowhere"),
+            "expected HOST:PORT, found 'nowhere'",
+        ),
         (("serve", "data", "--host", ""), "0.0.0.0 for all"),
         (("serve", "data", "--config", "x"), "NAME=VALUE"),
-        (("serve", "data", "--config", "retention.mss=1"), "did you mean 'retention.ms'"),
+        (
+            ("serve", "data", "--config", "retention.mss=1"),
+            "did you mean 'retention.ms'",
+        ),
         (("serve", "data", "--durability", "maybe"), "unknown durability"),
     ],
 )
 def test_wrong_usage_exits_2_and_makes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], words: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    words: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, text = run(*arguments)
@@ -76,8 +89,12 @@ def test_wrong_usage_exits_2_and_makes_nothing(
 
 
 def test_a_server_with_an_empty_host_raises() -> None:
-    """It listened on all addresses: an empty variable of a script opened the broker to the network."""
-    with pytest.raises(logcore.InvalidConfigError, match=r"host \(expected an address; 0.0.0.0 for all"):
+    """It listened on all addresses: an empty variable of a script opened the broker to
+    the network.
+    """
+    with pytest.raises(
+        logcore.InvalidConfigError, match=r"host \(expected an address; 0.0.0.0 for all"
+    ):
         Server("data", host="")
 
 
@@ -92,4 +109,7 @@ def test_without_click_it_says_what_to_install() -> None:
         text=True,
         check=False,
     )
-    assert (done.returncode, re.search(r"pip install .*\[cli\]", done.stderr) is not None) == (2, True)
+    assert (
+        done.returncode,
+        re.search(r"pip install .*\[cli\]", done.stderr) is not None,
+    ) == (2, True)

@@ -1,6 +1,7 @@
 """Offsets that groups commit: when they are answered, what is stored, when they expire.
 
-Without sockets, but for one test: time is a number, the disk is done when the test says so.
+Without sockets, but for one test: time is a number, the disk is done when the test says
+so.
 """
 
 from __future__ import annotations
@@ -33,7 +34,15 @@ from netshim import wire
 from netshim.wire import codes
 from support import group_messages
 from support.client import Client
-from support.rig import REBALANCE_MS, SESSION_MS, T0, Rig, code_of, form_static, in_both_homes
+from support.rig import (
+    REBALANCE_MS,
+    SESSION_MS,
+    T0,
+    Rig,
+    code_of,
+    form_static,
+    in_both_homes,
+)
 from support.stillbroker import StillBroker
 
 DAY_MS = 24 * 3_600_000
@@ -44,7 +53,8 @@ def subscription(*topics: str) -> bytes:
     return wire.encode_versioned(wire.CONSUMER_PROTOCOL_SUBSCRIPTION, 0, value)
 
 
-# -- committing ----------------------------------------------------------------------------------------------------
+# -- committing
+# ----------------------------------------------------------------------------------------------------
 
 
 @in_both_homes
@@ -52,24 +62,44 @@ def test_commits_come_back_as_they_were_given(rig: Rig) -> None:
     assert code_of(rig.commit({("orders", 0): 5}, metadata="é\U0001f600", epoch=3)) == 0
     assert code_of(rig.commit({("orders", 2): 0}, metadata=None)) == 0
     topic_type = wire.OFFSET_FETCH.Request.Topic
-    asked = [topic_type(name="orders", partition_indexes=[0, 1, 2, 9]), topic_type(name="none", partition_indexes=[0])]
+    asked = [
+        topic_type(name="orders", partition_indexes=[0, 1, 2, 9]),
+        topic_type(name="none", partition_indexes=[0]),
+    ]
     expected = [
-        [(0, 5, 3, "é\U0001f600", 0), (1, -1, -1, "", 0), (2, 0, -1, "", 0), (9, -1, -1, "", 0)],
+        [
+            (0, 5, 3, "é\U0001f600", 0),
+            (1, -1, -1, "", 0),
+            (2, 0, -1, "", 0),
+            (9, -1, -1, "", 0),
+        ],
         [(0, -1, -1, "", 0)],
     ]
 
     def facts(topics: Any) -> Any:
         return [
             [
-                (p.partition_index, p.committed_offset, p.committed_leader_epoch, p.metadata, p.error_code)
+                (
+                    p.partition_index,
+                    p.committed_offset,
+                    p.committed_leader_epoch,
+                    p.metadata,
+                    p.error_code,
+                )
                 for p in topic.partitions
             ]
             for topic in topics
         ]
 
-    assert facts(rig.ask(wire.OFFSET_FETCH, 5, group_id="g", topics=asked).topics) == expected
+    assert (
+        facts(rig.ask(wire.OFFSET_FETCH, 5, group_id="g", topics=asked).topics)
+        == expected
+    )
     group_type = wire.OFFSET_FETCH.Request.Group
-    asked8 = [group_type.Topic(name=topic.name, partition_indexes=topic.partition_indexes) for topic in asked]
+    asked8 = [
+        group_type.Topic(name=topic.name, partition_indexes=topic.partition_indexes)
+        for topic in asked
+    ]
     response = rig.ask(
         wire.OFFSET_FETCH,
         9,
@@ -89,27 +119,61 @@ def test_commits_come_back_as_they_were_given(rig: Rig) -> None:
 
 @in_both_homes
 def test_P59_errors_of_commits(rig: Rig) -> None:
-    assert code_of(rig.commit({("orders", 0): 1}, group="x" * 32_760)) == codes.INVALID_GROUP_ID
-    assert code_of(rig.commit({("orders", 0): 1}, generation=1)) == codes.ILLEGAL_GENERATION
-    assert code_of(rig.commit({("orders", 0): 1}, generation=1, version=9)) == codes.GROUP_ID_NOT_FOUND
-    assert code_of(rig.commit({("orders", 3): 1}, group="")) == codes.UNKNOWN_TOPIC_OR_PARTITION
+    assert (
+        code_of(rig.commit({("orders", 0): 1}, group="x" * 32_760))
+        == codes.INVALID_GROUP_ID
+    )
+    assert (
+        code_of(rig.commit({("orders", 0): 1}, generation=1))
+        == codes.ILLEGAL_GENERATION
+    )
+    assert (
+        code_of(rig.commit({("orders", 0): 1}, generation=1, version=9))
+        == codes.GROUP_ID_NOT_FOUND
+    )
+    assert (
+        code_of(rig.commit({("orders", 3): 1}, group=""))
+        == codes.UNKNOWN_TOPIC_OR_PARTITION
+    )
     assert code_of(rig.commit({("nothing", 0): 1})) == codes.UNKNOWN_TOPIC_OR_PARTITION
-    assert code_of(rig.commit({("orders", 0): 1}, metadata="x" * 4_097)) == codes.OFFSET_METADATA_TOO_LARGE
+    assert (
+        code_of(rig.commit({("orders", 0): 1}, metadata="x" * 4_097))
+        == codes.OFFSET_METADATA_TOO_LARGE
+    )
     assert code_of(rig.commit({("orders", 0): 1}, metadata="x" * 4_096)) == 0
     ids, generation = rig.form(1)
-    assert code_of(rig.commit({("orders", 0): 1})) == codes.UNKNOWN_MEMBER_ID  # only while the group has no member
-    assert code_of(rig.commit({("orders", 0): 1}, member_id="x", generation=1)) == codes.UNKNOWN_MEMBER_ID
+    assert (
+        code_of(rig.commit({("orders", 0): 1})) == codes.UNKNOWN_MEMBER_ID
+    )  # only while the group has no member
+    assert (
+        code_of(rig.commit({("orders", 0): 1}, member_id="x", generation=1))
+        == codes.UNKNOWN_MEMBER_ID
+    )
     wrong = rig.commit({("orders", 0): 1}, member_id=ids[0], generation=generation + 1)
     assert code_of(wrong) == codes.ILLEGAL_GENERATION
-    fenced = rig.commit({("orders", 0): 1}, member_id=ids[0], generation=generation, group_instance_id="i")
+    fenced = rig.commit(
+        {("orders", 0): 1},
+        member_id=ids[0],
+        generation=generation,
+        group_instance_id="i",
+    )
     assert code_of(fenced) == codes.UNKNOWN_MEMBER_ID
-    mixed = rig.commit({("orders", 1): 7, ("nothing", 0): 1}, member_id=ids[0], generation=generation).value
-    assert [topic.partitions[0].error_code for topic in mixed.topics] == [0, codes.UNKNOWN_TOPIC_OR_PARTITION]
+    mixed = rig.commit(
+        {("orders", 1): 7, ("nothing", 0): 1}, member_id=ids[0], generation=generation
+    ).value
+    assert [topic.partitions[0].error_code for topic in mixed.topics] == [
+        0,
+        codes.UNKNOWN_TOPIC_OR_PARTITION,
+    ]
     newcomer = rig.join()
     during = rig.commit({("orders", 1): 8}, member_id=ids[0], generation=generation)
     assert code_of(during) == 0  # what it has done before it rejoins
     rig.join(ids[0])
-    late = rig.commit({("orders", 1): 9}, member_id=newcomer.value.member_id, generation=generation + 1)
+    late = rig.commit(
+        {("orders", 1): 9},
+        member_id=newcomer.value.member_id,
+        generation=generation + 1,
+    )
     assert code_of(late) == codes.REBALANCE_IN_PROGRESS
     assert rig.committed() == {("orders", 0): 1, ("orders", 1): 8}
 
@@ -119,7 +183,12 @@ def test_a_commit_renews_the_session(rig: Rig) -> None:
     ids, generation = rig.form(1)
     for _ in range(5):
         rig.sleep(SESSION_MS - 1)
-        assert code_of(rig.commit({("orders", 0): 1}, member_id=ids[0], generation=generation)) == 0
+        assert (
+            code_of(
+                rig.commit({("orders", 0): 1}, member_id=ids[0], generation=generation)
+            )
+            == 0
+        )
     assert rig.beat(ids[0], generation) == 0
 
 
@@ -149,7 +218,9 @@ def test_an_assignment_is_given_out_when_it_is_on_disk(rig: Rig) -> None:
 
 
 def test_an_assignment_of_an_older_generation_is_not_given_out(rig: Rig) -> None:
-    """It comes to the disk when others have joined since, and a newer assignment is being made."""
+    """It comes to the disk when others have joined since, and a newer assignment is
+    being made.
+    """
     leader = rig.join().value.member_id
     rig.holds_disk = True
     first = rig.sync(leader, 1, {leader: b"all"})
@@ -163,7 +234,9 @@ def test_an_assignment_of_an_older_generation_is_not_given_out(rig: Rig) -> None
     assert follower.value.assignment == b"other half"
 
 
-def test_a_disk_that_fails_is_told_as_something_to_try_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fails_is_told_as_something_to_try_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rig.form(1)
     rig.commit({("orders", 0): 1}, group="h")
     log = rig.logdir.partition(OFFSETS_TOPIC, 0)
@@ -173,11 +246,20 @@ def test_a_disk_that_fails_is_told_as_something_to_try_again(rig: Rig, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr("netshim.offsets.append_whole", full)
-        assert code_of(rig.commit({("orders", 0): 2}, group="h")) == codes.COORDINATOR_NOT_AVAILABLE
-        assert code_of(rig.commit({("orders", 0): 2}, group="new")) == codes.COORDINATOR_NOT_AVAILABLE
+        assert (
+            code_of(rig.commit({("orders", 0): 2}, group="h"))
+            == codes.COORDINATOR_NOT_AVAILABLE
+        )
+        assert (
+            code_of(rig.commit({("orders", 0): 2}, group="new"))
+            == codes.COORDINATOR_NOT_AVAILABLE
+        )
         assert rig.groups.get("new") is None
         member_id = rig.join(group="j").value.member_id
-        assert code_of(rig.sync(member_id, 1, group="j")) == codes.COORDINATOR_NOT_AVAILABLE
+        assert (
+            code_of(rig.sync(member_id, 1, group="j"))
+            == codes.COORDINATOR_NOT_AVAILABLE
+        )
         assert rig.describe("j").group_state == machine.PREPARING
     assert rig.committed("h") == {("orders", 0): 1}
     assert rig.join(member_id, group="j").value.generation_id == 2
@@ -185,7 +267,10 @@ def test_a_disk_that_fails_is_told_as_something_to_try_again(rig: Rig, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr(type(log), "flush", full)
-        assert code_of(rig.commit({("orders", 0): 3}, group="h")) == codes.COORDINATOR_NOT_AVAILABLE
+        assert (
+            code_of(rig.commit({("orders", 0): 3}, group="h"))
+            == codes.COORDINATOR_NOT_AVAILABLE
+        )
         assert rig.committed("h") == {("orders", 0): 1}
 
 
@@ -199,16 +284,26 @@ def test_a_static_member_is_put_back_when_its_return_cannot_be_stored(
 
     with monkeypatch.context() as patch:
         patch.setattr("netshim.offsets.append_whole", full)
-        assert code_of(rig.join(instance="b", version=5)) == codes.COORDINATOR_NOT_AVAILABLE
+        assert (
+            code_of(rig.join(instance="b", version=5))
+            == codes.COORDINATOR_NOT_AVAILABLE
+        )
     assert rig.beat(follower, 2, instance="b") == 0
 
 
-# -- what is stored ------------------------------------------------------------------------------------------------
+# -- what is stored
+# ------------------------------------------------------------------------------------------------
 
 
 def test_a_restart_is_not_noticed_by_who_comes_back_in_time(rig: Rig) -> None:
     ids, generation = rig.form(2)
-    rig.commit({("orders", 1): 7}, member_id=ids[0], generation=generation, metadata="m", epoch=2)
+    rig.commit(
+        {("orders", 1): 7},
+        member_id=ids[0],
+        generation=generation,
+        metadata="m",
+        epoch=2,
+    )
     rig.commit({("orders", 0): 9}, group="simple")
     before = rig.describe()
     rig.restart()
@@ -217,7 +312,10 @@ def test_a_restart_is_not_noticed_by_who_comes_back_in_time(rig: Rig) -> None:
     assert rig.committed("simple") == {("orders", 0): 9}
     assert rig.beat(ids[0], generation) == rig.beat(ids[1], generation) == 0
     assert rig.sync(ids[1], generation).value.assignment == ids[1].encode()
-    assert code_of(rig.commit({("orders", 1): 8}, member_id=ids[1], generation=generation)) == 0
+    assert (
+        code_of(rig.commit({("orders", 1): 8}, member_id=ids[1], generation=generation))
+        == 0
+    )
     rig.sleep(SESSION_MS)
     assert rig.describe().group_state == machine.EMPTY
     rig.restart()
@@ -239,7 +337,13 @@ def test_requests_wait_while_what_is_stored_is_read(rig: Rig) -> None:
     rig.restart()
     rig.holds_disk = True
     answers = [
-        rig.send(wire.HEARTBEAT, 3, wire.HEARTBEAT.Request(group_id="g", generation_id=generation, member_id=ids[0])),
+        rig.send(
+            wire.HEARTBEAT,
+            3,
+            wire.HEARTBEAT.Request(
+                group_id="g", generation_id=generation, member_id=ids[0]
+            ),
+        ),
         rig.commit({("orders", 0): 1}, member_id=ids[0], generation=generation),
         rig.send(wire.LIST_GROUPS, 4, wire.LIST_GROUPS.Request()),
     ]
@@ -249,7 +353,9 @@ def test_requests_wait_while_what_is_stored_is_read(rig: Rig) -> None:
     assert [group.group_id for group in answers[2].value.groups] == ["g"]
 
 
-def test_what_cannot_be_read_is_told_as_something_to_try_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_is_told_as_something_to_try_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rig.form(1)
     rig.restart()
 
@@ -263,9 +369,18 @@ def test_what_cannot_be_read_is_told_as_something_to_try_again(rig: Rig, monkeyp
         assert code_of(rig.join(version=7)) == codes.COORDINATOR_NOT_AVAILABLE
         assert code_of(rig.sync("m", 1)) == codes.COORDINATOR_NOT_AVAILABLE
         assert rig.beat("m", 1) == codes.COORDINATOR_NOT_AVAILABLE
-        assert code_of(rig.commit({("orders", 0): 1})) == codes.COORDINATOR_NOT_AVAILABLE
-        old = rig.send(wire.OFFSET_FETCH, 1, wire.OFFSET_FETCH.Request(group_id="g", topics=[topic]))
-        assert old.value.topics[0].partitions[0].error_code == codes.COORDINATOR_NOT_AVAILABLE
+        assert (
+            code_of(rig.commit({("orders", 0): 1})) == codes.COORDINATOR_NOT_AVAILABLE
+        )
+        old = rig.send(
+            wire.OFFSET_FETCH,
+            1,
+            wire.OFFSET_FETCH.Request(group_id="g", topics=[topic]),
+        )
+        assert (
+            old.value.topics[0].partitions[0].error_code
+            == codes.COORDINATOR_NOT_AVAILABLE
+        )
         asked = group_type(group_id="g", topics=None)
         for answer in (
             rig.ask(wire.OFFSET_FETCH, 7, group_id="g", topics=[topic]),
@@ -293,8 +408,14 @@ def test_records_of_other_kinds_and_versions_are_passed_over(rig: Rig) -> None:
             (b"\0\1\0\1g\0\6or", b"cut"),
             (b"\0\2\0\1h", b"\0\3cut"),
             (commit_key("v4", "orders", 0), v4),
-            (b"\0\0" + commit_key("v0", "orders", 0)[2:], b"\0\0" + bytes(7) + b"\5\0\1m" + bytes(8)),
-            (b"\0\0" + commit_key("g", "orders", 0)[2:], b"\0\0" + bytes(7) + b"\5\0\1m" + bytes(8)),
+            (
+                b"\0\0" + commit_key("v0", "orders", 0)[2:],
+                b"\0\0" + bytes(7) + b"\5\0\1m" + bytes(8),
+            ),
+            (
+                b"\0\0" + commit_key("g", "orders", 0)[2:],
+                b"\0\0" + bytes(7) + b"\5\0\1m" + bytes(8),
+            ),
         ]
     )
     before = rig.records()
@@ -308,12 +429,26 @@ def test_records_of_other_kinds_and_versions_are_passed_over(rig: Rig) -> None:
 def test_a_group_record_without_a_rebalance_timeout(rig: Rig) -> None:
     value_type = group_messages.GROUP_METADATA_VALUE.Value
     member = value_type.Member(
-        member_id="m", client_id="c", client_host="/h", session_timeout=777, subscription=b"s", assignment=b"a"
+        member_id="m",
+        client_id="c",
+        client_host="/h",
+        session_timeout=777,
+        subscription=b"s",
+        assignment=b"a",
     )
-    value = value_type(protocol_type="consumer", generation=4, protocol="range", leader="m", members=[member])
+    value = value_type(
+        protocol_type="consumer",
+        generation=4,
+        protocol="range",
+        leader="m",
+        members=[member],
+    )
     rig.logdir.create_topic(OFFSETS_TOPIC)
     log = rig.logdir.partition(OFFSETS_TOPIC, 0)
-    log.append(wire.encode_versioned(group_messages.GROUP_METADATA_VALUE, 0, value), key=group_key("old"))
+    log.append(
+        wire.encode_versioned(group_messages.GROUP_METADATA_VALUE, 0, value),
+        key=group_key("old"),
+    )
     assert rig.beat("m", 4, group="old") == 0
     group = rig.groups.get("old")
     assert group is not None and group.members["m"].rebalance_timeout_ms == 777
@@ -323,11 +458,23 @@ def test_a_group_record_without_a_rebalance_timeout(rig: Rig) -> None:
 
 def test_a_stored_leader_that_is_no_member(rig: Rig) -> None:
     member = StoredMember(
-        member_id="m", client_id="c", client_host="/h", session_timeout_ms=777, rebalance_timeout_ms=1
+        member_id="m",
+        client_id="c",
+        client_host="/h",
+        session_timeout_ms=777,
+        rebalance_timeout_ms=1,
     )
-    value = StoredGroup(protocol_type="consumer", generation=4, protocol=None, leader="x", members=(member,))
+    value = StoredGroup(
+        protocol_type="consumer",
+        generation=4,
+        protocol=None,
+        leader="x",
+        members=(member,),
+    )
     rig.logdir.create_topic(OFFSETS_TOPIC)
-    rig.logdir.partition(OFFSETS_TOPIC, 0).append(group_value(value), key=group_key("g"))
+    rig.logdir.partition(OFFSETS_TOPIC, 0).append(
+        group_value(value), key=group_key("g")
+    )
     assert rig.beat("m", 4) == 0
     assert code_of(rig.join("m")) == codes.INCONSISTENT_GROUP_PROTOCOL
     group = rig.groups.get("g")
@@ -335,21 +482,37 @@ def test_a_stored_leader_that_is_no_member(rig: Rig) -> None:
 
 
 def test_a_group_that_no_record_can_hold(rig: Rig) -> None:
-    """As Kafka says it: an error that is not worth repeating; a commit cannot be that large."""
+    """As Kafka says it: an error that is not worth repeating; a commit cannot be that
+    large.
+    """
     member_id = rig.join(protocols={"range": b"x" * 900_000}).value.member_id
-    assert code_of(rig.sync(member_id, 1, {member_id: b"1" * 900_000})) == codes.UNKNOWN_SERVER_ERROR
+    assert (
+        code_of(rig.sync(member_id, 1, {member_id: b"1" * 900_000}))
+        == codes.UNKNOWN_SERVER_ERROR
+    )
     assert rig.beat(member_id, 1) == codes.REBALANCE_IN_PROGRESS
 
 
-def test_transactional_commits_of_others_count_when_they_are_committed(tmp_path: Path) -> None:
-    """As Kafka loads them: a commit counts from where it stands, an aborted or open one not at all."""
+def test_transactional_commits_of_others_count_when_they_are_committed(
+    tmp_path: Path,
+) -> None:
+    """As Kafka loads them: a commit counts from where it stands, an aborted or open one
+    not at all.
+    """
 
     def commit(producer_id: int, partition: int, offset: int) -> bytes:
-        record = commit_key("g", "orders", partition), commit_value(Committed(offset, -1, "", T0))
+        record = (
+            commit_key("g", "orders", partition),
+            commit_value(Committed(offset, -1, "", T0)),
+        )
         return batch_of(record, producer_id, 0 if producer_id < 0 else TRANSACTIONAL)
 
     def marker(producer_id: int, kind: int) -> bytes:
-        return batch_of((b"\0\0" + kind.to_bytes(2, "big"), bytes(6)), producer_id, TRANSACTIONAL | CONTROL)
+        return batch_of(
+            (b"\0\0" + kind.to_bytes(2, "big"), bytes(6)),
+            producer_id,
+            TRANSACTIONAL | CONTROL,
+        )
 
     batches = [
         *(commit(-1, 0, 1), commit(-1, 1, 1), commit(-1, 2, 1)),
@@ -361,13 +524,22 @@ def test_transactional_commits_of_others_count_when_they_are_committed(tmp_path:
     ]
     directory = tmp_path / f"{OFFSETS_TOPIC}-0"
     directory.mkdir()
-    stored = b"".join(offset.to_bytes(8, "big") + batch[8:] for offset, batch in enumerate(batches))
+    stored = b"".join(
+        offset.to_bytes(8, "big") + batch[8:] for offset, batch in enumerate(batches)
+    )
     (directory / f"{0:020}.log").write_bytes(stored)
     with Rig(tmp_path) as rig:
-        expected = {("orders", 0): 20, ("orders", 1): 1, ("orders", 2): 14, ("orders", 3): 30}
+        expected = {
+            ("orders", 0): 20,
+            ("orders", 1): 1,
+            ("orders", 2): 14,
+            ("orders", 3): 30,
+        }
         assert rig.committed() == expected
         for (topic, partition), offset in expected.items():
-            assert rig.logdir.committed_offsets(topic, partition) == {"g": offset}, "retention gets the same answer"
+            assert rig.logdir.committed_offsets(topic, partition) == {"g": offset}, (
+                "retention gets the same answer"
+            )
 
 
 TRANSACTIONAL = 0x10
@@ -376,14 +548,25 @@ CONTROL = 0x20
 
 def batch_of(record: tuple[bytes, bytes], producer_id: int, attributes: int) -> bytes:
     key, value = record
-    body = b"\0" + zigzag(0) + zigzag(0) + zigzag(len(key)) + key + zigzag(len(value)) + value + zigzag(0)
+    body = (
+        b"\0"
+        + zigzag(0)
+        + zigzag(0)
+        + zigzag(len(key))
+        + key
+        + zigzag(len(value))
+        + value
+        + zigzag(0)
+    )
     tail = (
         attributes.to_bytes(2, "big")
         + bytes(4)
         + T0.to_bytes(8, "big") * 2
         + producer_id.to_bytes(8, "big", signed=True)
         + (0 if producer_id >= 0 else -1).to_bytes(2, "big", signed=True)
-        + (-1 if producer_id < 0 or attributes & CONTROL else 0).to_bytes(4, "big", signed=True)
+        + (-1 if producer_id < 0 or attributes & CONTROL else 0).to_bytes(
+            4, "big", signed=True
+        )
         + (1).to_bytes(4, "big")
         + zigzag(len(body))
         + body
@@ -417,7 +600,8 @@ def test_groups_are_spread_over_the_partitions_that_there_are(tmp_path: Path) ->
         }
 
 
-# -- deleting and expiring -----------------------------------------------------------------------------------------
+# -- deleting and expiring
+# -----------------------------------------------------------------------------------------
 
 
 def test_deleting_groups(rig: Rig) -> None:
@@ -429,16 +613,24 @@ def test_deleting_groups(rig: Rig) -> None:
         results = rig.ask(wire.DELETE_GROUPS, 2, groups_names=list(names)).results
         return [(result.group_id, result.error_code) for result in results]
 
-    assert delete("g", "nobody") == [("g", codes.NON_EMPTY_GROUP), ("nobody", codes.GROUP_ID_NOT_FOUND)]
+    assert delete("g", "nobody") == [
+        ("g", codes.NON_EMPTY_GROUP),
+        ("nobody", codes.GROUP_ID_NOT_FOUND),
+    ]
     assert delete() == []
     rig.leave((ids[0], None))
     rig.join(version=4)  # somebody who was told an id does not keep it
     assert delete("g") == [("g", 0)]
-    assert rig.records()[-2:] == [(commit_key("g", "orders", 0), None), (group_key("g"), None)]
+    assert rig.records()[-2:] == [
+        (commit_key("g", "orders", 0), None),
+        (group_key("g"), None),
+    ]
     for _ in range(2):
         assert rig.committed() == {}
         assert rig.describe().group_state == machine.DEAD
-        assert [group.group_id for group in rig.ask(wire.LIST_GROUPS, 0).groups] == ["other"]
+        assert [group.group_id for group in rig.ask(wire.LIST_GROUPS, 0).groups] == [
+            "other"
+        ]
         rig.restart()
     assert rig.join().value.generation_id == 1
 
@@ -448,10 +640,15 @@ def test_what_is_committed_while_a_group_is_deleted_goes_with_it(rig: Rig) -> No
     rig.commit({("orders", 0): 1})
     rig.holds_disk = True
     commit = rig.commit({("orders", 1): 1})
-    deleted = rig.send(wire.DELETE_GROUPS, 2, wire.DELETE_GROUPS.Request(groups_names=["g"]))
+    deleted = rig.send(
+        wire.DELETE_GROUPS, 2, wire.DELETE_GROUPS.Request(groups_names=["g"])
+    )
     again = rig.commit({("orders", 2): 5})
     rig.finish_disk()
-    assert code_of(commit) == code_of(again) == 0 and deleted.value.results[0].error_code == 0
+    assert (
+        code_of(commit) == code_of(again) == 0
+        and deleted.value.results[0].error_code == 0
+    )
     for _ in range(2):
         assert rig.committed() == {("orders", 2): 5}
         rig.restart()
@@ -464,13 +661,22 @@ def delete_offsets(rig: Rig, **topics: list[int]) -> Any:
         0,
         group_id="g",
         topics=[
-            topic_type(name=name, partitions=[topic_type.Partition(partition_index=number) for number in numbers])
+            topic_type(
+                name=name,
+                partitions=[
+                    topic_type.Partition(partition_index=number) for number in numbers
+                ],
+            )
             for name, numbers in topics.items()
         ],
     )
     if response.error_code:
         return response.error_code
-    return [partition.error_code for topic in response.topics for partition in topic.partitions]
+    return [
+        partition.error_code
+        for topic in response.topics
+        for partition in topic.partitions
+    ]
 
 
 @in_both_homes
@@ -480,7 +686,10 @@ def test_deleting_offsets(rig: Rig) -> None:
     assert delete_offsets(rig, orders=[0, 2, 9], nothing=[0]) == [0, 0, 3, 3]
     assert rig.committed() == {("orders", 1): 2, ("other", 0): 3}
     rig.form(1, protocols={"range": subscription("other")})
-    assert delete_offsets(rig, orders=[1], other=[0]) == [0, codes.GROUP_SUBSCRIBED_TO_TOPIC]
+    assert delete_offsets(rig, orders=[1], other=[0]) == [
+        0,
+        codes.GROUP_SUBSCRIBED_TO_TOPIC,
+    ]
     for _ in range(2):
         assert rig.committed() == {("other", 0): 3}
         rig.restart()
@@ -517,14 +726,29 @@ def _commit_and_fetch(broker: StillBroker, *, commits: bool) -> int:
     """What is committed for partition 0 of t."""
     if commits:
         topic_type = wire.OFFSET_COMMIT.Request.Topic
-        part = topic_type.Partition(partition_index=0, committed_offset=5, committed_metadata="")
+        part = topic_type.Partition(
+            partition_index=0, committed_offset=5, committed_metadata=""
+        )
         member = {"generation_id_or_member_epoch": -1, "member_id": ""}
-        broker.ask(wire.OFFSET_COMMIT, 7, group_id="g", topics=[topic_type(name="t", partitions=[part])], **member)
+        broker.ask(
+            wire.OFFSET_COMMIT,
+            7,
+            group_id="g",
+            topics=[topic_type(name="t", partitions=[part])],
+            **member,
+        )
     topic = wire.OFFSET_FETCH.Request.Topic(name="t", partition_indexes=[0])
-    return int(broker.ask(wire.OFFSET_FETCH, 6, group_id="g", topics=[topic]).topics[0].partitions[0].committed_offset)
+    return int(
+        broker.ask(wire.OFFSET_FETCH, 6, group_id="g", topics=[topic])
+        .topics[0]
+        .partitions[0]
+        .committed_offset
+    )
 
 
-def test_no_crash_of_a_broker_in_a_deletion_leaves_offsets_to_a_new_topic_of_the_name() -> None:
+def test_no_crash_of_a_broker_in_a_deletion_leaves_offsets_to_a_new_topic_of_the_name() -> (
+    None
+):
     for stop in itertools.count():
         disk = SimulatedDisk()
         broker = StillBroker(disk, disk.now_ms())
@@ -549,12 +773,16 @@ def test_no_crash_of_a_broker_in_a_deletion_leaves_offsets_to_a_new_topic_of_the
         return
 
 
-def test_offsets_of_a_topic_whose_files_could_not_be_removed_at_first_are_forgotten() -> None:
+def test_offsets_of_a_topic_whose_files_could_not_be_removed_at_first_are_forgotten() -> (
+    None
+):
     disk = SimulatedDisk()
     broker = StillBroker(disk, disk.now_ms())
     broker.logdir.create_topic("t", 2)
     assert _commit_and_fetch(broker, commits=True) == 5
-    broker.logdir.forget_topic = lambda name: broker.broker.state.groups.topics_deleted({name}, broker.now_ms)
+    broker.logdir.forget_topic = lambda name: broker.broker.state.groups.topics_deleted(
+        {name}, broker.now_ms
+    )
     disk.faults = FaultPlan(Fault("rename", errno.ENOSPC, "*t-0*", times=None))
     answer = broker.ask(wire.DELETE_TOPICS, 4, topic_names=["t"], timeout_ms=1_000)
     assert answer.responses[0].error_code != 0
@@ -566,10 +794,17 @@ def test_offsets_of_a_topic_whose_files_could_not_be_removed_at_first_are_forgot
     broker.stop()
 
 
-def test_deleting_a_topic_of_the_served_directory_deletes_what_was_committed_for_it(tmp_path: Path) -> None:
-    with netshim.serve(tmp_path / "data") as server, contextlib.closing(Client(server.port)) as client:
+def test_deleting_a_topic_of_the_served_directory_deletes_what_was_committed_for_it(
+    tmp_path: Path,
+) -> None:
+    with (
+        netshim.serve(tmp_path / "data") as server,
+        contextlib.closing(Client(server.port)) as client,
+    ):
         topic_type = wire.OFFSET_COMMIT.Request.Topic
-        part = topic_type.Partition(partition_index=0, committed_offset=5, committed_metadata="")
+        part = topic_type.Partition(
+            partition_index=0, committed_offset=5, committed_metadata=""
+        )
         commit = wire.OFFSET_COMMIT.Request(
             group_id="g",
             generation_id_or_member_epoch=-1,
@@ -577,10 +812,15 @@ def test_deleting_a_topic_of_the_served_directory_deletes_what_was_committed_for
             topics=[topic_type(name="t", partitions=[part])],
         )
         server.logdir.create_topic("t")
-        assert client.ask(wire.OFFSET_COMMIT, 7, commit).topics[0].partitions[0].error_code == 0
+        assert (
+            client.ask(wire.OFFSET_COMMIT, 7, commit).topics[0].partitions[0].error_code
+            == 0
+        )
         server.logdir.delete_topic("t")
         server.logdir.create_topic("t")
-        answer = client.ask(wire.OFFSET_FETCH, 6, wire.OFFSET_FETCH.Request(group_id="g", topics=None))
+        answer = client.ask(
+            wire.OFFSET_FETCH, 6, wire.OFFSET_FETCH.Request(group_id="g", topics=None)
+        )
         assert answer.topics == []
 
 
@@ -616,12 +856,16 @@ def test_offsets_expire_a_week_after_the_last_member_left(rig: Rig) -> None:
 
 
 def test_what_else_expires(rig: Rig) -> None:
-    """Simple commits by their own time, with a retention asked for by that, topics without a subscriber left."""
+    """Simple commits by their own time, with a retention asked for by that, topics
+    without a subscriber left.
+    """
     rig.commit({("orders", 0): 1}, group="simple")
     rig.commit({("orders", 0): 1}, group="brief", version=2, retention_time_ms=DAY_MS)
     rig.commit({("orders", 0): 1, ("other", 0): 1}, group="mixed")
     rig.restart()
-    rig.join(group="mixed", protocols={"range": subscription("other")}, session_ms=1_800_000)
+    rig.join(
+        group="mixed", protocols={"range": subscription("other")}, session_ms=1_800_000
+    )
     rig.sync("cli-0001", 1, group="mixed")
 
     def pass_days(days: int) -> None:

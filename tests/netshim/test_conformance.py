@@ -1,6 +1,8 @@
-"""What our broker answers to raw requests of every API and version, beside what a broker of Kafka's answered.
+"""What our broker answers to raw requests of every API and version, beside what a
+broker of Kafka's answered.
 
-Its answers are in tests/data/kafka/answers.json.gz; tests/interop/test_interop_conformance.py asks for them again.
+Its answers are in tests/data/kafka/answers.json.gz;
+tests/interop/test_interop_conformance.py asks for them again.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("api", report.served(), ids=lambda api: api.name)
-def test_answers_are_kafkas_or_differ_for_a_reason(port: int, api: Api[Any, Any]) -> None:
+def test_answers_are_kafkas_or_differ_for_a_reason(
+    port: int, api: Api[Any, Any]
+) -> None:
     ours = report.ask_all(port, [api])
     found = report.differences(ours, report.kept())
     assert [each for each in found if report.reason_of(each[0], each[2]) is None] == []
@@ -38,6 +42,8 @@ def test_each_api_that_is_served_is_asked() -> None:
 def test_the_page_is_of_these_answers() -> None:
     page = report.PAGE.read_text(encoding="utf-8")
     for api in report.served():
-        assert f"| {api.key} {api.name} | {api.min_version}-{api.max_version} |" in page, "make interop writes the page"
+        assert (
+            f"| {api.key} {api.name} | {api.min_version}-{api.max_version} |" in page
+        ), "make interop writes the page"
     for reason in (*report.REASONS.values(), *report.NOT_SERVED.values()):
         assert reason in page

@@ -1,4 +1,6 @@
-"""netshim.connection: frames out of bytes however they are split, responses in order, bounded memory."""
+"""netshim.connection: frames out of bytes however they are split, responses in order,
+bounded memory.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def frame(body: bytes) -> bytes:
 
 
 class Host:
-    """A connection whose handler remembers frames and answers each with its own bytes, at once or when told."""
+    """A connection whose handler remembers frames and answers each with its own bytes,
+    at once or when told.
+    """
 
     def __init__(
         self,
@@ -36,9 +40,17 @@ class Host:
         self.later = later
         self.readied = 0
         self.budget = Budget(budget) if isinstance(budget, int) else budget
-        self.workload = Workload(workload, self.budget) if isinstance(workload, int) else workload
+        self.workload = (
+            Workload(workload, self.budget) if isinstance(workload, int) else workload
+        )
         self.connection = Connection(
-            self.handle, Settings(**settings), self.budget, self.workload, 0, self.ready, self.tells
+            self.handle,
+            Settings(**settings),
+            self.budget,
+            self.workload,
+            0,
+            self.ready,
+            self.tells,
         )
 
     def handle(self, view: memoryview, now_ms: int) -> Any:
@@ -72,15 +84,23 @@ class Host:
 
 
 @given(st.lists(st.binary(min_size=1, max_size=300), max_size=30), st.integers(1, 1000))
-def test_frames_come_whole_however_the_bytes_are_split(bodies: list[bytes], step: int) -> None:
+def test_frames_come_whole_however_the_bytes_are_split(
+    bodies: list[bytes], step: int
+) -> None:
     host = Host()
     host.feed(b"".join(map(frame, bodies)), step)
     assert host.frames == bodies
-    assert host.sent() == b"".join(frame(body) for body in bodies if not body.startswith(b"silent"))
+    assert host.sent() == b"".join(
+        frame(body) for body in bodies if not body.startswith(b"silent")
+    )
 
 
-@pytest.mark.parametrize("size", [65_531, 65_532, 65_533, 100_000, 1_000_000, 5_000_000])
-def test_large_frames_grow_the_buffer_with_what_came_and_give_it_back(size: int) -> None:
+@pytest.mark.parametrize(
+    "size", [65_531, 65_532, 65_533, 100_000, 1_000_000, 5_000_000]
+)
+def test_large_frames_grow_the_buffer_with_what_came_and_give_it_back(
+    size: int,
+) -> None:
     host = Host()
     body = random.Random(size).randbytes(size)
     host.feed(frame(b"small") + frame(body)[:100])
@@ -92,7 +112,9 @@ def test_large_frames_grow_the_buffer_with_what_came_and_give_it_back(size: int)
     assert host.frames[-1] == b"again"
 
 
-@pytest.mark.parametrize("head", [b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x80\0\0\0", b"GEX ", b"\x06@\0\x01"])
+@pytest.mark.parametrize(
+    "head", [b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x80\0\0\0", b"GEX ", b"\x06@\0\x01"]
+)
 def test_impossible_sizes_end_the_connection(head: bytes) -> None:
     host = Host()
     with pytest.raises(CloseConnection, match="frame of"):
@@ -135,7 +157,9 @@ def test_who_asks_what_was_changed_waits_for_the_change() -> None:
     host.answers[0].set([frame(b"1")])
     assert not host.connection.is_full
     host.connection.process(0)
-    assert host.frames == [b"change", b"again", b"tell", b"next"], "nor do they for who asks"
+    assert host.frames == [b"change", b"again", b"tell", b"next"], (
+        "nor do they for who asks"
+    )
     host.answers[3].set([frame(b"4")])
     host.answers[2].set([frame(b"3")])
     assert host.sent() == b"".join(map(frame, [b"1", b"2", b"3", b"4"]))
@@ -184,7 +208,9 @@ def test_requests_in_work_have_a_limit_over_all_connections() -> None:
     assert (len(first.answers), len(second.frames), len(third.frames)) == (6, 1, 0)
     assert first.workload.count == 4, "those that are parked do not count"
     assert not first.connection.is_full
-    assert second.connection.is_full and third.connection.is_full, "neither reads more meanwhile"
+    assert second.connection.is_full and third.connection.is_full, (
+        "neither reads more meanwhile"
+    )
     first.answers[-1].set([b"a"])
     assert (second.readied, third.readied) == (1, 0), "in turn"
     third.connection.process(0)
@@ -240,7 +266,9 @@ def test_no_request_waits_for_ever_whatever_ends_and_comes(data: st.DataObject) 
     for number in range(data.draw(st.integers(1, 40))):
         host = data.draw(st.sampled_from(hosts))
         if data.draw(st.booleans()):
-            host.feed(frame(data.draw(st.sampled_from([b"parked", b"work"])) + b"%d" % number))
+            host.feed(
+                frame(data.draw(st.sampled_from([b"parked", b"work"])) + b"%d" % number)
+            )
         else:
             unset = [answer for answer in host.answers if not answer.is_set]
             if unset:
@@ -284,7 +312,9 @@ def test_a_shared_budget_starves_and_feeds_again() -> None:
 
 
 class Crowd:
-    """Connections that share a budget, each with bytes on their way to it; a step is a tick of the server."""
+    """Connections that share a budget, each with bytes on their way to it; a step is a
+    tick of the server.
+    """
 
     def __init__(self, budget_bytes: int, **settings: Any) -> None:
         self.budget = Budget(budget_bytes)
@@ -312,12 +342,18 @@ class Crowd:
         for connection, reason in self.budget.relieve(self.now_ms, 30_000).items():
             connection.give_up(reason)
         for host in self.hosts:
-            reason = None if host in self.ended else host.connection.overdue(self.now_ms)
+            reason = (
+                None if host in self.ended else host.connection.overdue(self.now_ms)
+            )
             if reason is not None:
                 self.ended[host] = reason
                 host.connection.close()
         assert self.budget.used_bytes <= self.budget.limit_bytes
-        held = sum(len(host.connection._buffer) - (64 << 10) for host in self.hosts if host not in self.ended)
+        held = sum(
+            len(host.connection._buffer) - (64 << 10)
+            for host in self.hosts
+            if host not in self.ended
+        )
         assert self.budget.used_bytes == held
 
 
@@ -325,9 +361,13 @@ HUGE = (100 << 20).to_bytes(4, "big")
 
 
 def test_slow_clients_do_not_keep_the_memory_for_requests_from_others() -> None:
-    """Those that announced much and send a little now and then give way; a fast one is served and never called slow."""
+    """Those that announced much and send a little now and then give way; a fast one is
+    served and never called slow.
+    """
     crowd = Crowd(8 << 20)
-    slow = [crowd.join(HUGE + bytes(size)) for size in [520 << 10] * 10 + [66 << 10] * 20]
+    slow = [
+        crowd.join(HUGE + bytes(size)) for size in [520 << 10] * 10 + [66 << 10] * 20
+    ]
     for _ in range(40):
         crowd.step()
     for _ in range(3):
@@ -339,11 +379,15 @@ def test_slow_clients_do_not_keep_the_memory_for_requests_from_others() -> None:
         assert len(good.frames) == 1 and good not in crowd.ended
         for host in [one for one in slow if one in crowd.ended]:  # they come again
             slow[slow.index(host)] = crowd.join(HUGE + bytes(66 << 10))
-    assert crowd.ended and all("others wait" in reason for reason in crowd.ended.values())
+    assert crowd.ended and all(
+        "others wait" in reason for reason in crowd.ended.values()
+    )
 
 
 def test_requests_that_keep_one_another_from_the_memory_are_not_all_lost() -> None:
-    """Each has a part of what it needs, none is slow: after a while one of them gives way to the others."""
+    """Each has a part of what it needs, none is slow: after a while one of them gives
+    way to the others.
+    """
     crowd = Crowd(3 << 19)
     whole = frame(b"f" * 700_000)
     hosts = [crowd.join(whole[:300_000]) for _ in range(3)]
@@ -397,11 +441,15 @@ def test_clients_of_another_protocol_are_named(start: bytes, words: str) -> None
 
 
 def test_a_closed_connection_keeps_nothing_alive() -> None:
-    """Its host holds it, and it held its host: both stayed, with 64 KiB, until Python looked for cycles."""
+    """Its host holds it, and it held its host: both stayed, with 64 KiB, until Python
+    looked for cycles.
+    """
 
     class Peer:
         def __init__(self, budget: Budget) -> None:
-            self.connection = Connection(self.handle, Settings(), budget, Workload(1, budget), 0, self.ready)
+            self.connection = Connection(
+                self.handle, Settings(), budget, Workload(1, budget), 0, self.ready
+            )
 
         def handle(self, view: memoryview, now_ms: int) -> Any:
             return self.answer

@@ -1,8 +1,10 @@
-"""Groups of the consumer protocol in a broker whose power is cut at each change that they make to its directory.
+"""Groups of the consumer protocol in a broker whose power is cut at each change that
+they make to its directory.
 
-Goal: after every crash the group stands as one of the heartbeats left it, the last that was answered or a later one:
-none is forgotten, none is there in part. Method: logcore.testing.explore over the directory of a broker without
-sockets, whose requests pass through their wire forms.
+Goal: after every crash the group stands as one of the heartbeats left it, the last that
+was answered or a later one:
+none is forgotten, none is there in part. Method: logcore.testing.explore over the
+directory of a broker without sockets, whose requests pass through their wire forms.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from support.stillbroker import StillBroker
 
 BEAT = wire.CONSUMER_GROUP_HEARTBEAT
 
-#: (member, epoch, instance, numbers of the partitions that it owns, None for nothing said)
+#: (member, epoch, instance, numbers of the partitions that it owns, None for nothing
+#: said)
 STEPS: tuple[tuple[str, int, str | None, list[int] | None], ...] = (
     ("A", 0, None, []),
     ("B", 0, "i", []),
@@ -37,14 +40,30 @@ STEPS: tuple[tuple[str, int, str | None, list[int] | None], ...] = (
 )
 
 
-def beat(bench: StillBroker, member_id: str, epoch: int, instance_id: str | None, owned: list[int] | None) -> int:
+def beat(
+    bench: StillBroker,
+    member_id: str,
+    epoch: int,
+    instance_id: str | None,
+    owned: list[int] | None,
+) -> int:
     fields: dict[str, Any] = {"instance_id": instance_id}
     if epoch == 0:
         fields.update(rebalance_timeout_ms=60_000, subscribed_topic_names=["t"])
     if owned is not None:
-        topics = [BEAT.Request.Topic(topic_id=bench.broker.state.topic_id("t"), partitions=owned)] if owned else []
+        topics = (
+            [
+                BEAT.Request.Topic(
+                    topic_id=bench.broker.state.topic_id("t"), partitions=owned
+                )
+            ]
+            if owned
+            else []
+        )
         fields["topic_partitions"] = topics
-    answer = bench.ask(BEAT, 1, group_id="g", member_id=member_id, member_epoch=epoch, **fields)
+    answer = bench.ask(
+        BEAT, 1, group_id="g", member_id=member_id, member_epoch=epoch, **fields
+    )
     return int(answer.error_code)
 
 
@@ -60,10 +79,21 @@ def facts(bench: StillBroker) -> Any:
         return sorted(number for _, number in partitions)
 
     return (
-        (consumers.epoch, consumers.target_epoch, sorted(consumers.members), dict(consumers.static)),
+        (
+            consumers.epoch,
+            consumers.target_epoch,
+            sorted(consumers.members),
+            dict(consumers.static),
+        ),
         {name: numbers(target) for name, target in consumers.targets.items()},
         {
-            name: (one.member_epoch, one.previous_epoch, one.state, numbers(one.assigned), numbers(one.revoking))
+            name: (
+                one.member_epoch,
+                one.previous_epoch,
+                one.state,
+                numbers(one.assigned),
+                numbers(one.revoking),
+            )
             for name, one in consumers.currents.items()
         },
     )
@@ -94,7 +124,9 @@ def expected() -> list[Any]:
         assert beat(bench, *step) == 0
         found.append(facts(bench))
     bench.stop()
-    assert len({repr(one) for one in found}) == len(STEPS) + 1, "each step changes something"
+    assert len({repr(one) for one in found}) == len(STEPS) + 1, (
+        "each step changes something"
+    )
     return found
 
 
@@ -113,24 +145,42 @@ def judge(expected: list[Any], promised: list[Any], found: Any) -> None:
 
 
 def test_no_crash_splits_or_loses_a_heartbeat(expected: list[Any]) -> None:
-    report = explore(live, recover, lambda promised, found: judge(expected, promised, found), limit=20, again_every=0)
+    report = explore(
+        live,
+        recover,
+        lambda promised, found: judge(expected, promised, found),
+        limit=20,
+        again_every=0,
+    )
     assert report.states > 50
 
 
 @pytest.mark.slow
-def test_no_crash_splits_or_loses_a_heartbeat_whatever_is_left(expected: list[Any]) -> None:
-    explore(live, recover, lambda promised, found: judge(expected, promised, found), limit=3_000, again_every=10)
+def test_no_crash_splits_or_loses_a_heartbeat_whatever_is_left(
+    expected: list[Any],
+) -> None:
+    explore(
+        live,
+        recover,
+        lambda promised, found: judge(expected, promised, found),
+        limit=3_000,
+        again_every=10,
+    )
 
 
 @pytest.mark.parametrize("operation", ["fdatasync", "pwrite"])
-def test_a_heartbeat_that_the_disk_refuses_is_asked_again_and_counts_once(operation: str, expected: list[Any]) -> None:
+def test_a_heartbeat_that_the_disk_refuses_is_asked_again_and_counts_once(
+    operation: str, expected: list[Any]
+) -> None:
     at = 0
     has_failed = True
     while has_failed:
         at += 1
         disk = SimulatedDisk()
         bench = begin(disk)
-        disk.faults = FaultPlan(Fault(operation, errno.EIO, path="*__consumer_offsets*.log", at=at, times=1))
+        disk.faults = FaultPlan(
+            Fault(operation, errno.EIO, path="*__consumer_offsets*.log", at=at, times=1)
+        )
         for number, step in enumerate(STEPS, 1):
             code = beat(bench, *step)
             if code:

@@ -1,8 +1,9 @@
-"""The consumer protocol (KIP-848) through a broker: the answer to each request by its version, what is on disk, and
-confluent-kafka as it is.
+"""The consumer protocol (KIP-848) through a broker: the answer to each request by its
+version, what is on disk, and confluent-kafka as it is.
 
-What the answers mean is tested in tests/coordination; here it is how they are said. All but the last part is without
-sockets: time is a number, the disk is done when the test says so.
+What the answers mean is tested in tests/coordination; here it is how they are said. All
+but the last part is without sockets: time is a number, the disk is done when the test
+says so.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ from typing import Any
 import pytest
 
 import logcore
-from logcore.format.grouprecords import Subscription, assignment_value, read_assignment, subscription_value
+from logcore.format.grouprecords import (
+    Subscription,
+    assignment_value,
+    read_assignment,
+    subscription_value,
+)
 from logcore.names import OFFSETS_TOPIC
 from netshim import wire
 from netshim.testing import Kafka
@@ -32,16 +38,29 @@ BEAT = wire.CONSUMER_GROUP_HEARTBEAT
 DEADLINE_S = 60
 
 
-def send(rig: Rig, member_id: str, epoch: int, version: int = 1, **fields: Any) -> Answer:
-    """A heartbeat; with epoch 0 it says what somebody who joins has to say. owned: of `orders`."""
+def send(
+    rig: Rig, member_id: str, epoch: int, version: int = 1, **fields: Any
+) -> Answer:
+    """A heartbeat; with epoch 0 it says what somebody who joins has to say. owned: of
+    `orders`.
+    """
     if epoch == 0:
-        fields = {"rebalance_timeout_ms": 60_000, "owned": [], "subscribed_topic_names": ["orders"], **fields}
+        fields = {
+            "rebalance_timeout_ms": 60_000,
+            "owned": [],
+            "subscribed_topic_names": ["orders"],
+            **fields,
+        }
     owned = fields.pop("owned", None)
     topic_type = BEAT.Request.Topic
     if owned is not None:
         topic_id = rig.state.topic_id("orders")
-        fields["topic_partitions"] = [topic_type(topic_id=topic_id, partitions=owned)] if owned else []
-    request = BEAT.Request(**{"group_id": "g", "member_id": member_id, "member_epoch": epoch, **fields})
+        fields["topic_partitions"] = (
+            [topic_type(topic_id=topic_id, partitions=owned)] if owned else []
+        )
+    request = BEAT.Request(
+        **{"group_id": "g", "member_id": member_id, "member_epoch": epoch, **fields}
+    )
     return rig.send(BEAT, version, request)
 
 
@@ -56,8 +75,12 @@ def given(rig: Rig, response: Any) -> tuple[int, list[int] | None]:
     assert response.error_code == 0, response
     if response.assignment is None:
         return response.member_epoch, None
-    assert {topic.topic_id for topic in response.assignment.topic_partitions} <= {rig.state.topic_id("orders")}
-    return response.member_epoch, [n for topic in response.assignment.topic_partitions for n in topic.partitions]
+    assert {topic.topic_id for topic in response.assignment.topic_partitions} <= {
+        rig.state.topic_id("orders")
+    }
+    return response.member_epoch, [
+        n for topic in response.assignment.topic_partitions for n in topic.partitions
+    ]
 
 
 def two(rig: Rig) -> None:
@@ -69,7 +92,8 @@ def two(rig: Rig) -> None:
     assert given(rig, beat(rig, "B", 2)) == (2, [2])
 
 
-# -- heartbeats ------------------------------------------------------------------------------------------------------
+# -- heartbeats
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_two_members_and_the_way_from_one_to_the_other(rig: Rig) -> None:
@@ -82,7 +106,12 @@ def test_two_members_and_the_way_from_one_to_the_other(rig: Rig) -> None:
     assert given(rig, beat(rig, "A", 1, owned=[0, 1])) == (2, None)
     assert given(rig, beat(rig, "B", 2)) == (2, [2])
     left = beat(rig, "A", -1)
-    assert (left.error_code, left.member_epoch, left.heartbeat_interval_ms, left.assignment) == (0, -1, 0, None)
+    assert (
+        left.error_code,
+        left.member_epoch,
+        left.heartbeat_interval_ms,
+        left.assignment,
+    ) == (0, -1, 0, None)
 
 
 def test_the_first_version_gives_a_newcomer_an_id(rig: Rig) -> None:
@@ -117,7 +146,9 @@ def test_refusals_have_kafkas_codes_and_a_text(
     rig: Rig, member_id: str, epoch: int, fields: dict[str, Any], code: int
 ) -> None:
     rig.stop()
-    rig.settings["group_consumer_max_size"] = 3 if code == codes.GROUP_MAX_SIZE_REACHED else 4
+    rig.settings["group_consumer_max_size"] = (
+        3 if code == codes.GROUP_MAX_SIZE_REACHED else 4
+    )
     rig.start()
     two(rig)
     beat(rig, "I", 0, instance_id="i")
@@ -126,10 +157,14 @@ def test_refusals_have_kafkas_codes_and_a_text(
     assert response.error_message
 
 
-def test_patterns_need_their_package_and_mean_no_internal_topics(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patterns_need_their_package_and_mean_no_internal_topics(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("re2")
     rig.groups.create_topic()
-    response = beat(rig, "A", 0, subscribed_topic_names=[], subscribed_topic_regex="(^ord.*|_.*)")
+    response = beat(
+        rig, "A", 0, subscribed_topic_names=[], subscribed_topic_regex="(^ord.*|_.*)"
+    )
     assert given(rig, response) == (1, [0, 1, 2])
     refused = beat(rig, "A", 1, subscribed_topic_regex="(")
     assert refused.error_code == codes.INVALID_REGULAR_EXPRESSION
@@ -140,7 +175,9 @@ def test_patterns_need_their_package_and_mean_no_internal_topics(rig: Rig, monke
     assert "[regex]" in refused.error_message
 
 
-def test_new_topics_and_partitions_are_noticed_with_the_next_heartbeat(rig: Rig) -> None:
+def test_new_topics_and_partitions_are_noticed_with_the_next_heartbeat(
+    rig: Rig,
+) -> None:
     beat(rig, "A", 0, subscribed_topic_names=["orders", "late"])
     rig.logdir.add_partitions("orders", 4)
     assert given(rig, beat(rig, "A", 1)) == (2, [0, 1, 2, 3])
@@ -163,7 +200,15 @@ def test_an_answer_comes_when_it_is_on_disk(rig: Rig) -> None:
 
 
 def test_the_records_of_a_request_are_one_batch(rig: Rig) -> None:
-    beat(rig, "A", 0, subscribed_topic_names=["orders", *(f"{number:0100}" for number in range(1_000))])
+    beat(
+        rig,
+        "A",
+        0,
+        subscribed_topic_names=[
+            "orders",
+            *(f"{number:0100}" for number in range(1_000)),
+        ],
+    )
     log = rig.logdir.partition(OFFSETS_TOPIC, 0)
     (batch,) = log.batches(0, log.high_watermark)
     assert batch.record_count == 5
@@ -180,7 +225,8 @@ def test_a_group_outlives_the_broker_and_its_sessions_begin_anew(rig: Rig) -> No
     assert given(rig, beat(rig, "B", 2)) == (3, [0, 1, 2])
 
 
-# -- beside the classic protocol -------------------------------------------------------------------------------------
+# -- beside the classic protocol
+# -------------------------------------------------------------------------------------
 
 
 def test_requests_of_the_classic_protocol_find_no_member(rig: Rig) -> None:
@@ -192,7 +238,10 @@ def test_requests_of_the_classic_protocol_find_no_member(rig: Rig) -> None:
 
 def test_an_empty_group_changes_its_protocol(rig: Rig) -> None:
     ids, generation = rig.form(1)
-    assert code_of(rig.commit({("orders", 0): 7}, member_id=ids[0], generation=generation)) == 0
+    assert (
+        code_of(rig.commit({("orders", 0): 7}, member_id=ids[0], generation=generation))
+        == 0
+    )
     rig.leave((ids[0], None))
     assert given(rig, beat(rig, "A", 0)) == (1, [0, 1, 2])
     rig.restart()
@@ -206,31 +255,60 @@ def test_an_empty_group_changes_its_protocol(rig: Rig) -> None:
 
 
 def test_a_group_changes_its_protocol_while_it_runs(rig: Rig) -> None:
-    """A classic member, then one of the consumer protocol beside it, then the classic one alone again."""
+    """A classic member, then one of the consumer protocol beside it, then the classic
+    one alone again.
+    """
     wants = subscription_value(Subscription(("orders",)))
     all_three = assignment_value([("orders", number) for number in range(3)])
     classic = rig.join(protocols={"range": wants}).value
     assert classic.leader == classic.member_id
-    assert code_of(rig.sync(classic.member_id, 1, assignments={classic.member_id: all_three})) == 0
+    assert (
+        code_of(
+            rig.sync(classic.member_id, 1, assignments={classic.member_id: all_three})
+        )
+        == 0
+    )
     assert given(rig, beat(rig, "A", 0)) == (2, [])
     assert rig.beat(classic.member_id, 1) == codes.REBALANCE_IN_PROGRESS
     again = rig.join(classic.member_id, protocols={"range": wants}).value
-    assert (again.error_code, again.generation_id, again.leader, again.members) == (0, 2, "", [])
+    assert (again.error_code, again.generation_id, again.leader, again.members) == (
+        0,
+        2,
+        "",
+        [],
+    )
     synced = rig.sync(classic.member_id, 2).value
     assert read_assignment(synced.assignment) == (("orders", 0), ("orders", 1))
     assert given(rig, beat(rig, "A", 2)) == (2, [2])
-    assert code_of(rig.commit({("orders", 0): 7}, member_id=classic.member_id, generation=2)) == 0
+    assert (
+        code_of(
+            rig.commit({("orders", 0): 7}, member_id=classic.member_id, generation=2)
+        )
+        == 0
+    )
     late = rig.commit({("orders", 0): 8}, member_id=classic.member_id, generation=1)
     assert code_of(late) == codes.ILLEGAL_GENERATION
     (described,) = rig.ask(wire.CONSUMER_GROUP_DESCRIBE, 1, group_ids=["g"]).groups
-    assert {member.member_id: member.member_type for member in described.members} == {classic.member_id: 0, "A": 1}
+    assert {member.member_id: member.member_type for member in described.members} == {
+        classic.member_id: 0,
+        "A": 1,
+    }
     rig.restart()
     assert rig.beat(classic.member_id, 2) == 0
     assert beat(rig, "A", -1).error_code == 0
     assert rig.beat(classic.member_id, 2) == codes.REBALANCE_IN_PROGRESS
     last = rig.join(classic.member_id, protocols={"range": wants}).value
-    assert (last.error_code, last.generation_id, last.leader) == (0, 3, classic.member_id)
-    assert code_of(rig.sync(classic.member_id, 3, assignments={classic.member_id: all_three})) == 0
+    assert (last.error_code, last.generation_id, last.leader) == (
+        0,
+        3,
+        classic.member_id,
+    )
+    assert (
+        code_of(
+            rig.sync(classic.member_id, 3, assignments={classic.member_id: all_three})
+        )
+        == 0
+    )
     rig.restart()
     assert rig.describe().group_state == "Stable"
     assert rig.committed() == {("orders", 0): 7}
@@ -245,7 +323,9 @@ def test_a_group_changes_its_protocol_while_it_runs(rig: Rig) -> None:
         ("bidirectional", 0, 0),
     ],
 )
-def test_the_policy_says_which_groups_change(tmp_path: Path, policy: str, up: int, into: int) -> None:
+def test_the_policy_says_which_groups_change(
+    tmp_path: Path, policy: str, up: int, into: int
+) -> None:
     wants = subscription_value(Subscription(("orders",)))
     with Rig(tmp_path, group_consumer_migration_policy=policy) as rig:
         rig.logdir.create_topic("orders", 3)
@@ -256,7 +336,8 @@ def test_the_policy_says_which_groups_change(tmp_path: Path, policy: str, up: in
         assert code_of(rig.join(group="other", protocols={"range": wants})) == into
 
 
-# -- offsets ---------------------------------------------------------------------------------------------------------
+# -- offsets
+# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -269,9 +350,13 @@ def test_the_policy_says_which_groups_change(tmp_path: Path, policy: str, up: in
         ("", -1, 9, codes.UNKNOWN_MEMBER_ID),
     ],
 )
-def test_members_commit_with_their_epoch(rig: Rig, member_id: str, epoch: int, version: int, code: int) -> None:
+def test_members_commit_with_their_epoch(
+    rig: Rig, member_id: str, epoch: int, version: int, code: int
+) -> None:
     two(rig)
-    answer = rig.commit({("orders", 0): 7}, member_id=member_id, generation=epoch, version=version)
+    answer = rig.commit(
+        {("orders", 0): 7}, member_id=member_id, generation=epoch, version=version
+    )
     assert code_of(answer) == code
     assert rig.committed() == ({} if code else {("orders", 0): 7})
 
@@ -285,28 +370,40 @@ def test_members_commit_with_their_epoch(rig: Rig, member_id: str, epoch: int, v
         ("C", 2, codes.UNKNOWN_MEMBER_ID),
     ],
 )
-def test_members_fetch_offsets_with_their_epoch(rig: Rig, member_id: str | None, epoch: int, code: int) -> None:
+def test_members_fetch_offsets_with_their_epoch(
+    rig: Rig, member_id: str | None, epoch: int, code: int
+) -> None:
     two(rig)
     group_type = wire.OFFSET_FETCH.Request.Group
-    asked = group_type(group_id="g", member_id=member_id, member_epoch=epoch, topics=None)
+    asked = group_type(
+        group_id="g", member_id=member_id, member_epoch=epoch, topics=None
+    )
     (found,) = rig.ask(wire.OFFSET_FETCH, 9, groups=[asked]).groups
     assert found.error_code == code
 
 
 def test_offsets_of_a_topic_that_members_want_are_not_deleted(rig: Rig) -> None:
     two(rig)
-    rig.commit({("orders", 0): 7, ("other", 0): 8}, member_id="A", generation=2, version=9)
+    rig.commit(
+        {("orders", 0): 7, ("other", 0): 8}, member_id="A", generation=2, version=9
+    )
     topic_type = wire.OFFSET_DELETE.Request.Topic
     asked = [
-        topic_type(name=name, partitions=[topic_type.Partition(partition_index=0)]) for name in ("orders", "other")
+        topic_type(name=name, partitions=[topic_type.Partition(partition_index=0)])
+        for name in ("orders", "other")
     ]
     response = rig.ask(wire.OFFSET_DELETE, 0, group_id="g", topics=asked)
-    found = [partition.error_code for topic in response.topics for partition in topic.partitions]
+    found = [
+        partition.error_code
+        for topic in response.topics
+        for partition in topic.partitions
+    ]
     assert found == [codes.GROUP_SUBSCRIBED_TO_TOPIC, 0]
     assert rig.committed() == {("orders", 0): 7}
 
 
-# -- what admin tools ask --------------------------------------------------------------------------------------------
+# -- what admin tools ask
+# --------------------------------------------------------------------------------------------
 
 
 def test_groups_are_described_by_their_protocol(rig: Rig) -> None:
@@ -314,20 +411,39 @@ def test_groups_are_described_by_their_protocol(rig: Rig) -> None:
     rig.form(1, group="old")
 
     def described(version: int, group: str) -> Any:
-        (found,) = rig.ask(wire.CONSUMER_GROUP_DESCRIBE, version, group_ids=[group]).groups
+        (found,) = rig.ask(
+            wire.CONSUMER_GROUP_DESCRIBE, version, group_ids=[group]
+        ).groups
         return found
 
     for group in ("old", "none"):
         assert described(1, group).error_code == codes.GROUP_ID_NOT_FOUND
     found = described(1, "g")
-    facts = found.error_code, found.group_state, found.group_epoch, found.assignment_epoch, found.assignor_name
+    facts = (
+        found.error_code,
+        found.group_state,
+        found.group_epoch,
+        found.assignment_epoch,
+        found.assignor_name,
+    )
     assert facts == (0, "Stable", 2, 2, "uniform")
     member = found.members[0]
-    assert (member.member_id, member.member_epoch, member.client_id, member.client_host) == ("A", 2, "cli", "/10.0.0.1")
-    assert (member.subscribed_topic_names, member.subscribed_topic_regex) == (["orders"], "")
+    assert (
+        member.member_id,
+        member.member_epoch,
+        member.client_id,
+        member.client_host,
+    ) == ("A", 2, "cli", "/10.0.0.1")
+    assert (member.subscribed_topic_names, member.subscribed_topic_regex) == (
+        ["orders"],
+        "",
+    )
     assert member.member_type == 1
     for assignment in (member.assignment, member.target_assignment):
-        assert [(topic.topic_name, topic.partitions) for topic in assignment.topic_partitions] == [("orders", [0, 1])]
+        assert [
+            (topic.topic_name, topic.partitions)
+            for topic in assignment.topic_partitions
+        ] == [("orders", [0, 1])]
     assert described(0, "g").members[0].member_type == -1
 
 
@@ -345,7 +461,11 @@ def test_the_classic_description_finds_no_such_group(
 ) -> None:
     two(rig)
     (found,) = rig.ask(wire.DESCRIBE_GROUPS, version, groups=[group]).groups
-    assert (found.error_code, found.error_message, found.group_state) == (code, text, "Dead")
+    assert (found.error_code, found.error_message, found.group_state) == (
+        code,
+        text,
+        "Dead",
+    )
 
 
 def test_groups_are_listed_with_type_and_state(rig: Rig) -> None:
@@ -388,28 +508,41 @@ def test_only_an_empty_group_is_deleted(rig: Rig) -> None:
 
 
 def test_the_protocol_is_finalized(rig: Rig) -> None:
-    response = rig.ask(wire.API_VERSIONS, 3, client_software_name="x", client_software_version="1")
-    finalized = {each.name: each.max_version_level for each in response.finalized_features}
+    response = rig.ask(
+        wire.API_VERSIONS, 3, client_software_name="x", client_software_version="1"
+    )
+    finalized = {
+        each.name: each.max_version_level for each in response.finalized_features
+    }
     assert finalized == {"group.version": 1, "transaction.version": 2}
     assert {68, 69} <= {each.api_key for each in response.api_keys}
 
 
-# -- behind the broker -----------------------------------------------------------------------------------------------
+# -- behind the broker
+# -----------------------------------------------------------------------------------------------
 
 
-def test_a_process_that_opens_the_directory_goes_on_with_the_offsets_of_such_a_group(rig: Rig) -> None:
+def test_a_process_that_opens_the_directory_goes_on_with_the_offsets_of_such_a_group(
+    rig: Rig,
+) -> None:
     """Its members are gone with the broker, as those of the classic protocol."""
     two(rig)
     rig.commit({("orders", 0): 1}, member_id="A", generation=2, version=9)
     rig.logdir.append("orders", b"first", partition=0)
     rig.logdir.append("orders", b"second", partition=0)
     rig.stop()
-    with logcore.open_dir(rig.path) as directory, directory.consumer(group_id="g") as member:
+    with (
+        logcore.open_dir(rig.path) as directory,
+        directory.consumer(group_id="g") as member,
+    ):
         member.subscribe(["orders"])
         found = member.poll(timeout_ms=1_000).values()
         assert [record.value for records in found for record in records] == [b"second"]
     rig.start()
-    assert rig.ask(wire.CONSUMER_GROUP_DESCRIBE, 1, group_ids=["g"]).groups[0].error_code == codes.GROUP_ID_NOT_FOUND
+    assert (
+        rig.ask(wire.CONSUMER_GROUP_DESCRIBE, 1, group_ids=["g"]).groups[0].error_code
+        == codes.GROUP_ID_NOT_FOUND
+    )
     assert rig.committed()["orders", 0] in (1, 2)
 
 
@@ -426,14 +559,17 @@ def test_the_command_line_knows_such_groups(rig: Rig) -> None:
         return str(found.stdout)
 
     path = str(rig.path)
-    listed = [json.loads(line) for line in run("group", "list", path, "--json").splitlines()]
+    listed = [
+        json.loads(line) for line in run("group", "list", path, "--json").splitlines()
+    ]
     assert [(one["group"], one["members"]) for one in listed] == [("g", 2)]
     run("group", "delete", path, "g", "--yes")
     assert run("group", "list", path, "--json") == ""
     rig.start()
 
 
-# -- confluent-kafka -------------------------------------------------------------------------------------------------
+# -- confluent-kafka
+# -------------------------------------------------------------------------------------------------
 
 
 def consumer(kafka: Kafka, **options: Any) -> Any:
@@ -498,13 +634,16 @@ def test_confluent_members_share_and_one_that_is_killed_leaves_its_part(
     values: set[bytes] = set()
     poll_until(lambda: len(survivor.assignment()) == 4, survivor, values)
     victim = subprocess.Popen(
-        [sys.executable, "-c", MEMBER, kafka.bootstrap_servers, subscribes], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", MEMBER, kafka.bootstrap_servers, subscribes],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     said: list[str] = []
     reader = threading.Thread(target=lambda: said.extend(victim.stdout or ()))
     reader.start()
     try:
-        # The survivor gives partitions up only while it is polled: assignment() shows two of them before that is done.
+        # The survivor gives partitions up only while it is polled: assignment() shows
+        # two of them before that is done.
         poll_until(lambda: "2\n" in said, survivor, values)
         assert len(survivor.assignment()) == 2
         poll_until(lambda: len(values) >= 20, survivor, values)
@@ -513,7 +652,11 @@ def test_confluent_members_share_and_one_that_is_killed_leaves_its_part(
         poll_until(lambda: len(survivor.assignment()) == 4, survivor, values)
         for number in range(40, 80):
             kafka.append("orders", b"%d" % number, partition=number % 4)
-        poll_until(lambda: values >= {b"%d" % number for number in range(40, 80)}, survivor, values)
+        poll_until(
+            lambda: values >= {b"%d" % number for number in range(40, 80)},
+            survivor,
+            values,
+        )
     finally:
         victim.kill()
         reader.join()
@@ -521,20 +664,29 @@ def test_confluent_members_share_and_one_that_is_killed_leaves_its_part(
         survivor.close()
 
 
-def test_confluent_members_are_exchanged_one_by_one_and_back(kafka_factory: Callable[..., Kafka]) -> None:
-    """From the classic protocol to the consumer protocol and back, without a moment with no members. No partition is
-    with two members, and each record is read by somebody.
+def test_confluent_members_are_exchanged_one_by_one_and_back(
+    kafka_factory: Callable[..., Kafka],
+) -> None:
+    """From the classic protocol to the consumer protocol and back, without a moment
+    with no members. No partition is with two members, and each record is read by
+    somebody.
     """
     kafka = kafka_factory()
     kafka.create_topic("orders", 4)
-    classic = {"group.protocol": "classic", "partition.assignment.strategy": "range", "session.timeout.ms": 6_000}
+    classic = {
+        "group.protocol": "classic",
+        "partition.assignment.strategy": "range",
+        "session.timeout.ms": 6_000,
+    }
     classic["heartbeat.interval.ms"] = 100
     values: set[bytes] = set()
     written: set[bytes] = set()
     members: list[Any] = []
 
     def shares() -> list[int]:
-        return sorted(part.partition for member in members for part in member.assignment())
+        return sorted(
+            part.partition for member in members for part in member.assignment()
+        )
 
     def settle() -> None:
         """Until all have their share, and what is written meanwhile is read."""
@@ -544,7 +696,11 @@ def test_confluent_members_are_exchanged_one_by_one_and_back(kafka_factory: Call
             kafka.append("orders", value, partition=partition)
             written.add(value)
         until = time.monotonic() + DEADLINE_S
-        while shares() != [0, 1, 2, 3] or not written <= values or not all(one.assignment() for one in members):
+        while (
+            shares() != [0, 1, 2, 3]
+            or not written <= values
+            or not all(one.assignment() for one in members)
+        ):
             assert time.monotonic() < until, (shares(), written - values)
             for member in members:
                 message = member.poll(0.02)
@@ -578,18 +734,29 @@ def test_confluent_members_are_exchanged_one_by_one_and_back(kafka_factory: Call
 
 
 def test_a_hundred_members_form_a_group_within_a_second(rig: Rig) -> None:
-    """Each joins, and then sends heartbeats in turn until everybody has its partition: by the time of this process."""
+    """Each joins, and then sends heartbeats in turn until everybody has its partition:
+    by the time of this process.
+    """
     rig.logdir.add_partitions("orders", 100)
     begun = time.process_time()
-    epochs = {f"m{number:03}": beat(rig, f"m{number:03}", 0).member_epoch for number in range(100)}
+    epochs = {
+        f"m{number:03}": beat(rig, f"m{number:03}", 0).member_epoch
+        for number in range(100)
+    }
     held: dict[str, list[int]] = {name: [] for name in epochs}
     held["m000"] = list(range(100))
     rounds = 0
-    while sorted(number for numbers in held.values() for number in numbers) != list(range(100)) or rounds < 2:
+    while (
+        sorted(number for numbers in held.values() for number in numbers)
+        != list(range(100))
+        or rounds < 2
+    ):
         rounds += 1
         assert rounds < 10
         for name, owned in held.items():
-            epochs[name], numbers = given(rig, beat(rig, name, epochs[name], owned=owned))
+            epochs[name], numbers = given(
+                rig, beat(rig, name, epochs[name], owned=owned)
+            )
             if numbers is not None:
                 held[name] = numbers
     assert {len(numbers) for numbers in held.values()} == {1}

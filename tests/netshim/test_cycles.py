@@ -1,7 +1,7 @@
 """No request leaves reference cycles: what only the cycle collector can free.
 
-A broker that serves 1,000 records a second would leave 50,000 such objects a second. The collector freed them at once
-and held the loop for 60 to 75 ms, every second.
+A broker that serves 1,000 records a second would leave 50,000 such objects a second.
+The collector freed them at once and held the loop for 60 to 75 ms, every second.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def cyclic() -> Counter[str]:
 
 
 class Leavers(World):
-    """Before each request of a script another client sends the same, and leaves or gets an error before the answer."""
+    """Before each request of a script another client sends the same, and leaves or gets
+    an error before the answer.
+    """
 
     def __init__(self, outcome: str) -> None:
         self.outcome = outcome
@@ -89,7 +91,9 @@ def world(request: pytest.FixtureRequest) -> World:
 
 
 def test_no_request_of_any_api_leaves_cycles(world: World, no_collector: None) -> None:
-    """In its newest version and the oldest one that is served, under a policy that waits for the disk."""
+    """In its newest version and the oldest one that is served, under a policy that
+    waits for the disk.
+    """
     number = 0
     found: dict[str, Counter[str]] = {}
     for api in served():
@@ -146,7 +150,9 @@ def test_no_fetch_that_waits_leaves_cycles(
     cyclic()  # what the first opening left
     for end in (woken, expired, cancelled, stopped):
         end_offset = bench.logdir.partition("t", 0).log_end_offset
-        answer = bench.send(wire.FETCH, 12, fetch_of(end_offset, min_bytes, isolation_level))
+        answer = bench.send(
+            wire.FETCH, 12, fetch_of(end_offset, min_bytes, isolation_level)
+        )
         assert isinstance(answer, Answer) and not answer.is_set
         end(bench, answer)
         assert answer.is_set or answer.is_cancelled
@@ -157,7 +163,10 @@ def test_no_fetch_that_waits_leaves_cycles(
 
 @pytest.mark.parametrize("api", [wire.PRODUCE, wire.FETCH], ids=lambda api: api.name)
 def test_no_log_that_cannot_be_opened_leaves_cycles(
-    bench: Bench, no_collector: None, monkeypatch: pytest.MonkeyPatch, api: Api[Any, Any]
+    bench: Bench,
+    no_collector: None,
+    monkeypatch: pytest.MonkeyPatch,
+    api: Api[Any, Any],
 ) -> None:
     def fail(*_: object) -> None:
         raise LogFailedError("the disk failed")
@@ -165,14 +174,20 @@ def test_no_log_that_cannot_be_opened_leaves_cycles(
     bench.logdir.create_topic("t")
     monkeypatch.setattr(type(bench.logdir), "partition", fail)
     cyclic()
-    request = bench.fetches(range(1)) if api is wire.FETCH else bench.produces(encode([(None, b"v")], now_ms=1))
+    request = (
+        bench.fetches(range(1))
+        if api is wire.FETCH
+        else bench.produces(encode([(None, b"v")], now_ms=1))
+    )
     part = bench.ask(api, 9, request).responses[0]
     assert "error_code=0" not in repr(part)
     del part, request
     assert not cyclic()
 
 
-def test_a_fetch_whose_client_left_while_its_log_was_opened_does_not_wait(bench: Bench) -> None:
+def test_a_fetch_whose_client_left_while_its_log_was_opened_does_not_wait(
+    bench: Bench,
+) -> None:
     """What waits behind an answer that was cancelled is cancelled too, when it begins."""
     bench.logdir.create_topic("t")
     bench.at_once = False
@@ -187,7 +202,9 @@ def test_a_fetch_whose_client_left_while_its_log_was_opened_does_not_wait(bench:
 
 @pytest.mark.parametrize("kind", ["timer", "append"])
 def test_what_waits_no_more_is_not_kept(kind: str) -> None:
-    """A broker runs for months, and each Fetch that waits has a timer and waits for appends."""
+    """A broker runs for months, and each Fetch that waits has a timer and waits for
+    appends.
+    """
 
     class Waiter:
         def look(self, now_ms: int) -> None:

@@ -1,4 +1,6 @@
-"""Settings of single groups: set, described, obeyed, kept on disk; the file that may come from anywhere."""
+"""Settings of single groups: set, described, obeyed, kept on disk; the file that may
+come from anywhere.
+"""
 
 from __future__ import annotations
 
@@ -29,19 +31,31 @@ BEAT = wire.CONSUMER_GROUP_HEARTBEAT
 DEFAULTS = {SESSION_TIMEOUT: 45_000, HEARTBEAT_INTERVAL: 5_000}
 
 
-def change(rig: Rig, group: str, *changes: tuple[str, str | None, int], only_check: bool = False) -> tuple[int, str]:
+def change(
+    rig: Rig,
+    group: str,
+    *changes: tuple[str, str | None, int],
+    only_check: bool = False,
+) -> tuple[int, str]:
     """The code and message that an incremental change is answered with."""
     request = wire.INCREMENTAL_ALTER_CONFIGS.Request
-    configs = [request.Resource.Config(name=n, value=v, config_operation=operation) for n, v, operation in changes]
+    configs = [
+        request.Resource.Config(name=n, value=v, config_operation=operation)
+        for n, v, operation in changes
+    ]
     asked = request.Resource(resource_type=GROUP, resource_name=group, configs=configs)
-    answer = rig.ask(wire.INCREMENTAL_ALTER_CONFIGS, 1, resources=[asked], validate_only=only_check)
+    answer = rig.ask(
+        wire.INCREMENTAL_ALTER_CONFIGS, 1, resources=[asked], validate_only=only_check
+    )
     return answer.responses[0].error_code, answer.responses[0].error_message or ""
 
 
 def described(rig: Rig, group: str) -> dict[str, tuple[str, int]]:
     """Name -> (value, source)."""
     request = wire.DESCRIBE_CONFIGS.Request
-    asked = request.Resource(resource_type=GROUP, resource_name=group, configuration_keys=None)
+    asked = request.Resource(
+        resource_type=GROUP, resource_name=group, configuration_keys=None
+    )
     (result,) = rig.ask(wire.DESCRIBE_CONFIGS, 4, resources=[asked]).results
     assert result.error_code == 0
     return {each.name: (each.value, each.config_source) for each in result.configs}
@@ -74,15 +88,31 @@ def beat(rig: Rig, group: str) -> Any:
 def test_a_group_is_set_and_described_and_set_back(rig: Rig) -> None:
     defaults = {SESSION_TIMEOUT: ("45000", 5), HEARTBEAT_INTERVAL: ("5000", 5)}
     assert described(rig, "g") == defaults
-    assert change(rig, "g", (SESSION_TIMEOUT, "50000", SET), (HEARTBEAT_INTERVAL, "6000", SET))[0] == 0
+    assert (
+        change(
+            rig, "g", (SESSION_TIMEOUT, "50000", SET), (HEARTBEAT_INTERVAL, "6000", SET)
+        )[0]
+        == 0
+    )
     for _ in range(2):
-        assert described(rig, "g") == {SESSION_TIMEOUT: ("50000", 8), HEARTBEAT_INTERVAL: ("6000", 8)}
+        assert described(rig, "g") == {
+            SESSION_TIMEOUT: ("50000", 8),
+            HEARTBEAT_INTERVAL: ("6000", 8),
+        }
         assert described(rig, "other") == defaults
         assert listed(rig) == ["g"]
         rig.restart()
     assert change(rig, "g", (SESSION_TIMEOUT, "", DELETE))[0] == 0
-    assert described(rig, "g") == {SESSION_TIMEOUT: ("45000", 5), HEARTBEAT_INTERVAL: ("6000", 8)}
-    assert change(rig, "g", (HEARTBEAT_INTERVAL, None, DELETE), ("no.such", None, DELETE))[0] == 0
+    assert described(rig, "g") == {
+        SESSION_TIMEOUT: ("45000", 5),
+        HEARTBEAT_INTERVAL: ("6000", 8),
+    }
+    assert (
+        change(rig, "g", (HEARTBEAT_INTERVAL, None, DELETE), ("no.such", None, DELETE))[
+            0
+        ]
+        == 0
+    )
     assert described(rig, "g") == defaults and listed(rig) == []
 
 
@@ -94,16 +124,26 @@ def test_the_older_form_replaces_what_was_set(rig: Rig) -> None:
         resource_name="g",
         configs=[request.Resource.Config(name=HEARTBEAT_INTERVAL, value="7000")],
     )
-    assert rig.ask(wire.ALTER_CONFIGS, 2, resources=[asked]).responses[0].error_code == 0
-    assert described(rig, "g") == {SESSION_TIMEOUT: ("45000", 5), HEARTBEAT_INTERVAL: ("7000", 8)}
+    assert (
+        rig.ask(wire.ALTER_CONFIGS, 2, resources=[asked]).responses[0].error_code == 0
+    )
+    assert described(rig, "g") == {
+        SESSION_TIMEOUT: ("45000", 5),
+        HEARTBEAT_INTERVAL: ("7000", 8),
+    }
 
 
 def test_members_are_held_to_the_settings_of_their_group(rig: Rig) -> None:
-    change(rig, "quick", (SESSION_TIMEOUT, "1000", SET), (HEARTBEAT_INTERVAL, "200", SET))
+    change(
+        rig, "quick", (SESSION_TIMEOUT, "1000", SET), (HEARTBEAT_INTERVAL, "200", SET)
+    )
     assert beat(rig, "quick").heartbeat_interval_ms == 200
     assert beat(rig, "usual").heartbeat_interval_ms == 5_000
     rig.sleep(1_500)
-    states = {group.group_id: group.group_state for group in rig.ask(wire.LIST_GROUPS, 5).groups}
+    states = {
+        group.group_id: group.group_state
+        for group in rig.ask(wire.LIST_GROUPS, 5).groups
+    }
     assert states == {"quick": "Empty", "usual": "Stable"}
 
 
@@ -118,14 +158,25 @@ def test_members_are_held_to_the_settings_of_their_group(rig: Rig) -> None:
         ([(SESSION_TIMEOUT, "9" * 40_000, SET)], codes.INVALID_CONFIG),
         ([(SESSION_TIMEOUT, "\u0663\u0663\u0663\u0663", SET)], codes.INVALID_CONFIG),
         ([(SESSION_TIMEOUT, "50000", APPEND)], codes.INVALID_CONFIG),
-        ([(SESSION_TIMEOUT, "5000", SET)], codes.INVALID_CONFIG),  # no longer than the default interval
+        (
+            [(SESSION_TIMEOUT, "5000", SET)],
+            codes.INVALID_CONFIG,
+        ),  # no longer than the default interval
         ([(HEARTBEAT_INTERVAL, "45000", SET)], codes.INVALID_CONFIG),
-        ([(HEARTBEAT_INTERVAL, "6000", SET), ("no.such", "1", SET)], codes.INVALID_CONFIG),
+        (
+            [(HEARTBEAT_INTERVAL, "6000", SET), ("no.such", "1", SET)],
+            codes.INVALID_CONFIG,
+        ),
         ([(SESSION_TIMEOUT, None, SET)], codes.INVALID_REQUEST),
-        ([(SESSION_TIMEOUT, "50000", SET), (SESSION_TIMEOUT, "50000", SET)], codes.INVALID_REQUEST),
+        (
+            [(SESSION_TIMEOUT, "50000", SET), (SESSION_TIMEOUT, "50000", SET)],
+            codes.INVALID_REQUEST,
+        ),
     ],
 )
-def test_what_is_no_setting_is_refused_whole(rig: Rig, changes: list[Any], code: int) -> None:
+def test_what_is_no_setting_is_refused_whole(
+    rig: Rig, changes: list[Any], code: int
+) -> None:
     found, message = change(rig, "g", *changes)
     assert found == code and 0 < len(message) < 500
     assert listed(rig) == []
@@ -133,51 +184,87 @@ def test_what_is_no_setting_is_refused_whole(rig: Rig, changes: list[Any], code:
 
 def test_a_group_needs_a_name_that_a_record_can_hold(rig: Rig) -> None:
     assert change(rig, "", (SESSION_TIMEOUT, "50000", SET))[0] == codes.INVALID_REQUEST
-    assert change(rig, "x" * 5_000_000, (SESSION_TIMEOUT, "50000", SET))[0] == codes.INVALID_CONFIG
+    assert (
+        change(rig, "x" * 5_000_000, (SESSION_TIMEOUT, "50000", SET))[0]
+        == codes.INVALID_CONFIG
+    )
 
 
 def test_a_check_changes_nothing(rig: Rig) -> None:
     assert change(rig, "g", (SESSION_TIMEOUT, "50000", SET), only_check=True)[0] == 0
-    assert change(rig, "g", (SESSION_TIMEOUT, "5", SET), only_check=True)[0] == codes.INVALID_CONFIG
+    assert (
+        change(rig, "g", (SESSION_TIMEOUT, "5", SET), only_check=True)[0]
+        == codes.INVALID_CONFIG
+    )
     assert listed(rig) == []
 
 
-def test_many_groups_are_written_together(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One write for each held the threads of the disk for half a minute, and no records were synced meanwhile."""
+def test_many_groups_are_written_together(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One write for each held the threads of the disk for half a minute, and no records
+    were synced meanwhile.
+    """
     written = []
     write = checkpoint.write
-    monkeypatch.setattr(checkpoint, "write", lambda *args, **more: (written.append(args[2]), write(*args, **more)))
+    monkeypatch.setattr(
+        checkpoint,
+        "write",
+        lambda *args, **more: (written.append(args[2]), write(*args, **more)),
+    )
     request = wire.INCREMENTAL_ALTER_CONFIGS.Request
-    config = request.Resource.Config(name=SESSION_TIMEOUT, value="50000", config_operation=SET)
-    wrong = request.Resource.Config(name=SESSION_TIMEOUT, value="5", config_operation=SET)
+    config = request.Resource.Config(
+        name=SESSION_TIMEOUT, value="50000", config_operation=SET
+    )
+    wrong = request.Resource.Config(
+        name=SESSION_TIMEOUT, value="5", config_operation=SET
+    )
     asked = [
-        request.Resource(resource_type=GROUP, resource_name=f"g{number}", configs=[wrong if number == 7 else config])
+        request.Resource(
+            resource_type=GROUP,
+            resource_name=f"g{number}",
+            configs=[wrong if number == 7 else config],
+        )
         for number in range(300)
     ]
-    told = rig.ask(wire.INCREMENTAL_ALTER_CONFIGS, 1, resources=asked, validate_only=False).responses
-    assert [each.error_code for each in told] == [codes.INVALID_CONFIG if number == 7 else 0 for number in range(300)]
+    told = rig.ask(
+        wire.INCREMENTAL_ALTER_CONFIGS, 1, resources=asked, validate_only=False
+    ).responses
+    assert [each.error_code for each in told] == [
+        codes.INVALID_CONFIG if number == 7 else 0 for number in range(300)
+    ]
     assert len(listed(rig)) == 299 and written.count(checkpoint.GROUPS) == 1
 
 
-def test_a_write_that_fails_fails_the_groups_of_the_request_alone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_fails_the_groups_of_the_request_alone(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> None:
         raise StorageWriteError("the disk gives an error")
 
     assert rig.state.group_settings is not None
     monkeypatch.setattr(rig.state.group_settings, "write", refuse)
     request = wire.INCREMENTAL_ALTER_CONFIGS.Request
-    group = request.Resource.Config(name=SESSION_TIMEOUT, value="50000", config_operation=SET)
-    topic = request.Resource.Config(name="retention.ms", value="5000", config_operation=SET)
+    group = request.Resource.Config(
+        name=SESSION_TIMEOUT, value="50000", config_operation=SET
+    )
+    topic = request.Resource.Config(
+        name="retention.ms", value="5000", config_operation=SET
+    )
     asked = [
         request.Resource(resource_type=GROUP, resource_name="g", configs=[group]),
         request.Resource(resource_type=TOPIC, resource_name="orders", configs=[topic]),
     ]
-    told = rig.ask(wire.INCREMENTAL_ALTER_CONFIGS, 1, resources=asked, validate_only=False).responses
+    told = rig.ask(
+        wire.INCREMENTAL_ALTER_CONFIGS, 1, resources=asked, validate_only=False
+    ).responses
     assert [each.error_code for each in told] == [codes.KAFKA_STORAGE_ERROR, 0]
     assert rig.logdir.describe_topic("orders").overrides == {"retention.ms": "5000"}
 
 
-def test_an_interval_that_a_later_start_makes_too_long_is_shortened(tmp_path: Path) -> None:
+def test_an_interval_that_a_later_start_makes_too_long_is_shortened(
+    tmp_path: Path,
+) -> None:
     """It was right beside the session timeout of the broker as it was started then."""
     with Rig(tmp_path / "data") as rig:
         rig.logdir.create_topic("orders")
@@ -192,10 +279,13 @@ def test_beside_other_processes_groups_are_not_set(rig: Rig) -> None:
     assert code == codes.INVALID_REQUEST and "shared" in message
 
 
-# -- the file --------------------------------------------------------------------------------------------------------
+# -- the file
+# --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("operation", ["create", "pwrite", "fsync", "rename", "sync_dir"])
+@pytest.mark.parametrize(
+    "operation", ["create", "pwrite", "fsync", "rename", "sync_dir"]
+)
 def test_of_a_change_that_fails_counts_what_is_on_disk(operation: str) -> None:
     disk = SimulatedDisk({"/d": None})
     settings = GroupSettings(disk, "/d")
@@ -205,7 +295,11 @@ def test_of_a_change_that_fails_counts_what_is_on_disk(operation: str) -> None:
         put(settings, "g", {SESSION_TIMEOUT: 60_000})
     assert disk.faults.hits
     expected = 60_000 if operation == "sync_dir" else 50_000
-    assert settings.of("g") == {SESSION_TIMEOUT: expected} == GroupSettings(disk, "/d").of("g")
+    assert (
+        settings.of("g")
+        == {SESSION_TIMEOUT: expected}
+        == GroupSettings(disk, "/d").of("g")
+    )
 
 
 def rows(*groups: Any) -> bytes:
@@ -228,7 +322,9 @@ def rows(*groups: Any) -> bytes:
         rows({"group": "g", "config": {}}, {"group": "g", "config": {}}),
     ],
 )
-def test_a_file_that_cannot_be_believed_is_an_error(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_cannot_be_believed_is_an_error(
+    tmp_path: Path, content: bytes
+) -> None:
     (tmp_path / checkpoint.GROUPS).write_bytes(content)
     with pytest.raises(CorruptLogError, match="settings"):
         GroupSettings(logcore.fs.OS, str(tmp_path))
@@ -246,14 +342,22 @@ def test_the_file_is_copied_and_shown(tmp_path: Path) -> None:
     salvage(tmp_path / "data", tmp_path / "saved")
     for name in ("copy", "saved"):
         with logcore.open_dir(tmp_path / name) as logdir:
-            assert logdir.coordinators.group_settings(logdir).of("g\n") == {SESSION_TIMEOUT: 50_000}
+            assert logdir.coordinators.group_settings(logdir).of("g\n") == {
+                SESSION_TIMEOUT: 50_000
+            }
 
 
-def test_a_file_that_no_broker_would_start_with_is_found_and_not_copied(tmp_path: Path) -> None:
+def test_a_file_that_no_broker_would_start_with_is_found_and_not_copied(
+    tmp_path: Path,
+) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as logdir:
         logdir.create_topic("t")
-    (tmp_path / "data" / checkpoint.GROUPS).write_bytes(rows({"group": "g", "config": {SESSION_TIMEOUT: 5}}))
-    (verdict,) = [each for each in verify(tmp_path / "data") if each.kind == checkpoint.GROUPS]
+    (tmp_path / "data" / checkpoint.GROUPS).write_bytes(
+        rows({"group": "g", "config": {SESSION_TIMEOUT: 5}})
+    )
+    (verdict,) = [
+        each for each in verify(tmp_path / "data") if each.kind == checkpoint.GROUPS
+    ]
     assert verdict.status == "damaged"
     report = salvage(tmp_path / "data", tmp_path / "saved")
     assert [Path(part.path).name for part in report.lost] == [checkpoint.GROUPS]
@@ -262,7 +366,10 @@ def test_a_file_that_no_broker_would_start_with_is_found_and_not_copied(tmp_path
 
 def test_settings_of_very_many_groups_are_refused() -> None:
     disk = SimulatedDisk({"/d": None})
-    many = [{"group": str(number), "config": {SESSION_TIMEOUT: 50_000}} for number in range(10_000)]
+    many = [
+        {"group": str(number), "config": {SESSION_TIMEOUT: 50_000}}
+        for number in range(10_000)
+    ]
     checkpoint.write(disk, "/d", checkpoint.GROUPS, rows(*many))
     settings = GroupSettings(disk, "/d")
     with pytest.raises(InvalidConfigError, match="groups with settings"):

@@ -21,7 +21,8 @@ from netshim.waiting import Answer
 from netshim.wire import codes
 from support.rig import Rig, code_of, in_both_homes
 
-# -- what admin tools ask ------------------------------------------------------------------------------------------
+# -- what admin tools ask
+# ------------------------------------------------------------------------------------------
 
 
 @in_both_homes
@@ -30,14 +31,21 @@ def test_find_coordinator(rig: Rig) -> None:
         if version < 4:
             found = rig.ask(wire.FIND_COORDINATOR, version, key=key, key_type=key_type)
         else:
-            response = rig.ask(wire.FIND_COORDINATOR, version, coordinator_keys=[key], key_type=key_type)
+            response = rig.ask(
+                wire.FIND_COORDINATOR,
+                version,
+                coordinator_keys=[key],
+                key_type=key_type,
+            )
             (found,) = response.coordinators
             assert found.key == key
         return found.error_code, found.node_id, found.host, found.port
 
     for version in range(7):
         assert one(version, "g", 0) == (0, rig.logdir.node_id, "broker", 9092)
-        assert one(version, "", 0)[0] == 0  # as from Kafka; what is then asked of that group is refused
+        assert (
+            one(version, "", 0)[0] == 0
+        )  # as from Kafka; what is then asked of that group is refused
         if version:
             assert one(version, "t", 1)[0] == 0
             assert one(version, "s", 2)[0] == codes.INVALID_REQUEST
@@ -58,26 +66,40 @@ def test_listing_and_describing(rig: Rig) -> None:
     simple = ("simple", "", "Empty", "classic")
     assert listed(5) == [stable, simple]
     assert listed(5, states_filter=["stable"]) == [stable]
-    assert listed(5, states_filter=["EMPTY", "Dead"], types_filter=["Classic"]) == [simple]
+    assert listed(5, states_filter=["EMPTY", "Dead"], types_filter=["Classic"]) == [
+        simple
+    ]
     assert listed(5, types_filter=["consumer"]) == []
     assert [row[0] for row in listed(0)] == ["g", "simple"]
-    (described,) = rig.ask(wire.DESCRIBE_GROUPS, 5, groups=["no"], include_authorized_operations=True).groups
-    assert (described.error_code, described.group_state, described.authorized_operations) == (0, "Dead", 0b110101001000)
+    (described,) = rig.ask(
+        wire.DESCRIBE_GROUPS, 5, groups=["no"], include_authorized_operations=True
+    ).groups
+    assert (
+        described.error_code,
+        described.group_state,
+        described.authorized_operations,
+    ) == (0, "Dead", 0b110101001000)
     parked = rig.join()
     described = rig.describe()
     assert described.group_state == machine.PREPARING and described.protocol_data == ""
-    assert all(not member.member_metadata and not member.member_assignment for member in described.members)
+    assert all(
+        not member.member_metadata and not member.member_assignment
+        for member in described.members
+    )
     rig.groups.stop(rig.now_ms)
     assert code_of(parked) == codes.NOT_COORDINATOR
 
 
-# -- any order of things -------------------------------------------------------------------------------------------
+# -- any order of things
+# -------------------------------------------------------------------------------------------
 
 
 class Client:
     """A consumer that does what consumers do, with chance deciding when."""
 
-    def __init__(self, rig: Rig, chance: random.Random, owners: dict[int, dict[int, str]]) -> None:
+    def __init__(
+        self, rig: Rig, chance: random.Random, owners: dict[int, dict[int, str]]
+    ) -> None:
         self.rig = rig
         self.chance = chance
         self.owners = owners
@@ -91,7 +113,14 @@ class Client:
     def join(self) -> None:
         version = self.chance.choice([3, 5, 9]) if self.instance is None else 5
         protocols = {"range": bytes([self.chance.randrange(2)])}
-        self._ask(self.rig.join(self.member_id, instance=self.instance, version=version, protocols=protocols))
+        self._ask(
+            self.rig.join(
+                self.member_id,
+                instance=self.instance,
+                version=version,
+                protocols=protocols,
+            )
+        )
         self.step = self.joined
 
     def joined(self) -> None:
@@ -102,7 +131,11 @@ class Client:
         self.waiting = None
         self.step = self.join
         if response.error_code:
-            self.member_id = response.member_id if response.error_code == codes.MEMBER_ID_REQUIRED else ""
+            self.member_id = (
+                response.member_id
+                if response.error_code == codes.MEMBER_ID_REQUIRED
+                else ""
+            )
             return
         self.member_id = response.member_id
         self.generation = response.generation_id
@@ -127,18 +160,26 @@ class Client:
             return
         owners = self.owners.setdefault(self.generation, {})
         for partition in response.assignment:
-            # A static member that came back goes on with what it had: the part of the id before the last is the same.
+            # A static member that came back goes on with what it had: the part of the
+            # id before the last is the same.
             owner = self.instance or self.member_id
-            assert owners.setdefault(partition, owner) == owner, (self.generation, partition)
+            assert owners.setdefault(partition, owner) == owner, (
+                self.generation,
+                partition,
+            )
         self.step = self.work
 
     def work(self) -> None:
         what = self.chance.random()
         if what < 0.6:
-            code = self.rig.beat(self.member_id, self.generation, instance=self.instance)
+            code = self.rig.beat(
+                self.member_id, self.generation, instance=self.instance
+            )
         elif what < 0.85:
             answer = self.rig.commit(
-                {("orders", 0): self.chance.randrange(100)}, member_id=self.member_id, generation=self.generation
+                {("orders", 0): self.chance.randrange(100)},
+                member_id=self.member_id,
+                generation=self.generation,
             )
             self.all.append(answer)
             code = code_of(answer) if answer.is_set else 0
@@ -154,7 +195,11 @@ class Client:
             self._fail(code)
 
     def _fail(self, code: int) -> None:
-        known = (codes.REBALANCE_IN_PROGRESS, codes.ILLEGAL_GENERATION, codes.UNKNOWN_MEMBER_ID)
+        known = (
+            codes.REBALANCE_IN_PROGRESS,
+            codes.ILLEGAL_GENERATION,
+            codes.UNKNOWN_MEMBER_ID,
+        )
         assert code in (*known, codes.FENCED_INSTANCE_ID), code
         if code in (codes.UNKNOWN_MEMBER_ID, codes.FENCED_INSTANCE_ID):
             self.member_id = ""
@@ -166,7 +211,9 @@ class Client:
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_P58_P61_in_any_order_nothing_has_two_owners_and_nobody_waits_for_ever(tmp_path: Path, seed: int) -> None:
+def test_P58_P61_in_any_order_nothing_has_two_owners_and_nobody_waits_for_ever(
+    tmp_path: Path, seed: int
+) -> None:
     chance = random.Random(seed)
     with Rig(tmp_path, rebalance_delay_ms=chance.choice([0, 500])) as rig:
         rig.logdir.create_topic("orders")
@@ -199,13 +246,20 @@ def test_P58_P61_in_any_order_nothing_has_two_owners_and_nobody_waits_for_ever(t
 
 def check_group(group: machine.Group) -> None:
     """What is true of every group at any time."""
-    assert (group.leader is None) == (not group.members) and (group.leader is None or group.leader in group.members)
-    assert set(group.static.values()) == {m.member_id for m in group.members.values() if m.instance_id is not None}
+    assert (group.leader is None) == (not group.members) and (
+        group.leader is None or group.leader in group.members
+    )
+    assert set(group.static.values()) == {
+        m.member_id for m in group.members.values() if m.instance_id is not None
+    }
     assert group.unsynced <= set(group.members)
     for member_id, member in group.members.items():
         assert member.member_id == member_id
         assert member.syncing is None or group.state == machine.COMPLETING
-        assert member.joining is None or group.state in (machine.PREPARING, machine.STABLE)
+        assert member.joining is None or group.state in (
+            machine.PREPARING,
+            machine.STABLE,
+        )
         assert member.timer_ms is not None or member.is_waiting
     if group.state == machine.EMPTY:
         assert not group.members
@@ -216,14 +270,18 @@ def check_group(group: machine.Group) -> None:
         assert group.join_timer is not None and group.sync_timer is None
 
 
-NAMES = st.sampled_from(["", "g", "h", "orders", "nothing", "cli-0001", "cli-0002", "a-0001", "é" * 20_000])
+NAMES = st.sampled_from(
+    ["", "g", "h", "orders", "nothing", "cli-0001", "cli-0002", "a-0001", "é" * 20_000]
+)
 NUMBERS = st.sampled_from([-(2**31), -1, 0, 1, 2, 2**31 - 1])
 LONGS = st.sampled_from([-(2**63), -1, 0, 1, 2**63 - 1])
 
 
 @hypothesis_settings(max_examples=40)
 @given(data=st.data())
-def test_no_request_is_too_odd_to_be_answered(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_no_request_is_too_odd_to_be_answered(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     with Rig(tmp_path_factory.mktemp("odd")) as rig:
         rig.logdir.create_topic("orders", 2)
         answers = []
@@ -249,7 +307,12 @@ def odd_requests(draw: Any) -> Any:
     if kind == 0:
         request_type = wire.JOIN_GROUP.Request
         protocols = [
-            request_type.Protocol(name=name, metadata=draw(st.sampled_from([b"", b"\0\0\0\0\0\1\0\6orders", b"\0\3?"])))
+            request_type.Protocol(
+                name=name,
+                metadata=draw(
+                    st.sampled_from([b"", b"\0\0\0\0\0\1\0\6orders", b"\0\3?"])
+                ),
+            )
             for name in draw(st.lists(st.sampled_from(["range", "", "x"]), max_size=3))
         ]
         return (
@@ -277,7 +340,9 @@ def odd_requests(draw: Any) -> Any:
                 group_instance_id=maybe(),
                 protocol_type=maybe(),
                 protocol_name=maybe(),
-                assignments=[request_type.Assignment(member_id=text(), assignment=b"?")],
+                assignments=[
+                    request_type.Assignment(member_id=text(), assignment=b"?")
+                ],
             ),
         )
     if kind == 2:
@@ -285,16 +350,24 @@ def odd_requests(draw: Any) -> Any:
             wire.HEARTBEAT,
             draw(st.integers(0, 4)),
             wire.HEARTBEAT.Request(
-                group_id=text(), generation_id=number(), member_id=text(), group_instance_id=maybe()
+                group_id=text(),
+                generation_id=number(),
+                member_id=text(),
+                group_instance_id=maybe(),
             ),
         )
     if kind == 3:
         member_type = wire.LEAVE_GROUP.Request.Member
-        members = [member_type(member_id=text(), group_instance_id=maybe()) for _ in range(draw(st.integers(0, 3)))]
+        members = [
+            member_type(member_id=text(), group_instance_id=maybe())
+            for _ in range(draw(st.integers(0, 3)))
+        ]
         return (
             wire.LEAVE_GROUP,
             draw(st.integers(0, 5)),
-            wire.LEAVE_GROUP.Request(group_id=text(), member_id=text(), members=members),
+            wire.LEAVE_GROUP.Request(
+                group_id=text(), member_id=text(), members=members
+            ),
         )
     if kind == 4:
         topic_type = wire.OFFSET_COMMIT.Request.Topic
@@ -302,7 +375,11 @@ def odd_requests(draw: Any) -> Any:
             partition_index=number(),
             committed_offset=draw(LONGS),
             committed_leader_epoch=number(),
-            committed_metadata=draw(st.sampled_from([None, "", "é" * 4_096, "\U0001f600" * 4_096, "x" * 40_000])),
+            committed_metadata=draw(
+                st.sampled_from(
+                    [None, "", "é" * 4_096, "\U0001f600" * 4_096, "x" * 40_000]
+                )
+            ),
         )
         return (
             wire.OFFSET_COMMIT,
@@ -318,39 +395,74 @@ def odd_requests(draw: Any) -> Any:
         )
     if kind == 5:
         request_type = wire.OFFSET_FETCH.Request
-        topics = draw(st.sampled_from([None, [request_type.Topic(name="orders", partition_indexes=[0, 0, -1])]]))
+        topics = draw(
+            st.sampled_from(
+                [
+                    None,
+                    [request_type.Topic(name="orders", partition_indexes=[0, 0, -1])],
+                ]
+            )
+        )
         grouped = (
-            None if topics is None else [request_type.Group.Topic(name="orders", partition_indexes=[0, 2**31 - 1])]
+            None
+            if topics is None
+            else [
+                request_type.Group.Topic(
+                    name="orders", partition_indexes=[0, 2**31 - 1]
+                )
+            ]
         )
         return (
             wire.OFFSET_FETCH,
             draw(st.integers(1, 9)),
-            request_type(group_id=text(), topics=topics, groups=[request_type.Group(group_id=text(), topics=grouped)]),
+            request_type(
+                group_id=text(),
+                topics=topics,
+                groups=[request_type.Group(group_id=text(), topics=grouped)],
+            ),
         )
     if kind == 6:
         return (
             wire.FIND_COORDINATOR,
             draw(st.integers(0, 5)),
-            wire.FIND_COORDINATOR.Request(key=text(), key_type=draw(st.integers(-128, 127)), coordinator_keys=[text()]),
+            wire.FIND_COORDINATOR.Request(
+                key=text(),
+                key_type=draw(st.integers(-128, 127)),
+                coordinator_keys=[text()],
+            ),
         )
     if kind == 7:
-        return wire.DESCRIBE_GROUPS, draw(st.integers(0, 5)), wire.DESCRIBE_GROUPS.Request(groups=[text(), text()])
+        return (
+            wire.DESCRIBE_GROUPS,
+            draw(st.integers(0, 5)),
+            wire.DESCRIBE_GROUPS.Request(groups=[text(), text()]),
+        )
     if kind == 8:
         return (
             wire.LIST_GROUPS,
             draw(st.integers(0, 5)),
             wire.LIST_GROUPS.Request(
-                states_filter=draw(st.lists(NAMES, max_size=2)), types_filter=draw(st.lists(NAMES, max_size=1))
+                states_filter=draw(st.lists(NAMES, max_size=2)),
+                types_filter=draw(st.lists(NAMES, max_size=1)),
             ),
         )
     if kind == 9:
-        return wire.DELETE_GROUPS, draw(st.integers(0, 2)), wire.DELETE_GROUPS.Request(groups_names=[text(), text()])
+        return (
+            wire.DELETE_GROUPS,
+            draw(st.integers(0, 2)),
+            wire.DELETE_GROUPS.Request(groups_names=[text(), text()]),
+        )
     topic_type = wire.OFFSET_DELETE.Request.Topic
     return (
         wire.OFFSET_DELETE,
         0,
         wire.OFFSET_DELETE.Request(
             group_id=text(),
-            topics=[topic_type(name=text(), partitions=[topic_type.Partition(partition_index=number())])],
+            topics=[
+                topic_type(
+                    name=text(),
+                    partitions=[topic_type.Partition(partition_index=number())],
+                )
+            ],
         ),
     )

@@ -1,6 +1,8 @@
-"""What strangers may send to a broker: it is bounded, cut off with the right answer or none, and others go on.
+"""What strangers may send to a broker: it is bounded, cut off with the right answer or
+none, and others go on.
 
-Raw sockets against a running broker; a good client works beside them. Changed frames are in test_mutated_frames.py.
+Raw sockets against a running broker; a good client works beside them. Changed frames
+are in test_mutated_frames.py.
 """
 
 from __future__ import annotations
@@ -85,7 +87,9 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("name", GARBAGE)
-def test_garbage_is_cut_off_without_an_answer_and_others_go_on(connect: Any, name: str) -> None:
+def test_garbage_is_cut_off_without_an_answer_and_others_go_on(
+    connect: Any, name: str
+) -> None:
     good = connect()
     good.create()
     assert good.produce([b"before"]).error_code == 0
@@ -99,22 +103,32 @@ def test_garbage_is_cut_off_without_an_answer_and_others_go_on(connect: Any, nam
     assert good.produce([b"after"]).base_offset == 1
 
 
-def test_a_version_of_api_versions_that_is_not_served_is_answered_in_version_0(connect: Any) -> None:
+def test_a_version_of_api_versions_that_is_not_served_is_answered_in_version_0(
+    connect: Any,
+) -> None:
     client = connect()
     client.sock.sendall(struct.pack(">ihhih", 12, 18, 77, 5, -1) + b"??")
     correlation_id, answer = wire.decode_response(wire.API_VERSIONS, 0, client.frame())
     assert correlation_id == 5 and answer.error_code == codes.UNSUPPORTED_VERSION
-    assert [(each.api_key, each.min_version, each.max_version) for each in answer.api_keys] == [(18, 0, 4)]
+    assert [
+        (each.api_key, each.min_version, each.max_version) for each in answer.api_keys
+    ] == [(18, 0, 4)]
     assert client.ask(wire.API_VERSIONS, 0, wire.API_VERSIONS.Request()).error_code == 0
 
 
 def test_a_client_without_a_proper_name(connect: Any) -> None:
-    request = wire.API_VERSIONS.Request(client_software_name="-bad-", client_software_version="1")
-    assert connect().ask(wire.API_VERSIONS, 3, request).error_code == codes.INVALID_REQUEST
+    request = wire.API_VERSIONS.Request(
+        client_software_name="-bad-", client_software_version="1"
+    )
+    assert (
+        connect().ask(wire.API_VERSIONS, 3, request).error_code == codes.INVALID_REQUEST
+    )
 
 
 def test_slow_and_half_sent_requests_are_cut_in_time(connect: Any) -> None:
-    whole = wire.encode_request(wire.METADATA, 1, 1, "x", wire.METADATA.Request(topics=None))
+    whole = wire.encode_request(
+        wire.METADATA, 1, 1, "x", wire.METADATA.Request(topics=None)
+    )
     stuck = connect()
     dripping = connect()
     good = connect()
@@ -134,7 +148,10 @@ def test_slow_and_half_sent_requests_are_cut_in_time(connect: Any) -> None:
         if cut:
             break
     assert cut and stuck.is_cut()
-    assert good.ask(wire.METADATA, 1, wire.METADATA.Request(topics=None)).controller_id == 1
+    assert (
+        good.ask(wire.METADATA, 1, wire.METADATA.Request(topics=None)).controller_id
+        == 1
+    )
 
 
 def test_a_half_open_client_gets_the_answers_it_asked_for(connect: Any) -> None:
@@ -149,16 +166,26 @@ def test_a_half_open_client_gets_the_answers_it_asked_for(connect: Any) -> None:
     assert client.is_cut()
 
 
-def test_a_client_that_never_reads_is_cut_and_costs_little(connect: Any, server: Any) -> None:
+def test_a_client_that_never_reads_is_cut_and_costs_little(
+    connect: Any, server: Any
+) -> None:
     good = connect()
     bad = connect()
     good.create()
     for _ in range(20):
         good.produce([bytes(500_000)])
     request = wire.FETCH.Request
-    asked = request.Topic.Partition(partition=0, fetch_offset=0, partition_max_bytes=50 << 20)
+    asked = request.Topic.Partition(
+        partition=0, fetch_offset=0, partition_max_bytes=50 << 20
+    )
     frame = wire.encode_request(
-        wire.FETCH, 11, 1, "x", request(max_bytes=50 << 20, topics=[request.Topic(topic="t", partitions=[asked])])
+        wire.FETCH,
+        11,
+        1,
+        "x",
+        request(
+            max_bytes=50 << 20, topics=[request.Topic(topic="t", partitions=[asked])]
+        ),
     )
     bad.sock.settimeout(5)
     cut = False
@@ -174,7 +201,9 @@ def test_a_client_that_never_reads_is_cut_and_costs_little(connect: Any, server:
     settled(lambda: len(server.server._peers) == 1)
 
 
-def test_too_many_connections_are_refused_and_the_old_ones_go_on(connect: Any, server: Any) -> None:
+def test_too_many_connections_are_refused_and_the_old_ones_go_on(
+    connect: Any, server: Any
+) -> None:
     before = open_files()
     good = connect()
     good.create()
@@ -187,23 +216,34 @@ def test_too_many_connections_are_refused_and_the_old_ones_go_on(connect: Any, s
     settled(lambda: len(server.server._peers) == 1)
     good.close()
     settled(lambda: open_files() <= before + 3)
-    assert connect().ask(wire.METADATA, 1, wire.METADATA.Request(topics=None)).controller_id == 1
+    assert (
+        connect()
+        .ask(wire.METADATA, 1, wire.METADATA.Request(topics=None))
+        .controller_id
+        == 1
+    )
 
 
 def test_connections_reset_in_the_middle(connect: Any, server: Any) -> None:
     good = connect()
     good.create()
-    whole = wire.encode_request(wire.METADATA, 1, 1, "x", wire.METADATA.Request(topics=None))
+    whole = wire.encode_request(
+        wire.METADATA, 1, 1, "x", wire.METADATA.Request(topics=None)
+    )
     for n in range(40):
         client = Client(server.port)
         client.sock.sendall(whole * n + whole[: n % len(whole)])
-        client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.sock.setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )
         client.close()
     assert good.produce([b"v"]).error_code == 0
     settled(lambda: len(server.server._peers) == 1)
 
 
-def test_many_half_sent_large_requests_share_a_bounded_memory(connect: Any, server: Any) -> None:
+def test_many_half_sent_large_requests_share_a_bounded_memory(
+    connect: Any, server: Any
+) -> None:
     good = connect()
     good.create()
     crowd = [connect() for _ in range(30)]
@@ -222,18 +262,28 @@ def test_many_half_sent_large_requests_share_a_bounded_memory(connect: Any, serv
 def test_requests_in_work_hold_back_others_until_they_are_answered(
     kafka_factory: Callable[..., Kafka], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk stands still: what waits for it counts, a fetch that waits for records does not."""
+    """The disk stands still: what waits for it counts, a fetch that waits for records
+    does not.
+    """
     disk = threading.Event()
     disk.set()
     monkeypatch.setattr(os, "fdatasync", lambda handle: disk.wait())
-    broker = kafka_factory(tmp_path / "work", fs=OS, durability="always", max_requests_in_work=2)
+    broker = kafka_factory(
+        tmp_path / "work", fs=OS, durability="always", max_requests_in_work=2
+    )
     broker.create_topic("t", 1)
     clients = [Client(broker.port) for _ in range(5)]
     parked, *busy, late = clients
     request = wire.METADATA.Request(topics=[], allow_auto_topic_creation=False)
-    partition = wire.FETCH.Request.Topic.Partition(partition=0, partition_max_bytes=1 << 20)
+    partition = wire.FETCH.Request.Topic.Partition(
+        partition=0, partition_max_bytes=1 << 20
+    )
     topic = wire.FETCH.Request.Topic(topic="t", partitions=[partition])
-    parked.send(wire.FETCH, 11, wire.FETCH.Request(topics=[topic], max_wait_ms=60_000, min_bytes=1 << 20))
+    parked.send(
+        wire.FETCH,
+        11,
+        wire.FETCH.Request(topics=[topic], max_wait_ms=60_000, min_bytes=1 << 20),
+    )
     disk.clear()
     try:
         for client in busy:
@@ -256,7 +306,8 @@ def test_requests_in_work_hold_back_others_until_they_are_answered(
             client.close()
 
 
-# -- the right errors ----------------------------------------------------------------------------------------------
+# -- the right errors
+# ----------------------------------------------------------------------------------------------
 
 
 def _batch(**change: Any) -> bytearray:
@@ -279,7 +330,10 @@ BAD_BATCHES = {
     "nothing": (b"", codes.INVALID_RECORD),
     "a few bytes": (b"abc", codes.INVALID_RECORD),
     "zeros": (bytes(100), codes.INVALID_RECORD),
-    "a length below the least": (bytes(_set(_batch(), 8, b"\0\0\0\5")), codes.INVALID_RECORD),
+    "a length below the least": (
+        bytes(_set(_batch(), 8, b"\0\0\0\5")),
+        codes.INVALID_RECORD,
+    ),
     "magic 9": (bytes(_set(_batch(), 16, b"\x09")), codes.INVALID_RECORD),
     "two batches": (bytes(_batch()) * 2, codes.INVALID_RECORD),
     "old magic": (bytes(_set(_batch(), 16, b"\1")), codes.INVALID_RECORD),
@@ -287,17 +341,31 @@ BAD_BATCHES = {
     "control": (_stamped(_set(_batch(), 21, b"\0\x20")), codes.INVALID_RECORD),
     "count": (_stamped(_set(_batch(), 57, b"\0\0\0\7")), codes.INVALID_RECORD),
     "delta": (_stamped(_set(_batch(), 23, b"\0\0\0\7")), codes.INVALID_RECORD),
-    "unknown codec": (_stamped(_set(_batch(), 21, b"\0\6")), codes.UNSUPPORTED_COMPRESSION_TYPE),
+    "unknown codec": (
+        _stamped(_set(_batch(), 21, b"\0\6")),
+        codes.UNSUPPORTED_COMPRESSION_TYPE,
+    ),
     "zstd that is none": (_stamped(_set(_batch(), 21, b"\0\4")), codes.INVALID_RECORD),
-    "too large": (recordbatch.encode([(b"k", bytes(6_000))], now_ms=1), codes.MESSAGE_TOO_LARGE),
+    "too large": (
+        recordbatch.encode([(b"k", bytes(6_000))], now_ms=1),
+        codes.MESSAGE_TOO_LARGE,
+    ),
     "no key": (recordbatch.encode([(None, b"v")], now_ms=1), codes.INVALID_RECORD),
-    "time": (recordbatch.encode([(b"k", b"v", (), 5)], now_ms=1), codes.INVALID_TIMESTAMP),
-    "two hours ahead": (recordbatch.encode([(b"k", b"v", (), 2**62)], now_ms=1), codes.INVALID_TIMESTAMP),
+    "time": (
+        recordbatch.encode([(b"k", b"v", (), 5)], now_ms=1),
+        codes.INVALID_TIMESTAMP,
+    ),
+    "two hours ahead": (
+        recordbatch.encode([(b"k", b"v", (), 2**62)], now_ms=1),
+        codes.INVALID_TIMESTAMP,
+    ),
 }
 
 
 @pytest.mark.parametrize("name", BAD_BATCHES)
-def test_bad_batches_get_kafkas_codes_and_store_nothing(connect: Any, server: Any, name: str) -> None:
+def test_bad_batches_get_kafkas_codes_and_store_nothing(
+    connect: Any, server: Any, name: str
+) -> None:
     records, code = BAD_BATCHES[name]
     client = connect()
     config = {"max_message_bytes": "5000"}
@@ -311,34 +379,58 @@ def test_bad_batches_get_kafkas_codes_and_store_nothing(connect: Any, server: An
     assert result.error_message
     assert server.logdir.partition("t", 0).log_end_offset == 0
     assert (
-        client.produce([], records=recordbatch.encode([(b"k", b"v")], now_ms=int(time.time() * 1000))).base_offset == 0
+        client.produce(
+            [],
+            records=recordbatch.encode([(b"k", b"v")], now_ms=int(time.time() * 1000)),
+        ).base_offset
+        == 0
     )
 
 
-def test_what_an_idempotent_producer_sends_twice_is_stored_once(connect: Any, server: Any) -> None:
+def test_what_an_idempotent_producer_sends_twice_is_stored_once(
+    connect: Any, server: Any
+) -> None:
     client = connect()
     other = connect()
     client.create()
-    made = client.ask(wire.INIT_PRODUCER_ID, 4, wire.INIT_PRODUCER_ID.Request(transactional_id=None))
-    made_too = other.ask(wire.INIT_PRODUCER_ID, 0, wire.INIT_PRODUCER_ID.Request(transactional_id=None))
-    assert made.error_code == made_too.error_code == 0 and made.producer_id != made_too.producer_id
+    made = client.ask(
+        wire.INIT_PRODUCER_ID, 4, wire.INIT_PRODUCER_ID.Request(transactional_id=None)
+    )
+    made_too = other.ask(
+        wire.INIT_PRODUCER_ID, 0, wire.INIT_PRODUCER_ID.Request(transactional_id=None)
+    )
+    assert (
+        made.error_code == made_too.error_code == 0
+        and made.producer_id != made_too.producer_id
+    )
 
     def batch(sequence: int, epoch: int = 0) -> bytes:
         now_ms = int(time.time() * 1000)
         return recordbatch.encode(
-            [(b"k", b"v")], now_ms=now_ms, producer_id=made.producer_id, producer_epoch=epoch, base_sequence=sequence
+            [(b"k", b"v")],
+            now_ms=now_ms,
+            producer_id=made.producer_id,
+            producer_epoch=epoch,
+            base_sequence=sequence,
         )
 
     first = batch(0)
     assert client.produce([], records=first).base_offset == 0
     again = other.produce([], records=first)  # the answer was lost with its connection
     assert (again.error_code, again.base_offset) == (0, 0)
-    assert client.produce([], records=batch(2)).error_code == codes.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert (
+        client.produce([], records=batch(2)).error_code
+        == codes.OUT_OF_ORDER_SEQUENCE_NUMBER
+    )
     assert client.produce([], records=batch(1)).base_offset == 1
     assert client.produce([], records=batch(0, epoch=1)).base_offset == 2
-    assert client.produce([], records=batch(2)).error_code == codes.INVALID_PRODUCER_EPOCH
+    assert (
+        client.produce([], records=batch(2)).error_code == codes.INVALID_PRODUCER_EPOCH
+    )
     assert server.logdir.partition("t", 0).log_end_offset == 3
-    refused = client.ask(wire.INIT_PRODUCER_ID, 4, wire.INIT_PRODUCER_ID.Request(transactional_id=""))
+    refused = client.ask(
+        wire.INIT_PRODUCER_ID, 4, wire.INIT_PRODUCER_ID.Request(transactional_id="")
+    )
     assert refused.error_code == codes.INVALID_REQUEST
 
 
@@ -348,7 +440,9 @@ def test_acks(connect: Any, server: Any) -> None:
     assert client.produce([b"v"], acks=7).error_code == codes.INVALID_REQUIRED_ACKS
     assert client.produce([b"v"], acks=1).error_code == 0
     client.produce([b"v"], acks=0)
-    assert client.produce([b"v"]).base_offset == 2, "no answer came for acks=0, and the next one is in its place"
+    assert client.produce([b"v"]).base_offset == 2, (
+        "no answer came for acks=0, and the next one is in its place"
+    )
     client.produce([b"v"], acks=0, topic="unknown")
     assert client.is_cut()
 
@@ -357,22 +451,38 @@ def test_topics_partitions_and_offsets_that_are_not_there(connect: Any) -> None:
     client = connect()
     client.create()
     client.produce([b"v"] * 5)
-    assert client.produce([b"v"], topic="unknown").error_code == codes.UNKNOWN_TOPIC_OR_PARTITION
+    assert (
+        client.produce([b"v"], topic="unknown").error_code
+        == codes.UNKNOWN_TOPIC_OR_PARTITION
+    )
     assert client.produce([b"v"], topic="__consumer_offsets").error_code != 0
     assert client.fetch(topic="unknown").error_code == codes.UNKNOWN_TOPIC_OR_PARTITION
     assert client.fetch(partition=9).error_code == codes.UNKNOWN_TOPIC_OR_PARTITION
     assert client.fetch(partition=-1).error_code == codes.UNKNOWN_TOPIC_OR_PARTITION
     for offset in (-1, 6, 2**62):
         result = client.fetch(offset)
-        assert (result.error_code, result.high_watermark, result.records) == (codes.OFFSET_OUT_OF_RANGE, -1, b"")
+        assert (result.error_code, result.high_watermark, result.records) == (
+            codes.OFFSET_OUT_OF_RANGE,
+            -1,
+            b"",
+        )
     result = client.fetch(5)
-    assert (result.error_code, result.high_watermark, bytes(result.records)) == (0, 5, b"")
+    assert (result.error_code, result.high_watermark, bytes(result.records)) == (
+        0,
+        5,
+        b"",
+    )
     result = client.fetch(3)
     (batch,) = recordbatch.read_batches(result.records)
-    assert (batch.base_offset, batch.last_offset) == (0, 4), "the batch around the offset comes whole"
+    assert (batch.base_offset, batch.last_offset) == (0, 4), (
+        "the batch around the offset comes whole"
+    )
     request = wire.FETCH.Request
     refused = client.ask(wire.FETCH, 11, request(session_id=7, session_epoch=3))
-    assert (refused.error_code, refused.responses) == (codes.FETCH_SESSION_ID_NOT_FOUND, [])
+    assert (refused.error_code, refused.responses) == (
+        codes.FETCH_SESSION_ID_NOT_FOUND,
+        [],
+    )
     started = client.ask(wire.FETCH, 11, request(session_id=0, session_epoch=0))
     assert (started.error_code, started.session_id) == (0, 0)
 
@@ -383,13 +493,26 @@ def test_epochs(connect: Any) -> None:
     client.produce([b"v"] * 5)
     request = wire.FETCH.Request
     for epoch, code in ((0, 0), (1, codes.UNKNOWN_LEADER_EPOCH), (-1, 0)):
-        part = request.Topic.Partition(partition=0, current_leader_epoch=epoch, partition_max_bytes=1000)
-        answer = client.ask(wire.FETCH, 11, request(topics=[request.Topic(topic="t", partitions=[part])]))
+        part = request.Topic.Partition(
+            partition=0, current_leader_epoch=epoch, partition_max_bytes=1000
+        )
+        answer = client.ask(
+            wire.FETCH,
+            11,
+            request(topics=[request.Topic(topic="t", partitions=[part])]),
+        )
         assert answer.responses[0].partitions[0].error_code == code
     request = wire.OFFSET_FOR_LEADER_EPOCH.Request
     part = request.Topic.Partition(partition=0, leader_epoch=0)
-    answer = client.ask(wire.OFFSET_FOR_LEADER_EPOCH, 3, request(topics=[request.Topic(topic="t", partitions=[part])]))
-    assert (answer.topics[0].partitions[0].leader_epoch, answer.topics[0].partitions[0].end_offset) == (0, 5)
+    answer = client.ask(
+        wire.OFFSET_FOR_LEADER_EPOCH,
+        3,
+        request(topics=[request.Topic(topic="t", partitions=[part])]),
+    )
+    assert (
+        answer.topics[0].partitions[0].leader_epoch,
+        answer.topics[0].partitions[0].end_offset,
+    ) == (0, 5)
 
 
 def test_every_special_timestamp(connect: Any) -> None:
@@ -416,8 +539,14 @@ def test_every_special_timestamp(connect: Any) -> None:
     assert ask(91) == (0, -1, -1)
     assert ask(0) == (0, 0, 50)
     parts = [request.Topic.Partition(partition_index=0, timestamp=-1)] * 2
-    twice = client.ask(wire.LIST_OFFSETS, 5, request(topics=[request.Topic(name="t", partitions=parts)]))
-    assert [part.error_code for part in twice.topics[0].partitions] == [codes.INVALID_REQUEST]
+    twice = client.ask(
+        wire.LIST_OFFSETS,
+        5,
+        request(topics=[request.Topic(name="t", partitions=parts)]),
+    )
+    assert [part.error_code for part in twice.topics[0].partitions] == [
+        codes.INVALID_REQUEST
+    ]
 
 
 def test_a_fetch_waits_for_an_append_or_its_time(connect: Any) -> None:
@@ -425,24 +554,39 @@ def test_a_fetch_waits_for_an_append_or_its_time(connect: Any) -> None:
     writer = connect()
     writer.create()
     request = wire.FETCH.Request
-    part = request.Topic.Partition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
-    body = request(max_wait_ms=DEADLINE_S * 1000, min_bytes=200, topics=[request.Topic(topic="t", partitions=[part])])
+    part = request.Topic.Partition(
+        partition=0, fetch_offset=0, partition_max_bytes=1 << 20
+    )
+    body = request(
+        max_wait_ms=DEADLINE_S * 1000,
+        min_bytes=200,
+        topics=[request.Topic(topic="t", partitions=[part])],
+    )
     reader.send(wire.FETCH, 11, body)
     writer.produce([b"a"])  # fewer than min_bytes
     writer.produce([b"b" * 200])
     answer = reader.answer(wire.FETCH, 11).responses[0].partitions[0]
     assert len(list(recordbatch.read_batches(answer.records))) == 2
-    reader.send(wire.FETCH, 11, request(max_wait_ms=50, min_bytes=10_000, topics=body.topics))
+    reader.send(
+        wire.FETCH, 11, request(max_wait_ms=50, min_bytes=10_000, topics=body.topics)
+    )
     answer = reader.answer(wire.FETCH, 11).responses[0].partitions[0]
-    assert len(list(recordbatch.read_batches(answer.records))) == 2, "its time is over: what there is"
+    assert len(list(recordbatch.read_batches(answer.records))) == 2, (
+        "its time is over: what there is"
+    )
     part.fetch_offset = 2
     reader.send(wire.FETCH, 11, body)
     doomed = wire.DELETE_TOPICS.Request(topic_names=["t"], timeout_ms=1000)
     assert writer.ask(wire.DELETE_TOPICS, 4, doomed).responses[0].error_code == 0
-    assert reader.answer(wire.FETCH, 11).responses[0].partitions[0].error_code == codes.UNKNOWN_TOPIC_OR_PARTITION
+    assert (
+        reader.answer(wire.FETCH, 11).responses[0].partitions[0].error_code
+        == codes.UNKNOWN_TOPIC_OR_PARTITION
+    )
 
 
-def test_stored_damage_is_the_clients_to_see_and_breaks_nobody(connect: Any, server: Any) -> None:
+def test_stored_damage_is_the_clients_to_see_and_breaks_nobody(
+    connect: Any, server: Any
+) -> None:
     client = connect()
     client.create()
     for n in range(10):
@@ -472,9 +616,17 @@ def test_a_transactional_batch_is_refused_while_nobody_can_end_it(connect: Any) 
     client = connect()
     client.create()
     batch = recordbatch.encode(
-        [(b"k", b"v")], now_ms=1, transactional=True, producer_id=5, producer_epoch=0, base_sequence=0
+        [(b"k", b"v")],
+        now_ms=1,
+        transactional=True,
+        producer_id=5,
+        producer_epoch=0,
+        base_sequence=0,
     )
-    assert client.produce([], records=batch).error_code == codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    assert (
+        client.produce([], records=batch).error_code
+        == codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    )
     client.produce([b"v"])
     assert client.fetch(0, isolation_level=1).last_stable_offset == 1
 
@@ -491,9 +643,14 @@ def test_an_answer_too_long_for_the_protocol_is_cut(connect: Any) -> None:
     client = connect()
     request = wire.CREATE_TOPICS.Request
     config = request.Topic.Config(name="retention.ms", value="x" * 32_700)
-    topic = request.Topic(name="t", num_partitions=1, replication_factor=1, configs=[config])
+    topic = request.Topic(
+        name="t", num_partitions=1, replication_factor=1, configs=[config]
+    )
     answer = client.ask(wire.CREATE_TOPICS, 4, request(topics=[topic], timeout_ms=1000))
-    assert answer.topics[0].error_code == codes.INVALID_CONFIG and len(answer.topics[0].error_message) < 1_100
+    assert (
+        answer.topics[0].error_code == codes.INVALID_CONFIG
+        and len(answer.topics[0].error_message) < 1_100
+    )
     topic = request.Topic(name="n" * 32_700, num_partitions=1, replication_factor=1)
     answer = client.ask(wire.CREATE_TOPICS, 4, request(topics=[topic], timeout_ms=1000))
     assert answer.topics[0].error_code == codes.INVALID_TOPIC_EXCEPTION
@@ -503,8 +660,14 @@ def test_what_gone_clients_waited_for_is_forgotten(connect: Any, server: Any) ->
     client = connect()
     client.create()
     request = wire.FETCH.Request
-    part = request.Topic.Partition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
-    body = request(max_wait_ms=2**31 - 1, min_bytes=1 << 20, topics=[request.Topic(topic="t", partitions=[part] * 50)])
+    part = request.Topic.Partition(
+        partition=0, fetch_offset=0, partition_max_bytes=1 << 20
+    )
+    body = request(
+        max_wait_ms=2**31 - 1,
+        min_bytes=1 << 20,
+        topics=[request.Topic(topic="t", partitions=[part] * 50)],
+    )
     crowd = [Client(server.port) for _ in range(20)]
     for one in crowd:
         for _ in range(20):
@@ -517,14 +680,22 @@ def test_what_gone_clients_waited_for_is_forgotten(connect: Any, server: Any) ->
     assert client.produce([b"v"]).error_code == 0
 
 
-def test_a_waiting_fetch_does_not_read_a_new_topic_of_the_same_name(connect: Any, server: Any) -> None:
+def test_a_waiting_fetch_does_not_read_a_new_topic_of_the_same_name(
+    connect: Any, server: Any
+) -> None:
     reader = connect()
     writer = connect()
     writer.create()
     request = wire.FETCH.Request
-    part = request.Topic.Partition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
+    part = request.Topic.Partition(
+        partition=0, fetch_offset=0, partition_max_bytes=1 << 20
+    )
     topic = request.Topic(topic_id=server.logdir.topic_id("t").bytes, partitions=[part])
-    reader.send(wire.FETCH, 13, request(max_wait_ms=DEADLINE_S * 1000, min_bytes=1, topics=[topic]))
+    reader.send(
+        wire.FETCH,
+        13,
+        request(max_wait_ms=DEADLINE_S * 1000, min_bytes=1, topics=[topic]),
+    )
     settled(lambda: bool(server.server.broker.state.fetches.waited_for()))
     server.logdir.delete_topic("t")
     server.logdir.create_topic("t")
@@ -537,23 +708,38 @@ def test_a_poisoned_log_is_opened_anew(connect: Any, server: Any, caplog: Any) -
     client = connect()
     client.create()
     client.produce([b"before"])
-    server.logdir.partition("t", 0).writer.commit.poison(OSError("the disk failed once"))
+    server.logdir.partition("t", 0).writer.commit.poison(
+        OSError("the disk failed once")
+    )
     assert client.produce([b"after"]).error_code == 0
-    assert [record.value for record in server.logdir.partition("t", 0).read(0)] == [b"before", b"after"]
+    assert [record.value for record in server.logdir.partition("t", 0).read(0)] == [
+        b"before",
+        b"after",
+    ]
     assert "opened again" in caplog.text
 
 
-def test_an_error_of_one_who_waits_is_not_another_s(connect: Any, server: Any, monkeypatch: Any) -> None:
+def test_an_error_of_one_who_waits_is_not_another_s(
+    connect: Any, server: Any, monkeypatch: Any
+) -> None:
     from netshim.handlers import fetch
 
     readers = [connect() for _ in range(3)]
     writer = connect()
     writer.create()
     request = wire.FETCH.Request
-    part = request.Topic.Partition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
+    part = request.Topic.Partition(
+        partition=0, fetch_offset=0, partition_max_bytes=1 << 20
+    )
     for number, reader in enumerate(readers):
         topics = [request.Topic(topic="t", partitions=[part])]
-        reader.send(wire.FETCH, 11, request(max_wait_ms=20_000, min_bytes=1, max_bytes=1000 + number, topics=topics))
+        reader.send(
+            wire.FETCH,
+            11,
+            request(
+                max_wait_ms=20_000, min_bytes=1, max_bytes=1000 + number, topics=topics
+            ),
+        )
     settled(lambda: len(server.server.broker.state.timers._actions) == 3)
     real = fetch._collect
 
@@ -611,6 +797,13 @@ def test_what_holds_the_loop_is_logged(
     client.ask(wire.METADATA, 9, wire.METADATA.Request(topics=[]))
     held_s = 0.2
     client.ask(wire.METADATA, 9, every)
-    held = [record.getMessage() for record in caplog.records if "held" in record.getMessage()]
+    held = [
+        record.getMessage()
+        for record in caplog.records
+        if "held" in record.getMessage()
+    ]
     (said,) = held
-    assert re.fullmatch(r"the loop was held for \d+ ms by requests of a connection; .* was Metadata", said)
+    assert re.fullmatch(
+        r"the loop was held for \d+ ms by requests of a connection; .* was Metadata",
+        said,
+    )

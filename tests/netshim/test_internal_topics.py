@@ -1,4 +1,6 @@
-"""Kafka's own topics: which clients may see them, write to them, grow them or delete them."""
+"""Kafka's own topics: which clients may see them, write to them, grow them or delete
+them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from support.conformance import build
 
 
 def quorum(path: Path) -> dict[str, bytes]:
-    """Makes a log directory as a Kafka of KRaft mode leaves it; the files of the quorum's log."""
+    """Makes a log directory as a Kafka of KRaft mode leaves it; the files of the
+    quorum's log.
+    """
     with logcore.open_dir(path, create=True) as logdir:
         logdir.create_topic("orders")
     with logcore.open(path / f"{METADATA_LOG}-0", create=True) as log:
@@ -30,37 +34,79 @@ def quorum(path: Path) -> dict[str, bytes]:
 
 
 def files(path: Path) -> dict[str, bytes]:
-    return {each.name: each.read_bytes() for each in (path / f"{METADATA_LOG}-0").iterdir()}
+    return {
+        each.name: each.read_bytes() for each in (path / f"{METADATA_LOG}-0").iterdir()
+    }
 
 
 def requests() -> list[tuple[Any, Any]]:
-    """Each API that names a topic, and a request that names the log of the quorum wherever a topic can be."""
+    """Each API that names a topic, and a request that names the log of the quorum
+    wherever a topic can be.
+    """
     name, batch = METADATA_LOG, encode([(None, b"v")], now_ms=1)
     parts: dict[Any, dict[str, Any]] = {
         wire.METADATA: {"topics": [{"name": name}], "allow_auto_topic_creation": True},
         wire.PRODUCE: {
             "acks": -1,
-            "topic_data": [{"name": name, "partition_data": [{"index": 0, "records": batch}]}],
+            "topic_data": [
+                {"name": name, "partition_data": [{"index": 0, "records": batch}]}
+            ],
         },
-        wire.FETCH: {"topics": [{"topic": name, "partitions": [{"partition": 0, "partition_max_bytes": 1_000}]}]},
-        wire.LIST_OFFSETS: {"topics": [{"name": name, "partitions": [{"partition_index": 0, "timestamp": -1}]}]},
-        wire.OFFSET_FOR_LEADER_EPOCH: {"topics": [{"topic": name, "partitions": [{"partition": 0}]}]},
+        wire.FETCH: {
+            "topics": [
+                {
+                    "topic": name,
+                    "partitions": [{"partition": 0, "partition_max_bytes": 1_000}],
+                }
+            ]
+        },
+        wire.LIST_OFFSETS: {
+            "topics": [
+                {"name": name, "partitions": [{"partition_index": 0, "timestamp": -1}]}
+            ]
+        },
+        wire.OFFSET_FOR_LEADER_EPOCH: {
+            "topics": [{"topic": name, "partitions": [{"partition": 0}]}]
+        },
         wire.OFFSET_COMMIT: {
             "group_id": "g",
             "generation_id_or_member_epoch": -1,
-            "topics": [{"name": name, "partitions": [{"partition_index": 0, "committed_offset": 1}]}],
+            "topics": [
+                {
+                    "name": name,
+                    "partitions": [{"partition_index": 0, "committed_offset": 1}],
+                }
+            ],
         },
-        wire.OFFSET_DELETE: {"group_id": "g", "topics": [{"name": name, "partitions": [{"partition_index": 0}]}]},
+        wire.OFFSET_DELETE: {
+            "group_id": "g",
+            "topics": [{"name": name, "partitions": [{"partition_index": 0}]}],
+        },
         wire.CREATE_PARTITIONS: {"topics": [{"name": name, "count": 5}]},
-        wire.DELETE_RECORDS: {"topics": [{"name": name, "partitions": [{"partition_index": 0, "offset": 1}]}]},
-        wire.DESCRIBE_CONFIGS: {"resources": [{"resource_type": 2, "resource_name": name}]},
-        wire.ALTER_CONFIGS: {"resources": [{"resource_type": 2, "resource_name": name, "configs": []}]},
-        wire.INCREMENTAL_ALTER_CONFIGS: {"resources": [{"resource_type": 2, "resource_name": name, "configs": []}]},
+        wire.DELETE_RECORDS: {
+            "topics": [
+                {"name": name, "partitions": [{"partition_index": 0, "offset": 1}]}
+            ]
+        },
+        wire.DESCRIBE_CONFIGS: {
+            "resources": [{"resource_type": 2, "resource_name": name}]
+        },
+        wire.ALTER_CONFIGS: {
+            "resources": [{"resource_type": 2, "resource_name": name, "configs": []}]
+        },
+        wire.INCREMENTAL_ALTER_CONFIGS: {
+            "resources": [{"resource_type": 2, "resource_name": name, "configs": []}]
+        },
         wire.DESCRIBE_PRODUCERS: {"topics": [{"name": name, "partition_indexes": [0]}]},
-        wire.DESCRIBE_TOPIC_PARTITIONS: {"topics": [{"name": name}], "response_partition_limit": 10},
+        wire.DESCRIBE_TOPIC_PARTITIONS: {
+            "topics": [{"name": name}],
+            "response_partition_limit": 10,
+        },
         wire.ELECT_LEADERS: {"topic_partitions": [{"topic": name, "partitions": [0]}]},
         wire.WRITE_TXN_MARKERS: {
-            "markers": [{"producer_id": 1, "topics": [{"name": name, "partition_indexes": [0]}]}],
+            "markers": [
+                {"producer_id": 1, "topics": [{"name": name, "partition_indexes": [0]}]}
+            ],
         },
         wire.ADD_PARTITIONS_TO_TXN: {
             "v3_and_below_transactional_id": "id",
@@ -85,22 +131,38 @@ def found_codes(value: Any) -> set[int]:
     return found
 
 
-@pytest.mark.parametrize(("api", "request_"), requests(), ids=lambda each: getattr(each, "name", ""))
-def test_no_api_knows_the_log_of_the_quorum(tmp_path: Path, api: Any, request_: Any) -> None:
-    """It was served like any topic: a client that deleted all topics kept Kafka from starting again."""
+@pytest.mark.parametrize(
+    ("api", "request_"), requests(), ids=lambda each: getattr(each, "name", "")
+)
+def test_no_api_knows_the_log_of_the_quorum(
+    tmp_path: Path, api: Any, request_: Any
+) -> None:
+    """It was served like any topic: a client that deleted all topics kept Kafka from
+    starting again.
+    """
     before = quorum(tmp_path)
     bench = Bench(tmp_path)
     if api is wire.OFFSET_DELETE:
         commit = wire.OFFSET_COMMIT.Request
         part = commit.Topic.Partition(partition_index=0, committed_offset=1)
         topics = [commit.Topic(name="orders", partitions=[part])]
-        bench.ask(wire.OFFSET_COMMIT, 7, commit(group_id="g", generation_id_or_member_epoch=-1, topics=topics))
+        bench.ask(
+            wire.OFFSET_COMMIT,
+            7,
+            commit(group_id="g", generation_id_or_member_epoch=-1, topics=topics),
+        )
     version = min(
-        api.max_version, {wire.PRODUCE.key: 12, wire.FETCH.key: 12, wire.DELETE_TOPICS.key: 5}.get(api.key, 9)
+        api.max_version,
+        {wire.PRODUCE.key: 12, wire.FETCH.key: 12, wire.DELETE_TOPICS.key: 5}.get(
+            api.key, 9
+        ),
     )
     found = found_codes(bench.ask(api, version, request_))
     if api is wire.ADD_PARTITIONS_TO_TXN:
-        assert found and found <= {codes.UNKNOWN_TOPIC_OR_PARTITION, codes.INVALID_PRODUCER_ID_MAPPING}
+        assert found and found <= {
+            codes.UNKNOWN_TOPIC_OR_PARTITION,
+            codes.INVALID_PRODUCER_ID_MAPPING,
+        }
     else:
         assert found == {codes.UNKNOWN_TOPIC_OR_PARTITION}
     bench.close()
@@ -113,8 +175,13 @@ def test_the_log_of_the_quorum_is_neither_listed_nor_created(tmp_path: Path) -> 
     listed = bench.ask(wire.METADATA, 9, wire.METADATA.Request(topics=None))
     assert [topic.name for topic in listed.topics] == ["orders"]
     create = wire.CREATE_TOPICS.Request
-    asked = create(topics=[create.Topic(name=METADATA_LOG, num_partitions=1, replication_factor=1)])
-    assert bench.ask(wire.CREATE_TOPICS, 7, asked).topics[0].error_code == codes.INVALID_REQUEST
+    asked = create(
+        topics=[create.Topic(name=METADATA_LOG, num_partitions=1, replication_factor=1)]
+    )
+    assert (
+        bench.ask(wire.CREATE_TOPICS, 7, asked).topics[0].error_code
+        == codes.INVALID_REQUEST
+    )
     bench.close()
     assert files(tmp_path) == before
 
@@ -122,7 +189,11 @@ def test_the_log_of_the_quorum_is_neither_listed_nor_created(tmp_path: Path) -> 
 def test_a_directory_leaves_the_log_of_the_quorum_out(tmp_path: Path) -> None:
     """Also one whose file of topics an earlier version has written, with a row for it."""
     before = quorum(tmp_path)
-    write_topics(OS, str(tmp_path), [TopicEntry("orders", count=1), TopicEntry(METADATA_LOG, count=1)])
+    write_topics(
+        OS,
+        str(tmp_path),
+        [TopicEntry("orders", count=1), TopicEntry(METADATA_LOG, count=1)],
+    )
     for mode in ({}, {"shared": True}, {"read_only": True}):
         with logcore.open_dir(tmp_path, **mode) as logdir:
             assert logdir.topics() == ["orders"]
@@ -141,9 +212,15 @@ def test_a_directory_leaves_the_log_of_the_quorum_out(tmp_path: Path) -> None:
 def test_no_client_writes_or_grows_an_internal_topic(bench: Bench, topic: str) -> None:
     """`__share_group_state` was written like any topic."""
     bench.logdir.create_topic(topic)
-    assert bench.produce(encode([(b"k", b"v")], now_ms=1), topic=topic).error_code == codes.INVALID_TOPIC_EXCEPTION
+    assert (
+        bench.produce(encode([(b"k", b"v")], now_ms=1), topic=topic).error_code
+        == codes.INVALID_TOPIC_EXCEPTION
+    )
     grow = wire.CREATE_PARTITIONS.Request
     asked = grow(topics=[grow.Topic(name=topic, count=5)])
-    assert bench.ask(wire.CREATE_PARTITIONS, 3, asked).results[0].error_code == codes.INVALID_REQUEST
+    assert (
+        bench.ask(wire.CREATE_PARTITIONS, 3, asked).results[0].error_code
+        == codes.INVALID_REQUEST
+    )
     asked = wire.METADATA.Request(topics=[wire.METADATA.Request.Topic(name=topic)])
     assert bench.ask(wire.METADATA, 9, asked).topics[0].is_internal

@@ -19,28 +19,36 @@ def batch_of(*values: bytes, **more: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("partitions", "waits"), [((0,), True), ((0, 7), True), ((7, 0), True), ((7,), False), ((7, 8), False)]
+    ("partitions", "waits"),
+    [((0,), True), ((0, 7), True), ((7, 0), True), ((7,), False), ((7, 8), False)],
 )
 @pytest.mark.parametrize("version", [12, 13])
 def test_fetch_with_an_unknown_partition_waits_for_the_others(
     bench: Bench, version: int, partitions: tuple[int, ...], waits: bool
 ) -> None:
-    """As in Kafka. A client with stale metadata was answered at once, and asked again at once, without end."""
+    """As in Kafka. A client with stale metadata was answered at once, and asked again
+    at once, without end.
+    """
     bench.logdir.create_topic("t")
     request = bench.fetches(range(0))
     request.max_wait_ms = 500
     request.min_bytes = 1
     request.topics[0].topic_id = bench.logdir.topic_id("t").bytes
     request.topics[0].partitions += [
-        request.Topic.Partition(partition=number, partition_max_bytes=1_000) for number in partitions
+        request.Topic.Partition(partition=number, partition_max_bytes=1_000)
+        for number in partitions
     ]
     reply = bench.send(wire.FETCH, version, request)
     assert (isinstance(reply, Answer) and not reply.is_set) == waits
     bench.produce(batch_of(b"value"))
     found = bench.read(wire.FETCH, version, reply).responses[0].partitions
     unknown = codes.UNKNOWN_TOPIC_OR_PARTITION
-    assert [part.error_code for part in found] == [unknown if number else 0 for number in partitions]
-    assert [bool(part.records) for part in found] == [not number for number in partitions]
+    assert [part.error_code for part in found] == [
+        unknown if number else 0 for number in partitions
+    ]
+    assert [bool(part.records) for part in found] == [
+        not number for number in partitions
+    ]
 
 
 def test_fetch_of_an_unknown_topic_id_waits_for_the_others(bench: Bench) -> None:
@@ -56,25 +64,45 @@ def test_fetch_of_an_unknown_topic_id_waits_for_the_others(bench: Bench) -> None
     assert not reply.is_set
     bench.now_ms += 1_000
     bench.broker.tick(bench.now_ms)
-    found = [topic.partitions[0].error_code for topic in bench.read(wire.FETCH, 13, reply).responses]
+    found = [
+        topic.partitions[0].error_code
+        for topic in bench.read(wire.FETCH, 13, reply).responses
+    ]
     assert found == [0, codes.UNKNOWN_TOPIC_ID]
 
 
 def test_list_offsets_by_time_counts_the_end_of_a_transaction(bench: Bench) -> None:
-    """As in Kafka: Spark's strict `startingOffsetsByTimestamp` failed, where with Kafka it begins after the marker."""
+    """As in Kafka: Spark's strict `startingOffsetsByTimestamp` failed, where with Kafka
+    it begins after the marker.
+    """
     bench.logdir.create_topic("t")
     log = bench.logdir.partition("t", 0)
-    log.append_batch(batch_of(b"v", producer_id=7, producer_epoch=0, base_sequence=0, transactional=True))
+    log.append_batch(
+        batch_of(
+            b"v", producer_id=7, producer_epoch=0, base_sequence=0, transactional=True
+        )
+    )
     log.end_transaction(7, 0, commit=True, coordinator_epoch=0)
     newest = newest_place(log)
     assert newest is not None and newest[0] == 1
     request = wire.LIST_OFFSETS.Request
-    for wanted, expected in ((1_000, (0, 1_000)), (1_001, newest), (newest[1] + 1, (-1, -1)), (-3, newest)):
+    for wanted, expected in (
+        (1_000, (0, 1_000)),
+        (1_001, newest),
+        (newest[1] + 1, (-1, -1)),
+        (-3, newest),
+    ):
         part = request.Topic.Partition(partition_index=0, timestamp=wanted)
-        found = bench.ask(wire.LIST_OFFSETS, 7, request(topics=[request.Topic(name="t", partitions=[part])]))
+        found = bench.ask(
+            wire.LIST_OFFSETS,
+            7,
+            request(topics=[request.Topic(name="t", partitions=[part])]),
+        )
         told = found.topics[0].partitions[0]
         assert (told.error_code, told.offset, told.timestamp) == (0, *expected)
-    assert log.offset_for_timestamp(1_001) is None, "for programs, a marker is no record"
+    assert log.offset_for_timestamp(1_001) is None, (
+        "for programs, a marker is no record"
+    )
 
 
 @pytest.mark.parametrize("transactional_id", [None, "id"])
@@ -108,48 +136,80 @@ def test_incremental_changes_of_settings_are_judged_as_by_kafka(
 ) -> None:
     bench.logdir.create_topic("t")
     request = wire.INCREMENTAL_ALTER_CONFIGS.Request
-    configs = [request.Resource.Config(name=name, config_operation=how, value=value) for name, how, value in changes]
+    configs = [
+        request.Resource.Config(name=name, config_operation=how, value=value)
+        for name, how, value in changes
+    ]
     resource = request.Resource(resource_type=2, resource_name="t", configs=configs)
     asked = request(resources=[resource])
-    assert bench.ask(wire.INCREMENTAL_ALTER_CONFIGS, 1, asked).responses[0].error_code == code
-    expected = {name: value for name, how, value in changes if value is not None and how != 3 and not code}
+    assert (
+        bench.ask(wire.INCREMENTAL_ALTER_CONFIGS, 1, asked).responses[0].error_code
+        == code
+    )
+    expected = {
+        name: value
+        for name, how, value in changes
+        if value is not None and how != 3 and not code
+    }
     assert bench.logdir.describe_topic("t").overrides.items() >= expected.items()
 
 
 def test_a_group_that_is_named_twice_gets_one_row(bench: Bench) -> None:
-    told = bench.ask(wire.DELETE_GROUPS, 2, wire.DELETE_GROUPS.Request(groups_names=["g", "h", "g"]))
+    told = bench.ask(
+        wire.DELETE_GROUPS, 2, wire.DELETE_GROUPS.Request(groups_names=["g", "h", "g"])
+    )
     assert [row.group_id for row in told.results] == ["g", "h"]
 
 
 def test_the_cluster_has_only_settings_of_all_brokers(bench: Bench) -> None:
-    """Broker "" stands for the defaults of the cluster; tools that show both listed each setting twice."""
+    """Broker "" stands for the defaults of the cluster; tools that show both listed
+    each setting twice.
+    """
     request = wire.DESCRIBE_CONFIGS.Request
-    asked = request(resources=[request.Resource(resource_type=4, resource_name=name) for name in ("", "1")])
+    asked = request(
+        resources=[
+            request.Resource(resource_type=4, resource_name=name) for name in ("", "1")
+        ]
+    )
     cluster, broker = bench.ask(wire.DESCRIBE_CONFIGS, 4, asked).results
-    assert [(each.name, each.value, each.config_source) for each in cluster.configs] == [
-        ("min.insync.replicas", "1", 3)
-    ]
+    assert [
+        (each.name, each.value, each.config_source) for each in cluster.configs
+    ] == [("min.insync.replicas", "1", 3)]
     assert len(broker.configs) > 10
 
 
 @pytest.mark.parametrize("version", range(4, 19))
 def test_fetch_below_v10_gets_zstd_batches(bench: Bench, version: int) -> None:
-    """Clients such as kafka-python 2.0 read zstd with an old Fetch. They got nothing, mostly without an error.
+    """Clients such as kafka-python 2.0 read zstd with an old Fetch. They got nothing,
+    mostly without an error.
 
     Kafka refuses such a Fetch only if the topic's own `compression.type` is zstd.
     """
     batch = batch_of(b"value", codec="zstd")
     bench.logdir.create_topic("t")
     bench.logdir.create_topic("zstd", config={"compression.type": "zstd"})
-    assert bench.produce(batch).error_code == bench.produce(batch, topic="zstd").error_code == 0
-    ids = {"t": bench.logdir.topic_id("t").bytes, "zstd": bench.logdir.topic_id("zstd").bytes}
+    assert (
+        bench.produce(batch).error_code
+        == bench.produce(batch, topic="zstd").error_code
+        == 0
+    )
+    ids = {
+        "t": bench.logdir.topic_id("t").bytes,
+        "zstd": bench.logdir.topic_id("zstd").bytes,
+    }
     request = bench.fetches(range(1))
     request.topics += bench.fetches(range(1), "zstd").topics
     for topic in request.topics:
         topic.topic_id = ids[topic.topic]
-    first, second = (topic.partitions[0] for topic in bench.ask(wire.FETCH, version, request).responses)
+    first, second = (
+        topic.partitions[0]
+        for topic in bench.ask(wire.FETCH, version, request).responses
+    )
     assert (first.error_code, bytes(first.records)[-20:]) == (0, batch[-20:])
     if version >= 10:
         assert second.error_code == 0 and second.records
     else:
-        assert second.error_code == codes.UNSUPPORTED_COMPRESSION_TYPE and not second.records
+        assert (
+            second.error_code == codes.UNSUPPORTED_COMPRESSION_TYPE
+            and not second.records
+        )

@@ -1,4 +1,6 @@
-"""What the fixtures hand out: records without a client, waits that are woken, names that no other test has."""
+"""What the fixtures hand out: records without a client, waits that are woken, names
+that no other test has.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,13 @@ def shared(broker: Kafka, request: pytest.FixtureRequest) -> Iterator[Kafka]:
 
 
 def producer(kafka: Kafka, **options: Any) -> Any:
-    return confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap, "linger.ms": 1, **options})
+    return confluent_kafka.Producer(
+        {"bootstrap.servers": kafka.bootstrap, "linger.ms": 1, **options}
+    )
 
 
-# -- records -----------------------------------------------------------------------------------------------------
+# -- records
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_records_of_all_partitions_with_all_they_have(shared: Kafka) -> None:
@@ -64,8 +69,15 @@ def test_records_of_all_partitions_with_all_they_have(shared: Kafka) -> None:
         (2, 1, b"2"),
     ]
     assert found[0] == (shared.topic("orders"), 0, 0, 1001, b"k", b"1", (("h", b"1"),))
-    assert [record.value for record in shared.records("orders", order="time")] == [b"0", b"1", b"2", b"3"]
-    assert shared.records(shared.topic("orders")) == found, "the real name is understood too"
+    assert [record.value for record in shared.records("orders", order="time")] == [
+        b"0",
+        b"1",
+        b"2",
+        b"3",
+    ]
+    assert shared.records(shared.topic("orders")) == found, (
+        "the real name is understood too"
+    )
     assert shared.records("nothing was ever sent there") == []
 
 
@@ -74,11 +86,22 @@ def test_records_that_are_not_committed_are_left_out_when_asked(shared: Kafka) -
     log = shared.logdir.partition(shared.topic("orders"), 0)
 
     for value, is_committed in ((b"aborted", False), (b"committed", True)):
-        batch = encode([(None, value, (), 0)], producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+        batch = encode(
+            [(None, value, (), 0)],
+            producer_id=7,
+            producer_epoch=0,
+            base_sequence=0,
+            transactional=True,
+        )
         log.append_batch(batch, check_sequence=False)
         log.end_transaction(7, 0, commit=is_committed)
-    assert [record.value for record in shared.records("orders")] == [b"aborted", b"committed"]
-    assert [record.value for record in shared.records("orders", isolation="read_committed")] == [b"committed"]
+    assert [record.value for record in shared.records("orders")] == [
+        b"aborted",
+        b"committed",
+    ]
+    assert [
+        record.value for record in shared.records("orders", isolation="read_committed")
+    ] == [b"committed"]
     with pytest.raises(AssertionError, match="1 of 2 records came") as met:
         shared.wait_for("orders", 2, timeout=0, isolation="read_committed")
     assert "transactions that are open or aborted" in str(met.value)
@@ -100,7 +123,8 @@ def test_what_a_test_appends_reaches_consumers(shared: Kafka) -> None:
     assert len(shared.logdir.partitions(shared.topic("orders"))) == 3
 
 
-# -- waiting -----------------------------------------------------------------------------------------------------
+# -- waiting
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_a_wait_ends_when_what_it_waits_for_is_there(shared: Kafka) -> None:
@@ -114,25 +138,38 @@ def test_a_wait_ends_when_what_it_waits_for_is_there(shared: Kafka) -> None:
     thread.start()
     found = shared.wait_for("orders", 10, timeout=DEADLINE_S)
     thread.join()
-    assert sorted(record.value or b"" for record in found) == [b"%d" % at for at in range(10)]
-    assert shared.wait_for("orders", 3, timeout=0) == found, "all that are there, not only as many as asked for"
+    assert sorted(record.value or b"" for record in found) == [
+        b"%d" % at for at in range(10)
+    ]
+    assert shared.wait_for("orders", 3, timeout=0) == found, (
+        "all that are there, not only as many as asked for"
+    )
 
 
-def test_a_wait_is_woken_by_the_broker(shared: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not by looking again: with the time between two looks out of reach the wait ends all the same."""
+def test_a_wait_is_woken_by_the_broker(
+    shared: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by looking again: with the time between two looks out of reach the wait ends
+    all the same.
+    """
     monkeypatch.setattr(netshim.testing, "_LOOK_S", DEADLINE_S * 10)
     monkeypatch.setattr(netshim.testing, "_LOOK_FOR_PARTITIONS_S", DEADLINE_S * 10)
     for number in range(2):  # the first makes the topic
         thread = threading.Thread(
             target=lambda: (
-                (client := producer(shared)).produce(shared.topic("orders"), b"x") or client.flush(DEADLINE_S)
+                (client := producer(shared)).produce(shared.topic("orders"), b"x")
+                or client.flush(DEADLINE_S)
             )
         )
         thread.start()
-        assert len(shared.wait_for("orders", number + 1, timeout=DEADLINE_S)) == number + 1
+        assert (
+            len(shared.wait_for("orders", number + 1, timeout=DEADLINE_S)) == number + 1
+        )
         thread.join()
     waiting = shared.server.call(shared.server.server.broker.state.fetches.waited_for)
-    assert not [key for key in waiting if key[0] == shared.topic("orders")], "no request waits any more"
+    assert not [key for key in waiting if key[0] == shared.topic("orders")], (
+        "no request waits any more"
+    )
 
 
 def test_a_wait_in_an_event_loop_lets_it_go_on(shared: Kafka) -> None:
@@ -152,30 +189,48 @@ def test_a_wait_in_an_event_loop_lets_it_go_on(shared: Kafka) -> None:
         return found
 
     assert len(asyncio.run(test())) == 5
-    with pytest.raises(AssertionError, match=r"wait_for_async\('orders', 6\): 5 of 6 records came"):
+    with pytest.raises(
+        AssertionError, match=r"wait_for_async\('orders', 6\): 5 of 6 records came"
+    ):
         asyncio.run(shared.wait_for_async("orders", 6, timeout=0))
 
 
 def test_a_wait_in_vain_says_what_is_there(shared: Kafka) -> None:
     shared.create_topic("payments")
     for at in range(7):
-        shared.append("orders", b"%d apples" % at, partition=at % 2, timestamp_ms=1_700_000_000_000 + at)
+        shared.append(
+            "orders",
+            b"%d apples" % at,
+            partition=at % 2,
+            timestamp_ms=1_700_000_000_000 + at,
+        )
     with pytest.raises(AssertionError) as met:
         shared.wait_for("orders", 10, timeout=0.01)
     text = str(met.value)
     assert "7 of 10 records came within 0.01 s, 3 did not" in text
     assert "offsets by partition {0: 4, 1: 3, 2: 0}" in text
-    assert "partition 0, offset 3, 2023-11-14T22:13:20.006+00:00, key=None, value=b'6 apples'" in text
+    assert (
+        "partition 0, offset 3, 2023-11-14T22:13:20.006+00:00, key=None, value=b'6 apples'"
+        in text
+    )
     assert "1 apples" not in text, "only the newest"
     assert "other topics: payments: 0 records" in text
-    with pytest.raises(AssertionError, match=f"there is no topic {shared.topic('ordres')}\n.*orders: 7 records"):
+    with pytest.raises(
+        AssertionError,
+        match=f"there is no topic {shared.topic('ordres')}\n.*orders: 7 records",
+    ):
         shared.wait_for("ordres", 1, timeout=0)
 
 
-def test_what_a_stopped_broker_has_can_be_seen_and_nothing_more_comes(kafka: Kafka) -> None:
+def test_what_a_stopped_broker_has_can_be_seen_and_nothing_more_comes(
+    kafka: Kafka,
+) -> None:
     kafka.append("orders", b"4 apples")
     stopping = threading.Thread(target=kafka.stop)
-    with pytest.raises(AssertionError, match="1 of 2 records came within 60 s, 1 did not\n  the broker has stopped"):
+    with pytest.raises(
+        AssertionError,
+        match="1 of 2 records came within 60 s, 1 did not\n  the broker has stopped",
+    ):
         stopping.start()
         kafka.wait_for("orders", 2, timeout=DEADLINE_S)
     stopping.join()
@@ -185,24 +240,35 @@ def test_what_a_stopped_broker_has_can_be_seen_and_nothing_more_comes(kafka: Kaf
         asyncio.run(kafka.wait_for_async("orders", 2, timeout=DEADLINE_S))
 
 
-# -- namespaces --------------------------------------------------------------------------------------------------
+# -- namespaces
+# --------------------------------------------------------------------------------------------------
 
 
 def test_namespaces_do_not_meet_and_leave_nothing(broker: Kafka) -> None:
     with broker.namespace("test_one[a/b]") as one, broker.namespace("test_two") as two:
         names = one.create_topic("orders"), two.create_topic("orders")
         assert len(set(names)) == 2
-        assert all(re.fullmatch(r"t\d+-test_(one_a_b|two)-orders", name) for name in names)
+        assert all(
+            re.fullmatch(r"t\d+-test_(one_a_b|two)-orders", name) for name in names
+        )
         assert one.topic(names[0]) == one.topic("orders") == names[0]
         one.append("orders", b"x")
-        assert (one.topics(), len(one.records("orders")), len(two.records("orders"))) == (["orders"], 1, 0)
+        assert (
+            one.topics(),
+            len(one.records("orders")),
+            len(two.records("orders")),
+        ) == (["orders"], 1, 0)
         with pytest.raises(TopicExistsError):
             one.create_topic("orders")
         with pytest.raises(RuntimeError, match="shared"):
             one.stop()
         for each in (one, two):
             consumer = confluent_kafka.Consumer(
-                {"bootstrap.servers": each.bootstrap, "group.id": each.group("g"), "auto.offset.reset": "earliest"}
+                {
+                    "bootstrap.servers": each.bootstrap,
+                    "group.id": each.group("g"),
+                    "auto.offset.reset": "earliest",
+                }
             )
             offset = confluent_kafka.TopicPartition(each.topic("orders"), 0, 1)
             consumer.commit(offsets=[offset], asynchronous=False)
@@ -214,18 +280,30 @@ def test_namespaces_do_not_meet_and_leave_nothing(broker: Kafka) -> None:
 
 
 def group_names(kafka: Kafka) -> list[str]:
-    return kafka.server.call(lambda: [group.group_id for group in kafka.server.server.broker.state.groups.all()])
+    return kafka.server.call(
+        lambda: [
+            group.group_id for group in kafka.server.server.broker.state.groups.all()
+        ]
+    )
 
 
 def test_they_say_what_they_are(shared: Kafka, kafka: Kafka) -> None:
     shared.append("orders", b"x")
     shared.create_topic("payments")
-    assert f"{shared.bootstrap_servers}, topics {shared.prefix}*; orders: 1 record, payments: 0 records" in repr(shared)
+    assert (
+        f"{shared.bootstrap_servers}, topics {shared.prefix}*; orders: 1 record, payments: 0 records"
+        in repr(shared)
+    )
     kafka.create_topic("orders")
     assert repr(kafka) == f"<Kafka {kafka.bootstrap_servers}; orders: 0 records>"
-    assert f"<Server {kafka.bootstrap_servers} over {kafka.logdir.path}>" in repr(kafka.server)
+    assert f"<Server {kafka.bootstrap_servers} over {kafka.logdir.path}>" in repr(
+        kafka.server
+    )
     kafka.stop()
-    assert repr(kafka) == f"<Kafka stopped, was at {kafka.bootstrap_servers}; orders: 0 records>"
+    assert (
+        repr(kafka)
+        == f"<Kafka stopped, was at {kafka.bootstrap_servers}; orders: 0 records>"
+    )
     with pytest.raises(RuntimeError, match="has stopped"):
         kafka.server.call(lambda: None)
 
@@ -238,14 +316,17 @@ def test_what_is_called_in_the_brokers_thread_may_fail(shared: Kafka) -> None:
         shared.server.call(fail)
 
 
-def test_a_broker_of_a_fixture_does_not_wait_for_the_disk(kafka_factory: Callable[..., Kafka]) -> None:
+def test_a_broker_of_a_fixture_does_not_wait_for_the_disk(
+    kafka_factory: Callable[..., Kafka],
+) -> None:
     from logcore.fs import OS
 
     assert isinstance(kafka_factory().server.server._fs, UnsyncedFiles)
     assert kafka_factory(fs=OS).server.server._fs is OS
 
 
-# -- the fixtures ------------------------------------------------------------------------------------------------
+# -- the fixtures
+# ------------------------------------------------------------------------------------------------
 
 
 def test_one_broker_serves_a_session(pytester: pytest.Pytester) -> None:
@@ -293,11 +374,15 @@ def test_one_broker_serves_a_session(pytester: pytest.Pytester) -> None:
 
 def test_the_examples_of_the_page_pass(pytester: pytest.Pytester) -> None:
     page = blocks(Path(__file__).resolve().parents[2] / "docs" / "testing.md")
-    pytester.makepyfile("\n".join(block.text for block in page if "pytest" in block.words))
+    pytester.makepyfile(
+        "\n".join(block.text for block in page if "pytest" in block.words)
+    )
     pytester.runpytest(*ALONE).assert_outcomes(passed=2)
 
 
-def test_a_wait_in_vain_shows_the_test_and_not_our_frames(pytester: pytest.Pytester) -> None:
+def test_a_wait_in_vain_shows_the_test_and_not_our_frames(
+    pytester: pytest.Pytester,
+) -> None:
     pytester.makepyfile(
         """
         def test_it(kafka):

@@ -15,22 +15,39 @@ from logcore.format.grouprecords import (
 )
 from netshim import wire
 from netshim.wire import codes
-from support.rig import REBALANCE_MS, SESSION_MS, Rig, code_of, form_static, in_both_homes
+from support.rig import (
+    REBALANCE_MS,
+    SESSION_MS,
+    Rig,
+    code_of,
+    form_static,
+    in_both_homes,
+)
 
-# -- joining -------------------------------------------------------------------------------------------------------
+# -- joining
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_one_member_old_style(rig: Rig) -> None:
     joined = rig.join(version=0).value
     assert joined.member_id == "cli-0001" == joined.leader
     assert joined.generation_id == 1 and joined.protocol_name == "range"
-    assert [(member.member_id, member.metadata) for member in joined.members] == [("cli-0001", b"x")]
+    assert [(member.member_id, member.metadata) for member in joined.members] == [
+        ("cli-0001", b"x")
+    ]
     assert rig.describe().group_state == machine.COMPLETING
     assert rig.sync("cli-0001", 1, {"cli-0001": b"mine"}).value.assignment == b"mine"
     described = rig.describe()
-    assert described.group_state == machine.STABLE and described.protocol_data == "range"
+    assert (
+        described.group_state == machine.STABLE and described.protocol_data == "range"
+    )
     (member,) = described.members
-    assert (member.client_id, member.client_host, member.member_metadata, member.member_assignment) == (
+    assert (
+        member.client_id,
+        member.client_host,
+        member.member_metadata,
+        member.member_assignment,
+    ) == (
         "cli",
         "/10.0.0.1",
         b"x",
@@ -46,15 +63,23 @@ def test_a_new_member_is_told_its_id_first(rig: Rig) -> None:
     member_id = answer.value.member_id
     assert rig.describe().group_state == machine.EMPTY
     joined = rig.join(member_id, version=9).value
-    assert (joined.error_code, joined.member_id, joined.protocol_type) == (0, member_id, "consumer")
-    assert rig.join(member_id, version=9).is_set  # asked again before it synced: told again
+    assert (joined.error_code, joined.member_id, joined.protocol_type) == (
+        0,
+        member_id,
+        "consumer",
+    )
+    assert rig.join(
+        member_id, version=9
+    ).is_set  # asked again before it synced: told again
     assert rig.describe().group_state == machine.COMPLETING
 
 
 @in_both_homes
 def test_an_id_that_nobody_comes_back_with_is_forgotten(rig: Rig) -> None:
     member_id = rig.join(version=5).value.member_id
-    assert code_of(rig.join(member_id, version=5, instance="i")) == codes.UNKNOWN_MEMBER_ID
+    assert (
+        code_of(rig.join(member_id, version=5, instance="i")) == codes.UNKNOWN_MEMBER_ID
+    )
     rig.sleep(SESSION_MS)
     assert code_of(rig.join(member_id, version=5)) == codes.UNKNOWN_MEMBER_ID
     assert rig.groups.get("g") is None
@@ -75,7 +100,9 @@ def test_a_pending_member_holds_up_a_rebalance_until_its_time_is_over(rig: Rig) 
 @in_both_homes
 def test_errors_of_joining_in_their_order(rig: Rig) -> None:
     assert code_of(rig.join("m", group="", session_ms=1)) == codes.INVALID_GROUP_ID
-    assert code_of(rig.join("m", session_ms=99, kind="")) == codes.INVALID_SESSION_TIMEOUT
+    assert (
+        code_of(rig.join("m", session_ms=99, kind="")) == codes.INVALID_SESSION_TIMEOUT
+    )
     assert code_of(rig.join("m", session_ms=1_800_001)) == codes.INVALID_SESSION_TIMEOUT
     assert code_of(rig.join("m", kind="")) == codes.UNKNOWN_MEMBER_ID  # no such group
     assert code_of(rig.join(kind="")) == codes.INCONSISTENT_GROUP_PROTOCOL
@@ -83,7 +110,9 @@ def test_errors_of_joining_in_their_order(rig: Rig) -> None:
     assert rig.groups.get("g") is None
     rig.form(1)
     assert code_of(rig.join(kind="connect")) == codes.INCONSISTENT_GROUP_PROTOCOL
-    assert code_of(rig.join(protocols={"other": b""})) == codes.INCONSISTENT_GROUP_PROTOCOL
+    assert (
+        code_of(rig.join(protocols={"other": b""})) == codes.INCONSISTENT_GROUP_PROTOCOL
+    )
     assert code_of(rig.join("nobody")) == codes.UNKNOWN_MEMBER_ID
     assert rig.join(protocols={"other": b""}, version=7).value.protocol_name is None
     assert rig.join(protocols={"other": b""}, version=6).value.protocol_name == ""
@@ -95,7 +124,10 @@ def test_a_group_has_no_more_members_than_allowed(tmp_path: Path) -> None:
     with Rig(tmp_path, group_max_size=2) as rig:
         ids, generation = rig.form(2)
         refused = rig.join()
-        assert code_of(refused) == codes.GROUP_MAX_SIZE_REACHED and refused.value.member_id == ""
+        assert (
+            code_of(refused) == codes.GROUP_MAX_SIZE_REACHED
+            and refused.value.member_id == ""
+        )
         assert rig.beat(ids[0], generation) == 0
         assert rig.leave((ids[1], None)) == [0]
         newcomer = rig.join()
@@ -142,8 +174,13 @@ def test_syncs_are_checked(rig: Rig) -> None:
     assert code_of(rig.sync("nobody", generation)) == codes.UNKNOWN_MEMBER_ID
     assert code_of(rig.sync(ids[0], generation + 1)) == codes.ILLEGAL_GENERATION
     for wrong in ({"protocol_type": "connect"}, {"protocol_name": "other"}):
-        assert code_of(rig.sync(ids[0], generation, version=5, **wrong)) == codes.INCONSISTENT_GROUP_PROTOCOL
-    again = rig.sync(ids[0], generation, version=5, protocol_type="consumer", protocol_name="range").value
+        assert (
+            code_of(rig.sync(ids[0], generation, version=5, **wrong))
+            == codes.INCONSISTENT_GROUP_PROTOCOL
+        )
+    again = rig.sync(
+        ids[0], generation, version=5, protocol_type="consumer", protocol_name="range"
+    ).value
     assert (again.assignment, again.protocol_name) == (ids[0].encode(), "range")
     rig.join()
     assert code_of(rig.sync(ids[0], generation)) == codes.REBALANCE_IN_PROGRESS
@@ -161,7 +198,9 @@ def test_a_newcomer_ends_the_syncs_that_wait(rig: Rig) -> None:
 
 
 @in_both_homes
-def test_a_second_request_of_the_same_kind_takes_the_place_of_the_first(rig: Rig) -> None:
+def test_a_second_request_of_the_same_kind_takes_the_place_of_the_first(
+    rig: Rig,
+) -> None:
     first = rig.join().value.member_id
     newcomer = rig.join()
     rig.join(first)
@@ -179,14 +218,23 @@ def test_who_does_not_rejoin_in_time_is_dropped(rig: Rig) -> None:
     ids, generation = rig.form(3)
     newcomer = rig.join()
     again = rig.join(ids[1])
-    for _ in range(4):  # the others only send heartbeats, which keeps their sessions and does not keep their places
+    for _ in range(
+        4
+    ):  # the others only send heartbeats, which keeps their sessions and does not keep their places
         rig.sleep(REBALANCE_MS // 4)
         for member_id in (ids[0], ids[2]):
-            expected = codes.REBALANCE_IN_PROGRESS if not again.is_set else codes.UNKNOWN_MEMBER_ID
+            expected = (
+                codes.REBALANCE_IN_PROGRESS
+                if not again.is_set
+                else codes.UNKNOWN_MEMBER_ID
+            )
             assert rig.beat(member_id, generation) == expected
     assert again.value.generation_id == generation + 1
     assert again.value.leader == ids[1]  # the leader did not come
-    assert {member.member_id for member in again.value.members} == {ids[1], newcomer.value.member_id}
+    assert {member.member_id for member in again.value.members} == {
+        ids[1],
+        newcomer.value.member_id,
+    }
 
 
 @in_both_homes
@@ -233,7 +281,9 @@ def test_waiting_suspends_a_session(rig: Rig) -> None:
     ids, _ = rig.form(2)
     newcomer = rig.join()
     waiting = rig.join(ids[0], session_ms=200)
-    for _ in range(2):  # the member that does not join again keeps its session, so that the rebalance waits for it
+    for _ in range(
+        2
+    ):  # the member that does not join again keeps its session, so that the rebalance waits for it
         rig.sleep(REBALANCE_MS // 2 - 1)
         assert rig.beat(ids[1], 2) == codes.REBALANCE_IN_PROGRESS
     rig.sleep(1)
@@ -255,7 +305,9 @@ def test_new_members_are_not_waited_for_without_end(rig: Rig) -> None:
 
 
 @in_both_homes
-def test_a_leader_that_rejoins_begins_a_rebalance_and_a_follower_only_with_something_new(rig: Rig) -> None:
+def test_a_leader_that_rejoins_begins_a_rebalance_and_a_follower_only_with_something_new(
+    rig: Rig,
+) -> None:
     ids, generation = rig.form(2)
     told = rig.join(ids[1]).value
     assert told.generation_id == generation and not told.members
@@ -265,7 +317,10 @@ def test_a_leader_that_rejoins_begins_a_rebalance_and_a_follower_only_with_somet
     assert rig.join(ids[0]).value.members[1].metadata == b"new"
     rig.sync(ids[0], generation + 1)
     leading = rig.join(ids[0])
-    assert not leading.is_set and rig.beat(ids[1], generation + 1) == codes.REBALANCE_IN_PROGRESS
+    assert (
+        not leading.is_set
+        and rig.beat(ids[1], generation + 1) == codes.REBALANCE_IN_PROGRESS
+    )
 
 
 def test_the_first_members_of_a_group_wait_for_one_another(tmp_path: Path) -> None:
@@ -285,7 +340,8 @@ def test_the_first_members_of_a_group_wait_for_one_another(tmp_path: Path) -> No
         assert late[0].value.generation_id == 1  # but not beyond the rebalance timeout
 
 
-# -- leaving -------------------------------------------------------------------------------------------------------
+# -- leaving
+# -------------------------------------------------------------------------------------------------------
 
 
 @in_both_homes
@@ -295,8 +351,14 @@ def test_leaving(rig: Rig) -> None:
     assert old.error_code == 0
     assert rig.beat(ids[0], generation) == codes.REBALANCE_IN_PROGRESS
     assert rig.leave((ids[2], None), (ids[1], None)) == [codes.UNKNOWN_MEMBER_ID, 0]
-    assert rig.ask(wire.LEAVE_GROUP, 1, group_id="g", member_id="nobody").error_code == codes.UNKNOWN_MEMBER_ID
-    assert rig.ask(wire.LEAVE_GROUP, 3, group_id="", members=[]).error_code == codes.INVALID_GROUP_ID
+    assert (
+        rig.ask(wire.LEAVE_GROUP, 1, group_id="g", member_id="nobody").error_code
+        == codes.UNKNOWN_MEMBER_ID
+    )
+    assert (
+        rig.ask(wire.LEAVE_GROUP, 3, group_id="", members=[]).error_code
+        == codes.INVALID_GROUP_ID
+    )
     assert rig.leave((ids[0], None), group="h") == [codes.UNKNOWN_MEMBER_ID]
     assert rig.leave((ids[0], None)) == [0]
     assert rig.describe().group_state == machine.EMPTY
@@ -314,19 +376,32 @@ def test_a_member_that_waits_is_told_that_it_left(rig: Rig) -> None:
     assert code_of(waiting) == codes.UNKNOWN_MEMBER_ID
 
 
-# -- static members ------------------------------------------------------------------------------------------------
+# -- static members
+# ------------------------------------------------------------------------------------------------
 
 
 @in_both_homes
-def test_a_static_member_that_comes_back_takes_its_place_without_a_rebalance(rig: Rig) -> None:
+def test_a_static_member_that_comes_back_takes_its_place_without_a_rebalance(
+    rig: Rig,
+) -> None:
     leader, follower = form_static(rig)
     back = rig.join(instance="b", version=5).value
-    assert (back.error_code, back.generation_id, back.leader, back.members) == (0, 2, leader, [])
+    assert (back.error_code, back.generation_id, back.leader, back.members) == (
+        0,
+        2,
+        leader,
+        [],
+    )
     assert back.member_id != follower and back.member_id.startswith("b-")
     assert rig.beat(leader, 2) == 0
     assert rig.beat(follower, 2, instance="b") == codes.FENCED_INSTANCE_ID
-    assert code_of(rig.sync(follower, 2, group_instance_id="b")) == codes.FENCED_INSTANCE_ID
-    assert code_of(rig.join(follower, instance="b", version=5)) == codes.FENCED_INSTANCE_ID
+    assert (
+        code_of(rig.sync(follower, 2, group_instance_id="b"))
+        == codes.FENCED_INSTANCE_ID
+    )
+    assert (
+        code_of(rig.join(follower, instance="b", version=5)) == codes.FENCED_INSTANCE_ID
+    )
     assert rig.leave((follower, "b")) == [codes.FENCED_INSTANCE_ID]
     assert rig.sync(back.member_id, 2, group_instance_id="b").value.assignment == b"2"
     rig.restart()
@@ -335,23 +410,34 @@ def test_a_static_member_that_comes_back_takes_its_place_without_a_rebalance(rig
 
 @in_both_homes
 @pytest.mark.parametrize("version", [5, 8, 9])
-def test_a_static_leader_that_comes_back_does_not_assign(rig: Rig, version: int) -> None:
+def test_a_static_leader_that_comes_back_does_not_assign(
+    rig: Rig, version: int
+) -> None:
     leader, _ = form_static(rig)
     back = rig.join(instance="a", version=version).value
     assert back.generation_id == 2
     if version < 9:
         assert back.leader == leader != back.member_id and not back.members
     else:
-        assert back.skip_assignment and back.leader == back.member_id and len(back.members) == 2
+        assert (
+            back.skip_assignment
+            and back.leader == back.member_id
+            and len(back.members) == 2
+        )
 
 
 @in_both_homes
-def test_a_static_member_that_comes_back_with_another_protocol_rebalances(rig: Rig) -> None:
+def test_a_static_member_that_comes_back_with_another_protocol_rebalances(
+    rig: Rig,
+) -> None:
     more = {"protocols": {"range": b"", "sticky": b""}}
     leader, _ = form_static(rig, **more)
     back = rig.join(instance="b", version=5, protocols={"sticky": b""})
     assert not back.is_set
-    assert rig.join(leader, instance="a", version=5, **more).value.protocol_name == "sticky"
+    assert (
+        rig.join(leader, instance="a", version=5, **more).value.protocol_name
+        == "sticky"
+    )
     assert back.is_set
 
 
@@ -377,7 +463,11 @@ def test_a_static_member_stays_until_its_session_ends(rig: Rig) -> None:
     waiting = rig.join(follower, instance="b", version=5, session_ms=60_000)
     rig.sleep(1)
     assert waiting.value.leader == follower
-    assert {member.group_instance_id for member in waiting.value.members} == {"a", "b", None}
+    assert {member.group_instance_id for member in waiting.value.members} == {
+        "a",
+        "b",
+        None,
+    }
     assert newcomer.is_set
 
 
@@ -388,7 +478,9 @@ def test_a_group_of_static_members_waits_until_one_of_them_comes_back(rig: Rig) 
     rig.sleep(5_000)
     assert rig.describe().group_state == machine.PREPARING
     assert {member.member_id for member in rig.describe().members} == {leader, follower}
-    back = rig.join(follower, instance="b", version=5, session_ms=60_000, rebalance_ms=0)
+    back = rig.join(
+        follower, instance="b", version=5, session_ms=60_000, rebalance_ms=0
+    )
     rig.sleep(1_000)
     assert back.value.leader == follower
 
@@ -396,12 +488,21 @@ def test_a_group_of_static_members_waits_until_one_of_them_comes_back(rig: Rig) 
 @in_both_homes
 def test_an_admin_removes_static_members(rig: Rig) -> None:
     leader, _ = form_static(rig)
-    assert rig.leave(("", "b"), ("", "z"), ("", None)) == [0, codes.UNKNOWN_MEMBER_ID, codes.UNKNOWN_MEMBER_ID]
-    assert [m.group_instance_id for m in rig.join(leader, instance="a", version=5).value.members] == ["a"]
+    assert rig.leave(("", "b"), ("", "z"), ("", None)) == [
+        0,
+        codes.UNKNOWN_MEMBER_ID,
+        codes.UNKNOWN_MEMBER_ID,
+    ]
+    assert [
+        m.group_instance_id
+        for m in rig.join(leader, instance="a", version=5).value.members
+    ] == ["a"]
 
 
 def test_a_static_member_finds_its_place_in_a_full_group(tmp_path: Path) -> None:
     with Rig(tmp_path, group_max_size=2) as rig:
         form_static(rig)
         assert rig.join(instance="b", version=5).value.error_code == 0
-        assert code_of(rig.join(instance="c", version=5)) == codes.GROUP_MAX_SIZE_REACHED
+        assert (
+            code_of(rig.join(instance="c", version=5)) == codes.GROUP_MAX_SIZE_REACHED
+        )

@@ -1,4 +1,6 @@
-"""What clients make the broker remember has one limit over all groups, transactional ids and requests in work."""
+"""What clients make the broker remember has one limit over all groups, transactional
+ids and requests in work.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,21 @@ SESSION_MS = 60_000
 @pytest.fixture
 def small(tmp_path: Path) -> Any:
     bench = Bench(
-        tmp_path / "data", durability="os", max_remembered_bytes=LIMIT, group_consumer_session_timeout_ms=SESSION_MS
+        tmp_path / "data",
+        durability="os",
+        max_remembered_bytes=LIMIT,
+        group_consumer_session_timeout_ms=SESSION_MS,
     )
-    bench.ask(wire.OFFSET_FETCH, 5, wire.OFFSET_FETCH.Request(group_id="g", topics=[]))  # so that the groups are known
+    bench.ask(
+        wire.OFFSET_FETCH, 5, wire.OFFSET_FETCH.Request(group_id="g", topics=[])
+    )  # so that the groups are known
     yield bench
     bench.close()
 
 
-def join(bench: Bench, number: int, version: int = 3, size: int = 100_000, group: str = "") -> int:
+def join(
+    bench: Bench, number: int, version: int = 3, size: int = 100_000, group: str = ""
+) -> int:
     request = wire.JOIN_GROUP.Request
     asked = request(
         group_id=group or f"g{number}",
@@ -63,7 +72,9 @@ def beat(bench: Bench, number: int) -> int:
 
 
 def take_id(bench: Bench, number: int) -> int:
-    asked = wire.INIT_PRODUCER_ID.Request(transactional_id=f"id-{number}", transaction_timeout_ms=1_000)
+    asked = wire.INIT_PRODUCER_ID.Request(
+        transactional_id=f"id-{number}", transaction_timeout_ms=1_000
+    )
     return int(bench.ask(wire.INIT_PRODUCER_ID, 4, asked).error_code)
 
 
@@ -77,15 +88,21 @@ def fill(bench: Bench, ask: Callable[[Bench, int], int]) -> None:
 
 
 @pytest.mark.parametrize("ask", [join, join_for_an_id, beat, take_id])
-def test_members_of_many_groups_share_one_limit(small: Bench, ask: Callable[[Bench, int], int]) -> None:
-    """Limits of a member and of a group are none of how many: 1,990 requests of 1 MB kept 2,979 MiB for 30 minutes."""
+def test_members_of_many_groups_share_one_limit(
+    small: Bench, ask: Callable[[Bench, int], int]
+) -> None:
+    """Limits of a member and of a group are none of how many: 1,990 requests of 1 MB
+    kept 2,979 MiB for 30 minutes.
+    """
     fill(small, ask)
     state = small.broker.state
     assert LIMIT * 0.8 < sum(held() for held in state.remembered.holders) <= LIMIT
 
 
 @pytest.mark.parametrize("ask", [join, join_for_an_id, beat])
-def test_members_that_left_make_room_for_others(small: Bench, ask: Callable[[Bench, int], int]) -> None:
+def test_members_that_left_make_room_for_others(
+    small: Bench, ask: Callable[[Bench, int], int]
+) -> None:
     fill(small, ask)
     small.now_ms += 6 * SESSION_MS
     small.broker.tick(small.now_ms)
@@ -110,13 +127,21 @@ def test_a_member_that_joins_again_and_again_is_counted_once(small: Bench) -> No
 
 def test_heartbeats_need_no_room(small: Bench) -> None:
     first = wire.CONSUMER_GROUP_HEARTBEAT.Request(
-        group_id="g", member_id="m", rebalance_timeout_ms=1_000, subscribed_topic_names=["t"], topic_partitions=[]
+        group_id="g",
+        member_id="m",
+        rebalance_timeout_ms=1_000,
+        subscribed_topic_names=["t"],
+        topic_partitions=[],
     )
     epoch = small.ask(wire.CONSUMER_GROUP_HEARTBEAT, 1, first).member_epoch
     fill(small, join)
     fill(small, lambda bench, number: join_for_an_id(bench, 10_000 + number))
-    fill(small, lambda bench, number: join_for_an_id(bench, 0))  # until there is no room for a member
-    again = wire.CONSUMER_GROUP_HEARTBEAT.Request(group_id="g", member_id="m", member_epoch=epoch)
+    fill(
+        small, lambda bench, number: join_for_an_id(bench, 0)
+    )  # until there is no room for a member
+    again = wire.CONSUMER_GROUP_HEARTBEAT.Request(
+        group_id="g", member_id="m", member_epoch=epoch
+    )
     assert small.ask(wire.CONSUMER_GROUP_HEARTBEAT, 1, again).error_code == 0
 
 
@@ -134,12 +159,23 @@ def test_assignments_share_the_limit(small: Bench) -> None:
         joined = small.ask(wire.JOIN_GROUP, 3, asked)
         sync = wire.SYNC_GROUP.Request
         lead = sync.Assignment(member_id=joined.member_id, assignment=bytes(400_000))
-        led = sync(group_id=f"g{number}", generation_id=1, member_id=joined.member_id, assignments=[lead])
+        led = sync(
+            group_id=f"g{number}",
+            generation_id=1,
+            member_id=joined.member_id,
+            assignments=[lead],
+        )
         answers.append(small.ask(wire.SYNC_GROUP, 3, led).error_code)
-    assert answers == [0, 0, codes.COORDINATOR_NOT_AVAILABLE, codes.COORDINATOR_NOT_AVAILABLE]
+    assert answers == [
+        0,
+        0,
+        codes.COORDINATOR_NOT_AVAILABLE,
+        codes.COORDINATOR_NOT_AVAILABLE,
+    ]
 
 
-# -- requests in work ------------------------------------------------------------------------------------------------
+# -- requests in work
+# ------------------------------------------------------------------------------------------------
 
 
 class Crowd:
@@ -151,7 +187,8 @@ class Crowd:
         workload = Workload(500, self.budget)
         self.answers: list[Any] = []
         self.connections = [
-            Connection(self.handle, Settings(), self.budget, workload, 0, lambda: None) for _ in range(count)
+            Connection(self.handle, Settings(), self.budget, workload, 0, lambda: None)
+            for _ in range(count)
         ]
 
     def handle(self, frame: memoryview, now_ms: int) -> Any:
@@ -174,17 +211,31 @@ class Crowd:
 
 
 def test_produce_requests_that_wait_share_the_limit_of_buffers(bench: Bench) -> None:
-    """They were counted until they were read, so 500 requests of 100 MB could wait for one slow disk."""
+    """They were counted until they were read, so 500 requests of 100 MB could wait for
+    one slow disk.
+    """
     bench.logdir.create_topic("t")
     bench.at_once = False
-    frame = wire.encode_request(wire.PRODUCE, 9, 1, "c", bench.produces(encode([(None, bytes(900_000))], now_ms=1)))
+    frame = wire.encode_request(
+        wire.PRODUCE,
+        9,
+        1,
+        "c",
+        bench.produces(encode([(None, bytes(900_000))], now_ms=1)),
+    )
     crowd = Crowd(bench, 20, 8 << 20)
     read = [crowd.feed(connection, frame) for connection in crowd.connections]
-    held = sum(isinstance(answer, Answer) and not answer.is_set for answer in crowd.answers)
-    assert held == len(crowd.answers) and 3 <= held <= 9, "no more than the limit waits for the disk"
+    held = sum(
+        isinstance(answer, Answer) and not answer.is_set for answer in crowd.answers
+    )
+    assert held == len(crowd.answers) and 3 <= held <= 9, (
+        "no more than the limit waits for the disk"
+    )
     assert crowd.budget.kept_bytes > held * 900_000
     assert not all(read)
-    assert crowd.budget.relieve(10**9, 30_000) == {}, "ending a connection would not help"
+    assert crowd.budget.relieve(10**9, 30_000) == {}, (
+        "ending a connection would not help"
+    )
     bench.run()
     assert all(answer.is_set for answer in crowd.answers)
     assert crowd.budget.kept_bytes == 0
@@ -193,13 +244,24 @@ def test_produce_requests_that_wait_share_the_limit_of_buffers(bench: Bench) -> 
     assert crowd.budget.used_bytes == 0
 
 
-def test_entries_of_unanswered_requests_share_the_limit_of_buffers(bench: Bench) -> None:
+def test_entries_of_unanswered_requests_share_the_limit_of_buffers(
+    bench: Bench,
+) -> None:
     """A small frame may name 10,000 partitions, and Python takes 300 bytes for each."""
     bench.logdir.create_topic("t")
     bench.at_once = False
     asked = wire.LIST_OFFSETS.Request
-    parts = [asked.Topic.Partition(partition_index=number, timestamp=-1) for number in range(900)]
-    frame = wire.encode_request(wire.LIST_OFFSETS, 6, 1, "c", asked(topics=[asked.Topic(name="t", partitions=parts)]))
+    parts = [
+        asked.Topic.Partition(partition_index=number, timestamp=-1)
+        for number in range(900)
+    ]
+    frame = wire.encode_request(
+        wire.LIST_OFFSETS,
+        6,
+        1,
+        "c",
+        asked(topics=[asked.Topic(name="t", partitions=parts)]),
+    )
     crowd = Crowd(bench, 20, 1 << 20)
     for connection in crowd.connections:
         crowd.feed(connection, frame)
@@ -213,7 +275,13 @@ def test_entries_of_unanswered_requests_share_the_limit_of_buffers(bench: Bench)
 def test_a_connection_that_ends_gives_back_what_its_requests_held(bench: Bench) -> None:
     bench.logdir.create_topic("t")
     bench.at_once = False
-    frame = wire.encode_request(wire.PRODUCE, 9, 1, "c", bench.produces(encode([(None, bytes(9_000))], now_ms=1)))
+    frame = wire.encode_request(
+        wire.PRODUCE,
+        9,
+        1,
+        "c",
+        bench.produces(encode([(None, bytes(9_000))], now_ms=1)),
+    )
     crowd = Crowd(bench, 1, 8 << 20)
     crowd.feed(crowd.connections[0], frame * 3)
     assert crowd.budget.kept_bytes > 27_000
@@ -222,7 +290,8 @@ def test_a_connection_that_ends_gives_back_what_its_requests_held(bench: Bench) 
     bench.run()
 
 
-# -- open files ------------------------------------------------------------------------------------------------------
+# -- open files
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_only_logs_that_nothing_waits_for_are_closed_for_room(tmp_path: Path) -> None:
@@ -239,14 +308,22 @@ def test_only_logs_that_nothing_waits_for_are_closed_for_room(tmp_path: Path) ->
     batch = encode([(None, b"v")], now_ms=1)
     request = bench.produces(batch, acks=-1)
     request.topic_data[0].partition_data[0].index = 1
-    produce = bench.send(wire.PRODUCE, 9, request)  # waits for the disk under partition 1
+    produce = bench.send(
+        wire.PRODUCE, 9, request
+    )  # waits for the disk under partition 1
     assert not produce.is_set and not fetch.is_set
     state.most_logs = lambda: 3
     bench.ask(wire.OFFSET_FETCH, 5, wire.OFFSET_FETCH.Request(group_id="g", topics=[]))
     later = bench.send(wire.FETCH, 12, bench.fetches(range(3, 4)))
     bench.run()
     assert {number for _, number in bench.logdir.open_logs()} == {0, 1, 3}
-    assert bench.read(wire.PRODUCE, 9, produce).responses[0].partition_responses[0].error_code == 0
+    assert (
+        bench.read(wire.PRODUCE, 9, produce)
+        .responses[0]
+        .partition_responses[0]
+        .error_code
+        == 0
+    )
     assert bench.read(wire.FETCH, 12, later).responses[0].partitions[0].error_code == 0
     bench.at_once = True
     assert bench.produce(batch, acks=-1).error_code == 0
@@ -272,7 +349,9 @@ def test_a_new_client_makes_room_for_its_connection(tmp_path: Path) -> None:
         server.logdir.create_topic("t", 30)
         for number in range(30):
             server.logdir.partition("t", number)
-        server.call(lambda: setattr(server.server.broker.state, "most_logs", lambda: 20))
+        server.call(
+            lambda: setattr(server.server.broker.state, "most_logs", lambda: 20)
+        )
         client = Client(server.port)
         client.ask(wire.API_VERSIONS, 0, wire.API_VERSIONS.Request())
         while len(server.logdir.open_logs()) > 20:  # the test's time limit bounds this

@@ -1,11 +1,14 @@
-"""Changed frames of every API and version that is served, to a whole broker with an honest client beside the strangers.
+"""Changed frames of every API and version that is served, to a whole broker with an
+honest client beside the strangers.
 
-Goal: no crash, no hang, no unbounded memory, no harm to another client. Method: support/hostileworld.py, in lives of a
-broker; what is sent there is made by support/hostileframes.py.
+Goal: no crash, no hang, no unbounded memory, no harm to another client. Method:
+support/hostileworld.py, in lives of a broker; what is sent there is made by
+support/hostileframes.py.
 
-`make test` sends some 210,000 frames, of which a core does 5,000 a second. `make slow` goes on where it ended,
-towards 100,000,000; LOGCORE_FRAMES is another goal, LOGCORE_FRAMES_SECONDS says how long. A failure prints the seed of
-the life and the frame.
+`make test` sends some 210,000 frames, of which a core does 5,000 a second. `make slow`
+goes on where it ended, towards 100,000,000; LOGCORE_FRAMES is another goal,
+LOGCORE_FRAMES_SECONDS says how long. A failure prints the seed of the life and the
+frame.
 """
 
 from __future__ import annotations
@@ -28,15 +31,19 @@ from support.hostileworld import Errors, World, resident_bytes
 GOAL = int(os.environ.get("LOGCORE_FRAMES", "100000000"))
 SECONDS = float(os.environ.get("LOGCORE_FRAMES_SECONDS", "1800"))
 FILE = Path(os.environ.get("LOGCORE_FRAMES_FILE", "build/frames.json"))
-#: What a life may add to the memory that the process had before it: records that were stored are in it, too.
+#: What a life may add to the memory that the process had before it: records that were
+#: stored are in it, too.
 LIFE_BYTES = 256 << 20
-#: What all lives together may leave behind. The simulated disk remembers the parts of 65,536 paths: half of it.
+#: What all lives together may leave behind. The simulated disk remembers the parts of
+#: 65,536 paths: half of it.
 LEFT_BYTES = 250 << 20
 
 
 @pytest.fixture
 def errors() -> Iterator[Errors]:
-    """What the broker and the library log as an error. Of the rest pytest would keep a line for each frame."""
+    """What the broker and the library log as an error. Of the rest pytest would keep a
+    line for each frame.
+    """
     found = Errors()
     loggers = [logging.getLogger(name) for name in ("netshim", "logcore")]
     levels = [each.level for each in loggers]
@@ -61,12 +68,16 @@ def lived(seed: int, strangers: int, errors: Errors) -> World:
         except Exception as error:
             error.add_note(f"seed {seed}, {strangers} strangers")
             raise
-    assert world.most_bytes - before < LIFE_BYTES, f"seed {seed}: {world.most_bytes - before} bytes"
+    assert world.most_bytes - before < LIFE_BYTES, (
+        f"seed {seed}: {world.most_bytes - before} bytes"
+    )
     return world
 
 
 @pytest.mark.parametrize("seed", range(11, 18))
-def test_changed_frames_harm_neither_the_broker_nor_its_other_clients(seed: int, errors: Errors) -> None:
+def test_changed_frames_harm_neither_the_broker_nor_its_other_clients(
+    seed: int, errors: Errors
+) -> None:
     world = lived(seed, 10, errors)
     assert world.met["answered"] > 10_000, world.met
     assert world.met["cut"] > 5_000, world.met
@@ -81,11 +92,19 @@ def test_frames_are_changed_in_their_bytes_and_in_their_values() -> None:
     decoded = []
     for each in made:
         try:
-            decoded.append(wire.decode_request(wire.decode_header(memoryview(each)), memoryview(each)))
+            decoded.append(
+                wire.decode_request(
+                    wire.decode_header(memoryview(each)), memoryview(each)
+                )
+            )
         except wire.ProtocolError:
             continue
     assert 50 < len(decoded) < len(made)
-    assert {len(each.topics or ()) for each in decoded if isinstance(each, wire.METADATA.Request)} > {0, 1, 30}
+    assert {
+        len(each.topics or ())
+        for each in decoded
+        if isinstance(each, wire.METADATA.Request)
+    } > {0, 1, 30}
     assert variants.draw() != frame
 
 
@@ -111,6 +130,8 @@ def test_towards_a_hundred_million_frames(errors: Errors) -> None:
         FILE.write_text(json.dumps(kept))
         del world
         first_bytes = first_bytes or resident_bytes()
-        assert resident_bytes() - first_bytes < LEFT_BYTES, f"{first_bytes} bytes after a life, now {resident_bytes()}"
+        assert resident_bytes() - first_bytes < LEFT_BYTES, (
+            f"{first_bytes} bytes after a life, now {resident_bytes()}"
+        )
     rate = (kept["frames"] - before) / (time.perf_counter() - began)
     print(f"{kept['frames']} of {GOAL} frames, {rate:.0f} a second: {kept}")

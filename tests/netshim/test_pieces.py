@@ -1,4 +1,6 @@
-"""Large requests in pieces: the same answers, others served between two pieces, order and memory kept."""
+"""Large requests in pieces: the same answers, others served between two pieces, order
+and memory kept.
+"""
 
 from __future__ import annotations
 
@@ -66,13 +68,23 @@ def turns(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Turns:
 
 def offsets_of(count: int) -> Any:
     request = wire.OFFSET_FETCH.Request
-    return request(group_id="g", topics=[request.Topic(name="t", partition_indexes=list(range(count)))])
+    return request(
+        group_id="g",
+        topics=[request.Topic(name="t", partition_indexes=list(range(count)))],
+    )
 
 
 def commit_of(offset: int, numbers: range, topic: str = "t") -> Any:
     request = wire.OFFSET_COMMIT.Request
-    parts = [request.Topic.Partition(partition_index=number, committed_offset=offset) for number in numbers]
-    return request(group_id="g", generation_id_or_member_epoch=-1, topics=[request.Topic(name=topic, partitions=parts)])
+    parts = [
+        request.Topic.Partition(partition_index=number, committed_offset=offset)
+        for number in numbers
+    ]
+    return request(
+        group_id="g",
+        generation_id_or_member_epoch=-1,
+        topics=[request.Topic(name=topic, partitions=parts)],
+    )
 
 
 def patient(min_bytes: int) -> Any:
@@ -83,7 +95,8 @@ def patient(min_bytes: int) -> Any:
     return request
 
 
-# -- the pieces themselves -----------------------------------------------------------------------------------------
+# -- the pieces themselves
+# -----------------------------------------------------------------------------------------
 
 
 def counted(entries: int, found: list[int]) -> Any:
@@ -100,7 +113,9 @@ def test_each_turn_does_one_piece_of_one_request(sizes: list[int]) -> None:
     later: deque[Callable[[], None]] = deque()
     pieces = Pieces(later.append)
     found: list[list[int]] = [[] for _ in sizes]
-    answers = [pieces.run(counted(size, into)) for size, into in zip(sizes, found, strict=True)]
+    answers = [
+        pieces.run(counted(size, into)) for size, into in zip(sizes, found, strict=True)
+    ]
     while later:
         before = sum(map(len, found))
         assert len(later) == 1, "only one turn is asked for"
@@ -140,7 +155,9 @@ def test_an_error_in_a_later_piece_is_told_and_the_others_go_on() -> None:
     assert isinstance(other, Answer) and other.value == 1_500
 
 
-def test_an_error_of_who_gets_an_answer_keeps_no_other_waiting(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_of_who_gets_an_answer_keeps_no_other_waiting(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def refuse(_: object) -> None:
         raise ValueError("the host cannot take it")
 
@@ -156,7 +173,8 @@ def test_an_error_of_who_gets_an_answer_keeps_no_other_waiting(caplog: pytest.Lo
     assert "a waiting action failed" in caplog.text
 
 
-# -- the same answers ----------------------------------------------------------------------------------------------
+# -- the same answers
+# ----------------------------------------------------------------------------------------------
 
 
 def told_by_scripts() -> list[Any]:
@@ -170,7 +188,9 @@ def told_by_scripts() -> list[Any]:
                 told.append((correlation_id, response))
                 yield correlation_id, response
 
-        def ask(self, api: Any, version: int, request: Any, *, patience_ms: int = 6_000) -> Any:
+        def ask(
+            self, api: Any, version: int, request: Any, *, patience_ms: int = 6_000
+        ) -> Any:
             return super().ask(api, version, request, patience_ms=patience_ms)
 
     class Asked(Scripted):
@@ -199,7 +219,8 @@ def test_scripts_of_all_apis_are_told_the_same_in_pieces_of_one() -> None:
         assert before == after
 
 
-# -- what others notice --------------------------------------------------------------------------------------------
+# -- what others notice
+# --------------------------------------------------------------------------------------------
 
 
 def test_others_are_answered_between_two_pieces(bench: Bench, turns: Turns) -> None:
@@ -207,7 +228,13 @@ def test_others_are_answered_between_two_pieces(bench: Bench, turns: Turns) -> N
     assert isinstance(large, Answer) and not large.is_set
     for _ in range(3):
         assert not large.is_set
-        assert bench.ask(wire.OFFSET_FETCH, 5, offsets_of(2)).topics[0].partitions[1].committed_offset == -1
+        assert (
+            bench.ask(wire.OFFSET_FETCH, 5, offsets_of(2))
+            .topics[0]
+            .partitions[1]
+            .committed_offset
+            == -1
+        )
         turns.turn()
     assert not turns.waiting
     assert len(bench.read(wire.OFFSET_FETCH, 5, large).topics[0].partitions) == MANY
@@ -215,7 +242,10 @@ def test_others_are_answered_between_two_pieces(bench: Bench, turns: Turns) -> N
 
 def listing(count: int) -> Any:
     request = wire.LIST_OFFSETS.Request
-    parts = [request.Topic.Partition(partition_index=number, timestamp=-1) for number in range(count)]
+    parts = [
+        request.Topic.Partition(partition_index=number, timestamp=-1)
+        for number in range(count)
+    ]
     return request(topics=[request.Topic(name="t", partitions=parts)])
 
 
@@ -228,13 +258,25 @@ LARGE = [
     (wire.METADATA, 9, wire.METADATA.Request(topics=None)),
     (wire.LIST_OFFSETS, 5, listing(MANY)),
     (wire.DESCRIBE_GROUPS, 5, wire.DESCRIBE_GROUPS.Request(groups=NAMES)),
-    (wire.DESCRIBE_TRANSACTIONS, 0, wire.DESCRIBE_TRANSACTIONS.Request(transactional_ids=NAMES)),
-    (wire.FIND_COORDINATOR, 4, wire.FIND_COORDINATOR.Request(key_type=0, coordinator_keys=NAMES)),
+    (
+        wire.DESCRIBE_TRANSACTIONS,
+        0,
+        wire.DESCRIBE_TRANSACTIONS.Request(transactional_ids=NAMES),
+    ),
+    (
+        wire.FIND_COORDINATOR,
+        4,
+        wire.FIND_COORDINATOR.Request(key_type=0, coordinator_keys=NAMES),
+    ),
 ]
 
 
-@pytest.mark.parametrize(("api", "version", "request_"), LARGE, ids=[api.name for api, _, _ in LARGE])
-def test_a_large_request_takes_several_turns(bench: Bench, turns: Turns, api: Any, version: int, request_: Any) -> None:
+@pytest.mark.parametrize(
+    ("api", "version", "request_"), LARGE, ids=[api.name for api, _, _ in LARGE]
+)
+def test_a_large_request_takes_several_turns(
+    bench: Bench, turns: Turns, api: Any, version: int, request_: Any
+) -> None:
     for number in range(MANY):
         bench.logdir.partition("t", number)
     answer = bench.send(api, version, request_)
@@ -243,8 +285,12 @@ def test_a_large_request_takes_several_turns(bench: Bench, turns: Turns, api: An
     bench.read(api, version, answer)
 
 
-def pipelined(bench: Bench, turns: Turns, api: Any, version: int, *requests: Any) -> list[Any]:
-    """The responses to requests that come at once on one connection, while the disk takes its time."""
+def pipelined(
+    bench: Bench, turns: Turns, api: Any, version: int, *requests: Any
+) -> list[Any]:
+    """The responses to requests that come at once on one connection, while the disk
+    takes its time.
+    """
     state = bench.broker.state
     connection = Connection(
         lambda frame, now_ms: bench.broker.handle(SESSION, frame, now_ms),
@@ -255,7 +301,10 @@ def pipelined(bench: Bench, turns: Turns, api: Any, version: int, *requests: Any
         lambda: None,
     )
     bench.at_once = False
-    sent = b"".join(wire.encode_request(api, version, number, "c", one) for number, one in enumerate(requests))
+    sent = b"".join(
+        wire.encode_request(api, version, number, "c", one)
+        for number, one in enumerate(requests)
+    )
     while sent:
         room = connection.get_buffer()
         size = min(len(room), len(sent))
@@ -287,15 +336,18 @@ def committed_to(bench: Bench, turns: Turns) -> list[int]:
     """The offsets of the first two partitions."""
     answer = bench.send(wire.OFFSET_FETCH, 5, offsets_of(2))
     turns.run()
-    return [part.committed_offset for part in bench.read(wire.OFFSET_FETCH, 5, answer).topics[0].partitions]
+    return [
+        part.committed_offset
+        for part in bench.read(wire.OFFSET_FETCH, 5, answer).topics[0].partitions
+    ]
 
 
 @pytest.mark.parametrize("is_loaded", [True, False])
 def test_a_later_commit_of_the_connection_waits_for_one_in_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_loaded: bool
 ) -> None:
-    """Else the commit of 5 would take effect after that of 6, which came behind it. Also where both wait until the
-    groups are known.
+    """Else the commit of 5 would take effect after that of 6, which came behind it.
+    Also where both wait until the groups are known.
     """
     monkeypatch.setattr(waiting, "PIECE", PIECE)
     with contextlib.closing(Bench(tmp_path / "other")) as bench:
@@ -303,50 +355,83 @@ def test_a_later_commit_of_the_connection_waits_for_one_in_pieces(
         turns = Turns(bench)
         if is_loaded:
             bench.ask(wire.OFFSET_FETCH, 5, offsets_of(1))
-        pipelined(bench, turns, wire.OFFSET_COMMIT, 7, commit_of(5, range(MANY)), commit_of(6, range(1)))
+        pipelined(
+            bench,
+            turns,
+            wire.OFFSET_COMMIT,
+            7,
+            commit_of(5, range(MANY)),
+            commit_of(6, range(1)),
+        )
         assert committed_to(bench, turns) == [6, 5]
 
 
 def transactional(bench: Bench) -> dict[str, int]:
     """The id and epoch of a producer with the transactional id x."""
-    request = wire.INIT_PRODUCER_ID.Request(transactional_id="x", transaction_timeout_ms=60_000)
+    request = wire.INIT_PRODUCER_ID.Request(
+        transactional_id="x", transaction_timeout_ms=60_000
+    )
     told = bench.ask(wire.INIT_PRODUCER_ID, 4, request)
     return {"producer_id": told.producer_id, "producer_epoch": told.producer_epoch}
 
 
-def test_a_later_commit_in_a_transaction_waits_for_one_in_pieces(bench: Bench, turns: Turns) -> None:
-    """It waits until its group was added to the transaction, and is in pieces only then."""
+def test_a_later_commit_in_a_transaction_waits_for_one_in_pieces(
+    bench: Bench, turns: Turns
+) -> None:
+    """It waits until its group was added to the transaction, and is in pieces only
+    then.
+    """
     who = transactional(bench)
     request = wire.TXN_OFFSET_COMMIT.Request
 
     def of(offset: int, numbers: range) -> Any:
-        parts = [request.Topic.Partition(partition_index=number, committed_offset=offset) for number in numbers]
+        parts = [
+            request.Topic.Partition(partition_index=number, committed_offset=offset)
+            for number in numbers
+        ]
         topics = [request.Topic(name="t", partitions=parts)]
-        return request(transactional_id="x", group_id="g", generation_id=-1, topics=topics, **who)
+        return request(
+            transactional_id="x", group_id="g", generation_id=-1, topics=topics, **who
+        )
 
-    pipelined(bench, turns, wire.TXN_OFFSET_COMMIT, 5, of(5, range(MANY)), of(6, range(1)))
+    pipelined(
+        bench, turns, wire.TXN_OFFSET_COMMIT, 5, of(5, range(MANY)), of(6, range(1))
+    )
     end = wire.END_TXN.Request(transactional_id="x", committed=True, **who)
     assert bench.ask(wire.END_TXN, 4, end).error_code == 0
     assert committed_to(bench, turns) == [6, 5]
 
 
-def test_a_later_batch_of_a_transaction_waits_for_one_in_pieces(bench: Bench, turns: Turns) -> None:
+def test_a_later_batch_of_a_transaction_waits_for_one_in_pieces(
+    bench: Bench, turns: Turns
+) -> None:
     who = transactional(bench)
     for number in range(MANY):
         bench.logdir.partition("t", number)
 
     def of(value: bytes, sequence: int, numbers: range) -> Any:
-        batch = encode([(None, value)], transactional=True, base_sequence=sequence, **who)
+        batch = encode(
+            [(None, value)], transactional=True, base_sequence=sequence, **who
+        )
         request = wire.PRODUCE.Request
-        parts = [request.Topic.Partition(index=number, records=batch) for number in numbers]
+        parts = [
+            request.Topic.Partition(index=number, records=batch) for number in numbers
+        ]
         topics = [request.Topic(name="t", partition_data=parts)]
-        return request(acks=-1, timeout_ms=1_000, transactional_id="x", topic_data=topics)
+        return request(
+            acks=-1, timeout_ms=1_000, transactional_id="x", topic_data=topics
+        )
 
     last = MANY - 1
     requests = of(b"first", 0, range(MANY)), of(b"second", 1, range(last, MANY))
     for told in pipelined(bench, turns, wire.PRODUCE, 12, *requests):
-        assert not any(part.error_code for part in told.responses[0].partition_responses)
-    assert [record.value for record in bench.logdir.partition("t", last).read(0)] == [b"first", b"second"]
+        assert not any(
+            part.error_code for part in told.responses[0].partition_responses
+        )
+    assert [record.value for record in bench.logdir.partition("t", last).read(0)] == [
+        b"first",
+        b"second",
+    ]
 
 
 def test_records_of_a_later_piece_outlive_the_buffer_of_their_connection(
@@ -355,12 +440,16 @@ def test_records_of_a_later_piece_outlive_the_buffer_of_their_connection(
     of_one(monkeypatch)
     for number in range(3):
         bench.logdir.partition("t", number)
-    answer = bench.send(wire.PRODUCE, 9, Bench.produces(encode([(None, b"value")]), partitions=3))
+    answer = bench.send(
+        wire.PRODUCE, 9, Bench.produces(encode([(None, b"value")]), partitions=3)
+    )
     assert turns.run()
     told = bench.read(wire.PRODUCE, 9, answer).responses[0].partition_responses
     assert [part.error_code for part in told] == [0, 0, 0]
     for number in range(3):
-        assert [record.value for record in bench.logdir.partition("t", number).read(0)] == [b"value"]
+        assert [
+            record.value for record in bench.logdir.partition("t", number).read(0)
+        ] == [b"value"]
 
 
 def test_a_produce_in_pieces_that_waits_for_a_log_is_not_overtaken(
@@ -368,13 +457,21 @@ def test_a_produce_in_pieces_that_waits_for_a_log_is_not_overtaken(
 ) -> None:
     of_one(monkeypatch)
     bench.at_once = False
-    first = bench.send(wire.PRODUCE, 9, Bench.produces(encode([(None, b"first")]), partitions=3))
+    first = bench.send(
+        wire.PRODUCE, 9, Bench.produces(encode([(None, b"first")]), partitions=3)
+    )
     bench.run()
     assert turns.waiting, "it has begun, and is not over"
     request = wire.PRODUCE.Request
     part = request.Topic.Partition(index=2, records=encode([(None, b"second")]))
     second = bench.send(
-        wire.PRODUCE, 9, request(acks=1, timeout_ms=1_000, topic_data=[request.Topic(name="t", partition_data=[part])])
+        wire.PRODUCE,
+        9,
+        request(
+            acks=1,
+            timeout_ms=1_000,
+            topic_data=[request.Topic(name="t", partition_data=[part])],
+        ),
     )
     while turns.waiting or bench.submitted:
         bench.run()
@@ -382,7 +479,10 @@ def test_a_produce_in_pieces_that_waits_for_a_log_is_not_overtaken(
     for answer in (first, second):
         told = bench.read(wire.PRODUCE, 9, answer).responses[0].partition_responses
         assert not any(part.error_code for part in told)
-    values = [[record.value for record in bench.logdir.partition("t", number).read(0)] for number in range(3)]
+    values = [
+        [record.value for record in bench.logdir.partition("t", number).read(0)]
+        for number in range(3)
+    ]
     assert values == [[b"first"], [b"first"], [b"first", b"second"]]
 
 
@@ -407,9 +507,15 @@ def test_each_piece_knows_which_logs_could_not_be_opened(
 @pytest.mark.parametrize("min_bytes", [1, 40])
 @pytest.mark.parametrize("partition", [0, 1, 2])
 def test_an_append_while_a_fetch_looks_for_the_first_time_is_seen(
-    bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch, partition: int, min_bytes: int
+    bench: Bench,
+    turns: Turns,
+    monkeypatch: pytest.MonkeyPatch,
+    partition: int,
+    min_bytes: int,
 ) -> None:
-    """Also where another fetch waits for the same partition, so that no tick sees anything new."""
+    """Also where another fetch waits for the same partition, so that no tick sees
+    anything new.
+    """
     of_one(monkeypatch)
     logs = [bench.logdir.partition("t", number) for number in range(3)]
     other = patient(100_000)
@@ -422,7 +528,9 @@ def test_an_append_while_a_fetch_looks_for_the_first_time_is_seen(
     bench.broker.state.appended("t", partition, logs[partition], 1, bench.now_ms)
     turns.run()
     told = bench.read(wire.FETCH, 11, answer).responses[0].partitions
-    assert [len(part.records) > 0 for part in told] == [number == partition for number in range(3)]
+    assert [len(part.records) > 0 for part in told] == [
+        number == partition for number in range(3)
+    ]
 
 
 def test_a_fetch_that_looks_while_the_broker_stops_is_answered(
@@ -456,7 +564,9 @@ def test_an_append_between_two_looks_of_a_fetch_is_seen(
     turns.run()
     assert answer.is_set
     told = bench.read(wire.FETCH, 11, answer).responses[0].partitions
-    assert [len(part.records) > 0 for part in told] == [number == partition for number in range(3)]
+    assert [len(part.records) > 0 for part in told] == [
+        number == partition for number in range(3)
+    ]
 
 
 def test_a_topic_that_is_deleted_between_two_pieces_leaves_no_offsets(
@@ -474,10 +584,15 @@ def test_a_topic_that_is_deleted_between_two_pieces_leaves_no_offsets(
     turns.run()
     told = bench.read(wire.OFFSET_COMMIT, 7, answer).topics
     unknown = codes.UNKNOWN_TOPIC_OR_PARTITION
-    assert [[part.error_code for part in topic.partitions] for topic in told] == [[unknown] * 2, [0, 0]]
+    assert [[part.error_code for part in topic.partitions] for topic in told] == [
+        [unknown] * 2,
+        [0, 0],
+    ]
     bench.logdir.create_topic("short", 2)
     request = wire.OFFSET_FETCH.Request
-    asked = request(group_id="g", topics=[request.Topic(name="short", partition_indexes=[0, 1])])
+    asked = request(
+        group_id="g", topics=[request.Topic(name="short", partition_indexes=[0, 1])]
+    )
     answer = bench.send(wire.OFFSET_FETCH, 5, asked)
     turns.run()
     found = bench.read(wire.OFFSET_FETCH, 5, answer).topics[0].partitions
@@ -508,7 +623,10 @@ def test_offsets_are_deleted_of_the_group_that_is_there_in_the_last_piece(
     def all_offsets() -> list[int]:
         answer = bench.send(wire.OFFSET_FETCH, 5, offsets_of(5))
         turns.run()
-        return [part.committed_offset for part in bench.read(wire.OFFSET_FETCH, 5, answer).topics[0].partitions]
+        return [
+            part.committed_offset
+            for part in bench.read(wire.OFFSET_FETCH, 5, answer).topics[0].partitions
+        ]
 
     bench.ask(wire.OFFSET_COMMIT, 7, commit_of(1, range(5)))
     request = wire.OFFSET_DELETE.Request
@@ -516,7 +634,9 @@ def test_offsets_are_deleted_of_the_group_that_is_there_in_the_last_piece(
     with monkeypatch.context() as patch:
         of_one(patch)
         answer = bench.send(
-            wire.OFFSET_DELETE, 0, request(group_id="g", topics=[request.Topic(name="t", partitions=parts)])
+            wire.OFFSET_DELETE,
+            0,
+            request(group_id="g", topics=[request.Topic(name="t", partitions=parts)]),
         )
     if meanwhile == "a member":
         join = wire.JOIN_GROUP.Request
@@ -544,7 +664,11 @@ def test_offsets_are_deleted_of_the_group_that_is_there_in_the_last_piece(
     elif meanwhile == "committed again":
         assert (told.error_code, found, all_offsets()) == (0, {0}, [-1] * 5)
     else:
-        assert (told.error_code, found, all_offsets()) == (0, {codes.GROUP_SUBSCRIBED_TO_TOPIC}, [1] * 5)
+        assert (told.error_code, found, all_offsets()) == (
+            0,
+            {codes.GROUP_SUBSCRIBED_TO_TOPIC},
+            [1] * 5,
+        )
 
 
 def test_a_large_answer_that_cannot_be_encoded_ends_the_connection(
@@ -561,7 +685,9 @@ def test_a_large_answer_that_cannot_be_encoded_ends_the_connection(
     assert isinstance(answer, Answer) and isinstance(answer.value, CloseConnection)
 
 
-def test_a_broker_that_stops_answers_requests_in_pieces(bench: Bench, turns: Turns) -> None:
+def test_a_broker_that_stops_answers_requests_in_pieces(
+    bench: Bench, turns: Turns
+) -> None:
     answer = bench.send(wire.OFFSET_FETCH, 5, offsets_of(MANY))
     bench.broker.stop(bench.now_ms)
     assert len(bench.read(wire.OFFSET_FETCH, 5, answer).topics[0].partitions) == MANY
@@ -573,16 +699,27 @@ def test_markers_of_a_transaction_in_many_partitions_are_written_in_pieces(
     bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch, commits: bool
 ) -> None:
     producer = bench.ask(
-        wire.INIT_PRODUCER_ID, 4, wire.INIT_PRODUCER_ID.Request(transactional_id="x", transaction_timeout_ms=60_000)
+        wire.INIT_PRODUCER_ID,
+        4,
+        wire.INIT_PRODUCER_ID.Request(
+            transactional_id="x", transaction_timeout_ms=60_000
+        ),
     )
-    who = {"producer_id": producer.producer_id, "producer_epoch": producer.producer_epoch}
+    who = {
+        "producer_id": producer.producer_id,
+        "producer_epoch": producer.producer_epoch,
+    }
     records = encode([(None, b"v")], transactional=True, base_sequence=0, **who)
     request = Bench.produces(records, partitions=3, acks=-1)
     request.transactional_id = "x"
     told = bench.ask(wire.PRODUCE, 12, request).responses[0].partition_responses
     assert [part.error_code for part in told] == [0, 0, 0]
     of_one(monkeypatch)
-    ended = bench.send(wire.END_TXN, 4, wire.END_TXN.Request(transactional_id="x", committed=commits, **who))
+    ended = bench.send(
+        wire.END_TXN,
+        4,
+        wire.END_TXN.Request(transactional_id="x", committed=commits, **who),
+    )
     assert turns.run() >= 3
     assert bench.read(wire.END_TXN, 4, ended).error_code == 0
     for number in range(3):
@@ -592,33 +729,50 @@ def test_markers_of_a_transaction_in_many_partitions_are_written_in_pieces(
 
 
 @in_both_homes
-def test_commits_in_pieces_take_effect_alone_and_beside_others(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside others a request has a turn in another thread, and is over when the turn is."""
+def test_commits_in_pieces_take_effect_alone_and_beside_others(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside others a request has a turn in another thread, and is over when the turn
+    is.
+    """
     of_one(monkeypatch)
     for number in range(3):
         assert rig.commit({("orders", each): number for each in range(3)}).is_set
     assert rig.committed() == {("orders", each): 2 for each in range(3)}
-    refused = rig.commit({("orders", each): 1 for each in range(3)}, group="x" * 32_760).value
-    assert {part.error_code for part in refused.topics[0].partitions} == {codes.INVALID_GROUP_ID}
+    refused = rig.commit(
+        {("orders", each): 1 for each in range(3)}, group="x" * 32_760
+    ).value
+    assert {part.error_code for part in refused.topics[0].partitions} == {
+        codes.INVALID_GROUP_ID
+    }
 
 
 def test_clients_are_served_in_pieces(
     kafka_factory: Callable[..., Kafka], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """librdkafka and kafka-python write, read, commit and hear of a late record in twenty partitions."""
+    """librdkafka and kafka-python write, read, commit and hear of a late record in
+    twenty partitions.
+    """
     confluent_kafka = pytest.importorskip("confluent_kafka")
     kafka_python = pytest.importorskip("kafka")
     monkeypatch.setattr(waiting, "PIECE", 3)
     broker = kafka_factory(tmp_path / "data", num_partitions=20)
     address = broker.bootstrap_servers
-    producer = confluent_kafka.Producer({"bootstrap.servers": address, "transactional.id": "x"})
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": address, "transactional.id": "x"}
+    )
     producer.init_transactions(DEADLINE_S)
     producer.begin_transaction()
     for number in range(20):
         producer.produce("wide", b"%d" % number, partition=number)
     producer.commit_transaction(DEADLINE_S)
     reader = confluent_kafka.Consumer(
-        {"bootstrap.servers": address, "group.id": "g", "auto.offset.reset": "earliest", "enable.auto.commit": False}
+        {
+            "bootstrap.servers": address,
+            "group.id": "g",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
     )
     reader.subscribe(["wide"])
     found = {reader.poll(DEADLINE_S).value() for _ in range(20)}
@@ -626,10 +780,16 @@ def test_clients_are_served_in_pieces(
     reader.commit(asynchronous=False)
     places = [confluent_kafka.TopicPartition("wide", number) for number in range(20)]
     # Behind the record, or behind the marker of the transaction, if that was read too.
-    assert {place.offset for place in reader.committed(places, timeout=DEADLINE_S)} <= {1, 2}
+    assert {place.offset for place in reader.committed(places, timeout=DEADLINE_S)} <= {
+        1,
+        2,
+    }
     reader.close()
     other = kafka_python.KafkaConsumer(
-        "wide", bootstrap_servers=address, group_id="g", consumer_timeout_ms=DEADLINE_S * 1_000
+        "wide",
+        bootstrap_servers=address,
+        group_id="g",
+        consumer_timeout_ms=DEADLINE_S * 1_000,
     )
     other.poll(timeout_ms=0)
     producer.begin_transaction()
@@ -639,23 +799,37 @@ def test_clients_are_served_in_pieces(
     other.close()
 
 
-# -- limits --------------------------------------------------------------------------------------------------------
+# -- limits
+# --------------------------------------------------------------------------------------------------------
 
 
-def test_a_request_of_too_many_entries_ends_its_connection_before_they_are_made(tmp_path: Path) -> None:
+def test_a_request_of_too_many_entries_ends_its_connection_before_they_are_made(
+    tmp_path: Path,
+) -> None:
     bench = Bench(tmp_path, max_request_entries=5_000)
     bench.logdir.create_topic("t")
     bench.ask(wire.OFFSET_FETCH, 5, offsets_of(4_999))
-    with pytest.raises(CloseConnection, match=r"OffsetFetch v5 request, topics\.partition_indexes: an array of 5000"):
+    with pytest.raises(
+        CloseConnection,
+        match=r"OffsetFetch v5 request, topics\.partition_indexes: an array of 5000",
+    ):
         bench.send(wire.OFFSET_FETCH, 5, offsets_of(5_000))
     bench.close()
 
 
-def test_large_requests_are_refused_where_many_are_in_pieces(bench: Bench, turns: Turns) -> None:
-    answers = [bench.send(wire.OFFSET_FETCH, 5, offsets_of(MANY)) for _ in range(waiting.MOST_IN_PIECES)]
+def test_large_requests_are_refused_where_many_are_in_pieces(
+    bench: Bench, turns: Turns
+) -> None:
+    answers = [
+        bench.send(wire.OFFSET_FETCH, 5, offsets_of(MANY))
+        for _ in range(waiting.MOST_IN_PIECES)
+    ]
     with pytest.raises(CloseConnection, match="OffsetFetch of 10001 entries"):
         bench.send(wire.OFFSET_FETCH, 5, offsets_of(10_000))
-    assert len(bench.ask(wire.OFFSET_FETCH, 5, offsets_of(MANY)).topics[0].partitions) == MANY
+    assert (
+        len(bench.ask(wire.OFFSET_FETCH, 5, offsets_of(MANY)).topics[0].partitions)
+        == MANY
+    )
     turns.run()
     assert all(answer.is_set for answer in answers)
 

@@ -1,4 +1,6 @@
-"""Produce: the short way of most requests beside the long way of all, and appends that wait for others."""
+"""Produce: the short way of most requests beside the long way of all, and appends that
+wait for others.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ def _batch(count: int, producer: tuple[int, int] | None, wrong: str | None) -> b
     """wrong: what is changed in it."""
     ids: dict[str, Any] = {}
     if producer is not None:
-        ids = {"producer_id": 5, "producer_epoch": producer[0], "base_sequence": producer[1]}
+        ids = {
+            "producer_id": 5,
+            "producer_epoch": producer[0],
+            "base_sequence": producer[1],
+        }
     records = recordbatch.encode([(b"k", b"v" * 40, (), T0)] * count, **ids)
     match wrong:
         case "crc":
@@ -55,9 +61,15 @@ requests = st.tuples(
 )
 
 
-def _send(rig: Rig, topic: str, number: int, acks: int, records: bytes | None) -> Answer:
+def _send(
+    rig: Rig, topic: str, number: int, acks: int, records: bytes | None
+) -> Answer:
     part = {"index": number, "records": records}
-    asked = {"acks": acks, "timeout_ms": 1_000, "topic_data": [{"name": topic, "partition_data": [part]}]}
+    asked = {
+        "acks": acks,
+        "timeout_ms": 1_000,
+        "topic_data": [{"name": topic, "partition_data": [part]}],
+    }
     return rig.send(wire.PRODUCE, 9, build(wire.PRODUCE.request.shape, asked))
 
 
@@ -74,11 +86,23 @@ def _answers(path: Path, asked: list[Any]) -> list[Any]:
         for each in asked:
             told = _told(_send(rig, *each))
             text = (told.error_message or "").replace(path.name, "")
-            answers.append((told.error_code, told.base_offset, told.log_start_offset, told.record_errors, text))
+            answers.append(
+                (
+                    told.error_code,
+                    told.base_offset,
+                    told.log_start_offset,
+                    told.record_errors,
+                    text,
+                )
+            )
         for name in TOPICS:
             log = rig.logdir.partition(name, 0)
             log.flush()
-            answers.append(b"".join(map(bytes, log.stored(0, log.high_watermark, max_bytes=1 << 20))))
+            answers.append(
+                b"".join(
+                    map(bytes, log.stored(0, log.high_watermark, max_bytes=1 << 20))
+                )
+            )
     return answers
 
 
@@ -95,7 +119,9 @@ def test_the_short_way_answers_and_stores_as_the_long_way(
 
 
 def test_appends_that_wait_are_done_in_order_and_in_one_go(rig: Rig) -> None:
-    """A client that pipelines its requests would else pay for a change of threads with each of them."""
+    """A client that pipelines its requests would else pay for a change of threads with
+    each of them.
+    """
     rig.logdir.create_topic("t")
     log = rig.logdir.partition("t", 0)
     batches = [_batch(1, (0, number), None) for number in range(5)]
@@ -113,7 +139,13 @@ def test_appends_that_wait_are_done_in_order_and_in_one_go(rig: Rig) -> None:
         rig.finish_disk()
     told = [_told(answer) for answer in answers]
     assert [each.base_offset for each in told] == [0, 1, 2, 0, -1]
-    assert [each.error_code for each in told] == [0, 0, 0, 0, codes.OUT_OF_ORDER_SEQUENCE_NUMBER]
+    assert [each.error_code for each in told] == [
+        0,
+        0,
+        0,
+        0,
+        codes.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    ]
     assert log.log_end_offset == 3
 
 

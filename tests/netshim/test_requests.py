@@ -1,4 +1,6 @@
-"""What each request is answered, by tables: a broker without sockets, asked one request at a time."""
+"""What each request is answered, by tables: a broker without sockets, asked one request
+at a time.
+"""
 
 from __future__ import annotations
 
@@ -32,34 +34,48 @@ from netshim.wire import codes
 from support.bench import SESSION, Bench
 from support.client import Client
 
-# -- who waits for the disk ----------------------------------------------------------------------------------------
+# -- who waits for the disk
+# ----------------------------------------------------------------------------------------
 
 
 def batch_of(*values: bytes, **more: Any) -> bytes:
     return encode([(None, value) for value in values], now_ms=1_000, **more)
 
 
-def test_one_fetch_over_many_new_partitions_does_not_keep_others_waiting(bench: Bench) -> None:
-    """Logs were opened in the broker's thread: a Fetch over 300 kept everybody else waiting for 16 s."""
+def test_one_fetch_over_many_new_partitions_does_not_keep_others_waiting(
+    bench: Bench,
+) -> None:
+    """Logs were opened in the broker's thread: a Fetch over 300 kept everybody else
+    waiting for 16 s.
+    """
     bench.logdir.create_topic("t", partitions=100)
     bench.logdir.create_topic("small")
     bench.at_once = False
     large = bench.send(wire.FETCH, 11, bench.fetches(range(100)))
-    assert isinstance(large, Answer) and not bench.logdir.open_logs(), "nothing is opened in the broker's thread"
+    assert isinstance(large, Answer) and not bench.logdir.open_logs(), (
+        "nothing is opened in the broker's thread"
+    )
     bench.run(most=3)
     small = bench.send(wire.FETCH, 11, bench.fetches(range(1), "small"))
     bench.run(most=3)
     assert small.is_set and not large.is_set, "they take turns"
-    assert len(bench.submitted) == 1, "one log is opened at a time; other threads are for syncs"
+    assert len(bench.submitted) == 1, (
+        "one log is opened at a time; other threads are for syncs"
+    )
     bench.run()
     assert len(bench.read(wire.FETCH, 11, large).responses[0].partitions) == 100
 
 
-def test_requests_that_wait_for_a_log_keep_their_order_and_their_bytes(bench: Bench) -> None:
+def test_requests_that_wait_for_a_log_keep_their_order_and_their_bytes(
+    bench: Bench,
+) -> None:
     bench.logdir.create_topic("t", partitions=3)
     bench.at_once = False
     answers = [
-        bench.send(wire.PRODUCE, 9, bench.produces(batch_of(b"%d" % number), partitions=3)) for number in range(5)
+        bench.send(
+            wire.PRODUCE, 9, bench.produces(batch_of(b"%d" % number), partitions=3)
+        )
+        for number in range(5)
     ]
     bench.run()
     for number, answer in enumerate(answers):
@@ -67,12 +83,20 @@ def test_requests_that_wait_for_a_log_keep_their_order_and_their_bytes(bench: Be
         assert [(one.error_code, one.base_offset) for one in told] == [(0, number)] * 3
     for partition in range(3):
         log = bench.logdir.partition("t", partition)
-        assert [record.value for record in log.read(0)] == [b"0", b"1", b"2", b"3", b"4"]
+        assert [record.value for record in log.read(0)] == [
+            b"0",
+            b"1",
+            b"2",
+            b"3",
+            b"4",
+        ]
 
 
 @pytest.mark.parametrize("opened", range(4))
 @pytest.mark.parametrize("partition", range(3))
-def test_a_produce_that_waits_for_many_logs_is_not_overtaken(bench: Bench, opened: int, partition: int) -> None:
+def test_a_produce_that_waits_for_many_logs_is_not_overtaken(
+    bench: Bench, opened: int, partition: int
+) -> None:
     """Also not by one whose log was opened for the first, while that waits for others."""
     bench.logdir.create_topic("t", partitions=3)
     bench.at_once = False
@@ -84,7 +108,10 @@ def test_a_produce_that_waits_for_many_logs_is_not_overtaken(bench: Bench, opene
         bench.send(wire.PRODUCE, 9, request)
     bench.send(wire.PRODUCE, 9, bench.produces(batch_of(b"3"), partitions=3))
     bench.run()
-    found = [[record.value for record in bench.logdir.partition("t", one).read(0)] for one in range(3)]
+    found = [
+        [record.value for record in bench.logdir.partition("t", one).read(0)]
+        for one in range(3)
+    ]
     expected = [[b"0", b"3"]] * 3
     expected[partition] = [b"0", b"1", b"2", b"3"]
     assert found == expected
@@ -97,11 +124,15 @@ def test_many_requests_may_wait_for_one_log(bench: Bench) -> None:
     for number in range(2_000):
         bench.send(wire.PRODUCE, 9, bench.produces(batch_of(b"%d" % number), acks=0))
     bench.run()
-    assert [record.value for record in bench.logdir.partition("t", 0).read(0)] == [b"%d" % n for n in range(2_000)]
+    assert [record.value for record in bench.logdir.partition("t", 0).read(0)] == [
+        b"%d" % n for n in range(2_000)
+    ]
 
 
 @pytest.mark.parametrize("at", range(1, 5))
-@pytest.mark.parametrize("error", [TopicNotFoundError, StorageReadError, ZeroDivisionError])
+@pytest.mark.parametrize(
+    "error", [TopicNotFoundError, StorageReadError, ZeroDivisionError]
+)
 def test_a_look_that_fails_holds_up_no_later_request(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, error: type[Exception], at: int
 ) -> None:
@@ -126,21 +157,35 @@ def test_a_look_that_fails_holds_up_no_later_request(
     assert bench.produce(batch_of(b"w")).error_code == 0
 
 
-def test_an_append_that_rolls_waits_elsewhere_and_later_ones_wait_behind_it(bench: Bench) -> None:
+def test_an_append_that_rolls_waits_elsewhere_and_later_ones_wait_behind_it(
+    bench: Bench,
+) -> None:
     bench.logdir.create_topic("t", config={"segment.bytes": 300})
     log = bench.logdir.partition("t", 0)
     bench.at_once = False
-    answers = [bench.send(wire.PRODUCE, 9, bench.produces(batch_of(b"%d" % number * 100))) for number in range(6)]
-    assert log.statistics().rolls == 0 and not isinstance(answers[0], Answer) and isinstance(answers[-1], Answer)
+    answers = [
+        bench.send(wire.PRODUCE, 9, bench.produces(batch_of(b"%d" % number * 100)))
+        for number in range(6)
+    ]
+    assert (
+        log.statistics().rolls == 0
+        and not isinstance(answers[0], Answer)
+        and isinstance(answers[-1], Answer)
+    )
     bench.run()
     assert log.statistics().rolls > 1
-    assert [record.value[:1] for record in log.read(0)] == [b"%d" % number for number in range(6)]
-    assert [bench.read(wire.PRODUCE, 9, one).responses[0].partition_responses[0].base_offset for one in answers] == [
-        *range(6)
+    assert [record.value[:1] for record in log.read(0)] == [
+        b"%d" % number for number in range(6)
     ]
+    assert [
+        bench.read(wire.PRODUCE, 9, one).responses[0].partition_responses[0].base_offset
+        for one in answers
+    ] == [*range(6)]
 
 
-def test_a_log_that_cannot_be_opened_is_told_and_the_others_are_served(bench: Bench) -> None:
+def test_a_log_that_cannot_be_opened_is_told_and_the_others_are_served(
+    bench: Bench,
+) -> None:
     bench.logdir.create_topic("t", partitions=2)
     shutil.rmtree(f"{bench.logdir.path}/t-0")
     told = bench.ask(wire.FETCH, 11, bench.fetches(range(3))).responses[0].partitions
@@ -151,54 +196,113 @@ def test_a_log_that_cannot_be_opened_is_told_and_the_others_are_served(bench: Be
     ]
 
 
-def test_a_produce_without_answer_that_fails_later_ends_its_connection(bench: Bench) -> None:
+def test_a_produce_without_answer_that_fails_later_ends_its_connection(
+    bench: Bench,
+) -> None:
     bench.logdir.create_topic("t")
     bench.at_once = False
     answer = bench.send(wire.PRODUCE, 9, bench.produces(b"garbage" * 20, acks=0))
     stored = bench.send(wire.PRODUCE, 9, bench.produces(batch_of(b"v"), acks=0))
     bench.run()
-    assert isinstance(answer.value, CloseConnection) and stored.is_set and stored.value is None
+    assert (
+        isinstance(answer.value, CloseConnection)
+        and stored.is_set
+        and stored.value is None
+    )
 
 
 def test_the_event_loop_touches_no_file_that_is_to_be_opened_made_or_synced(
     kafka_factory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     touched: set[tuple[str, str]] = set()
-    for name in ("mkdir", "rename", "unlink", "fsync", "fdatasync", "sync_dir", "truncate"):
+    for name in (
+        "mkdir",
+        "rename",
+        "unlink",
+        "fsync",
+        "fdatasync",
+        "sync_dir",
+        "truncate",
+    ):
         real = getattr(OsFS, name)
 
-        def noted(self: Any, *given: Any, real: Any = real, name: str = name, **more: Any) -> Any:
+        def noted(
+            self: Any, *given: Any, real: Any = real, name: str = name, **more: Any
+        ) -> Any:
             touched.add((threading.current_thread().name, name))
             return real(self, *given, **more)
 
         monkeypatch.setattr(OsFS, name, noted)
-    server = kafka_factory(tmp_path / "data", config={"segment.bytes": 2_000, "flush.messages": 5}, fs=OS)
+    server = kafka_factory(
+        tmp_path / "data", config={"segment.bytes": 2_000, "flush.messages": 5}, fs=OS
+    )
     touched.clear()  # the directory itself is opened before anybody can connect
     with contextlib.closing(Client(server.port)) as client:
         metadata = wire.METADATA.Request
-        client.ask(wire.METADATA, 9, metadata(topics=[metadata.Topic(name="made")], allow_auto_topic_creation=True))
+        client.ask(
+            wire.METADATA,
+            9,
+            metadata(
+                topics=[metadata.Topic(name="made")], allow_auto_topic_creation=True
+            ),
+        )
         for number in range(12):
-            more = {"producer_id": 7, "producer_epoch": 0, "base_sequence": number} if number > 7 else {}
-            client.ask(wire.PRODUCE, 9, Bench.produces(batch_of(b"v" * 300, **more), "made", acks=-1 + number % 2 * 2))
+            more = (
+                {"producer_id": 7, "producer_epoch": 0, "base_sequence": number}
+                if number > 7
+                else {}
+            )
+            client.ask(
+                wire.PRODUCE,
+                9,
+                Bench.produces(
+                    batch_of(b"v" * 300, **more), "made", acks=-1 + number % 2 * 2
+                ),
+            )
         client.ask(wire.FETCH, 11, Bench.fetches(range(1), "made"))
         client.ask(wire.INIT_PRODUCER_ID, 4, wire.INIT_PRODUCER_ID.Request())
         commit = wire.OFFSET_COMMIT.Request
         part = commit.Topic.Partition(partition_index=0, committed_offset=1)
-        client.ask(wire.OFFSET_COMMIT, 7, commit(group_id="g", topics=[commit.Topic(name="made", partitions=[part])]))
+        client.ask(
+            wire.OFFSET_COMMIT,
+            7,
+            commit(group_id="g", topics=[commit.Topic(name="made", partitions=[part])]),
+        )
         doomed = wire.DELETE_RECORDS.Request
         part = doomed.Topic.Partition(partition_index=0, offset=8)
-        body = doomed(topics=[doomed.Topic(name="made", partitions=[part])], timeout_ms=1000)
-        assert client.ask(wire.DELETE_RECORDS, 2, body).topics[0].partitions[0].low_watermark == 8
+        body = doomed(
+            topics=[doomed.Topic(name="made", partitions=[part])], timeout_ms=1000
+        )
+        assert (
+            client.ask(wire.DELETE_RECORDS, 2, body)
+            .topics[0]
+            .partitions[0]
+            .low_watermark
+            == 8
+        )
         alter = wire.INCREMENTAL_ALTER_CONFIGS.Request
-        change = alter.Resource.Config(name="retention.ms", value="5", config_operation=0)
-        resource = alter.Resource(resource_type=2, resource_name="made", configs=[change])
+        change = alter.Resource.Config(
+            name="retention.ms", value="5", config_operation=0
+        )
+        resource = alter.Resource(
+            resource_type=2, resource_name="made", configs=[change]
+        )
         client.ask(wire.INCREMENTAL_ALTER_CONFIGS, 1, alter(resources=[resource]))
         seen = set(touched)  # before the broker stops
-    assert {name for _, name in seen} >= {"mkdir", "rename", "fsync", "fdatasync", "sync_dir"}
-    assert {name for thread, name in seen if not thread.startswith("netshim-disk")} == set()
+    assert {name for _, name in seen} >= {
+        "mkdir",
+        "rename",
+        "fsync",
+        "fdatasync",
+        "sync_dir",
+    }
+    assert {
+        name for thread, name in seen if not thread.startswith("netshim-disk")
+    } == set()
 
 
-# -- leader epochs -------------------------------------------------------------------------------------------------
+# -- leader epochs
+# -------------------------------------------------------------------------------------------------
 
 
 def _cut(log: Any) -> None:
@@ -218,7 +322,9 @@ EPOCHS: dict[str, Callable[[Any], object]] = {
 def test_every_api_tells_the_leader_epoch_that_clients_were_told_before(
     tmp_path: Path, case: str, records: int
 ) -> None:
-    """Clients believe no smaller epoch than they know: one that fell shut them out for as long as they lived."""
+    """Clients believe no smaller epoch than they know: one that fell shut them out for
+    as long as they lived.
+    """
     if "truncation" in case and not records:
         records = 2
     path = tmp_path / "data"
@@ -285,7 +391,8 @@ def test_a_fetch_with_the_epoch_of_its_last_record_is_told_where_they_diverge(
     assert bool(found.records) == (expected == "records")
 
 
-# -- what Produce says ---------------------------------------------------------------------------------------------
+# -- what Produce says
+# ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("codec", ["uncompressed", "gzip"])
@@ -294,22 +401,35 @@ def test_a_fetch_with_the_epoch_of_its_last_record_is_told_where_they_diverge(
     [
         ({"cleanup.policy": "compact"}, codes.INVALID_RECORD, [1, 3]),
         ({"message.timestamp.after.max.ms": 1_000}, codes.INVALID_TIMESTAMP, [0, 3]),
-        ({"cleanup.policy": "compact", "message.timestamp.before.max.ms": 5}, codes.INVALID_TIMESTAMP, [1, 2, 3]),
+        (
+            {"cleanup.policy": "compact", "message.timestamp.before.max.ms": 5},
+            codes.INVALID_TIMESTAMP,
+            [1, 2, 3],
+        ),
     ],
 )
 def test_a_refused_batch_says_which_records_were_wrong(
     bench: Bench, codec: str, config: dict[str, object], code: int, wrong: list[int]
 ) -> None:
-    """Without that clients blame all of them, and a program that drops what is invalid drops good records."""
+    """Without that clients blame all of them, and a program that drops what is invalid
+    drops good records.
+    """
     future = 1 << 60
-    rows = [(b"k", b"0", (), future), (None, b"1", (), -1), (b"k", b"2", (), 7), (None, b"3", (), future)]
+    rows = [
+        (b"k", b"0", (), future),
+        (None, b"1", (), -1),
+        (b"k", b"2", (), 7),
+        (None, b"3", (), future),
+    ]
     bench.logdir.create_topic("t", config=config)
     told = bench.produce(encode(rows, codec=codec))
     assert (told.error_code, told.base_offset) == (code, -1)
     assert [one.batch_index for one in told.record_errors] == wrong
     assert all(one.batch_index_error_message for one in told.record_errors)
     assert bench.logdir.partition("t", 0).log_end_offset == 0
-    assert bench.produce(encode(rows, codec=codec), version=7).error_code == code, "which has no field for them"
+    assert bench.produce(encode(rows, codec=codec), version=7).error_code == code, (
+        "which has no field for them"
+    )
 
 
 @pytest.mark.parametrize(
@@ -322,20 +442,30 @@ def test_a_refused_batch_says_which_records_were_wrong(
         (None, codes.INVALID_RECORD),
     ],
 )
-def test_what_stands_behind_a_batch_is_dropped_or_refused(bench: Bench, records: bytes | None, code: int) -> None:
+def test_what_stands_behind_a_batch_is_dropped_or_refused(
+    bench: Bench, records: bytes | None, code: int
+) -> None:
     bench.logdir.create_topic("t")
     assert bench.produce(records).error_code == code
-    assert [record.value for record in bench.logdir.partition("t", 0).read(0)] == ([] if code else [b"v"])
+    assert [record.value for record in bench.logdir.partition("t", 0).read(0)] == (
+        [] if code else [b"v"]
+    )
 
 
-def test_of_two_batches_for_a_partition_in_one_request_the_last_counts(bench: Bench) -> None:
+def test_of_two_batches_for_a_partition_in_one_request_the_last_counts(
+    bench: Bench,
+) -> None:
     """As in Kafka, which keeps them in a map: one is stored, and one is answered."""
     bench.logdir.create_topic("t")
     request = bench.produces(batch_of(b"first"))
-    request.topic_data[0].partition_data += bench.produces(batch_of(b"second")).topic_data[0].partition_data
+    request.topic_data[0].partition_data += (
+        bench.produces(batch_of(b"second")).topic_data[0].partition_data
+    )
     (told,) = bench.ask(wire.PRODUCE, 9, request).responses[0].partition_responses
     assert (told.error_code, told.base_offset) == (0, 0)
-    assert [record.value for record in bench.logdir.partition("t", 0).read(0)] == [b"second"]
+    assert [record.value for record in bench.logdir.partition("t", 0).read(0)] == [
+        b"second"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -350,17 +480,33 @@ def test_batches_of_transactions_that_nobody_began(
     bench: Bench, transactional_id: str | None, transactional: bool, code: int
 ) -> None:
     bench.logdir.create_topic("t")
-    more = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 0, "transactional": transactional}
+    more = {
+        "producer_id": 5,
+        "producer_epoch": 0,
+        "base_sequence": 0,
+        "transactional": transactional,
+    }
     request = bench.produces(batch_of(b"v", **more))
     request.transactional_id = transactional_id
-    assert bench.ask(wire.PRODUCE, 9, request).responses[0].partition_responses[0].error_code == code
+    assert (
+        bench.ask(wire.PRODUCE, 9, request)
+        .responses[0]
+        .partition_responses[0]
+        .error_code
+        == code
+    )
 
 
 def test_a_batch_outside_an_open_transaction_of_its_producer(bench: Bench) -> None:
     bench.logdir.create_topic("t")
     more: dict[str, Any] = {"producer_id": 5, "producer_epoch": 0}
-    bench.logdir.partition("t", 0).append_batch(batch_of(b"v", base_sequence=0, transactional=True, **more))
-    assert bench.produce(batch_of(b"v", base_sequence=1, **more)).error_code == codes.INVALID_TXN_STATE
+    bench.logdir.partition("t", 0).append_batch(
+        batch_of(b"v", base_sequence=0, transactional=True, **more)
+    )
+    assert (
+        bench.produce(batch_of(b"v", base_sequence=1, **more)).error_code
+        == codes.INVALID_TXN_STATE
+    )
 
 
 def test_every_error_of_the_library_that_names_a_code_of_kafkas_gets_it() -> None:
@@ -379,33 +525,61 @@ def test_every_error_of_the_library_that_names_a_code_of_kafkas_gets_it() -> Non
 def test_error_texts_name_no_folder_of_the_server(bench: Bench) -> None:
     bench.logdir.create_topic("t", partitions=2)
     shutil.rmtree(f"{bench.logdir.path}/t-1")
-    told = bench.ask(wire.PRODUCE, 9, bench.produces(batch_of(b"v"), partitions=2)).responses[0].partition_responses[1]
+    told = (
+        bench.ask(wire.PRODUCE, 9, bench.produces(batch_of(b"v"), partitions=2))
+        .responses[0]
+        .partition_responses[1]
+    )
     assert told.error_code == codes.KAFKA_STORAGE_ERROR and "t-1" in told.error_message
     topics = wire.CREATE_TOPICS.Request
     made = topics.Topic(name="t", num_partitions=1, replication_factor=1)
-    refused = bench.ask(wire.CREATE_TOPICS, 4, topics(topics=[made], timeout_ms=1)).topics[0]
+    refused = bench.ask(
+        wire.CREATE_TOPICS, 4, topics(topics=[made], timeout_ms=1)
+    ).topics[0]
     assert refused.error_code == codes.TOPIC_ALREADY_EXISTS
     for text in (told.error_message, refused.error_message):
-        assert not any(part in text for part in Path(bench.logdir.path).parts[:-1] if len(part) > 1), text
+        assert not any(
+            part in text for part in Path(bench.logdir.path).parts[:-1] if len(part) > 1
+        ), text
     inner = "/srv/kafka data/t-0/00000000000000000000.log"
     error = logcore.StorageReadError(f"[Errno 5] cannot read '{inner}'", path=inner)
-    assert "srv" not in message_of(error) and "00000000000000000000.log" in message_of(error)
-    assert message_of(OSError("cannot open /srv/kafka/t-0/x.log")) == "cannot open x.log"
+    assert "srv" not in message_of(error) and "00000000000000000000.log" in message_of(
+        error
+    )
+    assert (
+        message_of(OSError("cannot open /srv/kafka/t-0/x.log")) == "cannot open x.log"
+    )
 
 
-def test_no_nearest_topic_is_looked_for_where_no_text_is_read(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutated frames found it: each unknown partition of a request took a millisecond for 100 topics, on the loop."""
+def test_no_nearest_topic_is_looked_for_where_no_text_is_read(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mutated frames found it: each unknown partition of a request took a millisecond
+    for 100 topics, on the loop.
+    """
     searches: list[str] = []
     find = difflib.get_close_matches
-    monkeypatch.setattr(difflib, "get_close_matches", lambda name, *rest: searches.append(name) or find(name, *rest))
+    monkeypatch.setattr(
+        difflib,
+        "get_close_matches",
+        lambda name, *rest: searches.append(name) or find(name, *rest),
+    )
     bench.logdir.create_topic("orders")
     request = wire.OFFSET_FOR_LEADER_EPOCH.Request
     parts = [request.Topic.Partition(partition=one) for one in range(3)]
     answer = bench.ask(
-        wire.OFFSET_FOR_LEADER_EPOCH, 3, request(topics=[request.Topic(topic="order", partitions=parts)])
+        wire.OFFSET_FOR_LEADER_EPOCH,
+        3,
+        request(topics=[request.Topic(topic="order", partitions=parts)]),
     )
-    assert {each.error_code for each in answer.topics[0].partitions} == {codes.UNKNOWN_TOPIC_OR_PARTITION}
-    doomed = bench.ask(wire.DELETE_TOPICS, 4, wire.DELETE_TOPICS.Request(topic_names=["order"], timeout_ms=1))
+    assert {each.error_code for each in answer.topics[0].partitions} == {
+        codes.UNKNOWN_TOPIC_OR_PARTITION
+    }
+    doomed = bench.ask(
+        wire.DELETE_TOPICS,
+        4,
+        wire.DELETE_TOPICS.Request(topic_names=["order"], timeout_ms=1),
+    )
     assert doomed.responses[0].error_code == codes.UNKNOWN_TOPIC_OR_PARTITION
     assert searches == []
     with pytest.raises(logcore.TopicNotFoundError) as caught:
@@ -423,14 +597,21 @@ def test_a_connection_has_a_bounded_number_of_topics_made(tmp_path: Path) -> Non
         request = wire.METADATA.Request
         body = request(topics=[request.Topic(name=name) for name in names])
         frame = memoryview(wire.encode_request(wire.METADATA, 9, 1, "test", body))[4:]
-        told = Bench.read(wire.METADATA, 9, bench.broker.handle(session, frame, bench.now_ms))
+        told = Bench.read(
+            wire.METADATA, 9, bench.broker.handle(session, frame, bench.now_ms)
+        )
         return [topic.error_code for topic in told.topics]
 
     first = Session("127.0.0.1", 9092, "127.0.0.1")
     refused = codes.POLICY_VIOLATION
     assert asked(first, "a", "no topic", "b") == [0, codes.INVALID_TOPIC_EXCEPTION, 0]
     invalid = codes.INVALID_TOPIC_EXCEPTION
-    assert asked(first, "no topic", "nor this", "!", "c") == [invalid, invalid, invalid, 0]
+    assert asked(first, "no topic", "nor this", "!", "c") == [
+        invalid,
+        invalid,
+        invalid,
+        0,
+    ]
     assert asked(first, "a", "c", "d", "e") == [0, 0, refused, refused]
     assert asked(first, "d", "!", "c") == [refused, invalid, 0]
     assert asked(Session("127.0.0.1", 9092, "127.0.0.1"), "d") == [0]
@@ -439,25 +620,37 @@ def test_a_connection_has_a_bounded_number_of_topics_made(tmp_path: Path) -> Non
 
 
 def test_one_request_makes_a_bounded_number_of_partitions(bench: Bench) -> None:
-    """Mutated frames found it: one client's count of 100,000 partitions kept all others from making a topic."""
+    """Mutated frames found it: one client's count of 100,000 partitions kept all others
+    from making a topic.
+    """
     most = bench.broker.state.settings.max_partitions_per_request
     topics = wire.CREATE_TOPICS.Request
-    made = [topics.Topic(name=name, num_partitions=most // 2 + 1, replication_factor=1) for name in ("t", "u")]
+    made = [
+        topics.Topic(name=name, num_partitions=most // 2 + 1, replication_factor=1)
+        for name in ("t", "u")
+    ]
     refused = bench.ask(wire.CREATE_TOPICS, 4, topics(topics=made, timeout_ms=1)).topics
-    assert {each.name: each.error_code for each in refused} == dict.fromkeys("tu", codes.POLICY_VIOLATION)
+    assert {each.name: each.error_code for each in refused} == dict.fromkeys(
+        "tu", codes.POLICY_VIOLATION
+    )
     assert not bench.logdir.topics()
     bench.logdir.create_topic("t", partitions=2)
     partitions = wire.CREATE_PARTITIONS.Request
     grown = [partitions.Topic(name="t", count=most + 3, assignments=None)]
-    (refused,) = bench.ask(wire.CREATE_PARTITIONS, 1, partitions(topics=grown, timeout_ms=1)).results
+    (refused,) = bench.ask(
+        wire.CREATE_PARTITIONS, 1, partitions(topics=grown, timeout_ms=1)
+    ).results
     assert refused.error_code == codes.POLICY_VIOLATION
     assert len(bench.logdir.partitions("t")) == 2
 
 
-# -- the rest of the wire ------------------------------------------------------------------------------------------
+# -- the rest of the wire
+# ------------------------------------------------------------------------------------------
 
 
-def test_offsets_that_are_listed_or_deleted_by_wait_for_what_came_with_acks_1(tmp_path: Path) -> None:
+def test_offsets_that_are_listed_or_deleted_by_wait_for_what_came_with_acks_1(
+    tmp_path: Path,
+) -> None:
     bench = Bench(tmp_path / "data", durability="group")
     bench.logdir.create_topic("t")
     log = bench.logdir.partition("t", 0)
@@ -466,7 +659,11 @@ def test_offsets_that_are_listed_or_deleted_by_wait_for_what_came_with_acks_1(tm
     assert (log.high_watermark, log.log_end_offset) == (0, 2)
     request = wire.LIST_OFFSETS.Request
     part = request.Topic.Partition(partition_index=0, timestamp=-1)
-    listed = bench.send(wire.LIST_OFFSETS, 5, request(topics=[request.Topic(name="t", partitions=[part])]))
+    listed = bench.send(
+        wire.LIST_OFFSETS,
+        5,
+        request(topics=[request.Topic(name="t", partitions=[part])]),
+    )
     assert not listed.is_set
     bench.run()
     assert bench.read(wire.LIST_OFFSETS, 5, listed).topics[0].partitions[0].offset == 2
@@ -476,7 +673,13 @@ def test_offsets_that_are_listed_or_deleted_by_wait_for_what_came_with_acks_1(tm
     body = doomed(topics=[doomed.Topic(name="t", partitions=[part])], timeout_ms=1000)
     deleted = bench.send(wire.DELETE_RECORDS, 2, body)
     bench.run()
-    assert bench.read(wire.DELETE_RECORDS, 2, deleted).topics[0].partitions[0].low_watermark == 3
+    assert (
+        bench.read(wire.DELETE_RECORDS, 2, deleted)
+        .topics[0]
+        .partitions[0]
+        .low_watermark
+        == 3
+    )
     bench.close()
 
 
@@ -489,7 +692,10 @@ def test_a_topic_that_is_named_twice_is_not_deleted(bench: Bench, version: int) 
     body = request(topic_names=names, timeout_ms=1_000)
     if version == 6:
         topics = [request.Topic(name=name) for name in [*names, "by"]]
-        body.topics = [*topics, request.Topic(name=None, topic_id=bench.logdir.topic_id("by").bytes)]
+        body.topics = [
+            *topics,
+            request.Topic(name=None, topic_id=bench.logdir.topic_id("by").bytes),
+        ]
     told = bench.ask(wire.DELETE_TOPICS, version, body).responses
     refused = {one.name for one in told if one.error_code == codes.INVALID_REQUEST}
     assert refused == ({"twice"} if version == 5 else {"twice", "by"})
@@ -502,55 +708,96 @@ def test_sizes_of_the_log_directory(bench: Bench) -> None:
     bench.produce(batch_of(b"v" * 1_000))
     request = wire.DESCRIBE_LOG_DIRS.Request
     (told,) = bench.ask(wire.DESCRIBE_LOG_DIRS, 4, request(topics=None)).results
-    assert told.topics[0].partitions[0].partition_size == bench.logdir.size_bytes("t", 0) > 1_000
+    assert (
+        told.topics[0].partitions[0].partition_size
+        == bench.logdir.size_bytes("t", 0)
+        > 1_000
+    )
     assert told.total_bytes > told.usable_bytes > 0
 
 
-@pytest.mark.parametrize("keys", [None, [], ["consumer.session.timeout.ms"], ["no.such"]])
-def test_settings_of_groups_are_described(tmp_path: Path, keys: list[str] | None) -> None:
+@pytest.mark.parametrize(
+    "keys", [None, [], ["consumer.session.timeout.ms"], ["no.such"]]
+)
+def test_settings_of_groups_are_described(
+    tmp_path: Path, keys: list[str] | None
+) -> None:
     """Kafka's admin tools ask for them, also for groups that are not there."""
-    expected = {"consumer.session.timeout.ms": "9000", "consumer.heartbeat.interval.ms": "3000"}
+    expected = {
+        "consumer.session.timeout.ms": "9000",
+        "consumer.heartbeat.interval.ms": "3000",
+    }
     if keys:
         expected = {key: expected[key] for key in keys if key in expected}
     request = wire.DESCRIBE_CONFIGS.Request
-    asked = request.Resource(resource_type=32, resource_name="g", configuration_keys=keys)
+    asked = request.Resource(
+        resource_type=32, resource_name="g", configuration_keys=keys
+    )
     body = request(resources=[asked], include_synonyms=True, include_documentation=True)
-    with contextlib.closing(Bench(tmp_path / "data", group_consumer_session_timeout_ms=9_000)) as made:
+    with contextlib.closing(
+        Bench(tmp_path / "data", group_consumer_session_timeout_ms=9_000)
+    ) as made:
         (result,) = made.ask(wire.DESCRIBE_CONFIGS, 4, body).results
     assert result.error_code == codes.NONE
     assert {each.name: each.value for each in result.configs} == expected
-    assert {each.config_source for each in result.configs} <= {5}, "Kafka's source of what the group did not set"
-    assert all(each.documentation and each.config_type == 3 and not each.read_only for each in result.configs)
-    synonyms = {synonym.name: synonym.value for each in result.configs for synonym in each.synonyms}
+    assert {each.config_source for each in result.configs} <= {5}, (
+        "Kafka's source of what the group did not set"
+    )
+    assert all(
+        each.documentation and each.config_type == 3 and not each.read_only
+        for each in result.configs
+    )
+    synonyms = {
+        synonym.name: synonym.value
+        for each in result.configs
+        for synonym in each.synonyms
+    }
     assert synonyms == expected
 
 
 def test_a_group_without_a_name_is_not_described(bench: Bench) -> None:
     request = wire.DESCRIBE_CONFIGS.Request
-    asked = request.Resource(resource_type=32, resource_name="", configuration_keys=None)
+    asked = request.Resource(
+        resource_type=32, resource_name="", configuration_keys=None
+    )
     (result,) = bench.ask(wire.DESCRIBE_CONFIGS, 4, request(resources=[asked])).results
     assert result.error_code == codes.INVALID_REQUEST and not result.configs
 
 
-def test_an_empty_group_id_may_commit_and_fetch_as_in_kafka_and_nothing_else(bench: Bench) -> None:
+def test_an_empty_group_id_may_commit_and_fetch_as_in_kafka_and_nothing_else(
+    bench: Bench,
+) -> None:
     bench.logdir.create_topic("t")
     commit = wire.OFFSET_COMMIT.Request
     part = commit.Topic.Partition(partition_index=0, committed_offset=3)
     body = commit(group_id="", topics=[commit.Topic(name="t", partitions=[part])])
-    assert bench.ask(wire.OFFSET_COMMIT, 7, body).topics[0].partitions[0].error_code == 0
-    fetched = bench.ask(wire.OFFSET_FETCH, 5, wire.OFFSET_FETCH.Request(group_id="", topics=None))
+    assert (
+        bench.ask(wire.OFFSET_COMMIT, 7, body).topics[0].partitions[0].error_code == 0
+    )
+    fetched = bench.ask(
+        wire.OFFSET_FETCH, 5, wire.OFFSET_FETCH.Request(group_id="", topics=None)
+    )
     assert fetched.topics[0].partitions[0].committed_offset == 3
-    described = bench.ask(wire.DESCRIBE_GROUPS, 4, wire.DESCRIBE_GROUPS.Request(groups=[""])).groups[0]
+    described = bench.ask(
+        wire.DESCRIBE_GROUPS, 4, wire.DESCRIBE_GROUPS.Request(groups=[""])
+    ).groups[0]
     assert described.error_code == 0
-    assert bench.ask(wire.HEARTBEAT, 3, wire.HEARTBEAT.Request(group_id="")).error_code == codes.INVALID_GROUP_ID
-    gone = bench.ask(wire.DELETE_GROUPS, 1, wire.DELETE_GROUPS.Request(groups_names=[""])).results[0]
+    assert (
+        bench.ask(wire.HEARTBEAT, 3, wire.HEARTBEAT.Request(group_id="")).error_code
+        == codes.INVALID_GROUP_ID
+    )
+    gone = bench.ask(
+        wire.DELETE_GROUPS, 1, wire.DELETE_GROUPS.Request(groups_names=[""])
+    ).results[0]
     assert gone.error_code == 0
 
 
 @pytest.mark.parametrize("appended", range(3))
 @pytest.mark.parametrize("by", ["a client", "the process"])
 @pytest.mark.parametrize("min_bytes", [1, 100])  # a batch has 69 bytes
-def test_a_fetch_waits_for_each_of_its_partitions(bench: Bench, appended: int, by: str, min_bytes: int) -> None:
+def test_a_fetch_waits_for_each_of_its_partitions(
+    bench: Bench, appended: int, by: str, min_bytes: int
+) -> None:
     bench.logdir.create_topic("t", partitions=3)
     request = bench.fetches(range(3))
     request.min_bytes = min_bytes
@@ -569,13 +816,18 @@ def test_a_fetch_waits_for_each_of_its_partitions(bench: Bench, appended: int, b
             bench.logdir.partition("t", appended).append(b"v")
             bench.broker.tick(bench.now_ms)
     told = bench.read(wire.FETCH, 11, answer).responses[0].partitions
-    assert [bool(one.records) for one in told] == [number == appended for number in range(3)]
+    assert [bool(one.records) for one in told] == [
+        number == appended for number in range(3)
+    ]
 
 
 @pytest.mark.parametrize(
-    ("max_bytes", "expected"), [(1, [69, 0, 0]), (150, [138, 0, 0]), (210, [138, 69, 0]), (1000, [138, 138, 138])]
+    ("max_bytes", "expected"),
+    [(1, [69, 0, 0]), (150, [138, 0, 0]), (210, [138, 69, 0]), (1000, [138, 138, 138])],
 )
-def test_a_fetch_keeps_to_its_bytes_over_all_partitions(bench: Bench, max_bytes: int, expected: list[int]) -> None:
+def test_a_fetch_keeps_to_its_bytes_over_all_partitions(
+    bench: Bench, max_bytes: int, expected: list[int]
+) -> None:
     """Only the first batch of all may be larger than what is left."""
     bench.logdir.create_topic("t", partitions=3)
     for _ in range(2):
@@ -586,7 +838,9 @@ def test_a_fetch_keeps_to_its_bytes_over_all_partitions(bench: Bench, max_bytes:
     assert [len(one.records or b"") for one in told] == expected
 
 
-def test_unknown_topic_ids_cost_one_look_at_the_topics(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_topic_ids_cost_one_look_at_the_topics(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A request may have thousands, and each look passes over all topics."""
     state = bench.broker.state
     real = bench.logdir.topics
@@ -601,7 +855,10 @@ def test_unknown_topic_ids_cost_one_look_at_the_topics(bench: Bench, monkeypatch
     monkeypatch.setattr(bench.logdir, "topics", topics)
     request = wire.FETCH.Request
     part = request.Topic.Partition(partition=0, partition_max_bytes=100)
-    unknown = [request.Topic(topic_id=bytes([number]) * 16, partitions=[part]) for number in range(1, 51)]
+    unknown = [
+        request.Topic(topic_id=bytes([number]) * 16, partitions=[part])
+        for number in range(1, 51)
+    ]
     told = bench.ask(wire.FETCH, 13, request(topics=unknown)).responses
     assert {each.partitions[0].error_code for each in told} == {codes.UNKNOWN_TOPIC_ID}
     assert looks <= 1
@@ -624,9 +881,15 @@ def test_a_fetch_that_waits_is_told_when_its_offset_is_deleted(bench: Bench) -> 
     assert isinstance(answer, Answer) and not answer.is_set
     topic = wire.DELETE_RECORDS.Request.Topic
     body = wire.DELETE_RECORDS.Request(
-        topics=[topic(name="t", partitions=[topic.Partition(partition_index=0, offset=1)])], timeout_ms=1000
+        topics=[
+            topic(name="t", partitions=[topic.Partition(partition_index=0, offset=1)])
+        ],
+        timeout_ms=1000,
     )
-    assert bench.ask(wire.DELETE_RECORDS, 2, body).topics[0].partitions[0].low_watermark == 1
+    assert (
+        bench.ask(wire.DELETE_RECORDS, 2, body).topics[0].partitions[0].low_watermark
+        == 1
+    )
     told = bench.read(wire.FETCH, 11, answer).responses[0].partitions[0]
     assert told.error_code == codes.OFFSET_OUT_OF_RANGE
 
@@ -646,8 +909,17 @@ def test_a_fetch_counts_what_a_sync_makes_readable(tmp_path: Path) -> None:
     answer = bench.send(wire.FETCH, 11, request)
     assert isinstance(answer, Answer) and not answer.is_set
     bench.run()
-    assert bench.read(wire.PRODUCE, 9, produced).responses[0].partition_responses[0].error_code == 0
-    assert len(bench.read(wire.FETCH, 11, answer).responses[0].partitions[0].records) > 2000
+    assert (
+        bench.read(wire.PRODUCE, 9, produced)
+        .responses[0]
+        .partition_responses[0]
+        .error_code
+        == 0
+    )
+    assert (
+        len(bench.read(wire.FETCH, 11, answer).responses[0].partitions[0].records)
+        > 2000
+    )
     bench.logdir.close()
 
 
@@ -655,19 +927,26 @@ def test_a_fetch_counts_what_a_marker_makes_readable(bench: Bench) -> None:
     bench.logdir.create_topic("t")
     log = bench.logdir.partition("t", 0)
     who = {"producer_id": 7, "producer_epoch": 0}
-    log.append_batch(encode([(None, b"v" * 2000)], transactional=True, base_sequence=0, **who))
+    log.append_batch(
+        encode([(None, b"v" * 2000)], transactional=True, base_sequence=0, **who)
+    )
     request = bench.fetches(range(1))
     request.min_bytes = 1000
     request.max_wait_ms = 20_000
     request.isolation_level = 1
     answer = bench.send(wire.FETCH, 11, request)
     assert isinstance(answer, Answer) and not answer.is_set
-    log.append_batch(encode([(None, b"v" * 2000)], transactional=True, base_sequence=1, **who))
+    log.append_batch(
+        encode([(None, b"v" * 2000)], transactional=True, base_sequence=1, **who)
+    )
     bench.broker.tick(bench.now_ms)
     assert not answer.is_set
     log.end_transaction(7, 0, commit=True)
     bench.broker.tick(bench.now_ms)
-    assert len(bench.read(wire.FETCH, 11, answer).responses[0].partitions[0].records) > 4000
+    assert (
+        len(bench.read(wire.FETCH, 11, answer).responses[0].partitions[0].records)
+        > 4000
+    )
 
 
 def test_a_fetch_that_waits_is_put_together_when_it_may_have_enough() -> None:
@@ -687,7 +966,9 @@ def test_a_fetch_that_waits_is_put_together_when_it_may_have_enough() -> None:
     assert not growth.may_reach(50, at(100, 1, 3))
     assert growth.may_reach(50, at(100, 2, 3)), "nobody knows how many bytes that is"
     growth.found(at(120, 3, 4))
-    assert not growth.may_reach(50, at(140, 4, 5)), "what was written before the first look was found by the second"
+    assert not growth.may_reach(50, at(140, 4, 5)), (
+        "what was written before the first look was found by the second"
+    )
     assert growth.may_reach(50, at(150, 4, 5))
     growth.found(at(160, 5, 5))
     assert not growth.may_reach(50, at(200, 6, 6))
@@ -708,28 +989,52 @@ def test_a_fetch_of_a_client_that_has_gone_waits_no_more(bench: Bench) -> None:
     assert state.timers.next_ms == before
 
 
-# -- the log of the broker -----------------------------------------------------------------------------------------
+# -- the log of the broker
+# -----------------------------------------------------------------------------------------
 
 
 def lines(caplog: pytest.LogCaptureFixture, level: str) -> list[str]:
-    return [one.getMessage() for one in caplog.records if one.levelname == level and one.name == "netshim"]
+    return [
+        one.getMessage()
+        for one in caplog.records
+        if one.levelname == level and one.name == "netshim"
+    ]
 
 
-def test_what_an_operator_wants_to_know_is_logged(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_an_operator_wants_to_know_is_logged(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "netshim")
     metadata = wire.METADATA.Request
-    bench.ask(wire.METADATA, 9, metadata(topics=[metadata.Topic(name="made")], allow_auto_topic_creation=True), "app")
+    bench.ask(
+        wire.METADATA,
+        9,
+        metadata(topics=[metadata.Topic(name="made")], allow_auto_topic_creation=True),
+        "app",
+    )
     join = wire.JOIN_GROUP.Request
     protocols = [join.Protocol(name="range", metadata=b"")]
     body = join(
-        group_id="g", session_timeout_ms=10_000, protocol_type="consumer", protocols=protocols, rebalance_timeout_ms=9
+        group_id="g",
+        session_timeout_ms=10_000,
+        protocol_type="consumer",
+        protocols=protocols,
+        rebalance_timeout_ms=9,
     )
     member_id = bench.ask(wire.JOIN_GROUP, 3, body).member_id
     sync = wire.SYNC_GROUP.Request
     own = [sync.Assignment(member_id=member_id, assignment=b"")]
-    bench.ask(wire.SYNC_GROUP, 3, sync(group_id="g", generation_id=1, member_id=member_id, assignments=own))
+    bench.ask(
+        wire.SYNC_GROUP,
+        3,
+        sync(group_id="g", generation_id=1, member_id=member_id, assignments=own),
+    )
     bench.send(wire.JOIN_GROUP, 3, body)
-    bench.ask(wire.DELETE_TOPICS, 5, wire.DELETE_TOPICS.Request(topic_names=["made"], timeout_ms=1))
+    bench.ask(
+        wire.DELETE_TOPICS,
+        5,
+        wire.DELETE_TOPICS.Request(topic_names=["made"], timeout_ms=1),
+    )
     said = "\n".join(lines(caplog, "INFO"))
     for expected in (
         "topic made created since it was asked for, by client 'app' at 127.0.0.1",
@@ -746,27 +1051,46 @@ def test_what_is_refused_is_logged_with_who_asked_for_what_and_why(
 ) -> None:
     bench.logdir.create_topic("t")
     bench.ask(wire.PRODUCE, 9, bench.produces(b"junk"), "app\nforged line")
-    bench.ask(wire.INIT_PRODUCER_ID, 4, wire.INIT_PRODUCER_ID.Request(transactional_id="x"), "app")
+    bench.ask(
+        wire.INIT_PRODUCER_ID,
+        4,
+        wire.INIT_PRODUCER_ID.Request(transactional_id="x"),
+        "app",
+    )
     with pytest.raises(CloseConnection):
         bench.send(wire.SASL_HANDSHAKE, 0, wire.SASL_HANDSHAKE.Request(), "app")
     topics = wire.CREATE_TOPICS.Request
     made = topics.Topic(name="t", num_partitions=1, replication_factor=1)
     bench.ask(wire.CREATE_TOPICS, 4, topics(topics=[made], timeout_ms=1), "app")
     said = lines(caplog, "WARNING")
-    assert said[0].startswith("Produce v9 of client 'app\\nforged line' at 127.0.0.1 refused: INVALID_RECORD, expected")
-    assert said[1] == "InitProducerId v4 of client 'app' at 127.0.0.1 refused: INVALID_TRANSACTION_TIMEOUT"
+    assert said[0].startswith(
+        "Produce v9 of client 'app\\nforged line' at 127.0.0.1 refused: INVALID_RECORD, expected"
+    )
+    assert (
+        said[1]
+        == "InitProducerId v4 of client 'app' at 127.0.0.1 refused: INVALID_TRANSACTION_TIMEOUT"
+    )
     assert "authentication" in said[2] and "SaslHandshake v0 of client 'app'" in said[2]
-    assert said[3].startswith("CreateTopics v4 of client 'app' at 127.0.0.1 refused: TOPIC_ALREADY_EXISTS")
+    assert said[3].startswith(
+        "CreateTopics v4 of client 'app' at 127.0.0.1 refused: TOPIC_ALREADY_EXISTS"
+    )
 
 
-@pytest.mark.parametrize(("api_key", "what"), [(76, "share groups"), (79, "share groups"), (88, "streams groups")])
+@pytest.mark.parametrize(
+    ("api_key", "what"),
+    [(76, "share groups"), (79, "share groups"), (88, "streams groups")],
+)
 def test_who_asks_for_other_kinds_of_groups_is_refused_and_named(
     bench: Bench, caplog: pytest.LogCaptureFixture, api_key: int, what: str
 ) -> None:
     assert api_key not in HANDLERS
     with pytest.raises(CloseConnection):
-        bench.broker.handle(SESSION, memoryview(api_key.to_bytes(2, "big") + bytes(10)), bench.now_ms)
-    assert lines(caplog, "WARNING") == [f"a request of 127.0.0.1 refused: {what} are not served"]
+        bench.broker.handle(
+            SESSION, memoryview(api_key.to_bytes(2, "big") + bytes(10)), bench.now_ms
+        )
+    assert lines(caplog, "WARNING") == [
+        f"a request of 127.0.0.1 refused: {what} are not served"
+    ]
 
 
 def test_lines_that_clients_can_cause_are_not_said_without_limit(
@@ -778,7 +1102,9 @@ def test_lines_that_clients_can_cause_are_not_said_without_limit(
     assert len(lines(caplog, "WARNING")) == 10
     bench.now_ms += 60_000
     bench.broker.tick(bench.now_ms)
-    assert lines(caplog, "WARNING")[10:] == ["refused Produce 87: 490 more lines like these within a minute"]
+    assert lines(caplog, "WARNING")[10:] == [
+        "refused Produce 87: 490 more lines like these within a minute"
+    ]
     bench.produce(b"junk")
     assert len(lines(caplog, "WARNING")) == 12
 
@@ -787,16 +1113,22 @@ def test_a_handler_repeats_no_line_without_limit() -> None:
     said = Repeated(most=3)
 
     def is_said(second: float, text: str, value: int) -> bool:
-        record = logging.LogRecord("logcore.log", logging.ERROR, "f", 1, text, (value,), None)
+        record = logging.LogRecord(
+            "logcore.log", logging.ERROR, "f", 1, text, (value,), None
+        )
         record.created = second
         return bool(said.filter(record))
 
-    assert [is_said(0.1 * number, "poisoned %d", number) for number in range(6)] == [True] * 3 + [False] * 3
+    assert [is_said(0.1 * number, "poisoned %d", number) for number in range(6)] == [
+        True
+    ] * 3 + [False] * 3
     assert is_said(1, "something else %d", 1) and is_said(61, "poisoned %d", 7)
 
 
 def test_what_may_wait_for_the_disk_waits_in_another_thread(tmp_path: Path) -> None:
-    """Leader epochs of logs that are not open, a search by time, and walking far for transactions."""
+    """Leader epochs of logs that are not open, a search by time, and walking far for
+    transactions.
+    """
     first = Bench(tmp_path)
     first.logdir.create_topic("t")
     log = first.logdir.partition("t", 0)
@@ -806,7 +1138,8 @@ def test_what_may_wait_for_the_disk_waits_in_another_thread(tmp_path: Path) -> N
     with contextlib.closing(bench):
         metadata = wire.METADATA.Request(topics=[wire.METADATA.Request.Topic(name="t")])
         described = wire.DESCRIBE_TOPIC_PARTITIONS.Request(
-            topics=[wire.DESCRIBE_TOPIC_PARTITIONS.Request.Topic(name="t")], response_partition_limit=10
+            topics=[wire.DESCRIBE_TOPIC_PARTITIONS.Request.Topic(name="t")],
+            response_partition_limit=10,
         )
         later = bench.send(wire.DESCRIBE_TOPIC_PARTITIONS, 0, described)
         assert isinstance(later, Answer) and not later.is_set
@@ -819,11 +1152,15 @@ def test_what_may_wait_for_the_disk_waits_in_another_thread(tmp_path: Path) -> N
                 partition_index=0, timestamp=timestamp, current_leader_epoch=-1
             )
             topic = wire.LIST_OFFSETS.Request.Topic(name="t", partitions=[part])
-            request = wire.LIST_OFFSETS.Request(topics=[topic], isolation_level=isolation)
+            request = wire.LIST_OFFSETS.Request(
+                topics=[topic], isolation_level=isolation
+            )
             return bench.send(wire.LIST_OFFSETS, 7, request)
 
         def offset(reply: Any) -> int:
-            return int(bench.read(wire.LIST_OFFSETS, 7, reply).topics[0].partitions[0].offset)
+            return int(
+                bench.read(wire.LIST_OFFSETS, 7, reply).topics[0].partitions[0].offset
+            )
 
         opening = list_offsets(-1)
         bench.run()
@@ -841,7 +1178,9 @@ def test_what_may_wait_for_the_disk_waits_in_another_thread(tmp_path: Path) -> N
         bench.run()
         assert offset(committed) == 2_000 and unwalked_offsets(log) == 0
         log.append(b"v", timestamp_ms=9)
-        assert offset(list_offsets(-1, isolation=1)) == 2_001, "a little is walked at once"
+        assert offset(list_offsets(-1, isolation=1)) == 2_001, (
+            "a little is walked at once"
+        )
         log.append_many([(None, b"v", (), 9)] * 1_001)
         committed = list_offsets(-1, isolation=1)
         assert not committed.is_set

@@ -1,8 +1,10 @@
-"""Mistakes that a coordinator of transactions could make, T1 to T12: each is found, and nothing without it.
+"""Mistakes that a coordinator of transactions could make, T1 to T12: each is found, and
+nothing without it.
 
-The simulations: lives of the coordinator alone (support/transactionworld.py); a broker without sockets whose power is
-cut at every change; a producer that loses answers and offsets of groups, each beside a plain model; a clock that jumps.
-docs/crashes.md has the table.
+The simulations: lives of the coordinator alone (support/transactionworld.py); a broker
+without sockets whose power is cut at every change; a producer that loses answers and
+offsets of groups, each beside a plain model; a clock that jumps. docs/crashes.md has
+the table.
 """
 
 from __future__ import annotations
@@ -102,10 +104,15 @@ def test_T7_an_epoch_that_counts_although_its_record_could_not_be_written() -> N
 
 
 def test_T8_after_a_load_only_those_markers_that_memory_misses() -> None:
-    """What had been handed out counted as written, also for the coordinator that came next."""
+    """What had been handed out counted as written, also for the coordinator that came
+    next.
+    """
     found = found_in_lives(
         with_mistakes(
-            ("_TOP_EPOCH: Final = 32_767\n", "_TOP_EPOCH: Final = 32_767\n_LEFT: dict = {}\n"),
+            (
+                "_TOP_EPOCH: Final = 32_767\n",
+                "_TOP_EPOCH: Final = 32_767\n_LEFT: dict = {}\n",
+            ),
             (
                 "            commit = stored.status is Status.PREPARE_COMMIT\n            return [",
                 "            commit = stored.status is Status.PREPARE_COMMIT\n"
@@ -140,11 +147,14 @@ def test_nothing_is_found_without_a_mistake() -> None:
         World(seed).live(300)
 
 
-# -- T5: what a power cut left open ----------------------------------------------------------------------------------
+# -- T5: what a power cut left open
+# ----------------------------------------------------------------------------------
 
 
 class Interrupted:
-    """A producer whose broker loses power under "os" while its first transaction is open, and who goes on with it."""
+    """A producer whose broker loses power under "os" while its first transaction is
+    open, and who goes on with it.
+    """
 
     def __init__(self) -> None:
         self.who = (-1, -1)
@@ -152,7 +162,12 @@ class Interrupted:
     def live(self, disk: SimulatedDisk, promise: Callable[[Any], None]) -> None:
         bench = StillBroker(disk, disk.now_ms(), "os")
         bench.logdir.create_topic("t", 2)
-        got = bench.ask(wire.INIT_PRODUCER_ID, 4, transactional_id="x", transaction_timeout_ms=60_000)
+        got = bench.ask(
+            wire.INIT_PRODUCER_ID,
+            4,
+            transactional_id="x",
+            transaction_timeout_ms=60_000,
+        )
         self.who = (got.producer_id, got.producer_epoch)
         assert self.write(bench) == {0}
         promise("written")
@@ -182,13 +197,26 @@ class Interrupted:
             base_sequence=0,
         )
         request = wire.PRODUCE.Request
-        parts = [request.Topic.Partition(index=number, records=batch) for number in (0, 1)]
+        parts = [
+            request.Topic.Partition(index=number, records=batch) for number in (0, 1)
+        ]
         topics = [request.Topic(name="t", partition_data=parts)]
-        told = bench.ask(wire.PRODUCE, 9, transactional_id="x", acks=-1, timeout_ms=1_000, topic_data=topics)
-        return found | {part.error_code for part in told.responses[0].partition_responses}
+        told = bench.ask(
+            wire.PRODUCE,
+            9,
+            transactional_id="x",
+            acks=-1,
+            timeout_ms=1_000,
+            topic_data=topics,
+        )
+        return found | {
+            part.error_code for part in told.responses[0].partition_responses
+        }
 
     def go_on(self, disk: SimulatedDisk) -> tuple[bool, list[int]]:
-        """Whether the producer was told that all is committed, and how many records each partition shows."""
+        """Whether the producer was told that all is committed, and how many records
+        each partition shows.
+        """
         bench = StillBroker(disk, disk.now_ms())
         if "t" not in bench.logdir:
             bench.stop()
@@ -204,38 +232,67 @@ class Interrupted:
                 committed=True,
             )
             is_told = end.error_code == 0
-        seen = [len(list(bench.logdir.partition("t", number).read(0, isolation="read_committed"))) for number in (0, 1)]
+        seen = [
+            len(
+                list(
+                    bench.logdir.partition("t", number).read(
+                        0, isolation="read_committed"
+                    )
+                )
+            )
+            for number in (0, 1)
+        ]
         bench.stop()
         return is_told, seen
 
 
 def explore_orphans(limit: int) -> list[list[int]]:
-    """What each partition shows of a transaction that is told to be committed, where that is not all of it."""
+    """What each partition shows of a transaction that is told to be committed, where
+    that is not all of it.
+    """
     producer = Interrupted()
     broken: list[list[int]] = []
 
     def judge(_promised: list[Any], found: tuple[bool, list[int]]) -> None:
         is_told, seen = found
         if is_told and seen != [1, 1]:
-            broken.append(seen)  # raised here, it would be an error of the broker's disk
+            broken.append(
+                seen
+            )  # raised here, it would be an error of the broker's disk
 
-    assert explore(producer.live, producer.go_on, judge, limit=limit, again_every=0).states > 50
+    assert (
+        explore(producer.live, producer.go_on, judge, limit=limit, again_every=0).states
+        > 50
+    )
     return broken
 
 
 @pytest.mark.slow  # `make test` finds others of its kind
-def test_T5_what_was_left_open_is_aborted_with_its_own_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What its producer sends again is then a duplicate of what was aborted, and is missing in what is committed."""
+def test_T5_what_was_left_open_is_aborted_with_its_own_epoch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What its producer sends again is then a duplicate of what was aborted, and is
+    missing in what is committed.
+    """
     assert explore_orphans(4) == []
-    module = with_mistakes(("epoch = min(epochs[producer_id] + 1, _TOP_EPOCH)", "epoch = epochs[producer_id]"))
+    module = with_mistakes(
+        (
+            "epoch = min(epochs[producer_id] + 1, _TOP_EPOCH)",
+            "epoch = epochs[producer_id]",
+        )
+    )
     fence = transactions.Transactions._fence
 
-    def fence_with_the_same_epoch(self: Any, transaction: Any, now_ms: int, *orphans: Any) -> Any:
+    def fence_with_the_same_epoch(
+        self: Any, transaction: Any, now_ms: int, *orphans: Any
+    ) -> Any:
         effects = fence(self, transaction, now_ms, *orphans)
         if not orphans:
             return effects
         (store,) = effects
-        same = attrs.evolve(store.stored, producer_epoch=transaction.stored.producer_epoch)
+        same = attrs.evolve(
+            store.stored, producer_epoch=transaction.stored.producer_epoch
+        )
         return self._store(transaction, same)
 
     monkeypatch.setattr(transactions.Transactions, "adopt", module.Transactions.adopt)
@@ -243,12 +300,14 @@ def test_T5_what_was_left_open_is_aborted_with_its_own_epoch(monkeypatch: pytest
     assert explore_orphans(4)
 
 
-# -- T6: what is sent twice ------------------------------------------------------------------------------------------
+# -- T6: what is sent twice
+# ------------------------------------------------------------------------------------------
 
 
 class Sender:
-    """A transactional producer that loses answers and sends again, also to a broker that was killed in the meantime,
-    beside a model: what each partition shows of the transactions that were committed.
+    """A transactional producer that loses answers and sends again, also to a broker
+    that was killed in the meantime, beside a model: what each partition shows of the
+    transactions that were committed.
     """
 
     def __init__(self, seed: int) -> None:
@@ -256,7 +315,12 @@ class Sender:
         self.disk = SimulatedDisk(seed=seed)
         self.bench = StillBroker(self.disk, self.disk.now_ms())
         self.bench.logdir.create_topic("t", 2)
-        got = self.bench.ask(wire.INIT_PRODUCER_ID, 4, transactional_id="x", transaction_timeout_ms=600_000)
+        got = self.bench.ask(
+            wire.INIT_PRODUCER_ID,
+            4,
+            transactional_id="x",
+            transaction_timeout_ms=600_000,
+        )
         assert got.error_code == 0, got
         self.who = (got.producer_id, got.producer_epoch)
         self.sequences = [0, 0]
@@ -279,10 +343,14 @@ class Sender:
         self.add(number)
         while True:
             code = self.produce(number, sequence, value)
-            assert code == 0, f"batch {sequence} of partition {number} is answered with {code}"
+            assert code == 0, (
+                f"batch {sequence} of partition {number} is answered with {code}"
+            )
             if self.chance.random() < 0.6:
                 break
-            if self.chance.random() < 0.3:  # the answer was lost, and maybe the broker with it
+            if (
+                self.chance.random() < 0.3
+            ):  # the answer was lost, and maybe the broker with it
                 self.disk.kill()
                 self.bench.start()
         self.sequences[number] += 1
@@ -310,8 +378,20 @@ class Sender:
             base_sequence=sequence,
         )
         request = wire.PRODUCE.Request
-        topics = [request.Topic(name="t", partition_data=[request.Topic.Partition(index=number, records=batch)])]
-        told = self.bench.ask(wire.PRODUCE, 9, transactional_id="x", acks=-1, timeout_ms=1_000, topic_data=topics)
+        topics = [
+            request.Topic(
+                name="t",
+                partition_data=[request.Topic.Partition(index=number, records=batch)],
+            )
+        ]
+        told = self.bench.ask(
+            wire.PRODUCE,
+            9,
+            transactional_id="x",
+            acks=-1,
+            timeout_ms=1_000,
+            topic_data=topics,
+        )
         return int(told.responses[0].partition_responses[0].error_code)
 
     def end(self) -> None:
@@ -331,8 +411,12 @@ class Sender:
             self.shown[number].append(value)
         self.pending.clear()
         for number in (0, 1):
-            found = self.bench.logdir.partition("t", number).read(0, isolation="read_committed")
-            assert [record.value for record in found] == self.shown[number], "each record of a commit is shown once"
+            found = self.bench.logdir.partition("t", number).read(
+                0, isolation="read_committed"
+            )
+            assert [record.value for record in found] == self.shown[number], (
+                "each record of a commit is shown once"
+            )
 
 
 def test_what_is_sent_again_is_answered_as_before_and_counts_once() -> None:
@@ -340,8 +424,12 @@ def test_what_is_sent_again_is_answered_as_before_and_counts_once() -> None:
         Sender(seed).live(60)
 
 
-def test_T6_a_batch_that_comes_again_is_judged_as_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In its open transaction it is answered as before. After the end the coordinator is asked first, as in Kafka."""
+def test_T6_a_batch_that_comes_again_is_judged_as_a_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In its open transaction it is answered as before. After the end the coordinator
+    is asked first, as in Kafka.
+    """
     append = produce._append
 
     def append_once(log: Any, records: Any) -> Any:
@@ -352,17 +440,21 @@ def test_T6_a_batch_that_comes_again_is_judged_as_a_new_one(monkeypatch: pytest.
         return receipt
 
     monkeypatch.setattr(produce, "_append", append_once)
-    with pytest.raises(AssertionError, match=f"is answered with {codes.OUT_OF_ORDER_SEQUENCE_NUMBER}"):
+    with pytest.raises(
+        AssertionError, match=f"is answered with {codes.OUT_OF_ORDER_SEQUENCE_NUMBER}"
+    ):
         for seed in range(10):
             Sender(seed).live(60)
 
 
-# -- T9 and T10: offsets of groups -----------------------------------------------------------------------------------
+# -- T9 and T10: offsets of groups
+# -----------------------------------------------------------------------------------
 
 
 class Offsets:
-    """Commits of one partition's offset, plain and in transactions, in an order drawn by chance, with restarts and
-    power cuts, beside a model: of what is committed the record that was written last counts.
+    """Commits of one partition's offset, plain and in transactions, in an order drawn
+    by chance, with restarts and power cuts, beside a model: of what is committed the
+    record that was written last counts.
     """
 
     def __init__(self, seed: int) -> None:
@@ -376,12 +468,23 @@ class Offsets:
         self.who = {name: self.begin(name) for name in ("x", "y")}
 
     def begin(self, name: str) -> tuple[int, int]:
-        got = self.bench.ask(wire.INIT_PRODUCER_ID, 4, transactional_id=name, transaction_timeout_ms=600_000)
+        got = self.bench.ask(
+            wire.INIT_PRODUCER_ID,
+            4,
+            transactional_id=name,
+            transaction_timeout_ms=600_000,
+        )
         assert got.error_code == 0, got
         return got.producer_id, got.producer_epoch
 
     def live(self, events: int) -> None:
-        steps = [self.commit, self.commit_in_transaction, self.commit_in_transaction, self.end, self.restart]
+        steps = [
+            self.commit,
+            self.commit_in_transaction,
+            self.commit_in_transaction,
+            self.end,
+            self.restart,
+        ]
         try:
             for _ in range(events):
                 self.chance.choice(steps)()
@@ -394,7 +497,9 @@ class Offsets:
     def commit(self) -> None:
         self.written += 1
         topic_type = wire.OFFSET_COMMIT.Request.Topic
-        part = topic_type.Partition(partition_index=0, committed_offset=self.written, committed_metadata="")
+        part = topic_type.Partition(
+            partition_index=0, committed_offset=self.written, committed_metadata=""
+        )
         answer = self.bench.ask(
             wire.OFFSET_COMMIT,
             7,
@@ -409,7 +514,9 @@ class Offsets:
         name = name or self.chance.choice("xy")
         self.written += 1
         topic_type = wire.TXN_OFFSET_COMMIT.Request.Topic
-        part = topic_type.Partition(partition_index=0, committed_offset=self.written, committed_metadata="")
+        part = topic_type.Partition(
+            partition_index=0, committed_offset=self.written, committed_metadata=""
+        )
         answer = self.bench.ask(
             wire.TXN_OFFSET_COMMIT,
             5,
@@ -425,12 +532,20 @@ class Offsets:
 
     def end(self) -> None:
         if self.pending:
-            self.end_one(self.chance.choice(sorted(self.pending)), commit=self.chance.random() < 0.6)
+            self.end_one(
+                self.chance.choice(sorted(self.pending)),
+                commit=self.chance.random() < 0.6,
+            )
 
     def end_one(self, name: str, *, commit: bool = True) -> None:
         producer_id, epoch = self.who[name]
         end = self.bench.ask(
-            wire.END_TXN, 5, transactional_id=name, producer_id=producer_id, producer_epoch=epoch, committed=commit
+            wire.END_TXN,
+            5,
+            transactional_id=name,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            committed=commit,
         )
         assert end.error_code == 0, end
         self.who[name] = (end.producer_id, end.producer_epoch)
@@ -453,24 +568,34 @@ class Offsets:
 
     def judge(self) -> None:
         group = wire.OFFSET_FETCH.Request.Group
-        asked = [group(group_id="g", topics=[group.Topic(name="in", partition_indexes=[0])])]
+        asked = [
+            group(group_id="g", topics=[group.Topic(name="in", partition_indexes=[0])])
+        ]
         for is_strict in (False, True):
-            answer = self.bench.ask(wire.OFFSET_FETCH, 8, require_stable=is_strict, groups=asked)
+            answer = self.bench.ask(
+                wire.OFFSET_FETCH, 8, require_stable=is_strict, groups=asked
+            )
             (found,) = answer.groups[0].topics[0].partitions
             if found.error_code:
                 assert is_strict, found
                 assert found.error_code == codes.UNSTABLE_OFFSET_COMMIT
                 assert self.pending, "nothing is open"
             else:
-                assert found.committed_offset == self.counts[1], f"{found.committed_offset} counts, not {self.counts}"
+                assert found.committed_offset == self.counts[1], (
+                    f"{found.committed_offset} counts, not {self.counts}"
+                )
 
 
-def test_offsets_of_transactions_count_from_their_commit_on_and_the_latest_record_wins() -> None:
+def test_offsets_of_transactions_count_from_their_commit_on_and_the_latest_record_wins() -> (
+    None
+):
     for seed in range(6):
         Offsets(seed).live(60)
 
 
-def test_the_latest_of_two_open_commits_counts_whichever_ends_last_after_a_restart() -> None:
+def test_the_latest_of_two_open_commits_counts_whichever_ends_last_after_a_restart() -> (
+    None
+):
     """After a restart the one that ended last counted, though its record was the older."""
     world = Offsets(0)
     world.commit_in_transaction("x")
@@ -488,7 +613,9 @@ def find_in_offsets() -> None:
             Offsets(seed).live(60)
 
 
-def test_T9_offsets_are_shown_before_their_transaction_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_T9_offsets_are_shown_before_their_transaction_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pending = group_offsets.pending
 
     def shown(group: Group, done: Any, error: Any) -> Any:
@@ -500,7 +627,9 @@ def test_T9_offsets_are_shown_before_their_transaction_has_ended(monkeypatch: py
     find_in_offsets()
 
 
-def test_T10_an_older_commit_of_a_transaction_covers_a_newer_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_T10_an_older_commit_of_a_transaction_covers_a_newer_plain_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def put(self: Group, key: tuple[str, int], committed: Any, _order: int) -> None:
         self.offsets.setdefault(key[0], {})[key[1]] = committed
 
@@ -508,16 +637,21 @@ def test_T10_an_older_commit_of_a_transaction_covers_a_newer_plain_one(monkeypat
     find_in_offsets()
 
 
-# -- T11: clocks -----------------------------------------------------------------------------------------------------
+# -- T11: clocks
+# -----------------------------------------------------------------------------------------------------
 
 
 def live_with_jumps(seed: int) -> None:
-    """A transaction is open for some time while the wall clock jumps. It ends when its time is over, not before."""
+    """A transaction is open for some time while the wall clock jumps. It ends when its
+    time is over, not before.
+    """
     chance = random.Random(seed)
     disk = SimulatedDisk({"data": None}, seed=seed)
     with logcore.open_dir("data", create=True, fs=disk) as data:
         data.create_topic("t")
-        with data.producer(transactional_id="x", transaction_timeout_ms=60_000, threaded=False) as producer:
+        with data.producer(
+            transactional_id="x", transaction_timeout_ms=60_000, threaded=False
+        ) as producer:
             producer.init_transactions()
             producer.begin_transaction()
             producer.send("t", b"v")
@@ -527,14 +661,18 @@ def live_with_jumps(seed: int) -> None:
                 data.tick()
                 assert state_of(data) is Status.ONGOING, f"ended after {open_ms} ms"
                 if chance.random() < 0.5:
-                    disk.set_wall_clock(disk.now_ms() + chance.choice((-1, 1)) * 3_600_000)
+                    disk.set_wall_clock(
+                        disk.now_ms() + chance.choice((-1, 1)) * 3_600_000
+                    )
                 passed_ms = chance.randrange(1_000, 20_000)
                 disk.advance(passed_ms)
                 open_ms += passed_ms
             for _ in range(3):
                 data.tick()
                 disk.advance(2_000)
-            assert state_of(data) is Status.COMPLETE_ABORT, f"still open after {open_ms} ms"
+            assert state_of(data) is Status.COMPLETE_ABORT, (
+                f"still open after {open_ms} ms"
+            )
 
 
 def state_of(data: logcore.LogDir) -> Status:
@@ -544,7 +682,9 @@ def state_of(data: logcore.LogDir) -> Status:
 def test_T11_a_timeout_by_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(4):
         live_with_jumps(seed)
-    monkeypatch.setattr(TransactionCoordinator, "now_ms", lambda self: self._fs.now_ms())
+    monkeypatch.setattr(
+        TransactionCoordinator, "now_ms", lambda self: self._fs.now_ms()
+    )
     with pytest.raises(AssertionError, match=r"ended after|still open"):
         for seed in range(10):
             live_with_jumps(seed)

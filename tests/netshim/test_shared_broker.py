@@ -1,4 +1,6 @@
-"""A broker whose directory other processes write: its clients and consumers of those processes in one group."""
+"""A broker whose directory other processes write: its clients and consumers of those
+processes in one group.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ import pytest
 
 import logcore
 from logcore import LogDir
-from logcore.format.grouprecords import Subscription, assignment_value, subscription_value
+from logcore.format.grouprecords import (
+    Subscription,
+    assignment_value,
+    subscription_value,
+)
 from logcore.registry import open_registry
 from netshim import wire
 from netshim.wire import codes
@@ -37,7 +43,11 @@ class Program:
     def __init__(self, directory: Path, *command: str) -> None:
         environment = {**os.environ, "PYTHONPATH": SOURCE, "PYTHONUNBUFFERED": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, *command], cwd=directory, env=environment, stdout=subprocess.PIPE, text=True
+            [sys.executable, *command],
+            cwd=directory,
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read)
@@ -77,7 +87,8 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.01)
 
 
-# -- four terminals --------------------------------------------------------------------------------------------------
+# -- four terminals
+# --------------------------------------------------------------------------------------------------
 
 
 def _snippets() -> dict[str, str]:
@@ -85,12 +96,24 @@ def _snippets() -> dict[str, str]:
     text = PAGE.read_text(encoding="utf-8").splitlines()
     first = text.index("## Four terminals") + 1
     last = text.index("## Groups")
-    found = [block for block in blocks(PAGE) if block.language == "python" and first < block.line < last]
-    return dict(zip(("producer", "member", "client"), (block.text for block in found), strict=True))
+    found = [
+        block
+        for block in blocks(PAGE)
+        if block.language == "python" and first < block.line < last
+    ]
+    return dict(
+        zip(
+            ("producer", "member", "client"),
+            (block.text for block in found),
+            strict=True,
+        )
+    )
 
 
 def _values(directory: Path) -> set[str]:
-    """All that is in the log, also what its writer had no time to have synced: then it is seen by all."""
+    """All that is in the log, also what its writer had no time to have synced: then it
+    is seen by all.
+    """
     with logcore.open_dir(directory / "data", shared=True) as data:
         for number in data.partitions("visits"):
             data.partition("visits", number).flush()
@@ -98,7 +121,9 @@ def _values(directory: Path) -> set[str]:
 
 
 def test_four_terminals(run: Callable[..., Program], tmp_path: Path) -> None:
-    """Members are killed one after the other, a client of Kafka and its broker among them: nothing is lost."""
+    """Members are killed one after the other, a client of Kafka and its broker among
+    them: nothing is lost.
+    """
     pytest.importorskip("confluent_kafka")
     programs = _snippets()
     producer = run("-c", programs["producer"])
@@ -109,12 +134,21 @@ def test_four_terminals(run: Callable[..., Program], tmp_path: Path) -> None:
     address = broker.lines[0].rpartition(" ")[2]
     client = run("-c", programs["client"].replace("127.0.0.1:9092", address))
     everybody = [*members, client]
-    until(lambda: all(program.lines for program in everybody), "each of the three gets records")
+    until(
+        lambda: all(program.lines for program in everybody),
+        "each of the three gets records",
+    )
 
     members[0].kill()
     left = [members[1], client]
     so_far = [len(program.lines) for program in left]
-    until(lambda: all(len(program.lines) > count for program, count in zip(left, so_far, strict=True)), "two go on")
+    until(
+        lambda: all(
+            len(program.lines) > count
+            for program, count in zip(left, so_far, strict=True)
+        ),
+        "two go on",
+    )
     broker.kill()  # the client's places are free at once
     client.kill()
     producer.kill()
@@ -128,7 +162,8 @@ def test_four_terminals(run: Callable[..., Program], tmp_path: Path) -> None:
     assert printed() == written
 
 
-# -- requests --------------------------------------------------------------------------------------------------------
+# -- requests
+# --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -146,7 +181,9 @@ def assigned(data: LogDir, consumer: Any) -> list[int]:
     return sorted(one.partition for one in consumer.assignment())
 
 
-def test_a_consumer_of_the_process_and_one_of_the_wire_divide_the_partitions(rig: Rig) -> None:
+def test_a_consumer_of_the_process_and_one_of_the_wire_divide_the_partitions(
+    rig: Rig,
+) -> None:
     with rig.logdir.consumer(group_id="g", assignors=("range",)) as consumer:
         consumer.subscribe(["orders"])
         rig.sleep(100)
@@ -161,8 +198,14 @@ def test_a_consumer_of_the_process_and_one_of_the_wire_divide_the_partitions(rig
         consumer.poll(0)
         rig.sleep(100)
         assert len(assigned(rig.logdir, consumer)) == 1
-        assert shares.value.assignment in (assignment_value([("orders", 0)]), assignment_value([("orders", 1)]))
-        assert {one.client_host for one in rig.describe().members} == {"/10.0.0.1", f"/pid-{os.getpid()}"}
+        assert shares.value.assignment in (
+            assignment_value([("orders", 0)]),
+            assignment_value([("orders", 1)]),
+        )
+        assert {one.client_host for one in rig.describe().members} == {
+            "/10.0.0.1",
+            f"/pid-{os.getpid()}",
+        }
 
         rig.leave((joined.member_id, None))
         rig.sleep(100)
@@ -171,7 +214,11 @@ def test_a_consumer_of_the_process_and_one_of_the_wire_divide_the_partitions(rig
 
 def test_a_leader_of_the_wire_divides_for_a_consumer_of_the_process(rig: Rig) -> None:
     first = rig.join(protocols={"range": WANTED}).value
-    rig.sync(first.member_id, 1, {first.member_id: assignment_value([("orders", 0), ("orders", 1)])})
+    rig.sync(
+        first.member_id,
+        1,
+        {first.member_id: assignment_value([("orders", 0), ("orders", 1)])},
+    )
     with rig.logdir.consumer(group_id="g", assignors=("range",)) as consumer:
         consumer.subscribe(["orders"])
         consumer.poll(0)
@@ -179,22 +226,36 @@ def test_a_leader_of_the_wire_divides_for_a_consumer_of_the_process(rig: Rig) ->
         again = rig.join(first.member_id, protocols={"range": WANTED}).value
         (other,) = {member.member_id for member in again.members} - {first.member_id}
         shares = {first.member_id: [("orders", 0)], other: [("orders", 1)]}
-        rig.sync(first.member_id, again.generation_id, {name: assignment_value(each) for name, each in shares.items()})
+        rig.sync(
+            first.member_id,
+            again.generation_id,
+            {name: assignment_value(each) for name, each in shares.items()},
+        )
         rig.sleep(100)
         assert assigned(rig.logdir, consumer) == [1]
 
 
-def test_a_commit_of_one_generation_is_refused_in_the_next_wherever_it_comes_from(rig: Rig) -> None:
+def test_a_commit_of_one_generation_is_refused_in_the_next_wherever_it_comes_from(
+    rig: Rig,
+) -> None:
     first = rig.join(protocols={"range": WANTED}).value
     rig.sync(first.member_id, 1, {first.member_id: b"1"})
-    assert rig.commit({("orders", 0): 3}, member_id=first.member_id, generation=1).value.topics[0].partitions
-    with rig.logdir.consumer(group_id="g", assignors=("range",), enable_auto_commit=False) as consumer:
+    assert (
+        rig.commit({("orders", 0): 3}, member_id=first.member_id, generation=1)
+        .value.topics[0]
+        .partitions
+    )
+    with rig.logdir.consumer(
+        group_id="g", assignors=("range",), enable_auto_commit=False
+    ) as consumer:
         consumer.subscribe(["orders"])
         consumer.poll(0)
         for _ in range(12):  # the client does not join again
             rig.sleep(5_000)
             consumer.poll(0)
-        late = rig.commit({("orders", 0): 9}, member_id=first.member_id, generation=1).value
+        late = rig.commit(
+            {("orders", 0): 9}, member_id=first.member_id, generation=1
+        ).value
         assert late.topics[0].partitions[0].error_code == codes.UNKNOWN_MEMBER_ID
         assert consumer.committed([("orders", 0)])["orders", 0].offset == 3
     assert rig.committed() == {("orders", 0): 3}
@@ -210,7 +271,10 @@ def test_without_a_common_way_to_divide_the_newcomer_is_refused(rig: Rig) -> Non
 
 
 def test_a_group_that_no_node_can_hold_is_refused(rig: Rig) -> None:
-    assert rig.join(protocols={"range": b"x" * 1_048_000}).value.error_code == codes.UNKNOWN_SERVER_ERROR
+    assert (
+        rig.join(protocols={"range": b"x" * 1_048_000}).value.error_code
+        == codes.UNKNOWN_SERVER_ERROR
+    )
     assert rig.join(group="", version=3).value.error_code == codes.INVALID_GROUP_ID
     assert rig.beat("m", 1, group="") == codes.INVALID_GROUP_ID
     assert rig.sync("m", 1, group="").value.error_code == codes.INVALID_GROUP_ID
@@ -221,7 +285,10 @@ def test_members_of_a_broker_that_ended_are_gone(rig: Rig) -> None:
     rig.commit({("orders", 0): 1}, group="other")
     rig.restart()
     assert rig.describe().group_state == "Empty"
-    assert [each.group_id for each in rig.ask(wire.LIST_GROUPS, 0).groups] == ["g", "other"]
+    assert [each.group_id for each in rig.ask(wire.LIST_GROUPS, 0).groups] == [
+        "g",
+        "other",
+    ]
     assert rig.join().value.generation_id > 2
 
 
@@ -247,15 +314,27 @@ def test_offsets_that_were_kept_long_enough_are_deleted(rig: Rig) -> None:
 def test_groups_are_deleted_and_their_offsets(rig: Rig) -> None:
     rig.commit({("orders", 0): 1, ("orders", 1): 2})
     request = wire.OFFSET_DELETE.Request
-    topic = request.Topic(name="orders", partitions=[request.Topic.Partition(partition_index=1)])
-    assert rig.ask(wire.OFFSET_DELETE, 0, group_id="g", topics=[topic]).topics[0].partitions[0].error_code == 0
+    topic = request.Topic(
+        name="orders", partitions=[request.Topic.Partition(partition_index=1)]
+    )
+    assert (
+        rig.ask(wire.OFFSET_DELETE, 0, group_id="g", topics=[topic])
+        .topics[0]
+        .partitions[0]
+        .error_code
+        == 0
+    )
     assert rig.committed() == {("orders", 0): 1}
-    assert rig.ask(wire.DELETE_GROUPS, 2, groups_names=["g", "none"]).results[0].error_code == 0
+    assert (
+        rig.ask(wire.DELETE_GROUPS, 2, groups_names=["g", "none"]).results[0].error_code
+        == 0
+    )
     assert rig.committed() == {}
     assert rig.ask(wire.LIST_GROUPS, 0).groups == []
 
 
-# -- real brokers ----------------------------------------------------------------------------------------------------
+# -- real brokers
+# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -269,13 +348,27 @@ def test_the_consumer_protocol_is_not_advertised(kafka: Any) -> None:
             client_software_name="t", client_software_version="1"
         ))  # fmt: skip
         keys = {each.api_key for each in told.api_keys}
-        assert wire.CONSUMER_GROUP_HEARTBEAT.key not in keys and wire.JOIN_GROUP.key in keys
-        assert {each.name for each in told.finalized_features} == {"transaction.version"}
-    with contextlib.closing(Client(kafka.server.port)) as client, pytest.raises(EOFError):
-        client.ask(wire.CONSUMER_GROUP_HEARTBEAT, 0, wire.CONSUMER_GROUP_HEARTBEAT.Request(group_id="g"))
+        assert (
+            wire.CONSUMER_GROUP_HEARTBEAT.key not in keys
+            and wire.JOIN_GROUP.key in keys
+        )
+        assert {each.name for each in told.finalized_features} == {
+            "transaction.version"
+        }
+    with (
+        contextlib.closing(Client(kafka.server.port)) as client,
+        pytest.raises(EOFError),
+    ):
+        client.ask(
+            wire.CONSUMER_GROUP_HEARTBEAT,
+            0,
+            wire.CONSUMER_GROUP_HEARTBEAT.Request(group_id="g"),
+        )
 
 
-def test_a_fetch_that_waits_gets_what_another_process_appends(run: Callable[..., Program], kafka: Any) -> None:
+def test_a_fetch_that_waits_gets_what_another_process_appends(
+    run: Callable[..., Program], kafka: Any
+) -> None:
     kafka.create_topic("t", 1)
     path = kafka.server.logdir.path
     fetch = wire.FETCH.Request
@@ -283,24 +376,42 @@ def test_a_fetch_that_waits_gets_what_another_process_appends(run: Callable[...,
         max_wait_ms=DEADLINE_S * 500,
         min_bytes=1,
         max_bytes=1 << 20,
-        topics=[fetch.Topic(topic="t", partitions=[fetch.Topic.Partition(partition_max_bytes=1 << 20)])],
+        topics=[
+            fetch.Topic(
+                topic="t",
+                partitions=[fetch.Topic.Partition(partition_max_bytes=1 << 20)],
+            )
+        ],
     )
     with contextlib.closing(Client(kafka.server.port)) as client:
         client.send(wire.FETCH, 4, asked)
         program = (
-            f"import logcore\nwith logcore.open_dir({path!r}, shared=True) as data: data.append('t', b'from here')"
+            f"import logcore\nwith logcore.open_dir({path!r}, shared=True) as data: "
+            "data.append('t', b'from here')"
         )
         first = run("-c", program)
         (batch,) = [client.answer(wire.FETCH, 4).responses[0].partitions[0].records]
         assert b"from here" in bytes(batch)
         listed = wire.LIST_OFFSETS.Request
         latest = listed(
-            topics=[listed.Topic(name="t", partitions=[listed.Topic.Partition(partition_index=0, timestamp=-1)])]
+            topics=[
+                listed.Topic(
+                    name="t",
+                    partitions=[
+                        listed.Topic.Partition(partition_index=0, timestamp=-1)
+                    ],
+                )
+            ]
         )
-        assert client.ask(wire.LIST_OFFSETS, 1, latest).topics[0].partitions[0].offset == 1
+        assert (
+            client.ask(wire.LIST_OFFSETS, 1, latest).topics[0].partitions[0].offset == 1
+        )
         for number in (2, 3):  # who asks at once sees what was acknowledged elsewhere
             assert run("-c", program).process.wait(DEADLINE_S) == 0
-            assert client.ask(wire.LIST_OFFSETS, 1, latest).topics[0].partitions[0].offset == number
+            assert (
+                client.ask(wire.LIST_OFFSETS, 1, latest).topics[0].partitions[0].offset
+                == number
+            )
         assert first.process.wait(DEADLINE_S) == 0
 
 
@@ -308,7 +419,10 @@ def test_a_directory_has_one_broker(run: Callable[..., Program], kafka: Any) -> 
     path = kafka.server.logdir.path
     with open_registry(path) as registry:
         (number,) = registry.children("/brokers/ids")
-        assert json.loads(registry.get(f"/brokers/ids/{number}").value)["port"] == kafka.server.port
+        assert (
+            json.loads(registry.get(f"/brokers/ids/{number}").value)["port"]
+            == kafka.server.port
+        )
         second = run("-m", "netshim", "serve", path, "--shared", "--port", "0")
         assert second.process.wait(DEADLINE_S) != 0 and second.lines == []
         kafka.stop()
@@ -317,10 +431,13 @@ def test_a_directory_has_one_broker(run: Callable[..., Program], kafka: Any) -> 
     until(lambda: bool(third.lines), "a broker of its own")
 
 
-def test_a_topic_that_another_process_made_is_served(run: Callable[..., Program], kafka: Any) -> None:
+def test_a_topic_that_another_process_made_is_served(
+    run: Callable[..., Program], kafka: Any
+) -> None:
     path = kafka.server.logdir.path
     made = run(
-        "-c", f"import logcore\nwith logcore.open_dir({path!r}, shared=True) as d: d.create_topic('made')\nprint(1)"
+        "-c",
+        f"import logcore\nwith logcore.open_dir({path!r}, shared=True) as d: d.create_topic('made')\nprint(1)",
     )
     until(lambda: made.lines == ["1"], "the topic")
     with contextlib.closing(Client(kafka.server.port)) as client:
@@ -328,7 +445,9 @@ def test_a_topic_that_another_process_made_is_served(run: Callable[..., Program]
         assert client.fetch(topic="made").error_code == 0
 
 
-def test_who_looks_at_transactions_in_another_s_turn_keeps_nobody_waiting(kafka: Any) -> None:
+def test_who_looks_at_transactions_in_another_s_turn_keeps_nobody_waiting(
+    kafka: Any,
+) -> None:
     """The lock of all processes is waited for beside the loop."""
     data: LogDir = kafka.server.logdir
     with data.producer(transactional_id="x") as producer:
@@ -350,7 +469,10 @@ def test_who_looks_at_transactions_in_another_s_turn_keeps_nobody_waiting(kafka:
                 assert other.ask(wire.METADATA, 1, wire.METADATA.Request()).brokers
         assert len(first.answer(lists, 0).transaction_states) == 1
         told = second.answer(describes, 0).transaction_states
-        assert [each.error_code for each in told] == [0, codes.TRANSACTIONAL_ID_NOT_FOUND]
+        assert [each.error_code for each in told] == [
+            0,
+            codes.TRANSACTIONAL_ID_NOT_FOUND,
+        ]
 
 
 def test_transactions_of_clients_and_processes(kafka: Any) -> None:
@@ -359,19 +481,33 @@ def test_transactions_of_clients_and_processes(kafka: Any) -> None:
     kafka.create_topic("out", 1)
     data: LogDir = kafka.server.logdir
     data.append("in", b"1")
-    producer = confluent.Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": "of a client"})
+    producer = confluent.Producer(
+        {
+            "bootstrap.servers": kafka.bootstrap_servers,
+            "transactional.id": "of a client",
+        }
+    )
     producer.init_transactions(DEADLINE_S)
-    for number, ends in enumerate((producer.commit_transaction, producer.abort_transaction)):
+    for number, ends in enumerate(
+        (producer.commit_transaction, producer.abort_transaction)
+    ):
         producer.begin_transaction()
         producer.produce("out", b"%d" % number)
         ends(DEADLINE_S)
     with data.producer(transactional_id="of a process") as mine, mine.transaction():
         mine.send("out", b"2")
     log = data.partition("out", 0)
-    assert [record.value for record in log.read(0, isolation="read_committed")] == [b"0", b"2"]
+    assert [record.value for record in log.read(0, isolation="read_committed")] == [
+        b"0",
+        b"2",
+    ]
 
     consumer = confluent.Consumer(
-        {"bootstrap.servers": kafka.bootstrap_servers, "group.id": "g", "auto.offset.reset": "earliest"}
+        {
+            "bootstrap.servers": kafka.bootstrap_servers,
+            "group.id": "g",
+            "auto.offset.reset": "earliest",
+        }
     )
     consumer.subscribe(["in"])
     deadline = time.monotonic() + DEADLINE_S
@@ -379,7 +515,9 @@ def test_transactions_of_clients_and_processes(kafka: Any) -> None:
         assert time.monotonic() < deadline
     producer.begin_transaction()
     positions = consumer.position(consumer.assignment())
-    producer.send_offsets_to_transaction(positions, consumer.consumer_group_metadata(), DEADLINE_S)
+    producer.send_offsets_to_transaction(
+        positions, consumer.consumer_group_metadata(), DEADLINE_S
+    )
     with data.consumer(group_id="h") as other:
         assert other.group_metadata().group_id == "h"
     producer.commit_transaction(DEADLINE_S)
@@ -388,10 +526,17 @@ def test_transactions_of_clients_and_processes(kafka: Any) -> None:
         committed = mine_too.committed([("in", 0)])["in", 0]
     assert committed is not None and committed.offset == 1
     # The same id in a process fences the client.
-    with data.producer(transactional_id="of a client") as successor, successor.transaction():
+    with (
+        data.producer(transactional_id="of a client") as successor,
+        successor.transaction(),
+    ):
         successor.send("out", b"3")
     producer.begin_transaction()
     producer.produce("out", b"late")
     with pytest.raises(confluent.KafkaException):
         producer.commit_transaction(DEADLINE_S)
-    assert [record.value for record in log.read(0, isolation="read_committed")] == [b"0", b"2", b"3"]
+    assert [record.value for record in log.read(0, isolation="read_committed")] == [
+        b"0",
+        b"2",
+        b"3",
+    ]

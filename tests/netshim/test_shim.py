@@ -1,4 +1,6 @@
-"""Real clients, unmodified, against netshim: admin, codecs, groups, restarts; and their files, read in process."""
+"""Real clients, unmodified, against netshim: admin, codecs, groups, restarts; and their
+files, read in process.
+"""
 
 from __future__ import annotations
 
@@ -52,30 +54,49 @@ def values_of(server: Kafka, topic: str) -> list[bytes | None]:
 
 
 def test_what_is_asked_behind_a_change_tells_of_it(broker: Kafka) -> None:
-    """librdkafka sends OffsetFetch right behind OffsetCommit on the same connection, and waits for neither before."""
+    """librdkafka sends OffsetFetch right behind OffsetCommit on the same connection,
+    and waits for neither before.
+    """
     broker.create_topic("t")
     consumer = confluent_kafka.Consumer(
-        {"bootstrap.servers": broker.bootstrap_servers, "group.id": "g", "enable.auto.commit": False}
+        {
+            "bootstrap.servers": broker.bootstrap_servers,
+            "group.id": "g",
+            "enable.auto.commit": False,
+        }
     )
     partition = confluent_kafka.TopicPartition
     consumer.commit(offsets=[partition("t", 0, 1)], asynchronous=False)
     for offset in range(2, 22):
         consumer.commit(offsets=[partition("t", 0, offset)], asynchronous=True)
-        assert consumer.committed([partition("t", 0)], timeout=DEADLINE_S)[0].offset == offset
+        assert (
+            consumer.committed([partition("t", 0)], timeout=DEADLINE_S)[0].offset
+            == offset
+        )
     consumer.close()
 
 
-# -- confluent-kafka -----------------------------------------------------------------------------------------------
+# -- confluent-kafka
+# -----------------------------------------------------------------------------------------------
 
 
 def confluent_producer(server: Kafka, **options: Any) -> Any:
-    return confluent_kafka.Producer({"bootstrap.servers": server.bootstrap_servers, "linger.ms": 1, **options})
+    return confluent_kafka.Producer(
+        {"bootstrap.servers": server.bootstrap_servers, "linger.ms": 1, **options}
+    )
 
 
-def produce(producer: Any, topic: str, values: list[bytes], **options: Any) -> list[int]:
+def produce(
+    producer: Any, topic: str, values: list[bytes], **options: Any
+) -> list[int]:
     told: list[Any] = []
     for value in values:
-        producer.produce(topic, value, on_delivery=lambda error, message: told.append((error, message)), **options)
+        producer.produce(
+            topic,
+            value,
+            on_delivery=lambda error, message: told.append((error, message)),
+            **options,
+        )
     assert producer.flush(DEADLINE_S) == 0
     assert [error for error, _ in told if error] == []
     return [message.offset() for _, message in told]
@@ -108,12 +129,24 @@ def take(consumer: Any, count: int) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("codec", "idempotent"), [*((codec, True) for codec in CODECS), ("none", False), ("zstd", False)]
+    ("codec", "idempotent"),
+    [*((codec, True) for codec in CODECS), ("none", False), ("zstd", False)],
 )
-def test_confluent_produces_and_consumes_every_codec(broker: Any, codec: str, idempotent: bool) -> None:
+def test_confluent_produces_and_consumes_every_codec(
+    broker: Any, codec: str, idempotent: bool
+) -> None:
     values = [b"%d " % n * 50 for n in range(200)]
-    producer = confluent_producer(broker, **{"compression.type": codec, "enable.idempotence": idempotent})
-    offsets = produce(producer, "t", values, key=b"k", headers=[("h", b"1")], timestamp=1_700_000_000_000)
+    producer = confluent_producer(
+        broker, **{"compression.type": codec, "enable.idempotence": idempotent}
+    )
+    offsets = produce(
+        producer,
+        "t",
+        values,
+        key=b"k",
+        headers=[("h", b"1")],
+        timestamp=1_700_000_000_000,
+    )
     assert offsets == list(range(200))
     consumer = confluent_consumer(broker, "g")
     consumer.subscribe(["t"])
@@ -121,26 +154,37 @@ def test_confluent_produces_and_consumes_every_codec(broker: Any, codec: str, id
     assert [message.value() for message in messages] == values
     assert {message.key() for message in messages} == {b"k"}
     assert messages[0].headers() == [("h", b"1")]
-    assert messages[0].timestamp() == (confluent_kafka.TIMESTAMP_CREATE_TIME, 1_700_000_000_000)
+    assert messages[0].timestamp() == (
+        confluent_kafka.TIMESTAMP_CREATE_TIME,
+        1_700_000_000_000,
+    )
     consumer.close()
-    with logcore.open_dir(broker.logdir.path, read_only=True) as beside:  # the files, while the broker runs
+    with logcore.open_dir(
+        broker.logdir.path, read_only=True
+    ) as beside:  # the files, while the broker runs
         logs = [beside.partition("t", number) for number in beside.partitions("t")]
         assert [record.value for log in logs for record in log.read(0)] == values
         assert any(
-            batch.codec == (0 if codec == "none" else CODECS.index(codec)) for log in logs for batch in log.batches(0)
+            batch.codec == (0 if codec == "none" else CODECS.index(codec))
+            for log in logs
+            for batch in log.batches(0)
         )
 
 
 def test_uvloop_serves_as_the_loop_of_asyncio_does(
     kafka_factory: Callable[..., Kafka], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its transports are of no class of asyncio: each connection was refused by an assertion."""
+    """Its transports are of no class of asyncio: each connection was refused by an
+    assertion.
+    """
     monkeypatch.delitem(sys.modules, "uvloop")
     uvloop = pytest.importorskip("uvloop")
     factory = netshim.server.loop_factory()
     assert factory is uvloop.new_event_loop
     server = kafka_factory(tmp_path / "data")
-    values = [b"%d" % number * 100_000 for number in range(30)]  # more than a socket takes at once
+    values = [
+        b"%d" % number * 100_000 for number in range(30)
+    ]  # more than a socket takes at once
     assert produce(confluent_producer(server), "t", values) == list(range(30))
     consumer = confluent_consumer(server, "g")
     consumer.subscribe(["t"])
@@ -161,7 +205,9 @@ def test_confluent_reads_from_offsets_and_times(broker: Any) -> None:
     found = consumer.offsets_for_times(asked, timeout=DEADLINE_S)
     assert [each.offset for each in found] == [56, -1]
     consumer.assign([partition("t", 0, 56)])
-    assert [message.value() for message in take(consumer, 44)] == [b"%d" % n for n in range(56, 100)]
+    assert [message.value() for message in take(consumer, 44)] == [
+        b"%d" % n for n in range(56, 100)
+    ]
     consumer.close()
 
 
@@ -193,27 +239,44 @@ def test_confluent_admin(broker: Any) -> None:
         "nothing": "INVALID_CONFIG",
         "wide": "INVALID_REPLICATION_FACTOR",
     }
-    assert outcome(admin.create_topics([NewTopic("a", 3, 1)])) == {"a": "TOPIC_ALREADY_EXISTS"}
-    assert outcome(admin.create_topics([NewTopic("b", 3, 1)], validate_only=True)) == {"b": None}
+    assert outcome(admin.create_topics([NewTopic("a", 3, 1)])) == {
+        "a": "TOPIC_ALREADY_EXISTS"
+    }
+    assert outcome(admin.create_topics([NewTopic("b", 3, 1)], validate_only=True)) == {
+        "b": None
+    }
     assert set(admin.list_topics(timeout=DEADLINE_S).topics) == {"a"}
-    assert outcome(admin.create_partitions([NewPartitions("a", 5), NewPartitions("x", 5)])) == {
+    assert outcome(
+        admin.create_partitions([NewPartitions("a", 5), NewPartitions("x", 5)])
+    ) == {
         "a": None,
         "x": "UNKNOWN_TOPIC_OR_PART",
     }
     assert len(admin.list_topics("a", timeout=DEADLINE_S).topics["a"].partitions) == 5
     resource = ConfigResource("topic", "a")
     described = outcome(admin.describe_configs([resource]))[resource]
-    assert described["retention.ms"].value == "1000" and described["segment.bytes"].is_default
+    assert (
+        described["retention.ms"].value == "1000"
+        and described["segment.bytes"].is_default
+    )
     resource.add_incremental_config(_entry("retention.ms", "2000"))
     assert outcome(admin.incremental_alter_configs([resource])) == {resource: None}
     assert broker.logdir.describe_topic("a").overrides == {"retention.ms": "2000"}
     produce(confluent_producer(broker), "a", [b"v"] * 10, partition=4)
     partition = confluent_kafka.TopicPartition("a", 4, 7)
     (deleted,) = outcome(admin.delete_records([partition])).values()
-    assert deleted.low_watermark == 7 and broker.logdir.partition("a", 4).log_start_offset == 7
+    assert (
+        deleted.low_watermark == 7
+        and broker.logdir.partition("a", 4).log_start_offset == 7
+    )
     cluster = admin.describe_cluster().result(DEADLINE_S)
-    assert cluster.cluster_id == broker.logdir.cluster_id and [node.id for node in cluster.nodes] == [1]
-    assert outcome(admin.delete_topics(["a", "x"])) == {"a": None, "x": "UNKNOWN_TOPIC_OR_PART"}
+    assert cluster.cluster_id == broker.logdir.cluster_id and [
+        node.id for node in cluster.nodes
+    ] == [1]
+    assert outcome(admin.delete_topics(["a", "x"])) == {
+        "a": None,
+        "x": "UNKNOWN_TOPIC_OR_PART",
+    }
     assert broker.logdir.topics() == []
 
 
@@ -224,7 +287,9 @@ def _entry(name: str, value: str) -> Any:
 
 
 class Member(threading.Thread):
-    """A consumer in a group that collects what it is given until it is killed; then it never says goodbye."""
+    """A consumer in a group that collects what it is given until it is killed; then it
+    never says goodbye.
+    """
 
     def __init__(self, consumer: Any, topic: str) -> None:
         super().__init__(daemon=True)
@@ -250,7 +315,9 @@ class Member(threading.Thread):
         self.join()
 
 
-def test_a_killed_member_leaves_its_partitions_to_the_other(kafka_factory: Any, tmp_path: Path) -> None:
+def test_a_killed_member_leaves_its_partitions_to_the_other(
+    kafka_factory: Any, tmp_path: Path
+) -> None:
     broker = kafka_factory(tmp_path / "data", num_partitions=4)
     produce(confluent_producer(broker), "t", [b"%d" % n for n in range(100)])
     script = (
@@ -261,11 +328,15 @@ def test_a_killed_member_leaves_its_partitions_to_the_other(kafka_factory: Any, 
         "while True: consumer.poll(0.1)\n"
     )
     victim = subprocess.Popen(
-        [sys.executable, "-c", script, broker.bootstrap_servers], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", script, broker.bootstrap_servers],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert victim.stdout is not None and int(victim.stdout.readline()) == 4
-        survivor = Member(confluent_consumer(broker, "g", **{"session.timeout.ms": 6_000}), "t")
+        survivor = Member(
+            confluent_consumer(broker, "g", **{"session.timeout.ms": 6_000}), "t"
+        )
         eventually(lambda: len(survivor.partitions) == 2)
         victim.send_signal(signal.SIGKILL)
         victim.wait()
@@ -298,11 +369,15 @@ def test_commits_outlive_the_broker(kafka_factory: Any, tmp_path: Path) -> None:
     consumer.subscribe(["t"])
     seen += [message.value() for message in take(consumer, 35)]
     assert seen == values
-    committed = consumer.committed([confluent_kafka.TopicPartition("t", 0)], timeout=DEADLINE_S)
+    committed = consumer.committed(
+        [confluent_kafka.TopicPartition("t", 0)], timeout=DEADLINE_S
+    )
     assert committed[0].offset == 25
     consumer.close()
     records = list(second.logdir.partition("__consumer_offsets", 0).read(0))
-    assert any(record.key and record.key.startswith(b"\x00\x01\x00\x01g") for record in records)
+    assert any(
+        record.key and record.key.startswith(b"\x00\x01\x00\x01g") for record in records
+    )
 
 
 def test_a_client_rides_over_a_restart(kafka_factory: Any, tmp_path: Path) -> None:
@@ -312,22 +387,34 @@ def test_a_client_rides_over_a_restart(kafka_factory: Any, tmp_path: Path) -> No
     port = first.port
     first.stop()
     told: list[Any] = []
-    producer.produce("t", b"during", on_delivery=lambda error, message: told.append(error))
+    producer.produce(
+        "t", b"during", on_delivery=lambda error, message: told.append(error)
+    )
     second = kafka_factory(tmp_path / "data", port=port)
     assert producer.flush(DEADLINE_S) == 0 and told == [None]
     assert values_of(second, "t") == [b"before", b"during"]
 
 
-# -- kafka-python --------------------------------------------------------------------------------------------------
+# -- kafka-python
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("codec", [None, "gzip", "lz4", "zstd"])
 def test_kafka_python_produces_and_consumes(broker: Any, codec: str | None) -> None:
     kafka = pytest.importorskip("kafka")
     pytest.importorskip({"lz4": "lz4", "zstd": "zstandard"}.get(codec or "", "kafka"))
-    producer = kafka.KafkaProducer(bootstrap_servers=broker.bootstrap_servers, compression_type=codec, acks="all")
+    producer = kafka.KafkaProducer(
+        bootstrap_servers=broker.bootstrap_servers, compression_type=codec, acks="all"
+    )
     sent = [
-        producer.send("t", b"%d" % n, key=b"k", partition=0, headers=[("h", b"x")], timestamp_ms=5_000 + n)
+        producer.send(
+            "t",
+            b"%d" % n,
+            key=b"k",
+            partition=0,
+            headers=[("h", b"x")],
+            timestamp_ms=5_000 + n,
+        )
         for n in range(50)
     ]
     producer.flush()
@@ -366,11 +453,14 @@ def test_kafka_python_admin(broker: Any) -> None:
     admin.close()
 
 
-# -- aiokafka ------------------------------------------------------------------------------------------------------
+# -- aiokafka
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("codec", [None, "gzip", "snappy", "lz4", "zstd"])
-def test_aiokafka_produces_and_consumes_beside_a_broker_in_its_own_loop(tmp_path: Path, codec: str | None) -> None:
+def test_aiokafka_produces_and_consumes_beside_a_broker_in_its_own_loop(
+    tmp_path: Path, codec: str | None
+) -> None:
     aiokafka = pytest.importorskip("aiokafka")
     if codec == "snappy":
         pytest.importorskip("cramjam")
@@ -378,20 +468,34 @@ def test_aiokafka_produces_and_consumes_beside_a_broker_in_its_own_loop(tmp_path
     async def main() -> list[Any]:
         async with netshim.Server(tmp_path / "data") as server:
             producer = aiokafka.AIOKafkaProducer(
-                bootstrap_servers=server.bootstrap_servers, compression_type=codec, enable_idempotence=True
+                bootstrap_servers=server.bootstrap_servers,
+                compression_type=codec,
+                enable_idempotence=True,
             )
             await producer.start()
-            await asyncio.gather(*[await producer.send("t", b"%d" % n, timestamp_ms=7_000 + n) for n in range(50)])
+            await asyncio.gather(
+                *[
+                    await producer.send("t", b"%d" % n, timestamp_ms=7_000 + n)
+                    for n in range(50)
+                ]
+            )
             await producer.stop()
             consumer = aiokafka.AIOKafkaConsumer(
-                "t", bootstrap_servers=server.bootstrap_servers, group_id="g", auto_offset_reset="earliest"
+                "t",
+                bootstrap_servers=server.bootstrap_servers,
+                group_id="g",
+                auto_offset_reset="earliest",
             )
             await consumer.start()
-            messages = [await asyncio.wait_for(consumer.getone(), DEADLINE_S) for _ in range(50)]
+            messages = [
+                await asyncio.wait_for(consumer.getone(), DEADLINE_S) for _ in range(50)
+            ]
             await consumer.commit()
             partition = aiokafka.TopicPartition("t", 0)
             assert await consumer.committed(partition) == 50
-            assert (await consumer.offsets_for_times({partition: 7_030}))[partition].offset == 30
+            assert (await consumer.offsets_for_times({partition: 7_030}))[
+                partition
+            ].offset == 30
             await consumer.stop()
             return messages
 
@@ -399,7 +503,8 @@ def test_aiokafka_produces_and_consumes_beside_a_broker_in_its_own_loop(tmp_path
     assert [message.value for message in messages] == [b"%d" % n for n in range(50)]
 
 
-# -- in process, and the process -----------------------------------------------------------------------------------
+# -- in process, and the process
+# -----------------------------------------------------------------------------------
 
 
 def test_what_the_process_appends_reaches_waiting_consumers(broker: Any) -> None:
@@ -413,13 +518,22 @@ def test_what_the_process_appends_reaches_waiting_consumers(broker: Any) -> None
 
 
 @pytest.fixture
-def command(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
+def command(
+    tmp_path: Path,
+) -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
     """Runs `netshim serve` and returns the process with the address it printed."""
     running: list[subprocess.Popen[str]] = []
 
     def start(*options: str) -> tuple[subprocess.Popen[str], str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "netshim", "serve", str(tmp_path / "data"), *options],
+            [
+                sys.executable,
+                "-m",
+                "netshim",
+                "serve",
+                str(tmp_path / "data"),
+                *options,
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -427,7 +541,10 @@ def command(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str
         running.append(process)
         assert process.stdout is not None
         line = process.stdout.readline()
-        assert line.startswith("netshim: serving "), (line, process.stderr and process.stderr.read())
+        assert line.startswith("netshim: serving "), (
+            line,
+            process.stderr and process.stderr.read(),
+        )
         return process, line.rsplit(" ", 1)[1].strip()
 
     yield start
@@ -436,7 +553,9 @@ def command(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str
         process.communicate()
 
 
-def test_the_command_serves_until_it_is_told_to_stop(command: Any, tmp_path: Path) -> None:
+def test_the_command_serves_until_it_is_told_to_stop(
+    command: Any, tmp_path: Path
+) -> None:
     process, address = command("--port", "0", "--num-partitions", "3")
     producer = confluent_kafka.Producer({"bootstrap.servers": address})
     produce(producer, "t", [b"%d" % n for n in range(20)])
@@ -455,9 +574,18 @@ def test_the_command_says_what_is_wrong(command: Any, tmp_path: Path) -> None:
     for arguments, expected in (
         ([str(tmp_path / "data"), "--port", "0"], "being written by process"),
         ([str(tmp_path / "other"), "--port", port], "cannot listen on"),
-        ([str(tmp_path / "other"), "--port", "0", "--durability", "maybe"], "unknown durability"),
-        ([str(tmp_path / "other"), "--port", "0", "--config", "retention.mss=1"], "did you mean 'retention.ms'"),
-        ([str(tmp_path / "other"), "--port", "0", "--num-partitions", "0"], "--num-partitions"),
+        (
+            [str(tmp_path / "other"), "--port", "0", "--durability", "maybe"],
+            "unknown durability",
+        ),
+        (
+            [str(tmp_path / "other"), "--port", "0", "--config", "retention.mss=1"],
+            "did you mean 'retention.ms'",
+        ),
+        (
+            [str(tmp_path / "other"), "--port", "0", "--num-partitions", "0"],
+            "--num-partitions",
+        ),
     ):
         done = subprocess.run(
             [sys.executable, "-m", "netshim", "serve", *arguments],
@@ -466,14 +594,23 @@ def test_the_command_says_what_is_wrong(command: Any, tmp_path: Path) -> None:
             timeout=DEADLINE_S,
             check=False,
         )
-        assert done.returncode == 2 and expected in done.stderr, (arguments, done.stderr)
+        assert done.returncode == 2 and expected in done.stderr, (
+            arguments,
+            done.stderr,
+        )
         assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("policy", [pytest.param("group", marks=pytest.mark.slow), "os"])
-def test_kill_9_under_load_loses_nothing_acknowledged(command: Any, tmp_path: Path, policy: str) -> None:
+@pytest.mark.parametrize(
+    "policy", [pytest.param("group", marks=pytest.mark.slow), "os"]
+)
+def test_kill_9_under_load_loses_nothing_acknowledged(
+    command: Any, tmp_path: Path, policy: str
+) -> None:
     process, address = command("--port", "0", "--durability", policy)
-    producer = confluent_kafka.Producer({"bootstrap.servers": address, "linger.ms": 0, "acks": "all"})
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": address, "linger.ms": 0, "acks": "all"}
+    )
     acknowledged: dict[int, bytes] = {}
 
     def told(error: Any, message: Any) -> None:
@@ -493,9 +630,13 @@ def test_kill_9_under_load_loses_nothing_acknowledged(command: Any, tmp_path: Pa
     producer.purge()
     assert len(acknowledged) >= 3_000
     with logcore.open_dir(tmp_path / "data") as logdir:
-        stored = {record.offset: record.value for record in logdir.partition("t", 0).read(0)}
+        stored = {
+            record.offset: record.value for record in logdir.partition("t", 0).read(0)
+        }
     assert {offset: stored.get(offset) for offset in acknowledged} == acknowledged
-    assert len(set(stored.values())) == len(stored) <= sent, "nothing twice, nothing invented"
+    assert len(set(stored.values())) == len(stored) <= sent, (
+        "nothing twice, nothing invented"
+    )
 
 
 def test_brokers_in_one_process_do_not_meet(kafka_factory: Any) -> None:
@@ -507,8 +648,12 @@ def test_brokers_in_one_process_do_not_meet(kafka_factory: Any) -> None:
     assert os.path.realpath(one.logdir.path) != os.path.realpath(two.logdir.path)
 
 
-def test_what_spark_writes_reaches_the_clients_of_a_live_broker(command: Any, tmp_path: Path) -> None:
-    """The broker holds the directory: it carries out what a Spark job has published, and its clients read it."""
+def test_what_spark_writes_reaches_the_clients_of_a_live_broker(
+    command: Any, tmp_path: Path
+) -> None:
+    """The broker holds the directory: it carries out what a Spark job has published,
+    and its clients read it.
+    """
     pytest.importorskip("pyspark")
     from support.tasks import frame, write
 
@@ -521,7 +666,9 @@ def test_what_spark_writes_reaches_the_clients_of_a_live_broker(command: Any, tm
     assert take(consumer, 1)[0].value() == b"before"
     write(tmp_path / "data", frame(value=[b"1", b"2"]), frame(value=[b"3"]), topic="t")
     assert {message.value() for message in take(consumer, 3)} == {b"1", b"2", b"3"}
-    assert produce(confluent_kafka.Producer({"bootstrap.servers": address}), "t", [b"after"]) == [4]
+    assert produce(
+        confluent_kafka.Producer({"bootstrap.servers": address}), "t", [b"after"]
+    ) == [4]
     assert take(consumer, 1)[0].value() == b"after"
     consumer.close()
 

@@ -1,10 +1,13 @@
-"""A broker that works for half an hour: its memory and its descriptors stay as they were after the first minutes.
+"""A broker that works for half an hour: its memory and its descriptors stay as they
+were after the first minutes.
 
-Clients of librdkafka produce, read in groups of both protocols whose members come and go, consume, transform and
-produce in transactions, make and delete topics; connections come and go beside them, some with garbage. Retention takes
-old records, so that nothing has a reason to grow.
+Clients of librdkafka produce, read in groups of both protocols whose members come and
+go, consume, transform and produce in transactions, make and delete topics; connections
+come and go beside them, some with garbage. Retention takes old records, so that nothing
+has a reason to grow.
 
-`make slow` does it for 30 minutes; LOGCORE_SOAK_SECONDS says how long. It is no test of speed: the clients pause.
+`make slow` does it for 30 minutes; LOGCORE_SOAK_SECONDS says how long. It is no test of
+speed: the clients pause.
 """
 
 from __future__ import annotations
@@ -36,11 +39,16 @@ from confluent_kafka.admin import AdminClient, NewTopic  # noqa: E402
 
 SECONDS = float(os.environ.get("LOGCORE_SOAK_SECONDS", "1800"))
 LOOK_S = 2.0
-#: What must have grown by more than this is called a leak: half an hour of one kilobyte in each second's work is 2 MB.
+#: What must have grown by more than this is called a leak: half an hour of one kilobyte
+#: in each second's work is 2 MB.
 SLACK_BYTES = 6 << 20
 SLACK_DESCRIPTORS = 8
 QUIET: dict[str, Any] = {"log_level": 0}
-CONFIG = {"segment.bytes": 1 << 20, "retention.bytes": 2 << 20, "file.delete.delay.ms": 1_000}
+CONFIG = {
+    "segment.bytes": 1 << 20,
+    "retention.bytes": 2 << 20,
+    "file.delete.delay.ms": 1_000,
+}
 
 
 @attrs.frozen
@@ -60,11 +68,18 @@ def look(pid: int) -> Look:
         if name in ("VmRSS", "RssAnon", "Threads"):
             kilobytes[name] = int(value.split()[0])
     descriptors = len(os.listdir(f"/proc/{pid}/fd"))
-    return Look(kilobytes["VmRSS"] << 10, kilobytes["RssAnon"] << 10, descriptors, kilobytes["Threads"])
+    return Look(
+        kilobytes["VmRSS"] << 10,
+        kilobytes["RssAnon"] << 10,
+        descriptors,
+        kilobytes["Threads"],
+    )
 
 
 class Crowd:
-    """The clients, each in a thread that ends when is_over is set. done: how often each kind of work was done."""
+    """The clients, each in a thread that ends when is_over is set. done: how often each
+    kind of work was done.
+    """
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -78,7 +93,10 @@ class Crowd:
             self.transact,
             self.administer,
             self.come_and_go,
-            *[lambda protocol=protocol: self.consume(protocol) for protocol in ("classic", "consumer") * 2],
+            *[
+                lambda protocol=protocol: self.consume(protocol)
+                for protocol in ("classic", "consumer") * 2
+            ],
         ]
         for kind in kinds:
             thread = threading.Thread(target=self._guarded, args=(kind,), daemon=True)
@@ -100,7 +118,12 @@ class Crowd:
 
     def produce(self) -> None:
         """A producer that lives for some time."""
-        settings = {"bootstrap.servers": self.address, "enable.idempotence": True, "linger.ms": 5, **QUIET}
+        settings = {
+            "bootstrap.servers": self.address,
+            "enable.idempotence": True,
+            "linger.ms": 5,
+            **QUIET,
+        }
         producer = confluent_kafka.Producer(settings)
         for _ in range(500):
             if self.is_over.is_set():
@@ -124,17 +147,28 @@ class Crowd:
         consumer.subscribe(["in"])
         until = time.monotonic() + random.uniform(5, 40)
         while time.monotonic() < until and not self.is_over.is_set():
-            self.done[f"read by {protocol}"] += sum(one.error() is None for one in consumer.consume(100, 0.2))
+            self.done[f"read by {protocol}"] += sum(
+                one.error() is None for one in consumer.consume(100, 0.2)
+            )
         consumer.close()
 
     def transact(self) -> None:
-        """Consumes, transforms and produces, for some time; each fifth transaction is aborted."""
+        """Consumes, transforms and produces, for some time; each fifth transaction is
+        aborted.
+        """
         common = {"bootstrap.servers": self.address, **QUIET}
         consumer = confluent_kafka.Consumer(
-            {**common, "group.id": "of-transactions", "enable.auto.commit": False, "isolation.level": "read_committed"}
+            {
+                **common,
+                "group.id": "of-transactions",
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+            }
         )
         consumer.subscribe(["in"])
-        producer = confluent_kafka.Producer({**common, "transactional.id": "soaked", "linger.ms": 1})
+        producer = confluent_kafka.Producer(
+            {**common, "transactional.id": "soaked", "linger.ms": 1}
+        )
         producer.init_transactions(30)
         for turn in range(150):
             found = [one for one in consumer.consume(20, 0.2) if one.error() is None]
@@ -146,7 +180,9 @@ class Crowd:
             for one in found:
                 producer.produce("out", one.value()[:100])
             producer.send_offsets_to_transaction(
-                consumer.position(consumer.assignment()), consumer.consumer_group_metadata(), 30
+                consumer.position(consumer.assignment()),
+                consumer.consumer_group_metadata(),
+                30,
             )
             if turn % 5:
                 producer.commit_transaction(30)
@@ -171,7 +207,9 @@ class Crowd:
                 return
 
     def come_and_go(self) -> None:
-        """Connections: some ask, some send garbage, some are reset in the middle of a request."""
+        """Connections: some ask, some send garbage, some are reset in the middle of a
+        request.
+        """
         for number in itertools.count():
             if self.is_over.wait(0.1):
                 return
@@ -192,7 +230,9 @@ def served(path: Path) -> tuple[subprocess.Popen[bytes], int]:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     command = [sys.executable, "-m", "netshim", "serve", str(path), "--port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     until = time.monotonic() + 60
     while True:
         assert process.poll() is None, process.returncode
@@ -206,7 +246,10 @@ def served(path: Path) -> tuple[subprocess.Popen[bytes], int]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 600)
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory of a process is read from /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(),
+    reason="memory of a process is read from /proc",
+)
 def test_memory_and_descriptors_of_a_broker_stay_as_they_are(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as data:
         data.create_topic("in", 2, CONFIG)
@@ -240,7 +283,9 @@ def test_memory_and_descriptors_of_a_broker_stay_as_they_are(tmp_path: Path) -> 
             int(statistics.median(getattr(one, name) for one in early)),
             int(statistics.median(getattr(one, name) for one in late)),
         )
-    print(f"{SECONDS:.0f} s: {dict(crowd.done)}; early and late: {told}; first {looks[0]}, last {looks[-1]}")
+    print(
+        f"{SECONDS:.0f} s: {dict(crowd.done)}; early and late: {told}; first {looks[0]}, last {looks[-1]}"
+    )
     for name in ("resident_bytes", "anonymous_bytes"):
         assert told[name][1] - told[name][0] < SLACK_BYTES, told
     for name in ("descriptors", "threads"):

@@ -1,7 +1,8 @@
-"""Topics' settings are taken and refused as by Kafka, whose verdicts are in tests/data/kafka/topic_settings.json.
+"""Topics' settings are taken and refused as by Kafka, whose verdicts are in
+tests/data/kafka/topic_settings.json.
 
-A setting that is taken here and refused by Kafka is worse than the reverse: a test passes here, and the same call fails
-in production.
+A setting that is taken here and refused by Kafka is worse than the reverse: a test
+passes here, and the same call fails in production.
 """
 
 from __future__ import annotations
@@ -21,10 +22,16 @@ from support import topicsettings
 #: (setting, value) -> why the verdict here is another one than Kafka's.
 SMALL = "tests roll small segments; Kafka took them until version 4"
 DELIBERATE: dict[tuple[str, str], str] = {
-    ("min.cleanable.dirty.ratio", "NaN"): "Kafka's check of the range does not notice it",
+    (
+        "min.cleanable.dirty.ratio",
+        "NaN",
+    ): "Kafka's check of the range does not notice it",
     ("min.cleanable.dirty.ratio", "0x1p-1"): "nobody writes numbers so",
 }
-DELIBERATE |= {("segment.bytes", value): SMALL for value in ("14", "15", "16", "17", "18", "21", "22", "23", "1048575")}
+DELIBERATE |= {
+    ("segment.bytes", value): SMALL
+    for value in ("14", "15", "16", "17", "18", "21", "22", "23", "1048575")
+}
 
 
 def is_taken(name: str, value: str) -> bool:
@@ -38,8 +45,14 @@ def is_taken(name: str, value: str) -> bool:
 @pytest.mark.parametrize("name", topicsettings.forms())
 def test_each_form_of_a_setting_is_judged_as_by_kafka(name: str) -> None:
     verdicts = topicsettings.stored()[name]
-    assert list(verdicts) == topicsettings.forms()[name], "make interop asks Kafka again"
-    differing = {(name, value) for value, taken in verdicts.items() if is_taken(name, value) != taken}
+    assert list(verdicts) == topicsettings.forms()[name], (
+        "make interop asks Kafka again"
+    )
+    differing = {
+        (name, value)
+        for value, taken in verdicts.items()
+        if is_taken(name, value) != taken
+    }
     assert differing == {key for key in DELIBERATE if key[0] == name}
 
 
@@ -47,7 +60,12 @@ def test_create_topics_judges_settings_as_kafka(tmp_path: Path) -> None:
     with netshim.serve(tmp_path / "data") as server:
         found = topicsettings.ask(server.port)
     stored = topicsettings.stored()
-    differing = {(name, value) for name, each in found.items() for value in each if each[value] != stored[name][value]}
+    differing = {
+        (name, value)
+        for name, each in found.items()
+        for value in each
+        if each[value] != stored[name][value]
+    }
     assert differing == {*DELIBERATE}
 
 
@@ -63,7 +81,10 @@ def test_topics_with_settings_of_older_versions_can_be_opened(tmp_path: Path) ->
 
 def test_a_topic_without_a_cleanup_policy_keeps_everything(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path, create=True) as directory:
-        directory.create_topic("t", config={"cleanup.policy": "", "retention.ms": 1, "segment.index.bytes": 4})
+        directory.create_topic(
+            "t",
+            config={"cleanup.policy": "", "retention.ms": 1, "segment.index.bytes": 4},
+        )
         log = directory.partition("t", 0)
         for number in range(3):
             log.append(b"v", timestamp_ms=number)
@@ -73,5 +94,11 @@ def test_a_topic_without_a_cleanup_policy_keeps_everything(tmp_path: Path) -> No
 
 
 def test_all_settings_of_kafka_are_known() -> None:
-    known = {name for name, verdicts in topicsettings.stored().items() if any(verdicts.values())}
-    assert known == {name for name, field in CONFIGS.items() if not field.metadata.get("ours")}
+    known = {
+        name
+        for name, verdicts in topicsettings.stored().items()
+        if any(verdicts.values())
+    }
+    assert known == {
+        name for name, field in CONFIGS.items() if not field.metadata.get("ours")
+    }

@@ -1,8 +1,9 @@
 """A broker whose power is cut at each change that transactions make to its directory.
 
-Goal: after every crash the next broker, left alone for as long as a transaction may be open, shows each transaction
-whole or not at all, with its offsets; none hangs; what was answered as committed is. Method: logcore.testing.explore
-over the directory of a broker without sockets, whose requests pass through their wire forms.
+Goal: after every crash the next broker, left alone for as long as a transaction may be
+open, shows each transaction whole or not at all, with its offsets; none hangs; what was
+answered as committed is. Method: logcore.testing.explore over the directory of a broker
+without sockets, whose requests pass through their wire forms.
 """
 
 from __future__ import annotations
@@ -24,12 +25,19 @@ from support.stillbroker import StillBroker
 
 
 class Life:
-    """A producer that writes a number to two partitions, with an offset of the same number, in each turn.
+    """A producer that writes a number to two partitions, with an offset of the same
+    number, in each turn.
 
-    version: of the transaction protocol. The transactions of turns 2, 6, 10 and so on are aborted.
+    version: of the transaction protocol. The transactions of turns 2, 6, 10 and so on
+    are aborted.
     """
 
-    def __init__(self, version: int, turns: tuple[int, ...] = (1, 2, 3), durability: str = "group") -> None:
+    def __init__(
+        self,
+        version: int,
+        turns: tuple[int, ...] = (1, 2, 3),
+        durability: str = "group",
+    ) -> None:
         self.version = version
         self.turns = turns
         self.durability = durability
@@ -42,7 +50,12 @@ class Life:
         for name, count in (("t", 2), ("in", 1)):
             if name not in bench.logdir:
                 bench.logdir.create_topic(name, count)
-        got = bench.ask(wire.INIT_PRODUCER_ID, 4, transactional_id="x", transaction_timeout_ms=60_000)
+        got = bench.ask(
+            wire.INIT_PRODUCER_ID,
+            4,
+            transactional_id="x",
+            transaction_timeout_ms=60_000,
+        )
         assert got.error_code == 0
         who = (got.producer_id, got.producer_epoch)
         sequence = 0
@@ -68,8 +81,14 @@ class Life:
                 sequence = 0
         bench.stop()
 
-    def write(self, bench: StillBroker, who: tuple[int, int], turn: int, sequence: int) -> None:
-        fields = {"transactional_id": "x", "producer_id": who[0], "producer_epoch": who[1]}
+    def write(
+        self, bench: StillBroker, who: tuple[int, int], turn: int, sequence: int
+    ) -> None:
+        fields = {
+            "transactional_id": "x",
+            "producer_id": who[0],
+            "producer_epoch": who[1],
+        }
         if self.version == 1:
             topic_type = wire.ADD_PARTITIONS_TO_TXN.Request.Topic
             added = bench.ask(
@@ -81,9 +100,13 @@ class Life:
                 v3_and_below_topics=[topic_type(name="t", partitions=[0, 1])],
             )
             assert {
-                part.partition_error_code for part in added.results_by_topic_v3_and_below[0].results_by_partition
+                part.partition_error_code
+                for part in added.results_by_topic_v3_and_below[0].results_by_partition
             } == {0}
-            assert bench.ask(wire.ADD_OFFSETS_TO_TXN, 3, group_id="g", **fields).error_code == 0
+            assert (
+                bench.ask(wire.ADD_OFFSETS_TO_TXN, 3, group_id="g", **fields).error_code
+                == 0
+            )
         request = wire.PRODUCE.Request
         batch = encode(
             [(None, b"%d" % turn, (), bench.now_ms)],
@@ -92,7 +115,9 @@ class Life:
             producer_epoch=who[1],
             base_sequence=sequence,
         )
-        parts = [request.Topic.Partition(index=number, records=batch) for number in (0, 1)]
+        parts = [
+            request.Topic.Partition(index=number, records=batch) for number in (0, 1)
+        ]
         told = bench.ask(
             wire.PRODUCE,
             12 if self.version == 2 else 9,
@@ -101,9 +126,14 @@ class Life:
             timeout_ms=1_000,
             topic_data=[request.Topic(name="t", partition_data=parts)],
         )
-        assert [part.error_code for part in told.responses[0].partition_responses] == [0, 0]
+        assert [part.error_code for part in told.responses[0].partition_responses] == [
+            0,
+            0,
+        ]
         topic_type = wire.TXN_OFFSET_COMMIT.Request.Topic
-        part = topic_type.Partition(partition_index=0, committed_offset=turn, committed_metadata="")
+        part = topic_type.Partition(
+            partition_index=0, committed_offset=turn, committed_metadata=""
+        )
         offsets = bench.ask(
             wire.TXN_OFFSET_COMMIT,
             5 if self.version == 2 else 3,
@@ -116,7 +146,9 @@ class Life:
 
 
 def recover(disk: SimulatedDisk) -> dict[str, Any]:
-    """The next broker, once the time that a transaction may be open is over. What readers of committed records see."""
+    """The next broker, once the time that a transaction may be open is over. What
+    readers of committed records see.
+    """
     bench = StillBroker(disk, disk.now_ms())
     bench.tick(60_001)
     bench.tick(2_000)
@@ -135,7 +167,9 @@ def recover(disk: SimulatedDisk) -> dict[str, Any]:
         (part,) = answer.groups[0].topics[0].partitions
         found["error"] = part.error_code
         found["offset"] = part.committed_offset
-    got = bench.ask(wire.INIT_PRODUCER_ID, 4, transactional_id="x", transaction_timeout_ms=60_000)
+    got = bench.ask(
+        wire.INIT_PRODUCER_ID, 4, transactional_id="x", transaction_timeout_ms=60_000
+    )
     found["error"] = found["error"] or got.error_code
     bench.logdir.close()
     return found
@@ -152,7 +186,9 @@ def judge(promised: list[Any], found: dict[str, Any]) -> None:
     first, second = found["seen"]
     assert first == second, f"a transaction is split: {found}"
     assert told <= set(first) <= asked, (promised, found)
-    assert found["offset"] == (first[-1] if first else -1), f"the offset is not that of the records: {found}"
+    assert found["offset"] == (first[-1] if first else -1), (
+        f"the offset is not that of the records: {found}"
+    )
 
 
 def test_no_crash_splits_loses_or_hangs_a_transaction() -> None:
@@ -161,7 +197,9 @@ def test_no_crash_splits_loses_or_hangs_a_transaction() -> None:
 
 
 def life_by_number(number: int) -> Life:
-    """One to four turns, drawn by chance; both versions, and both policies that promise something."""
+    """One to four turns, drawn by chance; both versions, and both policies that promise
+    something.
+    """
     chance = random.Random(number)
     turns = tuple(chance.sample(range(1, 13), chance.randint(1, 4)))
     return Life(1 + number % 2, turns, ("group", "always")[number // 2 % 2])
@@ -169,26 +207,36 @@ def life_by_number(number: int) -> Life:
 
 @pytest.mark.slow
 def test_no_crash_splits_loses_or_hangs_a_transaction_of_many_lives() -> None:
-    """LOGCORE_TRANSACTION_STATES: how many different disks are left by crashes, and judged."""
+    """LOGCORE_TRANSACTION_STATES: how many different disks are left by crashes, and
+    judged.
+    """
     goal = int(os.environ.get("LOGCORE_TRANSACTION_STATES", "10000"))
     states = 0
     number = int(os.environ.get("LOGCORE_TRANSACTION_LIFE", "0"))
     while states < goal:
-        states += explore(life_by_number(number).live, recover, judge, limit=200, again_every=0).states
+        states += explore(
+            life_by_number(number).live, recover, judge, limit=200, again_every=0
+        ).states
         number += 1
         print(f"{states} of {goal} states after life {number}", flush=True)
 
 
 def judge_open_ends(_promised: list[Any], found: dict[str, Any]) -> None:
-    """Where nothing waits for the disk, records may be lost, and of one partition only. But nothing stays open."""
+    """Where nothing waits for the disk, records may be lost, and of one partition only.
+    But nothing stays open.
+    """
     assert not found["error"], found
     assert not found["hangs"], found
 
 
 @pytest.mark.parametrize("limit", [4, pytest.param(500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("version", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_no_crash_hangs_a_transaction_of_which_there_is_no_record(version: int, limit: int) -> None:
-    """Under "os" a power cut may keep the records of a transaction and lose what the coordinator noted of it."""
+def test_no_crash_hangs_a_transaction_of_which_there_is_no_record(
+    version: int, limit: int
+) -> None:
+    """Under "os" a power cut may keep the records of a transaction and lose what the
+    coordinator noted of it.
+    """
     life = Life(version, turns=(1,) if limit == 4 else (1, 2, 3), durability="os")
     report = explore(life.live, recover, judge_open_ends, limit=limit, again_every=0)
     assert report.states > 50
@@ -196,13 +244,16 @@ def test_no_crash_hangs_a_transaction_of_which_there_is_no_record(version: int, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [1, 2])
-def test_no_crash_splits_loses_or_hangs_a_transaction_whatever_is_left(version: int) -> None:
+def test_no_crash_splits_loses_or_hangs_a_transaction_whatever_is_left(
+    version: int,
+) -> None:
     explore(Life(version).live, recover, judge, limit=500, again_every=10)
 
 
 def live_with_a_failure(operation: str, at: int, version: int) -> bool:
-    """A life in which one call of the disk fails once; its producer gives up at its first error. Then time passes, and
-    a broker starts again. False once the life has fewer calls.
+    """A life in which one call of the disk fails once; its producer gives up at its
+    first error. Then time passes, and a broker starts again. False once the life has
+    fewer calls.
     """
     disk = SimulatedDisk()
     promised: list[Any] = []
@@ -214,7 +265,8 @@ def live_with_a_failure(operation: str, at: int, version: int) -> bool:
             brokers.append(super().begin(disk))
             return brokers[0]
 
-    # What is refused or waits for ever shows as an AssertionError of the life; what is promised before that counts.
+    # What is refused or waits for ever shows as an AssertionError of the life; what is
+    # promised before that counts.
     with contextlib.suppress(AssertionError, LogcoreError):
         Failing(version, (1, 2, 3)).live(disk, promised.append)
     has_failed = bool(disk.faults.hits)
@@ -231,7 +283,9 @@ def live_with_a_failure(operation: str, at: int, version: int) -> bool:
 
 @pytest.mark.parametrize("operation", ["fdatasync", "pwrite"])
 @pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_call_of_the_disk_that_fails_splits_and_hangs_nothing(operation: str, stride: int) -> None:
+def test_a_call_of_the_disk_that_fails_splits_and_hangs_nothing(
+    operation: str, stride: int
+) -> None:
     at = 1
     while live_with_a_failure(operation, at, 1 + at // stride % 2):
         at += stride

@@ -1,4 +1,6 @@
-"""The answer to each request of transactions, by its version, from a broker without sockets."""
+"""The answer to each request of transactions, by its version, from a broker without
+sockets.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,25 @@ def broker() -> Any:
 
 
 def begin(broker: StillBroker, name: str = "x", **more: Any) -> tuple[int, int]:
-    got = broker.ask(wire.INIT_PRODUCER_ID, 4, transactional_id=name, transaction_timeout_ms=60_000, **more)
+    got = broker.ask(
+        wire.INIT_PRODUCER_ID,
+        4,
+        transactional_id=name,
+        transaction_timeout_ms=60_000,
+        **more,
+    )
     assert got.error_code == 0
     return got.producer_id, got.producer_epoch
 
 
-def add(broker: StillBroker, who: tuple[int, int], partitions: list[int], *, version: int = 3, topic: str = "t") -> Any:
+def add(
+    broker: StillBroker,
+    who: tuple[int, int],
+    partitions: list[int],
+    *,
+    version: int = 3,
+    topic: str = "t",
+) -> Any:
     topic_type = wire.ADD_PARTITIONS_TO_TXN.Request.Topic
     topics = [topic_type(name="t", partitions=partitions)]
     if topic != "t":
@@ -50,12 +65,19 @@ def add(broker: StillBroker, who: tuple[int, int], partitions: list[int], *, ver
         v3_and_below_topics=topics,
     )
     return [
-        part.partition_error_code for each in answer.results_by_topic_v3_and_below for part in each.results_by_partition
+        part.partition_error_code
+        for each in answer.results_by_topic_v3_and_below
+        for part in each.results_by_partition
     ]
 
 
 def produce(
-    broker: StillBroker, who: tuple[int, int], *, version: int = 9, sequence: int = 0, partition: int = 0
+    broker: StillBroker,
+    who: tuple[int, int],
+    *,
+    version: int = 9,
+    sequence: int = 0,
+    partition: int = 0,
 ) -> int:
     batch = encode(
         [(None, b"v", (), broker.now_ms)],
@@ -77,7 +99,9 @@ def produce(
     return int(answer.responses[0].partition_responses[0].error_code)
 
 
-def end(broker: StillBroker, who: tuple[int, int], *, commit: bool = True, version: int = 3) -> Any:
+def end(
+    broker: StillBroker, who: tuple[int, int], *, commit: bool = True, version: int = 3
+) -> Any:
     return broker.ask(
         wire.END_TXN,
         version,
@@ -89,10 +113,18 @@ def end(broker: StillBroker, who: tuple[int, int], *, commit: bool = True, versi
 
 
 def commit_offset(
-    broker: StillBroker, who: tuple[int, int], offset: int, *, version: int = 3, group: str = "g", **more: Any
+    broker: StillBroker,
+    who: tuple[int, int],
+    offset: int,
+    *,
+    version: int = 3,
+    group: str = "g",
+    **more: Any,
 ) -> int:
     topic_type = wire.TXN_OFFSET_COMMIT.Request.Topic
-    part = topic_type.Partition(partition_index=0, committed_offset=offset, committed_metadata="")
+    part = topic_type.Partition(
+        partition_index=0, committed_offset=offset, committed_metadata=""
+    )
     answer = broker.ask(
         wire.TXN_OFFSET_COMMIT,
         version,
@@ -106,30 +138,58 @@ def commit_offset(
     return int(answer.topics[0].partitions[0].error_code)
 
 
-def fetch_offset(broker: StillBroker, *, is_strict: bool = False, group: str = "g") -> tuple[int, int]:
+def fetch_offset(
+    broker: StillBroker, *, is_strict: bool = False, group: str = "g"
+) -> tuple[int, int]:
     topic = wire.OFFSET_FETCH.Request.Topic(name="t", partition_indexes=[0])
-    answer = broker.ask(wire.OFFSET_FETCH, 7, group_id=group, topics=[topic], require_stable=is_strict)
+    answer = broker.ask(
+        wire.OFFSET_FETCH, 7, group_id=group, topics=[topic], require_stable=is_strict
+    )
     part = answer.topics[0].partitions[0]
     return part.error_code, part.committed_offset
 
 
 def add_group(broker: StillBroker, who: tuple[int, int], group: str = "g") -> int:
-    fields = {"transactional_id": "x", "producer_id": who[0], "producer_epoch": who[1], "group_id": group}
+    fields = {
+        "transactional_id": "x",
+        "producer_id": who[0],
+        "producer_epoch": who[1],
+        "group_id": group,
+    }
     return int(broker.ask(wire.ADD_OFFSETS_TO_TXN, 3, **fields).error_code)
 
 
 def test_the_feature_is_told_as_each_version_can_read_it(broker: StillBroker) -> None:
-    for version, supported in ((3, []), (4, [("group.version", 0, 1), ("transaction.version", 0, 2)])):
-        answer = broker.ask(wire.API_VERSIONS, version, client_software_name="a", client_software_version="1")
-        finalized = [(each.name, each.max_version_level) for each in answer.finalized_features]
+    for version, supported in (
+        (3, []),
+        (4, [("group.version", 0, 1), ("transaction.version", 0, 2)]),
+    ):
+        answer = broker.ask(
+            wire.API_VERSIONS,
+            version,
+            client_software_name="a",
+            client_software_version="1",
+        )
+        finalized = [
+            (each.name, each.max_version_level) for each in answer.finalized_features
+        ]
         assert finalized == [("group.version", 1), ("transaction.version", 2)]
         assert answer.finalized_features_epoch == 0
-        assert [(each.name, each.min_version, each.max_version) for each in answer.supported_features] == supported
+        assert [
+            (each.name, each.min_version, each.max_version)
+            for each in answer.supported_features
+        ] == supported
 
 
-@pytest.mark.parametrize(("version", "code"), [(11, 0), (12, codes.OUT_OF_ORDER_SEQUENCE_NUMBER)])
-def test_from_version_12_on_a_transaction_begins_at_sequence_0(broker: StillBroker, version: int, code: int) -> None:
-    """The batch before it may have been refused while its partition was being added, and come again."""
+@pytest.mark.parametrize(
+    ("version", "code"), [(11, 0), (12, codes.OUT_OF_ORDER_SEQUENCE_NUMBER)]
+)
+def test_from_version_12_on_a_transaction_begins_at_sequence_0(
+    broker: StillBroker, version: int, code: int
+) -> None:
+    """The batch before it may have been refused while its partition was being added,
+    and come again.
+    """
     who = begin(broker)
     add(broker, who, [0])
     assert produce(broker, who, version=version, sequence=1) == code
@@ -139,14 +199,25 @@ def test_from_version_12_on_a_transaction_begins_at_sequence_0(broker: StillBrok
         assert produce(broker, who, version=version, sequence=3) == code
 
 
-@pytest.mark.parametrize(("version", "code"), [(3, codes.INVALID_PRODUCER_EPOCH), (4, codes.PRODUCER_FENCED)])
-def test_a_fenced_producer_is_told_in_the_words_of_its_version(broker: StillBroker, version: int, code: int) -> None:
+@pytest.mark.parametrize(
+    ("version", "code"), [(3, codes.INVALID_PRODUCER_EPOCH), (4, codes.PRODUCER_FENCED)]
+)
+def test_a_fenced_producer_is_told_in_the_words_of_its_version(
+    broker: StillBroker, version: int, code: int
+) -> None:
     who = begin(broker)
-    fields = {"transactional_id": "x", "transaction_timeout_ms": 60_000, "producer_id": who[0] + 1, "producer_epoch": 0}
+    fields = {
+        "transactional_id": "x",
+        "transaction_timeout_ms": 60_000,
+        "producer_id": who[0] + 1,
+        "producer_epoch": 0,
+    }
     assert broker.ask(wire.INIT_PRODUCER_ID, version, **fields).error_code == code
     assert add(broker, (who[0], 5), [0], version=1) == [codes.INVALID_PRODUCER_EPOCH]
     assert add(broker, (who[0], 5), [0], version=2) == [codes.PRODUCER_FENCED]
-    assert end(broker, (who[0], 5), version=1).error_code == codes.INVALID_PRODUCER_EPOCH
+    assert (
+        end(broker, (who[0], 5), version=1).error_code == codes.INVALID_PRODUCER_EPOCH
+    )
     assert end(broker, (who[0], 5), version=2).error_code == codes.PRODUCER_FENCED
 
 
@@ -160,7 +231,10 @@ def test_one_unknown_partition_keeps_the_others_out(broker: StillBroker) -> None
     assert end(broker, who).error_code == codes.INVALID_TXN_STATE
 
 
-@pytest.mark.parametrize(("version", "code"), [(9, codes.INVALID_TXN_STATE), (11, codes.TRANSACTION_ABORTABLE)])
+@pytest.mark.parametrize(
+    ("version", "code"),
+    [(9, codes.INVALID_TXN_STATE), (11, codes.TRANSACTION_ABORTABLE)],
+)
 def test_a_batch_for_a_partition_outside_the_transaction_is_refused(
     broker: StillBroker, version: int, code: int
 ) -> None:
@@ -179,23 +253,39 @@ def test_from_version_12_on_a_batch_adds_its_partition(broker: StillBroker) -> N
     assert produce(broker, who, version=12) == 0
     answer = end(broker, who, version=5)
     assert (answer.producer_id, answer.producer_epoch) == (who[0], who[1] + 1)
-    assert produce(broker, who, version=12, sequence=1) == codes.INVALID_PRODUCER_EPOCH, "a late one"
+    assert (
+        produce(broker, who, version=12, sequence=1) == codes.INVALID_PRODUCER_EPOCH
+    ), "a late one"
     assert produce(broker, (who[0], who[1] + 1), version=12) == 0
     refused = end(broker, who, version=5)
     assert (refused.error_code, refused.producer_id) == (codes.PRODUCER_FENCED, -1)
 
 
-@pytest.mark.parametrize(("version", "code"), [(3, codes.INVALID_TXN_STATE), (4, codes.TRANSACTION_ABORTABLE), (5, 0)])
-def test_offsets_belong_to_the_transaction_that_has_their_group(broker: StillBroker, version: int, code: int) -> None:
-    broker.ask(wire.METADATA, 9, topics=[wire.METADATA.Request.Topic(name="__consumer_offsets")])
+@pytest.mark.parametrize(
+    ("version", "code"),
+    [(3, codes.INVALID_TXN_STATE), (4, codes.TRANSACTION_ABORTABLE), (5, 0)],
+)
+def test_offsets_belong_to_the_transaction_that_has_their_group(
+    broker: StillBroker, version: int, code: int
+) -> None:
+    broker.ask(
+        wire.METADATA,
+        9,
+        topics=[wire.METADATA.Request.Topic(name="__consumer_offsets")],
+    )
     who = begin(broker)
     assert commit_offset(broker, who, 5, version=version) == code
-    assert commit_offset(broker, (who[0], 9), 5, version=version) == codes.INVALID_PRODUCER_EPOCH
+    assert (
+        commit_offset(broker, (who[0], 9), 5, version=version)
+        == codes.INVALID_PRODUCER_EPOCH
+    )
 
 
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("commit", [True, False])
-def test_offsets_are_unstable_until_the_transaction_ends(broker: StillBroker, commit: bool, restarts: bool) -> None:
+def test_offsets_are_unstable_until_the_transaction_ends(
+    broker: StillBroker, commit: bool, restarts: bool
+) -> None:
     who = begin(broker)
     assert add_group(broker, who) == 0
     assert commit_offset(broker, who, 5) == 0
@@ -210,12 +300,16 @@ def test_offsets_are_unstable_until_the_transaction_ends(broker: StillBroker, co
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_a_commit_behind_the_transactions_own_counts(broker: StillBroker, restarts: bool) -> None:
+def test_a_commit_behind_the_transactions_own_counts(
+    broker: StillBroker, restarts: bool
+) -> None:
     who = begin(broker)
     add_group(broker, who)
     assert commit_offset(broker, who, 5) == 0
     topic_type = wire.OFFSET_COMMIT.Request.Topic
-    part = topic_type.Partition(partition_index=0, committed_offset=9, committed_metadata="")
+    part = topic_type.Partition(
+        partition_index=0, committed_offset=9, committed_metadata=""
+    )
     plain = broker.ask(
         wire.OFFSET_COMMIT,
         7,
@@ -231,28 +325,45 @@ def test_a_commit_behind_the_transactions_own_counts(broker: StillBroker, restar
 
 
 def test_texts_that_no_record_could_hold_are_refused(broker: StillBroker) -> None:
-    """A varint may say their length, but not an int16. What cannot be stored must not begin to be."""
+    """A varint may say their length, but not an int16. What cannot be stored must not
+    begin to be.
+    """
     longest = begin(broker, "x" * 32_767)
     assert longest[1] == 0
     for name in ("x" * 32_768, "é" * 16_384):
         for _ in range(2):
-            refused = broker.ask(wire.INIT_PRODUCER_ID, 4, transactional_id=name, transaction_timeout_ms=60_000)
+            refused = broker.ask(
+                wire.INIT_PRODUCER_ID,
+                4,
+                transactional_id=name,
+                transaction_timeout_ms=60_000,
+            )
             assert refused.error_code == codes.INVALID_REQUEST
     who = begin(broker)
     assert add_group(broker, who, "g" * 40_000) == codes.INVALID_GROUP_ID
     assert add_group(broker, who) == 0
     for version in (3, 5):
-        assert commit_offset(broker, who, 5, version=version, group="g" * 40_000) == codes.INVALID_GROUP_ID
+        assert (
+            commit_offset(broker, who, 5, version=version, group="g" * 40_000)
+            == codes.INVALID_GROUP_ID
+        )
         assert commit_offset(broker, who, 5, version=version) == 0
-    part = wire.OFFSET_COMMIT.Request.Topic.Partition(partition_index=0, committed_offset=3)
+    part = wire.OFFSET_COMMIT.Request.Topic.Partition(
+        partition_index=0, committed_offset=3
+    )
     topics = [wire.OFFSET_COMMIT.Request.Topic(name="t", partitions=[part])]
     told = broker.ask(wire.OFFSET_COMMIT, 8, group_id="g" * 40_000, topics=topics)
     assert told.topics[0].partitions[0].error_code == codes.INVALID_GROUP_ID
 
 
-def test_a_marker_ends_the_offsets_of_its_own_partition_alone(broker: StillBroker) -> None:
+def test_a_marker_ends_the_offsets_of_its_own_partition_alone(
+    broker: StillBroker,
+) -> None:
     broker.logdir.create_topic(OFFSETS_TOPIC, 2)
-    groups = [next(name for name in "abcdefgh" if partition_of(name, 2) == number) for number in (0, 1)]
+    groups = [
+        next(name for name in "abcdefgh" if partition_of(name, 2) == number)
+        for number in (0, 1)
+    ]
     who = begin(broker)
     for group in groups:
         assert add_group(broker, who, group) == 0
@@ -264,10 +375,18 @@ def test_a_marker_ends_the_offsets_of_its_own_partition_alone(broker: StillBroke
         transaction_result=False,
         topics=[marker_type.Topic(name=OFFSETS_TOPIC, partition_indexes=[0])],
     )
-    (told,) = broker.ask(wire.WRITE_TXN_MARKERS, 1, markers=[marker]).markers[0].topics[0].partitions
+    (told,) = (
+        broker.ask(wire.WRITE_TXN_MARKERS, 1, markers=[marker])
+        .markers[0]
+        .topics[0]
+        .partitions
+    )
     assert told.error_code == 0
     assert fetch_offset(broker, is_strict=True, group=groups[0]) == (0, -1)
-    assert fetch_offset(broker, is_strict=True, group=groups[1])[0] == codes.UNSTABLE_OFFSET_COMMIT
+    assert (
+        fetch_offset(broker, is_strict=True, group=groups[1])[0]
+        == codes.UNSTABLE_OFFSET_COMMIT
+    )
     assert end(broker, who).error_code == 0
     assert [fetch_offset(broker, group=group)[1] for group in groups] == [-1, 5]
     broker.restart()
@@ -277,7 +396,10 @@ def test_a_marker_ends_the_offsets_of_its_own_partition_alone(broker: StillBroke
 def test_a_named_member_is_checked(broker: StillBroker) -> None:
     who = begin(broker)
     add_group(broker, who)
-    assert commit_offset(broker, who, 5, generation_id=3, member_id="m") == codes.ILLEGAL_GENERATION
+    assert (
+        commit_offset(broker, who, 5, generation_id=3, member_id="m")
+        == codes.ILLEGAL_GENERATION
+    )
 
 
 @pytest.mark.parametrize("named", [{"member_id": "m"}, {"group_instance_id": "i"}])
@@ -308,7 +430,9 @@ def join_as_consumer(broker: StillBroker) -> Any:
 
 
 @pytest.mark.parametrize("named", [{"member_id": "n"}, {"group_instance_id": "i"}])
-def test_who_names_no_generation_is_checked_where_there_are_members(broker: StillBroker, named: dict[str, str]) -> None:
+def test_who_names_no_generation_is_checked_where_there_are_members(
+    broker: StillBroker, named: dict[str, str]
+) -> None:
     joined = join_as_consumer(broker)
     assert joined.error_code == 0
     who = begin(broker)
@@ -318,7 +442,11 @@ def test_who_names_no_generation_is_checked_where_there_are_members(broker: Stil
 
 @pytest.mark.parametrize(
     ("member_id", "epoch", "code"),
-    [("m", 1, codes.NONE), ("m", 2, codes.ILLEGAL_GENERATION), ("n", 1, codes.UNKNOWN_MEMBER_ID)],
+    [
+        ("m", 1, codes.NONE),
+        ("m", 2, codes.ILLEGAL_GENERATION),
+        ("n", 1, codes.UNKNOWN_MEMBER_ID),
+    ],
 )
 def test_a_member_of_the_consumer_protocol_is_checked_by_its_epoch(
     broker: StillBroker, member_id: str, epoch: int, code: int
@@ -327,10 +455,14 @@ def test_a_member_of_the_consumer_protocol_is_checked_by_its_epoch(
     assert (joined.error_code, joined.member_epoch) == (0, 1)
     who = begin(broker)
     add_group(broker, who)
-    assert commit_offset(broker, who, 5, generation_id=epoch, member_id=member_id) == code
+    assert (
+        commit_offset(broker, who, 5, generation_id=epoch, member_id=member_id) == code
+    )
 
 
-def test_a_transaction_that_was_open_too_long_is_aborted_also_after_a_restart(broker: StillBroker) -> None:
+def test_a_transaction_that_was_open_too_long_is_aborted_also_after_a_restart(
+    broker: StillBroker,
+) -> None:
     who = begin(broker)
     add(broker, who, [0])
     assert produce(broker, who) == 0
@@ -343,7 +475,9 @@ def test_a_transaction_that_was_open_too_long_is_aborted_also_after_a_restart(br
     assert produce(broker, who, sequence=1) == codes.INVALID_PRODUCER_EPOCH
 
 
-def test_a_topic_that_was_deleted_does_not_keep_the_transaction_from_its_end(broker: StillBroker) -> None:
+def test_a_topic_that_was_deleted_does_not_keep_the_transaction_from_its_end(
+    broker: StillBroker,
+) -> None:
     who = begin(broker)
     add(broker, who, [0, 1])
     assert produce(broker, who) == 0
@@ -357,14 +491,18 @@ def test_a_topic_that_was_deleted_does_not_keep_the_transaction_from_its_end(bro
 def test_markers_have_the_epoch_of_the_partition_that_keeps_their_id(
     broker: StillBroker, home: int, last: int, written: int
 ) -> None:
-    """In a directory that Kafka wrote, the partitions of `__transaction_state` have leader epochs of their own."""
+    """In a directory that Kafka wrote, the partitions of `__transaction_state` have
+    leader epochs of their own.
+    """
     broker.logdir.create_topic(TRANSACTIONS_TOPIC, 2, TRANSACTIONS_CONFIG)
     number = partition_of("x", 2)
     broker.logdir.partition(TRANSACTIONS_TOPIC, number).begin_epoch(home)
     broker.logdir.partition(TRANSACTIONS_TOPIC, 1 - number).begin_epoch(3)
     who = begin(broker)
     log = broker.logdir.partition("t", 0)
-    log.end_transaction(*who, commit=True, coordinator_epoch=last)  # as Kafka's coordinator did
+    log.end_transaction(
+        *who, commit=True, coordinator_epoch=last
+    )  # as Kafka's coordinator did
     add(broker, who, [0])
     assert produce(broker, who) == 0
     assert end(broker, who).error_code == 0
@@ -373,7 +511,9 @@ def test_markers_have_the_epoch_of_the_partition_that_keeps_their_id(
     assert known.coordinator_epoch == written
 
 
-def test_a_marker_that_was_fenced_is_tried_again(broker: StillBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_marker_that_was_fenced_is_tried_again(
+    broker: StillBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Taken as written, it would leave the transaction open for ever."""
     who = begin(broker)
     log = broker.logdir.partition("t", 0)
@@ -381,7 +521,9 @@ def test_a_marker_that_was_fenced_is_tried_again(broker: StillBroker, monkeypatc
     add(broker, who, [0])
     assert produce(broker, who) == 0
     with monkeypatch.context() as patch:
-        patch.setattr("netshim.transactions.marker_epoch", lambda *_: 0)  # as another's marker between look and write
+        patch.setattr(
+            "netshim.transactions.marker_epoch", lambda *_: 0
+        )  # as another's marker between look and write
         assert end(broker, who).error_code == 0
         assert log.last_stable_offset == 1
     broker.tick(RETRY_MS)
@@ -395,7 +537,13 @@ def test_what_a_power_cut_left_open_is_aborted_behind_markers_of_kafka() -> None
         data.create_topic(TRANSACTIONS_TOPIC, 1, TRANSACTIONS_CONFIG)
         log = data.partition("t", 0)
         log.end_transaction(77, 3, commit=True, coordinator_epoch=7)
-        records = encode([(None, b"v")], transactional=True, producer_id=77, producer_epoch=3, base_sequence=0)
+        records = encode(
+            [(None, b"v")],
+            transactional=True,
+            producer_id=77,
+            producer_epoch=3,
+            base_sequence=0,
+        )
         log.append_batch(records, durability="disk")
         crashed = next(iter(disk.crash_states(limit=1))).disk()
     broker = StillBroker(crashed, crashed.now_ms())
@@ -408,7 +556,9 @@ def test_what_a_power_cut_left_open_is_aborted_behind_markers_of_kafka() -> None
 def test_a_topic_that_is_deleted_while_a_request_looks_is_unknown(
     broker: StillBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By another thread, between the look whether it is there and that at its partitions."""
+    """By another thread, between the look whether it is there and that at its
+    partitions.
+    """
     who = begin(broker)
     assert add_group(broker, who) == 0
     real = broker.logdir.partitions
@@ -421,9 +571,13 @@ def test_a_topic_that_is_deleted_while_a_request_looks_is_unknown(
     monkeypatch.setattr(broker.logdir, "partitions", partitions)
     gone = codes.UNKNOWN_TOPIC_OR_PARTITION
     assert add(broker, who, [0]) == [gone]
-    assert produce(broker, who, version=12) == codes.TRANSACTION_ABORTABLE, "its log is still open"
+    assert produce(broker, who, version=12) == codes.TRANSACTION_ABORTABLE, (
+        "its log is still open"
+    )
     assert commit_offset(broker, who, 5) == gone
-    part = wire.OFFSET_COMMIT.Request.Topic.Partition(partition_index=0, committed_offset=3)
+    part = wire.OFFSET_COMMIT.Request.Topic.Partition(
+        partition_index=0, committed_offset=3
+    )
     topics = [wire.OFFSET_COMMIT.Request.Topic(name="t", partitions=[part])]
     told = broker.ask(wire.OFFSET_COMMIT, 7, group_id="g", topics=topics)
     assert told.topics[0].partitions[0].error_code == gone
@@ -436,7 +590,9 @@ def test_a_topic_that_is_deleted_while_a_request_looks_is_unknown(
 
 def test_the_topic_that_tells_of_transactions_stays(broker: StillBroker) -> None:
     begin(broker)
-    answer = broker.ask(wire.DELETE_TOPICS, 4, topic_names=["__transaction_state"], timeout_ms=1)
+    answer = broker.ask(
+        wire.DELETE_TOPICS, 4, topic_names=["__transaction_state"], timeout_ms=1
+    )
     assert answer.responses[0].error_code == codes.POLICY_VIOLATION
 
 
@@ -444,25 +600,46 @@ def test_what_admin_tools_are_told(broker: StillBroker) -> None:
     who = begin(broker)
     add(broker, who, [0])
     assert produce(broker, who) == 0
-    one, none = broker.ask(wire.DESCRIBE_TRANSACTIONS, 0, transactional_ids=["x", "y"]).transaction_states
-    assert (one.transaction_state, one.producer_id, one.producer_epoch) == ("Ongoing", *who)
+    one, none = broker.ask(
+        wire.DESCRIBE_TRANSACTIONS, 0, transactional_ids=["x", "y"]
+    ).transaction_states
+    assert (one.transaction_state, one.producer_id, one.producer_epoch) == (
+        "Ongoing",
+        *who,
+    )
     assert [(each.topic, each.partitions) for each in one.topics] == [("t", [0])]
     assert none.error_code == codes.TRANSACTIONAL_ID_NOT_FOUND
 
     def listed(**filters: Any) -> list[str]:
-        answer = broker.ask(wire.LIST_TRANSACTIONS, 2, **{"duration_filter": -1, **filters})
+        answer = broker.ask(
+            wire.LIST_TRANSACTIONS, 2, **{"duration_filter": -1, **filters}
+        )
         return [each.transactional_id for each in answer.transaction_states]
 
-    assert listed() == listed(state_filters=["Ongoing"]) == listed(transactional_id_pattern=".") == ["x"]
     assert (
-        listed(state_filters=["Empty"]) == listed(producer_id_filters=[who[0] + 1]) == listed(duration_filter=5) == []
+        listed()
+        == listed(state_filters=["Ongoing"])
+        == listed(transactional_id_pattern=".")
+        == ["x"]
     )
-    wrong = broker.ask(wire.LIST_TRANSACTIONS, 2, transactional_id_pattern="(", state_filters=["No"])
+    assert (
+        listed(state_filters=["Empty"])
+        == listed(producer_id_filters=[who[0] + 1])
+        == listed(duration_filter=5)
+        == []
+    )
+    wrong = broker.ask(
+        wire.LIST_TRANSACTIONS, 2, transactional_id_pattern="(", state_filters=["No"]
+    )
     assert wrong.error_code == codes.INVALID_REGULAR_EXPRESSION
-    assert broker.ask(wire.LIST_TRANSACTIONS, 0, state_filters=["No"]).unknown_state_filters == ["No"]
+    assert broker.ask(
+        wire.LIST_TRANSACTIONS, 0, state_filters=["No"]
+    ).unknown_state_filters == ["No"]
 
     asked = wire.DESCRIBE_PRODUCERS.Request.Topic(name="t", partition_indexes=[0, 7])
-    known, unknown = broker.ask(wire.DESCRIBE_PRODUCERS, 0, topics=[asked]).topics[0].partitions
+    known, unknown = (
+        broker.ask(wire.DESCRIBE_PRODUCERS, 0, topics=[asked]).topics[0].partitions
+    )
     (found,) = known.active_producers
     assert (found.producer_id, found.producer_epoch, found.last_sequence) == (*who, 0)
     assert (found.current_txn_start_offset, found.coordinator_epoch) == (0, -1)
@@ -474,21 +651,39 @@ def test_what_admin_tools_are_told(broker: StillBroker) -> None:
         producer_epoch=who[1],
         topics=[marker_type.Topic(name="t", partition_indexes=[0, 7])],
     )
-    told = broker.ask(wire.WRITE_TXN_MARKERS, 1, markers=[marker]).markers[0].topics[0].partitions
+    told = (
+        broker.ask(wire.WRITE_TXN_MARKERS, 1, markers=[marker])
+        .markers[0]
+        .topics[0]
+        .partitions
+    )
     assert [each.error_code for each in told] == [0, codes.UNKNOWN_TOPIC_OR_PARTITION]
     assert broker.logdir.partition("t", 0).last_stable_offset == 2
 
 
-def test_patterns_of_ids_are_those_of_re2(broker: StillBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On Python's engine a few bytes from a client take as long as it likes, and nobody else is served."""
+def test_patterns_of_ids_are_those_of_re2(
+    broker: StillBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Python's engine a few bytes from a client take as long as it likes, and nobody
+    else is served.
+    """
     begin(broker, "xx")
 
     def listed(pattern: str) -> Any:
-        answer = broker.ask(wire.LIST_TRANSACTIONS, 2, duration_filter=-1, transactional_id_pattern=pattern)
-        return answer.error_code or [each.transactional_id for each in answer.transaction_states]
+        answer = broker.ask(
+            wire.LIST_TRANSACTIONS,
+            2,
+            duration_filter=-1,
+            transactional_id_pattern=pattern,
+        )
+        return answer.error_code or [
+            each.transactional_id for each in answer.transaction_states
+        ]
 
     assert (listed("x+"), listed("x")) == (["xx"], []), "a whole id"
-    assert listed(r"(x)\1") == codes.INVALID_REGULAR_EXPRESSION, "which only an engine that tries all ways can know"
+    assert listed(r"(x)\1") == codes.INVALID_REGULAR_EXPRESSION, (
+        "which only an engine that tries all ways can know"
+    )
     monkeypatch.setitem(sys.modules, "re2", None)
     assert listed("x+") == codes.INVALID_REGULAR_EXPRESSION
 
@@ -496,9 +691,20 @@ def test_patterns_of_ids_are_those_of_re2(broker: StillBroker, monkeypatch: pyte
 def test_a_marker_that_no_producer_could_have_is_refused_and_no_failure_of_a_disk(
     broker: StillBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Mutated frames found it: a line at the level of failures, as often as a client liked."""
+    """Mutated frames found it: a line at the level of failures, as often as a client
+    liked.
+    """
     marker_type = wire.WRITE_TXN_MARKERS.Request.Marker
-    marker = marker_type(producer_id=-5, topics=[marker_type.Topic(name="t", partition_indexes=[0])])
-    (told,) = broker.ask(wire.WRITE_TXN_MARKERS, 1, markers=[marker]).markers[0].topics[0].partitions
+    marker = marker_type(
+        producer_id=-5, topics=[marker_type.Topic(name="t", partition_indexes=[0])]
+    )
+    (told,) = (
+        broker.ask(wire.WRITE_TXN_MARKERS, 1, markers=[marker])
+        .markers[0]
+        .topics[0]
+        .partitions
+    )
     assert told.error_code == codes.INVALID_RECORD
-    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+    assert [
+        record.message for record in caplog.records if record.levelname == "ERROR"
+    ] == []

@@ -1,4 +1,6 @@
-"""Transactions of unmodified clients: what readers of committed records see, and who is fenced."""
+"""Transactions of unmodified clients: what readers of committed records see, and who is
+fenced.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,20 @@ def broker(kafka_factory: Callable[..., Kafka], tmp_path: Path) -> Kafka:
 
 def transactional(servers: str, name: str = "x", **options: Any) -> Any:
     producer = confluent_kafka.Producer(
-        {"bootstrap.servers": servers, "linger.ms": 1, "transactional.id": name, **options}
+        {
+            "bootstrap.servers": servers,
+            "linger.ms": 1,
+            "transactional.id": name,
+            **options,
+        }
     )
     producer.init_transactions(DEADLINE_S)
     return producer
 
 
-def send(producer: Any, values: list[bytes], *, topic: str = "t", partitions: int = 2) -> None:
+def send(
+    producer: Any, values: list[bytes], *, topic: str = "t", partitions: int = 2
+) -> None:
     for at, value in enumerate(values):
         producer.produce(topic, value, partition=at % partitions)
 
@@ -46,7 +55,9 @@ def committed(logdir: Any, topic: str = "t") -> list[bytes | None]:
     return [
         record.value
         for number in logdir.partitions(topic)
-        for record in logdir.partition(topic, number).read(0, isolation="read_committed")
+        for record in logdir.partition(topic, number).read(
+            0, isolation="read_committed"
+        )
     ]
 
 
@@ -62,7 +73,9 @@ def take(servers: str, count: int, topic: str = "t", **options: Any) -> list[Any
         }
     )
     parts = len(consumer.list_topics(topic, DEADLINE_S).topics[topic].partitions)
-    consumer.assign([confluent_kafka.TopicPartition(topic, number, 0) for number in range(parts)])
+    consumer.assign(
+        [confluent_kafka.TopicPartition(topic, number, 0) for number in range(parts)]
+    )
     found = []
     ends = 0
     until = time.monotonic() + DEADLINE_S
@@ -71,7 +84,9 @@ def take(servers: str, count: int, topic: str = "t", **options: Any) -> list[Any
         if message is not None and message.error() is None:
             found.append(message)
         elif message is not None:
-            assert message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF, message.error()
+            assert (
+                message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF
+            ), message.error()
             ends += 1
     consumer.close()
     return found
@@ -80,7 +95,9 @@ def take(servers: str, count: int, topic: str = "t", **options: Any) -> list[Any
 def test_what_is_stored_is_taken_over_beside_the_loop(
     kafka_factory: Callable[..., Kafka], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """100,000 transactional ids, or groups, take a good part of a second, in which no other client would be served."""
+    """100,000 transactional ids, or groups, take a good part of a second, in which no
+    other client would be served.
+    """
     with (
         logcore.open_dir(tmp_path / "data", create=True) as data,
         data.producer(transactional_id="x", threaded=False) as producer,
@@ -100,7 +117,9 @@ def test_what_is_stored_is_taken_over_beside_the_loop(
         return noted
 
     monkeypatch.setattr(Transactions, "load", noting("taken over", Transactions.load))
-    monkeypatch.setattr(TransactionHost, "_have_loaded", noting("loop", TransactionHost._have_loaded))
+    monkeypatch.setattr(
+        TransactionHost, "_have_loaded", noting("loop", TransactionHost._have_loaded)
+    )
     monkeypatch.setattr(Coordinator, "take", noting("groups", Coordinator.take))
     servers = kafka_factory(tmp_path / "data").bootstrap_servers
     transactional(servers)
@@ -122,8 +141,14 @@ def test_readers_of_committed_records_see_what_was_committed(broker: Kafka) -> N
         else:
             producer.abort_transaction(DEADLINE_S)
     expected = sorted(b"%d %d" % (turn, at) for turn in (0, 2) for at in range(6))
-    assert sorted(message.value() for message in take(broker.bootstrap_servers, 12)) == expected
-    assert sorted(value for value in committed(broker.logdir) if value is not None) == expected
+    assert (
+        sorted(message.value() for message in take(broker.bootstrap_servers, 12))
+        == expected
+    )
+    assert (
+        sorted(value for value in committed(broker.logdir) if value is not None)
+        == expected
+    )
 
 
 def test_offsets_count_when_their_transaction_commits(broker: Kafka) -> None:
@@ -132,18 +157,30 @@ def test_offsets_count_when_their_transaction_commits(broker: Kafka) -> None:
     send(feeder, [b"a", b"b", b"c"], topic="in", partitions=1)
     assert feeder.flush(DEADLINE_S) == 0
     consumer = confluent_kafka.Consumer(
-        {"bootstrap.servers": servers, "group.id": "g", "auto.offset.reset": "earliest", "enable.auto.commit": False}
+        {
+            "bootstrap.servers": servers,
+            "group.id": "g",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
     )
     consumer.subscribe(["in"])
     while consumer.poll(0.1) is None:
         pass
     producer = transactional(servers)
     place = confluent_kafka.TopicPartition("in", 0)
-    for offset, commit, expected in ((1, False, -1001), (2, True, 2), (3, False, 2), (3, True, 3)):
+    for offset, commit, expected in (
+        (1, False, -1001),
+        (2, True, 2),
+        (3, False, 2),
+        (3, True, 3),
+    ):
         producer.begin_transaction()
         send(producer, [b"out"])
         position = confluent_kafka.TopicPartition("in", 0, offset)
-        producer.send_offsets_to_transaction([position], consumer.consumer_group_metadata(), DEADLINE_S)
+        producer.send_offsets_to_transaction(
+            [position], consumer.consumer_group_metadata(), DEADLINE_S
+        )
         if commit:
             producer.commit_transaction(DEADLINE_S)
         else:
@@ -169,7 +206,9 @@ def test_a_second_producer_fences_the_first(broker: Kafka) -> None:
 
 
 def test_a_producer_that_falls_silent_is_aborted(broker: Kafka) -> None:
-    producer = transactional(broker.bootstrap_servers, **{"transaction.timeout.ms": 1_000})
+    producer = transactional(
+        broker.bootstrap_servers, **{"transaction.timeout.ms": 1_000}
+    )
     producer.begin_transaction()
     send(producer, [b"lost"])
     assert producer.flush(DEADLINE_S) == 0

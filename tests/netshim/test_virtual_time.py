@@ -1,7 +1,8 @@
-"""A whole broker with its directory on a simulated disk, whose clock the test moves: days pass in a second.
+"""A whole broker with its directory on a simulated disk, whose clock the test moves:
+days pass in a second.
 
-The sockets and the event loop are real, on loopback. Time is not: sessions, retention, rolls and the expiry of offsets
-see the disk's clock alone.
+The sockets and the event loop are real, on loopback. Time is not: sessions, retention,
+rolls and the expiry of offsets see the disk's clock alone.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ NO_TIMEOUT_MS = 2**31 - 1
 class Client:
     """One connection that sends a request and reads its response."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self.reader = reader
         self.writer = writer
 
@@ -34,23 +37,35 @@ class Client:
         return cls(*await asyncio.open_connection("127.0.0.1", server.port))
 
     async def ask(self, api: Any, version: int, **fields: Any) -> Any:
-        self.writer.write(wire.encode_request(api, version, 1, "me", api.Request(**fields)))
+        self.writer.write(
+            wire.encode_request(api, version, 1, "me", api.Request(**fields))
+        )
         size = int.from_bytes(await self.reader.readexactly(4), "big")
-        return wire.decode_response(api, version, await self.reader.readexactly(size))[1]
+        return wire.decode_response(api, version, await self.reader.readexactly(size))[
+            1
+        ]
 
     async def produce(self, timestamp_ms: int) -> int:
         topic_type = wire.PRODUCE.Request.Topic
-        part = topic_type.Partition(index=0, records=encode([(b"k", bytes(500), (), timestamp_ms)]))
+        part = topic_type.Partition(
+            index=0, records=encode([(b"k", bytes(500), (), timestamp_ms)])
+        )
         topic = topic_type(name="orders", partition_data=[part])
-        answer = await self.ask(wire.PRODUCE, 9, acks=-1, timeout_ms=1_000, topic_data=[topic])
+        answer = await self.ask(
+            wire.PRODUCE, 9, acks=-1, timeout_ms=1_000, topic_data=[topic]
+        )
         (result,) = answer.responses[0].partition_responses
         assert result.error_code == 0
         return int(result.base_offset)
 
     async def earliest(self) -> int:
         topic_type = wire.LIST_OFFSETS.Request.Topic
-        part = topic_type.Partition(partition_index=0, timestamp=-2, current_leader_epoch=-1)
-        answer = await self.ask(wire.LIST_OFFSETS, 5, topics=[topic_type(name="orders", partitions=[part])])
+        part = topic_type.Partition(
+            partition_index=0, timestamp=-2, current_leader_epoch=-1
+        )
+        answer = await self.ask(
+            wire.LIST_OFFSETS, 5, topics=[topic_type(name="orders", partitions=[part])]
+        )
         return int(answer.topics[0].partitions[0].offset)
 
     async def join(self, member_id: str = "") -> Any:
@@ -68,7 +83,10 @@ class Client:
 
     async def sync(self, joined: Any) -> int:
         named = wire.SYNC_GROUP.Request.Assignment
-        assignments = [named(member_id=member.member_id, assignment=b"") for member in joined.members]
+        assignments = [
+            named(member_id=member.member_id, assignment=b"")
+            for member in joined.members
+        ]
         answer = await self.ask(
             wire.SYNC_GROUP,
             3,
@@ -81,13 +99,19 @@ class Client:
 
     async def beat(self, joined: Any) -> int:
         answer = await self.ask(
-            wire.HEARTBEAT, 3, group_id="g", generation_id=joined.generation_id, member_id=joined.member_id
+            wire.HEARTBEAT,
+            3,
+            group_id="g",
+            generation_id=joined.generation_id,
+            member_id=joined.member_id,
         )
         return int(answer.error_code)
 
     async def commit(self, joined: Any, offset: int) -> int:
         topic_type = wire.OFFSET_COMMIT.Request.Topic
-        part = topic_type.Partition(partition_index=0, committed_offset=offset, committed_metadata="")
+        part = topic_type.Partition(
+            partition_index=0, committed_offset=offset, committed_metadata=""
+        )
         answer = await self.ask(
             wire.OFFSET_COMMIT,
             7,
@@ -100,7 +124,11 @@ class Client:
 
     async def committed(self) -> dict[int, int]:
         answer = await self.ask(wire.OFFSET_FETCH, 5, group_id="g", topics=None)
-        return {part.partition_index: part.committed_offset for topic in answer.topics for part in topic.partitions}
+        return {
+            part.partition_index: part.committed_offset
+            for topic in answer.topics
+            for part in topic.partitions
+        }
 
     async def describe(self) -> tuple[str, int]:
         (group,) = (await self.ask(wire.DESCRIBE_GROUPS, 4, groups=["g"])).groups
@@ -114,21 +142,35 @@ async def pass_time(disk: SimulatedDisk, server: netshim.Server, ms: int) -> Non
 
 
 def serve(disk: SimulatedDisk) -> netshim.Server:
-    config = {"retention.ms": 2 * HOUR_MS, "segment.bytes": 3_000, "file.delete.delay.ms": 0}
-    return netshim.Server("/data", fs=disk, config=config, idle_timeout_ms=NO_TIMEOUT_MS)
+    config = {
+        "retention.ms": 2 * HOUR_MS,
+        "segment.bytes": 3_000,
+        "file.delete.delay.ms": 0,
+    }
+    return netshim.Server(
+        "/data", fs=disk, config=config, idle_timeout_ms=NO_TIMEOUT_MS
+    )
 
 
 async def live_a_day(disk: SimulatedDisk) -> int:
-    """Two consumers and a producer; in the first night one consumer falls silent. Returns the last offset committed."""
+    """Two consumers and a producer; in the first night one consumer falls silent.
+    Returns the last offset committed.
+    """
     async with serve(disk) as server:
         steady = await Client.connect(server)
         silent = await Client.connect(server)
-        await steady.ask(wire.METADATA, 9, topics=[wire.METADATA.Request.Topic(name="orders")])
+        await steady.ask(
+            wire.METADATA, 9, topics=[wire.METADATA.Request.Topic(name="orders")]
+        )
         await steady.join()  # alone; its answer names it the leader of generation 1
         first = asyncio.ensure_future(silent.join())
         while (await steady.describe())[0] != "PreparingRebalance":
             await asyncio.sleep(0)
-        (member,) = [one for one in server.broker.state.groups.get("g").members.values() if one.joining is None]
+        (member,) = [
+            one
+            for one in server.broker.state.groups.get("g").members.values()
+            if one.joining is None
+        ]
         joined = await steady.join(member.member_id)
         other = await first
         assert joined.generation_id == other.generation_id == 2
@@ -150,19 +192,25 @@ async def live_a_day(disk: SimulatedDisk) -> int:
                 assert await silent.beat(other) == 0
             if ten_minutes == 71:
                 assert await steady.describe() == ("Stable", 2)
-        assert await steady.describe() == ("Stable", 1), "the silent one's session ended"
+        assert await steady.describe() == ("Stable", 1), (
+            "the silent one's session ended"
+        )
         assert await silent.beat(other) == codes.UNKNOWN_MEMBER_ID
 
         earliest = await steady.earliest()
         oldest_kept = min(at for at, offset in ends.items() if offset >= earliest)
-        assert 24 * 6 - 12 - 6 <= oldest_kept <= 24 * 6 - 12, "two hours are kept, and what shares a segment with them"
+        assert 24 * 6 - 12 - 6 <= oldest_kept <= 24 * 6 - 12, (
+            "two hours are kept, and what shares a segment with them"
+        )
         steady.writer.close()
         silent.writer.close()
         return offset + 1
 
 
 async def live_a_week(disk: SimulatedDisk, committed: int) -> None:
-    """Another process on the same disk: no member returns, so the session ends, and the offsets expire a week later."""
+    """Another process on the same disk: no member returns, so the session ends, and the
+    offsets expire a week later.
+    """
     async with serve(disk) as server:
         client = await Client.connect(server)
         assert await client.committed() == {0: committed}

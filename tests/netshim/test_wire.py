@@ -1,8 +1,11 @@
-"""The wire codec against other people's: same values, same bytes, in both directions, for every version served.
+"""The wire codec against other people's: same values, same bytes, in both directions,
+for every version served.
 
-Goal: no byte of ours differs from what kio, kafka-python and aiokafka write, except where they are wrong, and then it
-says so here. Method: values are drawn from our table with fixed seeds and carried over to the classes of the oracle by
-field name (aiokafka: by position). What no oracle can judge (tolerance, hostile bytes, views) is tested on its own.
+Goal: no byte of ours differs from what kio, kafka-python and aiokafka write, except
+where they are wrong, and then it says so here. Method: values are drawn from our table
+with fixed seeds and carried over to the classes of the oracle by field name (aiokafka:
+by position). What no oracle can judge (tolerance, hostile bytes, views) is tested on
+its own.
 """
 
 from __future__ import annotations
@@ -34,31 +37,47 @@ from netshim.wire.fields import Field, Struct
 from support import group_messages
 from support.messages import DATA, MESSAGES, draw, encode
 
-VERSIONED = [(m, version) for m in MESSAGES for version in range(m.min_version, m.max_version + 1)]
+VERSIONED = [
+    (m, version)
+    for m in MESSAGES
+    for version in range(m.min_version, m.max_version + 1)
+]
 EXAMPLES = 4  # values per message, version and oracle
 
 #: What each oracle was asked about in this run.
-#: The messages that each oracle was asked about in this process: the tests of one file may run in several.
+#: The messages that each oracle was asked about in this process: the tests of one file
+#: may run in several.
 TRIED: dict[str, set[Message]] = {"kio": set(), "kafka-python": set()}
-COMPARED: dict[str, set[tuple[Message, int]]] = {"kio": set(), "kafka-python": set(), "aiokafka": set()}
+COMPARED: dict[str, set[tuple[Message, int]]] = {
+    "kio": set(),
+    "kafka-python": set(),
+    "aiokafka": set(),
+}
 
 
 def examples(message: Message, version: int, tame: bool = False) -> Iterator[Any]:
-    yield draw(message.shape, version, message.is_flexible(version), random.Random(0), tame)
+    yield draw(
+        message.shape, version, message.is_flexible(version), random.Random(0), tame
+    )
     for number in range(1, EXAMPLES):
         rng = random.Random(f"{message!r} {version} {number}")
         yield draw(message.shape, version, message.is_flexible(version), rng, tame)
 
 
-# --- kio ----------------------------------------------------------------------------------------------------------
+# --- kio
+# ----------------------------------------------------------------------------------------------------------
 
 
 def kio_class(message: Message, version: int) -> Any:
     """Its class for a message in a version, None when it has none."""
     index = pytest.importorskip("kio.index")
     kinds = index.EntityType
-    kind = {"": kinds.data, "request": kinds.request, "response": kinds.response}[message.kind]
-    name = "".join("_" + c.lower() if c.isupper() else c for c in message.name).lstrip("_")
+    kind = {"": kinds.data, "request": kinds.request, "response": kinds.response}[
+        message.kind
+    ]
+    name = "".join("_" + c.lower() if c.isupper() else c for c in message.name).lstrip(
+        "_"
+    )
     try:
         return index.load_entity_schema(name, version, kind)
     except index.UnknownEntity:
@@ -70,7 +89,9 @@ def to_kio(cls: Any, value: Any) -> Any:
     content = {}
     for field in dataclasses.fields(cls):
         name = field.name if hasattr(value, field.name) else f"{field.name}_ms"
-        content[field.name] = kio_content(hints[field.name], field.metadata.get("kafka_type"), getattr(value, name))
+        content[field.name] = kio_content(
+            hints[field.name], field.metadata.get("kafka_type"), getattr(value, name)
+        )
     return cls(**content)
 
 
@@ -89,7 +110,11 @@ def kio_content(hint: Any, kind: str | None, value: Any) -> Any:
         return datetime.timedelta(milliseconds=value)
     if kind == "datetime_i64":
         optional = type(None) in typing.get_args(hint)
-        return None if value == -1 and optional else datetime.datetime.fromtimestamp(value / 1000, datetime.UTC)
+        return (
+            None
+            if value == -1 and optional
+            else datetime.datetime.fromtimestamp(value / 1000, datetime.UTC)
+        )
     if kind == "uuid":
         return uuid.UUID(bytes=value) if any(value) else None
     return value
@@ -98,7 +123,9 @@ def kio_content(hint: Any, kind: str | None, value: Any) -> Any:
 def dataclass_in(hint: Any) -> Any:
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return hint
-    return next((found for part in typing.get_args(hint) if (found := dataclass_in(part))), None)
+    return next(
+        (found for part in typing.get_args(hint) if (found := dataclass_in(part))), None
+    )
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=repr)
@@ -122,7 +149,9 @@ def test_same_bytes_as_kio(message: Message) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("message", MESSAGES, ids=repr)
-def test_same_bytes_as_kio_for_many_values(message: Message, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_bytes_as_kio_for_many_values(
+    message: Message, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys.modules[__name__], "EXAMPLES", 200)
     test_same_bytes_as_kio(message)
 
@@ -136,7 +165,11 @@ def test_same_defaults_as_kio(message: Message) -> None:
         for field in dataclasses.fields(cls):
             ours = by_name.get(field.name) or by_name[f"{field.name}_ms"]
             if field.default is not dataclasses.MISSING:
-                theirs = kio_content(hints[field.name], field.metadata.get("kafka_type"), getattr(value, ours.name))
+                theirs = kio_content(
+                    hints[field.name],
+                    field.metadata.get("kafka_type"),
+                    getattr(value, ours.name),
+                )
                 assert theirs == field.default, (cls, field.name)
             if ours.struct:
                 compare(dataclass_in(hints[field.name]), ours.struct)
@@ -146,15 +179,19 @@ def test_same_defaults_as_kio(message: Message) -> None:
             compare(cls, message.shape)
 
 
-# --- kafka-python -------------------------------------------------------------------------------------------------
+# --- kafka-python
+# -------------------------------------------------------------------------------------------------
 
-# Where kafka-python 3 is another shape than Kafka's schemas. None of it is about the bytes.
+# Where kafka-python 3 is another shape than Kafka's schemas. None of it is about the
+# bytes.
 #
-# - Sets of bit numbers stand for the authorized operations, and two of those fields have shorter names.
+# - Sets of bit numbers stand for the authorized operations, and two of those fields
+#   have shorter names.
 # - Its consumer protocol messages include the version that stands in front of them.
-# - A tagged field is written when it was given, even as the default. Kafka, kio and we leave defaults out, so it gets
-#   only the others.
-# - An answer to ApiVersions with any error is read as version 0, so the errors drawn for it are all 0.
+# - A tagged field is written when it was given, even as the default. Kafka, kio and we
+#   leave defaults out, so it gets only the others.
+# - An answer to ApiVersions with any error is read as version 0, so the errors drawn
+#   for it are all 0.
 OPERATIONS = {
     "Metadata": {
         "topic_authorized_operations": "authorized_operations",
@@ -175,20 +212,34 @@ def kafka_python_class(message: Message) -> Any:
     import kafka.protocol.sasl  # noqa: F401
 
     name = message.name + message.kind.capitalize()
-    packages = (protocol.consumer, protocol.producer, protocol.metadata, protocol.admin, protocol.sasl)
-    return next((getattr(package, name) for package in packages if hasattr(package, name)), None)
+    packages = (
+        protocol.consumer,
+        protocol.producer,
+        protocol.metadata,
+        protocol.admin,
+        protocol.sasl,
+    )
+    return next(
+        (getattr(package, name) for package in packages if hasattr(package, name)), None
+    )
 
 
 class KafkaPython:
-    """Carries values of one message and version over to kafka-python's objects and back."""
+    """Carries values of one message and version over to kafka-python's objects and
+    back.
+    """
 
     def __init__(self, message: Message, version: int) -> None:
         self.version = version
         self.flexible = message.is_flexible(version)
-        self.operations = OPERATIONS.get(message.name, {}) if message.kind == "response" else {}
+        self.operations = (
+            OPERATIONS.get(message.name, {}) if message.kind == "response" else {}
+        )
 
     def fields(self, shape: Struct) -> list[Field]:
-        return shape.present(self.version) + (shape.tagged(self.version) if self.flexible else [])
+        return shape.present(self.version) + (
+            shape.tagged(self.version) if self.flexible else []
+        )
 
     def there(self, theirs: Any, shape: Struct, value: Any) -> dict[str, Any]:
         by_name = {field.name: field for field in theirs}
@@ -205,7 +256,10 @@ class KafkaPython:
         if isinstance(value, list):
             return [self.one_there(theirs, field, element) for element in value]
         if field.struct and value is not None:
-            return theirs.data_class(version=self.version, **self.there(theirs.fields.values(), field.struct, value))
+            return theirs.data_class(
+                version=self.version,
+                **self.there(theirs.fields.values(), field.struct, value),
+            )
         if field.name in self.operations:
             return {bit for bit in range(32) if value >> bit & 1}
         if field.type == "uuid":
@@ -228,7 +282,11 @@ class KafkaPython:
             return bits - 2**32 if bits >= 2**31 else bits
         if field.type == "uuid":
             return value.bytes if value else bytes(16)
-        return self.back(field.struct, value) if field.struct and value is not None else value
+        return (
+            self.back(field.struct, value)
+            if field.struct and value is not None
+            else value
+        )
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=repr)
@@ -244,28 +302,50 @@ def test_same_bytes_as_kafka_python(message: Message) -> None:
         for value in examples(message, version):
             if message is wire.API_VERSIONS.response:
                 value.error_code = 0
-            theirs = cls(version=version, **carry.there(cls._struct.fields.values(), message.shape, value))
+            theirs = cls(
+                version=version,
+                **carry.there(cls._struct.fields.values(), message.shape, value),
+            )
             encoded = bytes(theirs.encode(version=version))
             ours = encode(message, version, value)
             if not is_request_or_response:
                 ours = wire.encode_versioned(message, version, value)
                 encoded = encoded[2:]
                 ours = ours[2:]
-                assert carry.back(message.shape, cls.decode(struct.pack(">h", version) + ours)) == value
+                assert (
+                    carry.back(
+                        message.shape, cls.decode(struct.pack(">h", version) + ours)
+                    )
+                    == value
+                )
             else:
-                assert carry.back(message.shape, cls.decode(ours, version=version)) == value
+                assert (
+                    carry.back(message.shape, cls.decode(ours, version=version))
+                    == value
+                )
             assert ours == encoded, (version, value)
             assert message.decode(version, encoded) == value
             COMPARED["kafka-python"].add((message, version))
 
 
-# --- aiokafka -----------------------------------------------------------------------------------------------------
+# --- aiokafka
+# -----------------------------------------------------------------------------------------------------
 
 
 def aiokafka_schemas() -> dict[tuple[Message, int], Any]:
     """Its hand-written schemas of old, not flexible versions, in our served range."""
     api = pytest.importorskip("aiokafka.protocol.api")
-    for module in ("admin", "commit", "coordination", "fetch", "group", "metadata", "offset", "produce", "transaction"):
+    for module in (
+        "admin",
+        "commit",
+        "coordination",
+        "fetch",
+        "group",
+        "metadata",
+        "offset",
+        "produce",
+        "transaction",
+    ):
         pytest.importorskip(f"aiokafka.protocol.{module}")
     schemas = {}
     for cls in api.RequestStruct.__subclasses__():
@@ -282,18 +362,45 @@ def by_position(shape: Struct, version: int, value: Any) -> tuple[Any, ...]:
     def one(field: Field, content: Any) -> Any:
         if isinstance(content, list):
             return [one(field, element) for element in content]
-        return by_position(field.struct, version, content) if field.struct and content is not None else content
+        return (
+            by_position(field.struct, version, content)
+            if field.struct and content is not None
+            else content
+        )
 
-    return tuple(one(field, getattr(value, field.name)) for field in shape.present(version))
+    return tuple(
+        one(field, getattr(value, field.name)) for field in shape.present(version)
+    )
 
 
-# Schemas of aiokafka 0.14 that differ from Kafka's; kio and kafka-python agree with us on all of these.
+# Schemas of aiokafka 0.14 that differ from Kafka's; kio and kafka-python agree with us
+# on all of these.
 AIOKAFKA_DIFFERS = {
-    ("DescribeGroups", "response", 3): "the request names the response of version 2, without authorized operations",
-    ("ListOffsets", "request", 4): "current_leader_epoch as int64 where Kafka has int32",
-    ("ListOffsets", "request", 5): "current_leader_epoch as int64 where Kafka has int32",
-    ("CreatePartitions", "request", 0): "same bytes, other nesting: count and assignments are a struct of their own",
-    ("CreatePartitions", "request", 1): "same bytes, other nesting: count and assignments are a struct of their own",
+    (
+        "DescribeGroups",
+        "response",
+        3,
+    ): "the request names the response of version 2, without authorized operations",
+    (
+        "ListOffsets",
+        "request",
+        4,
+    ): "current_leader_epoch as int64 where Kafka has int32",
+    (
+        "ListOffsets",
+        "request",
+        5,
+    ): "current_leader_epoch as int64 where Kafka has int32",
+    (
+        "CreatePartitions",
+        "request",
+        0,
+    ): "same bytes, other nesting: count and assignments are a struct of their own",
+    (
+        "CreatePartitions",
+        "request",
+        1,
+    ): "same bytes, other nesting: count and assignments are a struct of their own",
 }
 
 
@@ -304,7 +411,9 @@ def test_same_bytes_as_aiokafka() -> None:
         for value in examples(message, version):
             ours = encode(message, version, value)
             items = by_position(message.shape, version, value)
-            if message is wire.METADATA.request:  # names of topics, not structs of one name
+            if (
+                message is wire.METADATA.request
+            ):  # names of topics, not structs of one name
                 items = (items[0] and [name for (name,) in items[0]], *items[1:])
             assert schema.encode(items) == ours, (message, version, value)
             assert tuple(schema.decode(io.BytesIO(ours))) == items, (message, version)
@@ -312,16 +421,30 @@ def test_same_bytes_as_aiokafka() -> None:
 
 
 def test_the_oracles_saw_every_version_they_know() -> None:
-    """Runs behind the comparisons and holds their extent, so that a silent skip does not pass for agreement."""
-    if not all(COMPARED.values()) or any(tried != set(MESSAGES) for tried in TRIED.values()):
-        pytest.skip("needs the three oracles and a run of the whole file in one process")
-    without = {name for (m, v) in VERSIONED if (m, v) not in COMPARED["kio"] for name in [m.name]}
-    assert without <= {message.name for message in DATA}  # kio knows consumer protocol but no record of a coordinator
+    """Runs behind the comparisons and holds their extent, so that a silent skip does
+    not pass for agreement.
+    """
+    if not all(COMPARED.values()) or any(
+        tried != set(MESSAGES) for tried in TRIED.values()
+    ):
+        pytest.skip(
+            "needs the three oracles and a run of the whole file in one process"
+        )
+    without = {
+        name
+        for (m, v) in VERSIONED
+        if (m, v) not in COMPARED["kio"]
+        for name in [m.name]
+    }
+    assert without <= {
+        message.name for message in DATA
+    }  # kio knows consumer protocol but no record of a coordinator
     counts = {name: len(seen) for name, seen in COMPARED.items()}
     assert counts == {"kio": 458, "kafka-python": 450, "aiokafka": 155}
 
 
-# --- records of the coordinators: bytes that Kafka wrote ----------------------------------------------------------
+# --- records of the coordinators: bytes that Kafka wrote
+# ----------------------------------------------------------
 
 V = group_messages.GROUP_METADATA_VALUE
 COORDINATOR = [
@@ -335,13 +458,23 @@ COORDINATOR = [
         group_messages.OFFSET_COMMIT_VALUE,
         3,
         "0003 000000000000001d 00000004 0001 6d 0000018bcfe56800",
-        {"offset": 29, "leader_epoch": 4, "metadata": "m", "commit_timestamp": 1_700_000_000_000},
+        {
+            "offset": 29,
+            "leader_epoch": 4,
+            "metadata": "m",
+            "commit_timestamp": 1_700_000_000_000,
+        },
     ),
     (
         group_messages.OFFSET_COMMIT_VALUE,
         4,
         "0004 000000000000001d 00000004 02 6d 0000018bcfe56800 00",
-        {"offset": 29, "leader_epoch": 4, "metadata": "m", "commit_timestamp": 1_700_000_000_000},
+        {
+            "offset": 29,
+            "leader_epoch": 4,
+            "metadata": "m",
+            "commit_timestamp": 1_700_000_000_000,
+        },
     ),
     (group_messages.GROUP_METADATA_KEY, 2, "0002 0003 677270", {"group": "grp"}),
     (
@@ -368,7 +501,12 @@ COORDINATOR = [
             ],
         },
     ),
-    (wire.TRANSACTION_LOG_KEY, 0, "0000 0005 74786e2d31", {"transactional_id": "txn-1"}),
+    (
+        wire.TRANSACTION_LOG_KEY,
+        0,
+        "0000 0005 74786e2d31",
+        {"transactional_id": "txn-1"},
+    ),
     (
         wire.TRANSACTION_LOG_VALUE,
         0,
@@ -379,7 +517,11 @@ COORDINATOR = [
             "producer_epoch": 7,
             "transaction_timeout_ms": 60_000,
             "transaction_status": 1,
-            "transaction_partitions": [wire.TRANSACTION_LOG_VALUE.Value.Topic(topic="orders", partition_ids=[0, 1])],
+            "transaction_partitions": [
+                wire.TRANSACTION_LOG_VALUE.Value.Topic(
+                    topic="orders", partition_ids=[0, 1]
+                )
+            ],
             "transaction_last_update_timestamp_ms": 1_700_000_000_001,
             "transaction_start_timestamp_ms": 1_700_000_000_000,
         },
@@ -387,8 +529,12 @@ COORDINATOR = [
 ]
 
 
-@pytest.mark.parametrize(("message", "version", "text", "content"), COORDINATOR, ids=repr)
-def test_coordinator_records_are_those_of_kafka(message: Message, version: int, text: str, content: Any) -> None:
+@pytest.mark.parametrize(
+    ("message", "version", "text", "content"), COORDINATOR, ids=repr
+)
+def test_coordinator_records_are_those_of_kafka(
+    message: Message, version: int, text: str, content: Any
+) -> None:
     value = message.Value(**content)
     written = bytes.fromhex(text)
     assert wire.encode_versioned(message, version, value) == written
@@ -396,7 +542,9 @@ def test_coordinator_records_are_those_of_kafka(message: Message, version: int, 
 
 
 def test_tags_of_the_transaction_log_come_last() -> None:
-    value = wire.TRANSACTION_LOG_VALUE.Value(previous_producer_id=3999, client_transaction_version=2)
+    value = wire.TRANSACTION_LOG_VALUE.Value(
+        previous_producer_id=3999, client_transaction_version=2
+    )
     written = wire.encode_versioned(wire.TRANSACTION_LOG_VALUE, 1, value)
     assert written.endswith(bytes.fromhex("02 00 08 0000000000000f9f 02 02 0002"))
     assert wire.decode_versioned(wire.TRANSACTION_LOG_VALUE, written) == (1, value)
@@ -408,16 +556,23 @@ def test_a_newer_consumer_protocol_is_read_as_the_newest_known() -> None:
     newer = struct.pack(">h", 9) + wire.encode_data(message, 3, value) + b"more"
     assert wire.decode_versioned(message, newer) == (9, value)
     with pytest.raises(wire.UnsupportedVersionError):
-        wire.decode_versioned(group_messages.OFFSET_COMMIT_VALUE, struct.pack(">h", 9) + bytes(40))
+        wire.decode_versioned(
+            group_messages.OFFSET_COMMIT_VALUE, struct.pack(">h", 9) + bytes(40)
+        )
 
 
-# --- types --------------------------------------------------------------------------------------------------------
+# --- types
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_the_types_of_messages_are_those_of_the_table() -> None:
-    """Type checkers read stubs instead of the table. `python tools/wire_stubs.py` writes them."""
+    """Type checkers read stubs instead of the table. `python tools/wire_stubs.py`
+    writes them.
+    """
     script = Path(__file__).resolve().parents[2] / "tools" / "wire_stubs.py"
-    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, script, "--check"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert messages.FetchRequest is wire.FETCH.Request
     assert messages.TransactionLogKey is wire.TRANSACTION_LOG_KEY.Value
@@ -425,7 +580,8 @@ def test_the_types_of_messages_are_those_of_the_table() -> None:
         _ = messages.Nonsense  # type: ignore[attr-defined]
 
 
-# --- round trip, frames, tolerance --------------------------------------------------------------------------------
+# --- round trip, frames, tolerance
+# --------------------------------------------------------------------------------
 
 
 @hypothesis.settings(max_examples=300)
@@ -449,7 +605,10 @@ def test_frames_round_trip(api: wire.Api) -> None:
         assert wire.decode_request(header, memoryview(frame)[4:]) == request
         answer = b"".join(wire.encode_response(api, version, 2**31 - 1, response))
         assert int.from_bytes(answer[:4], "big") == len(answer) - 4
-        assert wire.decode_response(api, version, memoryview(answer)[4:]) == (2**31 - 1, response)
+        assert wire.decode_response(api, version, memoryview(answer)[4:]) == (
+            2**31 - 1,
+            response,
+        )
 
 
 def test_client_id_has_an_int16_length_even_in_flexible_requests() -> None:
@@ -462,7 +621,9 @@ def test_client_id_has_an_int16_length_even_in_flexible_requests() -> None:
 
 @pytest.mark.parametrize("version", range(5))
 def test_api_versions_is_answered_under_the_oldest_header(version: int) -> None:
-    (frame,) = wire.encode_response(wire.API_VERSIONS, version, 7, wire.API_VERSIONS.Response(error_code=35))
+    (frame,) = wire.encode_response(
+        wire.API_VERSIONS, version, 7, wire.API_VERSIONS.Response(error_code=35)
+    )
     assert frame[4:10] == bytes.fromhex("00000007 0023")
 
 
@@ -470,7 +631,11 @@ def test_api_versions_is_answered_under_the_oldest_header(version: int) -> None:
 def test_api_versions_of_an_unserved_version_still_has_a_header(version: int) -> None:
     frame = struct.pack(">hhih", 18, version, 9, 1) + b"c" + b"\xff" * 5
     header = wire.decode_header(memoryview(frame))
-    assert (header.api_version, header.correlation_id, header.client_id) == (version, 9, "c")
+    assert (header.api_version, header.correlation_id, header.client_id) == (
+        version,
+        9,
+        "c",
+    )
     with pytest.raises(wire.UnsupportedVersionError):
         wire.decode_request(header, memoryview(frame))
 
@@ -484,14 +649,22 @@ def test_produce_is_advertised_from_0_and_refused_below_3() -> None:
 
 
 def test_metadata_of_librdkafka_with_three_bytes_too_many() -> None:
-    """librdkafka 2.16 reserves four bytes for the count of a compact array: "all topics" leaves three of them over."""
-    frame = wire.encode_request(wire.METADATA, 13, 1, "rdkafka", wire.METADATA.Request(topics=None))[4:] + bytes(3)
-    request = wire.decode_request(wire.decode_header(memoryview(frame)), memoryview(frame))
+    """librdkafka 2.16 reserves four bytes for the count of a compact array: "all
+    topics" leaves three of them over.
+    """
+    frame = wire.encode_request(
+        wire.METADATA, 13, 1, "rdkafka", wire.METADATA.Request(topics=None)
+    )[4:] + bytes(3)
+    request = wire.decode_request(
+        wire.decode_header(memoryview(frame)), memoryview(frame)
+    )
     assert request == wire.METADATA.Request(topics=None)
 
 
 def test_unknown_tagged_fields_are_skipped() -> None:
-    """A newer client may add some anywhere: to the header, beside known tags, to a struct without any."""
+    """A newer client may add some anywhere: to the header, beside known tags, to a
+    struct without any.
+    """
     request = wire.FETCH.Request(cluster_id="c")
     plain = wire.encode_request(wire.FETCH, 12, 1, "", request)[4:]
     assert plain.endswith(bytes.fromhex("01 00 02 0263"))
@@ -501,8 +674,13 @@ def test_unknown_tagged_fields_are_skipped() -> None:
     frame = head[:-1] + bytes.fromhex("01 05 02 abcd") + body + more
     header = wire.decode_header(memoryview(frame))
     assert wire.decode_request(header, memoryview(frame)) == request
-    answer = bytes.fromhex("00000001 00 00000000 0000 02 09 03 aabbcc 64 00")  # Heartbeat v4, tags 9 and 100
-    assert wire.decode_response(wire.HEARTBEAT, 4, answer) == (1, wire.HEARTBEAT.Response())
+    answer = bytes.fromhex(
+        "00000001 00 00000000 0000 02 09 03 aabbcc 64 00"
+    )  # Heartbeat v4, tags 9 and 100
+    assert wire.decode_response(wire.HEARTBEAT, 4, answer) == (
+        1,
+        wire.HEARTBEAT.Response(),
+    )
 
 
 def test_a_nullable_struct() -> None:
@@ -510,7 +688,9 @@ def test_a_nullable_struct() -> None:
     message = wire.DESCRIBE_TOPIC_PARTITIONS.request
     assert encode(message, 0, Request()) == bytes.fromhex("01 000007d0 ff 00")
     value = Request(cursor=Request.Cursor(topic_name="t", partition_index=2))
-    assert encode(message, 0, value) == bytes.fromhex("01 000007d0 01 0274 00000002 00 00")
+    assert encode(message, 0, value) == bytes.fromhex(
+        "01 000007d0 01 0274 00000002 00 00"
+    )
     assert message.decode(0, encode(message, 0, value)) == value
 
 
@@ -518,16 +698,30 @@ def test_records_are_not_copied() -> None:
     Request = wire.PRODUCE.Request
     Response = wire.FETCH.Response
     stored = bytes(1000)
-    topic = Request.Topic(name="t", partition_data=[Request.Topic.Partition(records=stored)])
-    frame = memoryview(wire.encode_request(wire.PRODUCE, 9, 1, "", Request(topic_data=[topic])))[4:]
-    records = wire.decode_request(wire.decode_header(frame), frame).topic_data[0].partition_data[0].records
+    topic = Request.Topic(
+        name="t", partition_data=[Request.Topic.Partition(records=stored)]
+    )
+    frame = memoryview(
+        wire.encode_request(wire.PRODUCE, 9, 1, "", Request(topic_data=[topic]))
+    )[4:]
+    records = (
+        wire.decode_request(wire.decode_header(frame), frame)
+        .topic_data[0]
+        .partition_data[0]
+        .records
+    )
     assert isinstance(records, memoryview)
     assert records.obj is frame.obj
 
     views = [memoryview(stored)[:10], memoryview(stored)[10:]]
     for given in (stored, views[0], views, tuple(views), b"", []):
-        partitions = [Response.Topic.Partition(records=given), Response.Topic.Partition(records=b"end")]
-        response = Response(responses=[Response.Topic(topic="t", partitions=partitions)])
+        partitions = [
+            Response.Topic.Partition(records=given),
+            Response.Topic.Partition(records=b"end"),
+        ]
+        response = Response(
+            responses=[Response.Topic(topic="t", partitions=partitions)]
+        )
         pieces = wire.encode_response(wire.FETCH, 12, 1, response)
         buffers = list(given) if isinstance(given, list | tuple) else [given]
         for buffer in buffers:
@@ -535,13 +729,21 @@ def test_records_are_not_copied() -> None:
         whole = b"".join(pieces)
         assert int.from_bytes(whole[:4], "big") == len(whole) - 4
         _, read = wire.decode_response(wire.FETCH, 12, whole[4:])
-        assert [p.records for p in read.responses[0].partitions] == [b"".join(buffers), b"end"]
+        assert [p.records for p in read.responses[0].partitions] == [
+            b"".join(buffers),
+            b"end",
+        ]
 
 
 def test_values_are_made_by_keyword_with_the_defaults_of_the_schema() -> None:
     Partition = wire.FETCH.Response.Topic.Partition
-    assert Partition(high_watermark=5) == Partition(high_watermark=5, log_start_offset=-1)
-    assert repr(Partition(high_watermark=5)) == "Fetch.Response.Topic.Partition(high_watermark=5)"
+    assert Partition(high_watermark=5) == Partition(
+        high_watermark=5, log_start_offset=-1
+    )
+    assert (
+        repr(Partition(high_watermark=5))
+        == "Fetch.Response.Topic.Partition(high_watermark=5)"
+    )
     assert wire.FETCH.Response().responses is not wire.FETCH.Response().responses
     with pytest.raises(AttributeError, match="assign a new one"):
         Partition().current_leader.leader_id = 3  # shared by all values
@@ -551,8 +753,16 @@ def test_values_are_made_by_keyword_with_the_defaults_of_the_schema() -> None:
 
 def test_a_value_that_does_not_fit_names_its_field() -> None:
     Response = wire.PRODUCE.Response
-    bad = Response(responses=[Response.Topic(name="t", partition_responses=[Response.Topic.Partition(index=2**40)])])
-    with pytest.raises(ValueError, match=r"Produce v9 response, responses\.partition_responses"):
+    bad = Response(
+        responses=[
+            Response.Topic(
+                name="t", partition_responses=[Response.Topic.Partition(index=2**40)]
+            )
+        ]
+    )
+    with pytest.raises(
+        ValueError, match=r"Produce v9 response, responses\.partition_responses"
+    ):
         wire.encode_response(wire.PRODUCE, 9, 1, bad)
     with pytest.raises(ValueError, match="Metadata v0 request, topics"):
         wire.encode_request(wire.METADATA, 0, 1, "", wire.METADATA.Request(topics=None))
@@ -562,10 +772,13 @@ def test_codes_have_names() -> None:
     assert wire.codes.name(wire.codes.NOT_COORDINATOR) == "NOT_COORDINATOR"
     assert wire.codes.name(999) == "error 999"
     errors = pytest.importorskip("kio.schema.errors")
-    assert {code.value: code.name.upper() for code in errors.ErrorCode} == wire.codes._NAMES
+    assert {
+        code.value: code.name.upper() for code in errors.ErrorCode
+    } == wire.codes._NAMES
 
 
-# --- hostile bytes ------------------------------------------------------------------------------------------------
+# --- hostile bytes
+# ------------------------------------------------------------------------------------------------
 
 
 def decodes_or_refuses(message: Message, version: int, data: bytes) -> None:
@@ -576,7 +789,9 @@ def decodes_or_refuses(message: Message, version: int, data: bytes) -> None:
 
 
 def test_a_protocol_error_says_what_and_where() -> None:
-    frame = bytearray(wire.encode_request(wire.METADATA, 1, 1, "me", wire.METADATA.Request())[4:])
+    frame = bytearray(
+        wire.encode_request(wire.METADATA, 1, 1, "me", wire.METADATA.Request())[4:]
+    )
     frame[12:16] = struct.pack(">i", 1_000_000)
     header = wire.decode_header(memoryview(frame))
     with pytest.raises(wire.ProtocolError) as caught:
@@ -588,7 +803,11 @@ def test_a_protocol_error_says_what_and_where() -> None:
 
 @pytest.mark.parametrize(("message", "version"), VERSIONED, ids=str)
 def test_every_cut_is_refused(message: Message, version: int) -> None:
-    data = encode(message, version, draw(message.shape, version, message.is_flexible(version), random.Random(7)))
+    data = encode(
+        message,
+        version,
+        draw(message.shape, version, message.is_flexible(version), random.Random(7)),
+    )
     for cut in range(len(data)):
         with pytest.raises(wire.ProtocolError):
             message.decode(version, data[:cut])
@@ -600,17 +819,36 @@ def test_random_changes_are_refused_or_read(message: Message) -> None:
     versions = range(message.min_version, message.max_version + 1)
     for _ in range(150):
         version = rng.choice(versions)
-        data = bytearray(encode(message, version, draw(message.shape, version, message.is_flexible(version), rng)))
+        data = bytearray(
+            encode(
+                message,
+                version,
+                draw(message.shape, version, message.is_flexible(version), rng),
+            )
+        )
         for _ in range(rng.choice((1, 1, 2, 8))):
             if data:
                 position = rng.randrange(len(data))
-                new = rng.choice((b"\xff", b"\x80", b"\x7f\xff\xff\xff", b"\xff" * 5, rng.randbytes(1), b""))
+                new = rng.choice(
+                    (
+                        b"\xff",
+                        b"\x80",
+                        b"\x7f\xff\xff\xff",
+                        b"\xff" * 5,
+                        rng.randbytes(1),
+                        b"",
+                    )
+                )
                 data[position : position + rng.choice((1, len(new)))] = new
         decodes_or_refuses(message, version, bytes(data))
 
 
-@hypothesis.given(st.binary(max_size=60), st.sampled_from(sorted(wire.APIS)), st.integers(-1, 20))
-def test_random_headers_are_refused_or_read(content: bytes, api_key: int, version: int) -> None:
+@hypothesis.given(
+    st.binary(max_size=60), st.sampled_from(sorted(wire.APIS)), st.integers(-1, 20)
+)
+def test_random_headers_are_refused_or_read(
+    content: bytes, api_key: int, version: int
+) -> None:
     frame = memoryview(struct.pack(">hh", api_key, version) + content)
     try:
         header = wire.decode_header(frame)
@@ -620,19 +858,34 @@ def test_random_headers_are_refused_or_read(content: bytes, api_key: int, versio
     assert api_key == wire.API_VERSIONS.key or header.body_start <= len(frame)
 
 
-@hypothesis.given(st.sampled_from(list(wire.APIS.values())), st.data(), st.binary(max_size=60))
-def test_random_bodies_are_refused_or_read(api: wire.Api[Any, Any], data: st.DataObject, content: bytes) -> None:
-    """Behind a sound header: random bytes are hardly ever one, and what is behind it would not be reached."""
+@hypothesis.given(
+    st.sampled_from(list(wire.APIS.values())), st.data(), st.binary(max_size=60)
+)
+def test_random_bodies_are_refused_or_read(
+    api: wire.Api[Any, Any], data: st.DataObject, content: bytes
+) -> None:
+    """Behind a sound header: random bytes are hardly ever one, and what is behind it
+    would not be reached.
+    """
     version = data.draw(st.integers(api.min_version, api.max_version))
     sound = wire.encode_request(api, version, 1, "me", api.Request())[4:]
-    frame = memoryview(sound[: wire.decode_header(memoryview(sound)).body_start] + content)
+    frame = memoryview(
+        sound[: wire.decode_header(memoryview(sound)).body_start] + content
+    )
     header = wire.decode_header(frame)
     with contextlib.suppress(wire.ProtocolError):
         wire.decode_request(header, frame)
 
 
 @pytest.mark.parametrize(
-    "frame", [b"", b"\0" * 7, b"\0" * 9, b"\x16\x03\x01\x02\0\1\0\1\xfc\3", b"GET / HTTP/1.1\r\n\r\n"]
+    "frame",
+    [
+        b"",
+        b"\0" * 7,
+        b"\0" * 9,
+        b"\x16\x03\x01\x02\0\1\0\1\xfc\3",
+        b"GET / HTTP/1.1\r\n\r\n",
+    ],
 )
 def test_frames_of_another_protocol_are_refused(frame: bytes) -> None:
     with pytest.raises(wire.ProtocolError):
@@ -640,21 +893,39 @@ def test_frames_of_another_protocol_are_refused(frame: bytes) -> None:
 
 
 def test_lies_about_lengths_allocate_nothing() -> None:
-    """Every four bytes in turn announce two billion, every byte a varint of four billion: memory stays small."""
-    messages = [wire.PRODUCE.request, wire.FETCH.request, wire.METADATA.request, wire.JOIN_GROUP.request]
+    """Every four bytes in turn announce two billion, every byte a varint of four
+    billion: memory stays small.
+    """
+    messages = [
+        wire.PRODUCE.request,
+        wire.FETCH.request,
+        wire.METADATA.request,
+        wire.JOIN_GROUP.request,
+    ]
     tracemalloc.start()
     try:
         for message in messages:
             for version in (message.min_version, message.max_version):
-                value = draw(message.shape, version, message.is_flexible(version), random.Random(3))
+                value = draw(
+                    message.shape,
+                    version,
+                    message.is_flexible(version),
+                    random.Random(3),
+                )
                 data = encode(message, version, value)[:600]
                 decodes_or_refuses(message, version, data)  # compiled before we measure
                 tracemalloc.reset_peak()
                 before, _ = tracemalloc.get_traced_memory()
                 for position in range(len(data)):
                     tail = data[position + 4 :]
-                    decodes_or_refuses(message, version, data[:position] + b"\x7f\xff\xff\xff" + tail)
-                    decodes_or_refuses(message, version, data[:position] + b"\xff\xff\xff\xff\x0f" + tail)
+                    decodes_or_refuses(
+                        message, version, data[:position] + b"\x7f\xff\xff\xff" + tail
+                    )
+                    decodes_or_refuses(
+                        message,
+                        version,
+                        data[:position] + b"\xff\xff\xff\xff\x0f" + tail,
+                    )
                 _, peak = tracemalloc.get_traced_memory()
                 assert peak - before < 100 * len(data) + 100_000
     finally:

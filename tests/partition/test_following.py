@@ -1,7 +1,8 @@
 """A log that copies another one: same offsets, same leader epochs, same bytes.
 
-Four things that a log without a copy does not need, each with a test; then random lives of a leader and a follower that
-change places; then each moment at which the power may go.
+Four things that a log without a copy does not need, each with a test; then random lives
+of a leader and a follower that change places; then each moment at which the power may
+go.
 """
 
 from __future__ import annotations
@@ -27,11 +28,15 @@ CONFIG = {"segment.bytes": 400, "index.interval.bytes": 100}
 
 
 def opened(disk: SimulatedDisk, path: str, **options: object) -> Log:
-    return logcore.open(path, create=True, replicated=True, config=CONFIG, fs=disk, **options)  # type: ignore[arg-type]
+    return logcore.open(
+        path, create=True, replicated=True, config=CONFIG, fs=disk, **options
+    )  # type: ignore[arg-type]
 
 
 def copy(leader: Log, follower: Log, *, max_bytes: int = 1 << 20) -> None:
-    """As a follower fetches: truncates to where the two agree, then copies piece after piece."""
+    """As a follower fetches: truncates to where the two agree, then copies piece after
+    piece.
+    """
     while True:
         before = follower.log_end_offset
         follower.truncate_to_epoch(*leader.end_of_epoch(follower.leader_epoch))
@@ -46,8 +51,16 @@ def copy(leader: Log, follower: Log, *, max_bytes: int = 1 << 20) -> None:
 
 
 def log_files(disk: SimulatedDisk, path: str, *suffixes: str) -> dict[str, bytes]:
-    found = {name.rpartition("/")[2]: content for name, content in disk.files().items() if name.startswith(path + "/")}
-    return {name: content or b"" for name, content in found.items() if name.endswith(suffixes or ".log")}
+    found = {
+        name.rpartition("/")[2]: content
+        for name, content in disk.files().items()
+        if name.startswith(path + "/")
+    }
+    return {
+        name: content or b""
+        for name, content in found.items()
+        if name.endswith(suffixes or ".log")
+    }
 
 
 @pytest.fixture
@@ -55,20 +68,27 @@ def disk() -> SimulatedDisk:
     return SimulatedDisk(now_ms=T0)
 
 
-def test_what_lies_above_the_high_watermark_is_read_by_followers_alone(disk: SimulatedDisk) -> None:
+def test_what_lies_above_the_high_watermark_is_read_by_followers_alone(
+    disk: SimulatedDisk,
+) -> None:
     with opened(disk, "/a/t-0") as log:
         log.append(b"one")
         log.append(b"two")
         assert (log.high_watermark, log.log_end_offset) == (0, 2)
         assert list(log.read(0)) == []
         assert log.stored(0, max_bytes=1 << 20) == []
-        assert sum(map(len, log.stored(0, max_bytes=1 << 20, up_to="log_end"))) == log.statistics().size_bytes
+        assert (
+            sum(map(len, log.stored(0, max_bytes=1 << 20, up_to="log_end")))
+            == log.statistics().size_bytes
+        )
         assert log.advance_high_watermark(1) == 1
         assert [record.value for record in log.read(0)] == [b"one"]
 
 
 @pytest.mark.parametrize("policy", ["os", "group", "always", "every(2)"])
-def test_the_high_watermark_is_moved_by_its_owner_alone(disk: SimulatedDisk, policy: str) -> None:
+def test_the_high_watermark_is_moved_by_its_owner_alone(
+    disk: SimulatedDisk, policy: str
+) -> None:
     with opened(disk, "/a/t-0", durability=policy) as log:
         for number in range(4):
             log.append(b"%d" % number, durability="disk")
@@ -77,7 +97,9 @@ def test_the_high_watermark_is_moved_by_its_owner_alone(disk: SimulatedDisk, pol
         log.append(b"4")
         assert log.high_watermark == 0
         assert log.advance_high_watermark(3) == 3
-        assert log.advance_high_watermark(1) == 3, "what readers have seen is not taken back"
+        assert log.advance_high_watermark(1) == 3, (
+            "what readers have seen is not taken back"
+        )
         with logcore.open("/a/t-0", read_only=True, fs=disk) as elsewhere:
             assert [record.value for record in elsewhere.read(0)] == [b"0", b"1", b"2"]
     with opened(disk, "/a/t-0") as log:
@@ -154,7 +176,11 @@ def batch(*, base_offset: int = 3, leader_epoch: int = 2, count: int = 1) -> byt
         (batch(base_offset=2), logcore.OffsetOutOfRangeError, "does not continue"),
         (batch() + batch(), logcore.OffsetOutOfRangeError, "does not continue"),
         (batch(leader_epoch=1), logcore.OffsetOutOfRangeError, "leader epoch"),
-        (batch(leader_epoch=4) + batch(base_offset=4), logcore.OffsetOutOfRangeError, "leader epoch"),
+        (
+            batch(leader_epoch=4) + batch(base_offset=4),
+            logcore.OffsetOutOfRangeError,
+            "leader epoch",
+        ),
     ],
 )
 def test_batches_that_do_not_continue_the_log_are_refused(
@@ -173,7 +199,9 @@ def lead(log: Log, rng: random.Random, steps: int, label: bytes) -> None:
     """What a leader may do: records, producers, transactions, rolls."""
     open_transactions: dict[int, int] = {}
     for step in range(steps):
-        action = rng.choice(["append", "append", "many", "roll", "idempotent", "transact", "end"])
+        action = rng.choice(
+            ["append", "append", "many", "roll", "idempotent", "transact", "end"]
+        )
         value = b"%s%d" % (label, step) * rng.randrange(1, 12)
         if action == "append":
             log.append(value, key=b"k")
@@ -183,12 +211,20 @@ def lead(log: Log, rng: random.Random, steps: int, label: bytes) -> None:
             log.roll()
         elif action == "idempotent":
             rows = [(None, value, (), T0)]
-            log.append_batch(encode(rows, producer_id=500 + step, producer_epoch=0, base_sequence=0))
+            log.append_batch(
+                encode(rows, producer_id=500 + step, producer_epoch=0, base_sequence=0)
+            )
         elif action == "transact":
             producer_id = rng.randrange(1, 4)
             sequence = open_transactions.get(producer_id, 0)
             rows = [(None, value, (), T0)]
-            made = encode(rows, producer_id=producer_id, producer_epoch=0, base_sequence=sequence, transactional=True)
+            made = encode(
+                rows,
+                producer_id=producer_id,
+                producer_epoch=0,
+                base_sequence=sequence,
+                transactional=True,
+            )
             log.append_batch(made, check_sequence=False)
             open_transactions[producer_id] = sequence + 1
         else:
@@ -201,7 +237,10 @@ def test_the_files_of_a_follower_are_those_of_its_leader(seed: int) -> None:
     rng = random.Random(seed)
     disk = SimulatedDisk(now_ms=T0)
     paths = ["/a/t-0", "/b/t-0"]
-    logs = [opened(disk, path, durability=rng.choice(["os", "group", "every(3)"])) for path in paths]
+    logs = [
+        opened(disk, path, durability=rng.choice(["os", "group", "every(3)"]))
+        for path in paths
+    ]
     leader, follower = logs
     for epoch in range(1, rng.randrange(2, 5)):
         leader.begin_epoch(epoch)
@@ -245,9 +284,14 @@ def test_a_follower_holds_a_prefix_of_its_leader_after_any_crash() -> None:
         lead(leader, random.Random(4), 8, b"y")
         leader.advance_high_watermark(leader.log_end_offset)
         leader.delete_records(min(start, leader._state.segments[-1].base_offset))
-        bytes_of = {record.offset: record for record in leader.read(leader.log_start_offset)}
+        bytes_of = {
+            record.offset: record for record in leader.read(leader.log_start_offset)
+        }
         first = leader.log_start_offset
-        pieces = [bytes(piece) for piece in leader.stored(first, max_bytes=1 << 20, up_to="log_end")]
+        pieces = [
+            bytes(piece)
+            for piece in leader.stored(first, max_bytes=1 << 20, up_to="log_end")
+        ]
         end = leader.log_end_offset
 
     def run(disk: SimulatedDisk, promise: object) -> None:
@@ -281,19 +325,28 @@ def test_a_full_disk_leaves_a_follower_as_it_was(disk: SimulatedDisk) -> None:
             follower.append_as_follower(batch(base_offset=9, leader_epoch=4))
         disk.faults = None
         assert follower.log_end_offset == 9
-        assert follower.append_as_follower(batch(base_offset=9, leader_epoch=4)).offset == 9
+        assert (
+            follower.append_as_follower(batch(base_offset=9, leader_epoch=4)).offset
+            == 9
+        )
 
 
-def test_the_noted_high_watermark_is_the_one_of_the_last_close(disk: SimulatedDisk) -> None:
+def test_the_noted_high_watermark_is_the_one_of_the_last_close(
+    disk: SimulatedDisk,
+) -> None:
     with opened(disk, "/b/t-0") as follower:
         follower.append_as_follower(batch(base_offset=0, count=4))
         follower.append_as_follower(batch(base_offset=4))
         follower.advance_high_watermark(4)
-    assert checkpoint.read_offsets(disk, "/b", checkpoint.HIGH_WATERMARK) == {("t", 0): 4}
+    assert checkpoint.read_offsets(disk, "/b", checkpoint.HIGH_WATERMARK) == {
+        ("t", 0): 4
+    }
 
 
 def test_an_epoch_without_records_stops_no_follower(disk: SimulatedDisk) -> None:
-    """A log that led in epoch 5 and stored nothing follows one whose batches are of epoch 4."""
+    """A log that led in epoch 5 and stored nothing follows one whose batches are of
+    epoch 4.
+    """
     with opened(disk, "/a/t-0") as leader, opened(disk, "/b/t-0") as follower:
         leader.begin_epoch(4)
         leader.append(b"one")
@@ -309,10 +362,13 @@ def test_an_epoch_without_records_stops_no_follower(disk: SimulatedDisk) -> None
 
 
 @pytest.mark.parametrize(
-    ("operation", "number"), [("create", errno.ENOSPC), ("create", errno.EMFILE), ("pwrite", errno.ENOSPC)]
+    ("operation", "number"),
+    [("create", errno.ENOSPC), ("create", errno.EMFILE), ("pwrite", errno.ENOSPC)],
 )
 @pytest.mark.parametrize("first", [0, 5])
-def test_an_append_that_failed_may_be_repeated(disk: SimulatedDisk, operation: str, number: int, first: int) -> None:
+def test_an_append_that_failed_may_be_repeated(
+    disk: SimulatedDisk, operation: str, number: int, first: int
+) -> None:
     data = batch(base_offset=first, leader_epoch=4)
     with opened(disk, "/b/t-0") as follower:
         disk.faults = FaultPlan(Fault(operation, number, path="*.log"))
@@ -344,7 +400,9 @@ def test_a_high_watermark_is_where_a_batch_ends(disk: SimulatedDisk) -> None:
         assert log.advance_high_watermark(7) == 0
         assert log.advance_high_watermark(17) == 10
         log.delete_records(5)
-        assert [record.offset for record in log.read(5, isolation="read_committed")] == [5, 6, 7, 8, 9]
+        assert [
+            record.offset for record in log.read(5, isolation="read_committed")
+        ] == [5, 6, 7, 8, 9]
     for name in (checkpoint.HIGH_WATERMARK, "t-0/" + checkpoint.DURABLE_END):
         disk.unlink("/b/" + name)
     with opened(disk, "/b/t-0") as log:
@@ -352,7 +410,9 @@ def test_a_high_watermark_is_where_a_batch_ends(disk: SimulatedDisk) -> None:
         assert log.last_stable_offset == 10
 
 
-def test_a_damaged_note_shows_nothing_above_the_high_watermark(disk: SimulatedDisk) -> None:
+def test_a_damaged_note_shows_nothing_above_the_high_watermark(
+    disk: SimulatedDisk,
+) -> None:
     with opened(disk, "/b/t-0") as log:
         for number in range(5):
             log.append(b"%d" % number)
@@ -370,7 +430,10 @@ def test_a_damaged_note_shows_nothing_above_the_high_watermark(disk: SimulatedDi
 def test_a_follower_that_leads_knows_the_producers(disk: SimulatedDisk) -> None:
     with opened(disk, "/a/t-0") as leader, opened(disk, "/b/t-0") as follower:
         rows = [(None, b"x", (), T0)]
-        raws = [encode(rows, producer_id=7, producer_epoch=0, base_sequence=at) for at in range(3)]
+        raws = [
+            encode(rows, producer_id=7, producer_epoch=0, base_sequence=at)
+            for at in range(3)
+        ]
         for raw in raws:
             leader.append_batch(raw)
             leader.roll()
@@ -379,15 +442,21 @@ def test_a_follower_that_leads_knows_the_producers(disk: SimulatedDisk) -> None:
         follower.append(b"x")
         follower.advance_high_watermark(3)
         follower.delete_records(3)
-        assert follower.append_batch(raws[2]).offset == 2, "a batch sent twice is stored once"
+        assert follower.append_batch(raws[2]).offset == 2, (
+            "a batch sent twice is stored once"
+        )
 
 
 @pytest.mark.parametrize("begins_segment", [False, True])
-def test_a_gap_that_no_segment_can_hold(disk: SimulatedDisk, begins_segment: bool) -> None:
+def test_a_gap_that_no_segment_can_hold(
+    disk: SimulatedDisk, begins_segment: bool
+) -> None:
     far = 1 << 32
     with opened(disk, "/b/t-0") as follower:
         follower.append_as_follower(batch(base_offset=0, leader_epoch=0))
-        data = batch(base_offset=far, leader_epoch=0) + batch(base_offset=far + far, leader_epoch=0)
+        data = batch(base_offset=far, leader_epoch=0) + batch(
+            base_offset=far + far, leader_epoch=0
+        )
         follower.append_as_follower(data, begins_segment=begins_segment)
         follower.roll()
     with opened(disk, "/b/t-0") as follower:
@@ -397,13 +466,23 @@ def test_a_gap_that_no_segment_can_hold(disk: SimulatedDisk, begins_segment: boo
 
 @pytest.mark.parametrize(
     ("operation", "number"),
-    [("pwrite", 1), ("open", 1), ("open", 2), ("sync_dir", 1), ("sync_dir", 2), ("fdatasync", 1), ("fsync", 1)],
+    [
+        ("pwrite", 1),
+        ("open", 1),
+        ("open", 2),
+        ("sync_dir", 1),
+        ("sync_dir", 2),
+        ("fdatasync", 1),
+        ("fsync", 1),
+    ],
 )
 @pytest.mark.parametrize("number_of_error", [errno.ENOSPC, errno.EMFILE])
 def test_a_full_disk_at_a_gap_that_no_segment_can_hold(
     disk: SimulatedDisk, operation: str, number: int, number_of_error: int
 ) -> None:
-    """The roll had succeeded, and the log end went back below the segment that it had begun."""
+    """The roll had succeeded, and the log end went back below the segment that it had
+    begun.
+    """
     far = 1 << 32
     log = opened(disk, "/b/t-0", durability="os")
     log.append_as_follower(batch(base_offset=0, leader_epoch=0))
@@ -428,7 +507,9 @@ def test_a_full_disk_at_a_gap_that_no_segment_can_hold(
 
 @pytest.mark.parametrize("policy", ["os", "group"])
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_a_log_that_gets_its_first_copy_hides_nothing(disk: SimulatedDisk, policy: str, is_killed: bool) -> None:
+def test_a_log_that_gets_its_first_copy_hides_nothing(
+    disk: SimulatedDisk, policy: str, is_killed: bool
+) -> None:
     log = logcore.open("/b/t-0", create=True, durability=policy, fs=disk)
     log.append_many([(None, b"x")] * 5)
     if is_killed:
@@ -458,7 +539,9 @@ def test_a_crash_while_a_log_gets_its_first_copy_hides_nothing() -> None:
 
 
 def test_a_cut_inside_a_gap_keeps_the_epochs_in_order(disk: SimulatedDisk) -> None:
-    """What stands for the gap had the epoch that the same call forgets, and copies refused what followed."""
+    """What stands for the gap had the epoch that the same call forgets, and copies
+    refused what followed.
+    """
     with opened(disk, "/a/t-0") as leader, opened(disk, "/b/t-0") as follower:
         for offset in range(6):
             leader.append_as_follower(batch(base_offset=offset, leader_epoch=0))
@@ -470,13 +553,17 @@ def test_a_cut_inside_a_gap_keeps_the_epochs_in_order(disk: SimulatedDisk) -> No
         assert log_files(disk, "/a/t-0") == log_files(disk, "/b/t-0")
 
 
-def test_a_cut_inside_a_gap_that_no_segment_can_hold_is_refused(disk: SimulatedDisk) -> None:
+def test_a_cut_inside_a_gap_that_no_segment_can_hold_is_refused(
+    disk: SimulatedDisk,
+) -> None:
     far = 1 << 32
     with opened(disk, "/b/t-0") as follower:
         follower.append_as_follower(batch(base_offset=0, leader_epoch=0))
         follower.append_as_follower(batch(base_offset=far, leader_epoch=0))
         for offset in ((1 << 31) + 1, far - 1):
-            with pytest.raises(logcore.OffsetOutOfRangeError, match="wider than a segment"):
+            with pytest.raises(
+                logcore.OffsetOutOfRangeError, match="wider than a segment"
+            ):
                 follower.truncate(offset)
         assert (follower.log_end_offset, follower.has_failed) == (far + 1, False)
         follower.truncate(1 << 31)

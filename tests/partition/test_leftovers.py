@@ -1,4 +1,6 @@
-"""What an opening makes of files that a crash left beside the records: indexes, seals, temporary files."""
+"""What an opening makes of files that a crash left beside the records: indexes, seals,
+temporary files.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def test_a_log_that_is_made_anew_has_one_file_open() -> None:
     assert "/t-0/logcore.unsynced" not in disk.files()
 
 
-def test_what_is_believed_of_a_clean_directory_is_on_disk_before_it_is_called_clean() -> None:
+def test_what_is_believed_of_a_clean_directory_is_on_disk_before_it_is_called_clean() -> (
+    None
+):
     disk = killed([1000] * 20)
     before = len(disk.operations)
     with logcore.open_dir("/", fs=disk) as logdir:
@@ -48,7 +52,9 @@ def test_what_is_believed_of_a_clean_directory_is_on_disk_before_it_is_called_cl
     whole = disk.files()[name]
     for state in disk.crash_states():
         if "/.kafka_cleanshutdown" in state.files:
-            assert state.files.get(name, whole) == whole, state.what  # a deleted one is rebuilt
+            assert state.files.get(name, whole) == whole, (
+                state.what
+            )  # a deleted one is rebuilt
 
 
 def test_after_a_failed_sync_damaged_and_sealed_files_are_made_anew_too() -> None:
@@ -57,10 +63,15 @@ def test_after_a_failed_sync_damaged_and_sealed_files_are_made_anew_too() -> Non
     disk = killed([1000] * 6, **config)
     disk.put("/t-0/logcore.unsynced", b"")
     disk.put("/recovery-point-offset-checkpoint", None)
-    before = {path: disk.identity(path) for path in disk.files() if path.endswith(".log")}
+    before = {
+        path: disk.identity(path) for path in disk.files() if path.endswith(".log")
+    }
     last = max(before)
     disk.flip(last, 70)
-    disk.put("/t-0/logcore.policy", b'{"durability": "always", "max_bytes": 1, "dense_from": 0}')
+    disk.put(
+        "/t-0/logcore.policy",
+        b'{"durability": "always", "max_bytes": 1, "dense_from": 0}',
+    )
     with logcore.open("t-0", fs=disk, config=config, on_corruption="quarantine") as log:
         assert log.recovery_report is not None and log.recovery_report.damage
         assert all(disk.identity(path) != number for path, number in before.items())
@@ -73,21 +84,32 @@ def test_markers_that_a_crash_left_count_over_the_file_that_lacks_them() -> None
     rows = [(b"k", b"aborted")]
     disk_of_kafka = SimulatedDisk(disk.files())
     with logcore.open("t-0", fs=disk_of_kafka, config=config) as log:
-        log.append_batch(encode(rows, transactional=True, producer_id=5, producer_epoch=0, base_sequence=0))
+        log.append_batch(
+            encode(
+                rows,
+                transactional=True,
+                producer_id=5,
+                producer_epoch=0,
+                base_sequence=0,
+            )
+        )
         log.end_transaction(5, 0, commit=False)
     name = f"/t-0/{0:020d}"
     disk.put(name + ".log", disk_of_kafka.files()[name + ".log"])
     with logcore.open("t-0", fs=disk, config=config) as log:
         assert len(list(log.read(0, isolation="read_committed"))) == 6
     assert len(disk.files()[name + ".txnindex"]) == 34
-    with logcore.open("t-0", fs=disk) as log:  # after a crash it would be looked at again
+    with logcore.open(
+        "t-0", fs=disk
+    ) as log:  # after a crash it would be looked at again
         assert log.writer.notes.producers
 
 
 @pytest.mark.parametrize("is_full", [False, True])
 def test_indexes_of_sealed_segments_that_a_crash_of_kafka_left(is_full: bool) -> None:
-    """Kafka syncs a segment some time after it rolled; a power cut before that leaves any indexes. It makes those above
-    the recovery point anew, and would not any more, once the directory was opened and closed here.
+    """Kafka syncs a segment some time after it rolled; a power cut before that leaves
+    any indexes. It makes those above the recovery point anew, and would not any more,
+    once the directory was opened and closed here.
     """
     config = {"segment.bytes": 600, "index.interval.bytes": 100}
     disk = SimulatedDisk()
@@ -121,13 +143,17 @@ def test_indexes_of_sealed_segments_that_a_crash_of_kafka_left(is_full: bool) ->
     disk.unlink("/d/t-0/logcore.policy")  # only Kafka was here
     disk = SimulatedDisk(disk.files())
     if is_full:
-        disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*index", times=None))
+        disk.faults = FaultPlan(
+            Fault("pwrite", errno.ENOSPC, path="*index", times=None)
+        )
     with logcore.open_dir("d", fs=disk, config=config) as directory:
         directory.partition("t", 0)
         disk.faults = None
     after = disk.files()
     assert "/d/.kafka_cleanshutdown" in after
-    assert {path for path in after if path.endswith(".log")} == {path for path in clean if path.endswith(".log")}
+    assert {path for path in after if path.endswith(".log")} == {
+        path for path in clean if path.endswith(".log")
+    }
     *sealed, _ = sorted(path for path in clean if path.endswith(".log"))
     for path, data in sound.items():
         if is_full and path[: path.index(".")] + ".log" in sealed:
@@ -136,20 +162,40 @@ def test_indexes_of_sealed_segments_that_a_crash_of_kafka_left(is_full: bool) ->
             assert after[path] == data, path
 
 
-@pytest.mark.parametrize("position", [0, 3, 16, 70], ids=["offset", "far offset", "magic", "marker"])
+@pytest.mark.parametrize(
+    "position", [0, 3, 16, 70], ids=["offset", "far offset", "magic", "marker"]
+)
 def test_indexes_that_lead_past_old_damage_stay(position: int) -> None:
-    """Opening looks at nothing below the recovery point, and reads what lies behind damage there through the index."""
+    """Opening looks at nothing below the recovery point, and reads what lies behind
+    damage there through the index.
+    """
     config = {"segment.bytes": 3_000, "index.interval.bytes": 200}
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, fs=disk, config=config) as log:
         rows = [(None, b"x" * 50, (), disk.now_ms())]
-        log.append_batch(encode(rows, producer_id=7, producer_epoch=0, base_sequence=0, transactional=True))
+        log.append_batch(
+            encode(
+                rows,
+                producer_id=7,
+                producer_epoch=0,
+                base_sequence=0,
+                transactional=True,
+            )
+        )
         at = log.writer.active.size_bytes
         log.end_transaction(7, 0, commit=False)
         size = log.writer.active.size_bytes - at
         while len(log._state.segments) < 3:
             log.append(b"y" * 50)
-        log.append_batch(encode(rows, producer_id=7, producer_epoch=0, base_sequence=1, transactional=True))
+        log.append_batch(
+            encode(
+                rows,
+                producer_id=7,
+                producer_epoch=0,
+                base_sequence=1,
+                transactional=True,
+            )
+        )
         log.end_transaction(7, 0, commit=False)
         log.roll()
         end = log.log_end_offset
@@ -158,8 +204,13 @@ def test_indexes_that_lead_past_old_damage_stay(position: int) -> None:
     broken = bytearray(files[first.path])
     broken[at + position] ^= 64
     point = second.base_offset - 1 if position < size else first.base_offset
-    files |= {first.path: bytes(broken), "/recovery-point-offset-checkpoint": b"0\n1\nt 0 %d\n" % point}
-    left = SimulatedDisk({path: data for path, data in files.items() if "clean" not in path})
+    files |= {
+        first.path: bytes(broken),
+        "/recovery-point-offset-checkpoint": b"0\n1\nt 0 %d\n" % point,
+    }
+    left = SimulatedDisk(
+        {path: data for path, data in files.items() if "clean" not in path}
+    )
     with logcore.open("t-0", fs=left, config=config) as log:
         assert log.log_end_offset == end
         assert log.get(first.base_offset + 20).value == b"y" * 50
@@ -173,7 +224,11 @@ def test_an_index_that_was_wrong_is_gone_before_the_recovery_point_moves() -> No
         for number in range(8):
             log.append(b"%d" % number * 60)
         first = log._state.segments[0]
-    kept = {path: data for path, data in disk.files().items() if "clean" not in path and "recovery" not in path}
+    kept = {
+        path: data
+        for path, data in disk.files().items()
+        if "clean" not in path and "recovery" not in path
+    }
     left = SimulatedDisk({**kept, first.file(".txnindex"): bytes(34)})
     log = logcore.open("t-0", fs=left, config=config)
     assert not left.exists(first.file(".txnindex")) and log.recovery_point == 8
@@ -208,14 +263,20 @@ def written_disk() -> SimulatedDisk:
 
 @pytest.mark.parametrize("left", [".log.deleted", ".log.cleaned", ".index.tmp"])
 def test_room_for_recovery_is_made_of_what_a_crash_left(left: str) -> None:
-    """A torn tail is put aside before it is cut, and on a full disk there was no room for it but that of leftovers."""
+    """A torn tail is put aside before it is cut, and on a full disk there was no room
+    for it but that of leftovers.
+    """
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, fs=disk, durability="os")
     for _ in range(20):
         log.append(b"v" * 300)
     path = log.writer.active.path
     disk.kill()
-    files = {**disk.files(), path: disk.files()[path][:-50], path.removesuffix(".log") + left: bytes(8_000)}
+    files = {
+        **disk.files(),
+        path: disk.files()[path][:-50],
+        path.removesuffix(".log") + left: bytes(8_000),
+    }
     room = sum(map(len, files.values())) + 100
     full = SimulatedDisk(files, capacity_bytes=room)
     with logcore.open("t-0", fs=full) as log:
@@ -227,11 +288,15 @@ def test_room_for_recovery_is_made_of_what_a_crash_left(left: str) -> None:
     for _ in range(2):
         with pytest.raises(logcore.DiskFullError):
             logcore.open("t-0", fs=small)
-        assert not [name for name in small.files() if "quarantine" in name], "each try leaves another one"
+        assert not [name for name in small.files() if "quarantine" in name], (
+            "each try leaves another one"
+        )
 
 
 def test_a_reader_that_opens_while_the_log_is_truncated() -> None:
-    """It had opened the old file, and the recovery point spoke of the new one: all reading was an error."""
+    """It had opened the old file, and the recovery point spoke of the new one: all
+    reading was an error.
+    """
     disk = SimulatedDisk()
     writer = logcore.open("t-0", create=True, fs=disk, durability="always")
     for number in range(5):
@@ -253,9 +318,14 @@ def test_a_reader_that_opens_while_the_log_is_truncated() -> None:
 
     disk.open = opened  # type: ignore[method-assign]
     with logcore.open("t-0", read_only=True, fs=disk) as log:
-        assert {record.value[:3] for record in log.read(0) if record.value} <= {b"old", b"new"}
+        assert {record.value[:3] for record in log.read(0) if record.value} <= {
+            b"old",
+            b"new",
+        }
         log.refresh()
-        assert [record.value for record in log.read(0)] == [b"new%d" % number for number in range(20)]
+        assert [record.value for record in log.read(0)] == [
+            b"new%d" % number for number in range(20)
+        ]
     writer.close()
 
 
@@ -270,9 +340,11 @@ def test_a_directory_that_goes_under_a_reader(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_clean", [True, False])
 @pytest.mark.parametrize("count", [1, 40])
-def test_a_length_that_turned_makes_no_tail_of_the_last_batch(is_clean: bool, count: int) -> None:
-    """One bit less in its length, and what was left of the last batch that was on disk looked like a torn tail: it was
-    cut off the file, and opening called the rest sound.
+def test_a_length_that_turned_makes_no_tail_of_the_last_batch(
+    is_clean: bool, count: int
+) -> None:
+    """One bit less in its length, and what was left of the last batch that was on disk
+    looked like a torn tail: it was cut off the file, and opening called the rest sound.
     """
     disk = SimulatedDisk()
     config = {"index.interval.bytes": 200}
@@ -281,7 +353,11 @@ def test_a_length_that_turned_makes_no_tail_of_the_last_batch(is_clean: bool, co
             log.append(b"%d" % number * 40)
         at = next(batch.position for batch in log.batches(count - 1))
         path = log.writer.active.path
-    files = {name: data for name, data in disk.files().items() if is_clean or "clean" not in name}
+    files = {
+        name: data
+        for name, data in disk.files().items()
+        if is_clean or "clean" not in name
+    }
     for bit in [bit for bit in (1, 2, 4, 8, 16, 32) if files[path][at + 11] & bit]:
         bad = bytearray(files[path])
         bad[at + 11] ^= bit
@@ -289,5 +365,10 @@ def test_a_length_that_turned_makes_no_tail_of_the_last_batch(is_clean: bool, co
         with pytest.raises(logcore.CorruptLogError, match="this batch was on disk"):
             logcore.open("t-0", fs=left, config=config)
         assert left.files()[path] == bytes(bad)
-        with logcore.open("t-0", fs=left, config=config, on_corruption="quarantine") as log:
-            assert log.recovery_report is not None and log.recovery_report.damage[0].first_offset == count - 1
+        with logcore.open(
+            "t-0", fs=left, config=config, on_corruption="quarantine"
+        ) as log:
+            assert (
+                log.recovery_report is not None
+                and log.recovery_report.damage[0].first_offset == count - 1
+            )

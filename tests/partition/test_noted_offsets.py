@@ -1,4 +1,6 @@
-"""What a reader remembers of the checkpoints of its log directory, and where a tail goes on in its file."""
+"""What a reader remembers of the checkpoints of its log directory, and where a tail
+goes on in its file.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +46,14 @@ def test_a_file_that_was_not_replaced_is_not_read_again() -> None:
 
 
 @pytest.mark.parametrize("durability", ["os", "group"])
-def test_a_tail_elsewhere_goes_on_through_rolls_and_deletions(tmp_path: Path, durability: str) -> None:
+def test_a_tail_elsewhere_goes_on_through_rolls_and_deletions(
+    tmp_path: Path, durability: str
+) -> None:
     path = tmp_path / "t-0"
     with (
-        logcore.open(path, create=True, durability=durability, config={"segment.bytes": 2_000}) as log,
+        logcore.open(
+            path, create=True, durability=durability, config={"segment.bytes": 2_000}
+        ) as log,
         logcore.open(path, read_only=True) as reader,
     ):
         tail = reader.tail(0, timeout=300)
@@ -63,14 +69,23 @@ def test_a_tail_elsewhere_goes_on_through_rolls_and_deletions(tmp_path: Path, du
             next(tail)
 
 
-def test_a_tail_does_not_look_for_its_place_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tail_does_not_look_for_its_place_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from logcore.partition.scan import Stretch
 
     path = tmp_path / "t-0"
     found: list[int] = []
     find = Stretch._find
-    monkeypatch.setattr(Stretch, "_find", staticmethod(lambda *given: found.append(given[1]) or find(*given)))
-    with logcore.open(path, create=True) as log, logcore.open(path, read_only=True) as reader:
+    monkeypatch.setattr(
+        Stretch,
+        "_find",
+        staticmethod(lambda *given: found.append(given[1]) or find(*given)),
+    )
+    with (
+        logcore.open(path, create=True) as log,
+        logcore.open(path, read_only=True) as reader,
+    ):
         log.append(b"0")
         tail = reader.tail(0, timeout=300)
         for number in range(1, 20):
@@ -79,8 +94,12 @@ def test_a_tail_does_not_look_for_its_place_again(tmp_path: Path, monkeypatch: p
     assert len(found) <= 1, found
 
 
-def test_a_reader_ends_at_the_high_watermark_when_the_file_was_cut_behind_it(tmp_path: Path) -> None:
-    """A writer cuts what a killed one has left of a batch, after the reader has seen how long the file is."""
+def test_a_reader_ends_at_the_high_watermark_when_the_file_was_cut_behind_it(
+    tmp_path: Path,
+) -> None:
+    """A writer cuts what a killed one has left of a batch, after the reader has seen
+    how long the file is.
+    """
     path = tmp_path / "t-0"
     with logcore.open(path, create=True) as log:
         log.append_many([(None, b"%d" % number) for number in range(3)])
@@ -94,7 +113,9 @@ def test_a_reader_ends_at_the_high_watermark_when_the_file_was_cut_behind_it(tmp
 
 
 def test_a_note_of_the_visible_end_that_comes_later_is_seen() -> None:
-    """A reader that found none does not open it again while no name in the directory changes; then it does."""
+    """A reader that found none does not open it again while no name in the directory
+    changes; then it does.
+    """
     disk = SimulatedDisk()
     with logcore.open("/data/t-0", create=True, durability="os", fs=disk) as log:
         log.append(b"shown")
@@ -103,7 +124,9 @@ def test_a_note_of_the_visible_end_that_comes_later_is_seen() -> None:
         assert not reader.refresh()
         opened: list[str] = []
         disk_open = disk.open
-        disk.open = lambda path, **named: opened.append(path) or disk_open(path, **named)  # type: ignore[method-assign]
+        disk.open = lambda path, **named: (
+            opened.append(path) or disk_open(path, **named)
+        )  # type: ignore[method-assign]
         assert not reader.refresh()
         assert not [path for path in opened if path.endswith(checkpoint.DURABLE_END)]
         disk.open = disk_open  # type: ignore[method-assign]
@@ -117,7 +140,9 @@ def test_a_note_of_the_visible_end_that_comes_later_is_seen() -> None:
             assert reader.high_watermark == 3
 
 
-def test_a_tail_looks_before_it_waits_and_asks_the_watch_before_it_looks_again() -> None:
+def test_a_tail_looks_before_it_waits_and_asks_the_watch_before_it_looks_again() -> (
+    None
+):
     disk = SimulatedDisk()
     with (
         logcore.open("/data/t-0", create=True, durability="os", fs=disk) as log,

@@ -1,7 +1,9 @@
-"""Whether a batch continues the one before it: one table of cases, and all that judge the order of batches.
+"""Whether a batch continues the one before it: one table of cases, and all that judge
+the order of batches.
 
-Each case is a run of batches behind two sound ones, [0, 1] and [2]. A caller is given the same bytes in a directory of
-ours, which has no gaps, and in one of Kafka, which may have some.
+Each case is a run of batches behind two sound ones, [0, 1] and [2]. A caller is given
+the same bytes in a directory of ours, which has no gaps, and in one of Kafka, which may
+have some.
 """
 
 from __future__ import annotations
@@ -22,19 +24,30 @@ from logcore.inspect.searching import BadStretch, Search, Source
 from logcore.inspect.verify import verify
 from logcore.kernels import kernel, layout
 from logcore.partition.gaps import NEVER, Gaps, Noted
-from logcore.partition.order import Fault, epochs_in_order, fault_of, first_fault, in_order, reach
+from logcore.partition.order import (
+    Fault,
+    epochs_in_order,
+    fault_of,
+    first_fault,
+    in_order,
+    reach,
+)
 from logcore.recordbatch import encode
 from logcore.segment import Segment
 from logcore.testing import SimulatedDisk
 from support.kernels import KERNELS
 
 LOG = f"t-0/{0:020d}.log"
-OURS = {"t-0/logcore.policy": b'{"durability": "group", "max_bytes": 1048576, "dense_from": 0}'}
+OURS = {
+    "t-0/logcore.policy": b'{"durability": "group", "max_bytes": 1048576, "dense_from": 0}'
+}
 FAR_AWAY = 1 << 33
 
 
 class Case(NamedTuple):
-    """Batches behind [0, 1] and [2]: (base offset, records). kept: how many of them are in order."""
+    """Batches behind [0, 1] and [2]: (base offset, records). kept: how many of them are
+    in order.
+    """
 
     name: str
     batches: tuple[tuple[int, int], ...]
@@ -52,7 +65,13 @@ CASES = [
     Case("an overlap", ((3, 3), (5, 2)), 1, Fault.FALLS, (1, Fault.FALLS)),
     Case("back to the start", ((0, 1),), 0, Fault.FALLS, (0, Fault.FALLS)),
     Case("below zero", ((-7, 1),), 0, Fault.FALLS, (0, Fault.FALLS)),
-    Case("further than a segment reaches", ((3, 1), (FAR_AWAY, 1)), 1, Fault.FAR, (1, Fault.FAR)),
+    Case(
+        "further than a segment reaches",
+        ((3, 1), (FAR_AWAY, 1)),
+        1,
+        Fault.FAR,
+        (1, Fault.FAR),
+    ),
     Case("a gap, then a fall", ((4, 1), (4, 1)), 0, Fault.GAP, (1, Fault.FALLS)),
 ]
 BEFORE = ((0, 2), (2, 1))
@@ -71,7 +90,10 @@ def stored(case: Case) -> bytes:
 
 
 def disk_of(case: Case, is_ours: bool, **more: bytes) -> SimulatedDisk:
-    return SimulatedDisk({LOG: stored(case), **(OURS if is_ours else {}), **more}, now_ms=1_700_000_000_000)
+    return SimulatedDisk(
+        {LOG: stored(case), **(OURS if is_ours else {}), **more},
+        now_ms=1_700_000_000_000,
+    )
 
 
 def facts_of(data: bytes) -> layout.Facts:
@@ -84,7 +106,8 @@ def expected(case: Case, is_ours: bool) -> tuple[int, Fault | None]:
     return (case.kept, case.fault) if is_ours else case.in_kafka
 
 
-# -- the rules themselves ----------------------------------------------------------------------------------------------
+# -- the rules themselves
+# ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
@@ -93,19 +116,33 @@ def test_the_table_holds_for_one_batch_and_for_many(case: Case, is_ours: bool) -
     facts = facts_of(stored(case))
     kept, fault = expected(case, is_ours)
     dense_from = 0 if is_ours else NEVER
-    assert first_fault(facts, 0, reach(0), dense_from=dense_from) == (len(BEFORE) + kept, fault)
+    assert first_fault(facts, 0, reach(0), dense_from=dense_from) == (
+        len(BEFORE) + kept,
+        fault,
+    )
     assert in_order(facts, 0, reach(0), dense_from=dense_from) == len(BEFORE) + kept
     following = 0
     found: list[Fault | None] = []
     for one in facts:
-        found.append(fault_of(2, int(one["base_offset"]), int(one["last_offset"]), following, reach(0), dense_from))
+        found.append(
+            fault_of(
+                2,
+                int(one["base_offset"]),
+                int(one["last_offset"]),
+                following,
+                reach(0),
+                dense_from,
+            )
+        )
         following = int(one["last_offset"]) + 1
     assert found[: len(BEFORE) + kept] == [None] * (len(BEFORE) + kept)
     assert fault is None or found[len(BEFORE) + kept] is fault
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 14), st.integers(-1, 4)), max_size=6),
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 14), st.integers(-1, 4)), max_size=6
+    ),
     st.integers(0, 6),
     st.integers(0, 20),
     st.one_of(st.integers(0, 20), st.just(NEVER)),
@@ -128,7 +165,9 @@ def test_batches_are_in_order_as_far_as_their_offsets_rise(
         facts[row]["magic"] = magic
         facts[row]["base_offset"] = base
         facts[row]["last_offset"] = last
-        first = base if magic == 2 else last  # old formats do not say where a batch begins
+        first = (
+            base if magic == 2 else last
+        )  # old formats do not say where a batch begins
         missing = [offset for offset in range(following, first) if offset >= dense_from]
         is_right &= following <= first <= last < limit and not (magic == 2 and missing)
         want += is_right
@@ -140,7 +179,10 @@ def test_batches_are_in_order_as_far_as_their_offsets_rise(
     assert faults[:want] == [None] * want
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(-1, 4)), max_size=6), st.integers(-1, 4))
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(-1, 4)), max_size=6),
+    st.integers(-1, 4),
+)
 @example([(2, 1), (2, 0)], 0)
 @example([(2, -1), (1, 0), (2, 3)], 3)
 def test_leader_epochs_never_fall(batches: list[tuple[int, int]], latest: int) -> None:
@@ -158,18 +200,26 @@ def test_leader_epochs_never_fall(batches: list[tuple[int, int]], latest: int) -
     assert epochs_in_order(facts, before) == want
 
 
-# -- all that judge the order of batches -------------------------------------------------------------------------------
+# -- all that judge the order of batches
+# -------------------------------------------------------------------------------
 
 
 def opened_by_a_writer(disk: SimulatedDisk, case: Case) -> Fault | None:
-    """Recovery cuts what a crash can have left behind the last sound batch, and refuses a gap."""
+    """Recovery cuts what a crash can have left behind the last sound batch, and refuses
+    a gap.
+    """
     try:
         with logcore.open("t-0", fs=disk) as log:
             report = log.recovery_report
             assert report is not None
             kept = case.kept if report.cut_position is not None else len(case.batches)
-            assert log.log_end_offset == sum((BEFORE + case.batches)[len(BEFORE) + kept - 1])
-            assert report.cut_position in (None, len(stored(case._replace(batches=case.batches[:kept]))))
+            assert log.log_end_offset == sum(
+                (BEFORE + case.batches)[len(BEFORE) + kept - 1]
+            )
+            assert report.cut_position in (
+                None,
+                len(stored(case._replace(batches=case.batches[:kept]))),
+            )
             return None if report.cut_position is None else case.fault
     except logcore.CorruptLogError:
         return Fault.GAP
@@ -177,12 +227,16 @@ def opened_by_a_writer(disk: SimulatedDisk, case: Case) -> Fault | None:
 
 def read_by_its_records(disk: SimulatedDisk, case: Case) -> None:
     with logcore.open("t-0", read_only=True, fs=disk) as log:
-        assert len(list(log.read(0))) == sum(count for _, count in BEFORE + case.batches)
+        assert len(list(log.read(0))) == sum(
+            count for _, count in BEFORE + case.batches
+        )
 
 
 def read_as_columns(disk: SimulatedDisk, case: Case) -> None:
     with logcore.open("t-0", read_only=True, fs=disk) as log:
-        assert sum(map(len, log.scan())) == sum(count for _, count in BEFORE + case.batches)
+        assert sum(map(len, log.scan())) == sum(
+            count for _, count in BEFORE + case.batches
+        )
 
 
 def read_as_stored(disk: SimulatedDisk, case: Case) -> None:
@@ -197,7 +251,9 @@ def looked_through_for_the_newest(disk: SimulatedDisk, case: Case) -> None:
 
 def walked(disk: SimulatedDisk, case: Case) -> None:
     end = sum((BEFORE + case.batches)[-1])
-    gaps = Gaps(Noted(0 if disk.exists("t-0/logcore.policy") else NEVER, has_seals=False))
+    gaps = Gaps(
+        Noted(0 if disk.exists("t-0/logcore.policy") else NEVER, has_seals=False)
+    )
     for _ in gaps.walk([Segment(disk, "t-0", 0)], 0, end, crc=True):
         pass
 
@@ -215,23 +271,42 @@ READERS: list[Callable[[SimulatedDisk, Case], None]] = [
 @pytest.mark.parametrize("case", CASES, ids=ids)
 def test_recovery_keeps_what_is_in_order(case: Case, is_ours: bool) -> None:
     kept, fault = expected(case, is_ours)
-    assert opened_by_a_writer(disk_of(case, is_ours), case._replace(kept=kept, fault=fault)) is fault
+    assert (
+        opened_by_a_writer(
+            disk_of(case, is_ours), case._replace(kept=kept, fault=fault)
+        )
+        is fault
+    )
 
 
-@pytest.mark.parametrize(("dense_from", "is_lost"), [(0, True), (3, True), (5, True), (6, False), (100, False)])
-def test_all_agree_from_which_offset_on_a_gap_is_a_loss(dense_from: int, is_lost: bool) -> None:
-    """In the middle of a segment too: what compaction or a leader left out is noted up to its end, not to a segment."""
+@pytest.mark.parametrize(
+    ("dense_from", "is_lost"),
+    [(0, True), (3, True), (5, True), (6, False), (100, False)],
+)
+def test_all_agree_from_which_offset_on_a_gap_is_a_loss(
+    dense_from: int, is_lost: bool
+) -> None:
+    """In the middle of a segment too: what compaction or a leader left out is noted up
+    to its end, not to a segment.
+    """
     case = CASES[ids.index("a gap")]
-    policy = b'{"durability": "group", "max_bytes": 1048576, "dense_from": %d}' % dense_from
+    policy = (
+        b'{"durability": "group", "max_bytes": 1048576, "dense_from": %d}' % dense_from
+    )
     files = {LOG: stored(case), "t-0/logcore.policy": policy}
-    assert ("damaged" in {verdict.status for verdict in verify("t-0", fs=SimulatedDisk(files))}) == is_lost
+    assert (
+        "damaged"
+        in {verdict.status for verdict in verify("t-0", fs=SimulatedDisk(files))}
+    ) == is_lost
     if not is_lost:
         read_by_its_records(SimulatedDisk(files), case)
         logcore.open("t-0", fs=SimulatedDisk(files)).close()
         return
     with pytest.raises(logcore.CorruptBatchError):
         read_by_its_records(SimulatedDisk(files), case)
-    with pytest.raises(logcore.CorruptLogError, match="expected base offset 4, found 6"):
+    with pytest.raises(
+        logcore.CorruptLogError, match="expected base offset 4, found 6"
+    ):
         logcore.open("t-0", fs=SimulatedDisk(files))
 
 
@@ -244,7 +319,9 @@ def test_an_entry_of_an_old_format_hides_no_gap_behind_it() -> None:
     assert "damaged" in {verdict.status for verdict in verify("t-0", fs=disk)}
     with pytest.raises(logcore.CorruptBatchError):
         read_by_its_records(disk, case)
-    with pytest.raises(logcore.CorruptLogError, match="expected base offset 4, found 6"):
+    with pytest.raises(
+        logcore.CorruptLogError, match="expected base offset 4, found 6"
+    ):
         logcore.open("t-0", fs=disk)
 
 
@@ -260,7 +337,8 @@ def test_readers_refuse_what_is_not_in_order(
         return
     if fault is Fault.FAR:
         return  # a reader of the last segment has no limit
-    # A reader ends where the last head ends: with one more batch behind it, the fault lies in the middle.
+    # A reader ends where the last head ends: with one more batch behind it, the fault
+    # lies in the middle.
     case = case._replace(batches=(*case.batches, (50, 1)))
     with pytest.raises((logcore.CorruptBatchError, logcore.CorruptLogError)):
         read(disk_of(case, is_ours), case)
@@ -270,15 +348,23 @@ def test_readers_refuse_what_is_not_in_order(
 @pytest.mark.parametrize("case", CASES, ids=ids)
 def test_verify_says_where_the_order_ends(case: Case, is_ours: bool) -> None:
     kept, fault = expected(case, is_ours)
-    verdict = next(one for one in verify("t-0", fs=disk_of(case, is_ours)) if one.kind == "log")
+    verdict = next(
+        one for one in verify("t-0", fs=disk_of(case, is_ours)) if one.kind == "log"
+    )
     # As opening does: it refuses a loss, and cuts what a crash may have left.
-    assert verdict.status == {None: "ok", Fault.GAP: "damaged"}.get(fault, "warning"), verdict
+    assert verdict.status == {None: "ok", Fault.GAP: "damaged"}.get(fault, "warning"), (
+        verdict
+    )
     if fault is not None:
-        assert verdict.position == len(stored(case._replace(batches=case.batches[:kept])))
+        assert verdict.position == len(
+            stored(case._replace(batches=case.batches[:kept]))
+        )
 
 
 def test_verify_allows_a_gap_in_a_log_of_kafka_that_this_library_has_opened() -> None:
-    """It has a policy noted, but not that it is without gaps, and opening it accepts them."""
+    """It has a policy noted, but not that it is without gaps, and opening it accepts
+    them.
+    """
     case = CASES[ids.index("a gap")]
     disk = disk_of(case, False)
     for _ in range(2):
@@ -310,7 +396,10 @@ def test_a_follower_takes_all_or_nothing(case: Case) -> None:
         if not case.batches:
             return
         data = b"".join(batch(*one) for one in case.batches)
-        if fault in (None, Fault.FAR):  # beyond the reach of this segment the next one begins
+        if fault in (
+            None,
+            Fault.FAR,
+        ):  # beyond the reach of this segment the next one begins
             log.append_as_follower(data)
             assert log.log_end_offset == sum(case.batches[-1])
             return
@@ -331,14 +420,20 @@ def test_a_leader_gives_out_the_offsets_itself(case: Case) -> None:
 
 @pytest.mark.parametrize("is_ours", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_sealed_segments_are_scrubbed_and_compacted_by_the_same_rules(case: Case, is_ours: bool) -> None:
+def test_sealed_segments_are_scrubbed_and_compacted_by_the_same_rules(
+    case: Case, is_ours: bool
+) -> None:
     _, fault = expected(case, is_ours)
-    end = max(3, sum(case.batches[-1]) if case.batches and fault is not Fault.FAR else 3)
+    end = max(
+        3, sum(case.batches[-1]) if case.batches and fault is not Fault.FAR else 3
+    )
     files: dict[str, bytes] = {
         f"t-0/{end:020d}.log": batch(end, 1),
         "recovery-point-offset-checkpoint": f"0\n1\nt 0 {end}\n".encode(),
     }
-    with logcore.open("t-0", fs=disk_of(case, is_ours, **files), config={"cleanup.policy": "compact"}) as log:
+    with logcore.open(
+        "t-0", fs=disk_of(case, is_ours, **files), config={"cleanup.policy": "compact"}
+    ) as log:
         findings = log.scrub().findings
         assert bool(findings) == (fault is not None), findings
         if fault is None:
@@ -351,9 +446,14 @@ def test_sealed_segments_are_scrubbed_and_compacted_by_the_same_rules(case: Case
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("is_ours", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_the_fast_forms_stop_where_the_rules_do(kernel: Any, case: Case, is_ours: bool) -> None:
+def test_the_fast_forms_stop_where_the_rules_do(
+    kernel: Any, case: Case, is_ours: bool
+) -> None:
     kept, _ = expected(case, is_ours)
     data = stored(case)
     sound = len(stored(case._replace(batches=case.batches[:kept])))
-    assert kernel.plan_run(data, 0, len(data), 1000, 1 << 20, reach(0), 0, is_ours)[0] == sound
+    assert (
+        kernel.plan_run(data, 0, len(data), 1000, 1 << 20, reach(0), 0, is_ours)[0]
+        == sound
+    )
     assert kernel.follow_on(facts_of(data), 0) == (case.fault is None)

@@ -13,14 +13,26 @@ from logcore.index import size_without_zeros
 
 FULL = 10_485_760
 #: Where a walk in chunks of 64 KiB may go wrong.
-SIZES = sorted({edge + step for edge in (0, 8, 65_536, 131_072, 200_000) for step in (-1, 0, 1) if edge + step >= 0})
+SIZES = sorted(
+    {
+        edge + step
+        for edge in (0, 8, 65_536, 131_072, 200_000)
+        for step in (-1, 0, 1)
+        if edge + step >= 0
+    }
+)
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("zeros", [0, 1, 7, 65_535, 65_536, 65_537, 140_000])
 def test_size_without_zeros_ends_at_the_last_other_byte(size: int, zeros: int) -> None:
     data = (bytes(size - 1) + b"\1" if size else b"") + bytes(zeros)
-    assert size_without_zeros(data) == size_without_zeros(memoryview(data)) == size == len(data.rstrip(b"\0"))
+    assert (
+        size_without_zeros(data)
+        == size_without_zeros(memoryview(data))
+        == size
+        == len(data.rstrip(b"\0"))
+    )
 
 
 def cpu_s(path: Path) -> float:
@@ -30,8 +42,11 @@ def cpu_s(path: Path) -> float:
     return time.process_time() - before
 
 
-def test_a_partition_with_preallocated_indexes_opens_at_the_speed_of_memory(tmp_path: Path) -> None:
-    """Each zero was looked at in Python: 50 partitions of a killed Kafka took 5 to 9 s of CPU to open, 8 s to close.
+def test_a_partition_with_preallocated_indexes_opens_at_the_speed_of_memory(
+    tmp_path: Path,
+) -> None:
+    """Each zero was looked at in Python: 50 partitions of a killed Kafka took 5 to 9 s
+    of CPU to open, 8 s to close.
 
     Now a partition takes less CPU than one of those walks over one of its indexes.
     """

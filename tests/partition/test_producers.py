@@ -1,4 +1,6 @@
-"""logcore.partition.producers, and a log that uses it: duplicates of the last five batches, gaps, fencing, restarts."""
+"""logcore.partition.producers, and a log that uses it: duplicates of the last five
+batches, gaps, fencing, restarts.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ import logcore
 from logcore import recordbatch, retention
 from logcore.index import TXN_ENTRY
 from logcore.log import Log
-from logcore.partition.producers import Producers, SequencedBatch, last_sequence, snapshot_entries
+from logcore.partition.producers import (
+    Producers,
+    SequencedBatch,
+    last_sequence,
+    snapshot_entries,
+)
 from logcore.partition.producerstate import coordinator_epochs
 from logcore.recordbatch import Marker, encode
 from logcore.segment import Segment
@@ -28,7 +35,14 @@ from support.vectors import VECTORS
 NOW_MS = 10**15  # times of records that never expire
 
 
-def batch(sequence: int, *, count: int = 1, producer: int = 7, epoch: int = 0, transactional: bool = False) -> bytes:
+def batch(
+    sequence: int,
+    *,
+    count: int = 1,
+    producer: int = 7,
+    epoch: int = 0,
+    transactional: bool = False,
+) -> bytes:
     return recordbatch.encode(
         [(b"k", b"%d" % (sequence + n), (), NOW_MS) for n in range(count)],
         producer_id=producer,
@@ -52,7 +66,11 @@ def test_P47_the_last_five_batches_are_known_and_stored_once(log: Log) -> None:
     receipts = [log.append_batch(batch(2 * n, count=2)) for n in range(6)]
     for n in range(1, 6):
         again = log.append_batch(batch(2 * n, count=2))
-        assert (again.offset, again.last_offset) == (receipts[n].offset, receipts[n].last_offset) == (2 * n, 2 * n + 1)
+        assert (
+            (again.offset, again.last_offset)
+            == (receipts[n].offset, receipts[n].last_offset)
+            == (2 * n, 2 * n + 1)
+        )
     with pytest.raises(logcore.OutOfOrderSequenceError, match="expected sequence 12"):
         log.append_batch(batch(0, count=2))
     assert offsets(log) == list(range(12))
@@ -61,11 +79,20 @@ def test_P47_the_last_five_batches_are_known_and_stored_once(log: Log) -> None:
 def test_P48_overlaps_gaps_and_other_sizes_are_out_of_order(log: Log) -> None:
     log.append_batch(batch(5, count=2))  # unknown producer: any sequence
     log.append_batch(batch(7, count=2))
-    for wrong in (batch(6, count=2), batch(10), batch(8), batch(7, count=1), batch(5, count=4), batch(0)):
+    for wrong in (
+        batch(6, count=2),
+        batch(10),
+        batch(8),
+        batch(7, count=1),
+        batch(5, count=4),
+        batch(0),
+    ):
         with pytest.raises(logcore.OutOfOrderSequenceError):
             log.append_batch(wrong)
     assert log.append_batch(batch(9)).offset == 4
-    assert log.append_batch(batch(0, producer=8)).offset == 5, "others have sequences of their own"
+    assert log.append_batch(batch(0, producer=8)).offset == 5, (
+        "others have sequences of their own"
+    )
 
 
 def test_P49_epochs(log: Log) -> None:
@@ -83,7 +110,9 @@ def test_P48_sequences_wrap(log: Log) -> None:
     top = 2**31 - 1
     log.append_batch(batch(top - 1, count=1))
     assert log.append_batch(batch(top, count=3)).last_offset == 3
-    assert log.append_batch(batch(top, count=3)).offset == 1, "a duplicate that wraps inside"
+    assert log.append_batch(batch(top, count=3)).offset == 1, (
+        "a duplicate that wraps inside"
+    )
     assert log.append_batch(batch(2)).offset == 4
     assert last_sequence(top, 3) == 1
 
@@ -94,21 +123,29 @@ def test_several_batches_in_one_call_follow_one_another(log: Log) -> None:
         log.append_batch(batch(2) + batch(4))
     assert log.append_batch(batch(2) + batch(3)).last_offset == 4
     log.append_batch(batch(50), check_sequence=False)
-    assert log.append_batch(batch(51)).offset == 6, "what was taken unchecked is known too"
+    assert log.append_batch(batch(51)).offset == 6, (
+        "what was taken unchecked is known too"
+    )
 
 
 def test_a_repeated_batch_among_several_stores_none_of_them(log: Log) -> None:
     plain = recordbatch.encode([(b"k", b"plain", (), NOW_MS)])
-    assert log.append_batch(batch(0) + plain + batch(1)).last_offset == 2, "some of no producer among them"
+    assert log.append_batch(batch(0) + plain + batch(1)).last_offset == 2, (
+        "some of no producer among them"
+    )
     for several in (batch(1) + batch(2), batch(2) + plain + batch(1)):
         with pytest.raises(logcore.OutOfOrderSequenceError):
             log.append_batch(several)
     assert log.append_batch(batch(2) + plain).offset == 3
-    assert log.append_batch(batch(1)).offset == 2, "alone it is answered as the first time"
+    assert log.append_batch(batch(1)).offset == 2, (
+        "alone it is answered as the first time"
+    )
     assert offsets(log) == [0, 1, 2, 3, 4]
 
 
-def test_damage_that_hides_producers_is_an_error_and_not_a_new_producer(tmp_path: Path) -> None:
+def test_damage_that_hides_producers_is_an_error_and_not_a_new_producer(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "t-0"
     with logcore.open(path, create=True) as log:
         for n in range(3):
@@ -143,7 +180,9 @@ def test_damage_that_leaves_heads_alone_hides_no_producer(tmp_path: Path) -> Non
 
 
 def test_a_marker_alone_fences_after_a_crash_and_after_its_batch_has_gone() -> None:
-    """A note tells the next opening to look for it, and the next roll to save what it says."""
+    """A note tells the next opening to look for it, and the next roll to save what it
+    says.
+    """
     disk = SimulatedDisk(now_ms=NOW_MS)
     config = {"index.interval.bytes": 0, "file.delete.delay.ms": 0}
     log = logcore.open("t-0", create=True, config=config, fs=disk)
@@ -156,7 +195,9 @@ def test_a_marker_alone_fences_after_a_crash_and_after_its_batch_has_gone() -> N
     log.tick()
     disk.kill()
     with logcore.open("t-0", config=config, fs=disk) as log:
-        assert not log.writer.active.is_resumed, "all heads are walked, since there are producers"
+        assert not log.writer.active.is_resumed, (
+            "all heads are walked, since there are producers"
+        )
         log.roll()
         log.append(b"behind a roll")
         log.delete_records(22)
@@ -175,13 +216,22 @@ def test_a_marker_takes_the_largest_numbers_and_none_beyond(log: Log) -> None:
             given = [1, 1, 1]
             given[slot] = wrong
             with pytest.raises(logcore.InvalidRecordError, match="a marker needs"):
-                log.end_transaction(given[0], given[1], commit=True, coordinator_epoch=given[2])
-    assert log.end_transaction(*largest[:2], commit=True, coordinator_epoch=largest[2]).offset == 0
+                log.end_transaction(
+                    given[0], given[1], commit=True, coordinator_epoch=given[2]
+                )
+    assert (
+        log.end_transaction(
+            *largest[:2], commit=True, coordinator_epoch=largest[2]
+        ).offset
+        == 0
+    )
     assert log.end_transaction(0, 0, commit=True).offset == 1
 
 
 def test_a_snapshot_below_the_log_start_is_not_believed(tmp_path: Path) -> None:
-    """It speaks of producers whose batches are gone, and a later one with the same id may have come since."""
+    """It speaks of producers whose batches are gone, and a later one with the same id
+    may have come since.
+    """
     path = tmp_path / "t-0"
     with logcore.open(path, create=True) as log:
         log.append_batch(batch(0))
@@ -199,7 +249,9 @@ def test_a_snapshot_below_the_log_start_is_not_believed(tmp_path: Path) -> None:
         assert log.append_batch(batch(3)).offset == 3
 
 
-@pytest.mark.parametrize("how", ["close", "crash", "roll", "truncate", "snapshot lost", "snapshot damaged"])
+@pytest.mark.parametrize(
+    "how", ["close", "crash", "roll", "truncate", "snapshot lost", "snapshot damaged"]
+)
 def test_P50_what_was_known_is_known_after(tmp_path: Path, how: str) -> None:
     path = tmp_path / "t-0"
     log = logcore.open(path, create=True)
@@ -240,11 +292,15 @@ def test_P50_what_was_known_is_known_after(tmp_path: Path, how: str) -> None:
         assert log.append_batch(batch(last + 1)).offset == end
 
 
-def test_a_snapshot_of_records_that_a_crash_took_is_not_believed(tmp_path: Path) -> None:
+def test_a_snapshot_of_records_that_a_crash_took_is_not_believed(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "t-0"
     with logcore.open(path, create=True) as log:
         log.append_batch(batch(0))
-    (path / f"{50:020d}.snapshot").write_bytes((path / f"{1:020d}.snapshot").read_bytes())
+    (path / f"{50:020d}.snapshot").write_bytes(
+        (path / f"{1:020d}.snapshot").read_bytes()
+    )
     with logcore.open(path) as log:
         assert not (path / f"{50:020d}.snapshot").exists()
         log.append_many([(b"k", b"v")] * 60)
@@ -259,7 +315,9 @@ def test_logs_without_such_producers_have_no_snapshots(tmp_path: Path) -> None:
     assert not list((tmp_path / "t-0").glob("*.snapshot"))
 
 
-def test_a_failed_append_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_append_is_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with logcore.open(tmp_path / "t-0", create=True) as log:
         log.append_batch(batch(0))
         with monkeypatch.context() as patch:
@@ -277,9 +335,13 @@ def _full(*_: Any) -> None:
 
 @pytest.mark.parametrize("at", [2, 3])
 def test_what_a_failed_append_has_stored_is_known(at: int) -> None:
-    """Parts that stand in later segments stay. Sent again, they are duplicates, and the rest is new."""
+    """Parts that stand in later segments stay. Sent again, they are duplicates, and the
+    rest is new.
+    """
     disk = SimulatedDisk(now_ms=NOW_MS)
-    with logcore.open("t-0", create=True, config={"segment.bytes": 250}, durability="os", fs=disk) as log:
+    with logcore.open(
+        "t-0", create=True, config={"segment.bytes": 250}, durability="os", fs=disk
+    ) as log:
         log.append_batch(batch(0))
         disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log", at=at))
         with pytest.raises(logcore.DiskFullError, match="were stored"):
@@ -291,8 +353,12 @@ def test_what_a_failed_append_has_stored_is_known(at: int) -> None:
         assert offsets(log) == list(range(10))
 
 
-def test_a_roll_beside_batches_that_cannot_be_read_saves_no_producers(tmp_path: Path) -> None:
-    """A snapshot without them would let their batches in again. Who names a producer is told of the damage."""
+def test_a_roll_beside_batches_that_cannot_be_read_saves_no_producers(
+    tmp_path: Path,
+) -> None:
+    """A snapshot without them would let their batches in again. Who names a producer is
+    told of the damage.
+    """
     path = tmp_path / "t-0"
     with logcore.open(path, create=True) as log:
         log.append_batch(batch(0))
@@ -336,7 +402,9 @@ def test_a_snapshot_that_goes_before_it_is_read_is_none() -> None:
 def test_only_so_much_below_a_snapshot_is_read_for_batches_that_may_come_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """From the index entry before it on. What lies further back is refused as out of order, and never stored twice."""
+    """From the index entry before it on. What lies further back is refused as out of
+    order, and never stored twice.
+    """
     size = len(batch(0))
     disk = SimulatedDisk(now_ms=NOW_MS)
     config = {"index.interval.bytes": 0}
@@ -344,7 +412,9 @@ def test_only_so_much_below_a_snapshot_is_read_for_batches_that_may_come_again(
         for n in range(20):
             log.append_batch(batch(n))
     for known in (0, 1, 3, 5):
-        monkeypatch.setattr("logcore.partition.producerstate._LOOK_BACK_BYTES", known * size)
+        monkeypatch.setattr(
+            "logcore.partition.producerstate._LOOK_BACK_BYTES", known * size
+        )
         with logcore.open("t-0", config=config, fs=disk) as log:
             for n in range(14, 20):
                 if n < 20 - max(known, 1):  # the snapshot itself has the last one
@@ -356,7 +426,9 @@ def test_only_so_much_below_a_snapshot_is_read_for_batches_that_may_come_again(
 
 
 def test_a_marker_that_is_cut_off_names_no_coordinator() -> None:
-    data = recordbatch.transaction_marker(0, 0, NOW_MS, producer=(7, 0), marker=Marker("COMMIT", 3))
+    data = recordbatch.transaction_marker(
+        0, 0, NOW_MS, producer=(7, 0), marker=Marker("COMMIT", 3)
+    )
     disk = SimulatedDisk({f"t-0/{0:020d}.log": data})
     assert coordinator_epochs(Segment(disk, "t-0", 0))(0) == 3
     disk = SimulatedDisk({f"t-0/{0:020d}.log": data[:-1]})
@@ -364,19 +436,27 @@ def test_a_marker_that_is_cut_off_names_no_coordinator() -> None:
 
 
 def test_P51_old_producers_expire_by_the_times_of_their_records(tmp_path: Path) -> None:
-    old = recordbatch.encode([(b"k", b"v", (), 1000)], producer_id=7, producer_epoch=0, base_sequence=0)
+    old = recordbatch.encode(
+        [(b"k", b"v", (), 1000)], producer_id=7, producer_epoch=0, base_sequence=0
+    )
     with logcore.open(tmp_path / "t-0", create=True) as log:
         log.append_batch(old)
         assert log.append_batch(old).offset == 0
         log.roll()
-        assert log.append_batch(batch(99)).offset == 1, "forgotten, so any sequence is taken"
+        assert log.append_batch(batch(99)).offset == 1, (
+            "forgotten, so any sequence is taken"
+        )
 
 
 @pytest.mark.parametrize("end", ["close", "kill"])
 def test_a_retry_of_batches_without_a_time_is_known_after_opening(end: str) -> None:
-    """encode() gives none by default, and clients may. They do not say that the producer has been silent for a day."""
+    """encode() gives none by default, and clients may. They do not say that the
+    producer has been silent for a day.
+    """
     disk = SimulatedDisk(now_ms=NOW_MS)
-    untimed = recordbatch.encode([(b"k", b"v")], producer_id=7, producer_epoch=0, base_sequence=0)
+    untimed = recordbatch.encode(
+        [(b"k", b"v")], producer_id=7, producer_epoch=0, base_sequence=0
+    )
     log = logcore.open("t-0", create=True, fs=disk)
     log.append_batch(untimed)
     if end == "kill":
@@ -393,7 +473,8 @@ def test_a_retry_of_batches_without_a_time_is_known_after_opening(end: str) -> N
         assert log.log_end_offset == 2, "silent for a day, and forgotten"
 
 
-# -- snapshots -----------------------------------------------------------------------------------------------------
+# -- snapshots
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_kafkas_snapshots_are_read() -> None:
@@ -424,9 +505,16 @@ def test_what_kafka_says_of_a_log_is_what_its_batches_say() -> None:
             if found.base_offset >= 16:
                 break
             facts, _, _ = kernel.walk(found.data, 0, len(found.data), 2, False)
-            segment = next(one for one in reversed(log._state.segments) if one.base_offset <= found.base_offset)
+            segment = next(
+                one
+                for one in reversed(log._state.segments)
+                if one.base_offset <= found.base_offset
+            )
             producers.add_facts(
-                facts, lambda _, found=found, segment=segment: coordinator_epochs(segment)(found.position)
+                facts,
+                lambda _, found=found, segment=segment: coordinator_epochs(segment)(
+                    found.position
+                ),
             )  # type: ignore[misc]
     theirs = snapshot_entries((directory / f"{16:020d}.snapshot").read_bytes())
     ours = snapshot_entries(producers.pack())
@@ -447,7 +535,9 @@ def test_foreign_bytes_are_no_snapshot(content: bytes) -> None:
 def test_no_flipped_bit_of_a_snapshot_is_believed(data: st.DataObject) -> None:
     producers = Producers()
     for n in range(3):
-        producers.add(n, n, SequencedBatch(0, n, 5, 5 + n, NOW_MS), is_transactional=False)
+        producers.add(
+            n, n, SequencedBatch(0, n, 5, 5 + n, NOW_MS), is_transactional=False
+        )
     content = bytearray(producers.pack())
     at = data.draw(st.integers(0, 8 * len(content) - 1))
     content[at // 8] ^= 1 << at % 8
@@ -456,15 +546,24 @@ def test_no_flipped_bit_of_a_snapshot_is_believed(data: st.DataObject) -> None:
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 3), st.sampled_from(["next", "again", "gap"])),
+        st.tuples(
+            st.integers(0, 2),
+            st.integers(0, 3),
+            st.integers(1, 3),
+            st.sampled_from(["next", "again", "gap"]),
+        ),
         max_size=40,
     )
 )
-def test_any_schedule_stores_each_batch_once_and_in_order(steps: list[tuple[int, int, int, str]]) -> None:
+def test_any_schedule_stores_each_batch_once_and_in_order(
+    steps: list[tuple[int, int, int, str]],
+) -> None:
     """Against a model that remembers everything."""
     producers = Producers()
     end = 0
-    model: dict[int, list[tuple[int, int, int]]] = {}  # producer -> (first sequence, count, offset) of one epoch
+    model: dict[
+        int, list[tuple[int, int, int]]
+    ] = {}  # producer -> (first sequence, count, offset) of one epoch
     for producer, back, count, kind in steps:
         stored = model.setdefault(producer, [])
         following = stored[-1][0] + stored[-1][1] if stored else 0
@@ -479,15 +578,22 @@ def test_any_schedule_stores_each_batch_once_and_in_order(steps: list[tuple[int,
             assert producers.duplicate_of(producer, 0, following, count) is None
             last = following + count - 1
             producers.add(
-                producer, 0, SequencedBatch(following, last, end, end + count - 1, NOW_MS), is_transactional=False
+                producer,
+                0,
+                SequencedBatch(following, last, end, end + count - 1, NOW_MS),
+                is_transactional=False,
             )
             stored.append((following, count, end))
             end += count
 
 
 @pytest.mark.parametrize("wrong", ["below the segment", "behind the end", "falling"])
-def test_an_index_of_aborted_transactions_that_cannot_be_right_is_made_anew(tmp_path: Path, wrong: str) -> None:
-    """Also after a clean close: another program may have put the file there, and Kafka believes what it says."""
+def test_an_index_of_aborted_transactions_that_cannot_be_right_is_made_anew(
+    tmp_path: Path, wrong: str
+) -> None:
+    """Also after a clean close: another program may have put the file there, and Kafka
+    believes what it says.
+    """
     path = tmp_path / "t-0"
     config = {"index.interval.bytes": 0, "segment.ms": 2**62}
     with logcore.open(path, create=True, config=config) as log:
@@ -500,7 +606,11 @@ def test_an_index_of_aborted_transactions_that_cannot_be_right_is_made_anew(tmp_
     sound = file.read_bytes()
     entries = np.frombuffer(sound, TXN_ENTRY).copy()
     assert entries["last_offset"].tolist() == [2, 4]
-    entries["last_offset"] = {"below the segment": [0, 4], "behind the end": [2, 5], "falling": [4, 2]}[wrong]
+    entries["last_offset"] = {
+        "below the segment": [0, 4],
+        "behind the end": [2, 5],
+        "falling": [4, 2],
+    }[wrong]
     file.write_bytes(entries.tobytes())
     with logcore.open(path, config=config):
         assert file.read_bytes() == sound
@@ -511,8 +621,12 @@ def test_the_head_of_a_batch_is_where_the_log_looks() -> None:
     assert struct.unpack_from(">qhii", raw, 43) == (5, 9, 3, 2)
 
 
-def test_a_roll_in_the_middle_of_an_append_leaves_no_half_snapshot(tmp_path: Path) -> None:
-    """The snapshot of that roll lacked the batches of the same call below it, and a retry stored them again."""
+def test_a_roll_in_the_middle_of_an_append_leaves_no_half_snapshot(
+    tmp_path: Path,
+) -> None:
+    """The snapshot of that roll lacked the batches of the same call below it, and a
+    retry stored them again.
+    """
     path = tmp_path / "t-0"
     with logcore.open(path, create=True, config={"segment.bytes": 400}) as log:
         log.append_batch(batch(0))
@@ -530,7 +644,9 @@ def test_a_roll_in_the_middle_of_an_append_leaves_no_half_snapshot(tmp_path: Pat
         assert log.append_batch(batch(13)).offset == 13
 
 
-def test_a_copy_that_rolls_leaves_no_snapshot_without_its_batches(tmp_path: Path) -> None:
+def test_a_copy_that_rolls_leaves_no_snapshot_without_its_batches(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "t-0"
     config = {"segment.bytes": 400}
     with logcore.open(path, create=True, config=config) as log:
@@ -541,13 +657,17 @@ def test_a_copy_that_rolls_leaves_no_snapshot_without_its_batches(tmp_path: Path
         copy.mkdir()
         os.system(f"cp -r {path} {copy}")
     with logcore.open(copy / "t-0", config=config) as log:
-        assert [log.append_batch(batch(n)).offset for n in range(8, 13)] == list(range(8, 13))
+        assert [log.append_batch(batch(n)).offset for n in range(8, 13)] == list(
+            range(8, 13)
+        )
 
 
 def test_a_roll_reads_no_batch_a_second_time_though_all_producers_have_expired(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A copy of old records: no producer is known any more, and each roll read the whole log again."""
+    """A copy of old records: no producer is known any more, and each roll read the
+    whole log again.
+    """
     disk = SimulatedDisk(now_ms=NOW_MS + 2 * 86_400_000)
     walked = 0
     add_facts = Producers.add_facts
@@ -559,7 +679,9 @@ def test_a_roll_reads_no_batch_a_second_time_though_all_producers_have_expired(
 
     monkeypatch.setattr(Producers, "add_facts", counting)
     monkeypatch.setattr("logcore.partition.producerstate._LOOK_BACK_BYTES", 0)
-    with logcore.open("t-0", create=True, config={"segment.bytes": 300}, durability="os", fs=disk) as log:
+    with logcore.open(
+        "t-0", create=True, config={"segment.bytes": 300}, durability="os", fs=disk
+    ) as log:
         for n in range(40):
             log.append_batch(batch(n), check_sequence=False)
         assert log.statistics().rolls > 8
@@ -567,7 +689,9 @@ def test_a_roll_reads_no_batch_a_second_time_though_all_producers_have_expired(
 
 
 def test_no_flipped_bit_below_a_snapshot_makes_a_batch_new() -> None:
-    """The heads below a snapshot are read for the batches that it does not name, and may not overrule it."""
+    """The heads below a snapshot are read for the batches that it does not name, and
+    may not overrule it.
+    """
     disk = SimulatedDisk(now_ms=NOW_MS)
     with logcore.open("/d/t-0", create=True, durability="os", fs=disk) as log:
         for n in range(3):
@@ -592,7 +716,9 @@ def test_no_flipped_bit_below_a_snapshot_makes_a_batch_new() -> None:
 
 _LIVES = st.lists(
     st.tuples(
-        st.sampled_from(["append", "append", "copy", "plain", "roll", "delete", "reopen", "kill"]),
+        st.sampled_from(
+            ["append", "append", "copy", "plain", "roll", "delete", "reopen", "kill"]
+        ),
         st.integers(0, 2),
         st.integers(1, 6),
     ),
@@ -601,21 +727,33 @@ _LIVES = st.lists(
 
 
 @given(_LIVES)
-@example([("append", 0, 1)] + [("append", 1, 1)] * 6 + [("delete", 0, 1), ("kill", 0, 1)])  # rolls that appends make
+@example(
+    [("append", 0, 1)] + [("append", 1, 1)] * 6 + [("delete", 0, 1), ("kill", 0, 1)]
+)  # rolls that appends make
 @example([("append", 0, 1), ("append", 1, 6), ("delete", 0, 1), ("kill", 0, 1)])
 @example([("copy", 0, 1)] * 6 + [("roll", 0, 1), ("plain", 0, 1), ("delete", 0, 1)])
 @example([("copy", 0, 6), ("roll", 0, 1), ("plain", 0, 1), ("delete", 0, 1)])
-def test_a_batch_sent_twice_is_stored_once_whatever_happens_to_the_log(life: list[tuple[str, int, int]]) -> None:
-    """Against a model that remembers everything. Retention takes the batches away, and a kill what is in memory."""
+def test_a_batch_sent_twice_is_stored_once_whatever_happens_to_the_log(
+    life: list[tuple[str, int, int]],
+) -> None:
+    """Against a model that remembers everything. Retention takes the batches away, and
+    a kill what is in memory.
+    """
     disk = SimulatedDisk(now_ms=NOW_MS)
 
     def opened() -> Log:
         config = {"segment.bytes": 300}
-        return logcore.open("/d/t-0", create=True, config=config, durability="os", fs=disk)
+        return logcore.open(
+            "/d/t-0", create=True, config=config, durability="os", fs=disk
+        )
 
     log = opened()
-    stored: dict[int, list[tuple[bytes, int]]] = {}  # producer -> each of its batches, and its offset
-    remembered = dict.fromkeys(range(3), 0)  # producer -> how many of its newest batches are known
+    stored: dict[
+        int, list[tuple[bytes, int]]
+    ] = {}  # producer -> each of its batches, and its offset
+    remembered = dict.fromkeys(
+        range(3), 0
+    )  # producer -> how many of its newest batches are known
     deleted = 0
     for what, producer, count in life:
         if what in ("append", "copy"):
@@ -637,28 +775,40 @@ def test_a_batch_sent_twice_is_stored_once_whatever_happens_to_the_log(life: lis
             disk.kill()
         if what in ("reopen", "kill"):
             log = opened()
-        if what in ("reopen", "kill", "copy"):  # the newest batch is found again, and those that were not deleted
+        if what in (
+            "reopen",
+            "kill",
+            "copy",
+        ):  # the newest batch is found again, and those that were not deleted
             for known, batches in stored.items():
                 present = sum(offset >= deleted for _, offset in batches)
                 remembered[known] = max(1, min(5, present))
         end = log.log_end_offset
         for known, batches in stored.items():
             for raw, offset in batches[-remembered[known] :]:
-                assert log.append_batch(raw).offset == offset, f"a batch of producer {known}, after {what}"
+                assert log.append_batch(raw).offset == offset, (
+                    f"a batch of producer {known}, after {what}"
+                )
         assert log.log_end_offset == end
     log.close()
 
 
 def test_producers_expire_while_the_log_is_open() -> None:
     disk = SimulatedDisk(now_ms=NOW_MS)
-    with logcore.open("t-0", create=True, config={"retention.ms": -1}, durability="os", fs=disk) as log:
+    with logcore.open(
+        "t-0", create=True, config={"retention.ms": -1}, durability="os", fs=disk
+    ) as log:
         log.append_batch(batch(0))
         log.append_batch(batch(0, producer=8, transactional=True))
         for _ in range(24 * 60 // 5 + 2):
             disk.advance(5 * 60_000)
             log.tick()
-        log.append_batch(batch(77))  # not known any more, so that any sequence is its first
-        with pytest.raises(logcore.OutOfOrderSequenceError):  # an open transaction keeps its producer
+        log.append_batch(
+            batch(77)
+        )  # not known any more, so that any sequence is its first
+        with pytest.raises(
+            logcore.OutOfOrderSequenceError
+        ):  # an open transaction keeps its producer
             log.append_batch(batch(77, producer=8, transactional=True))
 
 
@@ -666,7 +816,9 @@ def test_producers_expire_while_the_log_is_open() -> None:
 def test_a_transaction_of_nobody_is_refused(log: Log, codec: str) -> None:
     """Nobody could end it, and committed readers would wait for ever."""
     with pytest.raises(logcore.InvalidRecordError, match="producer id"):
-        log.append_batch(recordbatch.encode([(b"k", b"v")], codec=codec, transactional=True))
+        log.append_batch(
+            recordbatch.encode([(b"k", b"v")], codec=codec, transactional=True)
+        )
     assert log.log_end_offset == 0
 
 
@@ -679,19 +831,27 @@ def test_batches_outside_an_open_transaction_are_refused(log: Log) -> None:
     with pytest.raises(logcore.CoordinatorFencedError):
         log.end_transaction(7, 0, commit=True, coordinator_epoch=4)
     with pytest.raises(logcore.InvalidProducerEpochError):
-        log.append_batch(batch(0, epoch=3)) and log.end_transaction(7, 2, commit=True, coordinator_epoch=5)
+        log.append_batch(batch(0, epoch=3)) and log.end_transaction(
+            7, 2, commit=True, coordinator_epoch=5
+        )
     for wrong in ((-1, 0), (7, -1), (1 << 63, 0), (7, 1 << 15)):
         with pytest.raises(logcore.InvalidRecordError):
             log.end_transaction(*wrong, commit=True)
 
 
 def test_aborted_transactions_are_indexed_as_kafka_does(tmp_path: Path) -> None:
-    """And again after a crash, a truncation and a roll: Kafka believes what the file says."""
+    """And again after a crash, a truncation and a roll: Kafka believes what the file
+    says.
+    """
     path = tmp_path / "t-0"
 
     def indexed() -> list[tuple[int, ...]]:
         files = sorted(path.glob("*.txnindex"))
-        return [tuple(row)[1:] for file in files for row in np.frombuffer(file.read_bytes(), TXN_ENTRY).tolist()]
+        return [
+            tuple(row)[1:]
+            for file in files
+            for row in np.frombuffer(file.read_bytes(), TXN_ENTRY).tolist()
+        ]
 
     config = {"segment.ms": 2**62}  # the records are of another time than the markers
     with logcore.open(path, create=True, config=config, durability="os") as log:
@@ -722,7 +882,9 @@ def test_an_empty_snapshot_says_that_nobody_is_known() -> None:
     """It counts as one that is there: what lies below it is not looked at again."""
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, fs=disk) as log:
-        log.append_batch(encode([(None, b"x")], producer_id=7, producer_epoch=0, base_sequence=0))
+        log.append_batch(
+            encode([(None, b"x")], producer_id=7, producer_epoch=0, base_sequence=0)
+        )
     (path,) = (path for path in disk.files() if path.endswith(".snapshot"))
     disk.put(path, Producers().pack())
     with logcore.open("t-0", fs=disk) as log:

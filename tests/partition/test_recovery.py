@@ -1,4 +1,6 @@
-"""After a crash: the longest prefix that was written, nothing else, and an error where a crash is no explanation."""
+"""After a crash: the longest prefix that was written, nothing else, and an error where
+a crash is no explanation.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,14 @@ from support.vectors import VECTORS
 
 
 def written(path: Path, sizes: list[int]) -> bytes:
-    """The .log file of a log of batches with values of these sizes, as a writer leaves it that was killed."""
+    """The .log file of a log of batches with values of these sizes, as a writer leaves
+    it that was killed.
+    """
     with logcore.open(path, create=True, durability="os") as log:
         for at, size in enumerate(sizes):
-            log.append(bytes([65 + at % 26]) * size, timestamp_ms=1_700_000_000_000 + at)
+            log.append(
+                bytes([65 + at % 26]) * size, timestamp_ms=1_700_000_000_000 + at
+            )
     return (path / LOG).read_bytes()
 
 
@@ -33,12 +39,16 @@ def crashed(path: Path, data: bytes, *, policy: str = "group") -> Path:
     """A partition of only a .log file and the note of the policy it was written under."""
     path.mkdir(parents=True)
     (path / LOG).write_bytes(data)
-    (path / "logcore.policy").write_text(json.dumps({"durability": policy, "max_bytes": 1 << 20, "dense_from": 0}))
+    (path / "logcore.policy").write_text(
+        json.dumps({"durability": policy, "max_bytes": 1 << 20, "dense_from": 0})
+    )
     return path
 
 
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_log_cut_at_every_byte_opens_with_the_longest_whole_prefix(tmp_path: Path, step: int) -> None:
+def test_a_log_cut_at_every_byte_opens_with_the_longest_whole_prefix(
+    tmp_path: Path, step: int
+) -> None:
     data = written(tmp_path / "w-0", [3, 0, 40, 7])
     ends = [batch.position + batch.size_bytes for batch in read_batches(data)]
     for cut in sorted({*range(0, len(data), step), *ends}):
@@ -50,41 +60,60 @@ def test_a_log_cut_at_every_byte_opens_with_the_longest_whole_prefix(tmp_path: P
             report = log.recovery_report
             assert report is not None
             kept = sum(batch.size_bytes for batch in read_batches(data[:cut]))
-            assert (report.cut_position, report.cut_bytes) == ((None, 0) if kept == cut else (kept, cut - kept))
+            assert (report.cut_position, report.cut_bytes) == (
+                (None, 0) if kept == cut else (kept, cut - kept)
+            )
             if report.quarantine_path:
-                assert Path(report.quarantine_path).read_bytes() == data[kept:cut], "what was cut is kept beside"
+                assert Path(report.quarantine_path).read_bytes() == data[kept:cut], (
+                    "what was cut is kept beside"
+                )
             else:
                 assert not any(data[kept:cut])
             assert log.append(b"next").offset == len(want)
         with logcore.open(path) as log:
             assert [record.value for record in log.read(0)] == [*want, b"next"]
             assert log.recovery_report is not None
-            assert log.recovery_report.cut_position is None, "opening twice is opening once"
+            assert log.recovery_report.cut_position is None, (
+                "opening twice is opening once"
+            )
 
 
-@pytest.mark.parametrize("tail", [b"\0" * 100, b"\0" * 5000, b"garbage", b"\xff" * 200, bytes(range(256)) * 20])
+@pytest.mark.parametrize(
+    "tail",
+    [b"\0" * 100, b"\0" * 5000, b"garbage", b"\xff" * 200, bytes(range(256)) * 20],
+)
 def test_a_garbage_tail_is_cut_and_reported(tmp_path: Path, tail: bytes) -> None:
     data = written(tmp_path / "w-0", [3, 40])
     path = crashed(tmp_path / "c-0", data + tail)
     with logcore.open(path) as log:
         assert [record.value for record in log.read(0)] == whole(data)
         assert log.recovery_report is not None
-        assert (log.recovery_report.cut_position, log.recovery_report.cut_bytes) == (len(data), len(tail))
+        assert (log.recovery_report.cut_position, log.recovery_report.cut_bytes) == (
+            len(data),
+            len(tail),
+        )
         assert log.recovery_report.checked_bytes == len(data) + len(tail)
         assert bool(log.recovery_report.quarantine_path) == any(tail)
         assert "cut" in str(log.recovery_report)
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
-def test_every_bit_flip_is_cut_reported_or_an_error_and_never_other_records(tmp_path: Path, step: int) -> None:
+def test_every_bit_flip_is_cut_reported_or_an_error_and_never_other_records(
+    tmp_path: Path, step: int
+) -> None:
     data = written(tmp_path / "w-0", [3, 0, 12])
     want = whole(data)
-    beside = {f"c-0/{path.name}": path.read_bytes() for path in crashed(tmp_path / "c-0", data).iterdir()}
+    beside = {
+        f"c-0/{path.name}": path.read_bytes()
+        for path in crashed(tmp_path / "c-0", data).iterdir()
+    }
     for bit in range(0, len(data) * 8, step):
         bad = bytearray(data)
         bad[bit // 8] ^= 1 << bit % 8
         try:
-            with logcore.open("c-0", fs=SimulatedDisk({**beside, f"c-0/{LOG}": bytes(bad)})) as log:
+            with logcore.open(
+                "c-0", fs=SimulatedDisk({**beside, f"c-0/{LOG}": bytes(bad)})
+            ) as log:
                 found = [record.value for record in log.read(log.log_start_offset)]
                 report = log.recovery_report
         except logcore.CorruptLogError:
@@ -94,15 +123,19 @@ def test_every_bit_flip_is_cut_reported_or_an_error_and_never_other_records(tmp_
 
 
 def test_what_was_cut_does_not_come_back_behind_what_was_appended_since() -> None:
-    """The batch behind the damaged one is whole; were the cut not on disk before the next batch takes the place of the
-    damaged one, a power cut could leave it as the next one's next.
+    """The batch behind the damaged one is whole; were the cut not on disk before the
+    next batch takes the place of the damaged one, a power cut could leave it as the
+    next one's next.
     """
     lost, behind = (
-        encode([(None, value)], base_offset=at, leader_epoch=0) for at, value in enumerate([b"lost", b"old"])
+        encode([(None, value)], base_offset=at, leader_epoch=0)
+        for at, value in enumerate([b"lost", b"old"])
     )
     disk = SimulatedDisk({f"t-0/{LOG}": lost[:-1] + b"?" + behind})
     log = logcore.open("t-0", durability="os", fs=disk)
-    assert log.recovery_report is not None and log.recovery_report.cut_bytes == len(lost + behind)
+    assert log.recovery_report is not None and log.recovery_report.cut_bytes == len(
+        lost + behind
+    )
     log.append(b"next")
     for after in disk.after_crash():
         with logcore.open("t-0", fs=after) as again:
@@ -111,7 +144,9 @@ def test_what_was_cut_does_not_come_back_behind_what_was_appended_since() -> Non
 
 
 def test_a_recovery_report_of_a_batch_whose_offset_went_back(tmp_path: Path) -> None:
-    data = encode([(None, b"a")], leader_epoch=0) + encode([(None, b"b")], base_offset=0, leader_epoch=0)
+    data = encode([(None, b"a")], leader_epoch=0) + encode(
+        [(None, b"b")], base_offset=0, leader_epoch=0
+    )
     with logcore.open(crashed(tmp_path / "c-0", data)) as log:
         assert [record.value for record in log.read(0)] == [b"a"]
         assert log.recovery_report is not None
@@ -119,14 +154,21 @@ def test_a_recovery_report_of_a_batch_whose_offset_went_back(tmp_path: Path) -> 
 
 
 def test_a_gap_that_no_append_of_ours_leaves_is_an_error(tmp_path: Path) -> None:
-    data = encode([(None, b"a")], leader_epoch=0) + encode([(None, b"b")], base_offset=5, leader_epoch=0)
-    with pytest.raises(logcore.CorruptLogError, match=r"does not continue.*expected base offset 1, found 5"):
+    data = encode([(None, b"a")], leader_epoch=0) + encode(
+        [(None, b"b")], base_offset=5, leader_epoch=0
+    )
+    with pytest.raises(
+        logcore.CorruptLogError,
+        match=r"does not continue.*expected base offset 1, found 5",
+    ):
         logcore.open(crashed(tmp_path / "c-0", data))
     path = tmp_path / "kafka-0"
     path.mkdir()
     (path / LOG).write_bytes(data)
     with logcore.open(path) as log:
-        assert [record.offset for record in log.read(0)] == [0, 5], "a Kafka follower may have gaps"
+        assert [record.offset for record in log.read(0)] == [0, 5], (
+            "a Kafka follower may have gaps"
+        )
 
 
 def test_damage_below_the_recovery_point_is_an_error(tmp_path: Path) -> None:
@@ -167,8 +209,13 @@ def test_damage_below_the_recovery_point_is_met_when_it_is_read(tmp_path: Path) 
         assert [record.offset for record in log.read(5)] == list(range(5, 10))
 
 
-@pytest.mark.parametrize(("policy", "opens"), [("always", False), ("group", True), ("every(5)", True), ("os", True)])
-def test_a_lost_batch_before_a_whole_one_depends_on_the_policy(tmp_path: Path, policy: str, opens: bool) -> None:
+@pytest.mark.parametrize(
+    ("policy", "opens"),
+    [("always", False), ("group", True), ("every(5)", True), ("os", True)],
+)
+def test_a_lost_batch_before_a_whole_one_depends_on_the_policy(
+    tmp_path: Path, policy: str, opens: bool
+) -> None:
     data = bytearray(written(tmp_path / "w-0", [30, 30, 30]))
     data[len(data) // 3 + 70] ^= 1
     path = crashed(tmp_path / "c-0", bytes(data), policy=policy)
@@ -188,7 +235,9 @@ def test_more_than_may_be_unsynced_behind_damage_is_an_error(tmp_path: Path) -> 
     data[150] ^= 1
     size = len(data)
     path = crashed(tmp_path / "c-0", bytes(data), policy="group")
-    with logcore.open(path) as log:  # the next whole batch is 700 kB on: one group could have held both
+    with logcore.open(
+        path
+    ) as log:  # the next whole batch is 700 kB on: one group could have held both
         assert log.log_end_offset == 1
     data[750_000] ^= 1
     path = crashed(tmp_path / "d-0", bytes(data), policy="group")
@@ -215,7 +264,9 @@ def test_damage_in_a_segment_before_the_last_is_an_error(tmp_path: Path) -> None
     data = bytearray((path / LOG).read_bytes())
     second = len(data) // 2
     assert data[second + 7] == 1, "the base offset of the second batch"
-    back, beyond = (data[: second + 7] + bytes([at]) + data[second + 8 :] for at in (0, 2))
+    back, beyond = (
+        data[: second + 7] + bytes([at]) + data[second + 8 :] for at in (0, 2)
+    )
     for bad in (data[:-1], data[:50] + b"\0" + data[51:], data + b"tail", back, beyond):
         (path / LOG).write_bytes(bad)
         with pytest.raises(logcore.CorruptLogError, match="middle"):
@@ -226,9 +277,16 @@ def test_damage_in_a_segment_before_the_last_is_an_error(tmp_path: Path) -> None
         assert log.log_end_offset == 6
 
 
-@pytest.mark.parametrize("name", ["logcore.policy", "logcore.durable", "leader-epoch-checkpoint"])
-@pytest.mark.parametrize("content", [None, b"", b"\0" * 50, b"nonsense", b'{"durability": 7}', b"0\n1\nx y\n"])
-def test_lost_or_damaged_notes_change_nothing(tmp_path: Path, name: str, content: bytes | None) -> None:
+@pytest.mark.parametrize(
+    "name", ["logcore.policy", "logcore.durable", "leader-epoch-checkpoint"]
+)
+@pytest.mark.parametrize(
+    "content",
+    [None, b"", b"\0" * 50, b"nonsense", b'{"durability": 7}', b"0\n1\nx y\n"],
+)
+def test_lost_or_damaged_notes_change_nothing(
+    tmp_path: Path, name: str, content: bytes | None
+) -> None:
     path = tmp_path / "orders-0"
     with logcore.open(path, create=True) as log:
         log.append_many([(None, b"%d" % at) for at in range(5)])
@@ -244,9 +302,19 @@ def test_lost_or_damaged_notes_change_nothing(tmp_path: Path, name: str, content
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"1\n0\n", b"0\n2\norders 0 5\n", b"0\n1\norders 0\n", b"\xff\xfe", b"0\n1\norders 0 x\n"]
+    "content",
+    [
+        b"",
+        b"1\n0\n",
+        b"0\n2\norders 0 5\n",
+        b"0\n1\norders 0\n",
+        b"\xff\xfe",
+        b"0\n1\norders 0 x\n",
+    ],
 )
-def test_a_damaged_recovery_checkpoint_means_a_full_check(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_recovery_checkpoint_means_a_full_check(
+    tmp_path: Path, content: bytes
+) -> None:
     path = tmp_path / "orders-0"
     with logcore.open(path, create=True) as log:
         log.append_many([(None, b"%d" % at) for at in range(5)])
@@ -257,26 +325,36 @@ def test_a_damaged_recovery_checkpoint_means_a_full_check(tmp_path: Path, conten
         assert log.recovery_report.checked_bytes == (path / LOG).stat().st_size
     with logcore.open(path) as log:
         assert log.recovery_report is not None
-        assert log.recovery_report.checked_bytes == 0, "a clean close leaves nothing to check"
+        assert log.recovery_report.checked_bytes == 0, (
+            "a clean close leaves nothing to check"
+        )
         assert str(log.recovery_report) == f"{path / LOG}: 0 bytes checked, nothing cut"
 
 
 def test_kafkas_crash_copy_recovers_to_what_the_clean_one_holds(tmp_path: Path) -> None:
     shutil.copytree(VECTORS / "partition-crash" / "orders-0", tmp_path / "orders-0")
     with (
-        logcore.open(tmp_path / "orders-0", config={"index.interval.bytes": 100}) as log,
+        logcore.open(
+            tmp_path / "orders-0", config={"index.interval.bytes": 100}
+        ) as log,
         logcore.open(VECTORS / "partition-clean" / "orders-0", read_only=True) as clean,
     ):
         assert log.log_end_offset == clean.log_end_offset == 29
         assert list(log.read(0)) == list(clean.read(0))
-    for name in (f"{at:020d}{suffix}" for at in (0, 16) for suffix in (".log", ".index", ".timeindex")):
+    for name in (
+        f"{at:020d}{suffix}"
+        for at in (0, 16)
+        for suffix in (".log", ".index", ".timeindex")
+    ):
         ours = tmp_path / "orders-0" / name
         theirs = VECTORS / "partition-clean" / "orders-0" / name
         assert ours.read_bytes() == theirs.read_bytes(), name
 
 
 def test_our_indexes_are_kafkas(tmp_path: Path) -> None:
-    """Kafka wrote partition-clean with an index interval of 100; rebuilding must give its files byte for byte."""
+    """Kafka wrote partition-clean with an index interval of 100; rebuilding must give
+    its files byte for byte.
+    """
     shutil.copytree(VECTORS / "partition-crash" / "orders-0", tmp_path / "orders-0")
     with logcore.open(tmp_path / "orders-0", config={"index.interval.bytes": 100}):
         pass
@@ -287,10 +365,19 @@ def test_our_indexes_are_kafkas(tmp_path: Path) -> None:
 
 
 def test_the_decision_table_covers_every_combination() -> None:
-    """Each combination of facts has one action; acknowledged data is never cut, and zeros are never copied."""
-    policies = [Durability.parse(text) for text in ("always", "group", "every(3)", "interval(5)", "os")]
+    """Each combination of facts has one action; acknowledged data is never cut, and
+    zeros are never copied.
+    """
+    policies = [
+        Durability.parse(text)
+        for text in ("always", "group", "every(3)", "interval(5)", "os")
+    ]
     for bad, point, zeros, later, policy in itertools.product(
-        (None, 0, 99, 100, 101), (0, 100), (False, True), (None, 50, 1 << 20, (1 << 20) + 1), policies
+        (None, 0, 99, 100, 101),
+        (0, 100),
+        (False, True),
+        (None, 50, 1 << 20, (1 << 20) + 1),
+        policies,
     ):
         action = decide(TailFacts(bad, point, zeros, None if zeros else later, policy))
         if bad is None:
@@ -302,7 +389,9 @@ def test_the_decision_table_covers_every_combination() -> None:
         elif later is None:
             assert action is Action.QUARANTINE_AND_CUT
         else:
-            acknowledged = policy.kind == "always" or (policy.kind == "group" and later > policy.max_bytes)
+            acknowledged = policy.kind == "always" or (
+                policy.kind == "group" and later > policy.max_bytes
+            )
             assert (action is Action.FAIL) == acknowledged
 
 
@@ -321,21 +410,37 @@ def test_a_log_that_ends_below_its_start_is_an_error(tmp_path: Path) -> None:
     assert (path / LOG).read_bytes() == before
     (tmp_path / LOG_START).write_text("0\n1\norders 0 3\n")
     with logcore.open(path) as log:
-        assert (log.log_start_offset, log.log_end_offset, list(log.read(3))) == (3, 3, [])
+        assert (log.log_start_offset, log.log_end_offset, list(log.read(3))) == (
+            3,
+            3,
+            [],
+        )
 
 
 def test_epochs_whose_file_is_lost_are_those_of_the_batches(tmp_path: Path) -> None:
-    """Those that rise: an epoch that went back can only be a head that is damaged where no CRC covers it."""
+    """Those that rise: an epoch that went back can only be a head that is damaged where
+    no CRC covers it.
+    """
     data = b"".join(
-        encode([(None, b"x")], base_offset=at, leader_epoch=epoch) for at, epoch in enumerate([0, 2, 1, 2, 5])
+        encode([(None, b"x")], base_offset=at, leader_epoch=epoch)
+        for at, epoch in enumerate([0, 2, 1, 2, 5])
     )
     with logcore.open(crashed(tmp_path / "c-0", data)) as log:
         assert log.leader_epoch == 5
-        assert [log.end_of_epoch(epoch) for epoch in range(6)] == [(0, 1), (0, 1), (2, 4), (2, 4), (2, 4), (5, 5)]
+        assert [log.end_of_epoch(epoch) for epoch in range(6)] == [
+            (0, 1),
+            (0, 1),
+            (2, 4),
+            (2, 4),
+            (2, 4),
+            (5, 5),
+        ]
 
 
 def test_epochs_that_begin_above_the_end_begin_there(tmp_path: Path) -> None:
-    """Left where they were, they would count once the end has passed them: for records of another epoch."""
+    """Left where they were, they would count once the end has passed them: for records
+    of another epoch.
+    """
     path = str(tmp_path / "t-0")
     with logcore.open(path, create=True) as log:
         for number in range(5):
@@ -345,18 +450,29 @@ def test_epochs_that_begin_above_the_end_begin_there(tmp_path: Path) -> None:
         assert log.leader_epoch == 3, "an epoch that clients know never falls"
         for number in range(5):
             log.append(b"%d" % number)
-        assert [log.end_of_epoch(epoch) for epoch in range(4)] == [(0, 3), (1, 5), (1, 5), (3, 10)]
+        assert [log.end_of_epoch(epoch) for epoch in range(4)] == [
+            (0, 3),
+            (1, 5),
+            (1, 5),
+            (3, 10),
+        ]
     assert checkpoint.read_epochs(logcore.fs.OS, path) == [(0, 0), (1, 3), (3, 5)]
 
 
 def test_what_a_crash_left_below_the_start_says_nothing() -> None:
-    """Segments go one by one, and a crash keeps any of their names: here that with a transaction and not that with its
-    end, so that all behind it seemed to wait for it.
+    """Segments go one by one, and a crash keeps any of their names: here that with a
+    transaction and not that with its end, so that all behind it seemed to wait for it.
     """
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, fs=disk) as log:
         log.append_batch(
-            encode([(None, b"sent")], producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+            encode(
+                [(None, b"sent")],
+                producer_id=7,
+                producer_epoch=0,
+                base_sequence=0,
+                transactional=True,
+            )
         )
         log.roll()
         log.end_transaction(7, 0, commit=True)
@@ -366,27 +482,46 @@ def test_what_a_crash_left_below_the_start_says_nothing() -> None:
             log.roll()
         before = disk.files()
         log.delete_records(3)
-    files = {**before, "/log-start-offset-checkpoint": disk.files()["/log-start-offset-checkpoint"]}
+    files = {
+        **before,
+        "/log-start-offset-checkpoint": disk.files()["/log-start-offset-checkpoint"],
+    }
     del files[f"/t-0/{1:020d}.log"]
     left = SimulatedDisk(files)
     for read_only in (True, False):
         with logcore.open("t-0", read_only=read_only, fs=left) as log:
-            assert (log.log_start_offset, log.last_stable_offset, log.statistics().segments) == (3, 5, 3)
-            assert [record.value for record in log.read(3, isolation="read_committed")] == [b"1", b"2"]
+            assert (
+                log.log_start_offset,
+                log.last_stable_offset,
+                log.statistics().segments,
+            ) == (3, 5, 3)
+            assert [
+                record.value for record in log.read(3, isolation="read_committed")
+            ] == [b"1", b"2"]
             assert log.offset_for_timestamp(0) == 3
             if not read_only:
                 log.retain()
-    assert not [path for path in left.files() if path.startswith((f"/t-0/{0:020d}", f"/t-0/{1:020d}"))]
+    assert not [
+        path
+        for path in left.files()
+        if path.startswith((f"/t-0/{0:020d}", f"/t-0/{1:020d}"))
+    ]
 
 
 @pytest.mark.parametrize(
     ("suffix", "start", "stop"),
-    [(".index", 0, 8), (".timeindex", 0, 8), (".timeindex", 0, 12), (".timeindex", 20, 24)],
+    [
+        (".index", 0, 8),
+        (".timeindex", 0, 8),
+        (".timeindex", 0, 12),
+        (".timeindex", 20, 24),
+    ],
     ids=["position", "time", "first_time", "offset_of_a_time"],
 )
 def test_a_hole_in_an_index_is_seen(suffix: str, start: int, stop: int) -> None:
-    """A write of entries was lost, or cut, and a later one was not: what is missing are zeros that look like an entry.
-    A time of 0 hides from Kafka what is older than the record it was to be for.
+    """A write of entries was lost, or cut, and a later one was not: what is missing are
+    zeros that look like an entry. A time of 0 hides from Kafka what is older than the
+    record it was to be for.
     """
     disk = SimulatedDisk()
     config = {"index.interval.bytes": 100}
@@ -400,21 +535,38 @@ def test_a_hole_in_an_index_is_seen(suffix: str, start: int, stop: int) -> None:
     path = f"/t-0/{Path(LOG).stem}{suffix}"
     written = bytearray(disk.files()[path] or b"")
     assert any(written[start:stop])
-    torn = SimulatedDisk({**disk.files(), path: bytes(written[:start] + bytes(stop - start) + written[stop:])})
+    torn = SimulatedDisk(
+        {
+            **disk.files(),
+            path: bytes(written[:start] + bytes(stop - start) + written[stop:]),
+        }
+    )
     with logcore.open("t-0", config=config, fs=torn) as log:
-        assert [log.offset_for_timestamp(1_000 + at) for at in range(12)] == list(range(12))
+        assert [log.offset_for_timestamp(1_000 + at) for at in range(12)] == list(
+            range(12)
+        )
         assert [log.get(at).offset for at in range(12)] == list(range(12))
     assert torn.content(path)[: len(written)] == written, "rebuilt"
 
 
-def test_a_batch_larger_than_what_is_read_at_once_is_walked_over(tmp_path: Path) -> None:
-    """From an index entry on, opening reads an index interval at a time, and a batch may be larger than that."""
+def test_a_batch_larger_than_what_is_read_at_once_is_walked_over(
+    tmp_path: Path,
+) -> None:
+    """From an index entry on, opening reads an index interval at a time, and a batch
+    may be larger than that.
+    """
     disk = SimulatedDisk()
-    with logcore.open("t-0", create=True, config={"index.interval.bytes": 1_000}, fs=disk) as log:
+    with logcore.open(
+        "t-0", create=True, config={"index.interval.bytes": 1_000}, fs=disk
+    ) as log:
         for at in range(3):
-            log.append(b"%d" % at * 500)  # the last one has an index entry, and no other comes so soon
+            log.append(
+                b"%d" % at * 500
+            )  # the last one has an index entry, and no other comes so soon
         log.append(b"3" * 9_000)
-        with log.writer.state.lock:  # as every few seconds; the indexes are written with it
+        with (
+            log.writer.state.lock
+        ):  # as every few seconds; the indexes are written with it
             log.writer.save_recovery_point_locked()
         for at in range(4, 7):
             log.append(b"%d" % at * 9_000)
@@ -424,8 +576,12 @@ def test_a_batch_larger_than_what_is_read_at_once_is_walked_over(tmp_path: Path)
         assert log.writer.active.is_resumed
         assert log.recovery_report is not None
         assert log.recovery_report.cut_position is None
-        assert 27_000 < log.recovery_report.checked_bytes < 28_500, "only what lies above the recovery point"
-        assert [len(record.value or b"") for record in log.read(0)] == [500] * 3 + [9_000] * 4
+        assert 27_000 < log.recovery_report.checked_bytes < 28_500, (
+            "only what lies above the recovery point"
+        )
+        assert [len(record.value or b"") for record in log.read(0)] == [500] * 3 + [
+            9_000
+        ] * 4
         assert log.append(b"next").offset == 7
 
 
@@ -436,21 +592,32 @@ def test_a_tail_that_another_program_takes_away_while_it_is_copied_ends_there() 
     class Shortened(SimulatedDisk):
         def pread(self, handle: int, size: int, position: int) -> bytes:
             is_copied = any(path.endswith(".quarantine") for path in self.files())
-            return b"" if is_copied and position >= len(data) else super().pread(handle, size, position)
+            return (
+                b""
+                if is_copied and position >= len(data)
+                else super().pread(handle, size, position)
+            )
 
     disk = Shortened({f"t-0/{LOG}": data + tail})
     with logcore.open("t-0", fs=disk) as log:
         assert log.recovery_report is not None
-        assert (log.recovery_report.cut_position, log.recovery_report.cut_bytes) == (len(data), len(tail))
+        assert (log.recovery_report.cut_position, log.recovery_report.cut_bytes) == (
+            len(data),
+            len(tail),
+        )
         assert log.recovery_report.quarantine_path is not None
         assert disk.content(log.recovery_report.quarantine_path) == b""
         assert [record.value for record in log.read(0)] == [b"kept"]
         assert log.append(b"next").offset == 1
 
 
-def test_a_last_batch_that_another_program_takes_away_while_it_is_checked_is_an_error() -> None:
+def test_a_last_batch_that_another_program_takes_away_while_it_is_checked_is_an_error() -> (
+    None
+):
     """It was on disk, so what follows is not judged as a torn tail alone."""
-    data = b"".join(encode([(None, b"kept")], base_offset=at, leader_epoch=0) for at in range(3))
+    data = b"".join(
+        encode([(None, b"kept")], base_offset=at, leader_epoch=0) for at in range(3)
+    )
 
     class Shortened(SimulatedDisk):
         is_tail_read = False
@@ -469,7 +636,9 @@ def test_a_last_batch_that_another_program_takes_away_while_it_is_checked_is_an_
 
 
 def test_a_file_that_shrinks_while_it_is_copied_ends_the_opening() -> None:
-    """After a failed sync what is kept goes into a new file; a part of it must not pass for all of it."""
+    """After a failed sync what is kept goes into a new file; a part of it must not pass
+    for all of it.
+    """
 
     class Shrinking(SimulatedDisk):
         def pread(self, handle: int, size: int, position: int) -> bytes:
@@ -486,13 +655,18 @@ def test_a_file_that_shrinks_while_it_is_copied_ends_the_opening() -> None:
         assert [record.value for record in log.read(0)] == [b"kept"]
 
 
-def test_a_hole_between_segments_is_an_error_and_never_a_short_log(tmp_path: Path) -> None:
+def test_a_hole_between_segments_is_an_error_and_never_a_short_log(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "orders-0"
     with logcore.open(path, create=True, config={"segment.bytes": 250}) as log:
         for at in range(8):
             log.append(b"%d" % at * 32)
     middle = path / f"{2:020d}.log"
-    for data in (None, middle.read_bytes()[:100]):  # gone, and cut at the border of a batch
+    for data in (
+        None,
+        middle.read_bytes()[:100],
+    ):  # gone, and cut at the border of a batch
         sound = middle.read_bytes()
         middle.unlink()
         if data is not None:
@@ -509,11 +683,15 @@ def test_a_hole_between_segments_is_an_error_and_never_a_short_log(tmp_path: Pat
         assert len(list(log.read(0))) == 8
 
 
-def test_truncating_into_a_gap_that_compaction_left_keeps_the_offsets(tmp_path: Path) -> None:
+def test_truncating_into_a_gap_that_compaction_left_keeps_the_offsets(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "kafka-0"
     path.mkdir()
     rows = [(b"k", b"v")] * 5
-    (path / LOG).write_bytes(encode(rows, leader_epoch=0) + encode(rows, base_offset=10, leader_epoch=0))
+    (path / LOG).write_bytes(
+        encode(rows, leader_epoch=0) + encode(rows, base_offset=10, leader_epoch=0)
+    )
     with logcore.open(path) as log:
         log.truncate(7)
         assert log.append(b"next").offset == 7
@@ -522,10 +700,16 @@ def test_truncating_into_a_gap_that_compaction_left_keeps_the_offsets(tmp_path: 
         assert log.log_end_offset == 8
 
 
-@pytest.mark.parametrize("length", [b"\xff", b"\x01"])  # impossible, and beyond the end of the file
-def test_a_truncation_does_not_give_up_what_lies_behind_damage(tmp_path: Path, length: bytes) -> None:
+@pytest.mark.parametrize(
+    "length", [b"\xff", b"\x01"]
+)  # impossible, and beyond the end of the file
+def test_a_truncation_does_not_give_up_what_lies_behind_damage(
+    tmp_path: Path, length: bytes
+) -> None:
     path = tmp_path / "orders-0"
-    with logcore.open(path, create=True, config={"index.interval.bytes": 1 << 20}) as log:
+    with logcore.open(
+        path, create=True, config={"index.interval.bytes": 1 << 20}
+    ) as log:
         for at in range(20):
             log.append(b"%d" % at * 10)
         position = next(log.batches(3)).position
@@ -560,10 +744,14 @@ def test_zeros_before_data_are_kept_with_it(tmp_path: Path) -> None:
         assert Path(log.recovery_report.quarantine_path).read_bytes().endswith(b"data")
 
 
-def test_an_offset_damaged_upwards_below_the_recovery_point_is_an_error(tmp_path: Path) -> None:
+def test_an_offset_damaged_upwards_below_the_recovery_point_is_an_error(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "kafka-0"
     path.mkdir()
-    batches = [encode([(None, b"%d" % at)], base_offset=at, leader_epoch=0) for at in range(10)]
+    batches = [
+        encode([(None, b"%d" % at)], base_offset=at, leader_epoch=0) for at in range(10)
+    ]
     (path / LOG).write_bytes(b"".join(batches))
     with logcore.open(path):
         pass
@@ -576,17 +764,26 @@ def test_an_offset_damaged_upwards_below_the_recovery_point_is_an_error(tmp_path
     assert (path / LOG).read_bytes() == data
 
 
-def test_what_recovery_kept_is_not_judged_again_by_a_looser_policy(tmp_path: Path) -> None:
-    """Written under always, recovered by an opening under os that is killed: what was on disk stays so."""
+def test_what_recovery_kept_is_not_judged_again_by_a_looser_policy(
+    tmp_path: Path,
+) -> None:
+    """Written under always, recovered by an opening under os that is killed: what was
+    on disk stays so.
+    """
     data = written(tmp_path / "w-0", [30, 30, 30])
     path = crashed(tmp_path / "c-0", data, policy="always")
     with logcore.open(path, durability="os"):
         killed = tmp_path / "killed"
-        shutil.copytree(tmp_path, killed, ignore=shutil.ignore_patterns("killed", "w-0"))
+        shutil.copytree(
+            tmp_path, killed, ignore=shutil.ignore_patterns("killed", "w-0")
+        )
     bad = bytearray((killed / "c-0" / LOG).read_bytes())
     bad[len(data) // 3 + 70] ^= 1
     (killed / "c-0" / LOG).write_bytes(bad)
-    with logcore.open(killed / "c-0", read_only=True) as log, pytest.raises(logcore.CorruptBatchError):
+    with (
+        logcore.open(killed / "c-0", read_only=True) as log,
+        pytest.raises(logcore.CorruptBatchError),
+    ):
         list(log.read(0))
     (killed / "c-0" / LOG).write_bytes(bad[:-5])
     with pytest.raises(logcore.CorruptLogError):
@@ -594,7 +791,9 @@ def test_what_recovery_kept_is_not_judged_again_by_a_looser_policy(tmp_path: Pat
 
 
 def damaged(path: Path, flips: list[int], *, size: int | None = None) -> bytes:
-    """Five batches written under always, all of them acknowledged, with bits turned; returns the .log file."""
+    """Five batches written under always, all of them acknowledged, with bits turned;
+    returns the .log file.
+    """
     data = bytearray(written(path.parent / "w-0", [30] * 5))
     step = len(data) // 5
     for at in flips:
@@ -615,7 +814,10 @@ def test_quarantine_opens_a_log_around_damage(tmp_path: Path, flips: list[int]) 
         assert log.recovery_report is not None
         (damage,) = log.recovery_report.damage
         assert (damage.first_offset, damage.next_offset) == (flips[0], flips[-1] + 1)
-        assert (damage.position, damage.reason) == (flips[0] * len(data) // 5, layout.WALK_REASONS[layout.WALK_CRC])
+        assert (damage.position, damage.reason) == (
+            flips[0] * len(data) // 5,
+            layout.WALK_REASONS[layout.WALK_CRC],
+        )
         assert f"offsets from {flips[0]} to {flips[-1]}" in str(log.recovery_report)
         assert log.append(b"next").offset == 5
     for read_only in (False, True):
@@ -631,8 +833,12 @@ def test_quarantine_opens_a_log_around_damage(tmp_path: Path, flips: list[int]) 
     assert (path / LOG).read_bytes() == data, "the damaged file is never written again"
 
 
-@pytest.mark.parametrize(("point", "first"), [(0, 1), (5, 3)])  # below the point, heads are looked at
-def test_quarantine_goes_on_behind_an_offset_that_went_back(tmp_path: Path, point: int, first: int) -> None:
+@pytest.mark.parametrize(
+    ("point", "first"), [(0, 1), (5, 3)]
+)  # below the point, heads are looked at
+def test_quarantine_goes_on_behind_an_offset_that_went_back(
+    tmp_path: Path, point: int, first: int
+) -> None:
     path = tmp_path / "d-0"
     data = bytearray(damaged(path, [1]))
     step = len(data) // 5
@@ -652,7 +858,9 @@ def test_quarantine_goes_on_behind_an_offset_that_went_back(tmp_path: Path, poin
 
 
 @pytest.mark.parametrize("kept", [0, 3])
-def test_a_log_that_lost_its_end_gives_no_offset_out_again(tmp_path: Path, kept: int) -> None:
+def test_a_log_that_lost_its_end_gives_no_offset_out_again(
+    tmp_path: Path, kept: int
+) -> None:
     path = tmp_path / "d-0"
     step = len(damaged(path, [])) // 5
     (path / LOG).write_bytes((path / LOG).read_bytes()[: kept * step + 20])
@@ -679,7 +887,9 @@ def test_a_log_that_lost_its_end_gives_no_offset_out_again(tmp_path: Path, kept:
 
 def test_a_directory_with_a_log_that_did_not_open_is_not_called_clean() -> None:
     """Kafka would believe the indexes in it."""
-    disk = SimulatedDisk({f"b-0/{LOG}": b"", "recovery-point-offset-checkpoint": b"0\n1\nb 0 5\n"})
+    disk = SimulatedDisk(
+        {f"b-0/{LOG}": b"", "recovery-point-offset-checkpoint": b"0\n1\nb 0 5\n"}
+    )
     disk.put("/.kafka_cleanshutdown", b"{}")
     with logcore.open("a-0", create=True, fs=disk) as log:
         log.append(b"x")
@@ -690,7 +900,9 @@ def test_a_directory_with_a_log_that_did_not_open_is_not_called_clean() -> None:
 
 
 def test_an_opening_whose_sync_fails_leaves_word_of_it() -> None:
-    """The next one would find in memory what the disk does not have, and its sync would succeed."""
+    """The next one would find in memory what the disk does not have, and its sync would
+    succeed.
+    """
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, durability="os", fs=disk)
     log.append(b"x")
@@ -716,8 +928,12 @@ def many(count: int) -> tuple[bytearray, int]:
     return data, len(one)
 
 
-def test_a_torn_head_far_into_a_segment_says_nothing_of_what_was_on_disk(tmp_path: Path) -> None:
-    """It is behind the recovery point, whatever offset it has; so it is cut, where damage below would be an error."""
+def test_a_torn_head_far_into_a_segment_says_nothing_of_what_was_on_disk(
+    tmp_path: Path,
+) -> None:
+    """It is behind the recovery point, whatever offset it has; so it is cut, where
+    damage below would be an error.
+    """
     data, size = many(4_200)
     torn = bytearray(data[3 * size : 4 * size])
     torn[-1] ^= 1
@@ -725,7 +941,10 @@ def test_a_torn_head_far_into_a_segment_says_nothing_of_what_was_on_disk(tmp_pat
     (tmp_path / RECOVERY_POINT).write_text("0\n1\nd 0 4200\n")
     with logcore.open(path) as log:
         assert log.recovery_report is not None
-        assert (log.recovery_report.cut_position, log.recovery_report.cut_bytes) == (len(data), size)
+        assert (log.recovery_report.cut_position, log.recovery_report.cut_bytes) == (
+            len(data),
+            size,
+        )
         assert log.recovery_report.checked_bytes == size
         assert log.append(b"next").offset == 4_200
 
@@ -739,17 +958,25 @@ def test_damage_far_into_a_segment_is_said_to_be_there(tmp_path: Path) -> None:
     with logcore.open(tmp_path / "orders-0", on_corruption="quarantine") as log:
         assert log.recovery_report is not None
         (damage,) = log.recovery_report.damage
-        assert (damage.first_offset, damage.next_offset, damage.position) == (4_500, 5_000, 4_500 * size)
+        assert (damage.first_offset, damage.next_offset, damage.position) == (
+            4_500,
+            5_000,
+            4_500 * size,
+        )
         assert [record.offset for record in log.read(4_501, 4_503)] == [4_501, 4_502]
 
 
-def test_first_segments_that_are_gone_are_an_error_or_kept_as_damage(tmp_path: Path) -> None:
+def test_first_segments_that_are_gone_are_an_error_or_kept_as_damage(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "orders-0"
     with logcore.open(path, create=True, config={"segment.bytes": 250}) as log:
         for at in range(6):
             log.append(b"%d" % at * 32)
     (path / LOG).unlink()
-    with pytest.raises(logcore.CorruptLogError, match="the first segments of the log are missing") as met:
+    with pytest.raises(
+        logcore.CorruptLogError, match="the first segments of the log are missing"
+    ) as met:
         logcore.open(path)
     assert met.value.offset == 0
     with logcore.open(path, on_corruption="quarantine") as log:
@@ -777,7 +1004,9 @@ def test_quarantine_keeps_a_damaged_segment_before_the_last(tmp_path: Path) -> N
     with logcore.open_dir(tmp_path, on_corruption="quarantine") as logdir:
         log = logdir.partition("orders", 0)
         assert log.recovery_report is not None
-        assert [(one.first_offset, one.next_offset) for one in log.recovery_report.damage] == [(0, 2)]
+        assert [
+            (one.first_offset, one.next_offset) for one in log.recovery_report.damage
+        ] == [(0, 2)]
         assert [record.offset for record in log.read(2)] == [2, 3, 4, 5]
         with pytest.raises(logcore.CorruptBatchError):
             list(log.read(0))

@@ -1,7 +1,9 @@
-"""Seals and scrubbing: rot in sealed segments is found at every bit, and nothing else is ever taken for it.
+"""Seals and scrubbing: rot in sealed segments is found at every bit, and nothing else
+is ever taken for it.
 
-On a simulated disk the clock stands still: all files have the same time of change, so that a seal which stayed beside
-another file of the same size would be a false alarm. No operation and no crash may leave one.
+On a simulated disk the clock stands still: all files have the same time of change, so
+that a seal which stayed beside another file of the same size would be a false alarm. No
+operation and no crash may leave one.
 """
 
 from __future__ import annotations
@@ -38,14 +40,21 @@ PATH = "/data/t-0"
 Files = dict[str, bytes]
 
 
-def filled(disk: SimulatedDisk, *, rolls: int = 3, codec: str = "uncompressed", **options: Any) -> logcore.Log:
-    """A log with some sealed segments of two batches with two records each, and an active one of as many."""
+def filled(
+    disk: SimulatedDisk, *, rolls: int = 3, codec: str = "uncompressed", **options: Any
+) -> logcore.Log:
+    """A log with some sealed segments of two batches with two records each, and an
+    active one of as many.
+    """
     log = logcore.open(PATH, create=True, fs=disk, **options)
     for number in range(rolls + 1):
         if number:
             log.roll()
         for half in range(2):
-            rows = [(b"k%d" % row, b"value %d" % number, (), T0 + number) for row in (half, half + 2)]
+            rows = [
+                (b"k%d" % row, b"value %d" % number, (), T0 + number)
+                for row in (half, half + 2)
+            ]
             log.append_batch(encode(rows, codec=codec))
     return log
 
@@ -67,7 +76,9 @@ def flipped(data: bytes, bit: int) -> bytes:
     return bytes(bad)
 
 
-def scrubbed(files: Files, *, read_only: bool = True, **options: Any) -> logcore.ScrubReport:
+def scrubbed(
+    files: Files, *, read_only: bool = True, **options: Any
+) -> logcore.ScrubReport:
     disk = SimulatedDisk(files, now_ms=T0)
     with logcore.open(PATH, read_only=read_only, fs=disk, **options) as log:
         return log.scrub()
@@ -76,7 +87,11 @@ def scrubbed(files: Files, *, read_only: bool = True, **options: Any) -> logcore
 def damaged(files: Files, path: str = PATH) -> set[str]:
     """What verify calls damaged: the last parts of the paths."""
     disk = SimulatedDisk(files, now_ms=T0)
-    return {os.path.basename(one.path) for one in verify(path, fs=disk) if one.status == "damaged"}
+    return {
+        os.path.basename(one.path)
+        for one in verify(path, fs=disk)
+        if one.status == "damaged"
+    }
 
 
 def without_seals(files: Files) -> Files:
@@ -84,10 +99,13 @@ def without_seals(files: Files) -> Files:
 
 
 def bases_with(files: Files, suffix: str) -> list[int]:
-    return sorted(int(os.path.basename(path)[:20]) for path in files if path.endswith(suffix))
+    return sorted(
+        int(os.path.basename(path)[:20]) for path in files if path.endswith(suffix)
+    )
 
 
-# -- what a seal says ------------------------------------------------------------------------------------------------
+# -- what a seal says
+# ------------------------------------------------------------------------------------------------
 
 
 def test_a_roll_seals_what_it_leaves_behind() -> None:
@@ -130,7 +148,9 @@ def test_what_is_no_seal_is_none(text: bytes) -> None:
     assert Seal.unpack(text) is None
 
 
-def test_a_segment_too_large_for_a_roll_is_left_to_the_scrub(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_segment_too_large_for_a_roll_is_left_to_the_scrub(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(seals, "ROLL_BYTES", 10)
     disk = SimulatedDisk(now_ms=T0)
     with filled(disk) as log:
@@ -150,17 +170,24 @@ def test_what_was_there_when_the_log_was_opened_is_not_sealed_unseen() -> None:
         log.roll()
         assert bases_with(disk.files(), SEAL) == [0]
         (finding,) = log.scrub().findings
-        assert (finding.position, finding.first_offset, finding.next_offset) == (0, 4, 9)
+        assert (finding.position, finding.first_offset, finding.next_offset) == (
+            0,
+            4,
+            9,
+        )
         assert bases_with(disk.files(), SEAL) == [0]
 
 
-# -- rot -------------------------------------------------------------------------------------------------------------
+# -- rot
+# -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("step", [19, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("codec", CODECS)
 def test_T11_every_bit_of_a_sealed_segment_is_found(codec: str, step: int) -> None:
-    """Also in the 17 bytes of each head that no CRC covers. `make test` turns one of 19, `make slow` all."""
+    """Also in the 17 bytes of each head that no CRC covers. `make test` turns one of
+    19, `make slow` all.
+    """
     files = files_of(rolls=1, codec=codec)
     assert scrubbed(files).is_sound and not damaged(files)
     for bit in range(0, len(files[at(0)]) * 8, step):
@@ -171,7 +198,9 @@ def test_T11_every_bit_of_a_sealed_segment_is_found(codec: str, step: int) -> No
 
 
 @pytest.mark.parametrize("step", [43, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", sorted(name for name in EXPECTED if name.startswith(("v0", "v1")))[::5])
+@pytest.mark.parametrize(
+    "name", sorted(name for name in EXPECTED if name.startswith(("v0", "v1")))[::5]
+)
 def test_every_bit_of_an_old_segment_is_found(name: str, step: int) -> None:
     """Formats v0 and v1, sealed by a scrub, as Kafka left them."""
     data = (VECTORS / "records" / name).read_bytes()
@@ -206,22 +235,34 @@ def test_every_bit_of_a_seal_makes_it_absent_and_hides_nothing(step: int) -> Non
 def test_a_turned_offset_is_found(is_dense: bool) -> None:
     """No CRC covers it: a scrub has its seal, reading the batches around it."""
     disk = SimulatedDisk(now_ms=T0)
-    with logcore.open(PATH, create=True, fs=disk, config={"index.interval.bytes": 1 << 20}) as log:
+    with logcore.open(
+        PATH, create=True, fs=disk, config={"index.interval.bytes": 1 << 20}
+    ) as log:
         for number in range(4):
             log.append(b"%d" % number)
         log.roll()
         log.append(b"4")
     files = disk.files()
-    bad = {**files, at(0): bytes(7) + b"\3" + files[at(0)][8:]}  # the first batch says that it is the last one
+    bad = {
+        **files,
+        at(0): bytes(7) + b"\3" + files[at(0)][8:],
+    }  # the first batch says that it is the last one
     if not is_dense:
         del bad[f"{PATH}/logcore.policy"]
     with logcore.open(PATH, fs=SimulatedDisk(bad, now_ms=T0)) as log:
-        with pytest.raises(logcore.CorruptBatchError, match="does not continue the one before it"):
+        with pytest.raises(
+            logcore.CorruptBatchError, match="does not continue the one before it"
+        ):
             log.get(3)
         (finding,) = log.scrub().findings
-    # Where offsets may have gaps, the batches before the one that tells of the damage are not in doubt.
+    # Where offsets may have gaps, the batches before the one that tells of the damage
+    # are not in doubt.
     first = 0 if is_dense else 4
-    assert (finding.path, finding.first_offset, finding.next_offset) == (at(0), first, 4)
+    assert (finding.path, finding.first_offset, finding.next_offset) == (
+        at(0),
+        first,
+        4,
+    )
 
 
 @pytest.mark.parametrize("gone", [4, 8])
@@ -231,7 +272,11 @@ def test_a_segment_that_is_gone_is_found(gone: int, is_dense: bool) -> None:
     files = files_of(rolls=3)
     if not is_dense:
         del files[f"{PATH}/logcore.policy"]
-    bad = {path: data for path, data in files.items() if not os.path.basename(path).startswith(f"{gone:020d}")}
+    bad = {
+        path: data
+        for path, data in files.items()
+        if not os.path.basename(path).startswith(f"{gone:020d}")
+    }
     reasons = [one.reason for one in scrubbed(bad).findings]
     assert reasons == [f"the next segment, which begins at offset {gone}, is gone"]
     assert damaged(bad) >= {file_name(gone - 4, SEAL)}
@@ -241,21 +286,32 @@ def test_a_segment_that_is_gone_is_found(gone: int, is_dense: bool) -> None:
 
 @pytest.mark.parametrize("keeps_damage", [True, False])
 def test_a_last_segment_that_is_gone_is_found(keeps_damage: bool) -> None:
-    """Also where it held nothing below the recovery point: opening does not go on at offsets that were given out."""
+    """Also where it held nothing below the recovery point: opening does not go on at
+    offsets that were given out.
+    """
     files = files_of(rolls=2)
     for path in list(files):
-        if os.path.basename(path).startswith(f"{8:020d}") or path.endswith("-checkpoint"):
+        if os.path.basename(path).startswith(f"{8:020d}") or path.endswith(
+            "-checkpoint"
+        ):
             del files[path]
     disk = SimulatedDisk(files, now_ms=T0)
     assert damaged(files) == {file_name(4, SEAL)}
-    assert [one.reason for one in scrubbed(files).findings] == ["the next segment, which begins at offset 8, is gone"]
+    assert [one.reason for one in scrubbed(files).findings] == [
+        "the next segment, which begins at offset 8, is gone"
+    ]
     if not keeps_damage:
-        with pytest.raises(logcore.CorruptLogError, match="the one that followed is gone"):
+        with pytest.raises(
+            logcore.CorruptLogError, match="the one that followed is gone"
+        ):
             logcore.open(PATH, fs=disk)
         assert disk.files()[at(4, SEAL)] == files[at(4, SEAL)]
         return
     with logcore.open(PATH, fs=disk, on_corruption="quarantine") as log:
-        assert log.recovery_report is not None and log.recovery_report.damage[0].next_offset is None
+        assert (
+            log.recovery_report is not None
+            and log.recovery_report.damage[0].next_offset is None
+        )
         assert len(list(log.read(0))) == 8
         with pytest.raises(logcore.LogFailedError):
             log.append(b"at an offset that another record had")
@@ -267,8 +323,14 @@ def test_segments_under_each_others_names_are_found() -> None:
     bad = {**files, at(0): files[at(4)], at(4): files[at(0)]}
     assert [one.path for one in scrubbed(bad).findings] == [at(0), at(4)]
     assert damaged(bad) >= {file_name(0, SEAL), file_name(4, SEAL)}
-    with_seals = {**bad, at(0, SEAL): files[at(4, SEAL)], at(4, SEAL): files[at(0, SEAL)]}
-    assert {file_name(0, LOG), file_name(0, SEAL), file_name(4, LOG)} & damaged(with_seals)
+    with_seals = {
+        **bad,
+        at(0, SEAL): files[at(4, SEAL)],
+        at(4, SEAL): files[at(0, SEAL)],
+    }
+    assert {file_name(0, LOG), file_name(0, SEAL), file_name(4, LOG)} & damaged(
+        with_seals
+    )
     assert scrubbed(with_seals).findings
 
 
@@ -276,7 +338,9 @@ def test_a_segment_that_reaches_into_the_next_is_found() -> None:
     """A stale file from another time between two that belong together."""
     files = files_of(rolls=2)
     bad = {**files, at(2): b""}
-    assert [one.reason for one in scrubbed(bad).findings][:1] == ["segment 2 begins before this one ends"]
+    assert [one.reason for one in scrubbed(bad).findings][:1] == [
+        "segment 2 begins before this one ends"
+    ]
     assert file_name(0, SEAL) in damaged(bad)
 
 
@@ -303,7 +367,8 @@ def test_a_writer_scrubs_what_is_not_shown_yet_and_a_reader_does_not() -> None:
             assert reader.scrub().is_sound
 
 
-# -- what changes a file is not rot --------------------------------------------------------------------------------
+# -- what changes a file is not rot
+# --------------------------------------------------------------------------------
 
 
 def test_what_another_program_rewrote_gets_a_new_seal(tmp_path: Path) -> None:
@@ -320,7 +385,10 @@ def test_what_another_program_rewrote_gets_a_new_seal(tmp_path: Path) -> None:
     segment.write_bytes(encode([(None, b"9", (), T0)]))
     os.utime(segment, ns=(0, 1_000_000_000 * 10**6))
     (verdict,) = verify(seal)
-    assert (verdict.status, verdict.detail) == ("ok", "the segment was rewritten since it was sealed")
+    assert (verdict.status, verdict.detail) == (
+        "ok",
+        "the segment was rewritten since it was sealed",
+    )
     with logcore.open(path) as log:
         report = log.scrub()
         assert report.is_sound and report.sealed == 1
@@ -381,11 +449,17 @@ def test_a_compacted_segment_has_a_seal_at_once(step: int) -> None:
         files = disk.files()
         assert bases_with(files, SEAL) == [0]
         seal = Seal.unpack(files[at(0, SEAL)])
-        assert seal is not None and seal.next_base_offset == 12 and seal.crc32c == crc32c(files[at(0)])
+        assert (
+            seal is not None
+            and seal.next_base_offset == 12
+            and seal.crc32c == crc32c(files[at(0)])
+        )
         assert seal.end_offset == list(log.batches(0, 12))[-1].next_offset
         assert log.scrub().sealed == 0
     for bit in range(0, len(files[at(0)]) * 8, step):
-        assert scrubbed({**disk.files(), at(0): flipped(files[at(0)], bit)}).findings, bit
+        assert scrubbed({**disk.files(), at(0): flipped(files[at(0)], bit)}).findings, (
+            bit
+        )
 
 
 def test_forks_and_snapshots_are_sound_on_both_sides(tmp_path: Path) -> None:
@@ -404,21 +478,42 @@ def test_forks_and_snapshots_are_sound_on_both_sides(tmp_path: Path) -> None:
             log.append(b"again")
             log.roll()
         assert all(one.is_sound and not one.skipped for one in logdir.scrub())
-        assert {os.path.basename(one.path) for one in logdir.scrub()} == {"one-0", "two-0", "three-0"}
-    assert not [one for name in ("data", "copy") for one in verify(tmp_path / name) if one.status == "damaged"]
-    shutil.copytree(tmp_path / "copy", tmp_path / "again", copy_function=shutil.copy)  # with other times
+        assert {os.path.basename(one.path) for one in logdir.scrub()} == {
+            "one-0",
+            "two-0",
+            "three-0",
+        }
+    assert not [
+        one
+        for name in ("data", "copy")
+        for one in verify(tmp_path / name)
+        if one.status == "damaged"
+    ]
+    shutil.copytree(
+        tmp_path / "copy", tmp_path / "again", copy_function=shutil.copy
+    )  # with other times
     with logcore.open_dir(tmp_path / "again") as logdir:
-        assert [(one.is_sound, one.sealed) for one in logdir.scrub()] == [(True, 3), (True, 2), (True, 2)]
+        assert [(one.is_sound, one.sealed) for one in logdir.scrub()] == [
+            (True, 3),
+            (True, 2),
+            (True, 2),
+        ]
 
 
 def test_staged_writes_are_sound(tmp_path: Path) -> None:
-    with logcore.open_dir(create(tmp_path / "data", {"segment.bytes": "2000"})) as logdir:
+    with logcore.open_dir(
+        create(tmp_path / "data", {"segment.bytes": "2000"})
+    ) as logdir:
         publish(tmp_path / "data", "one")
         logdir.tick()
         assert all(one.is_sound for one in logdir.scrub())
         publish(tmp_path / "data", "two")
         logdir.tick()
-        logs = [logdir.partition(name, number) for name in logdir.topics() for number in logdir.partitions(name)]
+        logs = [
+            logdir.partition(name, number)
+            for name in logdir.topics()
+            for number in logdir.partitions(name)
+        ]
         assert sum(log.statistics().segments for log in logs) > len(logs)
         for log in logs:
             log.roll()
@@ -426,7 +521,9 @@ def test_staged_writes_are_sound(tmp_path: Path) -> None:
     assert not [one for one in verify(tmp_path / "data") if one.status == "damaged"]
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in VECTORS.glob("partition-*")))
+@pytest.mark.parametrize(
+    "name", sorted(path.name for path in VECTORS.glob("partition-*"))
+)
 def test_what_kafka_wrote_is_sound(name: str, tmp_path: Path) -> None:
     shutil.copytree(VECTORS / name, tmp_path / name)
     with logcore.open_dir(tmp_path / name, read_only=True) as logdir:
@@ -438,7 +535,8 @@ def test_what_kafka_wrote_is_sound(name: str, tmp_path: Path) -> None:
     assert not [one for one in verify(tmp_path / name) if one.status == "damaged"]
 
 
-# -- beside others ---------------------------------------------------------------------------------------------------
+# -- beside others
+# ---------------------------------------------------------------------------------------------------
 
 
 def test_a_read_only_scrub_writes_nothing() -> None:
@@ -452,7 +550,9 @@ def test_a_read_only_scrub_writes_nothing() -> None:
 
 @pytest.mark.parametrize("read_only", [True, False])
 @pytest.mark.parametrize("what", CHANGES)
-def test_a_change_at_any_step_of_a_scrub_is_no_damage(what: str, read_only: bool, monkeypatch: Any) -> None:
+def test_a_change_at_any_step_of_a_scrub_is_no_damage(
+    what: str, read_only: bool, monkeypatch: Any
+) -> None:
     """At each time that it reads from a segment, beside the writer or as the writer."""
     monkeypatch.setattr(seals, "_STEP_BYTES", 1)
     real = SimulatedDisk.pread
@@ -462,7 +562,13 @@ def test_a_change_at_any_step_of_a_scrub_is_no_damage(what: str, read_only: bool
         log = logcore.open(PATH, read_only=True, fs=disk) if read_only else writer
         left = [count]
 
-        def pread(self: SimulatedDisk, handle: int, *given: int, left: Any = left, writer: Any = writer) -> bytes:
+        def pread(
+            self: SimulatedDisk,
+            handle: int,
+            *given: int,
+            left: Any = left,
+            writer: Any = writer,
+        ) -> bytes:
             is_free = not writer._state.lock.locked()  # else another thread would wait
             if is_free and self._held(handle)[1].endswith(LOG):
                 left[0] -= 1
@@ -509,7 +615,11 @@ def test_a_scrub_goes_on_beside_a_writer_and_a_cleaner(tmp_path: Path) -> None:
         while not is_over.is_set():
             assert log.scrub().is_sound
             assert reader.scrub().is_sound
-            assert not [one for one in verify(path) if one.kind == "seal" and one.status == "damaged"]
+            assert not [
+                one
+                for one in verify(path)
+                if one.kind == "seal" and one.status == "damaged"
+            ]
         thread.join()
         assert not failures
         report = log.scrub()
@@ -538,14 +648,19 @@ def test_a_disk_that_cannot_be_read_is_no_damage() -> None:
     files = files_of()
     plan = FaultPlan(Fault("pread", errno.EIO, path="*" + file_name(4, LOG)))
     disk = SimulatedDisk(files, now_ms=T0, faults=plan)
-    with logcore.open(PATH, read_only=True, fs=disk) as log, pytest.raises(logcore.StorageReadError):
+    with (
+        logcore.open(PATH, read_only=True, fs=disk) as log,
+        pytest.raises(logcore.StorageReadError),
+    ):
         log.scrub()
 
 
 def test_a_seal_that_cannot_be_written_is_no_failure() -> None:
     for operation in ("create", "pwrite"):
         disk = SimulatedDisk(now_ms=T0)
-        disk.faults = FaultPlan(Fault(operation, errno.ENOSPC, path="*" + SEAL, times=3))
+        disk.faults = FaultPlan(
+            Fault(operation, errno.ENOSPC, path="*" + SEAL, times=3)
+        )
         with filled(disk) as log:
             assert len(list(log.read(0))) == 16
             assert log.scrub().is_sound
@@ -588,10 +703,15 @@ def test_a_closed_log_is_not_scrubbed() -> None:
         log.scrub()
 
 
-# -- crashes -----------------------------------------------------------------------------------------------------------
+# -- crashes
+# -----------------------------------------------------------------------------------------------------------
 
 
-LIFE: dict[str, Any] = {"cleanup.policy": "compact,delete", "delete.retention.ms": 0, "segment.bytes": 200}
+LIFE: dict[str, Any] = {
+    "cleanup.policy": "compact,delete",
+    "delete.retention.ms": 0,
+    "segment.bytes": 200,
+}
 
 
 def lived(disk: SimulatedDisk, promise: Any, *, first: int, then: int) -> None:
@@ -608,7 +728,11 @@ def lived(disk: SimulatedDisk, promise: Any, *, first: int, then: int) -> None:
 
 
 def after(disk: SimulatedDisk) -> Any:
-    before = [one for one in verify("t-0", fs=disk) if one.status == "damaged"] if "/t-0" in disk.view() else []
+    before = (
+        [one for one in verify("t-0", fs=disk) if one.status == "damaged"]
+        if "/t-0" in disk.view()
+        else []
+    )
     assert not [one for one in before if one.kind == "seal"], before
     recover_log(disk, config=LIFE, thorough=True)
     with logcore.open("t-0", fs=disk, config=LIFE) as log:
@@ -630,6 +754,13 @@ def test_no_crash_leaves_a_seal_of_another_file(
     names: Any, limit: int, again_every: int, appended: tuple[int, int]
 ) -> None:
     life = functools.partial(lived, first=appended[0], then=appended[1])
-    report = explore(life, after, lambda promised, found: None, limit=limit, again_every=again_every, names=names)
+    report = explore(
+        life,
+        after,
+        lambda promised, found: None,
+        limit=limit,
+        again_every=again_every,
+        names=names,
+    )
     print(report)
     assert report.states > 16 * sum(appended)

@@ -1,4 +1,6 @@
-"""Two writers of one partition, each with an opening of its own of all files, as two processes have."""
+"""Two writers of one partition, each with an opening of its own of all files, as two
+processes have.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,15 @@ CONFIG = {"segment.bytes": 2_000, "index.interval.bytes": 100}
 
 
 def opened(path: Path, **options: Any) -> logcore.Log:
-    return logcore.open(path, create=True, shared=True, fs=OsFS(), **{"config": CONFIG, **options})
+    return logcore.open(
+        path, create=True, shared=True, fs=OsFS(), **{"config": CONFIG, **options}
+    )
 
 
 class Hooked(OsFS):
-    """during: called once, by the next sync of a log, when it is over for the disk and not for the log."""
+    """during: called once, by the next sync of a log, when it is over for the disk and
+    not for the log.
+    """
 
     during: Callable[[], object] = staticmethod(lambda: None)
 
@@ -53,10 +59,13 @@ def both(path: Path) -> Iterator[tuple[logcore.Log, logcore.Log]]:
         yield one, other
 
 
-def batch(value: bytes, producer_id: int, sequence: int, *, transactional: bool = False) -> bytes:
+def batch(
+    value: bytes, producer_id: int, sequence: int, *, transactional: bool = False
+) -> bytes:
     return recordbatch.encode(
         [(None, value)],
-        now_ms=time.time_ns() // 1_000_000,  # the producers of old batches are forgotten
+        now_ms=time.time_ns()
+        // 1_000_000,  # the producers of old batches are forgotten
         producer_id=producer_id,
         producer_epoch=0,
         base_sequence=sequence,
@@ -64,7 +73,9 @@ def batch(value: bytes, producer_id: int, sequence: int, *, transactional: bool 
     )
 
 
-def test_transactions_of_the_other_are_seen_by_who_has_looked_before(both: tuple[logcore.Log, logcore.Log]) -> None:
+def test_transactions_of_the_other_are_seen_by_who_has_looked_before(
+    both: tuple[logcore.Log, logcore.Log],
+) -> None:
     one, other = both
     one.append(b"plain")
     for number, commit in enumerate((False, True)):
@@ -79,18 +90,24 @@ def test_transactions_of_the_other_are_seen_by_who_has_looked_before(both: tuple
     assert values == [b"plain", b"between", b"1", b"between"]
 
 
-def test_offsets_go_on_where_the_other_ended(both: tuple[logcore.Log, logcore.Log], path: Path) -> None:
+def test_offsets_go_on_where_the_other_ended(
+    both: tuple[logcore.Log, logcore.Log], path: Path
+) -> None:
     for number in range(200):
         assert both[number % 2].append(b"%d" % number).offset == number
     for log in both:
         log.refresh()
-        assert [record.value for record in log.read(0)] == [b"%d" % number for number in range(200)]
+        assert [record.value for record in log.read(0)] == [
+            b"%d" % number for number in range(200)
+        ]
     assert both[0].statistics().segments > 3
     with logcore.open(path, read_only=True) as reader:
         assert reader.high_watermark == 200
 
 
-def test_what_one_has_synced_the_other_need_not(both: tuple[logcore.Log, logcore.Log]) -> None:
+def test_what_one_has_synced_the_other_need_not(
+    both: tuple[logcore.Log, logcore.Log],
+) -> None:
     one, other = both
     one.append(b"1", durability="os")
     receipt = other.append(b"2")
@@ -102,35 +119,53 @@ def test_what_one_has_synced_the_other_need_not(both: tuple[logcore.Log, logcore
     assert one.statistics().syncs == syncs
 
 
-def test_a_batch_that_the_other_has_stored_is_not_stored_again(both: tuple[logcore.Log, logcore.Log]) -> None:
+def test_a_batch_that_the_other_has_stored_is_not_stored_again(
+    both: tuple[logcore.Log, logcore.Log],
+) -> None:
     one, other = both
     for sequence in range(6):
         first = one.append_batch(batch(b"%d" % sequence, 7, sequence))
-        assert other.append_batch(batch(b"%d" % sequence, 7, sequence)).offset == first.offset
+        assert (
+            other.append_batch(batch(b"%d" % sequence, 7, sequence)).offset
+            == first.offset
+        )
     with pytest.raises(logcore.OutOfOrderSequenceError):
         other.append_batch(batch(b"gap", 7, 9))
     assert one.log_end_offset == 6
 
 
-def test_the_index_names_what_either_has_aborted(both: tuple[logcore.Log, logcore.Log], path: Path) -> None:
+def test_the_index_names_what_either_has_aborted(
+    both: tuple[logcore.Log, logcore.Log], path: Path
+) -> None:
     for number in range(24):
         log = both[number // 2 % 2]
         producer_id = 1 + number % 3
-        log.append_batch(batch(b"%d" % number, producer_id, number // 3, transactional=True))
+        log.append_batch(
+            batch(b"%d" % number, producer_id, number // 3, transactional=True)
+        )
         both[number % 2].end_transaction(producer_id, 0, commit=number % 4 == 0)
     both[0].roll()
     both[1].refresh()
     for log in both:
         values = [record.value for record in log.read(0, isolation="read_committed")]
         assert values == [b"%d" % number for number in range(0, 24, 4)]
-    indexes = [Path(segment.file(".txnindex")) for segment in both[0].writer.state.segments[:-1]]
-    entries = [np.frombuffer(index.read_bytes(), TXN_ENTRY)["last_offset"] for index in indexes if index.exists()]
+    indexes = [
+        Path(segment.file(".txnindex"))
+        for segment in both[0].writer.state.segments[:-1]
+    ]
+    entries = [
+        np.frombuffer(index.read_bytes(), TXN_ENTRY)["last_offset"]
+        for index in indexes
+        if index.exists()
+    ]
     found = sorted(np.concatenate(entries).tolist())
     assert found == [2 * number + 1 for number in range(24) if number % 4]
 
 
 def test_an_abort_is_in_the_index_at_once(path: Path) -> None:
-    """For a Kafka that reads the files after a kill. Also where no other process has appended a marker."""
+    """For a Kafka that reads the files after a kill. Also where no other process has
+    appended a marker.
+    """
     with opened(path) as log:
         log.append_batch(batch(b"0", 7, 0, transactional=True))
         log.end_transaction(7, 0, commit=False)
@@ -138,7 +173,9 @@ def test_an_abort_is_in_the_index_at_once(path: Path) -> None:
         assert entries.tolist() == [(0, 7, 0, 1, 2)]
 
 
-def test_where_the_other_has_committed_alone_there_is_no_index_of_what_was_aborted(path: Path) -> None:
+def test_where_the_other_has_committed_alone_there_is_no_index_of_what_was_aborted(
+    path: Path,
+) -> None:
     index = path / f"{0:020d}.txnindex"
     with opened(path) as other:
         with opened(path) as one:
@@ -160,7 +197,9 @@ def test_an_index_that_names_more_than_was_aborted_is_made_shorter(path: Path) -
         log.append_batch(batch(b"0", 7, 0, transactional=True))
         index.write_bytes(np.array([(0, 7, 0, 1, 2)] * 3, TXN_ENTRY).tobytes())
         log.end_transaction(7, 0, commit=False)
-        assert np.frombuffer(index.read_bytes(), TXN_ENTRY).tolist() == [(0, 7, 0, 1, 2)]
+        assert np.frombuffer(index.read_bytes(), TXN_ENTRY).tolist() == [
+            (0, 7, 0, 1, 2)
+        ]
 
 
 def test_a_tail_is_woken_by_the_other(both: tuple[logcore.Log, logcore.Log]) -> None:
@@ -182,7 +221,9 @@ def test_a_tail_is_woken_by_the_other(both: tuple[logcore.Log, logcore.Log]) -> 
     assert found == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_truncations_deletions_and_settings_reach_the_other(both: tuple[logcore.Log, logcore.Log]) -> None:
+def test_truncations_deletions_and_settings_reach_the_other(
+    both: tuple[logcore.Log, logcore.Log],
+) -> None:
     one, other = both
     one.append_many([(None, b"%d" % number) for number in range(100)])
     one.roll()
@@ -200,7 +241,9 @@ def test_truncations_deletions_and_settings_reach_the_other(both: tuple[logcore.
 
 
 def test_a_note_of_an_earlier_life_says_nothing(path: Path) -> None:
-    """Another program, which knows nothing of the note, may have cut the log since all processes left it."""
+    """Another program, which knows nothing of the note, may have cut the log since all
+    processes left it.
+    """
     with opened(path, config={}) as log:
         log.append(b"1")
         size = log.statistics().size_bytes
@@ -217,7 +260,10 @@ def test_who_waits_too_long_learns_whose_turn_it_is(
     one, other = both
     monkeypatch.setattr(turns, "TURN_SECONDS", 0.01)
     one.append(b"1")
-    with one.writer.state.lock, pytest.raises(logcore.LogLockedError, match=f"process {os.getpid()}") as met:
+    with (
+        one.writer.state.lock,
+        pytest.raises(logcore.LogLockedError, match=f"process {os.getpid()}") as met,
+    ):
         other.append(b"2")
     assert met.value.retriable
     assert other.append(b"2").offset == 1
@@ -229,12 +275,16 @@ def test_who_finds_others_taking_turns_waits_on(path: Path) -> None:
     class Starving(OsFS):
         waits = 0
 
-        def lock_byte(self, handle: int, byte: int, *, timeout_ms: int = 0, shared: bool = False) -> bool:
+        def lock_byte(
+            self, handle: int, byte: int, *, timeout_ms: int = 0, shared: bool = False
+        ) -> bool:
             if self.waits and timeout_ms:
                 self.waits -= 1
                 other.append(b"again")
                 return False
-            return not self.waits and super().lock_byte(handle, byte, timeout_ms=timeout_ms, shared=shared)
+            return not self.waits and super().lock_byte(
+                handle, byte, timeout_ms=timeout_ms, shared=shared
+            )
 
     starving = Starving()
     with (
@@ -247,7 +297,9 @@ def test_who_finds_others_taking_turns_waits_on(path: Path) -> None:
 
 
 def tear_next(log: logcore.Log, left: int) -> None:
-    """What a kill in the middle of the next note of what is on disk leaves: `left` of its first bytes."""
+    """What a kill in the middle of the next note of what is on disk leaves: `left` of
+    its first bytes.
+    """
     turn: Any = log.writer.sharing._turn  # type: ignore[union-attr]
     with open(Path(log.path) / TURN, "r+b") as file:
         file.seek(turns._SYNCED_AT)
@@ -257,7 +309,9 @@ def tear_next(log: logcore.Log, left: int) -> None:
 
 
 @pytest.mark.parametrize("left", [1, 40, 111])
-def test_a_kill_in_the_middle_of_noting_what_is_on_disk_costs_the_others_nothing(path: Path, left: int) -> None:
+def test_a_kill_in_the_middle_of_noting_what_is_on_disk_costs_the_others_nothing(
+    path: Path, left: int
+) -> None:
     with opened(path) as one, opened(path) as other:
         following = one.tail(0)
         for value in (b"0", b"1", b"2"):
@@ -265,7 +319,14 @@ def test_a_kill_in_the_middle_of_noting_what_is_on_disk_costs_the_others_nothing
             tear_next(one, left)
             other.append(value + b"'")
             tear_next(one, left)
-        assert [next(following).value for _ in range(6)] == [b"0", b"0'", b"1", b"1'", b"2", b"2'"]
+        assert [next(following).value for _ in range(6)] == [
+            b"0",
+            b"0'",
+            b"1",
+            b"1'",
+            b"2",
+            b"2'",
+        ]
         with opened(path) as third:
             assert third.durable_end_offset == 6
         tear_next(one, left)
@@ -290,7 +351,13 @@ def test_many_recoveries_are_no_truncation(path: Path) -> None:
         for number in range(5):
             one.append(b"%d" % number)
         following = one.tail(0)
-        assert [next(following).value for _ in range(5)] == [b"0", b"1", b"2", b"3", b"4"]
+        assert [next(following).value for _ in range(5)] == [
+            b"0",
+            b"1",
+            b"2",
+            b"3",
+            b"4",
+        ]
         for _ in range(2 * turns._CUTS):
             turn: Any = other.writer.sharing._turn  # type: ignore[union-attr]
             turn.take()
@@ -321,7 +388,9 @@ def test_the_oldest_cut_stands_for_all_before_it(offsets: list[int]) -> None:
 def test_a_record_that_was_cut_before_its_thread_waits_is_not_acknowledged(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another thread of its process has taken in the cut, so that no cut comes while it waits."""
+    """Another thread of its process has taken in the cut, so that no cut comes while it
+    waits.
+    """
     with opened(path) as one, opened(path) as other:
         for number in range(5):
             one.append(b"%d" % number)
@@ -343,10 +412,16 @@ def test_an_error_behind_the_write_invites_no_second_one(
 ) -> None:
     """The other is stopped while it notes what is on disk."""
     monkeypatch.setattr("logcore.bytelocks.TURN_SECONDS", 0.01)
-    with opened(path, durability=policy) as one, opened(path, durability=policy) as other:
+    with (
+        opened(path, durability=policy) as one,
+        opened(path, durability=policy) as other,
+    ):
         one.append(b"0")
         turn: Any = other.writer.sharing._turn  # type: ignore[union-attr]
-        with turn.publishing.held(), pytest.raises(logcore.DurabilityUnknownError) as met:
+        with (
+            turn.publishing.held(),
+            pytest.raises(logcore.DurabilityUnknownError) as met,
+        ):
             one.append(b"1")
         assert isinstance(met.value.__cause__, logcore.LogLockedError)
         one.flush()
@@ -369,7 +444,9 @@ def test_a_sync_that_fails_stops_the_other_until_it_is_opened_again(path: Path) 
 
         def fdatasync(self, handle: int) -> None:
             if self.fails:
-                raise logcore.StorageWriteError("sync failed", path="x") from OSError(errno.EIO, "error")
+                raise logcore.StorageWriteError("sync failed", path="x") from OSError(
+                    errno.EIO, "error"
+                )
             super().fdatasync(handle)
 
     failing = Failing()
@@ -391,7 +468,9 @@ def test_a_sync_that_fails_stops_the_other_until_it_is_opened_again(path: Path) 
             assert values in ([b"1", b"4"], [b"1", b"2", b"4"])
 
 
-def test_a_sync_that_began_before_a_cut_says_nothing_of_what_came_behind_it(path: Path) -> None:
+def test_a_sync_that_began_before_a_cut_says_nothing_of_what_came_behind_it(
+    path: Path,
+) -> None:
     hooked = Hooked()
     with (
         logcore.open(path, create=True, shared=True, config=CONFIG, fs=hooked) as one,
@@ -416,9 +495,14 @@ def test_a_sync_that_began_before_a_cut_says_nothing_of_what_came_behind_it(path
 
 
 def test_decisions_wait_for_what_the_log_holds_after_a_cut(path: Path) -> None:
-    """The other also cuts its own log while this one tries again: what is waited for is what there is in the end."""
+    """The other also cuts its own log while this one tries again: what is waited for is
+    what there is in the end.
+    """
     hooked = Hooked()
-    with logcore.open(path, create=True, shared=True, config=CONFIG, fs=hooked) as one, opened(path) as other:
+    with (
+        logcore.open(path, create=True, shared=True, config=CONFIG, fs=hooked) as one,
+        opened(path) as other,
+    ):
         one.append(b"0")
         one.append_many([(None, b"1"), (None, b"2")], durability="os")
         cuts = 0
@@ -449,7 +533,10 @@ def test_decisions_are_not_made_from_what_a_failed_sync_left(path: Path) -> None
 
 def test_a_sync_covers_what_was_written_before_it_began(path: Path) -> None:
     hooked = Hooked()
-    with logcore.open(path, create=True, shared=True, config=CONFIG, fs=hooked) as one, opened(path) as other:
+    with (
+        logcore.open(path, create=True, shared=True, config=CONFIG, fs=hooked) as one,
+        opened(path) as other,
+    ):
         one.append(b"0", durability="os")
         hooked.during = lambda: one.append(b"1", durability="os")
         one.flush()
@@ -470,7 +557,10 @@ def test_a_read_that_fails_once_leaves_nothing_half_known(path: Path) -> None:
             return super().pread(handle, size, position)
 
     flaky = Flaky()
-    with logcore.open(path, create=True, shared=True, config=CONFIG, fs=flaky) as one, opened(path) as other:
+    with (
+        logcore.open(path, create=True, shared=True, config=CONFIG, fs=flaky) as one,
+        opened(path) as other,
+    ):
         one.append(b"0")
         other.append_many([(None, b"1"), (None, b"2")])
         flaky.fails = True
@@ -481,7 +571,9 @@ def test_a_read_that_fails_once_leaves_nothing_half_known(path: Path) -> None:
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_producers_are_not_half_known_after_a_marker_that_could_not_be_read(path: Path, nth: int) -> None:
+def test_producers_are_not_half_known_after_a_marker_that_could_not_be_read(
+    path: Path, nth: int
+) -> None:
     class Flaky(OsFS):
         left = 0
 
@@ -493,7 +585,10 @@ def test_producers_are_not_half_known_after_a_marker_that_could_not_be_read(path
             return super().pread(handle, size, position)
 
     flaky = Flaky()
-    with logcore.open(path, create=True, shared=True, config=CONFIG, fs=flaky) as one, opened(path) as other:
+    with (
+        logcore.open(path, create=True, shared=True, config=CONFIG, fs=flaky) as one,
+        opened(path) as other,
+    ):
         one.append_batch(batch(b"0", 7, 0, transactional=True))
         other.append_batch(batch(b"1", 7, 1, transactional=True))
         other.end_transaction(7, 0, commit=True)
@@ -524,7 +619,9 @@ def test_what_the_other_appended_is_taken_in_whatever_is_read_at_once(
     assert bytes(indexes[0].data) == bytes(indexes[1].data)
 
 
-def test_what_is_not_synced_is_not_shown_elsewhere(both: tuple[logcore.Log, logcore.Log]) -> None:
+def test_what_is_not_synced_is_not_shown_elsewhere(
+    both: tuple[logcore.Log, logcore.Log],
+) -> None:
     one, other = both
     one.append(b"0", durability="os")
     other.refresh()
@@ -569,18 +666,27 @@ def test_a_log_with_one_writer_stays_so(path: Path) -> None:
         opened(path, replicated=True)
 
 
-def test_partitions_whose_names_have_nearly_the_same_hash_have_turns_of_their_own(tmp_path: Path) -> None:
-    """The first 40 bits of theirs are the same. Whoever gives a byte back gives back all turns that it stands for."""
+def test_partitions_whose_names_have_nearly_the_same_hash_have_turns_of_their_own(
+    tmp_path: Path,
+) -> None:
+    """The first 40 bits of theirs are the same. Whoever gives a byte back gives back
+    all turns that it stands for.
+    """
     fs = OsFS()
     keys = [("orders", 882_895), ("orders", 1_311_289)]
     here = fs.open(str(tmp_path / "lock"), write=True, create=True)
     elsewhere = fs.open(str(tmp_path / "lock"), write=True)
     for number in range(2):
         (tmp_path / str(number)).mkdir()
-    first, second = [turns.Turn(fs, here, key, str(tmp_path / str(n))) for n, key in enumerate(keys)]
+    first, second = [
+        turns.Turn(fs, here, key, str(tmp_path / str(n))) for n, key in enumerate(keys)
+    ]
     assert first.take() and second.take()
     first.give()
-    others = [turns.Turn(fs, elsewhere, key, str(tmp_path / str(n))) for n, key in enumerate(keys)]
+    others = [
+        turns.Turn(fs, elsewhere, key, str(tmp_path / str(n)))
+        for n, key in enumerate(keys)
+    ]
     assert [one.take(waits=False) for one in others] == [True, False]
     fs.close(elsewhere)
     fs.close(here)

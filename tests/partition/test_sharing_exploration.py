@@ -1,6 +1,8 @@
-"""Several simulated processes write one partition: in every order of their steps, killed, stopped, cut off from power.
+"""Several simulated processes write one partition: in every order of their steps,
+killed, stopped, cut off from power.
 
-LOGCORE_SHARING_ROUNDS=n tries n schedules of each kind instead of 3; `make slow` tries 1,000.
+LOGCORE_SHARING_ROUNDS=n tries n schedules of each kind instead of 3; `make slow` tries
+1,000.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from support.schedules import ACTS, SHARING, run_first
 
 ROUNDS = int(os.environ.get("LOGCORE_SHARING_ROUNDS", "3"))
 MANY = int(os.environ.get("LOGCORE_SHARING_ROUNDS", "1000"))
-LONG = pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="many")
+LONG = pytest.param(
+    MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="many"
+)
 
 
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
@@ -25,7 +29,9 @@ def test_every_order_of_steps(chances: str, acts: str, rounds: int) -> None:
 
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
 def test_a_power_cut_loses_nothing_that_was_acked(rounds: int) -> None:
-    states = [count for count in run_first("sharing power", rounds) if isinstance(count, int)]
+    states = [
+        count for count in run_first("sharing power", rounds) if isinstance(count, int)
+    ]
     assert sum(states) > 2 * rounds
 
 

@@ -1,4 +1,6 @@
-"""Transactions: what is open, what was aborted, and that a failed look leaves nothing half learnt."""
+"""Transactions: what is open, what was aborted, and that a failed look leaves nothing
+half learnt.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ LOG = f"{0:020d}.log"
 
 
 def data(offset: int, value: bytes, producer_id: int) -> bytes:
-    options = {"transactional": True, "producer_id": producer_id, "producer_epoch": 0, "base_sequence": 0}
+    options = {
+        "transactional": True,
+        "producer_id": producer_id,
+        "producer_epoch": 0,
+        "base_sequence": 0,
+    }
     return encode([(None, value)], base_offset=offset, leader_epoch=0, **options)
 
 
@@ -25,7 +32,9 @@ def marker(offset: int, producer_id: int, *, commit: bool) -> bytes:
     key = struct.pack(">hh", 0, int(commit))
     value = struct.pack(">hi", 0, 1)
     options = {"transactional": True, "producer_id": producer_id, "producer_epoch": 0}
-    raw = bytearray(encode([(key, value)], base_offset=offset, leader_epoch=0, **options))
+    raw = bytearray(
+        encode([(key, value)], base_offset=offset, leader_epoch=0, **options)
+    )
     struct.pack_into(">h", raw, 21, 0x30)
     stamp_crc(raw)
     return bytes(raw)
@@ -53,7 +62,9 @@ def committed(log: logcore.Log) -> list[bytes | None]:
     return [record.value for record in log.read(0, isolation="read_committed")]
 
 
-def test_P52_read_committed_leaves_out_what_was_aborted_or_is_open(partition: Path) -> None:
+def test_P52_read_committed_leaves_out_what_was_aborted_or_is_open(
+    partition: Path,
+) -> None:
     with logcore.open(partition_of(partition, STORY), read_only=True) as log:
         assert log.last_stable_offset == 7
         assert committed(log) == [b"committed", b"committed too", b"plain"]
@@ -61,9 +72,13 @@ def test_P52_read_committed_leaves_out_what_was_aborted_or_is_open(partition: Pa
 
 
 @pytest.mark.parametrize("nth", range(1, 12))
-def test_a_failed_look_at_a_marker_does_not_turn_aborted_into_committed(partition: Path, nth: int) -> None:
+def test_a_failed_look_at_a_marker_does_not_turn_aborted_into_committed(
+    partition: Path, nth: int
+) -> None:
     partition_of(partition, STORY)
-    disk = SimulatedDisk({f"/t-0/{file.name}": file.read_bytes() for file in partition.iterdir()})
+    disk = SimulatedDisk(
+        {f"/t-0/{file.name}": file.read_bytes() for file in partition.iterdir()}
+    )
     with open_log("/t-0", read_only=True, fs=disk) as log:
         disk.faults = FaultPlan(Fault("pread", errno.EIO, at=nth))
         try:
@@ -78,7 +93,10 @@ def test_damage_among_the_markers_is_an_error(partition: Path) -> None:
     batches = [*STORY]
     batches[3] = batches[3][:8] + b"\xff\xff\xff\xff" + batches[3][12:]
     partition_of(partition, batches)
-    with logcore.open(partition, read_only=True) as log, pytest.raises(logcore.CorruptBatchError):
+    with (
+        logcore.open(partition, read_only=True) as log,
+        pytest.raises(logcore.CorruptBatchError),
+    ):
         committed(log)
 
 
@@ -91,12 +109,18 @@ def test_many_aborted_transactions_of_one_producer(partition: Path) -> None:
 
 
 def test_what_a_crash_left_behind_the_end_hides_nothing_committed() -> None:
-    """Zeros behind the high watermark, before a writer has cut them off: they concern no reader."""
+    """Zeros behind the high watermark, before a writer has cut them off: they concern
+    no reader.
+    """
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, fs=disk)
     log.append(b"one")
     disk.kill()
     path = f"/t-0/{0:020d}.log"
-    left = SimulatedDisk({**disk.files(), path: (disk.files()[path] or b"") + bytes(4096)})
+    left = SimulatedDisk(
+        {**disk.files(), path: (disk.files()[path] or b"") + bytes(4096)}
+    )
     with logcore.open("t-0", read_only=True, fs=left) as reader:
-        assert [record.value for record in reader.read(0, isolation="read_committed")] == [b"one"]
+        assert [
+            record.value for record in reader.read(0, isolation="read_committed")
+        ] == [b"one"]

@@ -1,4 +1,6 @@
-"""What a producer promises, one promise a test. Random lives are in test_producer_lives.py."""
+"""What a producer promises, one promise a test. Random lives are in
+test_producer_lives.py.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def data(disk: SimulatedDisk) -> Iterator[LogDir]:
 
 def still(data: LogDir, **given: Any) -> Producer:
     """A producer without a thread, whose attempts wait for the simulated clock."""
-    return data.producer(threaded=False, retry_backoff_ms=1, retry_backoff_max_ms=1, **given)
+    return data.producer(
+        threaded=False, retry_backoff_ms=1, retry_backoff_max_ms=1, **given
+    )
 
 
 def values(data: LogDir, partition: int = 0) -> list[bytes | None]:
@@ -71,33 +75,55 @@ def settle(disk: SimulatedDisk, producer: Producer, rounds: int = 10) -> None:
         producer.poll()
 
 
-# -- where records go, and what is told of them ----------------------------------------------------------------------
+# -- where records go, and what is told of them
+# ----------------------------------------------------------------------
 
 
 def test_a_result_says_where_the_record_is(tmp_path: Path) -> None:
-    with logcore.open_dir(tmp_path / "data", create=True) as data, data.producer() as producer:
+    with (
+        logcore.open_dir(tmp_path / "data", create=True) as data,
+        data.producer() as producer,
+    ):
         data.create_topic("t", 3)
-        first = producer.send("t", b"v", key=b"abc", timestamp_ms=1_700_000_000_000).result(30)
-        assert first == RecordMetadata("t", 0, 0, 1_700_000_000_000, "create", 3, 1, "disk")
+        first = producer.send(
+            "t", b"v", key=b"abc", timestamp_ms=1_700_000_000_000
+        ).result(30)
+        assert first == RecordMetadata(
+            "t", 0, 0, 1_700_000_000_000, "create", 3, 1, "disk"
+        )
         assert producer.send("t", None, key=b"abc").result(30)[1:3] == (0, 1)
         record = data.partition("t", 0).get(0)
-        assert (record.key, record.value, record.timestamp_ms) == (b"abc", b"v", 1_700_000_000_000)
+        assert (record.key, record.value, record.timestamp_ms) == (
+            b"abc",
+            b"v",
+            1_700_000_000_000,
+        )
 
 
 def test_futures_work_with_the_standard_library(tmp_path: Path) -> None:
-    with logcore.open_dir(tmp_path / "data", create=True) as data, data.producer(batch_size=500) as producer:
+    with (
+        logcore.open_dir(tmp_path / "data", create=True) as data,
+        data.producer(batch_size=500) as producer,
+    ):
         data.create_topic("t", 2)
         sent = [producer.send("t", b"x" * 50) for _ in range(100)]
         done, undone = futures.wait(sent, timeout=30)
         assert len(done) == 100 and not undone
-        assert {one.result().offset >= 0 for one in futures.as_completed(sent, timeout=30)} == {True}
+        assert {
+            one.result().offset >= 0 for one in futures.as_completed(sent, timeout=30)
+        } == {True}
         called: list[object] = []
         last = producer.send("t", b"y")
         last.add_done_callback(called.append)
         producer.flush()
         last.add_done_callback(called.append)
         assert called == [last, last]
-        assert not last.cancel() and not last.cancelled() and last.done() and not last.running()
+        assert (
+            not last.cancel()
+            and not last.cancelled()
+            and last.done()
+            and not last.running()
+        )
 
         async def through_a_loop() -> RecordMetadata:
             return await asyncio.wrap_future(producer.send("t", b"z", partition=1))
@@ -116,30 +142,44 @@ def test_the_time_of_the_log_is_told(data: LogDir) -> None:
 
 
 @pytest.mark.parametrize("acks", [0, 1, "all"])
-def test_acks_say_what_a_result_waits_for(disk: SimulatedDisk, data: LogDir, acks: Any) -> None:
+def test_acks_say_what_a_result_waits_for(
+    disk: SimulatedDisk, data: LogDir, acks: Any
+) -> None:
     producer = still(data, acks=acks, linger_ms=0)
     future = producer.send("t", b"v", partition=0)
     disk.operations.clear()
     producer.poll()
     syncs = sum(one.name == "fdatasync" for one in disk.operations)
-    assert (future.result().durability, syncs) == (("disk", 1) if acks == "all" else ("os", 0))
+    assert (future.result().durability, syncs) == (
+        ("disk", 1) if acks == "all" else ("os", 0)
+    )
     producer.close()
     assert values(data) == [b"v"]
 
 
 def test_what_acks_1_wrote_is_shown_when_the_producer_rests(tmp_path: Path) -> None:
-    with logcore.open_dir(tmp_path / "data", create=True) as data, data.producer(acks=1) as producer:
+    with (
+        logcore.open_dir(tmp_path / "data", create=True) as data,
+        data.producer(acks=1) as producer,
+    ):
         data.create_topic("t", 1)
         producer.send("t", b"v").result(30)
         producer.flush()
         assert [record.value for record in data.read("t")] == [b"v"]
 
 
-@pytest.mark.parametrize("fails", [False, True], ids=["the interpreter's hook", "a hook that fails"])
+@pytest.mark.parametrize(
+    "fails", [False, True], ids=["the interpreter's hook", "a hook that fails"]
+)
 def test_a_callback_that_raises_keeps_no_other_from_its_call(
-    data: LogDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, fails: bool
+    data: LogDir,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    fails: bool,
 ) -> None:
-    """The interpreter's own hook refuses all arguments but its own: the callbacks behind one that raised never came."""
+    """The interpreter's own hook refuses all arguments but its own: the callbacks
+    behind one that raised never came.
+    """
 
     def fail(_: object) -> None:
         raise OSError("no place to report to")
@@ -149,13 +189,17 @@ def test_a_callback_that_raises_keeps_no_other_from_its_call(
         raise ZeroDivisionError("of the callback")
 
     told: list[int] = []
-    monkeypatch.setattr(sys, "unraisablehook", fail if fails else sys.__unraisablehook__)
+    monkeypatch.setattr(
+        sys, "unraisablehook", fail if fails else sys.__unraisablehook__
+    )
     producer = still(data)
     for number in range(3):
         producer.send("t", b"%d" % number, partition=0, on_delivery=delivered)
     producer.flush()
     assert told == [0, 1, 2]
-    assert capsys.readouterr().err.count("ZeroDivisionError: of the callback") == (0 if fails else 3)
+    assert capsys.readouterr().err.count("ZeroDivisionError: of the callback") == (
+        0 if fails else 3
+    )
     producer.close()
 
 
@@ -172,7 +216,11 @@ def test_callbacks_come_once_and_in_order(data: LogDir) -> None:
     raised: list[Any] = []
     sys.unraisablehook = raised.append
     try:
-        producer = still(data, batch_size=150, on_delivery=lambda error, metadata: errors.append(error))
+        producer = still(
+            data,
+            batch_size=150,
+            on_delivery=lambda error, metadata: errors.append(error),
+        )
         for number in range(10):
             producer.send("t", b"%d" % number, partition=0, on_delivery=delivered)
         producer.flush()
@@ -202,7 +250,9 @@ def test_a_callback_does_not_wait_for_what_comes_after_it(data: LogDir) -> None:
     assert values(data) == [b"v", b"more"]
 
 
-def test_a_callback_may_close_the_producer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_callback_may_close_the_producer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as data:
         data.create_topic("t", 1)
         producer = data.producer()
@@ -218,10 +268,16 @@ def test_a_callback_may_close_the_producer(tmp_path: Path, caplog: pytest.LogCap
             producer.send("t", b"w")
         assert producer._thread is not None
         producer._thread.join(30)
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+    assert [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno >= logging.WARNING
+    ] == []
 
 
-def test_a_callback_that_closes_fails_what_is_queued_and_all_are_told(disk: SimulatedDisk, data: LogDir) -> None:
+def test_a_callback_that_closes_fails_what_is_queued_and_all_are_told(
+    disk: SimulatedDisk, data: LogDir
+) -> None:
     told: list[tuple[str, str]] = []
     producer = still(data, linger_ms=0, batch_size=0)
 
@@ -237,7 +293,11 @@ def test_a_callback_that_closes_fails_what_is_queued_and_all_are_told(disk: Simu
     producer.send("t", b"v", partition=0, on_delivery=delivered("first"))
     producer.send("t", b"v", partition=1, on_delivery=delivered("second"))
     producer.poll()
-    assert told == [("first", "NoneType"), ("second", "NoneType"), ("late", "ProducerClosedError")]
+    assert told == [
+        ("first", "NoneType"),
+        ("second", "NoneType"),
+        ("late", "ProducerClosedError"),
+    ]
 
 
 def test_null_is_given_to_no_serializer(data: LogDir) -> None:
@@ -247,10 +307,14 @@ def test_null_is_given_to_no_serializer(data: LogDir) -> None:
     assert values(data) == [None]
 
 
-def test_many_records_stop_where_the_memory_ends(disk: SimulatedDisk, data: LogDir) -> None:
+def test_many_records_stop_where_the_memory_ends(
+    disk: SimulatedDisk, data: LogDir
+) -> None:
     producer = still(data, buffer_memory=1_000, max_block_ms=0, batch_size=100)
     disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log", times=None))
-    future = producer.send_many("t", [(b"%d" % number, b"x" * 100) for number in range(50)])
+    future = producer.send_many(
+        "t", [(b"%d" % number, b"x" * 100) for number in range(50)]
+    )
     settle(disk, producer)
     producer.close()
     assert isinstance(future.exception(), BufferFullError)
@@ -266,7 +330,9 @@ def test_interceptors_see_records_before_serializers_and_outcomes(data: LogDir) 
         def on_send(self, record: ProducerRecord) -> ProducerRecord:
             return record._replace(value=record.value + 1)
 
-        def on_acknowledgement(self, metadata: RecordMetadata, error: Exception | None) -> None:
+        def on_acknowledgement(
+            self, metadata: RecordMetadata, error: Exception | None
+        ) -> None:
             self.outcomes.append((metadata.offset, error))
 
     class Fails(Marks):
@@ -291,10 +357,13 @@ def test_interceptors_see_records_before_serializers_and_outcomes(data: LogDir) 
     assert marks.outcomes == [(0, None)]
 
 
-# -- batches ---------------------------------------------------------------------------------------------------------
+# -- batches
+# ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_lingers_and_a_full_one_does_not(disk: SimulatedDisk, data: LogDir) -> None:
+def test_a_batch_lingers_and_a_full_one_does_not(
+    disk: SimulatedDisk, data: LogDir
+) -> None:
     producer = still(data, linger_ms=100, batch_size=300)
     future = producer.send("t", b"v", partition=0)
     producer.poll()
@@ -306,7 +375,9 @@ def test_a_batch_lingers_and_a_full_one_does_not(disk: SimulatedDisk, data: LogD
     producer.poll()
     assert future.done()
     sent = [producer.send("t", b"x" * 100, partition=0) for _ in range(3)]
-    assert [one.done() for one in sent] == [True, True, False], "each did not fit into the batch of the one before it"
+    assert [one.done() for one in sent] == [True, True, False], (
+        "each did not fit into the batch of the one before it"
+    )
     producer.close()
     assert all(one.done() for one in sent)
 
@@ -334,17 +405,27 @@ def test_estimates_of_compression_make_batches_larger(data: LogDir) -> None:
 def test_one_bad_record_fails_alone(data: LogDir) -> None:
     data.create_topic("small", 1, {"max.message.bytes": 300})
     producer = still(data)
-    sent = [producer.send("small", b"x" * (400 if number == 5 else 50)) for number in range(12)]
+    sent = [
+        producer.send("small", b"x" * (400 if number == 5 else 50))
+        for number in range(12)
+    ]
     producer.close()
-    failures = [number for number, one in enumerate(sent) if one.exception() is not None]
+    failures = [
+        number for number, one in enumerate(sent) if one.exception() is not None
+    ]
     assert failures == [5]
     assert isinstance(sent[5].exception(), RecordTooLargeError)
     log = data.partition("small", 0)
-    assert [one.result().offset for one in sent if one.exception() is None] == list(range(11))
+    assert [one.result().offset for one in sent if one.exception() is None] == list(
+        range(11)
+    )
     assert log.high_watermark == 11
     data.create_topic("compacted", 1, {"cleanup.policy": "compact"})
     producer = still(data)
-    sent = [producer.send("compacted", b"v", key=None if number == 2 else b"k") for number in range(5)]
+    sent = [
+        producer.send("compacted", b"v", key=None if number == 2 else b"k")
+        for number in range(5)
+    ]
     producer.close()
     assert [type(one.exception()) for one in sent].count(InvalidRecordError) == 1
 
@@ -373,7 +454,8 @@ def test_the_sticky_partition_changes_when_its_batch_is_full(data: LogDir) -> No
     assert runs < 400 / 7, "a batch takes eight such records"
 
 
-# -- memory ----------------------------------------------------------------------------------------------------------
+# -- memory
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_full_memory_refuses_or_waits(disk: SimulatedDisk, data: LogDir) -> None:
@@ -391,7 +473,9 @@ def test_a_full_memory_refuses_or_waits(disk: SimulatedDisk, data: LogDir) -> No
     assert len(values(data)) == 5
 
 
-def test_so_many_records_wait_for_their_outcome_at_most(disk: SimulatedDisk, data: LogDir) -> None:
+def test_so_many_records_wait_for_their_outcome_at_most(
+    disk: SimulatedDisk, data: LogDir
+) -> None:
     producer = still(data, buffer_records=3, max_block_ms=0)
     disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log", times=None))
     for _ in range(3):
@@ -399,7 +483,9 @@ def test_so_many_records_wait_for_their_outcome_at_most(disk: SimulatedDisk, dat
     with pytest.raises(BufferFullError, match="3 records in use"):
         producer.send("t", b"x", partition=0)
     settle(disk, producer)
-    many = producer.send_many("t", [(None, b"y")] * 10, partition=0)  # in parts of three
+    many = producer.send_many(
+        "t", [(None, b"y")] * 10, partition=0
+    )  # in parts of three
     settle(disk, producer)
     producer.close()
     assert many.exception() is None and len(values(data)) == 13
@@ -433,12 +519,15 @@ def test_a_record_that_is_too_large_is_refused_at_once(data: LogDir) -> None:
     producer.close()
 
 
-# -- many at once ----------------------------------------------------------------------------------------------------
+# -- many at once
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_many_records_go_where_each_would_go(data: LogDir) -> None:
     one_by_one = still(data)
-    numbers = [one_by_one.send("t", b"v", key=b"key %d" % number) for number in range(200)]
+    numbers = [
+        one_by_one.send("t", b"v", key=b"key %d" % number) for number in range(200)
+    ]
     one_by_one.close()
     wanted = [one.result().partition for one in numbers]
     producer = still(data)
@@ -461,14 +550,21 @@ def test_columns_go_where_each_record_would_go(data: LogDir) -> None:
     keys = [b"key %d" % number for number in range(100)]
     edges = np.concatenate([[0], np.cumsum([len(key) for key in keys])])
     column = (b"".join(keys), edges)
-    future = producer.send_columns("t", keys=column, values=column, timestamps_ms=np.arange(100))
+    future = producer.send_columns(
+        "t", keys=column, values=column, timestamps_ms=np.arange(100)
+    )
     producer.flush()
     assert sum(one.last_offset - one.offset + 1 for one in future.result()) == 100
     single = [producer.send("t", key, key=key) for key in keys]
     producer.close()
     for future_of_one, key in zip(single, keys, strict=True):
         partition = future_of_one.result().partition
-        assert sum(record.value == key for record in data.partition("t", partition).read(0)) == 2
+        assert (
+            sum(
+                record.value == key for record in data.partition("t", partition).read(0)
+            )
+            == 2
+        )
     with pytest.raises(InvalidRecordError, match="as many rows"):
         still(data).send_columns("t", keys=(b"a", [0, 1]), values=(b"ab", [0, 1, 2]))
     with pytest.raises(InvalidRecordError, match="keys or values"):
@@ -479,7 +575,9 @@ def test_many_records_without_keys_are_spread(data: LogDir) -> None:
     producer = still(data, batch_size=1_000)
     rows = [(None, b"x" * 100)] * 300
     first = producer.send_many("t", rows)
-    columns = producer.send_columns("t", values=(b"x" * 30_000, np.arange(0, 30_001, 100)))
+    columns = producer.send_columns(
+        "t", values=(b"x" * 30_000, np.arange(0, 30_001, 100))
+    )
     producer.close()
     for future in (first, columns):
         assert {one.partition for one in future.result()} == {0, 1, 2}
@@ -489,7 +587,9 @@ def test_many_records_without_keys_are_spread(data: LogDir) -> None:
 def test_of_many_records_a_bad_one_fails_alone(data: LogDir) -> None:
     data.create_topic("small", 1, {"max.message.bytes": 300})
     producer = still(data)
-    future = producer.send_many("small", [(None, b"x" * (400 if number == 7 else 20)) for number in range(40)])
+    future = producer.send_many(
+        "small", [(None, b"x" * (400 if number == 7 else 20)) for number in range(40)]
+    )
     producer.close()
     with pytest.raises(RecordTooLargeError):
         future.result()
@@ -499,7 +599,8 @@ def test_of_many_records_a_bad_one_fails_alone(data: LogDir) -> None:
     assert still(data).send_many("small", []).result() == []
 
 
-# -- disks that fail -------------------------------------------------------------------------------------------------
+# -- disks that fail
+# -------------------------------------------------------------------------------------------------
 
 
 def test_a_full_disk_is_tried_again(disk: SimulatedDisk, data: LogDir) -> None:
@@ -515,12 +616,16 @@ def test_a_full_disk_is_tried_again(disk: SimulatedDisk, data: LogDir) -> None:
     assert values(data) == [b"v"]
 
 
-def test_more_batches_than_a_log_remembers_survive_a_failed_sync(disk: SimulatedDisk, data: LogDir) -> None:
+def test_more_batches_than_a_log_remembers_survive_a_failed_sync(
+    disk: SimulatedDisk, data: LogDir
+) -> None:
     producer = still(data, linger_ms=1_000)
     sent = []
     for number in range(9):
         sent.append(producer.send("t", b"%d" % number, partition=0))
-        producer._accumulator.begin(producer._accumulator.queue("t", 0), disk.monotonic_ms())
+        producer._accumulator.begin(
+            producer._accumulator.queue("t", 0), disk.monotonic_ms()
+        )
     disk.faults = FaultPlan(Fault("fdatasync", errno.EIO, path="*.log"))
     disk.advance(1_000)
     producer.poll()
@@ -531,7 +636,9 @@ def test_more_batches_than_a_log_remembers_survive_a_failed_sync(disk: Simulated
     assert values(data) == [b"%d" % number for number in range(9)]
 
 
-def test_what_a_failed_sync_lost_is_written_again(disk: SimulatedDisk, data: LogDir) -> None:
+def test_what_a_failed_sync_lost_is_written_again(
+    disk: SimulatedDisk, data: LogDir
+) -> None:
     producer = still(data, linger_ms=0)
     producer.send("t", b"first", partition=0)
     producer.poll()
@@ -548,7 +655,9 @@ def test_what_a_failed_sync_lost_is_written_again(disk: SimulatedDisk, data: Log
     assert values(data) == [b"first", b"other", b"second"]
 
 
-def test_an_outcome_that_stays_unknown_is_told(disk: SimulatedDisk, data: LogDir) -> None:
+def test_an_outcome_that_stays_unknown_is_told(
+    disk: SimulatedDisk, data: LogDir
+) -> None:
     producer = still(data, linger_ms=0, delivery_timeout_ms=100)
     producer.send("t", b"first", partition=0)
     producer.poll()
@@ -566,7 +675,9 @@ def test_an_outcome_that_stays_unknown_is_told(disk: SimulatedDisk, data: LogDir
     producer.close()
 
 
-def test_a_refusal_says_nothing_of_the_attempt_before_it(disk: SimulatedDisk, data: LogDir) -> None:
+def test_a_refusal_says_nothing_of_the_attempt_before_it(
+    disk: SimulatedDisk, data: LogDir
+) -> None:
     producer = still(data, linger_ms=0, delivery_timeout_ms=1_000)
     disk.faults = FaultPlan(Fault("fdatasync", errno.EIO, path="*.log"))
     data.open_logs()
@@ -587,7 +698,9 @@ def test_a_refusal_says_nothing_of_the_attempt_before_it(disk: SimulatedDisk, da
     producer.close()
 
 
-def test_without_idempotence_nothing_is_written_twice(disk: SimulatedDisk, data: LogDir) -> None:
+def test_without_idempotence_nothing_is_written_twice(
+    disk: SimulatedDisk, data: LogDir
+) -> None:
     producer = still(data, linger_ms=0, enable_idempotence=False)
     disk.faults = FaultPlan(Fault("fdatasync", errno.EIO, path="*.log"))
     future = producer.send("t", b"v", partition=0)
@@ -600,7 +713,9 @@ def test_without_idempotence_nothing_is_written_twice(disk: SimulatedDisk, data:
     producer.close()
 
 
-def test_a_record_that_cannot_be_written_in_time_fails(disk: SimulatedDisk, data: LogDir) -> None:
+def test_a_record_that_cannot_be_written_in_time_fails(
+    disk: SimulatedDisk, data: LogDir
+) -> None:
     producer = still(data, linger_ms=0, delivery_timeout_ms=50)
     disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log", times=None))
     future = producer.send("t", b"v", partition=0)
@@ -609,7 +724,9 @@ def test_a_record_that_cannot_be_written_in_time_fails(disk: SimulatedDisk, data
     producer.poll()
     with pytest.raises(DeliveryTimeoutError) as raised:
         future.result()
-    assert "No space" in str(raised.value.__cause__) or "space" in str(raised.value.__cause__)
+    assert "No space" in str(raised.value.__cause__) or "space" in str(
+        raised.value.__cause__
+    )
     settle(disk, producer)
     after = producer.send("t", b"w", partition=0)
     producer.close()
@@ -639,7 +756,9 @@ def test_a_deleted_topic_and_a_closed_directory_are_told(disk: SimulatedDisk) ->
 def test_topic_deleted_while_a_batch_is_written_is_told_at_once(
     disk: SimulatedDisk, data: LogDir, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batch was tried again until its delivery timeout, and then ended with "the batch may be stored"."""
+    """The batch was tried again until its delivery timeout, and then ended with "the
+    batch may be stored".
+    """
     producer = still(data, linger_ms=0)
     lost = producer.send("t", b"v", partition=0)
     act = getattr(Log, step)
@@ -658,7 +777,8 @@ def test_topic_deleted_while_a_batch_is_written_is_told_at_once(
     producer.close()
 
 
-# -- ends ------------------------------------------------------------------------------------------------------------
+# -- ends
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_close_writes_what_is_queued(data: LogDir) -> None:
@@ -667,7 +787,10 @@ def test_close_writes_what_is_queued(data: LogDir) -> None:
     producer.close()
     producer.close()
     assert future.done() and values(data) == [b"v"]
-    for call in (lambda: producer.send("t", b"w"), lambda: producer.send_many("t", [(None, b"w")])):
+    for call in (
+        lambda: producer.send("t", b"w"),
+        lambda: producer.send_many("t", [(None, b"w")]),
+    ):
         with pytest.raises(ProducerClosedError):
             call()
 
@@ -700,18 +823,33 @@ def test_a_producer_that_is_open_at_exit_is_flushed(tmp_path: Path) -> None:
         producer = data.producer(linger_ms=60_000)
         producer.send("t", b"v")
     """
-    command = [sys.executable, "-W", "always", "-c", textwrap.dedent(program), str(tmp_path / "data")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    command = [
+        sys.executable,
+        "-W",
+        "always",
+        "-c",
+        textwrap.dedent(program),
+        str(tmp_path / "data"),
+    ]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=True
+    )
     assert "was not closed" in ended.stderr
     with logcore.open_dir(tmp_path / "data") as data:
         assert [record.value for record in data.read("t")] == [b"v"]
 
 
-def test_a_forked_child_leaves_the_queue_alone(disk: SimulatedDisk, data: LogDir) -> None:
+def test_a_forked_child_leaves_the_queue_alone(
+    disk: SimulatedDisk, data: LogDir
+) -> None:
     producer = still(data, linger_ms=60_000)
     producer.send("t", b"v", partition=0)
     disk.forks += 1  # as in a child
-    calls: list[Callable[[], object]] = [lambda: producer.send("t", b"w"), producer.flush, producer.poll]
+    calls: list[Callable[[], object]] = [
+        lambda: producer.send("t", b"w"),
+        producer.flush,
+        producer.poll,
+    ]
     for call in calls:
         with pytest.raises(ForkedWriterError):
             call()
@@ -724,7 +862,8 @@ def test_a_forked_child_leaves_the_queue_alone(disk: SimulatedDisk, data: LogDir
     assert values(data) == [b"v"]
 
 
-# -- settings --------------------------------------------------------------------------------------------------------
+# -- settings
+# --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -751,17 +890,32 @@ def test_a_forked_child_leaves_the_queue_alone(disk: SimulatedDisk, data: LogDir
         ({"threaded": 1}, "True or False"),
     ],
 )
-def test_bad_settings_are_refused(data: LogDir, given: dict[str, Any], text: str) -> None:
+def test_bad_settings_are_refused(
+    data: LogDir, given: dict[str, Any], text: str
+) -> None:
     with pytest.raises(InvalidConfigError, match=text):
         data.producer(**given)
 
 
 def test_a_configuration_is_shared_with_a_client_of_kafka(data: LogDir) -> None:
-    config = {"bootstrap.servers": "x:9092", "linger.ms": "7", "acks": "1", "security.protocol": "SSL", "ssl.key": "k"}
-    with pytest.warns(UserWarning, match=r"bootstrap.servers, security.protocol, ssl.key"):
+    config = {
+        "bootstrap.servers": "x:9092",
+        "linger.ms": "7",
+        "acks": "1",
+        "security.protocol": "SSL",
+        "ssl.key": "k",
+    }
+    with pytest.warns(
+        UserWarning, match=r"bootstrap.servers, security.protocol, ssl.key"
+    ):
         producer = data.producer(config=config, batch_size=99)
     settings = producer._settings
-    assert (settings.linger_ms, settings.acks, settings.batch_size, settings.idempotent) == (7, 1, 99, False)
+    assert (
+        settings.linger_ms,
+        settings.acks,
+        settings.batch_size,
+        settings.idempotent,
+    ) == (7, 1, 99, False)
     producer.close()
 
 
@@ -800,6 +954,11 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_blocks(Path(__file__).resolve().parents[2] / "docs" / "producer.md", tmp_path)
 
 
-def test_a_read_only_directory_has_no_producer(disk: SimulatedDisk, data: LogDir) -> None:
-    with logcore.open_dir("/data", read_only=True, fs=disk) as reader, pytest.raises(ReadOnlyLogError):
+def test_a_read_only_directory_has_no_producer(
+    disk: SimulatedDisk, data: LogDir
+) -> None:
+    with (
+        logcore.open_dir("/data", read_only=True, fs=disk) as reader,
+        pytest.raises(ReadOnlyLogError),
+    ):
         reader.producer()

@@ -1,4 +1,5 @@
-"""Producers on a simulated disk that fills up, fails and loses its power, against a ledger of what was sent and told.
+"""Producers on a simulated disk that fills up, fails and loses its power, against a
+ledger of what was sent and told.
 
 The invariants stand at the top of tests/support/producerlives.py.
 """
@@ -15,7 +16,10 @@ from support.producerlives import Life
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or 20_261_123
 
 
-@pytest.mark.parametrize("lives", [30, pytest.param(5000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize(
+    "lives",
+    [30, pytest.param(5000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
+)
 def test_random_lives(lives: int) -> None:
     reached: Counter[str] = Counter()
     for number in range(lives):

@@ -16,7 +16,9 @@ from logcore.producer.partitioners import PARTITIONERS, Chooser
 VECTORS = Path(__file__).resolve().parents[1] / "data" / "vectors" / "partitioners.json"
 
 
-def chooser(name: Any, count: int = 7, *, ignores_keys: bool = False, seed: int = 1) -> Chooser:
+def chooser(
+    name: Any, count: int = 7, *, ignores_keys: bool = False, seed: int = 1
+) -> Chooser:
     return Chooser(name, ignores_keys, range(count), random.Random(seed).randrange)
 
 
@@ -28,17 +30,25 @@ def test_keys_go_where_other_clients_send_them() -> None:
             assert chooser("murmur2", int(count)).choose(key) == partition
         for count, partition in row["crc32_partition"].items():
             assert chooser("consistent", int(count)).choose(key) == partition
-            assert chooser("consistent_random", int(count)).choose(key) == (partition if key else -1)
+            assert chooser("consistent_random", int(count)).choose(key) == (
+                partition if key else -1
+            )
 
 
 def test_records_without_a_key() -> None:
-    assert [chooser(name).choose(None) for name in ("default", "consistent_random")] == [-1, -1]
+    assert [
+        chooser(name).choose(None) for name in ("default", "consistent_random")
+    ] == [-1, -1]
     assert chooser("murmur2").choose(None) == 275_646_681 % 7
     assert chooser("consistent").choose(None) == 0
     assert chooser("default").choose(b"") == 275_646_681 % 7
     turns = chooser("round_robin", 3)
     assert [turns.choose(b"k") for _ in range(5)] == [0, 1, 2, 0, 1]
-    assert {chooser("random", 3, seed=seed).choose(b"k") for seed in range(40)} == {0, 1, 2}
+    assert {chooser("random", 3, seed=seed).choose(b"k") for seed in range(40)} == {
+        0,
+        1,
+        2,
+    }
     assert chooser("default", ignores_keys=True).choose(b"k") == -1
 
 

@@ -1,4 +1,6 @@
-"""What a transactional producer promises, one promise a test. Random lives are in test_transaction_lives.py."""
+"""What a transactional producer promises, one promise a test. Random lives are in
+test_transaction_lives.py.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ from logcore import settling
 from logcore.consumer import TopicPartition
 from logcore.consumer.groups import Groups
 from logcore.consumer.values import GroupMetadata
-from logcore.coordination.transactioneffects import NO_TIMEOUT, Initialize, Reply, TransactionError
+from logcore.coordination.transactioneffects import (
+    NO_TIMEOUT,
+    Initialize,
+    Reply,
+    TransactionError,
+)
 from logcore.coordination.transactions import Transactions
 from logcore.errors import (
     CommitFailedError,
@@ -60,7 +67,11 @@ def data(disk: SimulatedDisk) -> Iterator[LogDir]:
 def still(data: LogDir, name: str = "id", **given: Any) -> TransactionalProducer:
     """A producer without a thread, whose attempts wait for the simulated clock."""
     return data.producer(
-        transactional_id=name, threaded=False, retry_backoff_ms=1, retry_backoff_max_ms=1, **{"linger_ms": 0, **given}
+        transactional_id=name,
+        threaded=False,
+        retry_backoff_ms=1,
+        retry_backoff_max_ms=1,
+        **{"linger_ms": 0, **given},
     )
 
 
@@ -73,7 +84,10 @@ def begun(data: LogDir, name: str = "id", **given: Any) -> TransactionalProducer
 
 def committed(data: LogDir, partition: int = 0) -> list[bytes | None]:
     log = data.partition("t", partition)
-    return [record.value for record in log.read(log.log_start_offset, isolation="read_committed")]
+    return [
+        record.value
+        for record in log.read(log.log_start_offset, isolation="read_committed")
+    ]
 
 
 def status(data: LogDir, name: str = "id") -> Status:
@@ -85,7 +99,8 @@ def offsets(data: LogDir, group: str = "g") -> dict[Any, int]:
     return {tuple(key): each.offset for key, each in found.items()}
 
 
-# -- together, or not at all -------------------------------------------------------------------------------------------
+# -- together, or not at all
+# -------------------------------------------------------------------------------------------
 
 
 def test_records_of_a_transaction_count_once_it_is_committed(data: LogDir) -> None:
@@ -95,7 +110,11 @@ def test_records_of_a_transaction_count_once_it_is_committed(data: LogDir) -> No
         producer.flush()
         assert [committed(data, partition) for partition in range(3)] == [[], [], []]
         producer.commit_transaction()
-        assert [committed(data, partition) for partition in range(3)] == [[b"v0"], [b"v1"], [b"v2"]]
+        assert [committed(data, partition) for partition in range(3)] == [
+            [b"v0"],
+            [b"v1"],
+            [b"v2"],
+        ]
         assert status(data) is Status.COMPLETE_COMMIT
 
 
@@ -120,7 +139,11 @@ def test_each_transaction_has_an_epoch_of_its_own(data: LogDir) -> None:
             with producer.transaction():
                 producer.send("t", b"%d" % number, partition=0)
     log = data.partition("t", 0)
-    heads = [(batch.producer_epoch, batch.base_sequence) for batch in log.batches(0) if not batch.is_control]
+    heads = [
+        (batch.producer_epoch, batch.base_sequence)
+        for batch in log.batches(0)
+        if not batch.is_control
+    ]
     assert heads == [(0, 0), (1, 0), (2, 0)]
     assert committed(data) == [b"0", b"1", b"2"]
 
@@ -153,7 +176,10 @@ def test_closing_aborts_what_is_open(data: LogDir) -> None:
         producer.flush()
     assert status(data) is Status.COMPLETE_ABORT
     assert committed(data) == []
-    assert data.partition("t", 0).last_stable_offset == data.partition("t", 0).high_watermark
+    assert (
+        data.partition("t", 0).last_stable_offset
+        == data.partition("t", 0).high_watermark
+    )
 
 
 def test_closing_tells_of_a_transaction_that_it_cannot_abort(
@@ -165,8 +191,14 @@ def test_closing_tells_of_a_transaction_that_it_cannot_abort(
     disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log", times=None))
     producer.close(timeout=0)
     disk.faults = FaultPlan()
-    told = [record.getMessage() for record in caplog.records if record.name == "logcore.transactions"]
-    assert any("the open transaction of 'id' was not aborted" in text for text in told), told
+    told = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "logcore.transactions"
+    ]
+    assert any(
+        "the open transaction of 'id' was not aborted" in text for text in told
+    ), told
 
 
 def test_what_is_committed_is_on_disk(disk: SimulatedDisk, data: LogDir) -> None:
@@ -177,10 +209,13 @@ def test_what_is_committed_is_on_disk(disk: SimulatedDisk, data: LogDir) -> None
             with logcore.open_dir("/data", fs=crashed.disk()) as again:
                 log = again.partition("t", 0)
                 again.tick()
-                assert [record.value for record in log.read(0, isolation="read_committed")] == [b"v"]
+                assert [
+                    record.value for record in log.read(0, isolation="read_committed")
+                ] == [b"v"]
 
 
-# -- offsets -----------------------------------------------------------------------------------------------------------
+# -- offsets
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_offsets_count_with_their_transaction(data: LogDir) -> None:
@@ -204,7 +239,9 @@ def test_offsets_of_a_member_that_was_replaced_are_refused(data: LogDir) -> None
         consumer.subscribe(["t"])
         consumer.poll(0)
         known = consumer.group_metadata()
-        stale = GroupMetadata(known.group_id, known.generation - 1, known.member_id, None)
+        stale = GroupMetadata(
+            known.group_id, known.generation - 1, known.member_id, None
+        )
         with pytest.raises(CommitFailedError, match="'g'"):
             producer.send_offsets_to_transaction({("t", 0): 1}, stale)
         with pytest.raises(TransactionAbortedError):
@@ -216,19 +253,25 @@ def test_offsets_of_a_member_that_was_replaced_are_refused(data: LogDir) -> None
         assert consumer.committed([("t", 0)])[TopicPartition("t", 0)].offset == 1  # type: ignore[union-attr]
 
 
-def test_a_consumer_waits_for_offsets_that_a_transaction_may_commit(data: LogDir) -> None:
+def test_a_consumer_waits_for_offsets_that_a_transaction_may_commit(
+    data: LogDir,
+) -> None:
     for number in range(4):
         data.append("t", b"%d" % number, partition=0)
     with begun(data) as producer:
         producer.send_offsets_to_transaction({("t", 0): 3}, "g")
-        with data.consumer(group_id="g", isolation_level="read_committed", auto_offset_reset="earliest") as consumer:
+        with data.consumer(
+            group_id="g", isolation_level="read_committed", auto_offset_reset="earliest"
+        ) as consumer:
             consumer.assign([("t", 0)])
             assert consumer.poll(0).count == 0
             producer.commit_transaction()
             assert [record.offset for record in consumer.poll(0).records()] == [3]
 
 
-def test_a_transaction_that_ends_while_a_consumer_asks_counts(data: LogDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transaction_that_ends_while_a_consumer_asks_counts(
+    data: LogDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(4):
         data.append("t", b"%d" % number, partition=0)
     with begun(data) as producer:
@@ -243,7 +286,9 @@ def test_a_transaction_that_ends_while_a_consumer_asks_counts(data: LogDir, monk
             return found
 
         monkeypatch.setattr(groups, "committed", committed_before)
-        with data.consumer(group_id="g", isolation_level="read_committed", auto_offset_reset="earliest") as consumer:
+        with data.consumer(
+            group_id="g", isolation_level="read_committed", auto_offset_reset="earliest"
+        ) as consumer:
             consumer.assign([("t", 0)])
             found = [*consumer.poll(0).records(), *consumer.poll(0).records()]
             assert [record.offset for record in found] == [3]
@@ -254,7 +299,8 @@ def test_a_number_that_is_no_offset_is_refused(data: LogDir) -> None:
         producer.send_offsets_to_transaction({("t", 0): -1}, "g")
 
 
-# -- who may -----------------------------------------------------------------------------------------------------------
+# -- who may
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_new_producer_of_an_id_aborts_and_fences_the_old_one(data: LogDir) -> None:
@@ -277,7 +323,9 @@ def test_a_new_producer_of_an_id_aborts_and_fences_the_old_one(data: LogDir) -> 
     assert committed(data) == [b"new"]
 
 
-def test_a_transaction_that_is_open_too_long_is_aborted(disk: SimulatedDisk, data: LogDir) -> None:
+def test_a_transaction_that_is_open_too_long_is_aborted(
+    disk: SimulatedDisk, data: LogDir
+) -> None:
     with begun(data, transaction_timeout_ms=5_000) as producer:
         producer.send("t", b"v", partition=0)
         producer.flush()
@@ -296,7 +344,9 @@ def test_a_transaction_that_is_open_too_long_is_aborted(disk: SimulatedDisk, dat
     assert committed(data) == [b"w"]
 
 
-def test_the_next_opening_ends_what_the_one_before_left_open(disk: SimulatedDisk) -> None:
+def test_the_next_opening_ends_what_the_one_before_left_open(
+    disk: SimulatedDisk,
+) -> None:
     with logcore.open_dir("/data", create=True, fs=disk) as data:
         data.create_topic("t")
         producer = begun(data, transaction_timeout_ms=5_000)
@@ -313,7 +363,9 @@ def test_the_next_opening_ends_what_the_one_before_left_open(disk: SimulatedDisk
 
 
 @pytest.mark.parametrize(("before", "wanted"), list(itertools.product(State, State)))
-def test_only_what_the_table_allows_may_follow(data: LogDir, before: State, wanted: State) -> None:
+def test_only_what_the_table_allows_may_follow(
+    data: LogDir, before: State, wanted: State
+) -> None:
     with still(data) as producer:
         transacting: Transacting = producer._transacting
         transacting.state = before
@@ -357,11 +409,16 @@ def test_calls_that_do_not_fit_are_refused_and_change_nothing(data: LogDir) -> N
         ({"transactional_id": ""}, "a text"),
         ({"transactional_id": "x", "acks": 1}, "acks='all'"),
         ({"transactional_id": "x", "enable_idempotence": False}, "enable_idempotence"),
-        ({"transactional_id": "x", "transaction_timeout_ms": 900_001}, "at most 900000"),
+        (
+            {"transactional_id": "x", "transaction_timeout_ms": 900_001},
+            "at most 900000",
+        ),
         ({"transactional_id": "x", "transaction_timeout_ms": 0}, "from 1 on"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(data: LogDir, given: dict[str, Any], said: str) -> None:
+def test_settings_that_do_not_fit_are_refused(
+    data: LogDir, given: dict[str, Any], said: str
+) -> None:
     with pytest.raises(InvalidConfigError, match=said):
         data.producer(**given)
 
@@ -372,7 +429,9 @@ def test_a_configuration_of_kafka_makes_a_transactional_producer(data: LogDir) -
         assert isinstance(producer, TransactionalProducer)
 
 
-def test_a_directory_that_a_broker_serves_refuses_its_own_producers(data: LogDir) -> None:
+def test_a_directory_that_a_broker_serves_refuses_its_own_producers(
+    data: LogDir,
+) -> None:
     producer = still(data)
     data.has_coordinator = True
     with pytest.raises(ProducerStateError, match="Kafka client"):
@@ -381,14 +440,18 @@ def test_a_directory_that_a_broker_serves_refuses_its_own_producers(data: LogDir
     producer.close()
 
 
-def test_what_a_power_cut_left_open_without_a_record_is_aborted(disk: SimulatedDisk) -> None:
+def test_what_a_power_cut_left_open_without_a_record_is_aborted(
+    disk: SimulatedDisk,
+) -> None:
     """As a broker under a policy that does not wait for the disk may leave it."""
     with logcore.open_dir("/data", create=True, fs=disk) as data:
         data.create_topic("t")
         with data.producer(transactional_id="id", threaded=False) as producer:
             producer.init_transactions()
         who = {"producer_id": 77, "producer_epoch": 3, "base_sequence": 0}
-        data.partition("t", 0).append_batch(encode([(None, b"v")], transactional=True, **who))
+        data.partition("t", 0).append_batch(
+            encode([(None, b"v")], transactional=True, **who)
+        )
         crashed = next(iter(disk.crash_states(limit=1))).disk()
     with logcore.open_dir("/data", fs=crashed) as data:
         log = data.partition("t", 0)
@@ -398,7 +461,9 @@ def test_what_a_power_cut_left_open_without_a_record_is_aborted(disk: SimulatedD
         assert committed(data) == []
 
 
-def test_offsets_that_a_power_cut_left_open_are_waited_for_no_more(disk: SimulatedDisk) -> None:
+def test_offsets_that_a_power_cut_left_open_are_waited_for_no_more(
+    disk: SimulatedDisk,
+) -> None:
     """Also where the groups were read before the transaction was aborted."""
     with logcore.open_dir("/data", create=True, fs=disk) as data:
         data.create_topic("t")
@@ -407,8 +472,13 @@ def test_offsets_that_a_power_cut_left_open_are_waited_for_no_more(disk: Simulat
         with data.consumer(group_id="g", enable_auto_commit=False) as consumer:
             consumer.assign([("t", 0)])
             consumer.commit({("t", 0): 1})
-        record = commit_key("g", "t", 0), commit_value(Committed(5, -1, "", disk.now_ms()))
-        append_to_transaction(data.partition(OFFSETS_TOPIC, 0).writer, [record], 77, 3, durability="disk")
+        record = (
+            commit_key("g", "t", 0),
+            commit_value(Committed(5, -1, "", disk.now_ms())),
+        )
+        append_to_transaction(
+            data.partition(OFFSETS_TOPIC, 0).writer, [record], 77, 3, durability="disk"
+        )
         crashed = next(iter(disk.crash_states(limit=1))).disk()
     with logcore.open_dir("/data", fs=crashed) as data:
         groups = data.coordinators.groups(data)
@@ -426,14 +496,21 @@ def test_markers_are_not_refused_behind_those_of_kafka(disk: SimulatedDisk) -> N
             producer.commit_transaction()
             (known,) = data.transactions().values()
             log = data.partition("t", 0)
-            log.end_transaction(known.producer_id, known.producer_epoch, commit=True, coordinator_epoch=7)
+            log.end_transaction(
+                known.producer_id,
+                known.producer_epoch,
+                commit=True,
+                coordinator_epoch=7,
+            )
             producer.begin_transaction()
             producer.send("t", b"w", partition=0)
             producer.commit_transaction()
         assert log.last_stable_offset == log.log_end_offset == 5
         data.partition("t", 1).end_transaction(77, 3, commit=True, coordinator_epoch=7)
         who = {"producer_id": 77, "producer_epoch": 3, "base_sequence": 0}
-        data.partition("t", 1).append_batch(encode([(None, b"v")], transactional=True, **who), durability="disk")
+        data.partition("t", 1).append_batch(
+            encode([(None, b"v")], transactional=True, **who), durability="disk"
+        )
         crashed = next(iter(disk.crash_states(limit=1))).disk()
     with logcore.open_dir("/data", fs=crashed) as data:
         log = data.partition("t", 1)
@@ -450,8 +527,12 @@ def test_a_marker_that_was_fenced_is_written_later(
         producer.flush()
         (known,) = data.transactions().values()
         log = data.partition("t", 0)
-        monkeypatch.setattr(producer_coordinator, "marker_epoch", lambda *_: 0)  # another's marker came meanwhile
-        log.end_transaction(known.producer_id, known.producer_epoch, commit=True, coordinator_epoch=7)
+        monkeypatch.setattr(
+            producer_coordinator, "marker_epoch", lambda *_: 0
+        )  # another's marker came meanwhile
+        log.end_transaction(
+            known.producer_id, known.producer_epoch, commit=True, coordinator_epoch=7
+        )
         producer.commit_transaction()
         assert status(data) is Status.PREPARE_COMMIT
         monkeypatch.undo()
@@ -460,7 +541,8 @@ def test_a_marker_that_was_fenced_is_written_later(
         assert status(data) is Status.COMPLETE_COMMIT
 
 
-# -- with another store ------------------------------------------------------------------------------------------------
+# -- with another store
+# ------------------------------------------------------------------------------------------------
 
 
 def test_what_is_prepared_is_decided_by_the_other_store(data: LogDir) -> None:
@@ -484,7 +566,9 @@ def test_an_empty_transaction_is_prepared_as_an_empty_text(data: LogDir) -> None
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_what_is_prepared_outlives_its_process(disk: SimulatedDisk, is_kept: bool) -> None:
+def test_what_is_prepared_outlives_its_process(
+    disk: SimulatedDisk, is_kept: bool
+) -> None:
     """Twice: the second process dies too before it has asked the other store."""
     with logcore.open_dir("/data", create=True, fs=disk) as data:
         data.create_topic("t", 1, {"retention.ms": -1})
@@ -503,7 +587,10 @@ def test_what_is_prepared_outlives_its_process(disk: SimulatedDisk, is_kept: boo
             with pytest.raises(ProducerStateError):
                 producer.begin_transaction()
         crashed = next(iter(crashed.crash_states(limit=1, kind="power"))).disk()
-    with logcore.open_dir("/data", fs=crashed) as data, still(data, two_phase=True) as producer:
+    with (
+        logcore.open_dir("/data", fs=crashed) as data,
+        still(data, two_phase=True) as producer,
+    ):
         producer.init_transactions(keep_prepared=True)
         assert producer.complete_transaction(text if is_kept else "") is is_kept
         assert committed(data) == [b"v"] * is_kept
@@ -548,18 +635,25 @@ def test_a_failure_while_a_transaction_is_prepared_aborts_it(data: LogDir) -> No
 
 
 def test_only_producers_in_process_may_do_without_a_timeout(data: LogDir) -> None:
-    effects = Transactions().ask(Initialize(transactional_id="id", timeout_ms=NO_TIMEOUT), "waiter", 0)
+    effects = Transactions().ask(
+        Initialize(transactional_id="id", timeout_ms=NO_TIMEOUT), "waiter", 0
+    )
     assert effects == [Reply("waiter", TransactionError.INVALID_TRANSACTION_TIMEOUT)]
 
 
-# -- failures ----------------------------------------------------------------------------------------------------------
+# -- failures
+# ----------------------------------------------------------------------------------------------------------
 
 
-def test_after_a_failure_a_transaction_can_only_be_aborted(disk: SimulatedDisk, data: LogDir) -> None:
+def test_after_a_failure_a_transaction_can_only_be_aborted(
+    disk: SimulatedDisk, data: LogDir
+) -> None:
     with begun(data, delivery_timeout_ms=50) as producer:
         producer.send("t", b"first", partition=0)
         producer.flush()
-        disk.faults = FaultPlan(Fault("pwrite", errno.EIO, path="/data/t-1/*.log", times=None))
+        disk.faults = FaultPlan(
+            Fault("pwrite", errno.EIO, path="/data/t-1/*.log", times=None)
+        )
         failed = producer.send("t", b"fails", partition=1)
         for _ in range(10):
             producer.poll()
@@ -579,7 +673,9 @@ def test_after_a_failure_a_transaction_can_only_be_aborted(disk: SimulatedDisk, 
     assert committed(data, 1) == []
 
 
-def test_a_record_that_fails_while_a_commit_writes_it_fails_the_commit(data: LogDir) -> None:
+def test_a_record_that_fails_while_a_commit_writes_it_fails_the_commit(
+    data: LogDir,
+) -> None:
     data.create_topic("small", 1, {"max.message.bytes": 200})
     with begun(data, batch_size=1 << 20) as producer:
         producer.send("t", b"v", partition=0)
@@ -596,7 +692,9 @@ def test_nothing_more_of_a_failed_transaction_is_written(data: LogDir) -> None:
     with begun(data, linger_ms=1_000, batch_size=100) as producer:
         waiting = producer.send("t", b"v", partition=0)
         producer.send("small", bytes(500))
-        producer.send("small", bytes(500))  # fills the batch before it, which is written at once
+        producer.send(
+            "small", bytes(500)
+        )  # fills the batch before it, which is written at once
         producer.poll()
         assert isinstance(waiting.exception(0), TransactionAbortedError)
     assert data.partition("t", 0).log_end_offset == 0
@@ -609,7 +707,9 @@ def test_a_decision_that_is_not_stored_may_be_asked_for_again(
     with begun(data) as producer:
         producer.send("t", b"v", partition=0)
         producer.flush()
-        disk.faults = FaultPlan(Fault(operation, errno.EIO, path="/data/__transaction_state-0/*.log"))
+        disk.faults = FaultPlan(
+            Fault(operation, errno.EIO, path="/data/__transaction_state-0/*.log")
+        )
         with pytest.raises(ResourceError):
             producer.commit_transaction(timeout=0)
         with pytest.raises(ProducerStateError):
@@ -623,7 +723,9 @@ def test_a_decision_that_is_not_stored_may_be_asked_for_again(
 
 
 @pytest.mark.parametrize("operation", ["pwrite", "fdatasync"])
-def test_a_marker_that_is_not_stored_is_written_later(disk: SimulatedDisk, data: LogDir, operation: str) -> None:
+def test_a_marker_that_is_not_stored_is_written_later(
+    disk: SimulatedDisk, data: LogDir, operation: str
+) -> None:
     with begun(data) as producer:
         producer.send("t", b"v", partition=0)
         producer.send("t", b"w", partition=1)
@@ -654,8 +756,12 @@ def test_a_look_at_overdue_transactions_that_fails_keeps_no_record_back(
     assert committed(data) == [b"v"]
 
 
-def test_a_directory_closes_while_groups_are_being_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading them needs the lock of the directory now and then, and has another, which close() must not wait for."""
+def test_a_directory_closes_while_groups_are_being_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading them needs the lock of the directory now and then, and has another, which
+    close() must not wait for.
+    """
     reading = threading.Event()
     is_closed = threading.Event()
     failures: list[BaseException] = []
@@ -702,13 +808,17 @@ def test_a_topic_that_was_deleted_holds_no_transaction_up(data: LogDir) -> None:
 
 def test_a_damaged_record_is_an_error_that_names_it(data: LogDir) -> None:
     data.create_topic("__transaction_state", 1, {"cleanup.policy": "compact"})
-    data.append("__transaction_state", b"\x00\x09junk", key=b"\x00\x00\x00\x02id", partition=0)
+    data.append(
+        "__transaction_state", b"\x00\x09junk", key=b"\x00\x00\x00\x02id", partition=0
+    )
     with still(data) as producer, pytest.raises(LogcoreError):
         producer.init_transactions()
 
 
 def test_an_interrupt_at_any_line_leaves_no_transaction_open(data: LogDir) -> None:
-    """The program catches it, and commits again; whatever that says, the next producer of the id can begin."""
+    """The program catches it, and commits again; whatever that says, the next producer
+    of the id can begin.
+    """
     nth = 0
     is_met = True
     while is_met:

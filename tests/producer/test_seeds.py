@@ -42,12 +42,21 @@ def test_a_sync_producer_returns_when_records_are_stored(data: LogDir) -> None:
         assert all(future.done() for future in futures)
         assert [value for _, _, value in stored(data)] == [b"1", b"2"]
         assert len({partition for partition, _, _ in stored(data)}) == 1
-        assert producer.send([ProducerData("t", b"k", b"3"), ProducerData("t", b"k", (b"4",))])[1].result().offset == 3
+        assert (
+            producer.send(
+                [ProducerData("t", b"k", b"3"), ProducerData("t", b"k", (b"4",))]
+            )[1]
+            .result()
+            .offset
+            == 3
+        )
         assert producer.send([]) == []
 
 
 def test_an_async_producer_returns_when_records_are_queued(data: LogDir) -> None:
-    producer = Producer(data, {"producer.type": "async", "queue.time": 60_000, "batch.size": 3})
+    producer = Producer(
+        data, {"producer.type": "async", "queue.time": 60_000, "batch.size": 3}
+    )
     first = producer.send(ProducerData("t", b"k", [b"1", b"2"]))
     assert not any(future.done() for future in first)
     producer.send(ProducerData("t", b"k", [b"3", b"4"]))
@@ -72,9 +81,19 @@ def test_keys_values_and_partitions_are_chosen_by_functions(data: LogDir) -> Non
         heard.append((key, count))
         return count - 1 if key is None else len(key) % count
 
-    settings = {"serializer.class": str.encode, "key.serializer.class": str.encode, "partitioner.class": partition}
+    settings = {
+        "serializer.class": str.encode,
+        "key.serializer.class": str.encode,
+        "partitioner.class": partition,
+    }
     with Producer(data, settings) as producer:
-        producer.send([ProducerData("t", "anna", "a"), ProducerData("t", None, "b"), ProducerData("t", "abc", "c")])
+        producer.send(
+            [
+                ProducerData("t", "anna", "a"),
+                ProducerData("t", None, "b"),
+                ProducerData("t", "abc", "c"),
+            ]
+        )
     assert stored(data) == [(0, b"abc", b"c"), (1, b"anna", b"a"), (2, None, b"b")]
     assert heard == [("anna", 3), (None, 3), ("abc", 3)]
 
@@ -88,7 +107,12 @@ def test_a_partition_that_is_not_there_is_refused(data: LogDir, index: Any) -> N
 
 
 def test_the_queue_holds_so_many_records(data: LogDir) -> None:
-    settings = {"producer.type": "async", "queue.size": 2, "queue.time": "60000", "queue.enqueue.timeout.ms": "0"}
+    settings = {
+        "producer.type": "async",
+        "queue.size": 2,
+        "queue.time": "60000",
+        "queue.enqueue.timeout.ms": "0",
+    }
     with Producer(data, settings) as producer:
         futures = producer.send(ProducerData("t", b"k", [b"1", b"2"]))
         with pytest.raises(BufferFullError):
@@ -100,9 +124,17 @@ def test_the_queue_holds_so_many_records(data: LogDir) -> None:
 
 
 def test_a_full_queue_is_waited_for(data: LogDir) -> None:
-    settings = {"producer.type": "async", "queue.size": 2, "queue.time": 60_000, "batch.num.messages": 100}
+    settings = {
+        "producer.type": "async",
+        "queue.size": 2,
+        "queue.time": 60_000,
+        "batch.num.messages": 100,
+    }
     with Producer(data, settings) as producer:
-        sending = threading.Thread(target=producer.send, args=(ProducerData("t", b"k", [b"%d" % n for n in range(5)]),))
+        sending = threading.Thread(
+            target=producer.send,
+            args=(ProducerData("t", b"k", [b"%d" % n for n in range(5)]),),
+        )
         sending.start()
         while sending.is_alive():
             producer._producer.flush()
@@ -111,7 +143,11 @@ def test_a_full_queue_is_waited_for(data: LogDir) -> None:
 
 
 def test_a_record_that_fails_gives_its_place_back(data: LogDir) -> None:
-    settings = {"queue.size": 1, "queue.enqueue.timeout.ms": 0, "serializer.class": lambda given: given.encode()}
+    settings = {
+        "queue.size": 1,
+        "queue.enqueue.timeout.ms": 0,
+        "serializer.class": lambda given: given.encode(),
+    }
     with Producer(data, settings) as producer:
         for _ in range(3):
             with pytest.raises(SerializationError):
@@ -124,12 +160,18 @@ def test_a_record_that_fails_gives_its_place_back(data: LogDir) -> None:
 def test_a_sync_producer_raises_why_a_record_was_not_stored(data: LogDir) -> None:
     data.alter_topic("t", {"max.message.bytes": 1_000})
     heard: list[tuple[Exception | None, RecordMetadata]] = []
-    producer = Producer(data, {"callback.handler": lambda error, metadata: heard.append((error, metadata))})
+    producer = Producer(
+        data,
+        {"callback.handler": lambda error, metadata: heard.append((error, metadata))},
+    )
     with producer, pytest.raises(RecordTooLargeError):
         producer.send(ProducerData("t", b"k", [b"1", b"x" * 5_000, b"3"]))
     assert [value for _, _, value in stored(data)] == [b"1", b"3"]
     # One that is refused is told at once, before or after those that wait for the disk.
-    assert Counter(type(error) for error, _ in heard) == {type(None): 2, RecordTooLargeError: 1}
+    assert Counter(type(error) for error, _ in heard) == {
+        type(None): 2,
+        RecordTooLargeError: 1,
+    }
 
 
 def test_other_settings(data: LogDir) -> None:
@@ -140,12 +182,20 @@ def test_other_settings(data: LogDir) -> None:
         def on_acknowledgement(self, metadata: Any, error: Any) -> None:
             pass
 
-    settings = {"compression.codec": "1", "request.required.acks": 1, "event.handler": Doubling(), "client.id": "c"}
+    settings = {
+        "compression.codec": "1",
+        "request.required.acks": 1,
+        "event.handler": Doubling(),
+        "client.id": "c",
+    }
     with pytest.warns(UserWarning, match="zk.connect"):
         producer = Producer(data, {**settings, "zk.connect": "localhost:2181"})
     with producer:
         metadata = producer.send(ProducerData("t", b"k", b"v"))[0].result()
-    assert (metadata.durability, [value for _, _, value in stored(data)]) == ("os", [b"vv"])
+    assert (metadata.durability, [value for _, _, value in stored(data)]) == (
+        "os",
+        [b"vv"],
+    )
     batch = next(data.partition("t", metadata.partition).batches(0))
     assert batch.attributes & 7 == 1
 

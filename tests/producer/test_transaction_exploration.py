@@ -1,7 +1,8 @@
-"""Simulated processes consume, transform and produce in transactions: in every order of their steps, killed, stopped,
-cut off from power, alone and sharing a directory.
+"""Simulated processes consume, transform and produce in transactions: in every order of
+their steps, killed, stopped, cut off from power, alone and sharing a directory.
 
-LOGCORE_TRANSACTION_ROUNDS=n tries n schedules of each kind instead of 4; `make slow` tries 500.
+LOGCORE_TRANSACTION_ROUNDS=n tries n schedules of each kind instead of 4; `make slow`
+tries 500.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from support.transactors import PATH
 
 ROUNDS = int(os.environ.get("LOGCORE_TRANSACTION_ROUNDS", "4"))
 MANY = int(os.environ.get("LOGCORE_TRANSACTION_ROUNDS", "500"))
-LONG = pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="many")
+LONG = pytest.param(
+    MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="many"
+)
 
 
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
@@ -33,7 +36,10 @@ def test_every_order_of_steps(chances: str, rounds: int) -> None:
 def test_no_two_producers_have_one_epoch() -> None:
     for seed in range(8):
         disk = SimulatedDisk({PATH: None}, seed=seed)
-        with logcore.open_dir(PATH, create=True, fs=disk) as data, data.producer(transactional_id="id") as producer:
+        with (
+            logcore.open_dir(PATH, create=True, fs=disk) as data,
+            data.producer(transactional_id="id") as producer,
+        ):
             producer.init_transactions()
         machine = Machine(disk, seed=seed, chances=Chances(switch=0.5))
         found: list[Identity | None] = []
@@ -59,8 +65,9 @@ def test_a_power_cut_splits_no_transaction(kind: str, rounds: int) -> None:
 
 
 def test_open_transactions_are_timed_by_one_clock_for_all_processes() -> None:
-    """After a step of the wall clock a second process aborted the young transactions of the first, and deleted what
-    idle groups and producers had stored: each process compared times with a wall clock of its own.
+    """After a step of the wall clock a second process aborted the young transactions of
+    the first, and deleted what idle groups and producers had stored: each process
+    compared times with a wall clock of its own.
     """
     disk = SimulatedDisk({PATH: None})
     machine = Machine(disk, seed=1, chances=Chances(switch=0.5))
@@ -74,7 +81,9 @@ def test_open_transactions_are_timed_by_one_clock_for_all_processes() -> None:
                 idle.init_transactions()
             with data.consumer(group_id="g") as consumer:
                 consumer.commit({("t", 0): 7})
-            with data.producer(transactional_id="id", transaction_timeout_ms=60_000, threaded=False) as producer:
+            with data.producer(
+                transactional_id="id", transaction_timeout_ms=60_000, threaded=False
+            ) as producer:
                 producer.init_transactions()
                 producer.begin_transaction()
                 producer.send("t", b"v", partition=0)

@@ -1,4 +1,6 @@
-"""Transactions of several threads, and of real processes that share a directory and are killed at any time."""
+"""Transactions of several threads, and of real processes that share a directory and are
+killed at any time.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ def committed(data: LogDir, topic: str) -> Counter[bytes]:
     for number in data.partitions(topic):
         log = data.partition(topic, number)
         log.refresh()
-        found.update(bytes(one.value or b"") for one in log.read(log.log_start_offset, isolation="read_committed"))
+        found.update(
+            bytes(one.value or b"")
+            for one in log.read(log.log_start_offset, isolation="read_committed")
+        )
     return found
 
 
@@ -39,13 +44,20 @@ def test_threads_with_an_id_each_do_not_disturb_one_another(tmp_path: Path) -> N
         def work(number: int) -> None:
             rng = random.Random(number)
             try:
-                with data.producer(transactional_id=f"id-{number}", linger_ms=0) as producer:
+                with data.producer(
+                    transactional_id=f"id-{number}", linger_ms=0
+                ) as producer:
                     producer.init_transactions()
                     for turn in range(15):
-                        values = [b"%d:%d:%d" % (number, turn, place) for place in range(rng.randrange(1, 6))]
+                        values = [
+                            b"%d:%d:%d" % (number, turn, place)
+                            for place in range(rng.randrange(1, 6))
+                        ]
                         producer.begin_transaction()
                         for value in values:
-                            producer.send("out", value, partition=rng.randrange(PARTITIONS))
+                            producer.send(
+                                "out", value, partition=rng.randrange(PARTITIONS)
+                            )
                         if rng.random() < 0.3:
                             producer.abort_transaction()
                         else:
@@ -65,14 +77,24 @@ def test_threads_with_an_id_each_do_not_disturb_one_another(tmp_path: Path) -> N
 
 def _work(path: Path, number: int) -> None:
     """Doubles each record of topic "in" into topic "out", until it is killed."""
-    settings = {"group_id": "g", "auto_offset_reset": "earliest", "enable_auto_commit": False}
+    settings = {
+        "group_id": "g",
+        "auto_offset_reset": "earliest",
+        "enable_auto_commit": False,
+    }
     with logcore.open_dir(path, shared=True) as data:
         while True:
             try:
                 with (
-                    data.consumer(**settings, isolation_level="read_committed", max_poll_records=10) as consumer,  # type: ignore[arg-type]
+                    data.consumer(
+                        **settings,
+                        isolation_level="read_committed",
+                        max_poll_records=10,
+                    ) as consumer,  # type: ignore[arg-type]
                     data.producer(
-                        transactional_id=f"id-{number}", linger_ms=0, transaction_timeout_ms=1_000
+                        transactional_id=f"id-{number}",
+                        linger_ms=0,
+                        transaction_timeout_ms=1_000,
                     ) as producer,
                 ):
                     consumer.subscribe(["in"])
@@ -84,9 +106,16 @@ def _work(path: Path, number: int) -> None:
                             continue
                         with producer.transaction():
                             for record in found.records():
-                                producer.send("out", record.value, partition=record.partition)
-                            offsets = {one: records[-1].offset + 1 for one, records in found.items()}
-                            producer.send_offsets_to_transaction(dict(offsets), consumer.group_metadata())
+                                producer.send(
+                                    "out", record.value, partition=record.partition
+                                )
+                            offsets = {
+                                one: records[-1].offset + 1
+                                for one, records in found.items()
+                            }
+                            producer.send_offsets_to_transaction(
+                                dict(offsets), consumer.group_metadata()
+                            )
             except LogcoreError:
                 continue  # the group was divided again, or the transaction took too long: begin again
 
@@ -101,14 +130,19 @@ def test_no_kill_loses_or_repeats_a_record(tmp_path: Path) -> None:
         data.create_topic("out", PARTITIONS)
         for number, value in enumerate(sorted(sent)):
             data.append("in", value, partition=number % PARTITIONS)
-        workers = [_CONTEXT.Process(target=_work, args=(path, number), daemon=True) for number in range(2)]
+        workers = [
+            _CONTEXT.Process(target=_work, args=(path, number), daemon=True)
+            for number in range(2)
+        ]
         for worker in workers:
             worker.start()
         deadline = time.monotonic() + SECONDS
         kills = 0
         try:
             while sum(committed(data, "out").values()) < RECORDS:
-                assert time.monotonic() < deadline, f"{sum(committed(data, 'out').values())} of {RECORDS}"
+                assert time.monotonic() < deadline, (
+                    f"{sum(committed(data, 'out').values())} of {RECORDS}"
+                )
                 data.tick()
                 time.sleep(0.02)
                 if kills < 6 and rng.random() < 0.3:
@@ -118,7 +152,9 @@ def test_no_kill_loses_or_repeats_a_record(tmp_path: Path) -> None:
                     assert victim.pid is not None
                     os.kill(victim.pid, signal.SIGKILL)
                     victim.join()
-                    workers[number] = _CONTEXT.Process(target=_work, args=(path, number), daemon=True)
+                    workers[number] = _CONTEXT.Process(
+                        target=_work, args=(path, number), daemon=True
+                    )
                     workers[number].start()
         finally:
             for worker in workers:

@@ -1,4 +1,6 @@
-"""Each section of docs/kafka/ that a docstring or comment of the source cites is a heading there."""
+"""Each section of docs/kafka/ that a docstring or comment of the source cites is a
+heading there.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,17 @@ CITED = re.compile(
 def cited(text: str) -> list[tuple[str, str]]:
     found = []
     for page, numbers, more in CITED.findall(re.sub(r"\s*\n[ #:]*", " ", text)):
-        for first, last in re.findall(rf"({NUMBER})(?: to ({NUMBER}))?", f"{numbers}, {more}"):
+        for first, last in re.findall(
+            rf"({NUMBER})(?: to ({NUMBER}))?", f"{numbers}, {more}"
+        ):
             name = PAGES[page.lower()]
             found.append((name, first))
             if last:
                 chapter, low = first.split(".")
-                found += [(name, f"{chapter}.{one}") for one in range(int(low) + 1, int(last.split(".")[1]) + 1)]
+                found += [
+                    (name, f"{chapter}.{one}")
+                    for one in range(int(low) + 1, int(last.split(".")[1]) + 1)
+                ]
     return found
 
 
@@ -40,12 +47,20 @@ def headings(page: str) -> set[str]:
 
 
 def sources() -> list[Path]:
-    return sorted(path for path in (ROOT / "src").rglob("*") if path.suffix in (".py", ".pyx", ".pxi"))
+    return sorted(
+        path
+        for path in (ROOT / "src").rglob("*")
+        if path.suffix in (".py", ".pyx", ".pxi")
+    )
 
 
 def test_each_citation_leads_to_a_heading() -> None:
     there = {page: headings(page) for page in PAGES.values()}
-    citations = [(path, *one) for path in sources() for one in cited(path.read_text(encoding="utf-8"))]
+    citations = [
+        (path, *one)
+        for path in sources()
+        for one in cited(path.read_text(encoding="utf-8"))
+    ]
     assert len(citations) > 60
     assert not [one for one in citations if one[2] not in there[one[1]]]
 
@@ -55,7 +70,10 @@ def test_each_citation_leads_to_a_heading() -> None:
     [
         ("storage format sections 5.1 to 5.3", ["5.1", "5.2", "5.3"]),
         ("storage format sections 1.8 and 1.9", ["1.8", "1.9"]),
-        ("storage format section 6, leader-epoch-checkpoint; section 11.4, and so on", ["6", "11.4"]),
+        (
+            "storage format section 6, leader-epoch-checkpoint; section 11.4, and so on",
+            ["6", "11.4"],
+        ),
         ("clients reference 2.3, 2.4, 2.8", ["2.3", "2.4", "2.8"]),
         ("broker reference, sections 3.4 to 3.6", ["3.4", "3.5", "3.6"]),
         ("wire protocol section\n    7, Offsets", ["7"]),

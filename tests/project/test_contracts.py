@@ -1,8 +1,9 @@
 """The architecture, checked: who may import whom, and what only one module may do.
 
-import-linter reads the layers from .importlinter. What it cannot say is read from the syntax trees here: that only
-`fs` touches the disk, that time and chance come in as arguments, that nothing starts threads, and that the heavy
-optional packages are imported inside functions. Modules that do not exist yet are no failure.
+import-linter reads the layers from .importlinter. What it cannot say is read from the
+syntax trees here: that only `fs` touches the disk, that time and chance come in as
+arguments, that nothing starts threads, and that the heavy optional packages are
+imported inside functions. Modules that do not exist yet are no failure.
 """
 
 import ast
@@ -17,7 +18,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "src"
 
-#: Parts of logcore that meet the world themselves, and why. A package stands for the modules in it.
+#: Parts of logcore that meet the world themselves, and why. A package stands for the
+#: modules in it.
 EXEMPT = {
     "logcore.fs": "the one door to the disk, and to the clock that wakes its waiters",
     "logcore.watches": "a part of fs: it waits for changes of files",
@@ -47,15 +49,36 @@ EXEMPT = {
     "netshim.command": "a program, as above",
 }
 
-#: Modules that read the disk, the clock or chance, or start something. `threading` is judged below: locks are fine.
+#: Modules that read the disk, the clock or chance, or start something. `threading` is
+#: judged below: locks are fine.
 WORLDLY_MODULES = {
     "fcntl", "glob", "mmap", "multiprocessing", "random", "secrets", "shutil", "signal", "subprocess", "tempfile",
     "time",
 }  # fmt: skip
 
 #: What remains of `os` without the disk: names and facts about this process.
-PURE_OS = {"PathLike", "environ", "fsdecode", "fsencode", "fspath", "getenv", "getpid", "name", "sep", "strerror"}
-PURE_OS_PATH = {"basename", "commonpath", "dirname", "isabs", "join", "normpath", "split", "splitext"}
+PURE_OS = {
+    "PathLike",
+    "environ",
+    "fsdecode",
+    "fsencode",
+    "fspath",
+    "getenv",
+    "getpid",
+    "name",
+    "sep",
+    "strerror",
+}
+PURE_OS_PATH = {
+    "basename",
+    "commonpath",
+    "dirname",
+    "isabs",
+    "join",
+    "normpath",
+    "split",
+    "splitext",
+}
 
 #: Worldly names of modules that are otherwise welcome.
 WORLDLY_NAMES = {
@@ -63,7 +86,17 @@ WORLDLY_NAMES = {
     "datetime.date": {"today"},
     "datetime.datetime": {"now", "today", "utcnow"},
     "io": {"FileIO", "open", "open_code"},  # BytesIO is memory
-    "numpy": {"fromfile", "genfromtxt", "load", "loadtxt", "memmap", "random", "save", "savetxt", "savez"},
+    "numpy": {
+        "fromfile",
+        "genfromtxt",
+        "load",
+        "loadtxt",
+        "memmap",
+        "random",
+        "save",
+        "savetxt",
+        "savez",
+    },
     "pathlib": {"Path", "PosixPath", "WindowsPath"},  # PurePath is fine
     "threading": {"Thread", "Timer"},
     "uuid": {"uuid1", "uuid4"},
@@ -73,7 +106,16 @@ WORLDLY_NAMES = {
 ALLOWED = {"logcore.producer.producer": {"threading.Thread"}}
 
 #: Packages that only the functions which need them may import.
-INSIDE_FUNCTIONS_ONLY = {"click", "confluent_kafka", "cramjam", "kazoo", "pandas", "polars", "pyarrow", "rich"}
+INSIDE_FUNCTIONS_ONLY = {
+    "click",
+    "confluent_kafka",
+    "cramjam",
+    "kazoo",
+    "pandas",
+    "polars",
+    "pyarrow",
+    "rich",
+}
 
 
 def module_name(path: Path) -> str:
@@ -86,15 +128,23 @@ def is_exempt(module: str) -> bool:
 
 
 MODULES = {module_name(path): path for path in sorted(SOURCES.rglob("*.py"))}
-PURE_MODULES = [module for module in MODULES if module.split(".")[0] == "logcore" and not is_exempt(module)]
+PURE_MODULES = [
+    module
+    for module in MODULES
+    if module.split(".")[0] == "logcore" and not is_exempt(module)
+]
 
 
 def parse(module: str) -> ast.Module:
-    return ast.parse(MODULES[module].read_text(encoding="utf-8"), filename=str(MODULES[module]))
+    return ast.parse(
+        MODULES[module].read_text(encoding="utf-8"), filename=str(MODULES[module])
+    )
 
 
 def uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Line and full dotted name of each import and each use of an imported name, as far as the text shows them."""
+    """Line and full dotted name of each import and each use of an imported name, as far
+    as the text shows them.
+    """
     imported: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -106,7 +156,11 @@ def uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
             for alias in node.names:
                 imported[alias.asname or alias.name] = f"{node.module}.{alias.name}"
                 yield node.lineno, f"{node.module}.{alias.name}"
-    own = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    own = {
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
     builtins = {"input", "open", "print"} - own - set(imported)
     for node in ast.walk(tree):
         names: list[str] = []
@@ -116,7 +170,11 @@ def uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
             base = base.value
         if isinstance(base, ast.Name) and base.id in imported:
             yield base.lineno, ".".join([imported[base.id], *names])
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in builtins:
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in builtins
+        ):
             yield node.lineno, f"builtins.{node.func.id}"
 
 
@@ -138,7 +196,10 @@ def is_worldly(name: str) -> bool:
 
 def listed(found: Iterable[tuple[str, int, str]]) -> str:
     """A line for each place: module, line in it, what was found there."""
-    return "".join(f"\n  {MODULES[module].relative_to(ROOT)}:{line}: {text}" for module, line, text in found)
+    return "".join(
+        f"\n  {MODULES[module].relative_to(ROOT)}:{line}: {text}"
+        for module, line, text in found
+    )
 
 
 def test_only_fs_meets_the_world():
@@ -148,7 +209,9 @@ def test_only_fs_meets_the_world():
         for line, name in uses(parse(module)):
             if is_worldly(name) and name not in allowed:
                 found.add((module, line, name))
-    assert not found, f"disk, clock and chance come in as arguments, through logcore.fs:{listed(sorted(found))}"
+    assert not found, (
+        f"disk, clock and chance come in as arguments, through logcore.fs:{listed(sorted(found))}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -185,13 +248,17 @@ open(1); io.BytesIO(); threading.Lock(); fs.open(2); clock.time()
 
 
 def imported_at_import_time(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Line and top package of the imports that run when the module is imported; those for type checkers do not."""
+    """Line and top package of the imports that run when the module is imported; those
+    for type checkers do not.
+    """
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             continue
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith(
+            "TYPE_CHECKING"
+        ):
             waiting.extend(node.orelse)
             continue
         if isinstance(node, ast.Import):
@@ -229,13 +296,31 @@ def test_pyspark_stays_in_its_adapter():
 
 def test_layers_hold():
     command = "from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_cache=True))"
-    done = subprocess.run([sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_import_is_light():
-    """Spark executors and command lines wait for `import logcore`: numpy and crc32c, but no codec, loop or table."""
-    heavy = ["asyncio", "click", "cramjam", "lz4", "multiprocessing", "pandas", "pyarrow", "rich", "zstandard"]
+    """Spark executors and command lines wait for `import logcore`: numpy and crc32c,
+    but no codec, loop or table.
+    """
+    heavy = [
+        "asyncio",
+        "click",
+        "cramjam",
+        "lz4",
+        "multiprocessing",
+        "pandas",
+        "pyarrow",
+        "rich",
+        "zstandard",
+    ]
     heavy += [
         "difflib",
         "hashlib",
@@ -244,8 +329,12 @@ def test_import_is_light():
         "logcore.format.grouprecords",
         "logcore.registry",
     ]
-    command = f"import sys, logcore; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=False)
+    command = (
+        f"import sys, logcore; print([name for name in {heavy} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", command], capture_output=True, text=True, check=False
+    )
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 

@@ -1,7 +1,8 @@
 """The docs site is built without a warning: `make docs` does the same.
 
-Only this test sees a link that the site rewrites, an anchor of a page that the site makes, a page missing in the
-navigation, a fence whose words pymdownx does not know, and a docstring that mkdocstrings cannot read.
+Only this test sees a link that the site rewrites, an anchor of a page that the site
+makes, a page missing in the navigation, a fence whose words pymdownx does not know, and
+a docstring that mkdocstrings cannot read.
 """
 
 from __future__ import annotations
@@ -19,9 +20,20 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_the_site_is_built_in_strict_mode(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(tmp_path),
+    ]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    built = subprocess.run(command, check=False, cwd=ROOT, env=environment, capture_output=True, text=True)
+    built = subprocess.run(
+        command, check=False, cwd=ROOT, env=environment, capture_output=True, text=True
+    )
     assert built.returncode == 0, built.stdout + built.stderr
     pages = sorted(tmp_path.rglob("*.html"))
     assert (tmp_path / "index.html") in pages

@@ -1,4 +1,6 @@
-"""logcore.invariants: what the suite asserts of the library's own code notices what it is there for."""
+"""logcore.invariants: what the suite asserts of the library's own code notices what it
+is there for.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from logcore.invariants import VERIFIES
 from logcore.testing import SimulatedDisk
 
 
-@pytest.mark.skipif(not VERIFIES, reason="needs LOGCORE_VERIFY=1 from outside, as in make test")
+@pytest.mark.skipif(
+    not VERIFIES, reason="needs LOGCORE_VERIFY=1 from outside, as in make test"
+)
 def test_a_step_without_the_lock_of_its_log_is_noticed() -> None:
     with logcore.open("t-0", create=True, fs=SimulatedDisk()) as log:
         with pytest.raises(AssertionError, match="without the lock"):
@@ -18,7 +22,9 @@ def test_a_step_without_the_lock_of_its_log_is_noticed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("log_start", 9), ("visible", 9), ("end", 1)], ids=["log start", "high watermark", "log end"]
+    ("field", "value"),
+    [("log_start", 9), ("visible", 9), ("end", 1)],
+    ids=["log start", "high watermark", "log end"],
 )
 def test_fields_that_contradict_each_other_are_noticed(field: str, value: int) -> None:
     with logcore.open("t-0", create=True, durability="os", fs=SimulatedDisk()) as log:

@@ -1,7 +1,8 @@
-"""Each mistake of tests/meant_mutants.py can still be made: its old text occurs once, and the new one is Python.
+"""Each mistake of tests/meant_mutants.py can still be made: its old text occurs once,
+and the new one is Python.
 
-Whether tests notice it takes longer to find out. Code that moved has left mistakes behind that could not be made any
-more, and only a long run said so.
+Whether tests notice it takes longer to find out. Code that moved has left mistakes
+behind that could not be made any more, and only a long run said so.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ SOURCES = Path(__file__).resolve().parents[2] / "src"
 
 
 def test_each_old_text_occurs_once() -> None:
-    counts = {one.name: (SOURCES / one.file).read_text("utf-8").count(one.old) for one in MISTAKES}
+    counts = {
+        one.name: (SOURCES / one.file).read_text("utf-8").count(one.old)
+        for one in MISTAKES
+    }
     assert {name: count for name, count in counts.items() if count != 1} == {}
 
 

@@ -1,4 +1,6 @@
-"""What notebooks show: tables of scans, topics and directories, and the whole example notebook."""
+"""What notebooks show: tables of scans, topics and directories, and the whole example
+notebook.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ ROOT = Path(__file__).resolve().parents[2]
 def cells_of(table: str) -> list[list[str]]:
     """The rows of an HTML table, the headings first."""
     rows = re.findall(r"<tr>(.*?)</tr>", table, re.S)
-    return [[html.unescape(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.S)] for row in rows]
+    return [
+        [
+            html.unescape(cell)
+            for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.S)
+        ]
+        for row in rows
+    ]
 
 
 @pytest.fixture
@@ -30,15 +38,28 @@ def logdir(tmp_path: Path) -> Any:
         yield opened
 
 
-def test_a_directory_and_a_topic_show_offsets_times_and_sizes(logdir: logcore.LogDir) -> None:
+def test_a_directory_and_a_topic_show_offsets_times_and_sizes(
+    logdir: logcore.LogDir,
+) -> None:
     for at in range(5):
-        logdir.append("orders", b"v%d" % at, partition=1, timestamp_ms=1_700_000_000_000 + 60_000 * at)
+        logdir.append(
+            "orders",
+            b"v%d" % at,
+            partition=1,
+            timestamp_ms=1_700_000_000_000 + 60_000 * at,
+        )
     logdir.partition("orders", 1).delete_records(2)
     logdir.create_topic("empty")
     headings, empty, orders = cells_of(logdir._repr_html_())
     assert headings[:3] == ["topic", "partitions", "offsets"]
     assert empty == ["empty", "1", "0", "", "", "0 bytes"]
-    assert orders[:5] == ["orders", "2", "3", "2023-11-14 22:15:20.000", "2023-11-14 22:17:20.000"]
+    assert orders[:5] == [
+        "orders",
+        "2",
+        "3",
+        "2023-11-14 22:15:20.000",
+        "2023-11-14 22:17:20.000",
+    ]
     _, zero, one = cells_of(logdir.topic("orders")._repr_html_())
     assert zero == ["0", "0", "0", "", "", "0 bytes", "0"]
     assert one[:3] == ["1", "2", "5"]
@@ -49,21 +70,43 @@ def test_a_directory_and_a_topic_show_offsets_times_and_sizes(logdir: logcore.Lo
 
 def test_a_scan_shows_its_first_records(logdir: logcore.LogDir) -> None:
     log = logdir.partition("orders", 0)
-    log.append(b"<b>&", key=b"\xff\x00", headers=[("h", b"1"), ("h", None)], timestamp_ms=0)
+    log.append(
+        b"<b>&", key=b"\xff\x00", headers=[("h", b"1"), ("h", None)], timestamp_ms=0
+    )
     log.append(None)
     log.append(b"x" * 5000)
     for at in range(20):
         logdir.append("orders", b"%d" % at, partition=1)
     headings, *rows = cells_of(logdir.scan("orders")._repr_html_())
-    assert headings == ["topic", "partition", "offset", "timestamp", "key", "value", "headers"]
+    assert headings == [
+        "topic",
+        "partition",
+        "offset",
+        "timestamp",
+        "key",
+        "value",
+        "headers",
+    ]
     assert len(rows) == 10
     assert rows[0][:3] == ["orders", "0", "0"]
-    assert rows[0][3:] == ["1970-01-01 00:00:00.000", r"b'\xff\x00'", "<b>&", "h=1, h=null"]
+    assert rows[0][3:] == [
+        "1970-01-01 00:00:00.000",
+        r"b'\xff\x00'",
+        "<b>&",
+        "h=1, h=null",
+    ]
     assert rows[1][4:6] == ["null", "null"]
     assert rows[2][5] == "x" * 60 + "… (5,000 bytes)"
     assert rows[3][:3] == ["orders", "1", "0"]
-    assert "<b>&amp;" not in logdir.scan("orders")._repr_html_(), "values are escaped whole"
-    assert cells_of(log.scan(columns=["offset"])._repr_html_()) == [["offset"], ["0"], ["1"], ["2"]]
+    assert "<b>&amp;" not in logdir.scan("orders")._repr_html_(), (
+        "values are escaped whole"
+    )
+    assert cells_of(log.scan(columns=["offset"])._repr_html_()) == [
+        ["offset"],
+        ["0"],
+        ["1"],
+        ["2"],
+    ]
 
 
 def test_a_damaged_partition_is_a_row_that_says_so(logdir: logcore.LogDir) -> None:
@@ -108,7 +151,10 @@ def test_bytes_are_shown_as_text_where_they_are_text(value: bytes, shown: str) -
 def test_a_header_that_is_not_utf8_can_be_shown(tmp_path: Path) -> None:
     with logcore.open(tmp_path / "t-0", create=True, durability="os") as log:
         log.append(b"v", headers=[("\udcff", b"x")])
-        assert '<td style="text-align: left">?=x</td>' in log.scan()._repr_html_().encode().decode()
+        assert (
+            '<td style="text-align: left">?=x</td>'
+            in log.scan()._repr_html_().encode().decode()
+        )
 
 
 @pytest.mark.slow  # five seconds of Jupyter
@@ -120,16 +166,28 @@ def test_the_example_notebook_runs_and_plots() -> None:
     pytest.importorskip("pandas")
     path = ROOT / "examples" / "kafka_directory.ipynb"
     notebook = nbformat.read(path, as_version=4)
-    assert not any(cell.get("outputs") for cell in notebook.cells), "stored without outputs: they name paths"
-    client = nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(path.parent)}})
+    assert not any(cell.get("outputs") for cell in notebook.cells), (
+        "stored without outputs: they name paths"
+    )
+    client = nbclient.NotebookClient(
+        notebook, timeout=120, resources={"metadata": {"path": str(path.parent)}}
+    )
     client.execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    tables = [output["data"]["text/html"] for output in outputs if "text/html" in output.get("data", {})]
+    tables = [
+        output["data"]["text/html"]
+        for output in outputs
+        if "text/html" in output.get("data", {})
+    ]
     assert cells_of(tables[0])[1][:3] == ["orders", "2", "1,800"]
     assert [row[2] for row in cells_of(tables[1])[1:]] == ["321", "1,479"]
     assert len(cells_of(tables[2])) == 11
     assert "melons" in tables[3]
-    (plot,) = [output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", {})]
+    (plot,) = [
+        output["data"]["image/png"]
+        for output in outputs
+        if "image/png" in output.get("data", {})
+    ]
     pixels = image.imread(io.BytesIO(base64.b64decode(plot)))
     blue = (pixels[:, :, 2] > pixels[:, :, 0] + 0.3).mean()
     assert 0.1 < blue < 0.6, "the plot is empty"

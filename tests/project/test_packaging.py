@@ -1,4 +1,5 @@
-"""What a release holds: an sdist from which the tests can run, and a wheel for machines without a compiler.
+"""What a release holds: an sdist from which the tests can run, and a wheel for machines
+without a compiler.
 
 Both are built from a copy of the source, without isolation and without network.
 """
@@ -22,7 +23,15 @@ from logcore import distribution
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = (".ci", "benchmarks", "docs", "examples", "src", "tests", "tools")
-SHIPPED_FILES = (".importlinter", "LICENSE", "MANIFEST.in", "Makefile", "mkdocs.yml", "pyproject.toml", "setup.py")
+SHIPPED_FILES = (
+    ".importlinter",
+    "LICENSE",
+    "MANIFEST.in",
+    "Makefile",
+    "mkdocs.yml",
+    "pyproject.toml",
+    "setup.py",
+)
 UNSHIPPED = ("__pycache__", "*.pyc", "*.so", "*.pyd", "*.egg-info")
 
 if not (ROOT / "setup.py").exists():
@@ -35,7 +44,9 @@ def source(tmp_path: Path) -> Path:
     """A copy of the source, as a fresh clone has it."""
     copy = tmp_path / "source"
     for name in SHIPPED:
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns(*UNSHIPPED))
+        shutil.copytree(
+            ROOT / name, copy / name, ignore=shutil.ignore_patterns(*UNSHIPPED)
+        )
     for path in (*ROOT.glob("*.md"), *(ROOT / name for name in SHIPPED_FILES)):
         shutil.copy(path, copy)
     return copy
@@ -59,9 +70,17 @@ def build(source: Path, call: str) -> Path:
 
 
 def test_the_sdist_holds_every_file_that_tests_and_tasks_need(source: Path) -> None:
-    expected = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
+    expected = {
+        path.relative_to(source).as_posix()
+        for path in source.rglob("*")
+        if path.is_file()
+    }
     with tarfile.open(build(source, "build_sdist")) as archive:
-        files = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
+        files = {
+            member.name.partition("/")[2]
+            for member in archive.getmembers()
+            if member.isfile()
+        }
     assert expected <= files, sorted(expected - files)
 
 
@@ -78,22 +97,39 @@ def test_a_wheel_of_the_plain_kernels_fits_every_platform(source: Path) -> None:
         "pyspark_logcore",
     }
     assert not [name for name in names if name.endswith((".so", ".pyd"))]
-    assert {"logcore/py.typed", "netshim/wire/messages.pyi", "logcore/kernels/_compiled.pyx"} <= set(names)
+    assert {
+        "logcore/py.typed",
+        "netshim/wire/messages.pyi",
+        "logcore/kernels/_compiled.pyx",
+    } <= set(names)
 
 
 def test_error_texts_name_our_distribution_and_not_a_strangers() -> None:
-    """`logcore` on PyPI is an unrelated logging library; error texts told users to install it."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    """`logcore` on PyPI is an unrelated logging library; error texts told users to
+    install it.
+    """
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
+        "project"
+    ]
     assert project["name"] == distribution.NAME
-    texts = [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    texts = [
+        *(ROOT / "src").rglob("*.py"),
+        *(ROOT / "docs").rglob("*.md"),
+        ROOT / "README.md",
+    ]
     for path in texts:
         assert not re.search(r"\blogcore\[", path.read_text(encoding="utf-8")), path
 
 
-def test_install_command_names_clone_or_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_install_command_names_clone_or_distribution(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert distribution.install_command("arrow") == f"pip install -e '{ROOT}[arrow]'"
     monkeypatch.setattr(distribution, "NAME", "not-installed-anywhere")
-    assert distribution.install_command("arrow") == "pip install 'not-installed-anywhere[arrow]'"
+    assert (
+        distribution.install_command("arrow")
+        == "pip install 'not-installed-anywhere[arrow]'"
+    )
 
 
 def test_import_beside_the_unrelated_logcore_warns(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
-"""The surface that users meet: how large it is, what comes first, and mistakes that it tells from right use.
+"""The surface that users meet: how large it is, what comes first, and mistakes that it
+tells from right use.
 
-Each mistake below is caught by the type checkers, or, where types cannot tell, by an error of the library that says
-what is wrong. mypy and pyright read the mistakes as a file, where they are installed, and each mistake is run.
+Each mistake below is caught by the type checkers, or, where types cannot tell, by an
+error of the library that says what is wrong. mypy and pyright read the mistakes as a
+file, where they are installed, and each mistake is run.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ if "orders" not in logdir:
     logdir.create_topic("orders", partitions=2)
 """
 
-#: A mistake, who finds it first ("types" or "run"), and what the error says when it is run.
+#: A mistake, who finds it first ("types" or "run"), and what the error says when it is
+#: run.
 MISTAKES = [
     # append
     ('log.append("text")', "types", "value must be bytes"),
@@ -37,23 +40,51 @@ MISTAKES = [
     ('log.append(b"v", key="text")', "types", "key must be bytes"),
     ('log.append(b"v", b"key")', "types", "positional argument"),
     ('log.append(value=b"v", kye=b"k")', "types", "unexpected keyword argument 'kye'"),
-    ('log.append(b"v", headers={"name": b"value"})', "types", "header is a .name, value. pair"),
-    ('log.append(b"v", headers=[("name",)])', "types", "header is a .name, value. pair"),
-    ('log.append(b"v", headers=[(b"name", b"value")])', "types", "header name must be str"),
-    ('log.append(b"v", headers=[("name", "value")])', "types", "header value must be bytes"),
+    (
+        'log.append(b"v", headers={"name": b"value"})',
+        "types",
+        "header is a .name, value. pair",
+    ),
+    (
+        'log.append(b"v", headers=[("name",)])',
+        "types",
+        "header is a .name, value. pair",
+    ),
+    (
+        'log.append(b"v", headers=[(b"name", b"value")])',
+        "types",
+        "header name must be str",
+    ),
+    (
+        'log.append(b"v", headers=[("name", "value")])',
+        "types",
+        "header value must be bytes",
+    ),
     ('log.append(b"v", timestamp_ms=1.5)', "types", "not a timestamp"),
     ('log.append(b"v", timestamp_ms="2026-01-01")', "types", "not a timestamp"),
-    ('log.append(b"v", timestamp_ms=datetime(2026, 1, 1))', "run", "datetime with a time zone"),
+    (
+        'log.append(b"v", timestamp_ms=datetime(2026, 1, 1))',
+        "run",
+        "datetime with a time zone",
+    ),
     ('log.append(b"v", timestamp_ms=2**70)', "run", "not a timestamp"),
     ('log.append(b"v", durability="group")', "types", "'os', 'disk' or None"),
     ('log.append(b"v", expected_offset="0")', "types", "expected_offset"),
-    ('log.append(b"v", expected_offset=10**6)', "run", "does not end where this append expects"),
+    (
+        'log.append(b"v", expected_offset=10**6)',
+        "run",
+        "does not end where this append expects",
+    ),
     # append_many
     ('log.append_many([b"v"])', "types", "2 to 4 fields|give .key, value"),
     ('log.append_many([(b"v",)])', "types", "2 to 4 fields"),
     ('log.append_many([("k", b"v")])', "types", "key must be bytes"),
     ('log.append_many([(b"k", "v")])', "types", "value must be bytes"),
-    ('log.append_many([(b"k", b"v", {"h": b"1"})])', "types", "header is a .name, value. pair"),
+    (
+        'log.append_many([(b"k", b"v", {"h": b"1"})])',
+        "types",
+        "header is a .name, value. pair",
+    ),
     ('log.append_many([(b"k", b"v", 1_700_000_000_000)])', "types", "headers must be"),
     ('log.append_many([(b"k", b"v", None, "now")])', "types", "not a timestamp"),
     ('log.append_many([(b"k", b"v", None, None, 0)])', "types", "2 to 4 fields"),
@@ -67,16 +98,40 @@ MISTAKES = [
     ('log.append_columns(values=("ab", [0, 1, 2]))', "types", "bytes or a uint8 array"),
     ('log.append_columns(values=(b"ab", [0.0, 1.0, 2.0]))', "types", "row of integers"),
     ('log.append_columns(values=(b"ab", [0, 3]))', "run", "inside the data"),
-    ('log.append_columns(values=(b"ab", [0, 1, 2]), keys=(b"a", [0, 1]))', "run", "as many rows"),
-    ('log.append_columns(values=(b"ab", [0, 1, 2]), timestamps_ms=[1.5, 2.5])', "types", "must be integers"),
-    ('log.append_columns(values=(b"ab", [0, 1, 2]), timestamps_ms=[1])', "run", "one for each record"),
-    ('log.append_columns(values=(b"ab", [0, 1, 2]), timestamps=[1, 2])', "types", "unexpected keyword argument"),
+    (
+        'log.append_columns(values=(b"ab", [0, 1, 2]), keys=(b"a", [0, 1]))',
+        "run",
+        "as many rows",
+    ),
+    (
+        'log.append_columns(values=(b"ab", [0, 1, 2]), timestamps_ms=[1.5, 2.5])',
+        "types",
+        "must be integers",
+    ),
+    (
+        'log.append_columns(values=(b"ab", [0, 1, 2]), timestamps_ms=[1])',
+        "run",
+        "one for each record",
+    ),
+    (
+        'log.append_columns(values=(b"ab", [0, 1, 2]), timestamps=[1, 2])',
+        "types",
+        "unexpected keyword argument",
+    ),
     # scan, read, topics
     ('log.scan(columns="offset")', "run", "list of names"),
     ('log.scan(columns=["ofset"])', "run", "did you mean 'offset'"),
-    ('log.scan(isolation="committed")', "types", "'read_uncommitted' or 'read_committed'"),
+    (
+        'log.scan(isolation="committed")',
+        "types",
+        "'read_uncommitted' or 'read_committed'",
+    ),
     ('log.scan("earliest")', "types", "start is no offset"),
-    ("log.read(datetime(2026, 1, 1, tzinfo=timezone.utc))", "types", r"offset_for_timestamp\(\)"),
+    (
+        "log.read(datetime(2026, 1, 1, tzinfo=timezone.utc))",
+        "types",
+        r"offset_for_timestamp\(\)",
+    ),
     ("log.read()", "types", "missing 1 required positional argument"),
     ("log.read(-1)", "run", "outside the log"),
     ('logdir.append("orders", "text")', "types", "value must be bytes"),
@@ -93,9 +148,15 @@ def test_there_are_many_mistakes() -> None:
     assert len(MISTAKES) >= 40
 
 
-@pytest.mark.parametrize(("mistake", "finder", "message"), MISTAKES, ids=[row[0] for row in MISTAKES])
+@pytest.mark.parametrize(
+    ("mistake", "finder", "message"), MISTAKES, ids=[row[0] for row in MISTAKES]
+)
 def test_each_mistake_is_an_error_that_says_what_is_wrong(
-    mistake: str, finder: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mistake: str,
+    finder: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
@@ -104,7 +165,8 @@ def test_each_mistake_is_an_error_that_says_what_is_wrong(
     logdir = names["logdir"]
     assert isinstance(log, logcore.Log)
     assert isinstance(logdir, logcore.LogDir)
-    # A call with other arguments than there are is Python's own error; everything else is the library's.
+    # A call with other arguments than there are is Python's own error; everything else
+    # is the library's.
     kinds = (logcore.LogcoreError, TypeError)
     with pytest.raises(kinds, match=message):
         exec(mistake, names)
@@ -115,7 +177,15 @@ def test_each_mistake_is_an_error_that_says_what_is_wrong(
 
 def _found_by_mypy(path: Path) -> set[int]:
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--no-incremental", "--no-error-summary", str(path)],
+        [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--strict",
+            "--no-incremental",
+            "--no-error-summary",
+            str(path),
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -126,14 +196,24 @@ def _found_by_mypy(path: Path) -> set[int]:
 
 def _found_by_pyright(path: Path) -> set[int]:
     done = subprocess.run(
-        [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, str(path)],
+        [
+            sys.executable,
+            "-m",
+            "pyright",
+            "--outputjson",
+            "--pythonpath",
+            sys.executable,
+            str(path),
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
     rows = json.loads(done.stdout)["generalDiagnostics"]
-    return {row["range"]["start"]["line"] + 1 for row in rows if row["severity"] == "error"}
+    return {
+        row["range"]["start"]["line"] + 1 for row in rows if row["severity"] == "error"
+    }
 
 
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
@@ -144,7 +224,11 @@ def test_the_checkers_find_what_types_can_tell(checker: str, tmp_path: Path) -> 
     head = PRELUDE.strip().splitlines()
     path.write_text("\n".join([*head, *(mistake for mistake, _, _ in MISTAKES), ""]))
     found = {"mypy": _found_by_mypy, "pyright": _found_by_pyright}[checker](path)
-    expected = {len(head) + at for at, (_, finder, _) in enumerate(MISTAKES, 1) if finder == "types"}
+    expected = {
+        len(head) + at
+        for at, (_, finder, _) in enumerate(MISTAKES, 1)
+        if finder == "types"
+    }
     lines = path.read_text().splitlines()
     assert not [lines[line - 1] for line in sorted(expected - found)], "not seen"
     more = [lines[line - 1] for line in sorted(found - expected) if line > len(head)]
@@ -154,11 +238,24 @@ def test_the_checkers_find_what_types_can_tell(checker: str, tmp_path: Path) -> 
 def test_a_log_has_few_public_names_and_the_needed_come_first() -> None:
     names = [name for name in dir(logcore.Log) if not name.startswith("_")]
     assert len(names) <= 46, names
-    spec = importlib.util.spec_from_file_location("docs_site", ROOT / "tools" / "docs_site.py")
+    spec = importlib.util.spec_from_file_location(
+        "docs_site", ROOT / "tools" / "docs_site.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     site = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(site)
     listed = site.members_of_log()
-    assert listed[:8] == ["append", "append_many", "append_columns", "read", "scan", "get", "tail", "close"]
-    assert sorted(listed) == sorted(set(names) - set(site.FOR_HOSTS)), "each public name once"
+    assert listed[:8] == [
+        "append",
+        "append_many",
+        "append_columns",
+        "read",
+        "scan",
+        "get",
+        "tail",
+        "close",
+    ]
+    assert sorted(listed) == sorted(set(names) - set(site.FOR_HOSTS)), (
+        "each public name once"
+    )

@@ -1,7 +1,9 @@
-"""The property tests with a seed that no run before had: by default each looks at the same examples in every run.
+"""The property tests with a seed that no run before had: by default each looks at the
+same examples in every run.
 
-A small part of them in each run, all of them in `make slow`. A failure prints the command that repeats it;
-LOGCORE_TEST_SEED=n takes n instead of a new seed. That the tests pass with the seed of every day is not shown here.
+A small part of them in each run, all of them in `make slow`. A failure prints the
+command that repeats it; LOGCORE_TEST_SEED=n takes n instead of a new seed. That the
+tests pass with the seed of every day is not shown here.
 """
 
 from __future__ import annotations
@@ -24,10 +26,23 @@ def run(seed: int, examples: int, paths: tuple[str, ...], basetemp: Path) -> Non
         sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={basetemp}",
         "-m", MARKED, f"--hypothesis-seed={seed}", *paths,
     ]  # fmt: skip
-    settings = {"HYPOTHESIS_PROFILE": "random", "LOGCORE_RANDOM_EXAMPLES": str(examples)}
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    settings = {
+        "HYPOTHESIS_PROFILE": "random",
+        "LOGCORE_RANDOM_EXAMPLES": str(examples),
+    }
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("PYTEST_")
+    }
     done = subprocess.run(
-        command, cwd=TESTS, env={**kept, **settings}, capture_output=True, text=True, check=False, timeout=7000
+        command,
+        cwd=TESTS,
+        env={**kept, **settings},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=7000,
     )
     repeat = " ".join(f"{name}={value}" for name, value in settings.items())
     assert done.returncode == 0, (

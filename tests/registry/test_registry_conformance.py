@@ -1,6 +1,8 @@
-"""One protocol, and a suite that every implementation of it passes: files on a real disk, files on a simulated one.
+"""One protocol, and a suite that every implementation of it passes: files on a real
+disk, files on a simulated one.
 
-The tests are in tests/support/registries.py. ZooKeeper passes the same in tests/interop/test_interop_zookeeper.py.
+The tests are in tests/support/registries.py. ZooKeeper passes the same in
+tests/interop/test_interop_zookeeper.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Files that no registry wrote, that rot, or that a newer version wrote: an error with a name, and the file is kept."""
+"""Files that no registry wrote, that rot, or that a newer version wrote: an error with
+a name, and the file is kept.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ CREATION = bytes(range(16))
 HEAD = Head(CREATION, Kind.PERSISTENT)
 
 
-def registry_with(content: bytes, name: str = "a.node") -> tuple[SimulatedDisk, FileRegistry]:
+def registry_with(
+    content: bytes, name: str = "a.node"
+) -> tuple[SimulatedDisk, FileRegistry]:
     disk = SimulatedDisk({"data": None})
     registry = open_registry("/data", fs=disk)
     disk.put(f"/data.registry/{name}", content)
@@ -53,7 +57,10 @@ def refused(content: bytes, kind: type[Exception]) -> None:
         registry.create("/b", b"others are not harmed")
 
 
-@pytest.mark.parametrize("content", [b"text\n", b"\x7fELF" + bytes(5_000), b"LCNODX1\n" + bytes(100), b"\0\0a"])
+@pytest.mark.parametrize(
+    "content",
+    [b"text\n", b"\x7fELF" + bytes(5_000), b"LCNODX1\n" + bytes(100), b"\0\0a"],
+)
 def test_a_foreign_file_is_kept(content: bytes) -> None:
     refused(content, CorruptRegistryError)
 
@@ -115,7 +122,10 @@ def test_a_slot_of_another_life_is_no_slot() -> None:
 def test_a_torn_read_is_repeated() -> None:
     """Both slots may look torn to one look, while two changes pass by: B61's relative."""
     disk = SimulatedDisk(
-        {"f": new_file(HEAD, Slot(2, b"two")).ljust(HEAD.place(1), b"\0") + Slot(1, b"one").pack(HEAD)}
+        {
+            "f": new_file(HEAD, Slot(2, b"two")).ljust(HEAD.place(1), b"\0")
+            + Slot(1, b"one").pack(HEAD)
+        }
     )
     looks = 0
 
@@ -139,7 +149,14 @@ def test_a_torn_read_is_repeated() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/controller", "/brokers/ids/1", "/consumers/g/ids/c", "/consumers/g/owners/t/0", "/consumers/g/group"]
+    "path",
+    [
+        "/controller",
+        "/brokers/ids/1",
+        "/consumers/g/ids/c",
+        "/consumers/g/owners/t/0",
+        "/consumers/g/group",
+    ],
 )
 @pytest.mark.parametrize(
     "content",
@@ -150,8 +167,12 @@ def test_a_torn_read_is_repeated() -> None:
         HEAD.pack()[:4_000] + b"\x91" * 9_000,
     ],
 )
-def test_what_a_power_cut_leaves_of_a_node_that_is_never_synced_is_no_node(path: str, content: bytes) -> None:
-    """A group that met such a file of an owner could not have this partition until somebody deleted the file."""
+def test_what_a_power_cut_leaves_of_a_node_that_is_never_synced_is_no_node(
+    path: str, content: bytes
+) -> None:
+    """A group that met such a file of an owner could not have this partition until
+    somebody deleted the file.
+    """
     disk, registry = registry_with(content, path[1:] + ".node")
     with registry:
         with pytest.raises(NodeNotFoundError):
@@ -180,14 +201,19 @@ def test_a_version_that_was_cut_off_leaves_the_one_before() -> None:
         registry.set("/a", b"2" * 100)
         whole = disk.content("/data.registry/a.node")
         start = HEAD.place(2)
-        old = new_file(Head(read_head(whole, "a").creation, Kind.PERSISTENT), Slot(0, b"0"))[start:]  # type: ignore[union-attr]
+        old = new_file(
+            Head(read_head(whole, "a").creation, Kind.PERSISTENT), Slot(0, b"0")
+        )[start:]  # type: ignore[union-attr]
         for cut in range(start, start + 100, 7):
             torn = whole[:cut] + old[cut - start :] + bytes(136)
-            disk.put("/data.registry/a.node", torn[: start + 136] + whole[start + 136 :])
+            disk.put(
+                "/data.registry/a.node", torn[: start + 136] + whole[start + 136 :]
+            )
             assert registry.get("/a") == Node(b"1", 1)
 
 
-# -- the directory -------------------------------------------------------------------------------------------------
+# -- the directory
+# -------------------------------------------------------------------------------------------------
 
 
 def test_a_directory_of_other_things_is_no_registry(tmp_path: Path) -> None:
@@ -195,13 +221,21 @@ def test_a_directory_of_other_things_is_no_registry(tmp_path: Path) -> None:
     (tmp_path / "data.registry" / "notes.txt").write_text("mine")
     with pytest.raises(CorruptRegistryError, match=r"notes\.txt"):
         open_registry(tmp_path / "data")
-    assert [path.name for path in (tmp_path / "data.registry").iterdir()] == ["notes.txt"]
+    assert [path.name for path in (tmp_path / "data.registry").iterdir()] == [
+        "notes.txt"
+    ]
 
 
 @pytest.mark.parametrize(
-    ("text", "kind"), [("logcore registry 2\n", UnsupportedRegistryError), ("other\n", CorruptRegistryError)]
+    ("text", "kind"),
+    [
+        ("logcore registry 2\n", UnsupportedRegistryError),
+        ("other\n", CorruptRegistryError),
+    ],
 )
-def test_another_format_is_refused(tmp_path: Path, text: str, kind: type[Exception]) -> None:
+def test_another_format_is_refused(
+    tmp_path: Path, text: str, kind: type[Exception]
+) -> None:
     open_registry(tmp_path / "data").close()
     (tmp_path / "data.registry" / ".format").write_text(text)
     for read_only in (False, True):
@@ -248,7 +282,9 @@ def test_no_right_to_write_is_an_error_with_a_name(tmp_path: Path) -> None:
         (tmp_path / "data.registry" / ".sessions").chmod(0o700)
 
 
-@pytest.mark.parametrize(("mode", "directory", "file"), [(0o755, 0o700, 0o600), (0o775, 0o770, 0o660)])
+@pytest.mark.parametrize(
+    ("mode", "directory", "file"), [(0o755, 0o700, 0o600), (0o775, 0o770, 0o660)]
+)
 def test_who_may_write_to_the_logs_may_write_to_the_registry(
     tmp_path: Path, mode: int, directory: int, file: int
 ) -> None:
@@ -257,7 +293,10 @@ def test_who_may_write_to_the_logs_may_write_to_the_registry(
     with open_registry(tmp_path / "data") as registry:
         registry.create("/a/b", ephemeral=True)
         registry.create("/a/p")
-        for path in (tmp_path / "data.registry", *(tmp_path / "data.registry").rglob("*")):
+        for path in (
+            tmp_path / "data.registry",
+            *(tmp_path / "data.registry").rglob("*"),
+        ):
             expected = directory if path.is_dir() else file
             assert path.stat().st_mode & 0o777 == expected, path
 

@@ -1,6 +1,8 @@
-"""Processes on one registry of files, interleaved, killed, stopped and cut off from power at any step.
+"""Processes on one registry of files, interleaved, killed, stopped and cut off from
+power at any step.
 
-The invariants are named in tests/support/registry_histories.py. `make slow` tries many more schedules.
+The invariants are named in tests/support/registry_histories.py. `make slow` tries many
+more schedules.
 """
 
 from __future__ import annotations
@@ -21,9 +23,15 @@ ROUNDS = int(os.environ.get("LOGCORE_REGISTRY_ROUNDS", "15"))
 
 
 def test_who_was_declared_over_writes_nothing_more() -> None:
-    """One process writes, and stops anywhere. Another declares it over: two reads behind that are the same."""
+    """One process writes, and stops anywhere. Another declares it over: two reads
+    behind that are the same.
+    """
     for seed in range(ROUNDS):
-        machine = Machine(SimulatedDisk({"data": None}, seed=seed), seed=seed, chances=Chances(switch=0.2, stop=0.01))
+        machine = Machine(
+            SimulatedDisk({"data": None}, seed=seed),
+            seed=seed,
+            chances=Chances(switch=0.2, stop=0.01),
+        )
         sessions: list[str] = []
         reads: list[Node] = []
 
@@ -36,7 +44,10 @@ def test_who_was_declared_over_writes_nothing_more() -> None:
                         registry.set("/p", b"x" * 500)
 
         def expire(
-            fs: SharedFS, machine: Machine = machine, sessions: list[str] = sessions, reads: list[Node] = reads
+            fs: SharedFS,
+            machine: Machine = machine,
+            sessions: list[str] = sessions,
+            reads: list[Node] = reads,
         ) -> None:
             with open_registry("/data", fs=fs) as registry:
                 while not sessions:
@@ -63,7 +74,11 @@ def test_every_order_of_steps_fits_a_plain_registry(chances: str) -> None:
 
 
 def test_a_power_cut_loses_nothing_that_was_acked() -> None:
-    states = [count for count in run_first("registry power", ROUNDS // 2) if isinstance(count, int)]
+    states = [
+        count
+        for count in run_first("registry power", ROUNDS // 2)
+        if isinstance(count, int)
+    ]
     assert sum(states) > ROUNDS
 
 

@@ -16,7 +16,10 @@ from logcore.testing.processes import Chances, Machine
 def test_the_layout_is_the_one_of_kafkas_documents() -> None:
     assert paths.broker(0) == "/brokers/ids/0"
     assert paths.topic("orders") == "/brokers/topics/orders"
-    assert paths.partition_state("orders", 3) == "/brokers/topics/orders/partitions/3/state"
+    assert (
+        paths.partition_state("orders", 3)
+        == "/brokers/topics/orders/partitions/3/state"
+    )
     assert paths.member("g", "host:1-2") == "/consumers/g/ids/host:1-2"
     assert paths.owner("g", "orders", 3) == "/consumers/g/owners/orders/3"
     assert paths.offset("g", "orders", 3) == "/consumers/g/offsets/orders/3"
@@ -28,17 +31,27 @@ def test_the_layout_is_the_one_of_kafkas_documents() -> None:
 
 def test_values_are_kafkas_json() -> None:
     assert paths.pack_cluster_id("abc_-1") == b'{"version":"1","id":"abc_-1"}'
-    assert paths.pack_broker("h", 9092, endpoints=["PLAINTEXT://h:9092"], timestamp_ms=5) == (
+    assert paths.pack_broker(
+        "h", 9092, endpoints=["PLAINTEXT://h:9092"], timestamp_ms=5
+    ) == (
         b'{"version":5,"host":"h","port":9092,"endpoints":["PLAINTEXT://h:9092"],"timestamp":"5"}'
     )
-    assert paths.pack_topic({1: [1], 0: [1, 2]}) == b'{"version":2,"partitions":{"0":[1,2],"1":[1]},"topic_id":null}'
-    assert paths.pack_partition_state(leader=1, leader_epoch=0, isr=[1], controller_epoch=1) == (
-        b'{"controller_epoch":1,"leader":1,"version":1,"leader_epoch":0,"isr":[1]}'
+    assert (
+        paths.pack_topic({1: [1], 0: [1, 2]})
+        == b'{"version":2,"partitions":{"0":[1,2],"1":[1]},"topic_id":null}'
     )
+    assert paths.pack_partition_state(
+        leader=1, leader_epoch=0, isr=[1], controller_epoch=1
+    ) == (b'{"controller_epoch":1,"leader":1,"version":1,"leader_epoch":0,"isr":[1]}')
     assert paths.pack_controller(1, 7) == b'{"version":1,"brokerid":1,"timestamp":"7"}'
-    assert paths.pack_config({"b": "2", "a": "1"}) == b'{"version":1,"config":{"a":"1","b":"2"}}'
+    assert (
+        paths.pack_config({"b": "2", "a": "1"})
+        == b'{"version":1,"config":{"a":"1","b":"2"}}'
+    )
     assert paths.pack_number(-1) == b"-1"
-    assert paths.pack_consumer({"b": 1, "a": 3}, pattern="static", timestamp_ms=9, members={1: "n", 0: "m"}) == (
+    assert paths.pack_consumer(
+        {"b": 1, "a": 3}, pattern="static", timestamp_ms=9, members={1: "n", 0: "m"}
+    ) == (
         b'{"version":1,"subscription":{"a":3,"b":1},"pattern":"static","timestamp":"9","members":{"0":"m","1":"n"}}'
     )
     assert paths.pack_owner("host-41-8f", 2) == b"host-41-8f-2"
@@ -46,19 +59,30 @@ def test_values_are_kafkas_json() -> None:
 
 def test_values_are_read_as_they_were_written() -> None:
     assert paths.unpack_cluster_id(paths.pack_cluster_id("x" * 22)) == "x" * 22
-    assert paths.unpack_topic(paths.pack_topic({0: [1, 2], 5: []}), "/t") == {0: [1, 2], 5: []}
+    assert paths.unpack_topic(paths.pack_topic({0: [1, 2], 5: []}), "/t") == {
+        0: [1, 2],
+        5: [],
+    }
     assert paths.unpack_controller(paths.pack_controller(3, 1)) == 3
     assert paths.unpack_config(paths.pack_config({"a": "1"}), "/c") == {"a": "1"}
     assert paths.unpack_number(paths.pack_number(1 << 62), "/o") == 1 << 62
     consumer = paths.ConsumerNode({"o.*": 2}, "white_list", 7, {0: "m"})
-    packed = paths.pack_consumer({"o.*": 2}, pattern="white_list", timestamp_ms=7, members={0: "m"})
+    packed = paths.pack_consumer(
+        {"o.*": 2}, pattern="white_list", timestamp_ms=7, members={0: "m"}
+    )
     assert paths.unpack_consumer(packed, "/c") == consumer
     kafkas = b'{"version":1,"subscription":{"t":1},"pattern":"static","timestamp":"1416333333333"}'
-    assert paths.unpack_consumer(kafkas, "/c") == paths.ConsumerNode({"t": 1}, "static", 1416333333333, {})
+    assert paths.unpack_consumer(kafkas, "/c") == paths.ConsumerNode(
+        {"t": 1}, "static", 1416333333333, {}
+    )
     assert paths.unpack_owner(paths.pack_owner("host-41-8f", 12)) == ("host-41-8f", 12)
 
 
-@given(st.text(min_size=1).filter(lambda text: not any("\ud800" <= sign <= "\udfff" for sign in text)))
+@given(
+    st.text(min_size=1).filter(
+        lambda text: not any("\ud800" <= sign <= "\udfff" for sign in text)
+    )
+)
 def test_any_name_of_a_group_is_one_element(name: str) -> None:
     element = paths.element(name)
     assert paths.element_name(element) == name
@@ -84,7 +108,16 @@ def test_what_has_no_place_is_refused(act) -> None:
 
 @given(
     st.binary(max_size=40)
-    | st.sampled_from([b"{}", b"[]", b'{"partitions":3}', b'{"partitions":{"x":[1]}}', b"1", b'{"subscription":1}'])
+    | st.sampled_from(
+        [
+            b"{}",
+            b"[]",
+            b'{"partitions":3}',
+            b'{"partitions":{"x":[1]}}',
+            b"1",
+            b'{"subscription":1}',
+        ]
+    )
 )
 def test_foreign_values_are_errors_with_a_name(data: bytes) -> None:
     for act in (
@@ -104,7 +137,10 @@ def test_foreign_values_are_errors_with_a_name(data: bytes) -> None:
 
 def test_a_controller_is_elected_once_and_each_epoch_has_one() -> None:
     disk = SimulatedDisk({"data": None})
-    with open_registry("/data", fs=disk) as one, open_registry("/data", fs=disk) as other:
+    with (
+        open_registry("/data", fs=disk) as one,
+        open_registry("/data", fs=disk) as other,
+    ):
         assert paths.elect(one, 1, 0) == 1
         assert paths.elect(other, 2, 0) is None
         assert paths.elect(one, 1, 0) is None
@@ -114,10 +150,16 @@ def test_a_controller_is_elected_once_and_each_epoch_has_one() -> None:
         assert other.get(paths.CONTROLLER_EPOCH).value == b"2"
 
 
-@pytest.mark.parametrize("chances", [Chances(switch=0.4), Chances(switch=0.3, kill=0.003)], ids=["quiet", "kills"])
+@pytest.mark.parametrize(
+    "chances",
+    [Chances(switch=0.4), Chances(switch=0.3, kill=0.003)],
+    ids=["quiet", "kills"],
+)
 def test_no_two_controllers_share_an_epoch(chances: Chances) -> None:
     for seed in range(25):
-        machine = Machine(SimulatedDisk({"data": None}, seed=seed), seed=seed, chances=chances)
+        machine = Machine(
+            SimulatedDisk({"data": None}, seed=seed), seed=seed, chances=chances
+        )
         epochs: list[int] = []
 
         def run(fs, epochs=epochs) -> None:

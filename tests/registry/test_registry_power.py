@@ -1,4 +1,6 @@
-"""Every disk that a crash may leave of a node, every failing call, and writers that were killed before their sync."""
+"""Every disk that a crash may leave of a node, every failing call, and writers that
+were killed before their sync.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ LARGE = b"x" * 6_000
 
 
 def life(disk: SimulatedDisk, promise: Promiser) -> None:
-    """A persistent node is made, changed, grown and deleted; each promise is what must be found from then on."""
+    """A persistent node is made, changed, grown and deleted; each promise is what must
+    be found from then on.
+    """
     with open_registry("/data", fs=disk) as registry:
         promise((0, None))
         registry.create("/a/p", b"0")
@@ -56,17 +60,23 @@ def judge(promised: list[tuple[int, bytes | None]], value: bytes | None) -> None
 
 @pytest.mark.parametrize("names", ["posix", "journal"])
 def test_each_disk_a_crash_may_leave_of_a_persistent_node(names: Any) -> None:
-    report = explore(life, found, judge, files={"data": None}, names=names, limit=60, again_every=0)
+    report = explore(
+        life, found, judge, files={"data": None}, names=names, limit=60, again_every=0
+    )
     assert report.states > 100
 
 
 def test_a_version_whose_writer_died_before_its_sync_costs_no_other() -> None:
-    """Two slots, both not on disk, would leave nothing in a power cut: the second writer syncs first."""
+    """Two slots, both not on disk, would leave nothing in a power cut: the second
+    writer syncs first.
+    """
     disk = SimulatedDisk({"data": None})
     with open_registry("/data", fs=disk) as other:
         one = open_registry("/data", fs=disk)
         other.create("/p", b"0")
-        disk.faults = FaultPlan(Fault("fdatasync", "lie", path="*p.node"))  # as if it was killed before it
+        disk.faults = FaultPlan(
+            Fault("fdatasync", "lie", path="*p.node")
+        )  # as if it was killed before it
         one.set("/p", b"1")
         disk.faults = None
         disk.operations.clear()
@@ -82,12 +92,17 @@ def test_a_version_whose_writer_died_before_its_sync_costs_no_other() -> None:
         other.set("/p", b"2")
         disk.observer = None
         one.close()
-    assert seen <= {b"1", b"2"}, "found a power cut that costs both, or a file without a version"
+    assert seen <= {b"1", b"2"}, (
+        "found a power cut that costs both, or a file without a version"
+    )
 
 
 def test_a_sync_that_failed_is_taken_back() -> None:
     disk = SimulatedDisk({"data": None})
-    with open_registry("/data", fs=disk) as one, open_registry("/data", fs=disk) as other:
+    with (
+        open_registry("/data", fs=disk) as one,
+        open_registry("/data", fs=disk) as other,
+    ):
         one.create("/p", b"0")
         one.set("/p", b"1")
         disk.faults = FaultPlan(Fault("fdatasync", errno.EIO, path="*p.node"))
@@ -104,11 +119,18 @@ def test_a_sync_that_failed_is_taken_back() -> None:
                 assert registry.get("/p") == Node(b"3", 2)
 
 
-@pytest.mark.parametrize("operation", ["fdatasync", "sync_dir", "rename", "pwrite", "create", "mkdir", "unlink"])
+@pytest.mark.parametrize(
+    "operation",
+    ["fdatasync", "sync_dir", "rename", "pwrite", "create", "mkdir", "unlink"],
+)
 @pytest.mark.parametrize("at", range(1, 12))
 def test_a_failing_call_leaves_a_state_between(operation: str, at: int) -> None:
-    """An error at any operation: the next opening finds the state before the call or the one behind it."""
-    disk = SimulatedDisk({"data": None}, faults=FaultPlan(Fault(operation, errno.EIO, at=at)))
+    """An error at any operation: the next opening finds the state before the call or
+    the one behind it.
+    """
+    disk = SimulatedDisk(
+        {"data": None}, faults=FaultPlan(Fault(operation, errno.EIO, at=at))
+    )
     promised: list[Any] = []
     try:
         life(disk, lambda value, survives="power": promised.append(value))
@@ -120,7 +142,10 @@ def test_a_failing_call_leaves_a_state_between(operation: str, at: int) -> None:
 
 @pytest.mark.parametrize("at", range(1, 8))
 def test_a_full_disk_costs_nothing(at: int) -> None:
-    disk = SimulatedDisk({"data": None}, faults=FaultPlan(Fault("pwrite", errno.ENOSPC, at=at, times=None)))
+    disk = SimulatedDisk(
+        {"data": None},
+        faults=FaultPlan(Fault("pwrite", errno.ENOSPC, at=at, times=None)),
+    )
     promised: list[Any] = []
     with pytest.raises(DiskFullError):
         life(disk, lambda value, survives="power": promised.append(value))
@@ -141,7 +166,9 @@ def test_a_power_cut_ends_every_session() -> None:
         with pytest.raises(NodeNotFoundError):
             again.get("/e")
         assert again.get("/consumers/g/group").value == b"state"
-        assert [info.state for info in again.sessions() if info.id != again.session.id] == ["dead"]
+        assert [
+            info.state for info in again.sessions() if info.id != again.session.id
+        ] == ["dead"]
         again.clean()
         assert [info.id for info in again.sessions()] == [again.session.id]
 

@@ -1,6 +1,8 @@
-"""Real processes on one registry of files: SIGKILL and SIGSTOP at any time, forks, a watch across processes.
+"""Real processes on one registry of files: SIGKILL and SIGSTOP at any time, forks, a
+watch across processes.
 
-LOGCORE_PROCESS_ROUNDS=n kills or stops one n times instead of 12; `make slow` does it ten times 500 times.
+LOGCORE_PROCESS_ROUNDS=n kills or stops one n times instead of 12; `make slow` does it
+ten times 500 times.
 """
 
 from __future__ import annotations
@@ -20,7 +22,13 @@ from pathlib import Path
 import pytest
 
 import logcore
-from logcore.errors import ForkedWriterError, LogcoreError, NodeNotFoundError, RegistryLockedError, SessionExpiredError
+from logcore.errors import (
+    ForkedWriterError,
+    LogcoreError,
+    NodeNotFoundError,
+    RegistryLockedError,
+    SessionExpiredError,
+)
 from logcore.registry import open_registry
 
 ROUNDS = int(os.environ.get("LOGCORE_PROCESS_ROUNDS", "12"))
@@ -101,7 +109,9 @@ def fork(place: Path, tell: Callable[[object], None]) -> None:
     time.sleep(60)
 
 
-def start(place: Path, body: Callable[[Path, Callable[[object], None]], None] = count_up) -> Child:
+def start(
+    place: Path, body: Callable[[Path, Callable[[object], None]], None] = count_up
+) -> Child:
     return Child(functools.partial(body, place))
 
 
@@ -120,7 +130,9 @@ def counts(told: str) -> list[int]:
 
 
 def rounds(place: Path, seed: int, count: int) -> None:
-    """Processes count together and are killed; no count is told twice, and the last one told is there."""
+    """Processes count together and are killed; no count is told twice, and the last one
+    told is there.
+    """
     rng = random.Random(seed)
     told: list[int] = []
     with running(place, 2) as processes:
@@ -156,8 +168,13 @@ def test_counts_survive_many_kills_and_stops(tmp_path: Path, seed: int) -> None:
     rounds(tmp_path / "data", random.SystemRandom().randrange(1 << 30) + seed, MANY)
 
 
-def test_a_killed_process_takes_its_nodes_along_and_wakes_who_waits(tmp_path: Path) -> None:
-    with running(tmp_path / "data", 1) as (process,), open_registry(tmp_path / "data") as registry:
+def test_a_killed_process_takes_its_nodes_along_and_wakes_who_waits(
+    tmp_path: Path,
+) -> None:
+    with (
+        running(tmp_path / "data", 1) as (process,),
+        open_registry(tmp_path / "data") as registry,
+    ):
         owner = f"/owners/{process.pid}"
         watch = registry.watch([owner])
         deadline = time.monotonic() + 20
@@ -176,7 +193,10 @@ def test_a_killed_process_takes_its_nodes_along_and_wakes_who_waits(tmp_path: Pa
 
 
 def test_the_descriptor_of_a_watch_becomes_readable(tmp_path: Path) -> None:
-    with open_registry(tmp_path / "data") as one, open_registry(tmp_path / "data") as other:
+    with (
+        open_registry(tmp_path / "data") as one,
+        open_registry(tmp_path / "data") as other,
+    ):
         one.create("/a")
         watch = one.watch(["/a"])
         if watch.fileno() < 0:
@@ -188,10 +208,19 @@ def test_the_descriptor_of_a_watch_becomes_readable(tmp_path: Path) -> None:
 
 
 def test_a_stopped_session_is_declared_over_and_finds_out(tmp_path: Path) -> None:
-    with running(tmp_path / "data", 1) as (process,), open_registry(tmp_path / "data") as registry:
-        (session,) = (info for info in registry.sessions() if info.facts and info.facts.pid == process.pid)
+    with (
+        running(tmp_path / "data", 1) as (process,),
+        open_registry(tmp_path / "data") as registry,
+    ):
+        (session,) = (
+            info
+            for info in registry.sessions()
+            if info.facts and info.facts.pid == process.pid
+        )
         process.send(signal.SIGSTOP)
-        with contextlib.suppress(RegistryLockedError):  # stopped inside a change: over all the same
+        with contextlib.suppress(
+            RegistryLockedError
+        ):  # stopped inside a change: over all the same
             registry._lock_timeout_ms = 200
             registry.expire(session.id)
         assert registry.children("/owners") == []
@@ -215,7 +244,9 @@ def test_a_process_that_stands_still_inside_a_change_is_named(tmp_path: Path) ->
         process.end()
 
 
-def test_a_forked_child_does_not_keep_the_session_of_a_killed_parent(tmp_path: Path) -> None:
+def test_a_forked_child_does_not_keep_the_session_of_a_killed_parent(
+    tmp_path: Path,
+) -> None:
     process = start(tmp_path / "data", fork)
     child = int(process.lines.readline())
     try:
@@ -232,9 +263,12 @@ def test_a_forked_child_does_not_keep_the_session_of_a_killed_parent(tmp_path: P
         process.lines.close()
 
 
-def test_a_registry_that_lives_until_the_end_of_its_program_ends_quietly(tmp_path: Path) -> None:
+def test_a_registry_that_lives_until_the_end_of_its_program_ends_quietly(
+    tmp_path: Path,
+) -> None:
     program = (
-        f"from logcore.registry import open_registry\nkept = open_registry({str(tmp_path / 'data')!r})\nkept.close()"
+        "from logcore.registry import open_registry\n"
+        f"kept = open_registry({str(tmp_path / 'data')!r})\nkept.close()"
     )
     sources = str(Path(logcore.__file__).resolve().parents[1])
     done = subprocess.run(

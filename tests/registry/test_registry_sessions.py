@@ -1,11 +1,19 @@
-"""Stuck sessions: counted by the looks of whoever asks, on a steady clock; and what a session's record holds."""
+"""Stuck sessions: counted by the looks of whoever asks, on a steady clock; and what a
+session's record holds.
+"""
 
 from __future__ import annotations
 
 import attrs
 import pytest
 
-from logcore.errors import InvalidConfigError, ReadOnlyLogError, RegistryError, RegistryLockedError, SessionExpiredError
+from logcore.errors import (
+    InvalidConfigError,
+    ReadOnlyLogError,
+    RegistryError,
+    RegistryLockedError,
+    SessionExpiredError,
+)
 from logcore.fs import Boot, SharedFS, Watch
 from logcore.registry import open_registry
 from logcore.registry.files import domain_byte, domain_of
@@ -17,7 +25,9 @@ from logcore.testing.processes import Chances, Machine
 INTERVAL_MS = 300
 
 
-def session(polls: int, interval_ms: int = INTERVAL_MS, state: str = "alive") -> SessionInfo:
+def session(
+    polls: int, interval_ms: int = INTERVAL_MS, state: str = "alive"
+) -> SessionInfo:
     facts = Facts(Boot(bytes(16), 0), 1, interval_ms, polls)
     return SessionInfo("a" * 32, state, facts)  # type: ignore[arg-type]
 
@@ -25,20 +35,32 @@ def session(polls: int, interval_ms: int = INTERVAL_MS, state: str = "alive") ->
 def looks(*steps: tuple[int, int], interval_ms: int = INTERVAL_MS) -> list[bool]:
     """Whether the session is stuck at each (time, polls)."""
     observer = Observer()
-    return [bool(observer.look(at, [session(polls, interval_ms)])) for at, polls in steps]
+    return [
+        bool(observer.look(at, [session(polls, interval_ms)])) for at, polls in steps
+    ]
 
 
 def test_a_session_is_stuck_when_its_polls_stand_still_for_its_interval() -> None:
-    assert looks((0, 5), (100, 5), (200, 5), (299, 5), (300, 5)) == [False, False, False, False, True]
+    assert looks((0, 5), (100, 5), (200, 5), (299, 5), (300, 5)) == [
+        False,
+        False,
+        False,
+        False,
+        True,
+    ]
 
 
 def test_a_poll_begins_a_new_interval() -> None:
-    assert looks((0, 5), (100, 5), (200, 6), (300, 6), (400, 6), (499, 6), (500, 6))[-2:] == [False, True]
+    assert looks((0, 5), (100, 5), (200, 6), (300, 6), (400, 6), (499, 6), (500, 6))[
+        -2:
+    ] == [False, True]
 
 
 def test_an_observer_that_slept_begins_again() -> None:
     """It was stopped, perhaps together with the session: B50."""
-    assert looks((0, 5), (100, 5), (10_000, 5), (10_100, 5), (10_200, 5), (10_300, 5)) == [False] * 5 + [True]
+    assert looks(
+        (0, 5), (100, 5), (10_000, 5), (10_100, 5), (10_200, 5), (10_300, 5)
+    ) == [False] * 5 + [True]
 
 
 def test_a_session_without_an_interval_is_never_stuck() -> None:
@@ -48,7 +70,9 @@ def test_a_session_without_an_interval_is_never_stuck() -> None:
 def test_the_dead_and_the_expired_are_not_stuck() -> None:
     observer = Observer()
     for state in ("dead", "expired"):
-        assert not any(observer.look(at, [session(1, state=state)]) for at in range(0, 1_000, 50))
+        assert not any(
+            observer.look(at, [session(1, state=state)]) for at in range(0, 1_000, 50)
+        )
 
 
 def test_jumps_of_the_wall_clock_expel_nobody() -> None:
@@ -93,7 +117,10 @@ def test_a_session_that_was_declared_over_writes_nothing() -> None:
 
 def test_holding_keeps_others_out_and_reads() -> None:
     disk = SimulatedDisk({"data": None})
-    with open_registry("/data", fs=disk) as one, open_registry("/data", fs=disk, lock_timeout_ms=50) as other:
+    with (
+        open_registry("/data", fs=disk) as one,
+        open_registry("/data", fs=disk, lock_timeout_ms=50) as other,
+    ):
         one.create("/consumers/g/group", b"0")
         with one.holding("/consumers/g"):
             assert one.get("/consumers/g/group").value == b"0"
@@ -106,10 +133,17 @@ def test_holding_keeps_others_out_and_reads() -> None:
         assert other.set("/consumers/g/group", b"1") == 1
 
 
-def test_behind_holding_others_change_the_domain_and_this_session_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block that leaves its domain noted as held lets later changes of it pass without the lock."""
+def test_behind_holding_others_change_the_domain_and_this_session_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A block that leaves its domain noted as held lets later changes of it pass
+    without the lock.
+    """
     disk = SimulatedDisk({"data": None})
-    with open_registry("/data", fs=disk) as one, open_registry("/data", fs=disk, lock_timeout_ms=0) as other:
+    with (
+        open_registry("/data", fs=disk) as one,
+        open_registry("/data", fs=disk, lock_timeout_ms=0) as other,
+    ):
         with one.holding("/a"):
             one.create("/a", b"1")
         one.create("/b", b"1")
@@ -129,7 +163,10 @@ def test_clock_is_agreed_on_once_for_each_boot() -> None:
 
 def test_changes_inside_of_holding_are_one_for_others() -> None:
     disk = SimulatedDisk({"data": None})
-    with open_registry("/data", fs=disk) as one, open_registry("/data", fs=disk, lock_timeout_ms=50) as other:
+    with (
+        open_registry("/data", fs=disk) as one,
+        open_registry("/data", fs=disk, lock_timeout_ms=50) as other,
+    ):
         one.create("/consumers/g/group", b"0")
         with one.holding("/consumers/g"):
             one.create("/consumers/g/owners/t/0", b"one", ephemeral=True)
@@ -138,7 +175,10 @@ def test_changes_inside_of_holding_are_one_for_others() -> None:
             with pytest.raises(RegistryLockedError):
                 other.create("/consumers/g/owners/t/1", b"other", ephemeral=True)
             with pytest.raises(RegistryError, match="inside a change"):
-                one.update("/consumers/g/group", lambda value: b"%d" % one.set("/consumers/g/group", b"2"))
+                one.update(
+                    "/consumers/g/group",
+                    lambda value: b"%d" % one.set("/consumers/g/group", b"2"),
+                )
             one.delete("/consumers/g/owners/t/0")
         other.create("/consumers/g/owners/t/0", b"other", ephemeral=True)
         assert one.get("/consumers/g/group").value == b"1"
@@ -186,10 +226,14 @@ def test_a_living_session_of_another_machine_is_an_error(boot: Boot) -> None:
     with open_registry("/data", fs=disk) as registry:
         registry.create("/a", b"x")
         before = disk.files()
-        with pytest.raises(InvalidConfigError, match="another machine or another time namespace"):
+        with pytest.raises(
+            InvalidConfigError, match="another machine or another time namespace"
+        ):
             open_registry("/data", fs=Elsewhere(disk, boot))
         assert disk.files() == before
-    with open_registry("/data", fs=Elsewhere(disk, boot)) as registry:  # the other one is gone
+    with open_registry(
+        "/data", fs=Elsewhere(disk, boot)
+    ) as registry:  # the other one is gone
         assert registry.get("/a").value == b"x"
 
 
@@ -197,14 +241,22 @@ def test_domains_are_first_names_and_groups() -> None:
     assert domain_of(("controller",)) == "controller"
     assert domain_of(("brokers", "ids", "1")) == "brokers"
     assert domain_of(("consumers",)) == "consumers"
-    assert domain_of(("consumers", "g", "ids", "c")) == domain_of(("consumers", "g")) == "consumers/g"
+    assert (
+        domain_of(("consumers", "g", "ids", "c"))
+        == domain_of(("consumers", "g"))
+        == "consumers/g"
+    )
     assert 0 <= domain_byte("consumers/g") < 1 << 62
     assert domain_byte("consumers/g") != domain_byte("consumers/h")
 
 
 def test_a_living_session_is_never_declared_over_by_cleaning() -> None:
     for seed in range(40):
-        machine = Machine(SimulatedDisk({"data": None}, seed=seed), seed=seed, chances=Chances(switch=0.5))
+        machine = Machine(
+            SimulatedDisk({"data": None}, seed=seed),
+            seed=seed,
+            chances=Chances(switch=0.5),
+        )
 
         def live(fs: SharedFS) -> None:
             for _ in range(3):
@@ -273,7 +325,9 @@ def test_the_end_of_a_session_is_reported_again_while_its_lock_may_be_held() -> 
 
 
 @pytest.mark.parametrize("stay", [False, True], ids=["left", "stay"])
-def test_session_in_more_domains_than_its_record_holds(stay: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_in_more_domains_than_its_record_holds(
+    stay: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A record forgot no domain: after 1,334 groups a process could join no other one."""
     monkeypatch.setattr("logcore.registry.sessions._CAPACITY", 4096)
     disk = SimulatedDisk({"data": None})
@@ -286,11 +340,17 @@ def test_session_in_more_domains_than_its_record_holds(stay: bool, monkeypatch: 
             if not stay:
                 registry.delete(f"/consumers/group-{number}/ids/a")
         registry.create("/consumers/last/ids/a", ephemeral=True)
-        [facts] = [info.facts for info in other.sessions() if info.id == registry.session.id]
+        [facts] = [
+            info.facts for info in other.sessions() if info.id == registry.session.id
+        ]
         assert facts is not None and facts.polls == 300
         assert (facts.domains is None) == stay
         other.expire(registry.session.id)
-        nodes = [name for name in other.children("/consumers") if other.children(f"/consumers/{name}/ids")]
+        nodes = [
+            name
+            for name in other.children("/consumers")
+            if other.children(f"/consumers/{name}/ids")
+        ]
         assert nodes == []
         assert [file for file in disk.files() if file.endswith("/ids/a.node")] == []
     registry.close()

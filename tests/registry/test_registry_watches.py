@@ -1,6 +1,8 @@
-"""Watches of a registry of files: whoever looks behind each report sees the last state, whatever came between.
+"""Watches of a registry of files: whoever looks behind each report sees the last state,
+whatever came between.
 
-The processes and their disk are simulated: reports come late, twice or, where a test says so, not at all.
+The processes and their disk are simulated: reports come late, twice or, where a test
+says so, not at all.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ def test_a_look_behind_each_report_sees_the_last_state() -> None:
 
 
 def test_lost_reports_are_made_up_for_by_a_look_each_second() -> None:
-    explore(range(ROUNDS // 2), Chances(switch=0.3, kill=0.002, lost=0.3), looks_anyway=True)
+    explore(
+        range(ROUNDS // 2), Chances(switch=0.3, kill=0.002, lost=0.3), looks_anyway=True
+    )
 
 
 @pytest.mark.slow
@@ -46,7 +50,10 @@ def test_many_watches_see_the_last_state() -> None:
 def test_without_events_the_state_is_compared() -> None:
     """The disk's own watch tells nothing of which file changed, and has no descriptor."""
     disk = SimulatedDisk({"data": None})
-    with open_registry("/data", fs=disk) as one, open_registry("/data", fs=disk) as other:
+    with (
+        open_registry("/data", fs=disk) as one,
+        open_registry("/data", fs=disk) as other,
+    ):
         one.create("/a", b"0")
         watch = one.watch(["/a"])
         assert isinstance(watch, FileWatch)

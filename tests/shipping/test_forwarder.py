@@ -1,6 +1,8 @@
-"""Forwarding against a modelled cluster: every record once and in order, whatever is cut off when.
+"""Forwarding against a modelled cluster: every record once and in order, whatever is
+cut off when.
 
-LOGCORE_SHIPPING_ROUNDS=n tries n schedules of each kind instead of 20; `make slow` tries 2,000.
+LOGCORE_SHIPPING_ROUNDS=n tries n schedules of each kind instead of 20; `make slow`
+tries 2,000.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ from support.shippingworld import Faults, Killed, ModelCluster, ModelSender
 PATH = "edge/data"
 ROUNDS = int(os.environ.get("LOGCORE_SHIPPING_ROUNDS", "20"))
 MANY = int(os.environ.get("LOGCORE_SHIPPING_ROUNDS", "2000"))
-LONG = pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="many")
+LONG = pytest.param(
+    MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="many"
+)
 ORDERS = ("orders", 0)
 
 
@@ -53,7 +57,9 @@ def cluster(disk: SimulatedDisk) -> ModelCluster:
     return ModelCluster(random.Random(1), disk, {"orders": 1})
 
 
-def fill(data: logcore.LogDir, count: int, topic: str = "orders", partition: int = 0) -> None:
+def fill(
+    data: logcore.LogDir, count: int, topic: str = "orders", partition: int = 0
+) -> None:
     log = data.partition(topic, partition)
     first = log.log_end_offset
     log.append_many([(None, b"%d" % (first + at)) for at in range(count)])
@@ -63,29 +69,41 @@ def numbers(start: int, stop: int) -> list[bytes | None]:
     return [b"%d" % at for at in range(start, stop)]
 
 
-# -- what is shipped -------------------------------------------------------------------------------------------------
+# -- what is shipped
+# -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("at_least_once", [False, True])
 def test_records_arrive_in_order_and_a_later_forwarder_goes_on(
-    data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk, at_least_once: bool
+    data: logcore.LogDir,
+    cluster: ModelCluster,
+    disk: SimulatedDisk,
+    at_least_once: bool,
 ) -> None:
     for stop in (5, 10):
         fill(data, 5)
-        with Forwarder(data, cluster.client(), at_least_once=at_least_once, fs=disk) as forwarder:
+        with Forwarder(
+            data, cluster.client(), at_least_once=at_least_once, fs=disk
+        ) as forwarder:
             forwarder.run(until_end=True)
             assert forwarder.metrics().record_count == 5
         assert cluster.values(ORDERS) == numbers(0, stop)
 
 
-def test_a_record_is_kept_as_it_is(data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk) -> None:
-    data.append("orders", None, key=b"k", headers=[("a", b"1"), ("a", None)], timestamp_ms=-1)
+def test_a_record_is_kept_as_it_is(
+    data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
+) -> None:
+    data.append(
+        "orders", None, key=b"k", headers=[("a", b"1"), ("a", None)], timestamp_ms=-1
+    )
     with Forwarder(data, cluster.client(), fs=disk) as forwarder:
         forwarder.run(until_end=True)
     assert cluster.visible[ORDERS] == list(data.partition(*ORDERS).read(0))
 
 
-def test_what_is_not_committed_is_not_shipped(data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk) -> None:
+def test_what_is_not_committed_is_not_shipped(
+    data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
+) -> None:
     with data.producer(transactional_id="local", threaded=False) as producer:
         producer.init_transactions()
         for commit in (True, False, True):
@@ -106,10 +124,14 @@ def test_what_is_not_committed_is_not_shipped(data: logcore.LogDir, cluster: Mod
             forwarder.run(until_end=True)
             assert cluster.values(ORDERS) == [b"committed", b"committed", b"open"]
             forwarder.step()
-            assert forwarder.metrics().lag_records == 0, "markers are no records that wait"
+            assert forwarder.metrics().lag_records == 0, (
+                "markers are no records that wait"
+            )
 
 
-def test_limits_bound_each_transaction(data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk) -> None:
+def test_limits_bound_each_transaction(
+    data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
+) -> None:
     fill(data, 10)
     with Forwarder(data, cluster.client(), max_records=4, fs=disk) as forwarder:
         forwarder.run(until_end=True)
@@ -124,19 +146,28 @@ def test_limits_bound_each_transaction(data: logcore.LogDir, cluster: ModelClust
         assert most <= 200
     data.append("orders", b"x" * 1000)
     with Forwarder(data, cluster.client(), buffer_memory=200, fs=disk) as forwarder:
-        forwarder.run(until_end=True)  # a record that is larger than the memory goes alone
+        forwarder.run(
+            until_end=True
+        )  # a record that is larger than the memory goes alone
     assert cluster.values(ORDERS)[-1] == b"x" * 1000
 
 
-def test_names_may_change_on_the_way(data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk) -> None:
+def test_names_may_change_on_the_way(
+    data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
+) -> None:
     fill(data, 3)
     cluster.counts = {"edge.orders": 1}
-    with Forwarder(data, cluster.client(), rename=lambda name: f"edge.{name}", fs=disk) as forwarder:
+    with Forwarder(
+        data, cluster.client(), rename=lambda name: f"edge.{name}", fs=disk
+    ) as forwarder:
         forwarder.run(until_end=True)
         assert cluster.offsets() == {(forwarder.group_id, ("edge.orders", 0)): 3}
     assert cluster.values(("edge.orders", 0)) == numbers(0, 3)
     data.create_topic("other")
-    with pytest.raises(InvalidConfigError, match=r"two topics would be shipped to one.*orders and other to one"):
+    with pytest.raises(
+        InvalidConfigError,
+        match=r"two topics would be shipped to one.*orders and other to one",
+    ):
         Forwarder(data, cluster.client(), rename=lambda name: "one", fs=disk)
 
 
@@ -154,7 +185,8 @@ def test_topics_that_come_later_are_shipped_too(
     assert cluster.counts == {"orders": 1, "more": 2}
 
 
-# -- errors ----------------------------------------------------------------------------------------------------------
+# -- errors
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_missing_topic_is_an_error_that_says_how_to_make_it(
@@ -162,7 +194,10 @@ def test_a_missing_topic_is_an_error_that_says_how_to_make_it(
 ) -> None:
     data.create_topic("wide", 3)
     cluster.counts = {"wide": 2}
-    with Forwarder(data, cluster.client(), fs=disk) as forwarder, pytest.raises(RemoteTopicError) as found:
+    with (
+        Forwarder(data, cluster.client(), fs=disk) as forwarder,
+        pytest.raises(RemoteTopicError) as found,
+    ):
         forwarder.run()
     text = str(found.value)
     assert "kafka-topics --create --topic orders --partitions 1" in text
@@ -175,14 +210,19 @@ def test_a_missing_topic_is_an_error_that_says_how_to_make_it(
         Forwarder(data, cluster.client(), topics=["nothing"], fs=disk)
 
 
-def test_a_second_forwarder_fences_the_first(data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk) -> None:
+def test_a_second_forwarder_fences_the_first(
+    data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
+) -> None:
     fill(data, 1)
     with Forwarder(data, cluster.client(), fs=disk) as first:
         first.run(until_end=True)
         with Forwarder(data, cluster.client(), fs=disk) as second:
             second.run(until_end=True)
             fill(data, 1)
-            with pytest.raises(ProducerFencedError, match="another forwarder of the name 'default' ships"):
+            with pytest.raises(
+                ProducerFencedError,
+                match="another forwarder of the name 'default' ships",
+            ):
                 first.run(until_end=True)
             second.run(until_end=True)
     assert cluster.values(ORDERS) == numbers(0, 2)
@@ -191,7 +231,9 @@ def test_a_second_forwarder_fences_the_first(data: logcore.LogDir, cluster: Mode
 def test_what_an_older_forwarder_commits_late_is_counted_or_aborted(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
-    """The older one stopped in the middle of a batch, and wakes up just when the new one asks how far it came."""
+    """The older one stopped in the middle of a batch, and wakes up just when the new
+    one asks how far it came.
+    """
     fill(data, 5)
     with Forwarder(data, cluster.client(), fs=disk) as older:
         cluster.faults = Faults(wait=1)
@@ -228,7 +270,9 @@ def test_a_batch_that_was_half_sent_when_ctrl_c_came_does_not_count(
         del sender.left[3:]
         raise KeyboardInterrupt
 
-    with Forwarder(data, cluster.client(), at_least_once=at_least_once, fs=disk) as forwarder:
+    with Forwarder(
+        data, cluster.client(), at_least_once=at_least_once, fs=disk
+    ) as forwarder:
         monkeypatch.setattr(ModelSender, "start", half)
         with pytest.raises(KeyboardInterrupt):
             forwarder.run()
@@ -241,16 +285,23 @@ def test_a_second_forwarder_without_transactions_is_refused(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
     with Forwarder(data, cluster.client(), at_least_once=True, fs=disk):
-        with pytest.raises(ShippingError, match="another forwarder of the name 'default' is at work in process"):
+        with pytest.raises(
+            ShippingError,
+            match="another forwarder of the name 'default' is at work in process",
+        ):
             Forwarder(data, cluster.client(), at_least_once=True, fs=disk)
-        Forwarder(data, cluster.client(), at_least_once=True, name="other", fs=disk).close()
+        Forwarder(
+            data, cluster.client(), at_least_once=True, name="other", fs=disk
+        ).close()
     Forwarder(data, cluster.client(), at_least_once=True, fs=disk).close()
 
 
 def test_a_transaction_that_took_too_long_is_no_takeover(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
-    """The machine slept in the middle: the cluster has aborted the transaction, and fenced its producer."""
+    """The machine slept in the middle: the cluster has aborted the transaction, and
+    fenced its producer.
+    """
     fill(data, 3)
     with Forwarder(data, cluster.client(), fs=disk) as forwarder:
         cluster.faults = Faults(wait=1)
@@ -264,7 +315,9 @@ def test_a_transaction_that_took_too_long_is_no_takeover(
     assert cluster.values(ORDERS) == numbers(0, 3)
 
 
-def test_a_cluster_that_is_away_is_waited_for(data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk) -> None:
+def test_a_cluster_that_is_away_is_waited_for(
+    data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
+) -> None:
     fill(data, 3)
     with Forwarder(data, cluster.client(), fs=disk) as forwarder:
         cluster.is_away = True
@@ -302,7 +355,11 @@ def test_a_cluster_that_does_not_answer_in_the_middle_is_waited_for(
 @pytest.mark.parametrize("at_least_once", [False, True])
 @pytest.mark.parametrize("bad", [0, 5, 9])
 def test_a_refused_record_stops_its_partition_alone(
-    data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk, bad: int, at_least_once: bool
+    data: logcore.LogDir,
+    cluster: ModelCluster,
+    disk: SimulatedDisk,
+    bad: int,
+    at_least_once: bool,
 ) -> None:
     data.create_topic("other")
     cluster.counts["other"] = 1
@@ -311,34 +368,48 @@ def test_a_refused_record_stops_its_partition_alone(
     fill(data, 3)
     fill(data, 10, "other")
     cluster.refuses = lambda record: record.value == b"bad"
-    with Forwarder(data, cluster.client(), at_least_once=at_least_once, fs=disk) as forwarder:
+    with Forwarder(
+        data, cluster.client(), at_least_once=at_least_once, fs=disk
+    ) as forwarder:
         for _ in range(100):
             forwarder.step()
         failures = forwarder.metrics().failures
         assert list(failures) == [ORDERS]
-    assert f"offset {bad}: the cluster refuses a record of orders-0: the model refuses it" in failures[ORDERS]
+    assert (
+        f"offset {bad}: the cluster refuses a record of orders-0: the model refuses it"
+        in failures[ORDERS]
+    )
     assert cluster.values(ORDERS) == numbers(0, bad)
     assert cluster.values(("other", 0)) == numbers(0, 10)
 
 
 @pytest.mark.parametrize("at_least_once", [False, True])
 def test_a_refused_record_is_kept_with_its_origin(
-    data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk, at_least_once: bool
+    data: logcore.LogDir,
+    cluster: ModelCluster,
+    disk: SimulatedDisk,
+    at_least_once: bool,
 ) -> None:
     fill(data, 20)
     cluster.refuses = lambda record: record.value in (b"7", b"8", b"19")
     options = {"at_least_once": at_least_once, "fs": disk}
-    with Forwarder(data, cluster.client(), on_error="quarantine", **options) as forwarder:  # type: ignore[arg-type]
+    with Forwarder(
+        data, cluster.client(), on_error="quarantine", **options
+    ) as forwarder:  # type: ignore[arg-type]
         forwarder.run(until_end=True)
         assert forwarder.metrics().quarantined_count == 3
     notes = Notes(disk, data.path, "default")
     note = notes.read()
     notes.close()
     assert note is not None
-    assert note.progress[ORDERS].offset == 20, "also behind the last one, which was left out"
+    assert note.progress[ORDERS].offset == 20, (
+        "also behind the last one, which was left out"
+    )
     if not at_least_once:
         assert list(cluster.offsets().values()) == [20]
-    assert cluster.values(ORDERS) == [value for value in numbers(0, 20) if value not in (b"7", b"8", b"19")]
+    assert cluster.values(ORDERS) == [
+        value for value in numbers(0, 20) if value not in (b"7", b"8", b"19")
+    ]
     kept = list(data.read("orders.dlq"))
     assert [record.value for record in kept] == [b"7", b"8", b"19"]
     assert kept[0].headers == (
@@ -348,9 +419,13 @@ def test_a_refused_record_is_kept_with_its_origin(
         ("logcore.offset", b"7"),
         ("logcore.error", b"the model refuses it"),
     )
-    with Forwarder(data, cluster.client(), on_error="quarantine", **options) as forwarder:  # type: ignore[arg-type]
+    with Forwarder(
+        data, cluster.client(), on_error="quarantine", **options
+    ) as forwarder:  # type: ignore[arg-type]
         forwarder.run(until_end=True)
-    assert len(list(data.read("orders.dlq"))) == 3, "what was kept before is not kept again"
+    assert len(list(data.read("orders.dlq"))) == 3, (
+        "what was kept before is not kept again"
+    )
     assert "orders.dlq" not in cluster.counts, "what was refused is not shipped"
 
 
@@ -372,7 +447,8 @@ def test_a_refused_record_fails_a_run_when_the_others_are_shipped(
     assert cluster.values(ORDERS) == numbers(0, 3)
 
 
-# -- where it begins ---------------------------------------------------------------------------------------------------
+# -- where it begins
+# ---------------------------------------------------------------------------------------------------
 
 
 def test_records_deleted_before_they_were_shipped_stop_the_partition(
@@ -385,7 +461,10 @@ def test_records_deleted_before_they_were_shipped_stop_the_partition(
     data.partition(*ORDERS).delete_records(15)
     with (
         Forwarder(data, cluster.client(), fs=disk) as forwarder,
-        pytest.raises(ShippingGapError, match="offsets 10 to 14 were deleted before they were shipped"),
+        pytest.raises(
+            ShippingGapError,
+            match="offsets 10 to 14 were deleted before they were shipped",
+        ),
     ):
         forwarder.run(until_end=True)
     with Forwarder(data, cluster.client(), on_gap="skip", fs=disk) as forwarder:
@@ -397,7 +476,9 @@ def test_records_deleted_before_they_were_shipped_stop_the_partition(
 def test_a_topic_that_is_created_again_stops_the_partition(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
-    """The forwarder went on at its position in the old topic, and left the first records of the new one out."""
+    """The forwarder went on at its position in the old topic, and left the first
+    records of the new one out.
+    """
     fill(data, 10)
     with Forwarder(data, cluster.client(), fs=disk) as forwarder:
         forwarder.run(until_end=True)
@@ -418,32 +499,48 @@ def test_a_log_that_was_cut_stops_the_partition(
     data.partition(*ORDERS).truncate(5)
     with (
         Forwarder(data, cluster.client(), fs=disk) as forwarder,
-        pytest.raises(DivergedError, match=r"ends before what was shipped of it.*expected offset 10.*found 5"),
+        pytest.raises(
+            DivergedError,
+            match=r"ends before what was shipped of it.*expected offset 10.*found 5",
+        ),
     ):
         forwarder.run(until_end=True)
 
 
 @pytest.mark.parametrize("at_least_once", [False, True])
 def test_a_log_that_was_cut_and_grew_again_stops_the_partition(
-    data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk, at_least_once: bool
+    data: logcore.LogDir,
+    cluster: ModelCluster,
+    disk: SimulatedDisk,
+    at_least_once: bool,
 ) -> None:
-    """What a power cut leaves of a log whose appends do not wait for the disk: other records at offsets that were
-    shipped. To go on behind them would leave them out in silence.
+    """What a power cut leaves of a log whose appends do not wait for the disk: other
+    records at offsets that were shipped. To go on behind them would leave them out in
+    silence.
     """
     fill(data, 10)
-    with Forwarder(data, cluster.client(), at_least_once=at_least_once, fs=disk) as forwarder:
+    with Forwarder(
+        data, cluster.client(), at_least_once=at_least_once, fs=disk
+    ) as forwarder:
         forwarder.run(until_end=True)
     data.partition(*ORDERS).truncate(8)
     data.partition(*ORDERS).append_many([(None, b"other %d" % at) for at in range(8)])
     with (
-        Forwarder(data, cluster.client(), at_least_once=at_least_once, fs=disk) as forwarder,
-        pytest.raises(DivergedError, match="offset 9: the local log holds another record than the one that was"),
+        Forwarder(
+            data, cluster.client(), at_least_once=at_least_once, fs=disk
+        ) as forwarder,
+        pytest.raises(
+            DivergedError,
+            match="offset 9: the local log holds another record than the one that was",
+        ),
     ):
         forwarder.run(until_end=True)
     assert cluster.values(ORDERS) == numbers(0, 10)
 
 
-def test_records_that_were_shipped_may_go(data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk) -> None:
+def test_records_that_were_shipped_may_go(
+    data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
+) -> None:
     fill(data, 10)
     with Forwarder(data, cluster.client(), fs=disk) as forwarder:
         forwarder.run(until_end=True)
@@ -456,18 +553,30 @@ def test_records_that_were_shipped_may_go(data: logcore.LogDir, cluster: ModelCl
 
 @pytest.mark.parametrize("at_least_once", [False, True])
 def test_the_progress_of_one_cluster_means_nothing_for_another(
-    data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk, at_least_once: bool
+    data: logcore.LogDir,
+    cluster: ModelCluster,
+    disk: SimulatedDisk,
+    at_least_once: bool,
 ) -> None:
     fill(data, 10)
-    with Forwarder(data, cluster.client(), at_least_once=at_least_once, fs=disk) as forwarder:
+    with Forwarder(
+        data, cluster.client(), at_least_once=at_least_once, fs=disk
+    ) as forwarder:
         forwarder.run(until_end=True)
     other = ModelCluster(random.Random(1), disk, {"orders": 1}, name="another")
     with (
-        Forwarder(data, other.client(), at_least_once=at_least_once, fs=disk) as forwarder,
-        pytest.raises(ShippingError, match="has shipped to another cluster: give this one another name"),
+        Forwarder(
+            data, other.client(), at_least_once=at_least_once, fs=disk
+        ) as forwarder,
+        pytest.raises(
+            ShippingError,
+            match="has shipped to another cluster: give this one another name",
+        ),
     ):
         forwarder.run(until_end=True)
-    with Forwarder(data, other.client(), at_least_once=at_least_once, name="other", fs=disk) as forwarder:
+    with Forwarder(
+        data, other.client(), at_least_once=at_least_once, name="other", fs=disk
+    ) as forwarder:
         forwarder.run(until_end=True)
     assert other.values(ORDERS) == numbers(0, 10)
 
@@ -477,7 +586,11 @@ def test_the_progress_of_one_cluster_means_nothing_for_another(
     [("noted", numbers(0, 5)), ("start", numbers(0, 10) + numbers(10, 15))],
 )
 def test_progress_that_the_cluster_has_lost_is_not_made_up(
-    data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk, on_lost: str, values: list[bytes | None]
+    data: logcore.LogDir,
+    cluster: ModelCluster,
+    disk: SimulatedDisk,
+    on_lost: str,
+    values: list[bytes | None],
 ) -> None:
     fill(data, 10)
     with Forwarder(data, cluster.client(), fs=disk) as forwarder:
@@ -487,7 +600,10 @@ def test_progress_that_the_cluster_has_lost_is_not_made_up(
     fill(data, 5)
     with (
         Forwarder(data, cluster.client(), fs=disk) as forwarder,
-        pytest.raises(DivergedError, match=r"the remote cluster has lost progress.*offset 10 or above, found none"),
+        pytest.raises(
+            DivergedError,
+            match=r"the remote cluster has lost progress.*offset 10 or above, found none",
+        ),
     ):
         forwarder.run(until_end=True)
     with Forwarder(data, cluster.client(), on_lost=on_lost, fs=disk) as forwarder:  # type: ignore[arg-type]
@@ -500,7 +616,9 @@ def test_progress_moves_between_the_directory_and_the_cluster(
 ) -> None:
     for turn, at_least_once in enumerate([True, False, True, False]):
         fill(data, 5)
-        with Forwarder(data, cluster.client(), at_least_once=at_least_once, fs=disk) as forwarder:
+        with Forwarder(
+            data, cluster.client(), at_least_once=at_least_once, fs=disk
+        ) as forwarder:
             forwarder.run(until_end=True)
         assert cluster.values(ORDERS) == numbers(0, 5 * turn + 5)
 
@@ -527,7 +645,9 @@ def test_local_retention_waits_for_what_is_not_shipped(
     assert data.committed_offsets(*ORDERS) == {"forward-edge": 10}
 
 
-def test_a_directory_that_is_read_only_holds_nothing(cluster: ModelCluster, disk: SimulatedDisk) -> None:
+def test_a_directory_that_is_read_only_holds_nothing(
+    cluster: ModelCluster, disk: SimulatedDisk
+) -> None:
     with logcore.open_dir(PATH, create=True, durability="os", fs=disk) as data:
         data.create_topic("orders")
         fill(data, 5)
@@ -541,14 +661,17 @@ def test_a_directory_that_is_read_only_holds_nothing(cluster: ModelCluster, disk
     assert cluster.values(ORDERS) == numbers(0, 10)
 
 
-# -- whatever is cut off -----------------------------------------------------------------------------------------------
+# -- whatever is cut off
+# -----------------------------------------------------------------------------------------------
 
 
 def live(seed: int, at_least_once: bool) -> None:
     """Forwarders that are killed and cut off at any step, until all is shipped."""
     chance = random.Random(seed)
     disk = SimulatedDisk({"edge": None}, seed=seed)
-    cluster = ModelCluster(chance, disk, {"orders": 2}, faults=Faults(kill=0.02, lose=0.02, wait=0.2))
+    cluster = ModelCluster(
+        chance, disk, {"orders": 2}, faults=Faults(kill=0.02, lose=0.02, wait=0.2)
+    )
     with logcore.open_dir(PATH, create=True, durability="os", fs=disk) as data:
         data.create_topic("orders", 2)
         deaths = 0
@@ -558,7 +681,10 @@ def live(seed: int, at_least_once: bool) -> None:
             forwarder: Forwarder | None = None
             try:
                 client = cluster.client()
-                options = {"max_records": chance.randrange(1, 6), "at_least_once": at_least_once}
+                options = {
+                    "max_records": chance.randrange(1, 6),
+                    "at_least_once": at_least_once,
+                }
                 forwarder = Forwarder(data, client, fs=disk, **options)  # type: ignore[arg-type]
                 for _ in range(chance.randrange(1, 20)):
                     forwarder.step()
@@ -568,7 +694,9 @@ def live(seed: int, at_least_once: bool) -> None:
                 assert forwarder is not None
                 forwarder._notes.close()  # the system gives its locks back
         cluster.faults = Faults()
-        with Forwarder(data, cluster.client(), at_least_once=at_least_once, fs=disk) as last:
+        with Forwarder(
+            data, cluster.client(), at_least_once=at_least_once, fs=disk
+        ) as last:
             last.run(until_end=True)
         for number in range(2):
             wanted = numbers(0, data.partition("orders", number).log_end_offset)
@@ -580,7 +708,9 @@ def live(seed: int, at_least_once: bool) -> None:
 
 
 def repeated_in_order(found: list[bytes | None]) -> int:
-    """Judges that each repetition goes back to some record and goes on from there; returns how many there are."""
+    """Judges that each repetition goes back to some record and goes on from there;
+    returns how many there are.
+    """
     reached = 0
     before = -1
     for value in found:
@@ -592,8 +722,12 @@ def repeated_in_order(found: list[bytes | None]) -> int:
 
 
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
-@pytest.mark.parametrize("at_least_once", [False, True], ids=["exactly-once", "at-least-once"])
-def test_every_record_arrives_whatever_is_cut_off(at_least_once: bool, rounds: int) -> None:
+@pytest.mark.parametrize(
+    "at_least_once", [False, True], ids=["exactly-once", "at-least-once"]
+)
+def test_every_record_arrives_whatever_is_cut_off(
+    at_least_once: bool, rounds: int
+) -> None:
     for seed in range(rounds):
         try:
             live(seed, at_least_once)
@@ -601,12 +735,16 @@ def test_every_record_arrives_whatever_is_cut_off(at_least_once: bool, rounds: i
             raise AssertionError(f"seed {seed}: {error!r}") from error
 
 
-def test_a_note_is_read_as_it_was_written(data: logcore.LogDir, disk: SimulatedDisk) -> None:
+def test_a_note_is_read_as_it_was_written(
+    data: logcore.LogDir, disk: SimulatedDisk
+) -> None:
     notes = Notes(disk, data.path, "edge")
     assert notes.read() is None
     notes.own()
     assert notes.read() is None
-    note = Note("cluster", "id", {("a", 3): Progress(7, "6:01234567"), ("a", 0): Progress(1)})
+    note = Note(
+        "cluster", "id", {("a", 3): Progress(7, "6:01234567"), ("a", 0): Progress(1)}
+    )
     notes.write(note)
     assert notes.read() == note
     notes.close()

@@ -1,6 +1,8 @@
-"""Mirroring from a modelled cluster: the same offsets or new ones, each record once, whatever is cut off when.
+"""Mirroring from a modelled cluster: the same offsets or new ones, each record once,
+whatever is cut off when.
 
-LOGCORE_SHIPPING_ROUNDS=n tries n schedules of each kind instead of 20; `make slow` tries 2,000.
+LOGCORE_SHIPPING_ROUNDS=n tries n schedules of each kind instead of 20; `make slow`
+tries 2,000.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ from support.shippingworld import Faults, Killed, ModelSource
 PATH = "copy/data"
 ROUNDS = int(os.environ.get("LOGCORE_SHIPPING_ROUNDS", "20"))
 MANY = int(os.environ.get("LOGCORE_SHIPPING_ROUNDS", "2000"))
-LONG = pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="many")
+LONG = pytest.param(
+    MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="many"
+)
 ORDERS = ("orders", 0)
 
 
@@ -83,10 +87,13 @@ def epochs(data: logcore.LogDir) -> list[int]:
     return [batch.partition_leader_epoch for batch in log.batches(log.log_start_offset)]
 
 
-# -- the same offsets --------------------------------------------------------------------------------------------------
+# -- the same offsets
+# --------------------------------------------------------------------------------------------------
 
 
-def test_offsets_gaps_and_epochs_are_kept(data: logcore.LogDir, source: ModelSource) -> None:
+def test_offsets_gaps_and_epochs_are_kept(
+    data: logcore.LogDir, source: ModelSource
+) -> None:
     log = source.logs[ORDERS]
     log.mark()
     log.append(b"behind a marker")
@@ -100,11 +107,15 @@ def test_offsets_gaps_and_epochs_are_kept(data: logcore.LogDir, source: ModelSou
     fill(source, 3)
     log.mark()
     found = mirrored(data, source)
-    assert (found.record_count, found.lag_records) == (3, 0), "a marker at the end is no record that waits"
+    assert (found.record_count, found.lag_records) == (3, 0), (
+        "a marker at the end is no record that waits"
+    )
     assert here(data) == there(source)
 
 
-def test_an_empty_log_begins_where_the_remote_one_begins(data: logcore.LogDir, source: ModelSource) -> None:
+def test_an_empty_log_begins_where_the_remote_one_begins(
+    data: logcore.LogDir, source: ModelSource
+) -> None:
     source.logs[ORDERS].delete_below(6)
     mirrored(data, source)
     log = data.partition(*ORDERS)
@@ -112,7 +123,9 @@ def test_an_empty_log_begins_where_the_remote_one_begins(data: logcore.LogDir, s
     assert here(data) == there(source)
 
 
-def test_nothing_else_writes_a_mirror(data: logcore.LogDir, source: ModelSource) -> None:
+def test_nothing_else_writes_a_mirror(
+    data: logcore.LogDir, source: ModelSource
+) -> None:
     mirrored(data, source)
     log = data.partition(*ORDERS)
     writes = [
@@ -123,12 +136,17 @@ def test_nothing_else_writes_a_mirror(data: logcore.LogDir, source: ModelSource)
         lambda: data.append("orders", b"x"),
     ]
     for write in writes:
-        with pytest.raises(ReadOnlyLogError, match="the topic is a mirror, which `logcore mirror` alone writes"):
+        with pytest.raises(
+            ReadOnlyLogError,
+            match="the topic is a mirror, which `logcore mirror` alone writes",
+        ):
             write()
     assert here(data) == there(source)
 
 
-def test_a_topic_that_is_no_mirror_is_not_written(data: logcore.LogDir, source: ModelSource) -> None:
+def test_a_topic_that_is_no_mirror_is_not_written(
+    data: logcore.LogDir, source: ModelSource
+) -> None:
     data.create_topic("orders")
     with pytest.raises(DivergedError, match="is here already and is no mirror"):
         mirrored(data, source)
@@ -136,33 +154,46 @@ def test_a_topic_that_is_no_mirror_is_not_written(data: logcore.LogDir, source: 
     assert here(data, "copy-of-orders") == there(source)
 
 
-def test_partitions_that_are_added_are_mirrored(data: logcore.LogDir, source: ModelSource) -> None:
+def test_partitions_that_are_added_are_mirrored(
+    data: logcore.LogDir, source: ModelSource
+) -> None:
     mirrored(data, source)
     log = source.logs["orders", 1] = type(source.logs[ORDERS])()
     log.append(b"in another partition")
     mirrored(data, source)
-    assert [record.value for record in data.partition("orders", 1).read(0)] == [b"in another partition"]
+    assert [record.value for record in data.partition("orders", 1).read(0)] == [
+        b"in another partition"
+    ]
 
 
-def test_retention_that_passed_us_stops_the_partition(data: logcore.LogDir, source: ModelSource) -> None:
+def test_retention_that_passed_us_stops_the_partition(
+    data: logcore.LogDir, source: ModelSource
+) -> None:
     mirrored(data, source)
     fill(source, 10)
     source.logs[ORDERS].delete_below(15)
-    with pytest.raises(ShippingGapError, match="offsets 10 to 14 were deleted there before they were mirrored"):
+    with pytest.raises(
+        ShippingGapError,
+        match="offsets 10 to 14 were deleted there before they were mirrored",
+    ):
         mirrored(data, source)
     before = here(data)
     assert mirrored(data, source, on_gap="skip").skipped_offsets == 5
     assert here(data) == before + there(source)
     log = data.partition(*ORDERS)
     log.close()
-    assert here(data) == before + there(source), "the gap is noted, so opening takes it for no damage"
+    assert here(data) == before + there(source), (
+        "the gap is noted, so opening takes it for no damage"
+    )
 
 
 @pytest.mark.parametrize("regrown", [0, 1, 2, 9])
 def test_a_remote_log_that_lost_its_end_stops_the_partition(
     data: logcore.LogDir, source: ModelSource, regrown: int
 ) -> None:
-    """Also when it has grown to our end again, and beyond it: our last records are compared."""
+    """Also when it has grown to our end again, and beyond it: our last records are
+    compared.
+    """
     mirrored(data, source)
     before = here(data)
     source.logs[ORDERS].lose_from(8)
@@ -172,7 +203,12 @@ def test_a_remote_log_that_lost_its_end_stops_the_partition(
     assert here(data) == before
     asked: list[str] = []
     with pytest.raises(DivergedError):
-        mirrored(data, source, on_divergence="truncate", confirm=lambda text: bool(asked.append(text)))
+        mirrored(
+            data,
+            source,
+            on_divergence="truncate",
+            confirm=lambda text: bool(asked.append(text)),
+        )
     assert asked == ["cut orders-0 from offset 10 to 8?"]
     assert here(data) == before, "who says no keeps his log"
     mirrored(data, source, on_divergence="truncate")
@@ -180,7 +216,9 @@ def test_a_remote_log_that_lost_its_end_stops_the_partition(
     assert epochs(data)[-1] == (1 if regrown else 0)
 
 
-def test_a_lost_record_whose_offset_holds_a_marker_now_is_missed(data: logcore.LogDir, source: ModelSource) -> None:
+def test_a_lost_record_whose_offset_holds_a_marker_now_is_missed(
+    data: logcore.LogDir, source: ModelSource
+) -> None:
     mirrored(data, source)
     log = source.logs[ORDERS]
     log.lose_from(9)
@@ -190,7 +228,9 @@ def test_a_lost_record_whose_offset_holds_a_marker_now_is_missed(data: logcore.L
         mirrored(data, source)
 
 
-def test_a_remote_log_that_lost_all_is_cut_to_nothing_if_wanted(data: logcore.LogDir, source: ModelSource) -> None:
+def test_a_remote_log_that_lost_all_is_cut_to_nothing_if_wanted(
+    data: logcore.LogDir, source: ModelSource
+) -> None:
     mirrored(data, source)
     source.logs[ORDERS].lose_from(0)
     mirrored(data, source, on_divergence="truncate")
@@ -200,7 +240,9 @@ def test_a_remote_log_that_lost_all_is_cut_to_nothing_if_wanted(data: logcore.Lo
     assert here(data) == there(source)
 
 
-def test_divergence_is_noticed_while_the_mirror_runs(data: logcore.LogDir, source: ModelSource) -> None:
+def test_divergence_is_noticed_while_the_mirror_runs(
+    data: logcore.LogDir, source: ModelSource
+) -> None:
     with Mirror(data, source, topics=["orders"], fs=source.disk) as mirror:
         mirror.run(until_end=True)
         source.logs[ORDERS].lose_from(5)
@@ -208,7 +250,9 @@ def test_divergence_is_noticed_while_the_mirror_runs(data: logcore.LogDir, sourc
             mirror.run()
 
 
-def test_a_log_that_begins_behind_the_remote_end_is_not_cut(data: logcore.LogDir, source: ModelSource) -> None:
+def test_a_log_that_begins_behind_the_remote_end_is_not_cut(
+    data: logcore.LogDir, source: ModelSource
+) -> None:
     source.logs[ORDERS].delete_below(8)
     mirrored(data, source)
     source.logs[ORDERS] = type(source.logs[ORDERS])()
@@ -216,15 +260,21 @@ def test_a_log_that_begins_behind_the_remote_end_is_not_cut(data: logcore.LogDir
         mirrored(data, source, on_divergence="truncate")
 
 
-def test_a_topic_that_was_made_again_is_another_one(data: logcore.LogDir, source: ModelSource) -> None:
+def test_a_topic_that_was_made_again_is_another_one(
+    data: logcore.LogDir, source: ModelSource
+) -> None:
     mirrored(data, source)
     source.make("orders")
     fill(source, 20)
-    with pytest.raises(DivergedError, match="another one of that name, deleted and made again"):
+    with pytest.raises(
+        DivergedError, match="another one of that name, deleted and made again"
+    ):
         mirrored(data, source, on_divergence="truncate")
 
 
-def test_what_was_compacted_there_is_no_divergence(data: logcore.LogDir, source: ModelSource) -> None:
+def test_what_was_compacted_there_is_no_divergence(
+    data: logcore.LogDir, source: ModelSource
+) -> None:
     mirrored(data, source)
     before = here(data)
     source.compacted.add("orders")
@@ -234,7 +284,9 @@ def test_what_was_compacted_there_is_no_divergence(data: logcore.LogDir, source:
     assert here(data) == before + there(source)[-5:]
 
 
-def test_groups_come_with_their_offsets(data: logcore.LogDir, source: ModelSource) -> None:
+def test_groups_come_with_their_offsets(
+    data: logcore.LogDir, source: ModelSource
+) -> None:
     source.groups["billing"] = {ORDERS: 7}
     mirrored(data, source, groups=["billing"])
     assert data.committed_offsets(*ORDERS) == {"billing": 7}
@@ -244,10 +296,13 @@ def test_groups_come_with_their_offsets(data: logcore.LogDir, source: ModelSourc
     consumer.close()
 
 
-# -- new offsets -------------------------------------------------------------------------------------------------------
+# -- new offsets
+# -------------------------------------------------------------------------------------------------------
 
 
-def test_records_and_progress_are_one_transaction(data: logcore.LogDir, source: ModelSource) -> None:
+def test_records_and_progress_are_one_transaction(
+    data: logcore.LogDir, source: ModelSource
+) -> None:
     source.logs[ORDERS].delete_below(4)
     assert mirrored(data, source, offsets="new").record_count == 6
     fill(source, 5)
@@ -263,7 +318,11 @@ def test_records_and_progress_are_one_transaction(data: logcore.LogDir, source: 
 def test_several_topics_become_one(data: logcore.LogDir, source: ModelSource) -> None:
     source.make("more")
     source.logs["more", 0].append(b"more")
-    options: dict[str, Any] = {"topics": ["orders", "more"], "rename": lambda name: "all", "fs": source.disk}
+    options: dict[str, Any] = {
+        "topics": ["orders", "more"],
+        "rename": lambda name: "all",
+        "fs": source.disk,
+    }
     with Mirror(data, source, offsets="new", **options) as mirror:
         mirror.run(until_end=True)
     assert len(here(data, "all")) == 11
@@ -271,10 +330,13 @@ def test_several_topics_become_one(data: logcore.LogDir, source: ModelSource) ->
         Mirror(data, source, offsets="keep", **options)
 
 
-# -- errors ------------------------------------------------------------------------------------------------------------
+# -- errors
+# ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_cluster_that_is_away_is_waited_for(data: logcore.LogDir, source: ModelSource) -> None:
+def test_a_cluster_that_is_away_is_waited_for(
+    data: logcore.LogDir, source: ModelSource
+) -> None:
     with Mirror(data, source, topics=["orders"], fs=source.disk) as mirror:
         source.is_away = True
         for _ in range(200):
@@ -288,7 +350,10 @@ def test_a_cluster_that_is_away_is_waited_for(data: logcore.LogDir, source: Mode
 
 
 def test_a_missing_topic_is_an_error(data: logcore.LogDir, source: ModelSource) -> None:
-    with Mirror(data, source, topics=["nothing"], fs=source.disk) as mirror, pytest.raises(RemoteTopicError):
+    with (
+        Mirror(data, source, topics=["nothing"], fs=source.disk) as mirror,
+        pytest.raises(RemoteTopicError),
+    ):
         mirror.run()
 
 
@@ -299,20 +364,43 @@ def test_a_record_that_cannot_be_stored_stops_its_partition_or_is_kept(
     source.logs[ORDERS].append(b"x" * 2_000)
     fill(source, 5)
     config = {"max.message.bytes": 1_000, "segment.bytes": 1_000}
-    with logcore.open_dir(PATH, create=True, durability="os", config=config, fs=disk) as data:
-        with pytest.raises(RecordRefusedError, match="offset 10: a record of orders-0 cannot be stored here"):
+    with logcore.open_dir(
+        PATH, create=True, durability="os", config=config, fs=disk
+    ) as data:
+        with pytest.raises(
+            RecordRefusedError,
+            match="offset 10: a record of orders-0 cannot be stored here",
+        ):
             mirrored(data, source, offsets=offsets)
-        assert [record.value for record in here(data)] == [record.value for record in there(source)[:10]]
-        assert mirrored(data, source, offsets=offsets, on_error="quarantine").quarantined_count == 1
+        assert [record.value for record in here(data)] == [
+            record.value for record in there(source)[:10]
+        ]
+        assert (
+            mirrored(
+                data, source, offsets=offsets, on_error="quarantine"
+            ).quarantined_count
+            == 1
+        )
         wanted = [record for record in there(source) if record.offset != 10]
-        assert [record.value for record in here(data)] == [record.value for record in wanted]
+        assert [record.value for record in here(data)] == [
+            record.value for record in wanted
+        ]
         (kept,) = data.read("orders.dlq")
         assert dict(kept.headers)["logcore.offset"] == b"10"
-        assert mirrored(data, source, offsets=offsets, on_error="quarantine").quarantined_count == 0
+        assert (
+            mirrored(
+                data, source, offsets=offsets, on_error="quarantine"
+            ).quarantined_count
+            == 0
+        )
 
 
-def test_what_was_fetched_and_not_stored_is_fetched_again(data: logcore.LogDir, source: ModelSource) -> None:
-    """An error that ends step() in the middle of storing, Ctrl-C for instance, must leave no gap behind it."""
+def test_what_was_fetched_and_not_stored_is_fetched_again(
+    data: logcore.LogDir, source: ModelSource
+) -> None:
+    """An error that ends step() in the middle of storing, Ctrl-C for instance, must
+    leave no gap behind it.
+    """
     with Mirror(data, source, topics=["orders"], fs=source.disk) as mirror:
         mirror.step()
         stored = data.partition(*ORDERS).append_as_follower
@@ -347,14 +435,20 @@ def test_settings_are_checked(data: logcore.LogDir, source: ModelSource) -> None
 def test_the_common_end_is_found_everywhere() -> None:
     for end in range(12):
         for common in range(end + 1):
-            assert common_end(0, end, lambda offset, common=common: offset < common) == common  # type: ignore[misc]
+            assert (
+                common_end(0, end, lambda offset, common=common: offset < common)
+                == common
+            )  # type: ignore[misc]
 
 
-# -- whatever is cut off -----------------------------------------------------------------------------------------------
+# -- whatever is cut off
+# -----------------------------------------------------------------------------------------------
 
 
 def live(seed: int, offsets: str) -> None:
-    """Mirrors that are killed and cut off at any step, in a log that grows, until all is mirrored."""
+    """Mirrors that are killed and cut off at any step, in a log that grows, until all
+    is mirrored.
+    """
     chance = random.Random(seed)
     disk = SimulatedDisk({"copy": None}, seed=seed)
     source = ModelSource(chance, disk, faults=Faults(kill=0.03, lose=0.03))
@@ -364,7 +458,9 @@ def live(seed: int, offsets: str) -> None:
         for _ in range(5):
             for log in source.logs.values():
                 for _ in range(chance.randrange(8)):
-                    log.append(b"%d" % chance.randrange(1000), gap=chance.choice([0, 0, 0, 2]))
+                    log.append(
+                        b"%d" % chance.randrange(1000), gap=chance.choice([0, 0, 0, 2])
+                    )
                 if chance.random() < 0.3:
                     log.mark()
             mirror = Mirror(data, source, **options)
@@ -385,7 +481,9 @@ def live(seed: int, offsets: str) -> None:
             if offsets == "keep":
                 assert found == wanted
             else:
-                assert [record.value for record in found] == [record.value for record in wanted]
+                assert [record.value for record in found] == [
+                    record.value for record in wanted
+                ]
 
 
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
@@ -399,20 +497,27 @@ def test_every_record_comes_once_whatever_is_cut_off(offsets: str, rounds: int) 
 
 
 def lose(seed: int) -> None:
-    """Remote logs lose their ends, grow again, are cut in front and compacted: a mirror that may cut follows, and one
-    that may not never holds what the remote log does not.
+    """Remote logs lose their ends, grow again, are cut in front and compacted: a mirror
+    that may cut follows, and one that may not never holds what the remote log does not.
     """
     chance = random.Random(seed)
     disk = SimulatedDisk({"copy": None}, seed=seed)
     source = ModelSource(chance, disk, faults=Faults(kill=0.01, lose=0.03))
     source.make("orders")
     log = source.logs[ORDERS]
-    options: dict[str, Any] = {"topics": ["orders"], "on_divergence": "truncate", "on_gap": "skip", "fs": disk}
+    options: dict[str, Any] = {
+        "topics": ["orders"],
+        "on_divergence": "truncate",
+        "on_gap": "skip",
+        "fs": disk,
+    }
     with logcore.open_dir(PATH, create=True, durability="os", fs=disk) as data:
         seen: set[Record] = set()
         for _ in range(6):
             for _ in range(chance.randrange(6)):
-                log.append(b"%d" % chance.randrange(10**9), gap=chance.choice([0, 0, 1]))
+                log.append(
+                    b"%d" % chance.randrange(10**9), gap=chance.choice([0, 0, 1])
+                )
             seen.update(one.record for one in log.records)
             mirror = Mirror(data, source, **options)
             try:
@@ -427,7 +532,9 @@ def lose(seed: int) -> None:
             elif happens == 1:
                 log.delete_below(chance.randrange(log.start, log.end + 1))
         source.faults = Faults()
-        for _ in range(data.partition(*ORDERS).log_start_offset if "orders" in data else 0):
+        for _ in range(
+            data.partition(*ORDERS).log_start_offset if "orders" in data else 0
+        ):
             log.append(b"a log cannot be cut to before its beginning")
         seen.update(one.record for one in log.records)
         with Mirror(data, source, **options) as last:
@@ -435,7 +542,9 @@ def lose(seed: int) -> None:
         found = here(data)
         assert set(found) <= seen, "nothing is made up"
         start = max(log.start, data.partition(*ORDERS).log_start_offset)
-        assert [one for one in found if one.offset >= start] == [one for one in there(source) if one.offset >= start]
+        assert [one for one in found if one.offset >= start] == [
+            one for one in there(source) if one.offset >= start
+        ]
 
 
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
@@ -447,7 +556,9 @@ def test_a_mirror_follows_a_remote_log_that_loses(rounds: int) -> None:
             raise AssertionError(f"seed {seed}: {error!r}") from error
 
 
-def test_records_without_a_known_epoch_take_the_last(data: logcore.LogDir, source: ModelSource) -> None:
+def test_records_without_a_known_epoch_take_the_last(
+    data: logcore.LogDir, source: ModelSource
+) -> None:
     log = source.logs[ORDERS]
     log.records = [RemoteRecord(one.record, -1) for one in log.records]
     mirrored(data, source)

@@ -1,7 +1,8 @@
-"""The power goes in the middle of forwarding or mirroring: what counted in the cluster is still here, and what comes
-back goes on without a gap or a repetition.
+"""The power goes in the middle of forwarding or mirroring: what counted in the cluster
+is still here, and what comes back goes on without a gap or a repetition.
 
-LOGCORE_SHIPPING_ROUNDS=n tries n schedules of each kind instead of 20; `make slow` tries 2,000.
+LOGCORE_SHIPPING_ROUNDS=n tries n schedules of each kind instead of 20; `make slow`
+tries 2,000.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from support.shippingworld import ModelCluster, ModelSource
 PATH = "place/data"
 ROUNDS = int(os.environ.get("LOGCORE_SHIPPING_ROUNDS", "20"))
 MANY = int(os.environ.get("LOGCORE_SHIPPING_ROUNDS", "2000"))
-LONG = pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="many")
+LONG = pytest.param(
+    MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="many"
+)
 ORDERS = ("orders", 0)
 
 
@@ -41,7 +44,10 @@ def mirror_through_power_cuts(seed: int, offsets: str) -> None:
     for _ in range(4):
         for _ in range(chance.randrange(8)):
             log.append(b"%d" % chance.randrange(10**9), gap=chance.choice([0, 0, 0, 2]))
-        with contextlib.suppress(SimulatedCrash), logcore.open_dir(PATH, create=True, fs=disk) as data:
+        with (
+            contextlib.suppress(SimulatedCrash),
+            logcore.open_dir(PATH, create=True, fs=disk) as data,
+        ):
             disk.crash_in(chance.randrange(60))
             mirror = Mirror(data, source, topics=["orders"], offsets=offsets, fs=disk)  # type: ignore[arg-type]
             for _ in range(10):
@@ -59,7 +65,9 @@ def mirror_through_power_cuts(seed: int, offsets: str) -> None:
         if offsets == "keep":
             assert found == wanted
         else:
-            assert [record.value for record in found] == [record.value for record in wanted]
+            assert [record.value for record in found] == [
+                record.value for record in wanted
+            ]
 
 
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
@@ -80,11 +88,18 @@ def forward_through_power_cuts(seed: int, at_least_once: bool) -> None:
     with logcore.open_dir(PATH, create=True, fs=disk) as data:
         data.create_topic("orders")
     for turn in range(4):
-        with contextlib.suppress(SimulatedCrash), logcore.open_dir(PATH, fs=disk) as data:
+        with (
+            contextlib.suppress(SimulatedCrash),
+            logcore.open_dir(PATH, fs=disk) as data,
+        ):
             forwarder = Forwarder(data, cluster.client(), fs=disk, **options)
             disk.crash_in(chance.randrange(60))
             for at in range(8):
-                data.append("orders", b"%d-%d" % (turn, at), durability=chance.choice(["os", "disk"]))
+                data.append(
+                    "orders",
+                    b"%d-%d" % (turn, at),
+                    durability=chance.choice(["os", "disk"]),
+                )
                 forwarder.step()
             forwarder.close()
             disk.crash_in(None)
@@ -96,14 +111,20 @@ def forward_through_power_cuts(seed: int, at_least_once: bool) -> None:
         wanted = [record.value for record in data.read("orders")]
         found = cluster.values(ORDERS)
         if at_least_once:
-            assert set(found) == set(wanted), "nothing that was shipped is gone here, and nothing is missing there"
+            assert set(found) == set(wanted), (
+                "nothing that was shipped is gone here, and nothing is missing there"
+            )
         else:
             assert found == wanted
 
 
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
-@pytest.mark.parametrize("at_least_once", [False, True], ids=["exactly-once", "at-least-once"])
-def test_a_forwarder_goes_on_after_the_power_went(at_least_once: bool, rounds: int) -> None:
+@pytest.mark.parametrize(
+    "at_least_once", [False, True], ids=["exactly-once", "at-least-once"]
+)
+def test_a_forwarder_goes_on_after_the_power_went(
+    at_least_once: bool, rounds: int
+) -> None:
     for seed in range(rounds):
         try:
             forward_through_power_cuts(seed, at_least_once)

@@ -1,7 +1,8 @@
-"""Real forwarders and mirrors, killed at random, against a broker of ours: each record once, in order.
+"""Real forwarders and mirrors, killed at random, against a broker of ours: each record
+once, in order.
 
-LOGCORE_SHIPPING_KILLS=n kills each n times instead of 2; `make slow` does it 25 times. The same against Apache Kafka is
-tests/interop/test_interop_shipping.py.
+LOGCORE_SHIPPING_KILLS=n kills each n times instead of 2; `make slow` does it 25 times.
+The same against Apache Kafka is tests/interop/test_interop_shipping.py.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ import logcore
 import netshim
 from logcore.shipping import Forwarder, KafkaCluster, Mirror
 from netshim.testing import Kafka
-from support.shippers import PARTITIONS, TOPIC, check_repeats, contents, fill, kill_often
+from support.shippers import (
+    PARTITIONS,
+    TOPIC,
+    check_repeats,
+    contents,
+    fill,
+    kill_often,
+)
 
 pytest.importorskip("confluent_kafka")
 
@@ -28,8 +36,12 @@ LONG = pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(600)], id
 
 
 @pytest.mark.parametrize("kills", [KILLS, LONG])
-@pytest.mark.parametrize("kind", ["exactly-once", pytest.param("at-least-once", marks=pytest.mark.slow)])
-def test_a_killed_forwarder_goes_on(tmp_path: Path, kafka: Kafka, kind: str, kills: int) -> None:
+@pytest.mark.parametrize(
+    "kind", ["exactly-once", pytest.param("at-least-once", marks=pytest.mark.slow)]
+)
+def test_a_killed_forwarder_goes_on(
+    tmp_path: Path, kafka: Kafka, kind: str, kills: int
+) -> None:
     kafka.create_topic(TOPIC, PARTITIONS, KEEPS_ALL)
     with logcore.open_dir(tmp_path / "data", create=True, durability="os") as data:
         data.create_topic(TOPIC, PARTITIONS)
@@ -39,19 +51,34 @@ def test_a_killed_forwarder_goes_on(tmp_path: Path, kafka: Kafka, kind: str, kil
             for log in logs:
                 fill(log, 700)
 
-        kill_often(kind, tmp_path / "data", kafka.bootstrap_servers, kills, seed=kills, before_each=add)
+        kill_often(
+            kind,
+            tmp_path / "data",
+            kafka.bootstrap_servers,
+            kills,
+            seed=kills,
+            before_each=add,
+        )
         for number, log in enumerate(logs):
             wanted = list(log.read(0))
-            found = list(kafka.logdir.partition(TOPIC, number).read(0, isolation="read_committed"))
+            found = list(
+                kafka.logdir.partition(TOPIC, number).read(
+                    0, isolation="read_committed"
+                )
+            )
             if kind == "exactly-once":
                 assert contents(found) == contents(wanted)
             else:
-                assert check_repeats(found, wanted) <= 40 * kills, "what was under way, and no more"
+                assert check_repeats(found, wanted) <= 40 * kills, (
+                    "what was under way, and no more"
+                )
 
 
 @pytest.mark.parametrize("kills", [KILLS, LONG])
 @pytest.mark.parametrize("kind", [pytest.param("keep", marks=pytest.mark.slow), "new"])
-def test_a_killed_mirror_goes_on(tmp_path: Path, kafka: Kafka, kind: str, kills: int) -> None:
+def test_a_killed_mirror_goes_on(
+    tmp_path: Path, kafka: Kafka, kind: str, kills: int
+) -> None:
     kafka.create_topic(TOPIC, PARTITIONS, KEEPS_ALL)
     logs = [kafka.logdir.partition(TOPIC, number) for number in range(PARTITIONS)]
 
@@ -62,7 +89,14 @@ def test_a_killed_mirror_goes_on(tmp_path: Path, kafka: Kafka, kind: str, kills:
 
     with logcore.open_dir(tmp_path / "copy", create=True):
         pass
-    kill_often(kind, tmp_path / "copy", kafka.bootstrap_servers, kills, seed=kills, before_each=add)
+    kill_often(
+        kind,
+        tmp_path / "copy",
+        kafka.bootstrap_servers,
+        kills,
+        seed=kills,
+        before_each=add,
+    )
     with logcore.open_dir(tmp_path / "copy", read_only=True) as copy:
         for number, log in enumerate(logs):
             wanted = list(log.read(0))
@@ -77,11 +111,17 @@ def test_a_killed_mirror_goes_on(tmp_path: Path, kafka: Kafka, kind: str, kills:
 
 @pytest.mark.slow  # librdkafka waits for seconds before it connects again
 @pytest.mark.parametrize("at_least_once", [False, True])
-def test_a_broker_that_goes_and_comes_again_is_waited_for(tmp_path: Path, at_least_once: bool) -> None:
+def test_a_broker_that_goes_and_comes_again_is_waited_for(
+    tmp_path: Path, at_least_once: bool
+) -> None:
     """For the forwarder and for a mirror of what it ships."""
     with contextlib.ExitStack() as stack:
-        data = stack.enter_context(logcore.open_dir(tmp_path / "data", create=True, durability="os"))
-        copy = stack.enter_context(logcore.open_dir(tmp_path / "copy", create=True, durability="os"))
+        data = stack.enter_context(
+            logcore.open_dir(tmp_path / "data", create=True, durability="os")
+        )
+        copy = stack.enter_context(
+            logcore.open_dir(tmp_path / "copy", create=True, durability="os")
+        )
         data.create_topic(TOPIC)
         log = data.partition(TOPIC, 0)
         fill(log, 100)
@@ -91,12 +131,17 @@ def test_a_broker_that_goes_and_comes_again_is_waited_for(tmp_path: Path, at_lea
             port = broker.port
             there = stack.enter_context(KafkaCluster(address))
             from_there = stack.enter_context(KafkaCluster(address))
-            forwarder = stack.enter_context(Forwarder(data, there, topics=[TOPIC], at_least_once=at_least_once))
+            forwarder = stack.enter_context(
+                Forwarder(data, there, topics=[TOPIC], at_least_once=at_least_once)
+            )
             forwarder.run(until_end=True)
             mirror = stack.enter_context(Mirror(copy, from_there, topics=[TOPIC]))
             mirror.run(until_end=True)
         fill(log, 100)
-        while forwarder.metrics().state != "waiting" or mirror.metrics().state != "waiting":
+        while (
+            forwarder.metrics().state != "waiting"
+            or mirror.metrics().state != "waiting"
+        ):
             forwarder.step()
             mirror.step()
         assert forwarder.metrics().lag_records == 100
@@ -106,4 +151,6 @@ def test_a_broker_that_goes_and_comes_again_is_waited_for(tmp_path: Path, at_lea
                 mirror.step()
             found = list(copy.read(TOPIC))
             assert found == list(broker.logdir.read(TOPIC, isolation="read_committed"))
-            assert contents(list(copy.partition(TOPIC, 0).read(0))) == contents(list(log.read(0)))
+            assert contents(list(copy.partition(TOPIC, 0).read(0))) == contents(
+                list(log.read(0))
+            )

@@ -1,4 +1,6 @@
-"""Reading through a broker: the same rows as from its directory, and what happens when the broker is not as planned."""
+"""Reading through a broker: the same rows as from its directory, and what happens when
+the broker is not as planned.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def no_directory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def through(servers: Kafka | str, **given: object) -> LogcoreDataSource:
-    texts = {name.lower(): str(value) for name, value in given.items()}  # as Spark hands them over
+    texts = {
+        name.lower(): str(value) for name, value in given.items()
+    }  # as Spark hands them over
     address = servers if isinstance(servers, str) else servers.bootstrap_servers
     return LogcoreDataSource({"kafka.bootstrap.servers": address, **texts})
 
@@ -56,10 +60,16 @@ def rows(made: LogcoreDataSource) -> list[tuple[Any, ...]]:
     return found
 
 
-def transaction(log: logcore.Log, producer_id: int, values: list[bytes], *, commit: bool) -> None:
+def transaction(
+    log: logcore.Log, producer_id: int, values: list[bytes], *, commit: bool
+) -> None:
     records = [(None, value, (), T0) for value in values]
     facts = {"producer_id": producer_id, "producer_epoch": 0}
-    log.append_batch(recordbatch.encode(records, transactional=True, base_sequence=0, now_ms=T0, **facts))
+    log.append_batch(
+        recordbatch.encode(
+            records, transactional=True, base_sequence=0, now_ms=T0, **facts
+        )
+    )
     log.end_transaction(**facts, commit=commit)
 
 
@@ -76,14 +86,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 records = [
                     (
                         None if chance.random() < 0.1 else b"k%d" % row,
-                        None if chance.random() < 0.1 else chance.randbytes(chance.randrange(200)),
+                        None
+                        if chance.random() < 0.1
+                        else chance.randbytes(chance.randrange(200)),
                         [("h", b"1"), ("n", None)] if chance.random() < 0.2 else [],
                         T0 + row,
                     )
                     for row in range(first, first + 100)
                 ]
                 log.append_batch(recordbatch.encode(records, codec=codec, now_ms=T0))
-        directory.create_topic("stamped", config={"message.timestamp.type": "LogAppendTime"})
+        directory.create_topic(
+            "stamped", config={"message.timestamp.type": "LogAppendTime"}
+        )
         directory.partition("stamped", 0).append_many([(None, b"x")] * 10)
         directory.create_topic("empty")
     return path
@@ -104,9 +118,17 @@ def kafka(data: Path) -> Iterator[Kafka]:
 
 @pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
 @pytest.mark.parametrize("topic", ["plain", "stamped", "empty"])
-def test_the_rows_are_those_of_the_directory(kafka: Kafka, data: Path, topic: str, isolation: str) -> None:
-    given = {"subscribe": topic, "includeHeaders": "true", "kafka.isolation.level": isolation}
-    assert rows(through(kafka, **given)) == rows(LogcoreDataSource({"path": str(data), **given}))
+def test_the_rows_are_those_of_the_directory(
+    kafka: Kafka, data: Path, topic: str, isolation: str
+) -> None:
+    given = {
+        "subscribe": topic,
+        "includeHeaders": "true",
+        "kafka.isolation.level": isolation,
+    }
+    assert rows(through(kafka, **given)) == rows(
+        LogcoreDataSource({"path": str(data), **given})
+    )
 
 
 def test_the_rows_are_those_that_a_kafka_broker_wrote(tmp_path: Path) -> None:
@@ -133,11 +155,20 @@ def test_aborted_transactions(tmp_path: Path, isolation: str) -> None:
         log.append(b"end")
     broker = start(data)
     try:
-        values = [row[1] for row in rows(through(broker, subscribe="t", **{"kafka.isolation.level": isolation}))]
+        values = [
+            row[1]
+            for row in rows(
+                through(broker, subscribe="t", **{"kafka.isolation.level": isolation})
+            )
+        ]
     finally:
         broker.stop()
     committed = [b"kept", b"plain", b"end"]
-    assert values == (committed if isolation == "read_committed" else [b"kept", b"dropped", b"too", b"plain", b"end"])
+    assert values == (
+        committed
+        if isolation == "read_committed"
+        else [b"kept", b"dropped", b"too", b"plain", b"end"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,8 +177,15 @@ def test_aborted_transactions(tmp_path: Path, isolation: str) -> None:
         {"startingOffsets": json.dumps({"plain": {"0": 17, "1": -2, "2": 2_999}})},
         {"endingOffsets": json.dumps({"plain": {"0": 170, "1": -1, "2": 1}})},
         {"startingTimestamp": T0 + 1_234},
-        {"startingTimestamp": T0 + 10**9, "startingOffsetsByTimestampStrategy": "latest"},
-        {"startingOffsetsByTimestamp": json.dumps({"plain": {"0": T0, "1": T0 + 5, "2": T0 + 2_999}})},
+        {
+            "startingTimestamp": T0 + 10**9,
+            "startingOffsetsByTimestampStrategy": "latest",
+        },
+        {
+            "startingOffsetsByTimestamp": json.dumps(
+                {"plain": {"0": T0, "1": T0 + 5, "2": T0 + 2_999}}
+            )
+        },
         {"endingTimestamp": T0 + 50},
         {"minPartitions": 7},
         {"maxRecordsPerPartition": 1_000},
@@ -157,13 +195,21 @@ def test_offsets_times_and_tasks_are_chosen_as_for_a_directory(
     kafka: Kafka, data: Path, given: dict[str, object]
 ) -> None:
     texts = {name.lower(): str(value) for name, value in given.items()}
-    expected = rows(LogcoreDataSource({"path": str(data), "subscribe": "plain", **texts}))
-    assert sorted(rows(through(kafka, subscribe="plain", **given)), key=str) == sorted(expected, key=str)
+    expected = rows(
+        LogcoreDataSource({"path": str(data), "subscribe": "plain", **texts})
+    )
+    assert sorted(rows(through(kafka, subscribe="plain", **given)), key=str) == sorted(
+        expected, key=str
+    )
 
 
 def test_a_pattern_and_an_assignment(kafka: Kafka) -> None:
-    assert {row[2] for row in rows(through(kafka, subscribePattern="(plain|stamp.*)"))} == {"plain", "stamped"}
-    assert {row[3] for row in rows(through(kafka, assign=json.dumps({"plain": [2]})))} == {2}
+    assert {
+        row[2] for row in rows(through(kafka, subscribePattern="(plain|stamp.*)"))
+    } == {"plain", "stamped"}
+    assert {
+        row[3] for row in rows(through(kafka, assign=json.dumps({"plain": [2]})))
+    } == {2}
 
 
 def test_a_topic_that_is_not_there(kafka: Kafka) -> None:
@@ -171,7 +217,9 @@ def test_a_topic_that_is_not_there(kafka: Kafka) -> None:
         rows(through(kafka, subscribe="nothing"))
 
 
-def test_an_answer_of_one_record_at_a_time(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_of_one_record_at_a_time(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = rows(through(kafka, subscribe="plain"))
     monkeypatch.setattr(brokers, "_FETCH_BYTES", 1)
     assert rows(through(kafka, subscribe="plain")) == expected
@@ -184,14 +232,22 @@ def test_records_that_go_between_plan_and_task(kafka: Kafka, fails: str) -> None
     parts = reader.partitions()
     kafka.logdir.partition("stamped", 0).delete_records(4)
     if fails == "true":
-        with pytest.raises(DataLossError, match="offset 0 was planned, and the log begins at 4"):
+        with pytest.raises(
+            DataLossError, match="offset 0 was planned, and the log begins at 4"
+        ):
             list(reader.read(parts[0]))
     else:
         with pytest.warns(UserWarning, match="begins at 4"):
-            assert [row["offset"] for batch in reader.read(parts[0]) for row in batch.to_pylist()] == [4, 5, 6, 7, 8, 9]
+            assert [
+                row["offset"]
+                for batch in reader.read(parts[0])
+                for row in batch.to_pylist()
+            ] == [4, 5, 6, 7, 8, 9]
 
 
-def test_a_log_that_ends_before_the_plan(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_ends_before_the_plan(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(brokers, "_BEHIND_SECONDS", 0.0)
     made = through(kafka, subscribe="stamped")
     reader = made.reader(made.schema())
@@ -214,7 +270,9 @@ def test_a_topic_made_again_is_a_loss(kafka: Kafka) -> None:
         list(reader.read(parts[0]))
 
 
-def test_another_cluster_at_the_address_is_an_error_in_any_case(kafka: Kafka, tmp_path: Path) -> None:
+def test_another_cluster_at_the_address_is_an_error_in_any_case(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     made = through(kafka, subscribe="stamped", failOnDataLoss="false")
     reader = made.reader(made.schema())
     parts = reader.partitions()
@@ -229,7 +287,9 @@ def test_another_cluster_at_the_address_is_an_error_in_any_case(kafka: Kafka, tm
 
 
 def through_options(servers: str, **given: str) -> Any:
-    return parse_read({"kafka.bootstrap.servers": servers, "subscribe": "stamped", **given})
+    return parse_read(
+        {"kafka.bootstrap.servers": servers, "subscribe": "stamped", **given}
+    )
 
 
 def test_no_broker_there_is_an_error_that_names_the_address() -> None:
@@ -261,24 +321,34 @@ def test_a_broker_that_comes_back_is_asked_again(data: Path) -> None:
         back[0].stop()
 
 
-# -- settings --------------------------------------------------------------------------------------------------------
+# -- settings
+# --------------------------------------------------------------------------------------------------------
 
 
 def settings(**given: str) -> Any:
-    found = through_options("broker:9093", **{f"kafka.{name.replace('_', '.')}": text for name, text in given.items()})
+    found = through_options(
+        "broker:9093",
+        **{f"kafka.{name.replace('_', '.')}": text for name, text in given.items()},
+    )
     return found.brokers.settings
 
 
 def test_security_settings_are_those_of_kafkas_clients() -> None:
     login = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="ann" password="p w";'
-    assert settings(security_protocol="SASL_SSL", sasl_mechanism="PLAIN", sasl_jaas_config=login) == {
+    assert settings(
+        security_protocol="SASL_SSL", sasl_mechanism="PLAIN", sasl_jaas_config=login
+    ) == {
         "security_protocol": "SASL_SSL",
         "sasl_mechanism": "PLAIN",
         "sasl_plain_username": "ann",
         "sasl_plain_password": "p w",
     }
-    assert settings(ssl_truststore_location="/ca.pem", ssl_truststore_type="PEM") == {"ssl_cafile": "/ca.pem"}
-    assert settings(ssl_endpoint_identification_algorithm="") == {"ssl_check_hostname": False}
+    assert settings(ssl_truststore_location="/ca.pem", ssl_truststore_type="PEM") == {
+        "ssl_cafile": "/ca.pem"
+    }
+    assert settings(ssl_endpoint_identification_algorithm="") == {
+        "ssl_check_hostname": False
+    }
 
 
 @pytest.mark.parametrize(
@@ -300,12 +370,18 @@ def test_a_password_is_in_no_message() -> None:
     with pytest.raises(InvalidConfigError) as met:
         settings(sasl_jaas_config=login)
     assert "secret" not in str(met.value)
-    assert "secret" not in repr(through_options("broker:9093", **{"kafka.sasl.password": "secret"}))
+    assert "secret" not in repr(
+        through_options("broker:9093", **{"kafka.sasl.password": "secret"})
+    )
 
 
 def test_security_options_of_a_directory_are_still_errors(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfigError, match="files, protected by their permissions"):
-        parse_read({"path": str(tmp_path), "subscribe": "t", "kafka.security.protocol": "SSL"})
+    with pytest.raises(
+        InvalidConfigError, match="files, protected by their permissions"
+    ):
+        parse_read(
+            {"path": str(tmp_path), "subscribe": "t", "kafka.security.protocol": "SSL"}
+        )
 
 
 def test_writing_needs_the_directory() -> None:

@@ -20,7 +20,9 @@ from pyspark_logcore.options import parse_read
 from pyspark_logcore.testing import failing, forget_commit, kafka_alias
 from support import kafka_job
 
-pytestmark = pytest.mark.timeout(300)  # the first of those that need Spark waits for it to start
+pytestmark = pytest.mark.timeout(
+    300
+)  # the first of those that need Spark waits for it to start
 
 
 @pytest.fixture
@@ -29,7 +31,9 @@ def data(tmp_path: Path) -> Path:
     with logcore.open_dir(path, create=True) as directory:
         directory.create_topic("orders", partitions=2)
         for partition in (0, 1):
-            directory.partition("orders", partition).append_many([(b"anna", b"4"), (b"ben", b"7")])
+            directory.partition("orders", partition).append_many(
+                [(b"anna", b"4"), (b"ben", b"7")]
+            )
     return path
 
 
@@ -46,7 +50,9 @@ def pairs(data: Path, name: str) -> list[tuple[bytes, bytes]]:
 
 
 @pytest.mark.slow  # the job above with other words
-def test_a_kafka_job_moves_by_two_edits(spark: SparkSession, data: Path, tmp_path: Path) -> None:
+def test_a_kafka_job_moves_by_two_edits(
+    spark: SparkSession, data: Path, tmp_path: Path
+) -> None:
     text = inspect.getsource(kafka_job)
     text = text.replace('format("kafka")', 'format("logcore")')
     text = text.replace(repr(kafka_job.SERVERS).replace("'", '"'), repr(str(data)))
@@ -76,14 +82,18 @@ def test_security_options_are_ignored_only_when_that_is_asked_for(data: Path) ->
     given = {"path": str(data), "subscribe": "orders", "kafka.security.protocol": "SSL"}
     with pytest.raises(InvalidConfigError, match="protected by their permissions"):
         parse_read(given)
-    assert parse_read({**given, "ignoresecurityoptions": "true"}).subscribe == ("orders",)
+    assert parse_read({**given, "ignoresecurityoptions": "true"}).subscribe == (
+        "orders",
+    )
 
 
 @pytest.mark.slow  # tests/spark/test_local.py has it in a job
 def test_a_task_that_fails_is_tried_again(spark: SparkSession, data: Path) -> None:
     rows = spark.range(40).selectExpr("cast(id as string) as value").repartition(2)
     faulty = rows.mapInArrow(failing(task=1, attempts=2), rows.schema)
-    faulty.write.format("logcore").mode("append").option("topic", "copy").save(str(data))
+    faulty.write.format("logcore").mode("append").option("topic", "copy").save(
+        str(data)
+    )
     with logcore.open(data / "copy-0", read_only=True) as log:
         assert sorted(int(record.value) for record in log.read(0)) == list(range(40))
 

@@ -1,8 +1,10 @@
-"""Kills of a real Spark job: its JVM, all of it, one of its Python processes, the broker that holds the directory.
+"""Kills of a real Spark job: its JVM, all of it, one of its Python processes, the
+broker that holds the directory.
 
-A job (tests/support/killed_job.py) copies a topic twice, by a stream and by named batch writes. It is killed at a
-chosen step of one of them, or at any moment, and started again. What outlives a JVM goes on with its commit beside the
-next one. In the end each row is in both copies once, in the order of its partition.
+A job (tests/support/killed_job.py) copies a topic twice, by a stream and by named batch
+writes. It is killed at a chosen step of one of them, or at any moment, and started
+again. What outlives a JVM goes on with its commit beside the next one. In the end each
+row is in both copies once, in the order of its partition.
 
 LOGCORE_TEST_SEED repeats the choices; the moments are the machine's.
 """
@@ -48,12 +50,23 @@ class Job:
     def __init__(self, path: Path, work: Path) -> None:
         self.steps = work / "steps"
         self.steps.mkdir(exist_ok=True)
-        environment = {**os.environ, "LOGCORE_TEST_STEPS": str(self.steps), "SPARK_LOCAL_IP": "127.0.0.1"}
-        environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), environment.get("PYTHONPATH", "")])
+        environment = {
+            **os.environ,
+            "LOGCORE_TEST_STEPS": str(self.steps),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        }
+        environment["PYTHONPATH"] = os.pathsep.join(
+            [str(TESTS), environment.get("PYTHONPATH", "")]
+        )
         command = [sys.executable, "-m", "support.killed_job", str(path), str(work)]
         with (work / "said.txt").open("ab") as said:
             self.process = subprocess.Popen(
-                command, env=environment, cwd=work, start_new_session=True, stdout=said, stderr=said
+                command,
+                env=environment,
+                cwd=work,
+                start_new_session=True,
+                stdout=said,
+                stderr=said,
             )
 
     def has_ended(self) -> bool:
@@ -74,7 +87,11 @@ class Job:
         self.process.wait()
 
     def kill_worker(self, rng: random.Random) -> None:
-        workers = [pid for pid, name in self._processes() if name != "java" and pid != self.process.pid]
+        workers = [
+            pid
+            for pid, name in self._processes()
+            if name != "java" and pid != self.process.pid
+        ]
         if workers:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rng.choice(workers), signal.SIGKILL)
@@ -84,8 +101,13 @@ class Job:
         found = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
-                if entry.name.isdigit() and os.getsid(int(entry.name)) == self.process.pid:
-                    found.append((int(entry.name), (entry / "comm").read_text().strip()))
+                if (
+                    entry.name.isdigit()
+                    and os.getsid(int(entry.name)) == self.process.pid
+                ):
+                    found.append(
+                        (int(entry.name), (entry / "comm").read_text().strip())
+                    )
         return found
 
 
@@ -94,7 +116,9 @@ class Broker:
 
     def __init__(self, path: Path) -> None:
         command = [sys.executable, "-m", "netshim", "serve", str(path), "--port", "0"]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
 
     def kill(self) -> None:
         self.process.kill()
@@ -120,12 +144,19 @@ class Round:
             try:
                 with logcore.open_dir(self.path) as directory:
                     for partition, values in enumerate(self.expected):
-                        new = [b"%d-%d" % (partition, len(values) + number) for number in range(ROWS)]
-                        directory.partition("orders", partition).append_many([(None, value) for value in new])
+                        new = [
+                            b"%d-%d" % (partition, len(values) + number)
+                            for number in range(ROWS)
+                        ]
+                        directory.partition("orders", partition).append_many(
+                            [(None, value) for value in new]
+                        )
                         values += new
                     return
             except LogLockedError:
-                assert time.monotonic() < deadline, "somebody holds the directory for good"
+                assert time.monotonic() < deadline, (
+                    "somebody holds the directory for good"
+                )
                 time.sleep(0.05)
 
     def wait_for(self, moment: str, job: Job, rng: random.Random) -> None:
@@ -156,10 +187,19 @@ class Round:
         with logcore.open_dir(self.path) as directory:
             for topic in TOPICS:
                 for partition, values in enumerate(self.expected):
-                    found = [record.value for record in directory.partition(topic, partition).read(0)]
-                    twice = [value for value, count in Counter(found).items() if count > 1]
-                    assert not twice, f"{topic}-{partition}: {len(twice)} rows twice, such as {twice[:3]}"
-                    assert found == values, f"{topic}-{partition}: {len(found)} rows of {len(values)}"
+                    found = [
+                        record.value
+                        for record in directory.partition(topic, partition).read(0)
+                    ]
+                    twice = [
+                        value for value, count in Counter(found).items() if count > 1
+                    ]
+                    assert not twice, (
+                        f"{topic}-{partition}: {len(twice)} rows twice, such as {twice[:3]}"
+                    )
+                    assert found == values, (
+                        f"{topic}-{partition}: {len(found)} rows of {len(values)}"
+                    )
         assert not [one for one in verify(str(self.path)) if one.status == "damaged"]
 
 
@@ -211,8 +251,15 @@ def test_fifty_kills(scene: Round) -> None:
         if job is not None and not job.has_ended():
             job.kill_all()
     scene.append()
-    # Spark itself ends a query now and then, when two of one session send tasks at the same moment.
+    # Spark itself ends a query now and then, when two of one session send tasks at the
+    # same moment.
     ends = (Job(scene.path, scene.work).process.wait() == 0 for _ in range(5))
     assert any(ends), (scene.work / "said.txt").read_text()[-4000:]
     scene.judge()
-    print(f"seed {SEED}:", *(f"{victim} at {moment}: {count}" for (victim, moment), count in sorted(kills.items())))
+    print(
+        f"seed {SEED}:",
+        *(
+            f"{victim} at {moment}: {count}"
+            for (victim, moment), count in sorted(kills.items())
+        ),
+    )

@@ -1,4 +1,6 @@
-"""Local writes in Spark: what only a JVM shows. See test_local_plain.py for all that is decided without one."""
+"""Local writes in Spark: what only a JVM shows. See test_local_plain.py for all that is
+decided without one.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,18 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.mark.slow
-def test_a_stream_and_a_batch_job_write_locally_and_are_gathered_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_stream_and_a_batch_job_write_locally_and_are_gathered_once(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as directory:
         directory.create_topic("orders", partitions=2)
         for number in range(2):
-            directory.partition("orders", number).append_many([(None, b"%d-%d" % (number, row)) for row in range(10)])
-    stream = spark.readStream.format("logcore").options(subscribe="orders", startingOffsets="earliest", packBytes="0")
+            directory.partition("orders", number).append_many(
+                [(None, b"%d-%d" % (number, row)) for row in range(10)]
+            )
+    stream = spark.readStream.format("logcore").options(
+        subscribe="orders", startingOffsets="earliest", packBytes="0"
+    )
     frame = stream.load(str(tmp_path / "data")).select("value", "partition")
     seen = []
 
@@ -37,7 +45,12 @@ def test_a_stream_and_a_batch_job_write_locally_and_are_gathered_once(spark: Spa
             write_local(frame, str(tmp_path / "local"), "t", job="mine")
         shaky = frame.mapInArrow(failing(task=1), frame.schema)
         rows = write_local(shaky, str(tmp_path / "local"), "t", partitions=2).collect()
-        seen.append([(row["batch"], row["task"], row["tasks"], row["records"], row["host"]) for row in rows])
+        seen.append(
+            [
+                (row["batch"], row["task"], row["tasks"], row["records"], row["host"])
+                for row in rows
+            ]
+        )
         gather(rows, str(tmp_path / "into"))
 
     for _ in range(2):
@@ -50,9 +63,16 @@ def test_a_stream_and_a_batch_job_write_locally_and_are_gathered_once(spark: Spa
         )
         forget_commit(tmp_path / "c")
     host = os.uname().nodename
-    assert [sorted(one) for one in seen] == [[(0, 0, 2, 10, host), (0, 1, 2, 10, host)]] * 2
-    assert values(tmp_path / "into") == {number: [b"%d-%d" % (number, row) for row in range(10)] for number in range(2)}
+    assert [sorted(one) for one in seen] == [
+        [(0, 0, 2, 10, host), (0, 1, 2, 10, host)]
+    ] * 2
+    assert values(tmp_path / "into") == {
+        number: [b"%d-%d" % (number, row) for row in range(10)] for number in range(2)
+    }
     empty = write_local(
-        spark.range(1).selectExpr("'' AS value").where("1 = 0"), str(tmp_path / "local"), "t", job="none"
+        spark.range(1).selectExpr("'' AS value").where("1 = 0"),
+        str(tmp_path / "local"),
+        "t",
+        job="none",
     )
     assert gather(empty, str(tmp_path / "into"))[0].records == 0

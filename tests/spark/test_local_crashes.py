@@ -1,7 +1,9 @@
-"""Every disk that a loss of power may leave of local writes that are gathered: each batch comes once and whole.
+"""Every disk that a loss of power may leave of local writes that are gathered: each
+batch comes once and whole.
 
-Tasks and gather() run on one simulated disk. A receipt that was handed out names rows that are on that disk, whatever
-is lost later; a disk is opened as the next process would, read, and gathered again.
+Tasks and gather() run on one simulated disk. A receipt that was handed out names rows
+that are on that disk, whatever is lost later; a disk is opened as the next process
+would, read, and gathered again.
 """
 
 from __future__ import annotations
@@ -26,10 +28,16 @@ from support.local import rows, values, write
 from support.tasks import frame
 
 BATCHES = 2
-#: Rows of each task, and how large they are: a piece that is carried, and a segment that is moved.
+#: Rows of each task, and how large they are: a piece that is carried, and a segment
+#: that is moved.
 SHARES = ((4, 20), (12, 60))
 WHOLE = [
-    [value for batch in range(end) for task, share in enumerate(SHARES) for value in rows(batch, task, *share)]
+    [
+        value
+        for batch in range(end)
+        for task, share in enumerate(SHARES)
+        for value in rows(batch, task, *share)
+    ]
     for end in range(BATCHES + 1)
 ]
 
@@ -41,10 +49,16 @@ def same_names(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (gathering, local):
         monkeypatch.setattr(module.uuid, "uuid4", lambda: uuid.UUID(int=next(names)))
     plain = gathering.Shipment
-    monkeypatch.setattr(gathering, "Shipment", lambda fs, into, txid: plain(fs, into, txid, carry_bytes=300))
+    monkeypatch.setattr(
+        gathering,
+        "Shipment",
+        lambda fs, into, txid: plain(fs, into, txid, carry_bytes=300),
+    )
 
 
-def gathered(disk: SimulatedDisk, receipts: list[Receipt], *, remove: bool = False) -> None:
+def gathered(
+    disk: SimulatedDisk, receipts: list[Receipt], *, remove: bool = False
+) -> None:
     Gathering(disk, "/into", None, None, 1.0).run(receipts, remove=remove)
 
 
@@ -58,7 +72,9 @@ def reopen(disk: SimulatedDisk) -> None:
 
 @attrs.frozen
 class Found:
-    """What the log held before the repeated gather and behind it, of so many batches that there were receipts of."""
+    """What the log held before the repeated gather and behind it, of so many batches
+    that there were receipts of.
+    """
 
     before: list[bytes | None]
     after: list[bytes | None]
@@ -76,9 +92,9 @@ def explored(*, names: Names, remove: bool, limit: int) -> Report:
         before = values("/into", fs=disk).get(0, [])
         for one in receipts:
             if one.batch >= WHOLE.index(before) or not remove:
-                assert values(one.path, fs=disk)[0] == rows(one.batch, one.task, *SHARES[one.task]), (
-                    "lost after receipt"
-                )
+                assert values(one.path, fs=disk)[0] == rows(
+                    one.batch, one.task, *SHARES[one.task]
+                ), "lost after receipt"
         gathered(disk, receipts, remove=remove)
         reopen(disk)
         after = values("/into", fs=disk).get(0, [])
@@ -88,15 +104,22 @@ def explored(*, names: Names, remove: bool, limit: int) -> Report:
 
     def judge(found: Found, kind: Kind) -> None:
         assert found.before in WHOLE, f"a part of a batch is there: {len(found.before)}"
-        assert WHOLE.index(found.before) >= done[0], f"batch {done[0] - 1} was gathered and is gone"
-        assert found.after == WHOLE[found.batches], f"after the repeated gather: {len(found.after)}"
+        assert WHOLE.index(found.before) >= done[0], (
+            f"batch {done[0] - 1} was gathered and is gone"
+        )
+        assert found.after == WHOLE[found.batches], (
+            f"after the repeated gather: {len(found.after)}"
+        )
 
     live = SimulatedDisk(names=names)
     explorer = Explorer(recover, judge, limit=limit, again_every=50, restart=reopen)
     explorer.attach(live)
     try:
         for batch in range(BATCHES):
-            shares = [frame(value=rows(batch, task, *share)) for task, share in enumerate(SHARES)]
+            shares = [
+                frame(value=rows(batch, task, *share))
+                for task, share in enumerate(SHARES)
+            ]
             receipts += write("/local", batch, shares, fs=live)
             explorer.promised()
             gathered(live, receipts[-len(SHARES) :], remove=remove)
@@ -113,13 +136,17 @@ def explored(*, names: Names, remove: bool, limit: int) -> Report:
     [
         ("posix", 2, True),
         *(
-            pytest.param(names, 200, remove, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
+            pytest.param(
+                names, 200, remove, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]
+            )
             for names in ("posix", "journal")
             for remove in (False, True)
         ),
     ],
 )
-def test_a_gather_that_lost_power_at_any_step_is_repeated(names: Names, limit: int, remove: bool) -> None:
+def test_a_gather_that_lost_power_at_any_step_is_repeated(
+    names: Names, limit: int, remove: bool
+) -> None:
     report = explored(names=names, remove=remove, limit=limit)
     print(report)
     assert report.states > 100

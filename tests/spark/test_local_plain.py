@@ -32,42 +32,74 @@ from support.tasks import frame
 
 
 def everything(batches: int, tasks: int = 2) -> list[bytes]:
-    return [value for batch in range(batches) for task in range(tasks) for value in rows(batch, task)]
+    return [
+        value
+        for batch in range(batches)
+        for task in range(tasks)
+        for value in rows(batch, task)
+    ]
 
 
 def test_each_task_leaves_a_complete_log_directory(tmp_path: Path) -> None:
     receipts = write(tmp_path / "local")
-    assert [(one.task, one.partition, one.first_offset, one.last_offset, one.records) for one in receipts] == [
+    assert [
+        (one.task, one.partition, one.first_offset, one.last_offset, one.records)
+        for one in receipts
+    ] == [
         (0, 0, 0, 19, 20),
         (1, 0, 0, 19, 20),
     ]
     assert {one.host for one in receipts} == {os.uname().nodename}
     for one in receipts:
-        assert one.path == str(tmp_path / "local" / f"job@{0:020d}" / "t" / str(one.task))
+        assert one.path == str(
+            tmp_path / "local" / f"job@{0:020d}" / "t" / str(one.task)
+        )
         assert values(one.path) == {0: rows(0, one.task)}
         assert one.bytes == os.path.getsize(Path(one.path) / "t-0" / f"{0:020d}.log")
-        assert not [verdict for verdict in verify(one.path) if verdict.status == "damaged"]
+        assert not [
+            verdict for verdict in verify(one.path) if verdict.status == "damaged"
+        ]
     assert sorted(os.listdir(tmp_path / "local" / f"job@{0:020d}" / "t")) == ["0", "1"]
 
 
-def test_keys_headers_times_and_partitions_go_where_the_sink_puts_them(tmp_path: Path) -> None:
+def test_keys_headers_times_and_partitions_go_where_the_sink_puts_them(
+    tmp_path: Path,
+) -> None:
     share = frame(
         key=[b"a", b"b", None],
         value=[b"1", None, b"3"],
         partition=[2, 1, 0],
         headers=[[{"key": "h", "value": b"v"}], None, None],
-        timestamp=pa.array([1_700_000_000_000_000, 1_700_000_001_000_000, 1], pa.timestamp("us", "UTC")),
+        timestamp=pa.array(
+            [1_700_000_000_000_000, 1_700_000_001_000_000, 1], pa.timestamp("us", "UTC")
+        ),
     )
-    receipts = write(tmp_path / "local", 0, [share], partitions=3, options={"useTimestampColumn": True})
+    receipts = write(
+        tmp_path / "local",
+        0,
+        [share],
+        partitions=3,
+        options={"useTimestampColumn": True},
+    )
     gather(receipts, str(tmp_path / "into"))
     with logcore.open_dir(tmp_path / "into", read_only=True) as directory:
         found = [directory.partition("t", number).get(0) for number in range(3)]
-    assert [(one.key, one.value) for one in found] == [(None, b"3"), (b"b", None), (b"a", b"1")]
-    assert [one.timestamp_ms for one in found] == [0, 1_700_000_001_000, 1_700_000_000_000]
+    assert [(one.key, one.value) for one in found] == [
+        (None, b"3"),
+        (b"b", None),
+        (b"a", b"1"),
+    ]
+    assert [one.timestamp_ms for one in found] == [
+        0,
+        1_700_000_001_000,
+        1_700_000_000_000,
+    ]
     assert found[2].headers == (("h", b"v"),)
 
 
-def test_a_retried_task_hands_out_its_receipt_and_writes_nothing(tmp_path: Path) -> None:
+def test_a_retried_task_hands_out_its_receipt_and_writes_nothing(
+    tmp_path: Path,
+) -> None:
     planned = writer(tmp_path)
     first = planned.write(iter([frame(value=[b"a"])]), 0, 1)
     before = os.stat(first[0].path)
@@ -101,7 +133,9 @@ def test_an_attempt_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert not os.listdir(tmp_path / f"job@{0:020d}" / "t")
 
 
-def test_a_batch_that_is_run_again_takes_the_place_of_the_earlier_run(tmp_path: Path) -> None:
+def test_a_batch_that_is_run_again_takes_the_place_of_the_earlier_run(
+    tmp_path: Path,
+) -> None:
     first = write(tmp_path, 0, [frame(value=[b"a"])])
     Path(f"{first[0].path}.0123.7.part").mkdir()  # of an attempt that was killed
     second = write(tmp_path, 0, [frame(value=[b"b"])])
@@ -117,12 +151,15 @@ def test_a_batch_that_is_run_again_takes_the_place_of_the_earlier_run(tmp_path: 
 def test_gather_brings_batches_once_and_in_order(tmp_path: Path) -> None:
     receipts = [one for batch in (1, 0) for one in write(tmp_path / "local", batch)]
     done = gather(facts(receipts), str(tmp_path / "into"))
-    assert [(one.batch, one.records, one.is_new) for one in done] == [(0, 40, True), (1, 40, True)]
+    assert [(one.batch, one.records, one.is_new) for one in done] == [
+        (0, 40, True),
+        (1, 40, True),
+    ]
     assert not any(one.is_new for one in gather(receipts, str(tmp_path / "into")))
     assert values(tmp_path / "into") == {0: everything(2)}
-    assert [os.path.basename(one) for one in os.listdir(f"{tmp_path}/into.staging")] == [
-        "write_local%20job%20t%20t.state"
-    ]
+    assert [
+        os.path.basename(one) for one in os.listdir(f"{tmp_path}/into.staging")
+    ] == ["write_local%20job%20t%20t.state"]
 
 
 def test_gather_into_another_topic_of_a_log_that_has_records(tmp_path: Path) -> None:
@@ -143,18 +180,33 @@ def test_an_empty_task_and_an_empty_batch_count(tmp_path: Path) -> None:
     assert values(tmp_path / "into") == {0: [b"a", b"b"]}
 
 
-def test_large_segments_travel_as_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_segments_travel_as_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = gathering.Shipment
-    monkeypatch.setattr(gathering, "Shipment", lambda fs, into, txid: plain(fs, into, txid, carry_bytes=300))
+    monkeypatch.setattr(
+        gathering,
+        "Shipment",
+        lambda fs, into, txid: plain(fs, into, txid, carry_bytes=300),
+    )
     config = {"segment.bytes": 1000, "batch.size": 200}
     receipts = []
     for batch in range(2):
         shares = [frame(value=rows(batch, task, 60, 30)) for task in range(2)]
         receipts += write(tmp_path / "local", batch, shares, config=config)
     gather(receipts, str(tmp_path / "into"))
-    wanted = [value for batch in range(2) for task in range(2) for value in rows(batch, task, 60, 30)]
+    wanted = [
+        value
+        for batch in range(2)
+        for task in range(2)
+        for value in rows(batch, task, 60, 30)
+    ]
     assert values(tmp_path / "into") == {0: wanted}
-    assert not [verdict for verdict in verify(str(tmp_path / "into")) if verdict.status == "damaged"]
+    assert not [
+        verdict
+        for verdict in verify(str(tmp_path / "into"))
+        if verdict.status == "damaged"
+    ]
 
 
 def test_gather_by_paths_needs_the_number_of_tasks(tmp_path: Path) -> None:
@@ -172,15 +224,21 @@ def test_gather_by_paths_needs_the_number_of_tasks(tmp_path: Path) -> None:
 
 def test_of_two_attempts_on_two_machines_one_is_gathered(tmp_path: Path) -> None:
     planned = writer(tmp_path / "a", partitions=2)
-    other = attrs.evolve(planned, options=attrs.evolve(planned.options, path=str(tmp_path / "b")))
+    other = attrs.evolve(
+        planned, options=attrs.evolve(planned.options, path=str(tmp_path / "b"))
+    )
     planned.write(iter([frame(value=[b"0"], partition=[0])]), 0, 1)
     # Another order of rows may come to a second attempt, and go elsewhere.
     other.write(iter([frame(value=[b"0"], partition=[1])]), 0, 2)
     gather([tmp_path / "b", tmp_path / "a"], str(tmp_path / "into"), tasks=1)
-    assert [value for found in values(tmp_path / "into").values() for value in found] == [b"0"]
+    assert [
+        value for found in values(tmp_path / "into").values() for value in found
+    ] == [b"0"]
 
 
-def test_a_directory_that_another_holds_gets_it_or_keeps_as_it_is(tmp_path: Path) -> None:
+def test_a_directory_that_another_holds_gets_it_or_keeps_as_it_is(
+    tmp_path: Path,
+) -> None:
     into = str(tmp_path / "into")
     receipts = write(tmp_path / "local")
     with logcore.open_dir(into, create=True) as holder:
@@ -188,12 +246,18 @@ def test_a_directory_that_another_holds_gets_it_or_keeps_as_it_is(tmp_path: Path
             gather(receipts, into, publish_timeout=0.05)
         holder.tick()
         assert holder.topics() == []
-        assert not [name for name in os.listdir(f"{into}.staging") if not name.startswith("logcore")]
+        assert not [
+            name
+            for name in os.listdir(f"{into}.staging")
+            if not name.startswith("logcore")
+        ]
     gather(receipts, into)
     assert values(into) == {0: everything(1)}
 
 
-def test_what_is_held_of_a_shipment_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_held_of_a_shipment_has_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shipping, "_HELD_BYTES", 2000)
     shares = [frame(value=rows(0, task)) for task in range(8)]
     receipts = write(tmp_path / "local", 0, shares)
@@ -206,7 +270,10 @@ def test_what_is_held_of_a_shipment_has_a_bound(tmp_path: Path, monkeypatch: pyt
         note = local.read_note(OS, one.path)
         assert note is not None
         kinds += [
-            type(made).__name__ for made in shipment.add(f"{one.path}/t-0", note.partitions[0], "t", 0, str(one.task))
+            type(made).__name__
+            for made in shipment.add(
+                f"{one.path}/t-0", note.partitions[0], "t", 0, str(one.task)
+            )
         ]
     shipment.close()
     assert kinds[0] == "Carried"
@@ -216,7 +283,9 @@ def test_what_is_held_of_a_shipment_has_a_bound(tmp_path: Path, monkeypatch: pyt
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_any_life_of_local_writes_is_gathered_once(data: st.DataObject) -> None:
-    """Batches with any number of tasks and rows, runs again, in gathers of several batches that are repeated."""
+    """Batches with any number of tasks and rows, runs again, in gathers of several
+    batches that are repeated.
+    """
     disk = SimulatedDisk()
     partitions = data.draw(st.integers(1, 2))
     config = data.draw(st.sampled_from([{}, {"segment.bytes": 900, "batch.size": 200}]))
@@ -226,25 +295,57 @@ def test_any_life_of_local_writes_is_gathered_once(data: st.DataObject) -> None:
     model: dict[int, list[bytes]] = {number: [] for number in range(partitions)}
     done = 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gathering, "Shipment", lambda fs, into, txid: plain(fs, into, txid, carry_bytes=carry_bytes))
+        patch.setattr(
+            gathering,
+            "Shipment",
+            lambda fs, into, txid: plain(fs, into, txid, carry_bytes=carry_bytes),
+        )
         rounds = data.draw(st.integers(1, 4))
         for batch in range(rounds):
             for run in range(data.draw(st.integers(1, 2))):
                 shares = []
-                wanted: dict[int, list[bytes]] = {number: [] for number in range(partitions)}
+                wanted: dict[int, list[bytes]] = {
+                    number: [] for number in range(partitions)
+                }
                 for task in range(data.draw(st.integers(1, 3))):
-                    counts = data.draw(st.lists(st.integers(0, 25), min_size=partitions, max_size=partitions))
-                    numbers = [number for number, count in enumerate(counts) for _ in range(count)]
-                    made = [b"%d.%d.%d.%d" % (batch, run, task, row) for row in range(len(numbers))]
+                    counts = data.draw(
+                        st.lists(
+                            st.integers(0, 25), min_size=partitions, max_size=partitions
+                        )
+                    )
+                    numbers = [
+                        number
+                        for number, count in enumerate(counts)
+                        for _ in range(count)
+                    ]
+                    made = [
+                        b"%d.%d.%d.%d" % (batch, run, task, row)
+                        for row in range(len(numbers))
+                    ]
                     for number, value in zip(numbers, made, strict=True):
                         wanted[number].append(value)
                     shares.append(frame(value=made, partition=numbers))
-                held[batch] = write("/local", batch, shares, fs=disk, partitions=partitions, config=config)
+                held[batch] = write(
+                    "/local",
+                    batch,
+                    shares,
+                    fs=disk,
+                    partitions=partitions,
+                    config=config,
+                )
             for number in range(partitions):
                 model[number] += wanted[number]
             if data.draw(st.booleans()) or batch == rounds - 1:
                 first = data.draw(st.integers(0, done))
-                receipts = data.draw(st.permutations([one for which in range(first, batch + 1) for one in held[which]]))
+                receipts = data.draw(
+                    st.permutations(
+                        [
+                            one
+                            for which in range(first, batch + 1)
+                            for one in held[which]
+                        ]
+                    )
+                )
                 found = Gathering(disk, "/into", None, None, 1.0).run(receipts)
                 assert [(one.batch, one.is_new) for one in found] == [
                     (which, which >= done) for which in range(first, batch + 1)
@@ -301,9 +402,9 @@ def test_gather_notices_damage_and_swapped_directories(tmp_path: Path) -> None:
         gather(receipts, into)
     assert caught.value.path == str(segment)
     assert values(into) == {}
-    assert not [name for name in os.listdir(f"{into}.staging") if not name.startswith("logcore")], (
-        "staged files are left"
-    )
+    assert not [
+        name for name in os.listdir(f"{into}.staging") if not name.startswith("logcore")
+    ], "staged files are left"
     content[70] ^= 1
     segment.write_bytes(content)
     gather(receipts, into)
@@ -329,20 +430,29 @@ def test_directories_are_removed_when_they_are_gathered(tmp_path: Path) -> None:
     assert values(into) == {0: everything(1)}
 
 
-def test_a_compacted_topic_takes_only_records_that_were_asked_for_keys(tmp_path: Path) -> None:
+def test_a_compacted_topic_takes_only_records_that_were_asked_for_keys(
+    tmp_path: Path,
+) -> None:
     into = str(tmp_path / "into")
     compact = {"cleanup.policy": "compact"}
     with logcore.open_dir(into, create=True) as directory:
         directory.create_topic("t", 1, compact)
     with pytest.raises(InvalidConfigError, match="is compacted"):
         gather(write(tmp_path / "local"), into)
-    receipts = write(tmp_path / "local", 0, [frame(key=[b"k"], value=[b"v"])], config=compact)
+    receipts = write(
+        tmp_path / "local", 0, [frame(key=[b"k"], value=[b"v"])], config=compact
+    )
     gather(receipts, into)
     assert values(into) == {0: [b"v"]}
 
 
 def test_wrong_arguments_are_told_before_any_task_runs(tmp_path: Path) -> None:
-    for wrong in ({"topic": "a/b"}, {"options": {"path": "x"}}, {"options": {"nosuch": 1}}, {"config": {"nosuch": 1}}):
+    for wrong in (
+        {"topic": "a/b"},
+        {"options": {"path": "x"}},
+        {"options": {"nosuch": 1}},
+        {"config": {"nosuch": 1}},
+    ):
         with pytest.raises(logcore.LogcoreError):
             writer(tmp_path, **wrong)
     with pytest.raises(InvalidConfigError, match="value"):

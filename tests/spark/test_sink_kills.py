@@ -1,11 +1,13 @@
-"""A stream's driver that is killed, stopped or met by a full disk at each change it makes: on real files, by SIGKILL.
+"""A stream's driver that is killed, stopped or met by a full disk at each change it
+makes: on real files, by SIGKILL.
 
-Each driver is a process of its own, which plans, stages and commits three batches as Spark would have it do, and says
-over a pipe which are committed. What it leaves is judged; then another one replays the batches that were not committed,
-with other tasks. In the end every row is there once, and in order.
+Each driver is a process of its own, which plans, stages and commits three batches as
+Spark would have it do, and says over a pipe which are committed. What it leaves is
+judged; then another one replays the batches that were not committed, with other tasks.
+In the end every row is there once, and in order.
 
-`make test` strikes at a choice of places; `make slow` at all of them, and at random ones of drivers that follow one
-another. LOGCORE_TEST_SEED repeats it.
+`make test` strikes at a choice of places; `make slow` at all of them, and at random
+ones of drivers that follow one another. LOGCORE_TEST_SEED repeats it.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ FAILED = 3
 
 @pytest.fixture
 def ram(tmp_path: Path) -> Iterator[Path]:
-    """A directory in memory where there is one: a kill loses nothing of the page cache, so no disk is needed."""
+    """A directory in memory where there is one: a kill loses nothing of the page cache,
+    so no disk is needed.
+    """
     shared = "/dev/shm"
     if not os.access(shared, os.W_OK):
         yield tmp_path
@@ -50,7 +54,9 @@ def ram(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a batch imports is imported before there are forks, or each would take seconds for it."""
+    """What a batch imports is imported before there are forks, or each would take
+    seconds for it.
+    """
     stream = Stream(tmp_path / "warm", monkeypatch)
     stream.create(OS, {})
     stream.use(OS)
@@ -71,7 +77,9 @@ class Driver:
         query: str = QUERY,
         wait: float = 60,
     ) -> None:
-        """strike: at which change of the disk something happens to it. tasks: of each batch. wait: publishTimeout."""
+        """strike: at which change of the disk something happens to it. tasks: of each
+        batch. wait: publishTimeout.
+        """
         self.done = first
         reading, writing = os.pipe()
         self.pid = os.fork()
@@ -97,7 +105,9 @@ class Driver:
             os._exit(status)
 
     def wait(self) -> int:
-        """Its exit status, negative for a signal. done says how many batches are committed."""
+        """Its exit status, negative for a signal. done says how many batches are
+        committed.
+        """
         with self._pipe:
             said = self._pipe.read()
         self.done += said.count(b"+")
@@ -105,7 +115,9 @@ class Driver:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def is_alive(self) -> bool:
-        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        return (
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        )
 
     def wait_until_stopped(self) -> bool:
         _, status = os.waitpid(self.pid, os.WUNTRACED)
@@ -119,21 +131,27 @@ def created(path: Path, config: str) -> Path:
 
 
 def judge(path: Path, done: int) -> None:
-    """What a reader finds behind a crash, and what one finds when the directory was opened for writing.
+    """What a reader finds behind a crash, and what one finds when the directory was
+    opened for writing.
 
-    The partitions are shown one after the other, once all are in place. A crash between two of them leaves the reader
-    with whole batches in each partition, but not with as many in all of them, until the directory is opened.
+    The partitions are shown one after the other, once all are in place. A crash between
+    two of them leaves the reader with whole batches in each partition, but not with as
+    many in all of them, until the directory is opened.
     """
     stream = Stream(path)
     shown = []
     for partition, found in enumerate(stream.content(OS, read_only=True)):
         states = [state[partition] for state in WHOLE]
-        assert found in states, f"a part of a batch is in partition {partition}: {len(found)} records"
+        assert found in states, (
+            f"a part of a batch is in partition {partition}: {len(found)} records"
+        )
         shown.append(states.index(found))
     assert max(shown) - min(shown) <= 1, shown
     whole = stream.content(OS)
     assert whole in WHOLE, f"a part of a batch is there: {[len(one) for one in whole]}"
-    assert WHOLE.index(whole) >= max(done, *shown), f"batch {max(done, *shown) - 1} was committed or shown, and is gone"
+    assert WHOLE.index(whole) >= max(done, *shown), (
+        f"batch {max(done, *shown) - 1} was committed or shown, and is gone"
+    )
 
 
 def end(path: Path, done: int, tasks: int = 3) -> None:
@@ -156,7 +174,9 @@ ALL = pytest.param(1, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(360
 
 @pytest.mark.parametrize("step", [pytest.param(71, id="some"), ALL])
 @pytest.mark.parametrize("config", CONFIGS)
-def test_a_driver_that_is_killed_at_any_change(ram: Path, config: str, step: int) -> None:
+def test_a_driver_that_is_killed_at_any_change(
+    ram: Path, config: str, step: int
+) -> None:
     count = changes_of_a_life(ram, config)
     assert count > 200
     rng = random.Random(SEED)
@@ -168,7 +188,10 @@ def test_a_driver_that_is_killed_at_any_change(ram: Path, config: str, step: int
         end(path, driver.done)
 
 
-@pytest.mark.parametrize("rounds", [2, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize(
+    "rounds",
+    [2, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
+)
 def test_drivers_that_are_killed_one_after_the_other(ram: Path, rounds: int) -> None:
     rng = random.Random(SEED)
     kills = 0
@@ -176,7 +199,9 @@ def test_drivers_that_are_killed_one_after_the_other(ram: Path, rounds: int) -> 
         path = created(ram / f"round{number}" / "data", rng.choice(list(CONFIGS)))
         done = 0
         for _ in range(rng.randrange(2, 8)):
-            driver = Driver(path, done, Strike(rng.randrange(150)), tasks=rng.randrange(1, 4))
+            driver = Driver(
+                path, done, Strike(rng.randrange(150)), tasks=rng.randrange(1, 4)
+            )
             kills += driver.wait() == -signal.SIGKILL
             done = driver.done
             judge(path, done)
@@ -193,7 +218,9 @@ def stop(operation: str, file: int | str) -> Iterator[None]:
 
 @pytest.mark.parametrize("step", [pytest.param(83, id="some"), ALL])
 def test_a_driver_that_is_replaced_and_goes_on_late(ram: Path, step: int) -> None:
-    """It is stopped, so nothing that it holds is given back; its successor comes through or fails; then it goes on."""
+    """It is stopped, so nothing that it holds is given back; its successor comes
+    through or fails; then it goes on.
+    """
     count = changes_of_a_life(ram, "moved")
     outcomes = set()
     for at in range(5 % step, count, step):
@@ -212,7 +239,9 @@ def test_a_driver_that_is_replaced_and_goes_on_late(ram: Path, step: int) -> Non
 
 
 class FullFS(StrikingFS):
-    """From one change on nothing that takes more room can be stored; what lies there can be written over."""
+    """From one change on nothing that takes more room can be stored; what lies there
+    can be written over.
+    """
 
     full_from = 0
     _grows = False
@@ -223,16 +252,25 @@ class FullFS(StrikingFS):
 
     def _step(self, operation: str, file: int | str) -> AbstractContextManager[object]:
         step = super()._step(operation, file)
-        takes_room = operation in ("create", "mkdir") or (operation == "pwrite" and self._grows)
+        takes_room = operation in ("create", "mkdir") or (
+            operation == "pwrite" and self._grows
+        )
         if takes_room and len(self.sites) > self.full_from:
             raise DiskFullError("no room", path=str(file))
         return step
 
 
-@pytest.mark.parametrize("step", [pytest.param(59, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "step",
+    [pytest.param(59, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("config", CONFIGS)
-def test_a_disk_that_fills_up(ram: Path, monkeypatch: pytest.MonkeyPatch, config: str, step: int) -> None:
-    """The batch fails, is aborted, and is written by the next life of the query, when there is room."""
+def test_a_disk_that_fills_up(
+    ram: Path, monkeypatch: pytest.MonkeyPatch, config: str, step: int
+) -> None:
+    """The batch fails, is aborted, and is written by the next life of the query, when
+    there is room.
+    """
     count = changes_of_a_life(ram, config)
     failed = 0
     for at in range(0, count, step):
@@ -263,14 +301,20 @@ def test_two_queries_that_write_one_topic(ram: Path) -> None:
     for partition, values in enumerate(found):
         for name in names:
             mine = [value for value in values if value.startswith(name.encode())]
-            assert mine == [value for batch in range(len(BATCHES)) for value in expected(batch, partition, name)]
+            assert mine == [
+                value
+                for batch in range(len(BATCHES))
+                for value in expected(batch, partition, name)
+            ]
         parts = [value.split(b"-")[:2] for value in values]
         turns = 1 + sum(before != after for before, after in itertools.pairwise(parts))
         assert turns == len(names) * len(BATCHES), "the rows of a batch stand together"
 
 
 def test_a_directory_that_another_program_holds(ram: Path) -> None:
-    """It carries the batches out when it ticks. While it does not, the query fails and leaves nothing."""
+    """It carries the batches out when it ticks. While it does not, the query fails and
+    leaves nothing.
+    """
     path = created(ram / "disk" / "data", "appended")
     with logcore.open_dir(path) as holder:
         driver = Driver(path, 0, wait=0.1)

@@ -1,4 +1,6 @@
-"""A stream that is written, without Spark: its writer is called as Spark calls it, for runs and replays of batches."""
+"""A stream that is written, without Spark: its writer is called as Spark calls it, for
+runs and replays of batches.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,14 @@ class Task:
 
     current: Task | None = None
 
-    def __init__(self, number: int, attempt: int, batch_id: int | None, query: str | None) -> None:
+    def __init__(
+        self, number: int, attempt: int, batch_id: int | None, query: str | None
+    ) -> None:
         self.number = number
         self.attempt = attempt
-        self.properties = {"streaming.sql.batchId": None if batch_id is None else str(batch_id)}
+        self.properties = {
+            "streaming.sql.batchId": None if batch_id is None else str(batch_id)
+        }
         self.properties["sql.streaming.queryId"] = query
 
     @classmethod
@@ -67,7 +73,9 @@ def tasks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def made(path: Path, **given: object) -> LogcoreStreamWriter:
-    return source(path, **{"topic": "t", **given}).streamWriter(spark_types(frame(value=[b""], key=[b""])), False)
+    return source(path, **{"topic": "t", **given}).streamWriter(
+        spark_types(frame(value=[b""], key=[b""])), False
+    )
 
 
 def run(
@@ -84,12 +92,16 @@ def run(
     for number, values in enumerate(parts):
         Task.current = Task(number, attempt * 100 + number, batch_id, query)
         batch = frame(value=list(values), key=[None] * len(values))
-        messages.append(pickle.loads(pickle.dumps(pickle.loads(planned).write(iter([batch])))))
+        messages.append(
+            pickle.loads(pickle.dumps(pickle.loads(planned).write(iter([batch]))))
+        )
     Task.current = None
     return messages
 
 
-def batch(path: Path, batch_id: int, parts: Sequence[Sequence[bytes]], **given: Any) -> None:
+def batch(
+    path: Path, batch_id: int, parts: Sequence[Sequence[bytes]], **given: Any
+) -> None:
     messages = run(path, batch_id, parts, **given)
     made(path).commit(messages, batch_id)
 
@@ -99,12 +111,18 @@ def content(path: Path) -> list[bytes]:
         if "t" not in directory:
             return []
         return [
-            record.value for number in directory.partitions("t") for record in directory.partition("t", number).read(0)
+            record.value
+            for number in directory.partitions("t")
+            for record in directory.partition("t", number).read(0)
         ]
 
 
 def left(path: Path) -> list[str]:
-    return sorted(name for name in os.listdir(staging_path(str(path))) if not name.endswith((".state", ".garbage")))
+    return sorted(
+        name
+        for name in os.listdir(staging_path(str(path)))
+        if not name.endswith((".state", ".garbage"))
+    )
 
 
 def test_batches_are_written_once(tmp_path: Path) -> None:
@@ -124,7 +142,9 @@ def test_a_replay_with_other_tasks_and_rows_is_dropped(tmp_path: Path) -> None:
     assert left(path) == []
 
 
-def test_a_batch_without_rows_writes_nothing_and_a_later_one_does(tmp_path: Path) -> None:
+def test_a_batch_without_rows_writes_nothing_and_a_later_one_does(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "data"
     batch(path, 0, [[], []])
     assert (content(path), left(path)) == ([], [])
@@ -141,7 +161,9 @@ def test_another_checkpoint_is_another_query(tmp_path: Path) -> None:
 
 
 def test_a_late_commit_of_a_driver_that_was_replaced(tmp_path: Path) -> None:
-    """The first driver is as good as dead behind its tasks; the second one replays the batch, then both commit."""
+    """The first driver is as good as dead behind its tasks; the second one replays the
+    batch, then both commit.
+    """
     path = tmp_path / "data"
     late = run(path, 0, [[b"a"], [b"b"]])
     batch(path, 0, [[b"a", b"b"]], attempt=1)
@@ -154,8 +176,9 @@ def test_a_late_commit_of_a_driver_that_was_replaced(tmp_path: Path) -> None:
 def test_a_replay_does_not_ask_what_became_of_the_attempt_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """After a power cut a manifest may be there without its files. The next opening refused it, and the replay of the
-    batch then failed with that refusal instead of writing the batch.
+    """After a power cut a manifest may be there without its files. The next opening
+    refused it, and the replay of the batch then failed with that refusal instead of
+    writing the batch.
     """
     path = tmp_path / "data"
     given = {"topic": "t", "txnAppId": QUERY, "txnVersion": 0}
@@ -177,7 +200,9 @@ def test_a_replay_does_not_ask_what_became_of_the_attempt_before(
     assert (content(path), left(path)) == ([b"a"], [])
 
 
-def test_an_abort_behind_the_publish_point_removes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_abort_behind_the_publish_point_removes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "data"
     messages = run(path, 0, [[b"a"]])
 
@@ -236,11 +261,15 @@ def test_rows_without_a_key_go_where_each_attempt_sends_them(tmp_path: Path) -> 
     for batch_id in range(3):
         first = run(path, batch_id, [[b"x"]])
         again = run(path, batch_id, [[b"x"]], attempt=1)
-        chosen = {piece.partition for message in (*first, *again) for piece in message.carried}
+        chosen = {
+            piece.partition for message in (*first, *again) for piece in message.carried
+        }
         assert chosen == {batch_id % 3}
 
 
-def test_rows_where_spark_has_no_arrow_for_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_where_spark_has_no_arrow_for_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(streamwriter, "_HAS_ARROW", False)
     path = tmp_path / "data"
     row = pyspark.Row("value", "key")
@@ -249,17 +278,23 @@ def test_rows_where_spark_has_no_arrow_for_streams(tmp_path: Path, monkeypatch: 
     message = planned.write(iter([row(b"a", b"k"), row(None, None)]))
     made(path).commit([message], 0)
     with logcore.open_dir(path, read_only=True) as directory:
-        found = [(record.key, record.value) for record in directory.partition("t", 0).read(0)]
+        found = [
+            (record.key, record.value) for record in directory.partition("t", 0).read(0)
+        ]
     assert found == [(b"k", b"a"), (None, None)]
 
 
-# -- small writes are carried ----------------------------------------------------------------------------------------
+# -- small writes are carried
+# ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("partitions", [1, 8, 64])
-def test_what_a_small_batch_syncs(tmp_path: Path, partitions: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For each partition: the file that holds readers back and its name, the append, and at closing two indexes and the
-    name of one that was replaced. Once: pieces, manifest, offsets, recovery points, state, and what closes a directory.
+def test_what_a_small_batch_syncs(
+    tmp_path: Path, partitions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For each partition: the file that holds readers back and its name, the append,
+    and at closing two indexes and the name of one that was replaced. Once: pieces,
+    manifest, offsets, recovery points, state, and what closes a directory.
     """
     path = tmp_path / "data"
     with logcore.open_dir(path, create=True) as directory:
@@ -269,7 +304,11 @@ def test_what_a_small_batch_syncs(tmp_path: Path, partitions: int, monkeypatch: 
     calls: list[str] = []
     for name in ("fsync", "fdatasync", "sync_dir"):
         ours = getattr(OsFS, name)
-        monkeypatch.setattr(OsFS, name, lambda fs, what, ours=ours: (calls.append(str(what)), ours(fs, what))[1])
+        monkeypatch.setattr(
+            OsFS,
+            name,
+            lambda fs, what, ours=ours: (calls.append(str(what)), ours(fs, what))[1],
+        )
     write(path, keyed, keyed, topic="t", txnAppId="a", txnVersion=1)
     assert len(calls) <= 6 * partitions + 15
     assert len(content(path)) == partitions * 16
@@ -284,7 +323,9 @@ def test_a_task_that_writes_little_leaves_no_file(tmp_path: Path) -> None:
     assert (len(message.files), message.carried) == (1, [])
 
 
-def test_carried_and_staged_rows_stand_in_the_order_of_their_tasks(tmp_path: Path) -> None:
+def test_carried_and_staged_rows_stand_in_the_order_of_their_tasks(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "data"
     parts = [[b"a"], [b"b" * 600, b"c"], [b"d"], [b"e"]]
     messages = run(path, 0, parts, carryBytes=500)
@@ -304,7 +345,9 @@ def test_a_machine_that_does_not_see_the_directory_carries_everything(
     made(path).commit(messages, 0)
     assert content(path) == rows * 2
     monkeypatch.setattr("pyspark_logcore.rows._MOST_CARRIED", 500)
-    with pytest.raises(OtherDirectoryError, match=r"does not see the staging directory.*maxResultSize"):
+    with pytest.raises(
+        OtherDirectoryError, match=r"does not see the staging directory.*maxResultSize"
+    ):
         run(path, 1, [rows])
 
 
@@ -318,12 +361,18 @@ def test_a_carried_piece_that_is_damaged_on_its_way_is_refused(tmp_path: Path) -
     assert content(path) == []
 
 
-def test_a_stored_piece_that_rots_before_it_is_applied_is_refused(tmp_path: Path) -> None:
+def test_a_stored_piece_that_rots_before_it_is_applied_is_refused(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "data"
     (message,) = run(path, 0, [[b"a", b"b"]])
     one = Staging(OS, str(path))
     files = one.store(message.txid, message.carried)
-    one.publish(Manifest(app_id=QUERY, version=0, txid=message.txid, files=files, topics={"t": 1}))
+    one.publish(
+        Manifest(
+            app_id=QUERY, version=0, txid=message.txid, files=files, topics={"t": 1}
+        )
+    )
     carried = Path(staging_path(str(path)), message.txid, "carried.log")
     raw = bytearray(carried.read_bytes())
     raw[-1] ^= 1
@@ -336,11 +385,15 @@ def test_a_stored_piece_that_rots_before_it_is_applied_is_refused(tmp_path: Path
 
 
 def test_carry_out_on_a_full_disk_names_the_full_disk() -> None:
-    """Opening the directory placed the batch, and failed; the error then lacked its cause."""
+    """Opening the directory placed the batch, and failed; the error then lacked its
+    cause.
+    """
     disk = SimulatedDisk()
     create(Path("/data"), fs=disk)
     staging = publish(Path("/data"), "first", fs=disk)
-    disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*/t-0/*.log", times=None))
+    disk.faults = FaultPlan(
+        Fault("pwrite", errno.ENOSPC, path="*/t-0/*.log", times=None)
+    )
     with pytest.raises(LogcoreError, match="no space left"):
         staged.carry_out(disk, staging, "app", 0, "first", 0)
     disk.faults = None

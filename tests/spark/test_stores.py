@@ -1,4 +1,6 @@
-"""Reads from object stores in Spark: what only a JVM shows. See test_stores_plain.py for the rest."""
+"""Reads from object stores in Spark: what only a JVM shows. See test_stores_plain.py
+for the rest.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,13 @@ def test_spark_reads_an_archive_and_shows_no_secret(
     with logcore.open_dir(tmp_path / "data", create=True) as directory:
         directory.create_topic("orders", partitions=2)
         for number in range(2):
-            directory.partition("orders", number).append_many([(None, b"%d" % row) for row in range(100)])
+            directory.partition("orders", number).append_many(
+                [(None, b"%d" % row) for row in range(100)]
+            )
     upload(s3_server, tmp_path / "data", "spark/logs")
-    reader = spark.read.format("logcore").options(subscribe="orders", packBytes="0", **s3_server)
+    reader = spark.read.format("logcore").options(
+        subscribe="orders", packBytes="0", **s3_server
+    )
     frame = reader.load("s3://spark/logs")
     assert sorted(row["value"] for row in frame.collect()) == sorted(
         b"%d" % row for row in range(100) for _ in range(2)

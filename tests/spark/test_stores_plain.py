@@ -1,4 +1,6 @@
-"""Reads from object stores without a JVM: over a local file system of pyarrow's, and over a real S3 server."""
+"""Reads from object stores without a JVM: over a local file system of pyarrow's, and
+over a real S3 server.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ STORE = Store(location=URI, uri=URI, is_s3=True, settings={})
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Two partitions in some segments each, with headers, keys and null values; one of them compressed."""
+    """Two partitions in some segments each, with headers, keys and null values; one of
+    them compressed.
+    """
     path = tmp_path / "data"
     with logcore.open_dir(path, create=True) as directory:
         config = {"segment.bytes": 6000, "index.interval.bytes": 300, "batch.size": 400}
@@ -55,7 +59,12 @@ def data(tmp_path: Path) -> Path:
         for topic, number in (("plain", 0), ("plain", 1), ("packed", 0)):
             directory.partition(topic, number).append_many(
                 [
-                    (b"k%d" % row, None if row % 7 == 3 else b"value-%d-%d" % (number, row), [("h", b"x")], T0 + row)
+                    (
+                        b"k%d" % row,
+                        None if row % 7 == 3 else b"value-%d-%d" % (number, row),
+                        [("h", b"x")],
+                        T0 + row,
+                    )
                     for row in range(600)
                 ]
             )
@@ -65,7 +74,9 @@ def data(tmp_path: Path) -> Path:
 @pytest.fixture
 def store(data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory, as what lies at the URI."""
-    monkeypatch.setattr(stores, "open_store", lambda one: (arrow_fs.LocalFileSystem(), str(data)))
+    monkeypatch.setattr(
+        stores, "open_store", lambda one: (arrow_fs.LocalFileSystem(), str(data))
+    )
     return data
 
 
@@ -91,18 +102,30 @@ def segment(data: Path, name: str, number: int) -> Path:
     [
         {"subscribe": "plain,packed"},
         {"subscribePattern": "p.*", "maxPartitionBytes": 3000},
-        {"subscribe": "plain", "minPartitions": 9, "startingOffsets": '{"plain": {"0": 17, "1": -2}}'},
-        {"subscribe": "packed", "startingTimestamp": T0 + 333, "endingTimestamp": T0 + 555},
+        {
+            "subscribe": "plain",
+            "minPartitions": 9,
+            "startingOffsets": '{"plain": {"0": 17, "1": -2}}',
+        },
+        {
+            "subscribe": "packed",
+            "startingTimestamp": T0 + 333,
+            "endingTimestamp": T0 + 555,
+        },
         {"assign": '{"plain": [1]}', "kafka.isolation.level": "read_committed"},
     ],
 )
-def test_the_rows_are_those_of_the_directory(store: Path, given: dict[str, object]) -> None:
+def test_the_rows_are_those_of_the_directory(
+    store: Path, given: dict[str, object]
+) -> None:
     found = rows(URI, **given)
     assert found == rows(str(store), **given)
     assert found
 
 
-def test_a_scan_asks_for_much_at_once_and_keeps_little(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scan_asks_for_much_at_once_and_keeps_little(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[int] = []
     plain = StoreFS._fetch
 
@@ -114,14 +137,18 @@ def test_a_scan_asks_for_much_at_once_and_keeps_little(store: Path, monkeypatch:
     monkeypatch.setattr(StoreFS, "_fetch", fetch)
     with logcore.open_dir(store) as directory:
         directory.create_topic("large")
-        directory.partition("large", 0).append_many([(None, bytes(100_000)) for _ in range(200)])
+        directory.partition("large", 0).append_many(
+            [(None, bytes(100_000)) for _ in range(200)]
+        )
     assert len(rows(URI, subscribe="large", includeHeaders=False)) == 200
     assert max(asked) <= 8 << 20
     assert sum(asked) < 24 << 20, "20 MB are read once, and little beside them"
     assert len(asked) < 30
 
 
-def test_a_search_by_time_reads_little_of_what_is_older(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_by_time_reads_little_of_what_is_older(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[int] = []
     plain = StoreFS._fetch
 
@@ -132,9 +159,15 @@ def test_a_search_by_time_reads_little_of_what_is_older(store: Path, monkeypatch
     with logcore.open_dir(store) as directory:
         directory.create_topic("long", 1, {"segment.bytes": 1 << 20})
         for second in range(120):
-            directory.partition("long", 0).append_many([(None, bytes(10_000), [], T0 + second * 1000)] * 10)
+            directory.partition("long", 0).append_many(
+                [(None, bytes(10_000), [], T0 + second * 1000)] * 10
+            )
     monkeypatch.setattr(StoreFS, "_fetch", fetch)
-    given = {"subscribe": "long", "startingTimestamp": T0 + 95_000, "includeHeaders": False}
+    given = {
+        "subscribe": "long",
+        "startingTimestamp": T0 + 95_000,
+        "includeHeaders": False,
+    }
     one = source(Path("x"), **given)
     one.options["path"] = URI
     (partition,) = one.reader(one.schema()).partitions()
@@ -147,7 +180,10 @@ def test_a_search_by_time_reads_little_of_what_is_older(store: Path, monkeypatch
 @settings(max_examples=25, deadline=None)
 @given(
     st.binary(max_size=400),
-    st.lists(st.tuples(st.integers(0, 1), st.integers(0, 450), st.integers(0, 200)), max_size=30),
+    st.lists(
+        st.tuples(st.integers(0, 1), st.integers(0, 450), st.integers(0, 200)),
+        max_size=30,
+    ),
     st.integers(1, 64),
     st.integers(1, 16),
 )
@@ -166,16 +202,27 @@ def test_ranges_are_those_of_the_object(
         fs = StoreFS(STORE, (system, "logs"))
         handles = [fs.open(f"{URI}/{number}") for number in range(2)]
         for which, position, size in reads:
-            assert fs.pread(handles[which], size, position) == contents[which][position : position + size]
+            assert (
+                fs.pread(handles[which], size, position)
+                == contents[which][position : position + size]
+            )
         for handle in handles:
             fs.close(handle)
 
 
-def test_what_is_not_there(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_there(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(LogcoreError, match="nosuch"):
         rows(URI, subscribe="nosuch")
-    monkeypatch.setattr(stores, "open_store", lambda one: (arrow_fs.LocalFileSystem(), str(tmp_path / "none")))
-    with pytest.raises(LogNotFoundError, match="no such bucket, or nothing in it") as caught:
+    monkeypatch.setattr(
+        stores,
+        "open_store",
+        lambda one: (arrow_fs.LocalFileSystem(), str(tmp_path / "none")),
+    )
+    with pytest.raises(
+        LogNotFoundError, match="no such bucket, or nothing in it"
+    ) as caught:
         rows(URI, subscribe="plain")
     assert caught.value.path == URI
 
@@ -196,17 +243,34 @@ def refusing(text: str) -> Any:
     return arrow_fs.PyFileSystem(Handler())
 
 
-def test_a_store_that_refuses_or_fails_says_so_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = {"store.accessKey": "AKIAME", "store.secretKey": "hush", "store.sessionToken": "tok", "store.region": "r"}
+def test_a_store_that_refuses_or_fails_says_so_and_no_secret(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys = {
+        "store.accessKey": "AKIAME",
+        "store.secretKey": "hush",
+        "store.sessionToken": "tok",
+        "store.region": "r",
+    }
     for text, says in (
-        ("When listing objects: AWS Error ACCESS_DENIED for AKIAME with hush and tok", "refuses access"),
-        ("When listing objects: AWS Error NETWORK_CONNECTION for AKIAME with hush and tok", "the object store failed"),
+        (
+            "When listing objects: AWS Error ACCESS_DENIED for AKIAME with hush and tok",
+            "refuses access",
+        ),
+        (
+            "When listing objects: AWS Error NETWORK_CONNECTION for AKIAME with hush and tok",
+            "the object store failed",
+        ),
     ):
-        monkeypatch.setattr(stores, "open_store", lambda one, text=text: (refusing(text), "bucket/logs"))
+        monkeypatch.setattr(
+            stores, "open_store", lambda one, text=text: (refusing(text), "bucket/logs")
+        )
         with pytest.raises(StorageReadError, match=says) as caught:
             rows(URI, subscribe="plain", **keys)
         shown = f"{caught.value} {caught.value.__cause__} {options.parse_read({'path': URI, 'subscribe': 'a', **keys})}"
-        assert not any(secret in shown for secret in ("AKIAME", "hush", "tok and", "'tok'"))
+        assert not any(
+            secret in shown for secret in ("AKIAME", "hush", "tok and", "'tok'")
+        )
 
 
 def test_a_copy_that_is_not_whole_is_an_error(store: Path) -> None:
@@ -216,7 +280,9 @@ def test_a_copy_that_is_not_whole_is_an_error(store: Path) -> None:
     with pytest.raises(LogcoreError, match="incomplete batch"):
         rows(URI, subscribe="plain")
     last.unlink()
-    with pytest.raises(LogcoreError, match=r"the end of the log is missing|records up to offset 600"):
+    with pytest.raises(
+        LogcoreError, match=r"the end of the log is missing|records up to offset 600"
+    ):
         rows(URI, subscribe="plain")
     last.write_bytes(content)
     assert len(rows(URI, subscribe="plain")) == 1200
@@ -234,7 +300,11 @@ def test_a_copy_that_is_not_whole_is_an_error(store: Path) -> None:
 def test_a_copy_made_beside_its_writer_that_lacks_the_end_is_an_error(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stores, "open_store", lambda one: (arrow_fs.LocalFileSystem(), str(tmp_path / "copy")))
+    monkeypatch.setattr(
+        stores,
+        "open_store",
+        lambda one: (arrow_fs.LocalFileSystem(), str(tmp_path / "copy")),
+    )
     with logcore.open_dir(data) as directory:
         directory.partition("packed", 0).append(b"late")
         shutil.copytree(data, tmp_path / "copy")
@@ -242,7 +312,9 @@ def test_a_copy_made_beside_its_writer_that_lacks_the_end_is_an_error(
     (tmp_path / "copy" / checkpoint.RECOVERY_POINT).unlink()
     last = segment(tmp_path / "copy", "packed-0", -1)
     last.write_bytes(b"")
-    with pytest.raises(CorruptLogError, match="ends before its own note says") as caught:
+    with pytest.raises(
+        CorruptLogError, match="ends before its own note says"
+    ) as caught:
         rows(URI, subscribe="packed")
     assert caught.value.path == f"{URI}/packed-0"
 
@@ -282,7 +354,9 @@ def test_a_task_that_sees_another_archive_fails(store: Path) -> None:
     reader = one.reader(one.schema())
     planned = reader.partitions()
     properties = store / "meta.properties"
-    properties.write_text(properties.read_text().replace("directory.id=", "directory.id=X"))
+    properties.write_text(
+        properties.read_text().replace("directory.id=", "directory.id=X")
+    )
     with pytest.raises(OtherDirectoryError):
         list(reader.read(planned[0]))
 
@@ -291,7 +365,9 @@ def test_nothing_is_written_or_followed(store: Path) -> None:
     one = source(Path("x"), topic="t", subscribe="t")
     for path in (URI, "gs://bucket/logs", "abfs://container@account/logs"):
         one.options["path"] = path
-        with pytest.raises(InvalidConfigError, match="Write to a log directory of a file system"):
+        with pytest.raises(
+            InvalidConfigError, match="Write to a log directory of a file system"
+        ):
             options.parse_write({"path": path, "topic": "t"})
         with pytest.raises(InvalidConfigError, match="which a batch read takes"):
             options.parse_stream({"path": path, "subscribe": "t"})
@@ -318,7 +394,10 @@ def test_which_options_a_store_takes() -> None:
         "endpoint_override": "127.0.0.1:9000",
         "scheme": "http",
     }
-    assert parse(store_anonymous="true", store_region="eu-1").settings == {"anonymous": True, "region": "eu-1"}
+    assert parse(store_anonymous="true", store_region="eu-1").settings == {
+        "anonymous": True,
+        "region": "eu-1",
+    }
     for wrong, says in (
         ({"store_accessKey": "a"}, "go together"),
         ({"store_endpoint": "http://u:p@h"}, "store.endpoint"),
@@ -331,17 +410,25 @@ def test_which_options_a_store_takes() -> None:
             parse(**wrong)
         assert "hush" not in str(caught.value)
     with pytest.raises(InvalidConfigError, match="no such file system") as caught:
-        stores.open_store(attrs.evolve(STORE, location="nosuch://h", uri="nosuch://u:hush@h", is_s3=False))
+        stores.open_store(
+            attrs.evolve(
+                STORE, location="nosuch://h", uri="nosuch://u:hush@h", is_s3=False
+            )
+        )
     assert "hush" not in str(caught.value)
 
 
-# -- a real S3 server ------------------------------------------------------------------------------------------------
+# -- a real S3 server
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow  # it starts a server; stores of other kinds are in the tests above
 def test_an_archive_on_an_s3_server(s3_server: dict[str, str], data: Path) -> None:
     system = upload(s3_server, data, "bucket/logs")
-    for asked in ({"subscribePattern": "p.*"}, {"subscribe": "plain", "startingTimestamp": T0 + 500}):
+    for asked in (
+        {"subscribePattern": "p.*"},
+        {"subscribe": "plain", "startingTimestamp": T0 + 500},
+    ):
         assert rows(URI, **asked, **s3_server) == rows(str(data), **asked)
     with pytest.raises(LogNotFoundError, match="no such bucket, or nothing in it"):
         rows("s3://elsewhere/logs", subscribe="plain", **s3_server)
@@ -354,7 +441,9 @@ def test_an_archive_on_an_s3_server(s3_server: dict[str, str], data: Path) -> No
     assert "hush" not in str(caught.value)
 
 
-def test_a_server_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_not_there_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found = options.parse_read(
         {
             "path": URI,
@@ -367,7 +456,9 @@ def test_a_server_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch)
     assert found is not None
     plain = arrow_fs.S3FileSystem
     retries = arrow_fs.AwsStandardS3RetryStrategy(max_attempts=1)
-    monkeypatch.setattr(arrow_fs, "S3FileSystem", lambda **given: plain(**given, retry_strategy=retries))
+    monkeypatch.setattr(
+        arrow_fs, "S3FileSystem", lambda **given: plain(**given, retry_strategy=retries)
+    )
     with pytest.raises(StorageReadError, match="the object store failed") as caught:
         StoreFS(found).is_directory(URI)
     assert "hush" not in str(caught.value)

@@ -1,4 +1,6 @@
-"""Streams in Spark: what only a JVM shows. See test_streams_plain.py for all that is decided without one."""
+"""Streams in Spark: what only a JVM shows. See test_streams_plain.py for all that is
+decided without one.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ import pytest
 
 pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
-pytest.importorskip("pyspark.sql.streaming.datasource")  # limits and AvailableNow need 4.2
+pytest.importorskip(
+    "pyspark.sql.streaming.datasource"
+)  # limits and AvailableNow need 4.2
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -37,12 +41,17 @@ def append(path: Path, partition: int, count: int) -> None:
         log = directory.partition("orders", partition)
         end = log.log_end_offset
         log.append_many(
-            [(b"k%d" % (number % 3), b"%d" % number, [], T0 + number * 1000) for number in range(end, end + count)]
+            [
+                (b"k%d" % (number % 3), b"%d" % number, [], T0 + number * 1000)
+                for number in range(end, end + count)
+            ]
         )
 
 
 def stream(spark: SparkSession, path: Path, **given: object) -> Any:
-    texts = {name: str(value) for name, value in {"subscribe": "orders", **given}.items()}
+    texts = {
+        name: str(value) for name, value in {"subscribe": "orders", **given}.items()
+    }
     return spark.readStream.format("logcore").options(**texts).load(str(path))
 
 
@@ -59,13 +68,17 @@ def run(frame: Any, checkpoint: Path, sink: Any, mode: str = "append") -> Any:
     return query
 
 
-def test_a_stream_goes_on_from_its_checkpoint(spark: SparkSession, data: Path, tmp_path: Path) -> None:
+def test_a_stream_goes_on_from_its_checkpoint(
+    spark: SparkSession, data: Path, tmp_path: Path
+) -> None:
     rows: list[tuple[int, int, int]] = []
 
     def sink(frame: Any, batch_id: int) -> None:
         if batch_id == 1:
             append(data, 0, 7)  # after the target was pinned
-        rows.extend((batch_id, row["partition"], row["offset"]) for row in frame.collect())
+        rows.extend(
+            (batch_id, row["partition"], row["offset"]) for row in frame.collect()
+        )
 
     frame = stream(spark, data, startingOffsets="earliest", maxOffsetsPerTrigger=20)
     query = run(frame, tmp_path / "c", sink)
@@ -81,7 +94,9 @@ def test_a_stream_goes_on_from_its_checkpoint(spark: SparkSession, data: Path, t
 
 
 @pytest.mark.slow  # test_streams_plain.py has this without a JVM
-def test_a_first_batch_that_fails_loses_no_record(spark: SparkSession, data: Path, tmp_path: Path) -> None:
+def test_a_first_batch_that_fails_loses_no_record(
+    spark: SparkSession, data: Path, tmp_path: Path
+) -> None:
     offsets: list[int] = []
     fails = [True]
 
@@ -106,9 +121,13 @@ def test_a_first_batch_that_fails_loses_no_record(spark: SparkSession, data: Pat
 
 
 @pytest.mark.slow  # half a minute
-def test_a_watermark_a_join_and_duplicates(spark: SparkSession, data: Path, tmp_path: Path) -> None:
+def test_a_watermark_a_join_and_duplicates(
+    spark: SparkSession, data: Path, tmp_path: Path
+) -> None:
     frame = stream(spark, data, startingOffsets="earliest")
-    keyed = frame.select(F.col("key").cast("string").alias("key"), F.col("timestamp"), F.col("offset"))
+    keyed = frame.select(
+        F.col("key").cast("string").alias("key"), F.col("timestamp"), F.col("offset")
+    )
     counts = (
         keyed.withWatermark("timestamp", "5 seconds")
         .groupBy(F.window("timestamp", "10 seconds"), "key")
@@ -116,25 +135,45 @@ def test_a_watermark_a_join_and_duplicates(spark: SparkSession, data: Path, tmp_
         .select("key", F.col("window.start").alias("start"), "count")
     )
     found: list[Any] = []
-    run(counts, tmp_path / "counts", lambda one, _: found.extend(one.collect()), "append")
+    run(
+        counts,
+        tmp_path / "counts",
+        lambda one, _: found.extend(one.collect()),
+        "append",
+    )
     assert found and all(row["count"] > 0 for row in found)
 
-    other = stream(spark, data, startingOffsets="earliest").select("offset", "partition", "value")
+    other = stream(spark, data, startingOffsets="earliest").select(
+        "offset", "partition", "value"
+    )
     joined = frame.select("offset", "partition").join(other, ["offset", "partition"])
     pairs: list[Any] = []
-    run(joined, tmp_path / "joined", lambda one, _: pairs.extend(one.collect()), "append")
-    assert sorted((row["partition"], row["offset"]) for row in pairs) == [(0, n) for n in range(30)] + [
-        (1, n) for n in range(20)
-    ]
+    run(
+        joined,
+        tmp_path / "joined",
+        lambda one, _: pairs.extend(one.collect()),
+        "append",
+    )
+    assert sorted((row["partition"], row["offset"]) for row in pairs) == [
+        (0, n) for n in range(30)
+    ] + [(1, n) for n in range(20)]
 
     unique: list[Any] = []
-    distinct = keyed.withWatermark("timestamp", "1 hour").dropDuplicatesWithinWatermark(["key"])
+    distinct = keyed.withWatermark("timestamp", "1 hour").dropDuplicatesWithinWatermark(
+        ["key"]
+    )
     run(distinct, tmp_path / "unique", lambda one, _: unique.extend(one.collect()))
     assert sorted(row["key"] for row in unique) == ["k0", "k1", "k2"]
 
 
 def written(spark: SparkSession, path: Path, topic: str) -> list[bytes]:
-    found = spark.read.format("logcore").schema("value BINARY").option("subscribe", topic).load(str(path)).collect()
+    found = (
+        spark.read.format("logcore")
+        .schema("value BINARY")
+        .option("subscribe", topic)
+        .load(str(path))
+        .collect()
+    )
     return sorted(bytes(row["value"]) for row in found)
 
 
@@ -145,7 +184,9 @@ def test_a_batch_that_is_replayed_with_other_tasks_is_written_once(
     checkpoint = tmp_path / "c"
 
     def copy(tasks: int) -> None:
-        rows = stream(spark, data, startingOffsets="earliest", maxOffsetsPerTrigger=20).select("key", "value")
+        rows = stream(
+            spark, data, startingOffsets="earliest", maxOffsetsPerTrigger=20
+        ).select("key", "value")
         query = (
             rows.repartition(tasks)
             .writeStream.format("logcore")
@@ -157,7 +198,10 @@ def test_a_batch_that_is_replayed_with_other_tasks_is_written_once(
         query.awaitTermination()
 
     copy(1)
-    expected = sorted([b"%d" % number for number in range(30)] + [b"%d" % number for number in range(20)])
+    expected = sorted(
+        [b"%d" % number for number in range(30)]
+        + [b"%d" % number for number in range(20)]
+    )
     assert written(spark, data, "copy") == expected
     assert forget_commit(checkpoint) == 2
     copy(3)
@@ -168,18 +212,30 @@ def test_a_batch_that_is_replayed_with_other_tasks_is_written_once(
 
 
 @pytest.mark.slow
-def test_updates_go_into_a_compacted_topic(spark: SparkSession, data: Path, tmp_path: Path) -> None:
+def test_updates_go_into_a_compacted_topic(
+    spark: SparkSession, data: Path, tmp_path: Path
+) -> None:
     with logcore.open_dir(data) as directory:
         directory.create_topic("totals", config={"cleanup.policy": "compact"})
 
     def sink(rows: Any, batch_id: int) -> None:
-        named = rows.write.format("logcore").mode("append").option("topic", "totals").option("txnAppId", "totals")
+        named = (
+            rows.write.format("logcore")
+            .mode("append")
+            .option("topic", "totals")
+            .option("txnAppId", "totals")
+        )
         named.option("txnVersion", batch_id).save(str(data))
 
     frame = stream(spark, data, startingOffsets="earliest", maxOffsetsPerTrigger=20)
-    sums = frame.groupBy("key").agg(F.sum(F.col("value").cast("string").cast("int")).cast("string").alias("value"))
+    sums = frame.groupBy("key").agg(
+        F.sum(F.col("value").cast("string").cast("int")).cast("string").alias("value")
+    )
     run(sums, tmp_path / "c", sink, "update")
     numbers = [*range(30), *range(20)]
     with logcore.open(data / "totals-0", read_only=True) as log:
         latest = {record.key: int(record.value) for record in log.read(0)}
-    assert latest == {b"k%d" % key: sum(number for number in numbers if number % 3 == key) for key in range(3)}
+    assert latest == {
+        b"k%d" % key: sum(number for number in numbers if number % 3 == key)
+        for key in range(3)
+    }

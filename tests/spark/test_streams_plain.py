@@ -1,4 +1,5 @@
-"""A stream that is read, without Spark: its methods are called as Spark calls them, in the orders of docs/spark.md.
+"""A stream that is read, without Spark: its methods are called as Spark calls them, in
+the orders of docs/spark.md.
 
 `Query` plays Spark: it keeps offsets and commits, and is stopped between any two calls.
 """
@@ -22,25 +23,40 @@ pytest.importorskip("pyarrow")
 
 import logcore
 from logcore import recordbatch
-from logcore.errors import InvalidConfigError, LogcoreError, LogNotFoundError, TopicNotFoundError
+from logcore.errors import (
+    InvalidConfigError,
+    LogcoreError,
+    LogNotFoundError,
+    TopicNotFoundError,
+)
 from netshim.testing import start as start_broker
 from pyspark_logcore import limits
 from pyspark_logcore.identity import OtherDirectoryError
 from pyspark_logcore.options import parse_stream
 from pyspark_logcore.ranges import DataLossError
 from pyspark_logcore.source import LogcoreDataSource
-from pyspark_logcore.streamreader import HAS_LIMITS, FirstBatchError, LogcoreStreamReader
+from pyspark_logcore.streamreader import (
+    HAS_LIMITS,
+    FirstBatchError,
+    LogcoreStreamReader,
+)
 
 if HAS_LIMITS:
     from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-needs_limits = pytest.mark.skipif(not HAS_LIMITS, reason="pyspark before 4.2 has no limits")
+needs_limits = pytest.mark.skipif(
+    not HAS_LIMITS, reason="pyspark before 4.2 has no limits"
+)
 Offsets = dict[str, dict[str, int]]
 
 
 def reader_of(path: Path | str, **given: object) -> LogcoreStreamReader:
     texts = {name.lower(): str(value) for name, value in given.items()}
-    where = {"path": str(path)} if isinstance(path, Path) else {"kafka.bootstrap.servers": path}
+    where = (
+        {"path": str(path)}
+        if isinstance(path, Path)
+        else {"kafka.bootstrap.servers": path}
+    )
     made = LogcoreDataSource({**where, **texts})
     return made.streamReader(made.schema())
 
@@ -51,8 +67,8 @@ def text(offsets: Any) -> Any:
 
 
 class Query:
-    """One streaming query. offsets, commits: what its checkpoint holds. rows: (topic, partition, offset, value) that
-    its sink has taken, a batch at a time.
+    """One streaming query. offsets, commits: what its checkpoint holds. rows: (topic,
+    partition, offset, value) that its sink has taken, a batch at a time.
     """
 
     def __init__(self, path: Path | str, **given: object) -> None:
@@ -119,7 +135,10 @@ class Query:
         remote = pickle.loads(pickle.dumps(reader_of(self.path, **self.given)))
         for part in self.reader.partitions(start, end):
             for batch in remote.read(pickle.loads(pickle.dumps(part))):
-                rows += [(one["topic"], one["partition"], one["offset"], one["value"]) for one in batch.to_pylist()]
+                rows += [
+                    (one["topic"], one["partition"], one["offset"], one["value"])
+                    for one in batch.to_pylist()
+                ]
         return rows
 
 
@@ -140,13 +159,18 @@ def append(path: Path, topic: str, partition: int, count: int) -> None:
         log.append_many([(None, b"%d" % number) for number in range(end, end + count)])
 
 
-def expected(*spans: tuple[int, int, int], topic: str = "orders") -> list[tuple[str, int, int, bytes]]:
+def expected(
+    *spans: tuple[int, int, int], topic: str = "orders"
+) -> list[tuple[str, int, int, bytes]]:
     return [
-        (topic, partition, offset, b"%d" % offset) for partition, first, end in spans for offset in range(first, end)
+        (topic, partition, offset, b"%d" % offset)
+        for partition, first, end in spans
+        for offset in range(first, end)
     ]
 
 
-# -- offsets and starts ----------------------------------------------------------------------------------------------
+# -- offsets and starts
+# ----------------------------------------------------------------------------------------------
 
 
 def test_offsets_are_kafkas_json(tmp_path: Path) -> None:
@@ -154,11 +178,21 @@ def test_offsets_are_kafkas_json(tmp_path: Path) -> None:
         directory.create_topic("b", partitions=11)
         directory.create_topic("a")
     found = reader_of(tmp_path / "data", subscribePattern="[ab]").initialOffset()
-    assert json.dumps(found) == json.dumps({"a": {"0": 0}, "b": {str(number): 0 for number in range(11)}})
+    assert json.dumps(found) == json.dumps(
+        {"a": {"0": 0}, "b": {str(number): 0 for number in range(11)}}
+    )
 
 
 @pytest.mark.parametrize(
-    "wrong", [[], {"t": 1}, {"t": {"x": 1}}, {"t": {"0": -1}}, {"t": {"0": True}}, {"t": {"0": "1"}}]
+    "wrong",
+    [
+        [],
+        {"t": 1},
+        {"t": {"x": 1}},
+        {"t": {"0": -1}},
+        {"t": {"0": True}},
+        {"t": {"0": "1"}},
+    ],
 )
 def test_offsets_that_are_none(wrong: Any) -> None:
     with pytest.raises(InvalidConfigError, match="offsets of a checkpoint"):
@@ -174,11 +208,22 @@ def test_offsets_that_are_none(wrong: Any) -> None:
         ({"startingOffsets": json.dumps({"orders": {"0": 7, "1": -1}})}, (7, 20)),
         ({"startingOffsets": json.dumps({"orders": {"0": -2, "1": 3}})}, (0, 3)),
         ({"startingTimestamp": 0}, (0, 0)),
-        ({"startingTimestamp": 10**15, "startingOffsetsByTimestampStrategy": "latest"}, (30, 20)),
-        ({"startingOffsetsByTimestamp": json.dumps({"orders": {"0": 0, "1": 0}})}, (0, 0)),
+        (
+            {
+                "startingTimestamp": 10**15,
+                "startingOffsetsByTimestampStrategy": "latest",
+            },
+            (30, 20),
+        ),
+        (
+            {"startingOffsetsByTimestamp": json.dumps({"orders": {"0": 0, "1": 0}})},
+            (0, 0),
+        ),
     ],
 )
-def test_where_a_stream_begins(data: Path, asked: dict[str, str], first: tuple[int, int]) -> None:
+def test_where_a_stream_begins(
+    data: Path, asked: dict[str, str], first: tuple[int, int]
+) -> None:
     query = Query(data, subscribe="orders", **asked)
     found = query.reader.initialOffset()
     query.first = text(found)
@@ -194,7 +239,10 @@ def test_where_a_stream_begins(data: Path, asked: dict[str, str], first: tuple[i
         ({"endingOffsets": "latest"}, "endingOffsets is for batch reads"),
         ({"endingTimestamp": "1"}, "endingTimestamp is for batch reads"),
         ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger"),
-        ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "higher than maxOffsetsPerTrigger"),
+        (
+            {"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"},
+            "higher than maxOffsetsPerTrigger",
+        ),
         ({"maxTriggerDelay": "soon"}, "such as 15m"),
         ({"commitOffsets": "true"}, "needs the option kafka.group.id"),
         ({"checkpointLocation": "hdfs://x/y"}, "not behind a URL"),
@@ -209,7 +257,10 @@ def test_options_of_streams(data: Path, asked: dict[str, str], match: str) -> No
 def test_a_delay_is_written_as_sparks_settings_are() -> None:
     texts = {"15m": 900, "100ms": 0.1, "2h": 7200, "30 s": 30, "7": 0.007, "1d": 86_400}
     found = {
-        one: parse_stream({"path": "/x", "subscribe": "t", "maxtriggerdelay": one}).max_delay_seconds for one in texts
+        one: parse_stream(
+            {"path": "/x", "subscribe": "t", "maxtriggerdelay": one}
+        ).max_delay_seconds
+        for one in texts
     }
     assert found == pytest.approx(texts)
 
@@ -219,17 +270,22 @@ def test_a_topic_that_is_not_there(data: Path) -> None:
         reader_of(data, subscribe="nothing").initialOffset()
 
 
-# -- limits ----------------------------------------------------------------------------------------------------------
+# -- limits
+# ----------------------------------------------------------------------------------------------------------
 
 KEYS = st.tuples(st.sampled_from("ab"), st.integers(0, 3))
 
 
 @given(
-    st.dictionaries(KEYS, st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=1),
+    st.dictionaries(
+        KEYS, st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=1
+    ),
     st.integers(1, 10**5),
 )
 @example({("a", 0): (0, 1_000_000), ("a", 1): (0, 1)}, 10)
-def test_a_limit_is_divided_as_kafka_divides_it(partitions: dict[Any, tuple[int, int]], most: int) -> None:
+def test_a_limit_is_divided_as_kafka_divides_it(
+    partitions: dict[Any, tuple[int, int]], most: int
+) -> None:
     start = {key: first for key, (first, _) in partitions.items()}
     ends = {key: first + size for key, (first, size) in partitions.items()}
     found = limits.at_most(start, ends, most)
@@ -241,13 +297,17 @@ def test_a_limit_is_divided_as_kafka_divides_it(partitions: dict[Any, tuple[int,
     assert sum(sizes.values()) <= most + len(partitions)
     for key, (_, size) in partitions.items():
         if total > most and size:
-            share = most * size / total  # KafkaMicroBatchStream.rateLimit, which computes with doubles
+            share = (
+                most * size / total
+            )  # KafkaMicroBatchStream.rateLimit, which computes with doubles
             assert abs(sizes[key] - min(size, 1 if share < 1 else int(share))) <= 1
 
 
 @needs_limits
 def test_batches_are_limited_until_all_is_read(data: Path) -> None:
-    query = Query(data, subscribe="orders", startingOffsets="earliest", maxOffsetsPerTrigger=10)
+    query = Query(
+        data, subscribe="orders", startingOffsets="earliest", maxOffsetsPerTrigger=10
+    )
     while query.trigger():
         pass
     assert sorted(query.rows) == sorted(expected((0, 0, 30), (1, 0, 20)))
@@ -257,9 +317,15 @@ def test_batches_are_limited_until_all_is_read(data: Path) -> None:
 
 @needs_limits
 @pytest.mark.parametrize(
-    "asked", [{"maxOffsetsPerTrigger": 1, "minOffsetsPerTrigger": 1}, {"minOffsetsPerTrigger": 100}]
+    "asked",
+    [
+        {"maxOffsetsPerTrigger": 1, "minOffsetsPerTrigger": 1},
+        {"minOffsetsPerTrigger": 100},
+    ],
 )
-def test_once_takes_everything_whatever_the_options(data: Path, asked: dict[str, int]) -> None:
+def test_once_takes_everything_whatever_the_options(
+    data: Path, asked: dict[str, int]
+) -> None:
     query = Query(data, subscribe="orders", startingOffsets="earliest", **asked)
     assert query.trigger(ReadAllAvailable())
     append(data, "orders", 1, 2)
@@ -268,8 +334,12 @@ def test_once_takes_everything_whatever_the_options(data: Path, asked: dict[str,
 
 
 @needs_limits
-@pytest.mark.parametrize("asked", [{"maxOffsetsPerTrigger": 8}, {"minOffsetsPerTrigger": 1_000}, {}])
-def test_available_now_reads_to_its_target_and_no_further(data: Path, asked: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "asked", [{"maxOffsetsPerTrigger": 8}, {"minOffsetsPerTrigger": 1_000}, {}]
+)
+def test_available_now_reads_to_its_target_and_no_further(
+    data: Path, asked: dict[str, int]
+) -> None:
     query = Query(data, subscribe="orders", startingOffsets="earliest", **asked)
     query.begin(available_now=True)
     with logcore.open_dir(data) as directory:
@@ -282,7 +352,13 @@ def test_available_now_reads_to_its_target_and_no_further(data: Path, asked: dic
 
 def test_a_batch_waits_for_enough_records_or_long_enough(data: Path) -> None:
     now = [0.0]
-    query = Query(data, subscribe="orders", startingOffsets="earliest", minOffsetsPerTrigger=10, maxTriggerDelay="1m")
+    query = Query(
+        data,
+        subscribe="orders",
+        startingOffsets="earliest",
+        minOffsetsPerTrigger=10,
+        maxTriggerDelay="1m",
+    )
     query.reader.clock = lambda: now[0]
     assert query.trigger(), "the first batch does not wait"
     append(data, "orders", 0, 4)
@@ -297,7 +373,9 @@ def test_a_batch_waits_for_enough_records_or_long_enough(data: Path) -> None:
     assert sorted(query.rows) == sorted(expected((0, 0, 34), (1, 0, 27)))
 
 
-def test_limits_need_a_spark_that_has_them(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_need_a_spark_that_has_them(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pyspark_logcore.streamreader.HAS_LIMITS", False)
     with pytest.raises(InvalidConfigError, match=r"needs pyspark 4\.2"):
         reader_of(data, subscribe="orders", maxOffsetsPerTrigger=5)
@@ -306,14 +384,17 @@ def test_limits_need_a_spark_that_has_them(data: Path, monkeypatch: pytest.Monke
 
 
 def test_the_lag_is_reported(data: Path) -> None:
-    query = Query(data, subscribe="orders", startingOffsets="earliest", minOffsetsPerTrigger=100)
+    query = Query(
+        data, subscribe="orders", startingOffsets="earliest", minOffsetsPerTrigger=100
+    )
     query.trigger()
     append(data, "orders", 0, 5)
     assert not query.trigger()
     assert query.reader.reportLatestOffset() == {"orders": {"0": 35, "1": 20}}
 
 
-# -- restarts --------------------------------------------------------------------------------------------------------
+# -- restarts
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_a_batch_that_is_replayed_reads_the_same(data: Path) -> None:
@@ -333,8 +414,12 @@ def test_a_batch_that_is_replayed_reads_the_same(data: Path) -> None:
 
 
 @pytest.mark.parametrize("grown", [0, 400])
-def test_a_first_batch_that_failed_loses_nothing(data: Path, grown: int, tmp_path: Path) -> None:
-    """Measured with Spark 4.3: it asks where to begin again, and pairs that with the end of then."""
+def test_a_first_batch_that_failed_loses_nothing(
+    data: Path, grown: int, tmp_path: Path
+) -> None:
+    """Measured with Spark 4.3: it asks where to begin again, and pairs that with the
+    end of then.
+    """
     query = Query(data, subscribe="orders", checkpointLocation=tmp_path / "checkpoint")
     query.first = text(query.reader.initialOffset())
     append(data, "orders", 0, 10)
@@ -354,19 +439,25 @@ def test_a_first_batch_that_failed_is_an_error_without_a_place_for_its_offsets(
     query.plan()
     append(data, "orders", 0, 10)
     query.restart()
-    with pytest.raises(FirstBatchError, match=r"batch 0.*new checkpoint.*checkpointLocation"):
+    with pytest.raises(
+        FirstBatchError, match=r"batch 0.*new checkpoint.*checkpointLocation"
+    ):
         query.begin()
     query.given = {**query.given, "checkpointLocation": tmp_path / "late"}
     query.restart()
     with pytest.raises(FirstBatchError, match="batch 0"):
         query.begin()
-    assert not (tmp_path / "late").exists(), "what is latest now is not kept as where batch 0 began"
+    assert not (tmp_path / "late").exists(), (
+        "what is latest now is not kept as where batch 0 began"
+    )
     query.given = {**query.given, "failOnDataLoss": "false"}
     query.restart()
     with pytest.warns(UserWarning, match="batch 0"):
         query.begin()
     query.trigger()
-    assert [row[:3] for row in query.rows if row[1] == 0] == [("orders", 0, offset) for offset in range(30, 40)]
+    assert [row[:3] for row in query.rows if row[1] == 0] == [
+        ("orders", 0, offset) for offset in range(30, 40)
+    ]
 
 
 def test_a_first_batch_from_fixed_offsets_is_replayed(data: Path) -> None:
@@ -389,26 +480,41 @@ def first_offsets(path: Path, **given: object) -> Any:
     return first
 
 
-def test_first_offsets_belong_to_the_options_that_chose_them(data: Path, tmp_path: Path) -> None:
+def test_first_offsets_belong_to_the_options_that_chose_them(
+    data: Path, tmp_path: Path
+) -> None:
     where = {"checkpointLocation": f"file://{tmp_path / 'checkpoint'}"}
-    assert first_offsets(data, subscribe="orders", **where) == {"orders": {"0": 30, "1": 20}}
+    assert first_offsets(data, subscribe="orders", **where) == {
+        "orders": {"0": 30, "1": 20}
+    }
     append(data, "orders", 0, 5)
-    assert first_offsets(data, subscribe="orders", **where) == {"orders": {"0": 30, "1": 20}}
+    assert first_offsets(data, subscribe="orders", **where) == {
+        "orders": {"0": 30, "1": 20}
+    }
     limited = {"maxOffsetsPerTrigger": 5} if HAS_LIMITS else {"minOffsetsPerTrigger": 5}
-    assert first_offsets(data, subscribe="orders", **limited, **where) == {"orders": {"0": 30, "1": 20}}
-    assert first_offsets(data, subscribePattern="orders", **where) == {"orders": {"0": 35, "1": 20}}
+    assert first_offsets(data, subscribe="orders", **limited, **where) == {
+        "orders": {"0": 30, "1": 20}
+    }
+    assert first_offsets(data, subscribePattern="orders", **where) == {
+        "orders": {"0": 35, "1": 20}
+    }
     assert len(os.listdir(tmp_path / "checkpoint" / "logcore")) == 2
 
 
-def test_first_offsets_that_are_damaged_are_an_error(data: Path, tmp_path: Path) -> None:
+def test_first_offsets_that_are_damaged_are_an_error(
+    data: Path, tmp_path: Path
+) -> None:
     first_offsets(data, subscribe="orders", checkpointLocation=tmp_path / "c")
     (kept,) = (tmp_path / "c" / "logcore").iterdir()
     kept.write_bytes(kept.read_bytes().replace(b"30", b"31"))
     with pytest.raises(LogcoreError, match="first offsets of this stream are damaged"):
-        reader_of(data, subscribe="orders", checkpointLocation=tmp_path / "c").initialOffset()
+        reader_of(
+            data, subscribe="orders", checkpointLocation=tmp_path / "c"
+        ).initialOffset()
 
 
-# -- partitions, topics and losses -----------------------------------------------------------------------------------
+# -- partitions, topics and losses
+# -----------------------------------------------------------------------------------
 
 
 def test_new_partitions_and_topics_are_read_from_their_beginning(data: Path) -> None:
@@ -423,7 +529,9 @@ def test_new_partitions_and_topics_are_read_from_their_beginning(data: Path) -> 
     query.restart()
     append(data, "more", 0, 1)
     query.trigger()
-    assert sorted(query.rows) == sorted(expected((2, 0, 5)) + expected((0, 0, 5), topic="more"))
+    assert sorted(query.rows) == sorted(
+        expected((2, 0, 5)) + expected((0, 0, 5), topic="more")
+    )
 
 
 def losing(query: Query, loses: Callable[[], None], match: str) -> None:
@@ -446,7 +554,11 @@ def test_records_deleted_before_they_were_read(data: Path) -> None:
         with logcore.open_dir(data) as directory:
             directory.partition("orders", 0).delete_records(40)
 
-    losing(query, loses, "topic orders partition 0: the log begins at 40, and offset 30 is the next")
+    losing(
+        query,
+        loses,
+        "topic orders partition 0: the log begins at 40, and offset 30 is the next",
+    )
     assert query.rows == expected((0, 0, 30), (1, 0, 20), (0, 40, 50))
 
 
@@ -465,7 +577,11 @@ def test_a_log_that_ends_below_what_was_read(data: Path) -> None:
 
 
 def test_a_topic_made_again_that_has_more_than_before(data: Path) -> None:
-    given = {"subscribe": "orders", "startingOffsets": "earliest", "failOnDataLoss": "false"}
+    given = {
+        "subscribe": "orders",
+        "startingOffsets": "earliest",
+        "failOnDataLoss": "false",
+    }
     query = Query(data, **given)
     query.trigger()
     with logcore.open_dir(data) as directory:
@@ -480,7 +596,11 @@ def test_a_topic_made_again_that_has_more_than_before(data: Path) -> None:
 
 def test_a_topic_made_again_is_not_waited_for(data: Path) -> None:
     query = Query(
-        data, subscribe="orders", startingOffsets="earliest", failOnDataLoss="false", minOffsetsPerTrigger=100
+        data,
+        subscribe="orders",
+        startingOffsets="earliest",
+        failOnDataLoss="false",
+        minOffsetsPerTrigger=100,
     )
     query.trigger()
     with logcore.open_dir(data) as directory:
@@ -506,7 +626,11 @@ def test_a_partition_that_is_gone(data: Path) -> None:
             directory.delete_topic("other")
         append(data, "orders", 1, 1)
 
-    losing(query, loses, "topic other partition 0: the partition is gone; offset 3 was reached")
+    losing(
+        query,
+        loses,
+        "topic other partition 0: the partition is gone; offset 3 was reached",
+    )
     assert query.rows[-1:] == expected((1, 20, 21))
 
 
@@ -521,7 +645,11 @@ def test_a_partition_that_was_added_and_has_lost_its_first_records(data: Path) -
         with logcore.open_dir(data) as directory:
             directory.partition("orders", 2).delete_records(2)
 
-    losing(query, loses, "partition 2: the partition was added, and its log begins at 2, not at 0")
+    losing(
+        query,
+        loses,
+        "partition 2: the partition was added, and its log begins at 2, not at 0",
+    )
     assert query.rows[50:] == expected((2, 2, 5))
 
 
@@ -537,8 +665,12 @@ def test_what_goes_between_plan_and_replay(data: Path) -> None:
 
 
 @pytest.mark.parametrize("loss", ["true", "false"])
-def test_a_directory_that_is_missing_or_another_is_an_error_in_any_case(data: Path, loss: str) -> None:
-    query = Query(data, subscribe="orders", startingOffsets="earliest", failOnDataLoss=loss)
+def test_a_directory_that_is_missing_or_another_is_an_error_in_any_case(
+    data: Path, loss: str
+) -> None:
+    query = Query(
+        data, subscribe="orders", startingOffsets="earliest", failOnDataLoss=loss
+    )
     query.trigger()
     away = data.with_name("away")
     data.rename(away)
@@ -554,7 +686,8 @@ def test_a_directory_that_is_missing_or_another_is_an_error_in_any_case(data: Pa
     assert not query.trigger()
 
 
-# -- what is visible -------------------------------------------------------------------------------------------------
+# -- what is visible
+# -------------------------------------------------------------------------------------------------
 
 
 def test_transactions(tmp_path: Path) -> None:
@@ -564,8 +697,17 @@ def test_transactions(tmp_path: Path) -> None:
         log = directory.partition("t", 0)
 
         def batch(producer_id: int, *values: bytes) -> None:
-            facts = {"producer_id": producer_id, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
-            log.append_batch(recordbatch.encode([(None, value) for value in values], now_ms=1, **facts))
+            facts = {
+                "producer_id": producer_id,
+                "producer_epoch": 0,
+                "base_sequence": 0,
+                "transactional": True,
+            }
+            log.append_batch(
+                recordbatch.encode(
+                    [(None, value) for value in values], now_ms=1, **facts
+                )
+            )
 
         given = {"subscribe": "t", "startingOffsets": "earliest"}
         committed = Query(path, **given, **{"kafka.isolation.level": "read_committed"})
@@ -589,7 +731,9 @@ def test_transactions(tmp_path: Path) -> None:
         assert len(committed.rows) == 3
 
 
-def test_a_look_that_finds_nothing_new_reads_no_log(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_that_finds_nothing_new_reads_no_log(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [100.0]
     query = Query(data, subscribe="orders", startingOffsets="earliest")
     origin = query.reader._origin
@@ -597,9 +741,13 @@ def test_a_look_that_finds_nothing_new_reads_no_log(data: Path, monkeypatch: pyt
     query.trigger()
     looks: list[Any] = []
     refresh = logcore.Log.refresh
-    monkeypatch.setattr(logcore.Log, "refresh", lambda log: looks.append(log) or refresh(log))
+    monkeypatch.setattr(
+        logcore.Log, "refresh", lambda log: looks.append(log) or refresh(log)
+    )
     query.trigger()
-    assert looks, "times of files have steps, so a moment after a change is looked at closely"
+    assert looks, (
+        "times of files have steps, so a moment after a change is looked at closely"
+    )
     now[0] += 2
     looks.clear()
     assert not query.trigger()
@@ -610,7 +758,9 @@ def test_a_look_that_finds_nothing_new_reads_no_log(data: Path, monkeypatch: pyt
     assert query.rows[-1:] == expected((0, 30, 31))
 
 
-def test_offsets_are_committed_to_a_group(data: Path, recwarn: pytest.WarningsRecorder) -> None:
+def test_offsets_are_committed_to_a_group(
+    data: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     group = {"commitOffsets": "true", "kafka.group.id": "g"}
     query = Query(data, subscribe="orders", startingOffsets="earliest", **group)
 
@@ -653,7 +803,8 @@ def test_through_a_broker(data: Path) -> None:
         broker.stop()
 
 
-# -- a random life ---------------------------------------------------------------------------------------------------
+# -- a random life
+# ---------------------------------------------------------------------------------------------------
 
 STEP = st.one_of(
     st.tuples(st.just("append"), st.integers(0, 2), st.integers(1, 9)),
@@ -666,9 +817,16 @@ STEP = st.one_of(
 
 
 @settings(max_examples=15)
-@given(st.lists(STEP, min_size=3, max_size=25), st.sampled_from(["earliest", "latest"]), st.integers(1, 12))
+@given(
+    st.lists(STEP, min_size=3, max_size=25),
+    st.sampled_from(["earliest", "latest"]),
+    st.integers(1, 12),
+)
 def test_every_row_once_and_in_order(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, int]], begins: str, most: int
+    tmp_path_factory: pytest.TempPathFactory,
+    steps: list[tuple[str, int, int]],
+    begins: str,
+    most: int,
 ) -> None:
     """Whatever ends between two calls, and whatever is appended meanwhile."""
     root = tmp_path_factory.mktemp("life")
@@ -677,7 +835,13 @@ def test_every_row_once_and_in_order(
         directory.create_topic("orders")
     append(data, "orders", 0, 3)
     given = {"maxOffsetsPerTrigger": most} if HAS_LIMITS else {}
-    query = Query(data, subscribe="orders", startingOffsets=begins, checkpointLocation=root / "c", **given)
+    query = Query(
+        data,
+        subscribe="orders",
+        startingOffsets=begins,
+        checkpointLocation=root / "c",
+        **given,
+    )
     query.trigger()
     assert query.commits == 1
     skipped = 3 if begins == "latest" else 0

@@ -1,4 +1,6 @@
-"""Staged writes: all of it or nothing, once, whatever dies when. The driver and its tasks are played by these tests."""
+"""Staged writes: all of it or nothing, once, whatever dies when. The driver and its
+tasks are played by these tests.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,38 @@ import pytest
 import logcore
 from logcore import checkpoint
 from logcore.config import LogConfig
-from logcore.errors import CorruptLogError, InvalidConfigError, LogFailedError, LogNotFoundError
+from logcore.errors import (
+    CorruptLogError,
+    InvalidConfigError,
+    LogFailedError,
+    LogNotFoundError,
+)
 from logcore.fs import FS, OS, OsFS
 from logcore.inspect.verify import verify
 from logcore.names import staging_path
 from logcore.staging import applying, publishing
 from logcore.staging.applying import apply_ready
-from logcore.staging.manifest import Manifest, Place, manifest_name, read_manifest, read_state
+from logcore.staging.manifest import (
+    Manifest,
+    Place,
+    manifest_name,
+    read_manifest,
+    read_state,
+)
 from logcore.staging.publishing import Staging
 from logcore.staging.writing import StagedWriter
-from support.staged import PARTITIONS, SMALL, column, create, manifest, publish, rows, stage, staged, values
+from support.staged import (
+    PARTITIONS,
+    SMALL,
+    column,
+    create,
+    manifest,
+    publish,
+    rows,
+    stage,
+    staged,
+    values,
+)
 
 
 @pytest.fixture
@@ -33,7 +57,9 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("config", [None, SMALL], ids=["appended", "moved"])
-def test_opening_carries_out_what_was_published(tmp_path: Path, config: dict[str, str] | None) -> None:
+def test_opening_carries_out_what_was_published(
+    tmp_path: Path, config: dict[str, str] | None
+) -> None:
     path = create(tmp_path / "data", config)
     one = publish(path, "first", config=config, count=300)
     assert values(path, 0) == [b"before"], "nothing is shown before"
@@ -43,18 +69,31 @@ def test_opening_carries_out_what_was_published(tmp_path: Path, config: dict[str
         assert receipt.offset == 301
         shape = directory.partition("t", 0).statistics()
         assert (shape.segments > 1) == (config is not None)
-        assert shape.log_end_offset == shape.high_watermark == shape.durable_end_offset == 302
+        assert (
+            shape.log_end_offset
+            == shape.high_watermark
+            == shape.durable_end_offset
+            == 302
+        )
     for partition in PARTITIONS:
         tail = [b"after"] if partition == 0 else []
-        assert values(path, partition) == [b"before", *rows("first", partition, 300), *tail]
+        assert values(path, partition) == [
+            b"before",
+            *rows("first", partition, 300),
+            *tail,
+        ]
     assert staged(path) == ["app.state"]
     state = read_state(OS, str(tmp_path / "data.staging"), "app")
-    assert state is not None and state["ranges"] == {"t": {"0": [1, 301], "1": [1, 301]}}
+    assert state is not None and state["ranges"] == {
+        "t": {"0": [1, 301], "1": [1, 301]}
+    }
     assert {one.status for one in verify(str(path))} == {"ok"}
 
 
 @pytest.mark.parametrize("durability", ["group", "os"])
-def test_tick_carries_it_out_in_a_directory_that_is_open(data: Path, durability: str) -> None:
+def test_tick_carries_it_out_in_a_directory_that_is_open(
+    data: Path, durability: str
+) -> None:
     with logcore.open_dir(data, durability=durability) as directory:
         log = directory.partition("t", 0)
         tail = log.tail(1, timeout=300)
@@ -85,11 +124,20 @@ def test_a_version_is_done_once(data: Path) -> None:
     publish(data, "other", app="another app/with @ odd .. characters", version=0)
     with logcore.open_dir(data):
         pass
-    assert values(data, 1) == [b"before", *rows("first", 1), *rows("newer", 1), *rows("other", 1)]
+    assert values(data, 1) == [
+        b"before",
+        *rows("first", 1),
+        *rows("newer", 1),
+        *rows("other", 1),
+    ]
 
 
-def test_two_drivers_that_publish_a_version_at_once_do_not_share_a_file(data: Path) -> None:
-    """One was given up for dead in the middle of its publish(). Both have the same rows under the same name."""
+def test_two_drivers_that_publish_a_version_at_once_do_not_share_a_file(
+    data: Path,
+) -> None:
+    """One was given up for dead in the middle of its publish(). Both have the same rows
+    under the same name.
+    """
 
     class Late(OsFS):
         is_waiting = True
@@ -103,7 +151,12 @@ def test_two_drivers_that_publish_a_version_at_once_do_not_share_a_file(data: Pa
     fs = Late()
     late = Staging(fs, str(data))
     late.publish(manifest(stage(data, "late", count=20), "late"))
-    assert read_manifest(OS, str(data.parent / "data.staging"), manifest_name("app", 0, ".json")).txid == "late"
+    assert (
+        read_manifest(
+            OS, str(data.parent / "data.staging"), manifest_name("app", 0, ".json")
+        ).txid
+        == "late"
+    )
     with logcore.open_dir(data):
         assert late.outcome("app", 0) == "done"
     assert values(data, 0) == [b"before", *rows("late", 0, 20)]
@@ -111,14 +164,21 @@ def test_two_drivers_that_publish_a_version_at_once_do_not_share_a_file(data: Pa
 
 def test_staged_segments_are_sound_by_themselves(data: Path) -> None:
     files = stage(data, "first", count=500, config=SMALL)
-    assert len({file.name for file in files}) == len(files) > len(PARTITIONS) * 2, "they roll"
+    assert len({file.name for file in files}) == len(files) > len(PARTITIONS) * 2, (
+        "they roll"
+    )
     for file in files:
         raw = Path(staging_path(str(data)), file.name + ".log").read_bytes()
         batches = list(logcore.recordbatch.read_batches(raw))
         assert [batch.base_offset for batch in batches] == [
-            sum(one.record_count for one in batches[:number]) for number in range(len(batches))
+            sum(one.record_count for one in batches[:number])
+            for number in range(len(batches))
         ]
-        assert (sum(batch.record_count for batch in batches), len(raw), len(batches)) == (
+        assert (
+            sum(batch.record_count for batch in batches),
+            len(raw),
+            len(batches),
+        ) == (
             file.count,
             file.size_bytes,
             file.batches,
@@ -168,7 +228,9 @@ def test_a_task_that_comes_late_finds_no_directory(data: Path) -> None:
         writer.append_columns(None, column([b"x"]), None, 1)
 
 
-def test_a_refusal_that_nobody_asked_for_does_not_keep_abort_from_its_work(data: Path) -> None:
+def test_a_refusal_that_nobody_asked_for_does_not_keep_abort_from_its_work(
+    data: Path,
+) -> None:
     """The driver that published it has died; the next one gives up."""
     one = Staging(OS, str(data))
     files = stage(data, "first")
@@ -204,7 +266,9 @@ def test_damaged_files_are_refused_and_leave_nothing(data: Path, damage: str) ->
     assert staged(data) == []
 
 
-def test_a_topic_that_was_made_anew_with_fewer_partitions_is_refused(tmp_path: Path) -> None:
+def test_a_topic_that_was_made_anew_with_fewer_partitions_is_refused(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "data"
     with logcore.open_dir(path, create=True):
         pass
@@ -248,14 +312,22 @@ def test_garbage_goes_after_a_day_and_nothing_else(data: Path) -> None:
     publish(data, "first")
     marks = checkpoint.unpack_checked((root / "logcore.garbage").read_bytes())
     assert marks is not None and list(marks) == ["left"] and (root / "left").is_dir()
-    (root / "logcore.garbage").write_bytes(checkpoint.pack_checked({"left": marks["left"] - publishing.GARBAGE_MS - 1}))
+    (root / "logcore.garbage").write_bytes(
+        checkpoint.pack_checked({"left": marks["left"] - publishing.GARBAGE_MS - 1})
+    )
     publish(data, "second", version=1)
-    assert sorted(path.name for path in root.iterdir() if path.is_dir()) == ["first", "running", "second"]
+    assert sorted(path.name for path in root.iterdir() if path.is_dir()) == [
+        "first",
+        "running",
+        "second",
+    ]
 
 
 @pytest.mark.parametrize("first", ["publisher", "another"])
 def test_a_clock_that_jumps_a_day_takes_no_staged_file(data: Path, first: str) -> None:
-    """publish() removed what the clock said was older than a day: its own files, and those of jobs that run."""
+    """publish() removed what the clock said was older than a day: its own files, and
+    those of jobs that run.
+    """
     days = [0]
 
     class Clock(OsFS):
@@ -266,17 +338,27 @@ def test_a_clock_that_jumps_a_day_takes_no_staged_file(data: Path, first: str) -
     mine = stage(data, "mine", fs=fs)
     others = stage(data, "others", fs=fs)
     days[0] = 2  # as seen from a clock that went on by so much
-    for version, (txid, files) in enumerate([("mine", mine), ("others", others)][:: 1 if first == "publisher" else -1]):
+    for version, (txid, files) in enumerate(
+        [("mine", mine), ("others", others)][:: 1 if first == "publisher" else -1]
+    ):
         Staging(fs, str(data)).publish(manifest(files, txid, version=version))
     with logcore.open_dir(data):
-        assert {Staging(OS, str(data)).outcome("app", version) for version in (0, 1)} == {"done"}
-    assert sorted(values(data, 0)) == sorted([b"before", *rows("mine", 0), *rows("others", 0)])
+        assert {
+            Staging(OS, str(data)).outcome("app", version) for version in (0, 1)
+        } == {"done"}
+    assert sorted(values(data, 0)) == sorted(
+        [b"before", *rows("mine", 0), *rows("others", 0)]
+    )
 
 
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("ready", [True, False], ids=["ready", "assigned"])
-def test_a_rotten_digit_of_a_manifest_is_never_carried_out(tmp_path: Path, ready: bool, step: int) -> None:
-    """One digit had other records stored, or a partition closed for good. For each digit: all or nothing."""
+def test_a_rotten_digit_of_a_manifest_is_never_carried_out(
+    tmp_path: Path, ready: bool, step: int
+) -> None:
+    """One digit had other records stored, or a partition closed for good. For each
+    digit: all or nothing.
+    """
     path = create(tmp_path / "whole" / "data")
     publish(path, "first", count=3, tasks=1)
     root = Path(staging_path(str(path)))
@@ -301,16 +383,27 @@ def test_a_rotten_digit_of_a_manifest_is_never_carried_out(tmp_path: Path, ready
             with logcore.open_dir(there / "data") as directory:
                 directory.partition("t", 0).append(b"after")
         staged_rows = [] if ready else rows("first", 0, 3)
-        assert values(there / "data", 0) == [b"before", *staged_rows, b"after", b"after"], at
+        assert values(there / "data", 0) == [
+            b"before",
+            *staged_rows,
+            b"after",
+            b"after",
+        ], at
         shutil.rmtree(there)
 
 
-def test_a_manifest_that_a_power_cut_brings_back_is_not_carried_out_again(data: Path) -> None:
+def test_a_manifest_that_a_power_cut_brings_back_is_not_carried_out_again(
+    data: Path,
+) -> None:
     """Its removal was not on disk, the state that says that it was carried out was."""
     publish(data, "first", count=3)
     path = Path(staging_path(str(data)))
     name = manifest_name("app", 0, ".json")
-    left = {one.relative_to(path): one.read_bytes() for one in path.rglob("*") if one.is_file()}
+    left = {
+        one.relative_to(path): one.read_bytes()
+        for one in path.rglob("*")
+        if one.is_file()
+    }
     assert Path(name) in left
     logcore.open_dir(data).close()
     assert name not in staged(data)
@@ -322,7 +415,9 @@ def test_a_manifest_that_a_power_cut_brings_back_is_not_carried_out_again(data: 
     assert name not in staged(data)
 
 
-def test_an_assigned_manifest_that_is_no_more_is_an_error_and_closes_nothing(data: Path) -> None:
+def test_an_assigned_manifest_that_is_no_more_is_an_error_and_closes_nothing(
+    data: Path,
+) -> None:
     one = publish(data, "first")
     root = Path(one.path)
     (root / manifest_name("app", 0, ".json")).unlink()
@@ -333,7 +428,9 @@ def test_an_assigned_manifest_that_is_no_more_is_an_error_and_closes_nothing(dat
     assert values(data, 0) == [b"before", b"after", b"after"]
     again = manifest(stage(data, "again"), "again")
     for ask in (lambda: one.outcome("app", 0), lambda: one.publish(again)):
-        with pytest.raises(CorruptLogError, match="damaged when offsets had been given out") as caught:
+        with pytest.raises(
+            CorruptLogError, match="damaged when offsets had been given out"
+        ) as caught:
             ask()
     one.abort("app", 0, "first")
     assert (root / "first").is_dir(), "what it named is for a person to look at"
@@ -344,7 +441,9 @@ def test_an_assigned_manifest_that_is_no_more_is_an_error_and_closes_nothing(dat
         assert one.outcome("app", 0) == "done"
 
 
-def test_files_that_are_gone_close_the_partitions_that_wait_for_them(data: Path) -> None:
+def test_files_that_are_gone_close_the_partitions_that_wait_for_them(
+    data: Path,
+) -> None:
     """No directory could be opened whose staged pieces somebody had removed."""
     one = publish(data, "first", carries=True)
     root = Path(one.path)
@@ -352,13 +451,21 @@ def test_files_that_are_gone_close_the_partitions_that_wait_for_them(data: Path)
     read = read_manifest(OS, str(root), ready.name)
     assert read is not None
     size = (data / "t-0" / f"{0:020d}.log").stat().st_size
-    places = {key: Place(base=1, leader_epoch=0, segment=0, position=size) for key in read.partitions()}
-    (root / manifest_name("app", 0, ".assigned")).write_bytes(attrs.evolve(read, places=places).pack())
+    places = {
+        key: Place(base=1, leader_epoch=0, segment=0, position=size)
+        for key in read.partitions()
+    }
+    (root / manifest_name("app", 0, ".assigned")).write_bytes(
+        attrs.evolve(read, places=places).pack()
+    )
     ready.unlink()
     shutil.rmtree(root / "first")
     with logcore.open_dir(data) as directory:
         directory.create_topic("other")
-        with pytest.raises(CorruptLogError, match=r"gone \(to give the rest of this write up, remove .*assigned"):
+        with pytest.raises(
+            CorruptLogError,
+            match=r"gone \(to give the rest of this write up, remove .*assigned",
+        ):
             directory.partition("t", 0)
 
 
@@ -380,7 +487,9 @@ def test_a_rotten_state_is_made_good(data: Path, at: int) -> None:
         "query": None,
     }
     path.write_bytes(content[: len(content) // 2 - 1])
-    with pytest.raises(CorruptLogError, match="it is not known which versions are done"):
+    with pytest.raises(
+        CorruptLogError, match="it is not known which versions are done"
+    ):
         read_state(OS, str(path.parent), "app")
 
 
@@ -394,7 +503,10 @@ def test_what_lies_in_the_staging_directory_is_not_believed(data: Path) -> None:
     assert sorted(os.listdir(root)) == ["app@1.refused", "app@2.refused"]
     assert "is damaged" in (root / "app@1.refused").read_text()
     for text in ('{"format": 1, "files": [{"name": "../../etc/passwd"}]}', "[]", "{"):
-        for content in (text.encode(), b"%08x %s\n" % (zlib.crc32(text.encode()), text.encode())):
+        for content in (
+            text.encode(),
+            b"%08x %s\n" % (zlib.crc32(text.encode()), text.encode()),
+        ):
             with pytest.raises(CorruptLogError):
                 Manifest.unpack(content, "x")
 
@@ -409,7 +521,14 @@ FILE = {
     "max_timestamp": 1,
     "crc": 1,
 }
-PLACE = {"topic": "t", "partition": 0, "base": 1, "leader_epoch": 0, "segment": None, "position": None}
+PLACE = {
+    "topic": "t",
+    "partition": 0,
+    "base": 1,
+    "leader_epoch": 0,
+    "segment": None,
+    "position": None,
+}
 
 
 @pytest.mark.parametrize(
@@ -432,11 +551,23 @@ PLACE = {"topic": "t", "partition": 0, "base": 1, "leader_epoch": 0, "segment": 
         (".assigned", {"places": [{**PLACE, "leader_epoch": 1 << 31}]}),
     ],
 )
-def test_a_manifest_says_all_of_it_and_in_the_right_types(suffix: str, wrong: dict[str, Any]) -> None:
-    right = {"format": 3, "app_id": "a", "version": 1, "txid": "tx", "files": [FILE], "topics": {}, "places": None}
+def test_a_manifest_says_all_of_it_and_in_the_right_types(
+    suffix: str, wrong: dict[str, Any]
+) -> None:
+    right = {
+        "format": 3,
+        "app_id": "a",
+        "version": 1,
+        "txid": "tx",
+        "files": [FILE],
+        "topics": {},
+        "places": None,
+    }
     placed = {**right, "places": [PLACE]}
     pack = checkpoint.pack_checked
-    assert Manifest.unpack(pack(placed), "a@1.assigned").ranges() == {"t": {"0": [1, 2]}}
+    assert Manifest.unpack(pack(placed), "a@1.assigned").ranges() == {
+        "t": {"0": [1, 2]}
+    }
     assert Manifest.unpack(pack(right), "a@1.json").places is None
     with pytest.raises(CorruptLogError, match="not a manifest"):
         Manifest.unpack(pack({**right, **wrong}), "a@1" + suffix)
@@ -446,16 +577,23 @@ def test_two_threads_carry_it_out_once(data: Path) -> None:
     with logcore.open_dir(data) as directory:
         for number in range(5):
             publish(data, f"tx{number}", version=number, count=5)
-        threads = [threading.Thread(target=lambda: [directory.tick() for _ in range(10)]) for _ in range(4)]
+        threads = [
+            threading.Thread(target=lambda: [directory.tick() for _ in range(10)])
+            for _ in range(4)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    expected = [b"before", *(value for number in range(5) for value in rows(f"tx{number}", 0, 5))]
+    expected = [
+        b"before",
+        *(value for number in range(5) for value in rows(f"tx{number}", 0, 5)),
+    ]
     assert values(data, 0) == expected
 
 
-# -- failures ----------------------------------------------------------------------------------------------------------
+# -- failures
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_failure_half_way_stops_the_logs_until_they_are_opened_again(
@@ -480,8 +618,12 @@ def test_a_failure_half_way_stops_the_logs_until_they_are_opened_again(
     assert values(data, 1) == [b"before", *rows("first", 1)]
 
 
-def test_a_later_version_waits_for_an_earlier_one_that_failed(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the state of the later one says that the earlier one is done, and its rows are gone."""
+def test_a_later_version_waits_for_an_earlier_one_that_failed(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the state of the later one says that the earlier one is done, and its rows
+    are gone.
+    """
     with logcore.open_dir(data) as directory:
         publish(data, "one", version=1)
         publish(data, "two", version=2)
@@ -529,7 +671,9 @@ def test_a_state_stays_while_a_manifest_of_it_does(data: Path) -> None:
 
 
 def test_offsets_are_written_around_the_lengths(tmp_path: Path) -> None:
-    """A crash may leave zeros of what is written over; a head without its length would hide all behind it."""
+    """A crash may leave zeros of what is written over; a head without its length would
+    hide all behind it.
+    """
 
     class Recorder(OsFS):
         def pwrite(self, handle: int, data: Any, position: int) -> None:
@@ -542,11 +686,16 @@ def test_offsets_are_written_around_the_lengths(tmp_path: Path) -> None:
     written = list[tuple[int, int]]()
     publish(path, "one", config=SMALL, count=300)
     with logcore.open_dir(path, fs=Recorder()) as directory:
-        assert len(values(path, 0)) == 301 and directory.partition("t", 0).log_end_offset == 301
+        assert (
+            len(values(path, 0)) == 301
+            and directory.partition("t", 0).log_end_offset == 301
+        )
     assert len(written) > 20 and {size for _, size in written} <= {8, 4}
 
 
-def test_links_in_the_staging_directory_are_not_followed(data: Path, tmp_path: Path) -> None:
+def test_links_in_the_staging_directory_are_not_followed(
+    data: Path, tmp_path: Path
+) -> None:
     """What they led to was collected as garbage."""
     victim = tmp_path / "victim"
     victim.mkdir()

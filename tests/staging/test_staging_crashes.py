@@ -1,7 +1,9 @@
-"""Staged writes over crashes at each operation, of the process and of the power: all of it or nothing, and once.
+"""Staged writes over crashes at each operation, of the process and of the power: all of
+it or nothing, and once.
 
-On the simulated disk. Driver and tasks are played by drive(); what ends them is a crash while one of them changes the
-disk. `make test` crashes in some operations, `make slow` in all, and judges more of the disks that each may leave.
+On the simulated disk. Driver and tasks are played by drive(); what ends them is a crash
+while one of them changes the disk. `make test` crashes in some operations, `make slow`
+in all, and judges more of the disks that each may leave.
 """
 
 from __future__ import annotations
@@ -18,7 +20,14 @@ from logcore.errors import CorruptLogError, LogcoreError, LogFailedError
 from logcore.inspect.verify import verify
 from logcore.names import staging_path
 from logcore.staging.publishing import Staging
-from logcore.testing import CrashState, Fault, FaultPlan, Operation, SimulatedCrash, SimulatedDisk
+from logcore.testing import (
+    CrashState,
+    Fault,
+    FaultPlan,
+    Operation,
+    SimulatedCrash,
+    SimulatedDisk,
+)
 from support.staged import PARTITIONS, SMALL, create, publish, rows, staged, values
 
 PATH = Path("/data")
@@ -29,15 +38,23 @@ COUNT = 60
 ALL = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
-def drive(disk: SimulatedDisk, config: dict[str, str] | None, *, carries: bool = False) -> None:
-    """What driver and tasks do: stage, publish, open the directory, and append behind it."""
+def drive(
+    disk: SimulatedDisk, config: dict[str, str] | None, *, carries: bool = False
+) -> None:
+    """What driver and tasks do: stage, publish, open the directory, and append behind
+    it.
+    """
     publish(PATH, "first", fs=disk, config=config, count=COUNT, carries=carries)
     with logcore.open_dir(PATH, fs=disk) as directory:
         directory.partition("t", 0).append(b"after")
 
 
-def life(config: dict[str, str] | None, *, carries: bool = False, crash_at: int | None = None) -> SimulatedDisk:
-    """A disk on which drive() ran, up to its operation number crash_at. operations: those of drive()."""
+def life(
+    config: dict[str, str] | None, *, carries: bool = False, crash_at: int | None = None
+) -> SimulatedDisk:
+    """A disk on which drive() ran, up to its operation number crash_at. operations:
+    those of drive().
+    """
     disk = SimulatedDisk()
     create(PATH, config, fs=disk)
     disk.operations.clear()
@@ -56,7 +73,11 @@ def seen(disk: SimulatedDisk) -> list[int]:
     """How many staged rows each partition has. Each must be right."""
     counts = []
     for partition in PARTITIONS:
-        found = [value for value in values(PATH, partition, fs=disk) if value not in (b"before", b"after")]
+        found = [
+            value
+            for value in values(PATH, partition, fs=disk)
+            if value not in (b"before", b"after")
+        ]
         assert found == rows("first", partition, COUNT)[: len(found)]
         counts.append(len(found))
     return counts
@@ -71,8 +92,9 @@ def listed(disk: SimulatedDisk) -> list[str]:
 def crashes(
     config: dict[str, str] | None, *, carries: bool, step: int, limit: int
 ) -> Iterator[tuple[int, CrashState, SimulatedDisk]]:
-    """The number of an operation, and a disk that a crash in it may leave. At most limit disks for each operation, a
-    kill and a power cut that loses all that was not synced among them; step: for every so manieth operation.
+    """The number of an operation, and a disk that a crash in it may leave. At most
+    limit disks for each operation, a kill and a power cut that loses all that was not
+    synced among them; step: for every so manieth operation.
     """
     count = len(life(config, carries=carries).operations)
     assert count > 60
@@ -91,13 +113,17 @@ def crashes(
 def test_a_crash_at_any_operation_leaves_all_or_nothing(
     config: dict[str, str] | None, carries: bool, step: int, limit: int
 ) -> None:
-    """After the next opening all partitions have all of the rows, or none of them if publish() had not returned. The
-    driver then runs again under the same name, and afterwards each row is there once.
+    """After the next opening all partitions have all of the rows, or none of them if
+    publish() had not returned. The driver then runs again under the same name, and
+    afterwards each row is there once.
     """
     outcomes = set()
     published_at = publishes_at(config, carries=carries)
     for at, state, disk in crashes(config, carries=carries, step=step, limit=limit):
-        has_manifest = any(name.endswith((".json", ".claim", ".assigned", ".state")) for name in listed(disk))
+        has_manifest = any(
+            name.endswith((".json", ".claim", ".assigned", ".state"))
+            for name in listed(disk)
+        )
         with logcore.open_dir(PATH, fs=disk) as directory:
             for partition in PARTITIONS:
                 directory.partition("t", partition)
@@ -110,11 +136,21 @@ def test_a_crash_at_any_operation_leaves_all_or_nothing(
             assert counts in ([0, 0], [COUNT, COUNT]), state.what
         outcomes.add(tuple(counts))
         assert Staging(disk, str(PATH)).is_done("app", 0) == bool(counts[0]), state.what
-        publish(PATH, "second", fs=disk, name="first", config=config, count=COUNT, carries=carries)
+        publish(
+            PATH,
+            "second",
+            fs=disk,
+            name="first",
+            config=config,
+            count=COUNT,
+            carries=carries,
+        )
         with logcore.open_dir(PATH, fs=disk) as directory:
             directory.partition("t", 1).append(b"after")
         assert seen(disk) == [COUNT, COUNT], state.what
-        assert set(staged(PATH, fs=disk)) <= {"app.state", "first"}, state.what  # others are deleted after a day
+        assert set(staged(PATH, fs=disk)) <= {"app.state", "first"}, (
+            state.what
+        )  # others are deleted after a day
         verdicts = {verdict.status for verdict in verify(str(PATH), fs=disk)}
         assert verdicts <= {"ok", "warning"}, state.what  # a torn tail, lost indexes
     assert outcomes == {(0, 0), (COUNT, COUNT)}
@@ -126,8 +162,8 @@ def test_a_crash_at_any_operation_leaves_all_or_nothing(
 def test_readers_after_any_crash_see_a_whole_write_or_none_of_it(
     config: dict[str, str] | None, durability: str, step: int, limit: int
 ) -> None:
-    """A driver that was killed between two partitions left readers in other processes with a part of the write, until
-    somebody opened the directory for writing.
+    """A driver that was killed between two partitions left readers in other processes
+    with a part of the write, until somebody opened the directory for writing.
     """
 
     def driven(crash_at: int | None) -> SimulatedDisk:
@@ -136,7 +172,10 @@ def test_readers_after_any_crash_see_a_whole_write_or_none_of_it(
         publish(PATH, "first", fs=disk, config=config, count=COUNT)
         disk.operations.clear()
         disk.crash_in(crash_at)
-        with contextlib.suppress(SimulatedCrash), logcore.open_dir(PATH, fs=disk, durability=durability) as directory:
+        with (
+            contextlib.suppress(SimulatedCrash),
+            logcore.open_dir(PATH, fs=disk, durability=durability) as directory,
+        ):
             directory.partition("t", 0).append(b"after", durability="disk")
         return disk
 
@@ -145,7 +184,9 @@ def test_readers_after_any_crash_see_a_whole_write_or_none_of_it(
         disk = driven(at)
         for state in disk.crash_states(limit=limit, seed=at):
             counts = seen(state.disk())
-            assert counts in ([0, 0], [COUNT, COUNT]), f"operation {at}: {state.what}: {counts}"
+            assert counts in ([0, 0], [COUNT, COUNT]), (
+                f"operation {at}: {state.what}: {counts}"
+            )
             outcomes.add(counts[0])
     assert outcomes == {0, COUNT}
 
@@ -160,7 +201,9 @@ def rename_at(operations: Sequence[Operation], suffix: str) -> int:
 
 
 def publishes_at(config: dict[str, str] | None, *, carries: bool) -> int:
-    """The number of the last operation of publish(), which syncs the name of the manifest."""
+    """The number of the last operation of publish(), which syncs the name of the
+    manifest.
+    """
     return rename_at(life(config, carries=carries).operations, ".json") + 1
 
 
@@ -171,8 +214,12 @@ def assigned_at(config: dict[str, str] | None) -> int:
 
 @pytest.mark.parametrize(("step", "limit"), [(4, 3), pytest.param(1, 60, marks=ALL)])
 @pytest.mark.parametrize("config", CONFIGS, ids=CONFIG_NAMES)
-def test_a_crash_while_rolling_forward_is_rolled_forward(config: dict[str, str] | None, step: int, limit: int) -> None:
-    """A process dies with offsets given out and nothing in place; then the repair crashes at each operation."""
+def test_a_crash_while_rolling_forward_is_rolled_forward(
+    config: dict[str, str] | None, step: int, limit: int
+) -> None:
+    """A process dies with offsets given out and nothing in place; then the repair
+    crashes at each operation.
+    """
     crash_at = assigned_at(config) + 3
 
     def broken() -> SimulatedDisk:
@@ -198,10 +245,18 @@ def test_a_crash_while_rolling_forward_is_rolled_forward(config: dict[str, str] 
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=CONFIG_NAMES)
-def test_another_programs_records_are_not_overwritten(config: dict[str, str] | None) -> None:
-    """Kafka is started after the crash and appends where the staged records belong; nothing of either is destroyed."""
+def test_another_programs_records_are_not_overwritten(
+    config: dict[str, str] | None,
+) -> None:
+    """Kafka is started after the crash and appends where the staged records belong;
+    nothing of either is destroyed.
+    """
     disk = killed(life(config, crash_at=assigned_at(config) + 2))
-    last = max(path for path in disk.files() if path.startswith("/data/t-1/") and path.endswith(".log"))
+    last = max(
+        path
+        for path in disk.files()
+        if path.startswith("/data/t-1/") and path.endswith(".log")
+    )
     elsewhere = SimulatedDisk()
     with logcore.open_dir(PATH, create=True, fs=elsewhere) as other:
         other.create_topic("x")
@@ -217,7 +272,9 @@ def test_another_programs_records_are_not_overwritten(config: dict[str, str] | N
             with pytest.raises(CorruptLogError, match=r"another program.*\.assigned"):
                 directory.partition("t", partition)
     assert disk.content(last) == content
-    with logcore.open_dir(PATH, fs=disk) as directory:  # deleting the topic is a way out
+    with logcore.open_dir(
+        PATH, fs=disk
+    ) as directory:  # deleting the topic is a way out
         directory.delete_topic("t")
         directory.create_topic("t", 2)
         assert directory.partition("t", 1).append(b"new").offset == 0
@@ -226,8 +283,9 @@ def test_another_programs_records_are_not_overwritten(config: dict[str, str] | N
 
 
 def test_version_published_again_after_a_failed_placement_is_placed_once() -> None:
-    """A write failed while tick() placed the version. The driver gave up and published the version again. Opening the
-    failed log placed the first attempt, and tick() the second one, by a state that it had read before.
+    """A write failed while tick() placed the version. The driver gave up and published
+    the version again. Opening the failed log placed the first attempt, and tick() the
+    second one, by a state that it had read before.
     """
     disk = SimulatedDisk()
     create(PATH, fs=disk)
@@ -243,11 +301,16 @@ def test_version_published_again_after_a_failed_placement_is_placed_once() -> No
                 service.partition("t", partition).close()
         service.tick()
     for partition in PARTITIONS:
-        assert values(PATH, partition, fs=disk) == [b"before", *rows("rows", partition, COUNT)]
+        assert values(PATH, partition, fs=disk) == [
+            b"before",
+            *rows("rows", partition, COUNT),
+        ]
 
 
 def test_later_version_waits_for_one_that_is_half_in_place() -> None:
-    """The state holds the last version only: with the later one done, the half of the earlier one was given up."""
+    """The state holds the last version only: with the later one done, the half of the
+    earlier one was given up.
+    """
     disk = SimulatedDisk()
     create(PATH, fs=disk)
     with logcore.open_dir(PATH, fs=disk) as service:
@@ -261,13 +324,19 @@ def test_later_version_waits_for_one_that_is_half_in_place() -> None:
         pass
     for partition in PARTITIONS:
         found = values(PATH, partition, fs=disk)
-        assert found == [b"before", *rows("one", partition, COUNT), *rows("two", partition, COUNT)]
+        assert found == [
+            b"before",
+            *rows("one", partition, COUNT),
+            *rows("two", partition, COUNT),
+        ]
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=CONFIG_NAMES)
-def test_retry_after_each_failed_sync_brings_the_records_to_the_disk(config: dict[str, str] | None) -> None:
-    """After a failed sync the page cache has the bytes and calls them clean. The retry found them there, wrote nothing,
-    and called the write done; a power cut took it.
+def test_retry_after_each_failed_sync_brings_the_records_to_the_disk(
+    config: dict[str, str] | None,
+) -> None:
+    """After a failed sync the page cache has the bytes and calls them clean. The retry
+    found them there, wrote nothing, and called the write done; a power cut took it.
     """
     failed = 0
     for operation in ("fsync", "fdatasync", "sync_dir"):
@@ -283,5 +352,7 @@ def test_retry_after_each_failed_sync_brings_the_records_to_the_disk(config: dic
             for after in disk.after_crash(limit=6):
                 if Staging(after, str(PATH)).is_done("app", 0):
                     with logcore.open_dir(PATH, fs=after):
-                        assert seen(after) == [COUNT, COUNT], f"{operation} {at}: {after}"
+                        assert seen(after) == [COUNT, COUNT], (
+                            f"{operation} {at}: {after}"
+                        )
     assert failed > 20

@@ -1,10 +1,12 @@
 """One call of the disk fails in the middle of a program, and the program continues.
 
-A story prepares a disk, then works on it while one call fails, tries again as the error asks, and records each
-acknowledgement. Afterwards the disk works again, or its power is cut. `judge` opens each disk and compares.
+A story prepares a disk, then works on it while one call fails, tries again as the error
+asks, and records each acknowledgement. Afterwards the disk works again, or its power is
+cut. `judge` opens each disk and compares.
 
-A program may see errors of the library's own tree only. The log then contains every acknowledged value, in order, a
-value whose append failed at most once for each attempt, and no other value.
+A program may see errors of the library's own tree only. The log then contains every
+acknowledged value, in order, a value whose append failed at most once for each attempt,
+and no other value.
 """
 
 from __future__ import annotations
@@ -22,21 +24,29 @@ from logcore.fs import FS
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 from logcore.testing.processes import Chances, Machine
 
-#: Errors that a disk or a system may answer with: a defect, no room, no quota, no descriptors, no memory.
+#: Errors that a disk or a system may answer with: a defect, no room, no quota, no
+#: descriptors, no memory.
 ERRNOS: Final = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENOMEM)
-#: How often a program tries one step: the first attempt meets the fault, the second its consequences.
+#: How often a program tries one step: the first attempt meets the fault, the second its
+#: consequences.
 ATTEMPTS: Final = 4
 
 
 @attrs.define
 class Ledger:
-    """The values that a program tried to append to each partition, and the acknowledged ones."""
+    """The values that a program tried to append to each partition, and the acknowledged
+    ones.
+    """
 
     tried: dict[str, list[bytes]] = attrs.Factory(dict)
     acked: dict[str, list[bytes]] = attrs.Factory(dict)
 
-    def append(self, place: str, values: Sequence[bytes], work: Callable[[], object]) -> None:
-        """Run `work`, which appends values to a place. Record the attempt before and the acknowledgement after it."""
+    def append(
+        self, place: str, values: Sequence[bytes], work: Callable[[], object]
+    ) -> None:
+        """Run `work`, which appends values to a place. Record the attempt before and
+        the acknowledgement after it.
+        """
         self.tried.setdefault(place, []).extend(values)
         work()
         self.acked.setdefault(place, []).extend(values)
@@ -45,24 +55,35 @@ class Ledger:
     def count(self) -> int:
         return sum(map(len, self.acked.values()))
 
-    def check(self, place: str, found: Sequence[bytes | None], *, lost: bool = False) -> None:
-        """Compare the values of a place. lost: acknowledged values need not be there, as after durability="os"."""
+    def check(
+        self, place: str, found: Sequence[bytes | None], *, lost: bool = False
+    ) -> None:
+        """Compare the values of a place. lost: acknowledged values need not be there,
+        as after durability="os".
+        """
         acked = self.acked.get(place, [])
         tried = Counter(self.tried.get(place, []))
         counts = Counter(found)
         for value, count in counts.items():
-            assert value is not None and count <= tried[value], f"{place}: {value!r} is there {count} times"
+            assert value is not None and count <= tried[value], (
+                f"{place}: {value!r} is there {count} times"
+            )
         if lost:
             return
         positions = []
         for value in acked:
-            assert counts[value], f"{place}: acknowledged {value!r} is missing from {found}"
+            assert counts[value], (
+                f"{place}: acknowledged {value!r} is missing from {found}"
+            )
             positions.append(max(at for at, one in enumerate(found) if one == value))
-        assert positions == sorted(positions), f"{place}: not in the order of the acknowledgements: {found}"
+        assert positions == sorted(positions), (
+            f"{place}: not in the order of the acknowledgements: {found}"
+        )
 
 
 class Story(Protocol):
-    """prepare: runs without faults. run: meets them. judge: after the disk works again, or on a disk after a crash.
+    """prepare: runs without faults. run: meets them. judge: after the disk works again,
+    or on a disk after a crash.
     achieved: how much was acknowledged.
     """
 
@@ -74,8 +95,12 @@ class Story(Protocol):
     def judge(self, fs: FS, *, is_crash: bool) -> None: ...
 
 
-def persist(work: Callable[[], object], repair: Callable[[], object] = lambda: None) -> bool:
-    """Try a step until it succeeds. `repair` runs after each failure. Return whether the step succeeded."""
+def persist(
+    work: Callable[[], object], repair: Callable[[], object] = lambda: None
+) -> bool:
+    """Try a step until it succeeds. `repair` runs after each failure. Return whether
+    the step succeeded.
+    """
     for _ in range(ATTEMPTS):
         try:
             work()
@@ -92,7 +117,9 @@ def persist(work: Callable[[], object], repair: Callable[[], object] = lambda: N
 
 
 class BusyDisk(SimulatedDisk):
-    """A disk on which time passes while programs wait: each reading of the monotonic clock takes 100 ms."""
+    """A disk on which time passes while programs wait: each reading of the monotonic
+    clock takes 100 ms.
+    """
 
     def monotonic_ms(self) -> int:
         self.advance(100)
@@ -134,8 +161,16 @@ def faults(count: int, *, step: int, first: int = 0) -> Iterator[Fault]:
         yield Fault("*", ERRNOS[(number + at) % len(ERRNOS)], at=at)
 
 
-def explore(make: Callable[[], Story], *, step: int, crashes: int, first: int = 0, times: int | None = 1) -> int:
-    """Run a story with each fault, and judge it on the healed disk and on disks after a power cut.
+def explore(
+    make: Callable[[], Story],
+    *,
+    step: int,
+    crashes: int,
+    first: int = 0,
+    times: int | None = 1,
+) -> int:
+    """Run a story with each fault, and judge it on the healed disk and on disks after a
+    power cut.
 
     Return how many disks were judged. times: how many calls fail, from the first on.
     """
@@ -164,10 +199,14 @@ def explore(make: Callable[[], Story], *, step: int, crashes: int, first: int = 
     return judged
 
 
-def explore_two_processes(make: Callable[[], Story], *, step: int, crashes: int, first: int = 0) -> int:
-    """Like explore(), with two processes that share the directory and run a story each; one call of either fails.
+def explore_two_processes(
+    make: Callable[[], Story], *, step: int, crashes: int, first: int = 0
+) -> int:
+    """Like explore(), with two processes that share the directory and run a story each;
+    one call of either fails.
 
-    Each story judges its own acknowledgements, so the processes write to the same partitions in any order.
+    Each story judges its own acknowledgements, so the processes write to the same
+    partitions in any order.
     """
     judged = 0
     for fault in faults(_calls_of_two(make), step=step, first=first):
@@ -203,7 +242,9 @@ def _calls_of_two(make: Callable[[], Story]) -> int:
     counter = _Counter()
     disk.faults = counter
     _run_two(disk, stories, seed=0)
-    assert all(story.achieved > 1 for story in stories), "a story that does nothing tests nothing"
+    assert all(story.achieved > 1 for story in stories), (
+        "a story that does nothing tests nothing"
+    )
     return counter.count
 
 

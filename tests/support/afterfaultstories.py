@@ -1,4 +1,6 @@
-"""Programs for afterfaults.py: each works on one part of the library, and continues after a failing call."""
+"""Programs for afterfaults.py: each works on one part of the library, and continues
+after a failing call.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,13 @@ class LogStory:
         self.ledger = Ledger()
 
     def open(self, fs: FS) -> Log:
-        return logcore.open(f"{DIRECTORY}/t-0", create=True, config=CONFIG, durability=self.durability, fs=fs)
+        return logcore.open(
+            f"{DIRECTORY}/t-0",
+            create=True,
+            config=CONFIG,
+            durability=self.durability,
+            fs=fs,
+        )
 
     @property
     def achieved(self) -> int:
@@ -39,7 +47,9 @@ class LogStory:
 
     def prepare(self, fs: FS) -> None:
         with self.open(fs) as log:
-            self.ledger.append("t-0", [b"0"], lambda: log.append(b"0", durability="disk"))
+            self.ledger.append(
+                "t-0", [b"0"], lambda: log.append(b"0", durability="disk")
+            )
 
     def run(self, fs: FS) -> None:
         logs: list[Log] = []
@@ -52,7 +62,11 @@ class LogStory:
         def append(values: list[bytes]) -> None:
             if not logs or logs[0].has_failed:
                 reopen()
-            self.ledger.append("t-0", values, lambda: logs[0].append_many([(b"k", value) for value in values]))
+            self.ledger.append(
+                "t-0",
+                values,
+                lambda: logs[0].append_many([(b"k", value) for value in values]),
+            )
 
         for number in range(8):
             persist(lambda number=number: append([b"a%d" % number, b"b%d" % number]))  # type: ignore[misc]
@@ -71,7 +85,9 @@ class LogStory:
 
 
 class DirectoryStory:
-    """Topics are created, grown, changed, deleted and created again, while records are appended."""
+    """Topics are created, grown, changed, deleted and created again, while records are
+    appended.
+    """
 
     def __init__(self, shared: bool = False) -> None:
         self.shared = shared
@@ -79,7 +95,9 @@ class DirectoryStory:
         self.done: set[str] = set()
 
     def open(self, fs: FS) -> LogDir:
-        return logcore.open_dir(DIRECTORY, create=True, config=CONFIG, shared=self.shared, fs=fs)
+        return logcore.open_dir(
+            DIRECTORY, create=True, config=CONFIG, shared=self.shared, fs=fs
+        )
 
     @property
     def achieved(self) -> int:
@@ -105,15 +123,28 @@ class DirectoryStory:
             def append(topic: str, value: bytes) -> None:
                 step(
                     f"append {value!r}",
-                    lambda data: self.ledger.append(topic, [value], lambda: data.append(topic, value, partition=0)),
+                    lambda data: self.ledger.append(
+                        topic, [value], lambda: data.append(topic, value, partition=0)
+                    ),
                 )
 
             step("made", lambda data: data.ensure_topic("made"))
             append("made", b"one")
-            step("grown", lambda data: len(data.partitions("made")) > 1 or data.add_partitions("made", 2))
+            step(
+                "grown",
+                lambda data: (
+                    len(data.partitions("made")) > 1 or data.add_partitions("made", 2)
+                ),
+            )
             append("made", b"two")
-            step("altered", lambda data: data.alter_topic("made", {"retention.ms": "123456789"}))
-            step("deleted", lambda data: "again" not in data or data.delete_topic("again"))
+            step(
+                "altered",
+                lambda data: data.alter_topic("made", {"retention.ms": "123456789"}),
+            )
+            step(
+                "deleted",
+                lambda data: "again" not in data or data.delete_topic("again"),
+            )
             step("again", lambda data: data.ensure_topic("again"))
             append("again", b"new")
             step("tick", lambda data: data.tick())
@@ -125,16 +156,23 @@ class DirectoryStory:
             if "grown" in self.done:
                 assert directory.partitions("made") == (0, 1)
             if "altered" in self.done:
-                assert directory.describe_topic("made").overrides["retention.ms"] == "123456789"
+                assert (
+                    directory.describe_topic("made").overrides["retention.ms"]
+                    == "123456789"
+                )
             if "again" in self.done:
                 self.check(directory, "again")
 
     def check(self, directory: LogDir, topic: str) -> None:
-        self.ledger.check(topic, [record.value for record in directory.partition(topic, 0).read(0)])
+        self.ledger.check(
+            topic, [record.value for record in directory.partition(topic, 0).read(0)]
+        )
 
 
 class AppendStory:
-    """Records are appended to one partition of a shared directory. name: of the process, in its values."""
+    """Records are appended to one partition of a shared directory. name: of the
+    process, in its values.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name.encode()
@@ -145,7 +183,9 @@ class AppendStory:
         return self.ledger.count
 
     def open(self, fs: FS) -> LogDir:
-        return logcore.open_dir(DIRECTORY, create=True, config=CONFIG, shared=True, fs=fs)
+        return logcore.open_dir(
+            DIRECTORY, create=True, config=CONFIG, shared=True, fs=fs
+        )
 
     def prepare(self, fs: FS) -> None:
         with self.open(fs) as directory:
@@ -158,20 +198,30 @@ class AppendStory:
                 if not held:
                     reopen()
                 value = b"%s:%d" % (self.name, number)
-                self.ledger.append("t", [value], lambda: held[0].append("t", value, partition=0))
+                self.ledger.append(
+                    "t", [value], lambda: held[0].append("t", value, partition=0)
+                )
 
             for number in range(5):
-                persist(functools.partial(append, number), lambda: failed_logs_closed(held))
+                persist(
+                    functools.partial(append, number), lambda: failed_logs_closed(held)
+                )
                 persist(lambda: held[0].tick(), reopen)  # noqa: PLW0108 -- reopen() replaces held[0]
 
     def judge(self, fs: FS, *, is_crash: bool) -> None:
         with self.open(fs) as directory:
-            found = [record.value or b"" for record in directory.partition("t", 0).read(0)]
-        self.ledger.check("t", [value for value in found if value.startswith(self.name + b":")])
+            found = [
+                record.value or b"" for record in directory.partition("t", 0).read(0)
+            ]
+        self.ledger.check(
+            "t", [value for value in found if value.startswith(self.name + b":")]
+        )
 
 
 class ProducerStory:
-    """An idempotent producer sends; a record whose future failed is sent again as another record."""
+    """An idempotent producer sends; a record whose future failed is sent again as
+    another record.
+    """
 
     def __init__(self) -> None:
         self.ledger = Ledger()
@@ -181,11 +231,16 @@ class ProducerStory:
         return self.ledger.count
 
     def prepare(self, fs: FS) -> None:
-        with logcore.open_dir(DIRECTORY, create=True, config=CONFIG, fs=fs) as directory:
+        with logcore.open_dir(
+            DIRECTORY, create=True, config=CONFIG, fs=fs
+        ) as directory:
             directory.create_topic("t")
 
     def run(self, fs: FS) -> None:
-        with directories(lambda: logcore.open_dir(DIRECTORY, config=CONFIG, fs=fs)) as (held, reopen):
+        with directories(lambda: logcore.open_dir(DIRECTORY, config=CONFIG, fs=fs)) as (
+            held,
+            reopen,
+        ):
             numbers = iter(range(1_000))
             producers: list[Any] = []
 
@@ -193,13 +248,21 @@ class ProducerStory:
                 if not held:
                     reopen()
                 if not producers:
-                    producers.append(held[0].producer(threaded=False, linger_ms=0, delivery_timeout_ms=1_000))
+                    producers.append(
+                        held[0].producer(
+                            threaded=False, linger_ms=0, delivery_timeout_ms=1_000
+                        )
+                    )
                 values = [b"%d" % next(numbers) for _ in range(2)]
                 self.ledger.tried.setdefault("t", []).extend(values)
-                futures = [producers[0].send("t", value, partition=0) for value in values]
+                futures = [
+                    producers[0].send("t", value, partition=0) for value in values
+                ]
                 producers[0].flush()
                 self.ledger.acked.setdefault("t", []).extend(
-                    value for value, future in zip(values, futures, strict=True) if future.exception() is None
+                    value
+                    for value, future in zip(values, futures, strict=True)
+                    if future.exception() is None
                 )
 
             def repair() -> None:
@@ -216,12 +279,14 @@ class ProducerStory:
         with logcore.open_dir(DIRECTORY, fs=fs) as directory:
             found = [record.value for record in directory.partition("t", 0).read(0)]
         self.ledger.check("t", found)
-        assert len(set(found)) == len(found), f"an idempotent producer stored a record twice: {found}"
+        assert len(set(found)) == len(found), (
+            f"an idempotent producer stored a record twice: {found}"
+        )
 
 
 class CommitStory:
-    """A member of a group reads and commits. The committed position is one of a commit that was tried, never older than
-    the last one acknowledged.
+    """A member of a group reads and commits. The committed position is one of a commit
+    that was tried, never older than the last one acknowledged.
     """
 
     def __init__(self, shared: bool = False, group: str = "g") -> None:
@@ -280,12 +345,17 @@ class CommitStory:
     def judge(self, fs: FS, *, is_crash: bool) -> None:
         with self.open(fs) as directory:
             committed = directory.committed_offsets("t", 0).get(self.group, 0)
-        assert committed in self.tried and committed >= self.acked, (committed, self.acked, self.tried)
+        assert committed in self.tried and committed >= self.acked, (
+            committed,
+            self.acked,
+            self.tried,
+        )
 
 
 class TransactionStory:
-    """A transactional producer commits pairs of records in two partitions. Readers of committed records see both of a
-    pair, or neither. name: of the process, in its transactional id and its values.
+    """A transactional producer commits pairs of records in two partitions. Readers of
+    committed records see both of a pair, or neither. name: of the process, in its
+    transactional id and its values.
     """
 
     def __init__(self, shared: bool = False, name: str = "x") -> None:
@@ -314,7 +384,10 @@ class TransactionStory:
                     reopen()
                 if not producers:
                     producer = held[0].producer(
-                        transactional_id=self.name, threaded=False, max_block_ms=60_000, delivery_timeout_ms=60_000
+                        transactional_id=self.name,
+                        threaded=False,
+                        max_block_ms=60_000,
+                        delivery_timeout_ms=60_000,
                     )
                     producers.append(producer)
                     producer.init_transactions(0)
@@ -340,12 +413,18 @@ class TransactionStory:
     def judge(self, fs: FS, *, is_crash: bool) -> None:
         with self.open(fs) as directory:
             for transactional_id in directory.transactions():
-                with directory.producer(transactional_id=transactional_id, threaded=False) as producer:
-                    producer.init_transactions(0)  # ends a transaction that was left open
+                with directory.producer(
+                    transactional_id=transactional_id, threaded=False
+                ) as producer:
+                    producer.init_transactions(
+                        0
+                    )  # ends a transaction that was left open
             found = [
                 [
                     record.value
-                    for record in directory.partition("t", number).read(0, isolation="read_committed")
+                    for record in directory.partition("t", number).read(
+                        0, isolation="read_committed"
+                    )
                     if (record.value or b"").startswith(self.name.encode() + b":")
                 ]
                 for number in self.ledgers
@@ -356,10 +435,16 @@ class TransactionStory:
 
 
 class RegistryStory:
-    """Nodes of a registry are created and replaced. A value is the last one acknowledged, or a later attempt."""
+    """Nodes of a registry are created and replaced. A value is the last one
+    acknowledged, or a later attempt.
+    """
 
     def __init__(self, name: str = "a") -> None:
-        self.paths = (f"/config/clients/{name}", f"/config/clients/{name}b", f"/consumers/{name}/offsets/t/0")
+        self.paths = (
+            f"/config/clients/{name}",
+            f"/config/clients/{name}b",
+            f"/consumers/{name}/offsets/t/0",
+        )
         self.acked: dict[str, int] = {}
         self.tried: dict[str, int] = {}
 
@@ -368,7 +453,10 @@ class RegistryStory:
         return sum(self.acked.values())
 
     def prepare(self, fs: FS) -> None:
-        with logcore.open_dir(DIRECTORY, create=True, fs=fs), open_registry(DIRECTORY, fs=fs) as registry:
+        with (
+            logcore.open_dir(DIRECTORY, create=True, fs=fs),
+            open_registry(DIRECTORY, fs=fs) as registry,
+        ):
             registry.create(self.paths[0], b"0")
 
     def run(self, fs: FS) -> None:
@@ -388,7 +476,9 @@ class RegistryStory:
 
         for number in range(1, 6):
             for path in self.paths:
-                persist(lambda path=path, number=number: set_value(path, number), repair)  # type: ignore[misc]
+                persist(
+                    lambda path=path, number=number: set_value(path, number), repair
+                )  # type: ignore[misc]
         repair()
 
     def judge(self, fs: FS, *, is_crash: bool) -> None:
@@ -399,7 +489,9 @@ class RegistryStory:
 
 
 class MirrorStory:
-    """A mirror copies a topic; it is started again until it has all. Each record is there once, at its offset."""
+    """A mirror copies a topic; it is started again until it has all. Each record is
+    there once, at its offset.
+    """
 
     def __init__(self) -> None:
         self.source = ModelSource(random.Random(1), SimulatedDisk())
@@ -417,7 +509,10 @@ class MirrorStory:
 
     def run(self, fs: FS) -> None:
         def attempt() -> None:
-            with logcore.open_dir(DIRECTORY, fs=fs) as data, Mirror(data, self.source, topics=["orders"], fs=fs) as one:
+            with (
+                logcore.open_dir(DIRECTORY, fs=fs) as data,
+                Mirror(data, self.source, topics=["orders"], fs=fs) as one,
+            ):
                 one.run(until_end=True)
                 self.runs += 2
 
@@ -427,12 +522,17 @@ class MirrorStory:
         with logcore.open_dir(DIRECTORY, fs=fs) as data:
             with Mirror(data, self.source, topics=["orders"], fs=fs) as one:
                 one.run(until_end=True)
-            found = [(record.offset, record.value) for record in data.partition("orders", 0).read(0)]
+            found = [
+                (record.offset, record.value)
+                for record in data.partition("orders", 0).read(0)
+            ]
         assert found == [(number, b"%d" % number) for number in range(20)]
 
 
 def failed_logs_closed(held: list[LogDir]) -> None:
-    """Close the logs that refuse writes, as their error asks. The directory opens them again when they are used."""
+    """Close the logs that refuse writes, as their error asks. The directory opens them
+    again when they are used.
+    """
     for directory in held:
         for log in list(directory.open_logs().values()):
             if log.has_failed:
@@ -441,8 +541,12 @@ def failed_logs_closed(held: list[LogDir]) -> None:
 
 
 @contextlib.contextmanager
-def directories(open_one: Callable[[], LogDir]) -> Iterator[tuple[list[LogDir], Callable[[], None]]]:
-    """A place for one open directory, empty at first, and the function that opens it again."""
+def directories(
+    open_one: Callable[[], LogDir],
+) -> Iterator[tuple[list[LogDir], Callable[[], None]]]:
+    """A place for one open directory, empty at first, and the function that opens it
+    again.
+    """
     held: list[LogDir] = []
 
     def reopen() -> None:

@@ -18,9 +18,18 @@ SESSION = Session("127.0.0.1", 9092, "127.0.0.1")
 
 
 class Bench:
-    """A broker and what it has been asked. What is submitted waits until it is told to run(), or is done at once."""
+    """A broker and what it has been asked. What is submitted waits until it is told to
+    run(), or is done at once.
+    """
 
-    def __init__(self, path: Path, *, at_once: bool = True, durability: str = "os", **settings: Any) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        at_once: bool = True,
+        durability: str = "os",
+        **settings: Any,
+    ) -> None:
         self.logdir = logcore.open_dir(path, create=True, durability=durability)
         self.now_ms = 1_000_000
         self.at_once = at_once
@@ -43,11 +52,15 @@ class Bench:
                 result = error
             done(result)
 
-    def send(self, api: Any, version: int, request: Any, client_id: str = "test") -> Any:
+    def send(
+        self, api: Any, version: int, request: Any, client_id: str = "test"
+    ) -> Any:
         """The pieces of the response, or the Answer that will hold them."""
         frame = bytearray(wire.encode_request(api, version, 1, client_id, request))
         reply = self._handle(memoryview(frame)[4:], self.now_ms)
-        frame[:] = b"\xee" * len(frame)  # the buffer of a connection holds the next request by now
+        frame[:] = b"\xee" * len(
+            frame
+        )  # the buffer of a connection holds the next request by now
         return reply
 
     def ask(self, api: Any, version: int, request: Any, client_id: str = "test") -> Any:
@@ -61,23 +74,43 @@ class Bench:
             reply = reply.value
         return wire.decode_response(api, version, b"".join(reply)[4:])[1]
 
-    def fetch(self, offset: int, topic: str = "t", version: int = 12, **more: Any) -> Any:
+    def fetch(
+        self, offset: int, topic: str = "t", version: int = 12, **more: Any
+    ) -> Any:
         request = wire.FETCH.Request
-        part = request.Topic.Partition(partition=0, fetch_offset=offset, partition_max_bytes=1 << 20, **more)
-        answer = self.ask(wire.FETCH, version, request(topics=[request.Topic(topic=topic, partitions=[part])]))
+        part = request.Topic.Partition(
+            partition=0, fetch_offset=offset, partition_max_bytes=1 << 20, **more
+        )
+        answer = self.ask(
+            wire.FETCH,
+            version,
+            request(topics=[request.Topic(topic=topic, partitions=[part])]),
+        )
         return answer.responses[0].partitions[0]
 
     @staticmethod
     def fetches(partitions: range, topic: str = "t") -> Any:
         request = wire.FETCH.Request
-        parts = [request.Topic.Partition(partition=one, partition_max_bytes=1 << 20) for one in partitions]
+        parts = [
+            request.Topic.Partition(partition=one, partition_max_bytes=1 << 20)
+            for one in partitions
+        ]
         return request(topics=[request.Topic(topic=topic, partitions=parts)])
 
     @staticmethod
-    def produces(records: Any, topic: str = "t", partitions: int = 1, acks: int = 1) -> Any:
+    def produces(
+        records: Any, topic: str = "t", partitions: int = 1, acks: int = 1
+    ) -> Any:
         request = wire.PRODUCE.Request
-        parts = [request.Topic.Partition(index=one, records=records) for one in range(partitions)]
-        return request(acks=acks, timeout_ms=1000, topic_data=[request.Topic(name=topic, partition_data=parts)])
+        parts = [
+            request.Topic.Partition(index=one, records=records)
+            for one in range(partitions)
+        ]
+        return request(
+            acks=acks,
+            timeout_ms=1000,
+            topic_data=[request.Topic(name=topic, partition_data=parts)],
+        )
 
     def produce(self, records: Any, version: int = 9, **more: Any) -> Any:
         """The answer of the first partition."""
@@ -85,21 +118,33 @@ class Bench:
         return answer.responses[0].partition_responses[0]
 
     def epochs(self, topic: str = "t") -> set[int]:
-        """The leader epochs that the partition is told to have; how a client that knows one of them gets on."""
+        """The leader epochs that the partition is told to have; how a client that knows
+        one of them gets on.
+        """
         metadata = wire.METADATA.Request
-        told = self.ask(wire.METADATA, 9, metadata(topics=[metadata.Topic(name=topic)])).topics[0].partitions[0]
+        told = (
+            self.ask(wire.METADATA, 9, metadata(topics=[metadata.Topic(name=topic)]))
+            .topics[0]
+            .partitions[0]
+        )
         epoch = told.leader_epoch
         assert self.fetch(0, topic, current_leader_epoch=epoch).error_code == 0
         offsets = wire.LIST_OFFSETS.Request
-        part = offsets.Topic.Partition(partition_index=0, timestamp=-1, current_leader_epoch=epoch)
+        part = offsets.Topic.Partition(
+            partition_index=0, timestamp=-1, current_leader_epoch=epoch
+        )
         body = offsets(topics=[offsets.Topic(name=topic, partitions=[part])])
         listed = self.ask(wire.LIST_OFFSETS, 5, body).topics[0].partitions[0]
         ends = wire.OFFSET_FOR_LEADER_EPOCH.Request
-        one = ends.Topic.Partition(partition=0, leader_epoch=epoch, current_leader_epoch=epoch)
+        one = ends.Topic.Partition(
+            partition=0, leader_epoch=epoch, current_leader_epoch=epoch
+        )
         body = ends(topics=[ends.Topic(topic=topic, partitions=[one])])
         ended = self.ask(wire.OFFSET_FOR_LEADER_EPOCH, 4, body).topics[0].partitions[0]
         assert (listed.error_code, ended.error_code) == (0, 0)
-        assert (listed.offset, ended.end_offset) == (self.logdir.partition(topic, 0).log_end_offset,) * 2
+        assert (listed.offset, ended.end_offset) == (
+            self.logdir.partition(topic, 0).log_end_offset,
+        ) * 2
         return {epoch, listed.leader_epoch, ended.leader_epoch}
 
     def close(self) -> None:

@@ -1,4 +1,6 @@
-"""Compressed bodies built by hand, and among them small ones that inflate to a gibibyte."""
+"""Compressed bodies built by hand, and among them small ones that inflate to a
+gibibyte.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,36 @@ MIB = 1 << 20
 
 
 def lz4_frame(
-    *blocks: bytes, flags: int = 0x60, descriptor: int = 0x40, extra: bytes = b"", tail: bytes = b""
+    *blocks: bytes,
+    flags: int = 0x60,
+    descriptor: int = 0x40,
+    extra: bytes = b"",
+    tail: bytes = b"",
 ) -> bytes:
-    """A frame around ready-made blocks; its header checksum comes from an independent XXH32 (see xxh32)."""
+    """A frame around ready-made blocks; its header checksum comes from an independent
+    XXH32 (see xxh32).
+    """
     head = bytes((flags, descriptor)) + extra
-    return b"\x04\x22\x4d\x18" + head + bytes([xxh32(head) >> 8 & 0xFF]) + b"".join(blocks) + bytes(4) + tail
+    return (
+        b"\x04\x22\x4d\x18"
+        + head
+        + bytes([xxh32(head) >> 8 & 0xFF])
+        + b"".join(blocks)
+        + bytes(4)
+        + tail
+    )
 
 
 def xxh32(data: bytes) -> int:
     """XXH32 with seed 0, from LZ4 itself: the content checksum behind a frame is one."""
-    return int.from_bytes(lz4.frame.compress(data, content_checksum=True, store_size=False)[-4:], "little")
+    return int.from_bytes(
+        lz4.frame.compress(data, content_checksum=True, store_size=False)[-4:], "little"
+    )
 
 
-def zstd_frame(blocks: bytes, *, window: int | None = 0x58, content_size: int | None = None) -> bytes:
+def zstd_frame(
+    blocks: bytes, *, window: int | None = 0x58, content_size: int | None = None
+) -> bytes:
     """A frame of ready-made blocks. window 0x58 means 2 MiB, 0x88 128 MiB."""
     descriptor = 0 if content_size is None else 0xC0
     size = b"" if content_size is None else struct.pack("<Q", content_size)
@@ -42,31 +61,52 @@ def zstd_rle(count: int, size: int = 128 * 1024, last: bool = True) -> bytes:
 
 
 def bombs(size: int = 1 << 30) -> dict[str, tuple[Codec, bytes]]:
-    """Bodies that would inflate to `size` zeros, each built from a repeated piece and so in no time."""
+    """Bodies that would inflate to `size` zeros, each built from a repeated piece and
+    so in no time.
+    """
     deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
-    mebibyte = deflate.compress(bytes(MIB)) + deflate.flush(zlib.Z_FULL_FLUSH)  # refers to nothing before it
+    mebibyte = deflate.compress(bytes(MIB)) + deflate.flush(
+        zlib.Z_FULL_FLUSH
+    )  # refers to nothing before it
     gzip_head = b"\x1f\x8b\x08" + bytes(7)
-    crc = zlib.crc32(bytes(size)) if size <= 4 * MIB else 0  # a larger one is refused before its CRC is checked
+    crc = (
+        zlib.crc32(bytes(size)) if size <= 4 * MIB else 0
+    )  # a larger one is refused before its CRC is checked
     gzip_tail = deflate.flush() + struct.pack("<II", crc, size)
 
     block = bytes(cramjam.snappy.compress_raw(bytes(32768)))
     # A literal zero, a copy of 63 bytes from one back, then copies of 64.
-    raw = encode_unsigned(size) + b"\x00\x00\xfa\x01\x00" + b"\xfe\x01\x00" * (size // 64 - 1)
-    lz4_block = lz4.frame.compress(bytes(65536), block_linked=False, store_size=False)[7:-4]
-    checked = lz4.frame.compress(bytes(65536), block_linked=False, store_size=False, block_checksum=True)[7:-4]
+    raw = (
+        encode_unsigned(size)
+        + b"\x00\x00\xfa\x01\x00"
+        + b"\xfe\x01\x00" * (size // 64 - 1)
+    )
+    lz4_block = lz4.frame.compress(bytes(65536), block_linked=False, store_size=False)[
+        7:-4
+    ]
+    checked = lz4.frame.compress(
+        bytes(65536), block_linked=False, store_size=False, block_checksum=True
+    )[7:-4]
     rle = zstd_rle(size // 131072)
     sized = struct.pack("<Q", size)
     return {
         "gzip": (Codec.GZIP, gzip_head + mebibyte * (size // MIB) + gzip_tail),
-        "gzip members": (Codec.GZIP, gzip.compress(bytes(MIB // 2)) * (2 * size // MIB)),
+        "gzip members": (
+            Codec.GZIP,
+            gzip.compress(bytes(MIB // 2)) * (2 * size // MIB),
+        ),
         "snappy": (
             Codec.SNAPPY,
-            compress(Codec.SNAPPY, b"") + (struct.pack(">i", len(block)) + block) * (size // 32768),
+            compress(Codec.SNAPPY, b"")
+            + (struct.pack(">i", len(block)) + block) * (size // 32768),
         ),
         "snappy raw": (Codec.SNAPPY, raw),
         "lz4": (Codec.LZ4, lz4_frame(lz4_block * (size // 65536))),
         "lz4 checked": (Codec.LZ4, lz4_frame(checked * (size // 65536), flags=0x70)),
-        "lz4 sized": (Codec.LZ4, lz4_frame(lz4_block * (size // 65536), flags=0x68, extra=sized)),
+        "lz4 sized": (
+            Codec.LZ4,
+            lz4_frame(lz4_block * (size // 65536), flags=0x68, extra=sized),
+        ),
         "zstd": (Codec.ZSTD, zstd_frame(rle)),
         "zstd sized": (Codec.ZSTD, zstd_frame(rle, content_size=size)),
         "zstd window": (Codec.ZSTD, zstd_frame(rle, window=0x88)),

@@ -1,7 +1,8 @@
 """Cancels a coroutine at each of its awaits.
 
-cancelled(make, at, late) runs a coroutine in a task, and cancels the task when it awaits for the at-th time: at once,
-or, if late, when what it awaits is done and before the task has heard of it.
+cancelled(make, at, late) runs a coroutine in a task, and cancels the task when it
+awaits for the at-th time: at once, or, if late, when what it awaits is done and before
+the task has heard of it.
 """
 
 from __future__ import annotations
@@ -45,8 +46,12 @@ class Cancelling:
                 throw = error
 
 
-async def cancelled(make: Callable[[], Awaitable[Any]], at: int, *, late: bool) -> tuple[bool, Any]:
-    """Whether the task was cancelled before it had ended, and else its result. Raises what the coroutine raises."""
+async def cancelled(
+    make: Callable[[], Awaitable[Any]], at: int, *, late: bool
+) -> tuple[bool, Any]:
+    """Whether the task was cancelled before it had ended, and else its result. Raises
+    what the coroutine raises.
+    """
     cancelling = Cancelling(make(), at, late=late)
 
     async def run() -> Any:
@@ -61,8 +66,8 @@ async def cancelled(make: Callable[[], Awaitable[Any]], at: int, *, late: bool) 
 
 
 async def at_each_await(trial: Callable[[int, bool], Awaitable[bool]]) -> int:
-    """Calls trial(at, late) until nothing is left to cancel; returns at how many awaits it was. trial says whether it
-    cancelled anything.
+    """Calls trial(at, late) until nothing is left to cancel; returns at how many awaits
+    it was. trial says whether it cancelled anything.
     """
     for late in (False, True):
         at = 0

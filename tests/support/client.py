@@ -24,7 +24,9 @@ class Client:
 
     def send(self, api: Any, version: int, request: Any) -> None:
         self.correlation_id += 1
-        self.sock.sendall(wire.encode_request(api, version, self.correlation_id, "test", request))
+        self.sock.sendall(
+            wire.encode_request(api, version, self.correlation_id, "test", request)
+        )
 
     def answer(self, api: Any, version: int) -> Any:
         correlation_id, value = wire.decode_response(api, version, self.frame())
@@ -43,36 +45,66 @@ class Client:
             data += got
         return data
 
-    def produce(self, values: list[bytes], topic: str = "t", acks: int = -1, records: bytes | None = None) -> Any:
+    def produce(
+        self,
+        values: list[bytes],
+        topic: str = "t",
+        acks: int = -1,
+        records: bytes | None = None,
+    ) -> Any:
         self.begin_produce(values, topic, acks, records)
         if not acks:
             return None
         return self.produced()
 
     def begin_produce(
-        self, values: list[bytes], topic: str = "t", acks: int = -1, records: bytes | None = None
+        self,
+        values: list[bytes],
+        topic: str = "t",
+        acks: int = -1,
+        records: bytes | None = None,
     ) -> None:
         """Sends what produce() sends, and waits for nothing."""
         request = wire.PRODUCE.Request
-        batch = recordbatch.encode([(None, value) for value in values], now_ms=1) if records is None else records
+        batch = (
+            recordbatch.encode([(None, value) for value in values], now_ms=1)
+            if records is None
+            else records
+        )
         partition = request.Topic.Partition(index=0, records=batch)
         topics = [request.Topic(name=topic, partition_data=[partition])]
-        self.send(wire.PRODUCE, 9, request(acks=acks, timeout_ms=1000, topic_data=topics))
+        self.send(
+            wire.PRODUCE, 9, request(acks=acks, timeout_ms=1000, topic_data=topics)
+        )
 
     def produced(self) -> Any:
         return self.answer(wire.PRODUCE, 9).responses[0].partition_responses[0]
 
-    def fetch(self, offset: int = 0, topic: str = "t", partition: int = 0, **more: Any) -> Any:
+    def fetch(
+        self, offset: int = 0, topic: str = "t", partition: int = 0, **more: Any
+    ) -> Any:
         request = wire.FETCH.Request
-        asked = request.Topic.Partition(partition=partition, fetch_offset=offset, partition_max_bytes=1 << 20)
-        body = request(topics=[request.Topic(topic=topic, partitions=[asked])], **{"max_wait_ms": 0, **more})
+        asked = request.Topic.Partition(
+            partition=partition, fetch_offset=offset, partition_max_bytes=1 << 20
+        )
+        body = request(
+            topics=[request.Topic(topic=topic, partitions=[asked])],
+            **{"max_wait_ms": 0, **more},
+        )
         return self.ask(wire.FETCH, 11, body).responses[0].partitions[0]
 
     def create(self, topic: str = "t", **config: str) -> None:
         request = wire.CREATE_TOPICS.Request
-        configs = [request.Topic.Config(name=name.replace("_", "."), value=value) for name, value in config.items()]
-        made = request.Topic(name=topic, num_partitions=1, replication_factor=1, configs=configs)
-        answer = self.ask(wire.CREATE_TOPICS, 4, request(topics=[made], timeout_ms=1000))
+        configs = [
+            request.Topic.Config(name=name.replace("_", "."), value=value)
+            for name, value in config.items()
+        ]
+        made = request.Topic(
+            name=topic, num_partitions=1, replication_factor=1, configs=configs
+        )
+        answer = self.ask(
+            wire.CREATE_TOPICS, 4, request(topics=[made], timeout_ms=1000)
+        )
         assert answer.topics[0].error_code == 0
 
     def is_cut(self) -> bool:

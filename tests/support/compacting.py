@@ -21,7 +21,9 @@ COMPACT: dict[str, Any] = {
 
 
 def open_log(disk: SimulatedDisk, **config: Any) -> Log:
-    return logcore.open("t-0", create=True, config={**COMPACT, **config}, fs=disk, durability="os")
+    return logcore.open(
+        "t-0", create=True, config={**COMPACT, **config}, fs=disk, durability="os"
+    )
 
 
 def compact(log: Log, **options: Any) -> cleaner.CleaningReport | None:
@@ -29,5 +31,10 @@ def compact(log: Log, **options: Any) -> cleaner.CleaningReport | None:
     return clean(log, force=True, **options)
 
 
-def pairs(log: Log, isolation: Any = "read_uncommitted") -> list[tuple[int, bytes | None, bytes | None]]:
-    return [(r.offset, r.key, r.value) for r in log.read(log.log_start_offset, isolation=isolation)]
+def pairs(
+    log: Log, isolation: Any = "read_uncommitted"
+) -> list[tuple[int, bytes | None, bytes | None]]:
+    return [
+        (r.offset, r.key, r.value)
+        for r in log.read(log.log_start_offset, isolation=isolation)
+    ]

@@ -1,8 +1,9 @@
-"""Lives of groups of the consumer protocol: members as clients are, and what may happen to them and to a coordinator
-that loses power. No tests.
+"""Lives of groups of the consumer protocol: members as clients are, and what may happen
+to them and to a coordinator that loses power. No tests.
 
-Chance decides what happens next. Client does what a client does with the answers; after each step the partitions that
-clients use are compared with each other and with what the coordinator knows.
+Chance decides what happens next. Client does what a client does with the answers; after
+each step the partitions that clients use are compared with each other and with what the
+coordinator knows.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ MOST_CLIENTS = 5
 
 
 class Client:
-    """One member, as clients are: it stops using what it is not assigned any more before it says so, and only then
-    begins to use what is new.
+    """One member, as clients are: it stops using what it is not assigned any more
+    before it says so, and only then begins to use what is new.
 
-    told: what it is assigned, None while it waits to hear all. owned: what it uses. waiter: of the heartbeat that is
-    not answered yet. is_passed_over: the group goes on without it, and it has not heard of that.
+    told: what it is assigned, None while it waits to hear all. owned: what it uses.
+    waiter: of the heartbeat that is not answered yet. is_passed_over: the group goes on
+    without it, and it has not heard of that.
     """
 
     def __init__(self, life: Life, number: int, instance_id: str | None) -> None:
@@ -51,14 +53,18 @@ class Client:
     # -- what it does
 
     def beat(self) -> None:
-        """Sends a heartbeat; the answer to one before is lost, and then it says everything."""
+        """Sends a heartbeat; the answer to one before is lost, and then it says
+        everything.
+        """
         fields: dict[str, Any] = {"instance_id": self.instance_id}
         if self.waiter is not None or self.told is None:
             self.told = None
         self.said_all = self.epoch == 0 or self.told is None
         if self.said_all:
             self.told = None
-            fields.update(self.wish, rebalance_timeout_ms=REBALANCE_MS, owned=self.owned)
+            fields.update(
+                self.wish, rebalance_timeout_ms=REBALANCE_MS, owned=self.owned
+            )
         elif self.says_owned:
             fields.update(owned=self.owned)
         self.says_owned = False
@@ -74,7 +80,9 @@ class Client:
             self.epoch = result.member_epoch
             if result.assigned is not None:
                 self.told = result.assigned
-            assert result.assigned is not None or not self.said_all, "who says everything is told everything"
+            assert result.assigned is not None or not self.said_all, (
+                "who says everything is told everything"
+            )
             if self.told is not None and self.owned <= self.told:
                 self.settle()
             return
@@ -83,7 +91,9 @@ class Client:
                 self.told = None
             case GroupError.FENCED_MEMBER_EPOCH | GroupError.UNKNOWN_MEMBER_ID:
                 self.drop_all()
-            case GroupError.GROUP_ID_NOT_FOUND:  # the group is of the classic protocol meanwhile
+            case (
+                GroupError.GROUP_ID_NOT_FOUND
+            ):  # the group is of the classic protocol meanwhile
                 self.drop_all()
             case GroupError.UNRELEASED_INSTANCE_ID:
                 assert self.epoch == 0
@@ -123,7 +133,10 @@ class Client:
         group = self.life.group
         if group is None or self.member_id not in group.members:
             return False
-        return self.instance_id is None or group.static.get(self.instance_id) == self.member_id
+        return (
+            self.instance_id is None
+            or group.static.get(self.instance_id) == self.member_id
+        )
 
 
 class Life:
@@ -217,7 +230,9 @@ class Life:
                 self.world.batches.append(records)
 
     def power_cut(self) -> None:
-        """Records on their way to the disk reached it or did not; no client gets an answer."""
+        """Records on their way to the disk reached it or did not; no client gets an
+        answer.
+        """
         if self.world.stores and self.chance.random() < 0.5:
             self.world.batches.append(self.world.stores[0].records)
         self.world.restart()
@@ -237,15 +252,21 @@ class Life:
         members = 0 if self.group is None else len(self.group.members)
         self.number += 1
         self.world.join(
-            client_id=f"classic{self.number}", session_timeout_ms=SESSION_MS, rebalance_timeout_ms=REBALANCE_MS
+            client_id=f"classic{self.number}",
+            session_timeout_ms=SESSION_MS,
+            rebalance_timeout_ms=REBALANCE_MS,
         )
-        assert not members or (self.group is not None and len(self.group.members) == members)
+        assert not members or (
+            self.group is not None and len(self.group.members) == members
+        )
 
     def classic_members_leave(self) -> None:
         found = self.world.coordinator.get("g")
         if found is not None and found.members:
             leaving = [(member_id, None) for member_id in found.members]
-            self.world.act(self.world.coordinator.leave("g", leaving, self.world.now_ms)[1])
+            self.world.act(
+                self.world.coordinator.leave("g", leaving, self.world.now_ms)[1]
+            )
 
     # -- what has to hold
 
@@ -256,27 +277,51 @@ class Life:
             if client.is_passed_over:
                 continue
             if not client.is_member:
-                assert not self.is_in(client) or not self.may_commit(client), f"{client} is no member, and commits"
+                assert not self.is_in(client) or not self.may_commit(client), (
+                    f"{client} is no member, and commits"
+                )
                 continue
             assert group is not None
             for partition in client.owned:
-                assert partition not in users, f"{client} and {users[partition]} use one"
+                assert partition not in users, (
+                    f"{client} and {users[partition]} use one"
+                )
                 users[partition] = client.member_id
-                assert group.owners.get(partition) == client.member_id, f"{client} uses what it does not own"
+                assert group.owners.get(partition) == client.member_id, (
+                    f"{client} uses what it does not own"
+                )
         if group is not None:
-            ours = [store for store in self.world.stores if isinstance(store.then, ConsumersChanged)]
+            ours = [
+                store
+                for store in self.world.stores
+                if isinstance(store.then, ConsumersChanged)
+            ]
             assert len(ours) <= 1, "one batch on its way at a time"
-            held = [part for current in group.currents.values() for part in current.assigned | current.revoking]
-            assert sorted(held) == sorted(group.owners), "an owner for each partition, and one"
-            assert group.timers_ms.keys() == group.members.keys() == group.deadlines_ms.keys()
-            assert group.revocations == {name for name, one in group.currents.items() if one.revoking}
+            held = [
+                part
+                for current in group.currents.values()
+                for part in current.assigned | current.revoking
+            ]
+            assert sorted(held) == sorted(group.owners), (
+                "an owner for each partition, and one"
+            )
+            assert (
+                group.timers_ms.keys()
+                == group.members.keys()
+                == group.deadlines_ms.keys()
+            )
+            assert group.revocations == {
+                name for name, one in group.currents.items() if one.revoking
+            }
 
     def is_in(self, client: Client) -> bool:
         """Whether it takes itself for a member."""
         return client.epoch != 0
 
     def may_commit(self, client: Client) -> bool:
-        who = Committer("g", client.epoch, client.member_id, client.instance_id, knows_epochs=True)
+        who = Committer(
+            "g", client.epoch, client.member_id, client.instance_id, knows_epochs=True
+        )
         error, _ = self.world.coordinator.check_commit(who, self.world.now_ms)
         return error is None
 
@@ -287,7 +332,9 @@ class Life:
         self.calm_down()
 
     def calm_down(self) -> None:
-        """Nothing goes wrong any more; members that are gone are noticed, and all that is wanted is assigned."""
+        """Nothing goes wrong any more; members that are gone are noticed, and all that
+        is wanted is assigned.
+        """
         self.classic_members_leave()
         self.world.set_topic("t", 5)
         self.world.set_topic("u", 3)
@@ -314,15 +361,24 @@ class Life:
         assert group is not None
         assert self.world.group().state == "Stable"
         assert group.members.keys() == {client.member_id for client in self.clients}
-        wanted = {topic for name in group.subscribed() if (topic := self.world.facts(name))}
-        everything = sorted((topic, number) for topic, count in wanted for number in range(count))
-        assert sorted(part for client in self.clients for part in client.owned) == everything
+        wanted = {
+            topic for name in group.subscribed() if (topic := self.world.facts(name))
+        }
+        everything = sorted(
+            (topic, number) for topic, count in wanted for number in range(count)
+        )
+        assert (
+            sorted(part for client in self.clients for part in client.owned)
+            == everything
+        )
         for client in self.clients:
             assert client.owned == group.targets[client.member_id]
         before = len(self.world.batches)
         for client in self.clients:
             client.beat()
-        assert len(self.world.batches) == before and not self.world.stores, "nothing changes any more"
+        assert len(self.world.batches) == before and not self.world.stores, (
+            "nothing changes any more"
+        )
 
 
 def live(seed: int) -> None:

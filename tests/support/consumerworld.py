@@ -1,7 +1,9 @@
-"""A coordinator of consumer groups (KIP-848) with its time, its disk, its topics and those who wait. No tests.
+"""A coordinator of consumer groups (KIP-848) with its time, its disk, its topics and
+those who wait. No tests.
 
-Requests are answered at once unless `holds` is set: then records wait until disk() is called, as on a slow disk. What
-is on disk is kept batch by batch, so that a power cut leaves some first of them.
+Requests are answered at once unless `holds` is set: then records wait until disk() is
+called, as on a slow disk. What is on disk is kept batch by batch, so that a power cut
+leaves some first of them.
 """
 
 from __future__ import annotations
@@ -29,7 +31,12 @@ from logcore.coordination.effects import (
 )
 from logcore.coordination.group import Group
 from logcore.coordination.timers import Timers
-from logcore.format.consumergrouprecords import Kind, Partitions, read_consumer_key, read_consumer_value
+from logcore.format.consumergrouprecords import (
+    Kind,
+    Partitions,
+    read_consumer_key,
+    read_consumer_value,
+)
 from logcore.format.grouprecords import GroupRecord
 from logcore.groupoffsets import StoredGroups
 
@@ -66,7 +73,9 @@ class World:
         self.batches: list[tuple[GroupRecord, ...]] = []
         self.waiters = 0
         self.ids = 0
-        self.rules = Rules(min_session_timeout_ms=1, max_session_timeout_ms=1_800_000, **rules)
+        self.rules = Rules(
+            min_session_timeout_ms=1, max_session_timeout_ms=1_800_000, **rules
+        )
         self.start()
 
     def start(self) -> None:
@@ -109,7 +118,9 @@ class World:
                 case At(group, timeout, at_ms):
                     self.timers.at(at_ms, (group, timeout))
                 case Cancel(group, timeout):
-                    assert (group, timeout) in self.timers, "only what is set is cancelled"
+                    assert (group, timeout) in self.timers, (
+                        "only what is set is cancelled"
+                    )
                     self.timers.cancel((group, timeout))
                 case _:
                     self.events.append(effect)
@@ -117,7 +128,9 @@ class World:
             self.disk()
 
     def disk(self) -> None:
-        """The first records that wait are on disk now, or could not be stored when there is a disk_error."""
+        """The first records that wait are on disk now, or could not be stored when
+        there is a disk_error.
+        """
         effect = self.stores.pop(0)
         if self.disk_error is None:
             self.batches.append(effect.records)
@@ -144,12 +157,30 @@ class World:
         found.take(latest)
         assert not found.not_understood
         load = self.coordinator.load
-        self.act(load(found.groups, found.offsets, self.now_ms, found.unstable, found.consumers))
+        self.act(
+            load(
+                found.groups,
+                found.offsets,
+                self.now_ms,
+                found.unstable,
+                found.consumers,
+            )
+        )
 
     # -- requests
 
-    def send(self, member_id: str, epoch: int, *, group: str = "g", may_lack_id: bool = False, **more: Any) -> int:
-        """Sends a heartbeat and returns its waiter. With epoch 0 it says what somebody who joins has to say."""
+    def send(
+        self,
+        member_id: str,
+        epoch: int,
+        *,
+        group: str = "g",
+        may_lack_id: bool = False,
+        **more: Any,
+    ) -> int:
+        """Sends a heartbeat and returns its waiter. With epoch 0 it says what somebody
+        who joins has to say.
+        """
         if epoch == 0:
             more.setdefault("rebalance_timeout_ms", REBALANCE_MS)
             more.setdefault("owned", frozenset())
@@ -160,11 +191,15 @@ class World:
         self.waiters += 1
         waiter = self.waiters
         beat = Beat(group_id=group, member_id=member_id, member_epoch=epoch, **more)
-        self.act(self.coordinator.beat(beat, waiter, self.now_ms, may_lack_id=may_lack_id))
+        self.act(
+            self.coordinator.beat(beat, waiter, self.now_ms, may_lack_id=may_lack_id)
+        )
         return waiter
 
     def join(self, member_id: str = "", **more: Any) -> int:
-        """Sends what somebody says who joins by the classic protocol, and returns its waiter."""
+        """Sends what somebody says who joins by the classic protocol, and returns its
+        waiter.
+        """
         fields: dict[str, Any] = {
             "instance_id": None,
             "client_id": "c",
@@ -180,24 +215,39 @@ class World:
         return self._ask(self.coordinator.join, Join(**fields))
 
     def sync(self, member_id: str, generation: int, **more: Any) -> int:
-        """Sends that a member of the classic protocol asks for its assignment, and returns its waiter."""
+        """Sends that a member of the classic protocol asks for its assignment, and
+        returns its waiter.
+        """
         fields: dict[str, Any] = {"instance_id": None, **more}
         return self._ask(
-            self.coordinator.sync, Sync(group_id="g", member_id=member_id, generation=generation, **fields)
+            self.coordinator.sync,
+            Sync(group_id="g", member_id=member_id, generation=generation, **fields),
         )
 
-    def _ask(self, transition: Callable[[Any, int, int], Iterable[Effect]], request: Join | Sync) -> int:
+    def _ask(
+        self,
+        transition: Callable[[Any, int, int], Iterable[Effect]],
+        request: Join | Sync,
+    ) -> int:
         self.waiters += 1
         waiter = self.waiters
         self.act(transition(request, waiter, self.now_ms))
         return waiter
 
-    def beat(self, member_id: str, epoch: int, **more: Any) -> tuple[int, list[int] | None]:
-        """The answer: member epoch and the numbers of the partitions of topic t, None where nothing is said of them."""
+    def beat(
+        self, member_id: str, epoch: int, **more: Any
+    ) -> tuple[int, list[int] | None]:
+        """The answer: member epoch and the numbers of the partitions of topic t, None
+        where nothing is said of them.
+        """
         result = self.replies[self.send(member_id, epoch, **more)]
         assert isinstance(result, Beaten), result
         assert result.member_id == member_id
-        numbers = None if result.assigned is None else sorted(number for _, number in result.assigned)
+        numbers = (
+            None
+            if result.assigned is None
+            else sorted(number for _, number in result.assigned)
+        )
         return result.member_epoch, numbers
 
     def refused(self, member_id: str, epoch: int, **more: Any) -> str:
@@ -227,5 +277,11 @@ class World:
             if place is None:
                 found.append((Kind.CLASSIC, "", value))
                 continue
-            found.append((place.kind, place.name, None if value is None else read_consumer_value(place.kind, value)))
+            found.append(
+                (
+                    place.kind,
+                    place.name,
+                    None if value is None else read_consumer_value(place.kind, value),
+                )
+            )
         return found

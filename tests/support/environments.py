@@ -1,4 +1,6 @@
-"""Python environments below build/ with packages that the checkout does not need itself; each made once by uv."""
+"""Python environments below build/ with packages that the checkout does not need
+itself; each made once by uv.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def environment(name: str, *wanted: str) -> Path:
-    """The Python of an environment with these packages, as pip names them. Skips the test where it cannot be made."""
+    """The Python of an environment with these packages, as pip names them. Skips the
+    test where it cannot be made.
+    """
     uv = Path(sys.executable).with_name("uv")
     folder = ROOT / "build" / name
     python = folder / "bin" / "python"
@@ -25,7 +29,13 @@ def environment(name: str, *wanted: str) -> Path:
             ["venv", "--python", sys.executable, str(folder)],
             ["pip", "install", "--python", str(python), *wanted],
         ):
-            done = subprocess.run([uv, "--quiet", *command], capture_output=True, text=True, check=False, timeout=900)
+            done = subprocess.run(
+                [uv, "--quiet", *command],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=900,
+            )
             if done.returncode:
                 pytest.skip(f"{name} could not be installed: {done.stderr[-300:]}")
         (folder / "complete").touch()

@@ -38,15 +38,30 @@ def explored(actions: Sequence[str], durability: str, **options: Any) -> Report:
         return program.run(actions)
     except BaseException as error:
         program.disk.crash()  # what was not closed stays silent
-        error.add_note(f"program: durability {durability!r}, {options.get('config', CONFIG)}, {list(actions)}")
+        error.add_note(
+            f"program: durability {durability!r}, {options.get('config', CONFIG)}, {list(actions)}"
+        )
         raise
 
 
-SCRIPT = ("append", "append_big", "flush", "append_os", "roll", "delete", "append", "truncate", "append", "reopen")
+SCRIPT = (
+    "append",
+    "append_big",
+    "flush",
+    "append_os",
+    "roll",
+    "delete",
+    "append",
+    "truncate",
+    "append",
+    "reopen",
+)
 
 
 def failing(fault: Fault, durability: str, recoveries: Recoveries) -> bool:
-    """Runs the script with a fault, then heals the disk; whether the fault came to pass."""
+    """Runs the script with a fault, then heals the disk; whether the fault came to
+    pass.
+    """
     plan = FaultPlan(fault)
     program = Program(durability, explore=False, disk=SimulatedDisk(faults=plan))
     history = program.history
@@ -56,7 +71,11 @@ def failing(fault: Fault, durability: str, recoveries: Recoveries) -> bool:
                 getattr(program, action)()
             except logcore.LogcoreError:
                 log = program.log
-                if log is not None and log.writer.commit.failure is None and not log.is_closed:
+                if (
+                    log is not None
+                    and log.writer.commit.failure is None
+                    and not log.is_closed
+                ):
                     history.take_end(log.log_end_offset)
         program.disk.faults = None
         for state in program.disk.crash_states(limit=2):
@@ -69,7 +88,9 @@ def failing(fault: Fault, durability: str, recoveries: Recoveries) -> bool:
         history.judge(found, "kill")
         for after in program.disk.after_crash(limit=2, kind="power"):
             again = recoveries.find(after)
-            assert again.records[: len(found.records)] == found.records, "what was served after an opening is lost"
+            assert again.records[: len(found.records)] == found.records, (
+                "what was served after an opening is lost"
+            )
     except BaseException as error:
         program.disk.crash()
         error.add_note(f"repeat with failing({fault!r}, {durability!r})")

@@ -1,6 +1,8 @@
-"""Sends twenty messages to a topic and puts what a handler makes of each into another, with FastStream.
+"""Sends twenty messages to a topic and puts what a handler makes of each into another,
+with FastStream.
 
-python faststream_job.py ADDRESS CLIENT, in an environment that has faststream; CLIENT: confluent or aiokafka.
+python faststream_job.py ADDRESS CLIENT, in an environment that has faststream; CLIENT:
+confluent or aiokafka.
 """
 
 import asyncio

@@ -13,16 +13,35 @@ Files = dict[str, bytes]
 
 
 def own() -> Files:
-    """A directory of ours, closed cleanly: three segments, all codecs, a producer, settings, an id given out."""
+    """A directory of ours, closed cleanly: three segments, all codecs, a producer,
+    settings, an id given out.
+    """
     disk = SimulatedDisk(now_ms=T0)
-    config = {"segment.bytes": 900, "index.interval.bytes": 150, "retention.ms": 1 << 40}
+    config = {
+        "segment.bytes": 900,
+        "index.interval.bytes": 150,
+        "retention.ms": 1 << 40,
+    }
     with logcore.open_dir("/data", create=True, fs=disk) as directory:
-        directory.create_topic("t", config={name: str(value) for name, value in config.items()})
+        directory.create_topic(
+            "t", config={name: str(value) for name, value in config.items()}
+        )
         log = directory.partition("t", 0)
         producer = directory.next_producer_id()
         for at, codec in enumerate(CODECS * 4):
-            who = {"producer_id": producer, "producer_epoch": 0, "base_sequence": at // 4 * 2} if at % 4 == 3 else {}
-            rows = [(b"k%d" % at, b"value %d" % at * 3, (), FUTURE + at * 10 + row) for row in range(2)]
+            who = (
+                {
+                    "producer_id": producer,
+                    "producer_epoch": 0,
+                    "base_sequence": at // 4 * 2,
+                }
+                if at % 4 == 3
+                else {}
+            )
+            rows = [
+                (b"k%d" % at, b"value %d" % at * 3, (), FUTURE + at * 10 + row)
+                for row in range(2)
+            ]
             log.append_batch(encode(rows, codec=codec, **who))
         log.delete_records(3)
     return disk.files()

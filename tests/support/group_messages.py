@@ -1,7 +1,8 @@
-"""The records of `__consumer_offsets` as tables of the wire codec: a second opinion on logcore.format.grouprecords.
+"""The records of `__consumer_offsets` as tables of the wire codec: a second opinion on
+logcore.format.grouprecords.
 
-No tests: the tests of the wire compare these with what Kafka and other clients wrote, and those of grouprecords compare
-that module with these.
+No tests: the tests of the wire compare these with what Kafka and other clients wrote,
+and those of grouprecords compare that module with these.
 """
 
 from netshim.wire.codec import Message, data
@@ -61,4 +62,9 @@ GROUP_METADATA_VALUE = data(
     """,
 )
 
-MESSAGES: tuple[Message, ...] = (OFFSET_COMMIT_KEY, OFFSET_COMMIT_VALUE, GROUP_METADATA_KEY, GROUP_METADATA_VALUE)
+MESSAGES: tuple[Message, ...] = (
+    OFFSET_COMMIT_KEY,
+    OFFSET_COMMIT_VALUE,
+    GROUP_METADATA_KEY,
+    GROUP_METADATA_VALUE,
+)

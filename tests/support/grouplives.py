@@ -1,7 +1,8 @@
-"""Random lives of several consumers over one directory on the simulated disk, with its clock, in one process.
+"""Random lives of several consumers over one directory on the simulated disk, with its
+clock, in one process.
 
-They poll, process, commit, are stopped for long, close, and end without a word; topics grow. After each step a model
-checks what must hold.
+They poll, process, commit, are stopped for long, close, and end without a word; topics
+grow. After each step a model checks what must hold.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ def opened(disk: SimulatedDisk) -> LogDir:
 
 
 class Worker:
-    """A consumer and what it knows. hand: what it was given and has not processed. polled_ms: of its last poll."""
+    """A consumer and what it knows. hand: what it was given and has not processed.
+    polled_ms: of its last poll.
+    """
 
     def __init__(self, consumer: Consumer, *, is_automatic: bool) -> None:
         self.consumer = consumer
@@ -52,7 +55,17 @@ class Life:
         self.log: list[str] = []
 
     def step(self) -> None:
-        steps = [self.start, self.poll, self.poll, self.poll, self.append, self.commit, self.end, self.wait, self.crash]
+        steps = [
+            self.start,
+            self.poll,
+            self.poll,
+            self.poll,
+            self.append,
+            self.commit,
+            self.end,
+            self.wait,
+            self.crash,
+        ]
         chosen = self.rng.choices(steps, [2, 8, 8, 8, 5, 4, 1.5, 3, 0.5])[0]
         self.log.append(chosen.__name__)
         chosen()
@@ -81,11 +94,16 @@ class Life:
             worker.hand = list(worker.consumer.poll().records())
             places = [(record.partition, record.offset) for record in worker.hand]
             assert places == sorted(
-                places, key=lambda place: [one[0] for one in places].index(place[0]) * 10**6 + place[1]
+                places,
+                key=lambda place: (
+                    [one[0] for one in places].index(place[0]) * 10**6 + place[1]
+                ),
             )
 
     def process(self, worker: Worker) -> None:
-        self.processed.update((record.partition, record.offset) for record in worker.hand)
+        self.processed.update(
+            (record.partition, record.offset) for record in worker.hand
+        )
         worker.hand = []
 
     def append(self) -> None:
@@ -93,7 +111,9 @@ class Life:
             self.partitions += 1
             self.data.add_partitions("t", self.partitions)
         partition = self.rng.randrange(self.partitions)
-        self.data.partition("t", partition).append_many([(None, b"x")] * self.rng.randrange(1, 6))
+        self.data.partition("t", partition).append_many(
+            [(None, b"x")] * self.rng.randrange(1, 6)
+        )
         self.data.partition("t", partition).flush()
 
     def commit(self) -> None:
@@ -112,10 +132,16 @@ class Life:
         self.note_heard()
         self.note_commit(positions)
 
-    def hear(self, error: Exception | None, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+    def hear(
+        self,
+        error: Exception | None,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+    ) -> None:
         """Notes only: what a callback raises is passed over."""
         if error is None:
-            self.heard.append({one.partition: each.offset for one, each in offsets.items()})
+            self.heard.append(
+                {one.partition: each.offset for one, each in offsets.items()}
+            )
 
     def note_heard(self) -> None:
         while self.heard:
@@ -123,7 +149,9 @@ class Life:
 
     def note_commit(self, positions: Mapping[int, int]) -> None:
         for partition, offset in positions.items():
-            assert offset >= self.committed.get(partition, 0), "an acknowledged commit moved back"
+            assert offset >= self.committed.get(partition, 0), (
+                "an acknowledged commit moved back"
+            )
             self.committed[partition] = offset
 
     def positions(self, worker: Worker) -> dict[int, int]:
@@ -142,7 +170,9 @@ class Life:
                 worker.consumer.leave_unfinished()
 
     def close(self, worker: Worker) -> None:
-        """What a member has processed is committed when it is closed, in the middle of a rebalance too."""
+        """What a member has processed is committed when it is closed, in the middle of
+        a rebalance too.
+        """
         self.process(worker)
         positions = self.positions(worker)
         is_member = self.disk.monotonic_ms() - worker.polled_ms < INTERVAL_MS
@@ -150,12 +180,18 @@ class Life:
         if worker.is_automatic and is_member:
             stored = self.stored()
             for partition, offset in positions.items():
-                assert stored.get(partition, 0) >= offset, f"closing lost what was processed of {partition}"
+                assert stored.get(partition, 0) >= offset, (
+                    f"closing lost what was processed of {partition}"
+                )
 
     def wait(self) -> None:
-        self.disk.advance(self.rng.choice([100, 1000, INTERVAL_MS // 2, INTERVAL_MS + 1000]))
+        self.disk.advance(
+            self.rng.choice([100, 1000, INTERVAL_MS // 2, INTERVAL_MS + 1000])
+        )
         if self.rng.random() < 0.2:
-            self.disk.set_wall_clock(self.disk.now_ms() + self.rng.choice([-1, 1]) * 3_600_000)
+            self.disk.set_wall_clock(
+                self.disk.now_ms() + self.rng.choice([-1, 1]) * 3_600_000
+            )
 
     def crash(self) -> None:
         """The power fails: all consumers are gone, and what was acknowledged is there."""
@@ -178,13 +214,21 @@ class Life:
             if generations.get(number) == newest:
                 for one in worker.consumer.assignment():
                     owners.setdefault(one, []).append(number)
-        assert all(len(those) == 1 for those in owners.values()), f"two owners in generation {newest}: {owners}"
+        assert all(len(those) == 1 for those in owners.values()), (
+            f"two owners in generation {newest}: {owners}"
+        )
         stored = self.stored()
         for partition, offset in self.committed.items():
-            assert stored.get(partition, -1) >= offset, f"a commit of {partition} is gone: {stored}, {self.committed}"
+            assert stored.get(partition, -1) >= offset, (
+                f"a commit of {partition} is gone: {stored}, {self.committed}"
+            )
         for partition, offset in stored.items():
-            missing = [one for one in range(offset) if not self.processed[partition, one]]
-            assert not missing, f"committed past records that no member has processed: {partition}, {missing}"
+            missing = [
+                one for one in range(offset) if not self.processed[partition, one]
+            ]
+            assert not missing, (
+                f"committed past records that no member has processed: {partition}, {missing}"
+            )
 
     def stored(self) -> dict[int, int]:
         return {
@@ -194,7 +238,9 @@ class Life:
         }
 
     def finish(self) -> None:
-        """With no more disturbances every record is processed, and somebody owns each partition."""
+        """With no more disturbances every record is processed, and somebody owns each
+        partition.
+        """
         self.disk.advance(2 * INTERVAL_MS)
         self.start()
         for _ in range(300):
@@ -204,7 +250,11 @@ class Life:
             self.disk.advance(100)
         for worker in self.workers:
             self.process(worker)
-        owned = [one.partition for worker in self.workers for one in worker.consumer.assignment()]
+        owned = [
+            one.partition
+            for worker in self.workers
+            for one in worker.consumer.assignment()
+        ]
         assert sorted(owned) == list(range(self.partitions))
         for partition in range(self.partitions):
             end = self.data.partition("t", partition).high_watermark

@@ -1,25 +1,37 @@
-"""Simulated processes whose consumers share one group, and what has to hold whatever happens to them.
+"""Simulated processes whose consumers share one group, and what has to hold whatever
+happens to them.
 
-A ledger outlives the processes: which records were processed, which commits were acknowledged, who had what.
+A ledger outlives the processes: which records were processed, which commits were
+acknowledged, who had what.
 
 The invariants, by name; the numbers are those of crashes.md:
 - owned once (C01): at most one member has a partition in one generation.
-- one living owner (C02): no other member reads a partition whose records a member is handed, in any generation, and
-  its node below `owners` names that member. A member that the group has removed does not count.
+- one living owner (C02): no other member reads a partition whose records a member is
+  handed, in any generation, and its node below `owners` names that member. A member
+  that the group has removed does not count.
 - generation (C03): after a power cut no generation is used that a member has heard of.
-- never back (C05, C06): when a commit is acknowledged, no lower offset is stored than was acknowledged by then. It may
-  itself be lower: a commit that was stored before another one may be told of after it.
-- kept (C04, C11, C30): what is committed at the end is at least what was acknowledged, and at most what was processed.
-- seen (C04, C06): nor is it less than any member was told that the group had committed, by whomever.
+- never back (C05, C06): when a commit is acknowledged, no lower offset is stored than
+  was acknowledged by then. It may itself be lower: a commit that was stored before
+  another one may be told of after it.
+- kept (C04, C11, C30): what is committed at the end is at least what was acknowledged,
+  and at most what was processed.
+- seen (C04, C06): nor is it less than any member was told that the group had committed,
+  by whomever.
 - all (C07): every record is processed, at least once, while one process lives.
-- heirs (C08): a second after a process died, the next poll of any other has removed its members.
-- absence: a static member whose process died keeps its place for its session timeout, but for one that comes under its
-  name. The poll that removes others notes it as absent; a second after its time the next poll removes it.
-- patience (C09, C10): no member is removed before two thirds of its interval, and no clock that jumps counts, nor the
-  time while all stood still, be it in the middle of a rebalance.
-- in order (C14): a member is handed each record of a partition once, in the order of offsets, from where it began.
-- no second owner (C27): a cooperative assignment gives no partition to a member while another member has it.
-- again: the first ones hold behind a rewind to the beginning, whatever the members commit meanwhile.
+- heirs (C08): a second after a process died, the next poll of any other has removed its
+  members.
+- absence: a static member whose process died keeps its place for its session timeout,
+  but for one that comes under its name. The poll that removes others notes it as
+  absent; a second after its time the next poll removes it.
+- patience (C09, C10): no member is removed before two thirds of its interval, and no
+  clock that jumps counts, nor the time while all stood still, be it in the middle of a
+  rebalance.
+- in order (C14): a member is handed each record of a partition once, in the order of
+  offsets, from where it began.
+- no second owner (C27): a cooperative assignment gives no partition to a member while
+  another member has it.
+- again: the first ones hold behind a rewind to the beginning, whatever the members
+  commit meanwhile.
 """
 
 from __future__ import annotations
@@ -61,7 +73,10 @@ SETTINGS: Final[dict[str, Any]] = {
     "enable_auto_commit": False,
     "max_poll_interval_ms": 3_000,
 }
-_STATIC: Final[dict[str, Any]] = {"session_timeout_ms": 900, "heartbeat_interval_ms": 300}
+_STATIC: Final[dict[str, Any]] = {
+    "session_timeout_ms": 900,
+    "heartbeat_interval_ms": 300,
+}
 #: Most schedules take 5,000; where all are stopped, steps pass too.
 _MOST_STEPS: Final = 300_000
 #: Any process looks for dead members more often than that (clients reference, C08).
@@ -70,20 +85,28 @@ _HEIRS_MS: Final = 1_000
 
 @attrs.frozen
 class HastyAssignor:
-    """Gives a partition to another member while the first still has it, which no cooperative assignor may do."""
+    """Gives a partition to another member while the first still has it, which no
+    cooperative assignor may do.
+    """
 
     name: str = "hasty"
     is_cooperative: bool = True
 
-    def assign(self, partitions: Mapping[str, int], members: Iterable[Member]) -> Assignment:
+    def assign(
+        self, partitions: Mapping[str, int], members: Iterable[Member]
+    ) -> Assignment:
         found: Assignment = ASSIGNORS["range"].assign(partitions, members)  # type: ignore[assignment]
         return found
 
 
 class Ownership(RebalanceListener):
-    """Tells the ledger what a member begins with. is_late: commits when partitions are to be given up."""
+    """Tells the ledger what a member begins with. is_late: commits when partitions are
+    to be given up.
+    """
 
-    def __init__(self, group: Group, consumer: logcore.Consumer, *, is_late: bool) -> None:
+    def __init__(
+        self, group: Group, consumer: logcore.Consumer, *, is_late: bool
+    ) -> None:
         self.group = group
         self.consumer = consumer
         self.is_late = is_late
@@ -101,9 +124,10 @@ class Ownership(RebalanceListener):
 
 
 class Group:
-    """See the top of this module. is_hasty: partitions move by HastyAssignor, and commits are late. is_static: members
-    have instance ids, of which lives draw one of three. stores: settings of where offsets are, of which each life has
-    one; the last of them reads what all of them commit.
+    """See the top of this module. is_hasty: partitions move by HastyAssignor, and
+    commits are late. is_static: members have instance ids, of which lives draw one of
+    three. stores: settings of where offsets are, of which each life has one; the last
+    of them reads what all of them commit.
     """
 
     def __init__(
@@ -121,20 +145,32 @@ class Group:
     ) -> None:
         self.rewinds = rewinds
         self.looks = not rewinds and all(store == {} for store in stores)
-        self.again: dict[TopicPartition, set[int]] = {}  # processed since the rewind began
+        self.again: dict[
+            TopicPartition, set[int]
+        ] = {}  # processed since the rewind began
         self.is_rewound = not rewinds
         self.stores = stores
         self.is_hasty = is_hasty
         self.is_static = is_static
         self.settings = (
-            {**SETTINGS, "max_poll_interval_ms": 300, "assignors": (HastyAssignor(),)} if is_hasty else SETTINGS
+            {**SETTINGS, "max_poll_interval_ms": 300, "assignors": (HastyAssignor(),)}
+            if is_hasty
+            else SETTINGS
         )
         self.readers: list[tuple[SimulatedProcess, logcore.Consumer]] = []
-        self.handed: dict[tuple[logcore.Consumer, TopicPartition], int] = {}  # the last offset since it has it
-        self.polled_ms: dict[logcore.Consumer, int] = {}  # awake time when its last poll began
-        self.known_as: dict[logcore.Consumer, str] = {}  # the member id under which the group had it
+        self.handed: dict[
+            tuple[logcore.Consumer, TopicPartition], int
+        ] = {}  # the last offset since it has it
+        self.polled_ms: dict[
+            logcore.Consumer, int
+        ] = {}  # awake time when its last poll began
+        self.known_as: dict[
+            logcore.Consumer, str
+        ] = {}  # the member id under which the group had it
         self.leaving: set[logcore.Consumer] = set()
-        self.freed_ms: dict[SimulatedProcess, int] = {}  # when the locks of a killed process were free
+        self.freed_ms: dict[
+            SimulatedProcess, int
+        ] = {}  # when the locks of a killed process were free
         self.generation = -1  # the highest that a member has heard of
         self.rng = random.Random(seed)
         self.disk = SimulatedDisk({"data": None}, seed=seed)
@@ -170,15 +206,23 @@ class Group:
         if process in self.members and self.lives < 8 and not self.machine.is_off:
             self._begin()
 
-    # -- what processes do -------------------------------------------------------------------------------------------
+    # -- what processes do
+    # -------------------------------------------------------------------------------------------
 
     def _live(self, fs: SharedFS) -> None:
         for _ in range(self.rng.randrange(1, 3)):
             settings = dict(self.rng.choice(self.stores))
             if self.is_static:
-                settings |= {**_STATIC, "group_instance_id": f"i{self.rng.randrange(3)}"}
-            # Another life may take the place of this one, when it was given up for dead or by chance.
-            with contextlib.suppress(FencedInstanceError), self._consuming(fs, settings) as consumer:
+                settings |= {
+                    **_STATIC,
+                    "group_instance_id": f"i{self.rng.randrange(3)}",
+                }
+            # Another life may take the place of this one, when it was given up for dead
+            # or by chance.
+            with (
+                contextlib.suppress(FencedInstanceError),
+                self._consuming(fs, settings) as consumer,
+            ):
                 for _ in range(self.rng.randrange(2, 8)):
                     self._turn(consumer)
 
@@ -191,12 +235,17 @@ class Group:
             until = self.machine.steps + _MOST_STEPS
             while not self._is_complete():
                 self._turn(consumer)
-                assert self.machine.steps < until, f"all: {self.processed} {consumer.assignment()}"
+                assert self.machine.steps < until, (
+                    f"all: {self.processed} {consumer.assignment()}"
+                )
 
     @contextlib.contextmanager
-    def _consuming(self, fs: SharedFS, given: Mapping[str, Any]) -> Generator[logcore.Consumer]:
-        """A member of the group, until the end of the `with`. It may leave in vain, while another process is paused in
-        the middle of its change; then its session ends it.
+    def _consuming(
+        self, fs: SharedFS, given: Mapping[str, Any]
+    ) -> Generator[logcore.Consumer]:
+        """A member of the group, until the end of the `with`. It may leave in vain,
+        while another process is paused in the middle of its change; then its session
+        ends it.
         """
         settings = {**self.settings, **given}
         with (
@@ -205,7 +254,9 @@ class Group:
             data.consumer(**settings) as consumer,
         ):
             self.readers.append((cast(SimulatedProcess, fs), consumer))
-            consumer.subscribe(["t"], listener=Ownership(self, consumer, is_late=self.is_hasty))
+            consumer.subscribe(
+                ["t"], listener=Ownership(self, consumer, is_late=self.is_hasty)
+            )
             yield consumer
             self.leaving.add(consumer)
             consumer.close()
@@ -219,7 +270,9 @@ class Group:
                 data.refresh()
             with contextlib.suppress(RegistryLockedError):
                 self.again = {}
-                data.alter_group_offsets("g", dict.fromkeys(self.partitions, 0), force=True)
+                data.alter_group_offsets(
+                    "g", dict.fromkeys(self.partitions, 0), force=True
+                )
                 self.is_rewound = True
 
     def _is_complete(self) -> bool:
@@ -227,7 +280,9 @@ class Group:
         return sum(map(len, found.values())) == self.records
 
     def _turn(self, consumer: logcore.Consumer) -> None:
-        with contextlib.suppress(RegistryLockedError):  # a process was stopped in the middle of its change
+        with contextlib.suppress(
+            RegistryLockedError
+        ):  # a process was stopped in the middle of its change
             began_ms = self.disk.monotonic_ms()
             awake_ms = self._awake_ms()
             found = consumer.poll(100, 3)
@@ -238,7 +293,9 @@ class Group:
             for record in found.records():
                 one = TopicPartition(record.topic, record.partition)
                 before = self.handed.get((consumer, one), record.offset - 1)
-                assert before == record.offset - 1, f"in order: {one} {record.offset} behind {before}"
+                assert before == record.offset - 1, (
+                    f"in order: {one} {record.offset} behind {before}"
+                )
                 self.handed[consumer, one] = record.offset
                 for processed in (self.processed, self.again):
                     processed.setdefault(one, set()).add(record.offset)
@@ -249,7 +306,9 @@ class Group:
 
     def commit(self, consumer: logcore.Consumer) -> None:
         """At once, or with the next call of the consumer."""
-        with contextlib.suppress(CommitFailedError, RebalanceInProgressError):  # another has them, or commits later
+        with contextlib.suppress(
+            CommitFailedError, RebalanceInProgressError
+        ):  # another has them, or commits later
             if self.rng.random() < 0.4:
                 consumer.commit_async(callback=self._hear)
                 return
@@ -259,12 +318,18 @@ class Group:
             self._note_commit(positions)
 
     def _note_seen(self, consumer: logcore.Consumer) -> None:
-        """What the group has committed by now is as good as acknowledged, for others have gone on from there."""
+        """What the group has committed by now is as good as acknowledged, for others
+        have gone on from there.
+        """
         for one, each in consumer.committed(self.partitions).items():
             if each is not None:
                 self.acked[one] = max(each.offset, self.acked.get(one, 0))
 
-    def _hear(self, error: Exception | None, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+    def _hear(
+        self,
+        error: Exception | None,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+    ) -> None:
         """Notes only: what a callback raises is passed over."""
         if error is None:
             self.heard.append({one: each.offset for one, each in offsets.items()})
@@ -277,9 +342,12 @@ class Group:
         """The steady time without that in which all processes stood still."""
         return self.disk.monotonic_ms() - self.machine.paused_ms
 
-    def _check_group(self, consumer: logcore.Consumer, handed: set[TopicPartition], began_ms: int) -> None:
-        """What holds behind a poll that began then and handed records of some partitions out. The look at the registry
-        is no step: it meets the moment as it is.
+    def _check_group(
+        self, consumer: logcore.Consumer, handed: set[TopicPartition], began_ms: int
+    ) -> None:
+        """What holds behind a poll that began then and handed records of some
+        partitions out. The look at the registry is no step: it meets the moment as it
+        is.
         """
         with open_registry(PATH, read_only=True, fs=self.disk) as registry:
             try:
@@ -296,7 +364,11 @@ class Group:
             self._check_assignment(node)
 
     def _check_owners(
-        self, registry: FileRegistry, node: GroupNode, consumer: logcore.Consumer, handed: set[TopicPartition]
+        self,
+        registry: FileRegistry,
+        node: GroupNode,
+        consumer: logcore.Consumer,
+        handed: set[TopicPartition],
     ) -> None:
         members = node.group.members
         mine = consumer._place.member
@@ -307,12 +379,20 @@ class Group:
             registration = consumer._assignment._registration
             assert registration is not None
             named, number = paths.unpack_owner(owner.value)
-            assert (named, number) == (registration.consumer_id, 0), f"one living owner: {one}, {owner}"
+            assert (named, number) == (registration.consumer_id, 0), (
+                f"one living owner: {one}, {owner}"
+            )
         for other in self._living():
             if other is consumer or other._place.member is None:
                 continue
-            both = handed & other.assignment() if other._place.member.member_id in members else set()
-            assert not both, f"one living owner: {both} of {mine.member_id} and {other._place.member.member_id}"
+            both = (
+                handed & other.assignment()
+                if other._place.member.member_id in members
+                else set()
+            )
+            assert not both, (
+                f"one living owner: {both} of {mine.member_id} and {other._place.member.member_id}"
+            )
 
     def _check_heirs(self, node: GroupNode, began_ms: int) -> None:
         dead = {
@@ -325,32 +405,56 @@ class Group:
             member.member_id
             for member in node.group.members.values()
             if node.sessions.get(member.member_id) in dead
-            and not (member.is_absent and node.clock_ms + began_ms <= member.deadline_ms + _HEIRS_MS)
+            and not (
+                member.is_absent
+                and node.clock_ms + began_ms <= member.deadline_ms + _HEIRS_MS
+            )
         ]
         assert not left, f"heirs: {left}"
 
     def _check_absence(self, node: GroupNode) -> None:
         for process, consumer in self.readers:
             member_id = self.known_as.get(consumer)
-            if member_id is None or member_id in node.group.members or consumer in self.leaving:
+            if (
+                member_id is None
+                or member_id in node.group.members
+                or consumer in self.leaving
+            ):
                 continue
-            if consumer._place.instance_id in node.group.static:  # one came under its name
+            if (
+                consumer._place.instance_id in node.group.static
+            ):  # one came under its name
                 del self.known_as[consumer]
             elif process in self.freed_ms:
                 del self.known_as[consumer]
                 away_ms = self.disk.monotonic_ms() - self.freed_ms[process]
-                assert away_ms >= _STATIC["session_timeout_ms"], f"absence: {member_id} was removed after {away_ms} ms"
+                assert away_ms >= _STATIC["session_timeout_ms"], (
+                    f"absence: {member_id} was removed after {away_ms} ms"
+                )
 
     def _check_patience(self, node: GroupNode) -> None:
         members = node.group.members
         for consumer in self._living():
-            member_id = "" if consumer._place.member is None else consumer._place.member.member_id
+            member_id = (
+                ""
+                if consumer._place.member is None
+                else consumer._place.member.member_id
+            )
             was_member = bool(member_id) and self.known_as.get(consumer) == member_id
-            was_member = was_member and consumer._place.instance_id not in node.group.static
-            if was_member and member_id not in members and consumer not in self.leaving and not self.rewinds:
+            was_member = (
+                was_member and consumer._place.instance_id not in node.group.static
+            )
+            if (
+                was_member
+                and member_id not in members
+                and consumer not in self.leaving
+                and not self.rewinds
+            ):
                 silent_ms = self._awake_ms() - self.polled_ms[consumer]
                 least_ms = self.settings["max_poll_interval_ms"] * 2 // 3
-                assert silent_ms >= least_ms, f"patience: {member_id} was removed after {silent_ms} ms"
+                assert silent_ms >= least_ms, (
+                    f"patience: {member_id} was removed after {silent_ms} ms"
+                )
                 del self.known_as[consumer]
             if member_id in members and consumer in self.polled_ms:
                 self.known_as[consumer] = member_id
@@ -364,10 +468,17 @@ class Group:
             for one in read_assignment(member.assignment) or ()
         }
         for consumer in self._living():
-            if consumer._place.member is None or consumer._place.member.member_id not in node.group.members:
+            if (
+                consumer._place.member is None
+                or consumer._place.member.member_id not in node.group.members
+            ):
                 continue
             member_id = consumer._place.member.member_id
-            other = {one: given[one] for one in consumer.assignment() if given.get(one, member_id) != member_id}
+            other = {
+                one: given[one]
+                for one in consumer.assignment()
+                if given.get(one, member_id) != member_id
+            }
             assert not other, f"no second owner: {member_id} has {other}"
 
     def _living(self) -> list[logcore.Consumer]:
@@ -378,7 +489,8 @@ class Group:
         if member is None or not member.is_stable:
             return
         self.generation = max(self.generation, member.generation)
-        # A static member that came back has another member id, and all else of the one before it.
+        # A static member that came back has another member id, and all else of the one
+        # before it.
         name = consumer._place.instance_id or member.member_id
         for one in consumer.assignment():
             owner = self.owners.setdefault((member.generation, one), name)
@@ -387,52 +499,78 @@ class Group:
     def _note_commit(self, offsets: dict[TopicPartition, int]) -> None:
         if self.rewinds:
             return
-        lower = {one: offset for one, offset in offsets.items() if offset < self.acked.get(one, 0)}
+        lower = {
+            one: offset
+            for one, offset in offsets.items()
+            if offset < self.acked.get(one, 0)
+        }
         if lower:
             stored = self._stored()
             for one, offset in lower.items():
-                assert stored.get(one, 0) >= self.acked[one], f"never back: {one} from {self.acked[one]} to {offset}"
+                assert stored.get(one, 0) >= self.acked[one], (
+                    f"never back: {one} from {self.acked[one]} to {offset}"
+                )
         for one, offset in offsets.items():
             self.acked[one] = max(offset, self.acked.get(one, 0))
 
     def _stored(self) -> dict[TopicPartition, int]:
-        """What the group has committed, the larger of log and registry. The look is no step, as in _check_owners()."""
+        """What the group has committed, the larger of log and registry. The look is no
+        step, as in _check_owners().
+        """
         found: dict[TopicPartition, int] = {}
         with logcore.open_dir(PATH, read_only=True, fs=self.disk) as data:
             if OFFSETS_TOPIC in data:
-                logs = [data.partition(OFFSETS_TOPIC, number) for number in data.partitions(OFFSETS_TOPIC)]
+                logs = [
+                    data.partition(OFFSETS_TOPIC, number)
+                    for number in data.partitions(OFFSETS_TOPIC)
+                ]
                 for (topic, partition), groups in committed_in(logs).items():
                     found[TopicPartition(topic, partition)] = groups["g"]
         with open_registry(PATH, read_only=True, fs=self.disk) as registry:
-            for (topic, partition), offset in registry_offsets.committed(registry, "g").items():
+            for (topic, partition), offset in registry_offsets.committed(
+                registry, "g"
+            ).items():
                 one = TopicPartition(topic, partition)
                 found[one] = max(offset, found.get(one, 0))
         return found
 
-    # -- what has to hold --------------------------------------------------------------------------------------------
+    # -- what has to hold
+    # --------------------------------------------------------------------------------------------
 
     def judge(self, disk: Any, *, after_power: bool) -> None:
         settings = {**SETTINGS, **self.stores[-1]}
-        with logcore.open_dir(PATH, fs=disk) as data, data.consumer(**settings) as consumer:
+        with (
+            logcore.open_dir(PATH, fs=disk) as data,
+            data.consumer(**settings) as consumer,
+        ):
             consumer.assign(self.partitions)
             committed = consumer.committed(self.partitions)
             for one in self.partitions:
                 found = committed.get(one)
                 offset = 0 if found is None else found.offset
                 most = max(self.processed.get(one, {-1})) + 1
-                assert self.acked.get(one, 0) <= offset <= most, f"kept: {one} {self.acked.get(one)} {offset} {most}"
+                assert self.acked.get(one, 0) <= offset <= most, (
+                    f"kept: {one} {self.acked.get(one)} {offset} {most}"
+                )
         if after_power:
             self._judge_generation(disk)
         if not after_power and not self.machine.is_off:
-            assert sum(map(len, self.processed.values())) == self.records, f"all: {self.processed}"
+            assert sum(map(len, self.processed.values())) == self.records, (
+                f"all: {self.processed}"
+            )
 
     def _judge_generation(self, disk: Any) -> None:
         """Of the first member that comes behind a power cut."""
         disk.seed += 1_000_003  # chance does not begin again with the machine
-        with logcore.open_dir(PATH, shared=True, fs=disk) as data, data.consumer(**SETTINGS) as consumer:
+        with (
+            logcore.open_dir(PATH, shared=True, fs=disk) as data,
+            data.consumer(**SETTINGS) as consumer,
+        ):
             consumer.subscribe(["t"])
             while not consumer.assignment():
                 consumer.poll(10)
             assert consumer._place.member is not None
             found = consumer._place.member.generation
-            assert found > self.generation, f"generation: {found} behind {self.generation}"
+            assert found > self.generation, (
+                f"generation: {found} behind {self.generation}"
+            )

@@ -1,8 +1,10 @@
-"""Frames of requests that strangers may send: valid ones with changes in their bytes, or in the values of their fields.
+"""Frames of requests that strangers may send: valid ones with changes in their bytes,
+or in the values of their fields.
 
-What is changed in its bytes is mostly refused by the decoder. What is changed in its values is a request that nobody
-would ask: it is decoded, and its handler has to cope. A batch of records inside gets the CRC that fits its bytes most
-of the time, so that what lies behind the CRC is reached.
+What is changed in its bytes is mostly refused by the decoder. What is changed in its
+values is a request that nobody would ask: it is decoded, and its handler has to cope. A
+batch of records inside gets the CRC that fits its bytes most of the time, so that what
+lies behind the CRC is reached.
 """
 
 from __future__ import annotations
@@ -16,17 +18,34 @@ from netshim import wire
 from netshim.wire.fields import Field, Struct
 
 _BITS = {"int8": 8, "int16": 16, "uint16": 16, "int32": 32, "uint32": 32, "int64": 64}
-_FOUR_BYTES = (b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff", b"\x80\0\0\0", bytes(4), b"\0\0\0\1", b"\0\0\xff\xff")
+_FOUR_BYTES = (
+    b"\x7f\xff\xff\xff",
+    b"\xff\xff\xff\xff",
+    b"\x80\0\0\0",
+    bytes(4),
+    b"\0\0\0\1",
+    b"\0\0\xff\xff",
+)
 _TWO_BYTES = (b"\x7f\xff", b"\xff\xff", b"\x80\0", b"\0\0", b"\0\1")
-_VARINTS = (b"\xff\xff\xff\xff\x0f", b"\x80" * 9 + b"\x01", b"\xff" * 11, b"\x80\x80", b"\0", b"\1")
+_VARINTS = (
+    b"\xff\xff\xff\xff\x0f",
+    b"\x80" * 9 + b"\x01",
+    b"\xff" * 11,
+    b"\x80\x80",
+    b"\0",
+    b"\1",
+)
 _TEXTS = ("", "x", "\0", "a b", "..", "\u00e9" * 20, "x" * 250, "x" * 2_000)
-#: Who may delete topics may delete these, and all groups with them; so DeleteTopics is not tried on them.
+#: Who may delete topics may delete these, and all groups with them; so DeleteTopics is
+#: not tried on them.
 _INTERNAL = ("__consumer_offsets", "__transaction_state")
 #: A batch has this many bytes before its records.
 _BATCH_HEAD_BYTES = 61
 
 
-def changed(data: bytes, others: Sequence[bytes], chance: random.Random, least: int = 0) -> bytes:
+def changed(
+    data: bytes, others: Sequence[bytes], chance: random.Random, least: int = 0
+) -> bytes:
     """Bytes with a few changes, all of them behind the first `least`."""
     made = bytearray(data)
     for _ in range(chance.choice((1, 1, 1, 2, 2, 5))):
@@ -49,7 +68,9 @@ def changed(data: bytes, others: Sequence[bytes], chance: random.Random, least: 
             case 8:
                 other = chance.choice(others)
                 start = chance.randrange(len(other) + 1)
-                made[at : at + chance.choice((0, 30))] = other[start : start + chance.randrange(60)]
+                made[at : at + chance.choice((0, 30))] = other[
+                    start : start + chance.randrange(60)
+                ]
             case 9:
                 del made[at : at + chance.randrange(1, 20)]
     return bytes(made)
@@ -58,7 +79,9 @@ def changed(data: bytes, others: Sequence[bytes], chance: random.Random, least: 
 class Variants:
     """What may be made of one valid frame (without its size in front)."""
 
-    def __init__(self, frame: bytes, others: Sequence[bytes], chance: random.Random) -> None:
+    def __init__(
+        self, frame: bytes, others: Sequence[bytes], chance: random.Random
+    ) -> None:
         self._frame = frame
         self._others = others
         self._chance = chance
@@ -66,7 +89,9 @@ class Variants:
         self._api = wire.APIS[header.api_key]
         self._version = header.api_version
         self._request = wire.decode_request(header, memoryview(frame))
-        self._places: list[tuple[Any, Field]] = []  # each field of each struct in the request
+        self._places: list[
+            tuple[Any, Field]
+        ] = []  # each field of each struct in the request
         self._collect(self._api.request.shape, self._request)
 
     def _collect(self, shape: Struct, value: Any) -> None:
@@ -98,14 +123,18 @@ class Variants:
         for _ in range(chance.choice((1, 1, 1, 2, 3))):
             value, field = chance.choice(self._places)
             before = getattr(value, field.name)
-            if field.is_array and is_longer:  # 300 times 300 times 300 would be a frame of gigabytes
+            if (
+                field.is_array and is_longer
+            ):  # 300 times 300 times 300 would be a frame of gigabytes
                 continue
             is_longer |= field.is_array
             kept.append((value, field.name, before))
             setattr(value, field.name, self._another(field, before))
         correlation_id = chance.randrange(1 << 31)
         try:
-            frame = wire.encode_request(self._api, self._version, correlation_id, "stranger", self._request)
+            frame = wire.encode_request(
+                self._api, self._version, correlation_id, "stranger", self._request
+            )
         except ValueError:
             return None
         finally:
@@ -117,14 +146,27 @@ class Variants:
         chance = self._chance
         if field.is_array:
             there = list(before or ())
-            return chance.choice((None, [], there * chance.choice((2, 30, 300)), there[:-1]))
+            return chance.choice(
+                (None, [], there * chance.choice((2, 30, 300)), there[:-1])
+            )
         if isinstance(before, bool):
             return not before
         if isinstance(before, int):
             bits = _BITS.get(field.type, 32)
             most = (1 << (bits - 1)) - 1
             return chance.choice(
-                (0, 1, -1, -2, 2, before + 1, before - 1, most, -most - 1, chance.randint(-most, most))
+                (
+                    0,
+                    1,
+                    -1,
+                    -2,
+                    2,
+                    before + 1,
+                    before - 1,
+                    most,
+                    -most - 1,
+                    chance.randint(-most, most),
+                )
             )
         if isinstance(before, str) or (before is None and "string" in field.type):
             internal = () if self._api is wire.DELETE_TOPICS else _INTERNAL
@@ -136,9 +178,15 @@ class Variants:
     def _other_bytes(self, before: bytes) -> bytes | None:
         chance = self._chance
         if chance.random() < 0.1:
-            return chance.choice((None, b"", bytes(16), before * 2, chance.randbytes(16)))
+            return chance.choice(
+                (None, b"", bytes(16), before * 2, chance.randbytes(16))
+            )
         made = changed(before, self._others, chance)
-        if len(made) > _BATCH_HEAD_BYTES and len(before) > _BATCH_HEAD_BYTES and chance.random() < 0.7:
+        if (
+            len(made) > _BATCH_HEAD_BYTES
+            and len(before) > _BATCH_HEAD_BYTES
+            and chance.random() < 0.7
+        ):
             sealed = bytearray(made)
             recordbatch.stamp_crc(sealed)
             return bytes(sealed)

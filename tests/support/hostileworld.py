@@ -1,9 +1,12 @@
-"""A whole broker without sockets, strangers who send it changed frames, and one honest client beside them.
+"""A whole broker without sockets, strangers who send it changed frames, and one honest
+client beside them.
 
-The broker is on a simulated disk, and time is a number. The scripts of support/conformance/ talk to it: they ask every
-API in every version that is served, with topics, groups, members and transactions that exist. Each frame they have
-sent is then sent many times by strangers, with changes. So a changed frame meets a broker in which the rest of it makes
-sense. What the strangers do may spoil a script, which then ends early.
+The broker is on a simulated disk, and time is a number. The scripts of
+support/conformance/ talk to it: they ask every API in every version that is served,
+with topics, groups, members and transactions that exist. Each frame they have sent is
+then sent many times by strangers, with changes. So a changed frame meets a broker in
+which the rest of it makes sense. What the strangers do may spoil a script, which then
+ends early.
 
 What must hold, whatever is sent:
     answers     a frame is answered in the form of its API and version, or waits, or ends its connection
@@ -12,7 +15,8 @@ What must hold, whatever is sent:
     memory      what connections hold is given back; a broker's memory does not grow with the frames it was sent
     hang        every frame ends in finite time: whoever runs this has a time limit
 
-Not here: sockets and their limits (tests/netshim/test_hostile.py), decoders alone (tests/faults/test_fuzz.py).
+Not here: sockets and their limits (tests/netshim/test_hostile.py), decoders alone
+(tests/faults/test_fuzz.py).
 """
 
 from __future__ import annotations
@@ -44,7 +48,8 @@ from support.conformance.report import SCRIPTS, served
 from support.hostileframes import Variants
 
 PATH = "/data"
-#: How long a script waits for an answer, in the broker's time, and how much of that passes at once.
+#: How long a script waits for an answer, in the broker's time, and how much of that
+#: passes at once.
 _PATIENCE_MS = 6_000
 _STEP_MS = 500
 #: How much time passes with each round.
@@ -81,9 +86,16 @@ class Line:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.asked: deque[tuple[int, int, int]] = deque()  # key, version, correlation id of what may be answered
+        self.asked: deque[tuple[int, int, int]] = (
+            deque()
+        )  # key, version, correlation id of what may be answered
         self.connection = Connection(
-            world.handle, world.broker.state.settings, world.budget, world.workload, world.now_ms, lambda: None
+            world.handle,
+            world.broker.state.settings,
+            world.budget,
+            world.workload,
+            world.now_ms,
+            lambda: None,
         )
 
     def feed(self, frame: bytes) -> None:
@@ -104,7 +116,9 @@ class Line:
         world.run()
 
     def answers(self) -> Iterator[tuple[int, Any]]:
-        """What has come since: (correlation id, response), each decoded by the API and version of its request."""
+        """What has come since: (correlation id, response), each decoded by the API and
+        version of its request.
+        """
         came = bytearray()
         while (piece := self.connection.take()) is not None:
             came += piece
@@ -121,18 +135,29 @@ class Line:
             key, version, expected = self.asked.popleft()
             if expected == correlation_id:
                 api = wire.APIS[key]
-                if key == wire.API_VERSIONS.key and not api.min_version <= version <= api.max_version:
+                if (
+                    key == wire.API_VERSIONS.key
+                    and not api.min_version <= version <= api.max_version
+                ):
                     version = 0
                 return wire.decode_response(api, version, frame)
             if key != wire.PRODUCE.key:  # one with acks=0 has no answer
-                raise Harm(f"an answer to {correlation_id}, where {wire.APIS[key].name} {expected} comes first")
+                raise Harm(
+                    f"an answer to {correlation_id}, where {wire.APIS[key].name} {expected} comes first"
+                )
         raise Harm(f"an answer to {correlation_id}, which was not asked")
 
-    def ask(self, api: Api[Any, Any], version: int, request: Any, *, patience_ms: int = 0) -> Any:
-        """The response. Raises EOFError where the broker hangs up, TimeoutError when patience is over."""
+    def ask(
+        self, api: Api[Any, Any], version: int, request: Any, *, patience_ms: int = 0
+    ) -> Any:
+        """The response. Raises EOFError where the broker hangs up, TimeoutError when
+        patience is over.
+        """
         world = self.world
         world.correlation_id += 1
-        frame = wire.encode_request(api, version, world.correlation_id, "test", request)[4:]
+        frame = wire.encode_request(
+            api, version, world.correlation_id, "test", request
+        )[4:]
         try:
             self.feed(frame)
             while True:
@@ -150,9 +175,13 @@ class Line:
 
 
 class Scripted(Asker):
-    """Runs a script of support/conformance/ over a Line; what it asks is first given to strangers."""
+    """Runs a script of support/conformance/ over a Line; what it asks is first given to
+    strangers.
+    """
 
-    def __init__(self, world: World, api: Api[Any, Any], version: int, number: int) -> None:
+    def __init__(
+        self, world: World, api: Api[Any, Any], version: int, number: int
+    ) -> None:
         self.world = world
         super().__init__(0, api, version)
         self.name = f"{api.name}-{version}-{number}"
@@ -169,7 +198,9 @@ class Scripted(Asker):
         return answer
 
     def wait_for(self, name: str, partitions: int) -> bytes:
-        known = self.other(wire.METADATA, 12, topics=[{"name": name}], allow_auto_topic_creation=False)
+        known = self.other(
+            wire.METADATA, 12, topics=[{"name": name}], allow_auto_topic_creation=False
+        )
         found: bytes = known.topics[0].topic_id
         return found
 
@@ -177,15 +208,26 @@ class Scripted(Asker):
 class ScriptedLine(Line):
     """The connection of a script."""
 
-    def ask(self, api: Api[Any, Any], version: int, request: Any, *, patience_ms: int = _PATIENCE_MS) -> Any:
+    def ask(
+        self,
+        api: Api[Any, Any],
+        version: int,
+        request: Any,
+        *,
+        patience_ms: int = _PATIENCE_MS,
+    ) -> Any:
         try:
             return super().ask(api, version, request, patience_ms=patience_ms)
         finally:
-            self.world.let_strangers_send(wire.encode_request(api, version, 7, "test", request)[4:])
+            self.world.let_strangers_send(
+                wire.encode_request(api, version, 7, "test", request)[4:]
+            )
 
 
 class Honest:
-    """A client that produces, reads, commits, stays in its group, and ends transactions; all of it comes true."""
+    """A client that produces, reads, commits, stays in its group, and ends
+    transactions; all of it comes true.
+    """
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -217,7 +259,10 @@ class Honest:
         mine = [{"member_id": joined.member_id, "assignment": b"all"}]
         assert not self.ask(wire.SYNC_GROUP, 3, assignments=mine, **self.me).error_code
         self.producer = self.ask(
-            wire.INIT_PRODUCER_ID, 4, transactional_id="id-of-the-honest-client", transaction_timeout_ms=600_000
+            wire.INIT_PRODUCER_ID,
+            4,
+            transactional_id="id-of-the-honest-client",
+            transaction_timeout_ms=600_000,
         )
 
     def ask(self, api: Api[Any, Any], version: int, **fields: Any) -> Any:
@@ -244,22 +289,45 @@ class Honest:
         value = b"%d" % self.rounds
         records = recordbatch.encode([(None, value, (), self.world.now_ms)])
         part = {"index": 0, "records": records}
-        fields = {"acks": -1, "timeout_ms": 1_000, "topic_data": [{"name": self.topic, "partition_data": [part]}]}
+        fields = {
+            "acks": -1,
+            "timeout_ms": 1_000,
+            "topic_data": [{"name": self.topic, "partition_data": [part]}],
+        }
         (done,) = self.ask(wire.PRODUCE, 9, **fields).responses[0].partition_responses
         assert (done.error_code, done.base_offset) == (0, len(self.written)), done
         self.written.append(value)
 
     def _transact(self) -> None:
         value = b"%d" % self.rounds
-        who = {"producer_id": self.producer.producer_id, "producer_epoch": self.producer.producer_epoch}
-        records = recordbatch.encode([(None, value, (), self.world.now_ms)], transactional=True, base_sequence=0, **who)
+        who = {
+            "producer_id": self.producer.producer_id,
+            "producer_epoch": self.producer.producer_epoch,
+        }
+        records = recordbatch.encode(
+            [(None, value, (), self.world.now_ms)],
+            transactional=True,
+            base_sequence=0,
+            **who,
+        )
         part = {"index": 1, "records": records}
         topic = {"name": self.topic, "partition_data": [part]}
-        fields = {"transactional_id": "id-of-the-honest-client", "acks": -1, "timeout_ms": 1_000, "topic_data": [topic]}
+        fields = {
+            "transactional_id": "id-of-the-honest-client",
+            "acks": -1,
+            "timeout_ms": 1_000,
+            "topic_data": [topic],
+        }
         (done,) = self.ask(wire.PRODUCE, 12, **fields).responses[0].partition_responses
         assert not done.error_code, done
         commits = self.rounds % 3 != 0
-        self.producer = self.ask(wire.END_TXN, 5, transactional_id="id-of-the-honest-client", committed=commits, **who)
+        self.producer = self.ask(
+            wire.END_TXN,
+            5,
+            transactional_id="id-of-the-honest-client",
+            committed=commits,
+            **who,
+        )
         assert not self.producer.error_code, self.producer
         if commits:
             self.decided.append(value)
@@ -267,13 +335,24 @@ class Honest:
     def _read(self, partition: int, expected: list[bytes]) -> None:
         """The last few; those before were read in rounds before."""
         start = max(0, 2 * self.rounds - 20) if partition else max(0, self.rounds - 10)
-        asked = {"partition": partition, "fetch_offset": start, "partition_max_bytes": 1 << 20}
+        asked = {
+            "partition": partition,
+            "fetch_offset": start,
+            "partition_max_bytes": 1 << 20,
+        }
         answer = self.ask(
-            wire.FETCH, 11, max_bytes=1 << 20, isolation_level=1, topics=[{"topic": self.topic, "partitions": [asked]}]
+            wire.FETCH,
+            11,
+            max_bytes=1 << 20,
+            isolation_level=1,
+            topics=[{"topic": self.topic, "partitions": [asked]}],
         )
         part = answer.responses[0].partitions[0]
         assert not part.error_code, part
-        aborted = {(each.producer_id, each.first_offset) for each in part.aborted_transactions or ()}
+        aborted = {
+            (each.producer_id, each.first_offset)
+            for each in part.aborted_transactions or ()
+        }
         found: list[bytes] = []
         for batch in recordbatch.read_batches(part.records):
             is_dropped = (batch.producer_id, batch.base_offset) in aborted
@@ -283,21 +362,33 @@ class Honest:
         assert found, "nothing is there"
 
     def _commit(self) -> None:
-        part = {"partition_index": 0, "committed_offset": self.rounds, "committed_metadata": ""}
+        part = {
+            "partition_index": 0,
+            "committed_offset": self.rounds,
+            "committed_metadata": "",
+        }
         topics = [{"name": self.topic, "partitions": [part]}]
         me = {**self.me, "generation_id_or_member_epoch": self.me["generation_id"]}
         del me["generation_id"]
-        (done,) = self.ask(wire.OFFSET_COMMIT, 7, topics=topics, **me).topics[0].partitions
+        (done,) = (
+            self.ask(wire.OFFSET_COMMIT, 7, topics=topics, **me).topics[0].partitions
+        )
         assert not done.error_code, done
         asked = [{"name": self.topic, "partition_indexes": [0]}]
-        (found,) = self.ask(wire.OFFSET_FETCH, 5, group_id=self.group, topics=asked).topics[0].partitions
+        (found,) = (
+            self.ask(wire.OFFSET_FETCH, 5, group_id=self.group, topics=asked)
+            .topics[0]
+            .partitions
+        )
         assert found.committed_offset == self.rounds, found
 
 
 class World:
     """One broker's life. strangers: changed frames for each frame of a script."""
 
-    def __init__(self, seed: int, strangers: int, errors: Errors, durability: str = "os") -> None:
+    def __init__(
+        self, seed: int, strangers: int, errors: Errors, durability: str = "os"
+    ) -> None:
         self.chance = random.Random(seed)
         self.strangers = strangers
         self.errors = errors
@@ -307,14 +398,24 @@ class World:
         self.met: Counter[str] = Counter()
         self.frames = 0
         self.most_bytes = 0
-        self.seen: deque[bytes] = deque([bytes(20)], maxlen=200)  # what scripts have sent
+        self.seen: deque[bytes] = deque(
+            [bytes(20)], maxlen=200
+        )  # what scripts have sent
         self.parked: deque[Line] = deque()  # connections whose requests wait
         disk = SimulatedDisk({PATH: None}, seed=seed)
         self.logdir = logcore.open_dir(PATH, fs=disk, durability=durability)
-        settings = Settings(max_request_bytes=1 << 20, auto_create_topics=False, max_partitions_per_request=20)
+        settings = Settings(
+            max_request_bytes=1 << 20,
+            auto_create_topics=False,
+            max_partitions_per_request=20,
+        )
         ids = itertools.count()
-        self.broker = Broker(self.logdir, settings, self.submit, lambda: f"id-{next(ids)}")
-        self.handle = partial(self.broker.handle, Session("127.0.0.1", 9092, "127.0.0.1"))
+        self.broker = Broker(
+            self.logdir, settings, self.submit, lambda: f"id-{next(ids)}"
+        )
+        self.handle = partial(
+            self.broker.handle, Session("127.0.0.1", 9092, "127.0.0.1")
+        )
         self.budget = Budget(64 << 20)
         self.workload = Workload(8, self.budget)
         self.broker.tick(self.now_ms)
@@ -355,7 +456,9 @@ class World:
                 self.met[self.send(sent)] += 1
                 grown = most_resident_bytes() - most_before
                 if grown > _FRAME_BYTES:
-                    raise Harm(f"a frame of {len(sent)} bytes took {grown} bytes of memory")
+                    raise Harm(
+                        f"a frame of {len(sent)} bytes took {grown} bytes of memory"
+                    )
             except Exception as error:
                 error.add_note(f"frame {self.frames}: {sent.hex()}")
                 raise
@@ -413,7 +516,9 @@ class World:
             self.live_script(api, version, script, number)
         self.end()
 
-    def live_script(self, api: Api[Any, Any], version: int, script: Script, number: int) -> None:
+    def live_script(
+        self, api: Api[Any, Any], version: int, script: Script, number: int
+    ) -> None:
         asker = Scripted(self, api, version, number)
         try:
             script(asker)
@@ -435,14 +540,22 @@ class World:
         if self.budget.used_bytes:
             raise Harm(f"{self.budget.used_bytes} bytes are not given back")
         if self.workload.count:
-            raise Harm(f"{self.workload.count} requests that were answered count as work")
+            raise Harm(
+                f"{self.workload.count} requests that were answered count as work"
+            )
         if self.errors.found:
             raise Harm(f"{self.errors.found}")
 
 
 def most_resident_bytes() -> int:
-    """The most memory that this process has had; 0 where the system does not say in bytes that are known."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10 if sys.platform == "linux" else 0
+    """The most memory that this process has had; 0 where the system does not say in
+    bytes that are known.
+    """
+    return (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        if sys.platform == "linux"
+        else 0
+    )
 
 
 def resident_bytes() -> int:

@@ -1,7 +1,9 @@
-"""Calls of the public API that are interrupted at any line, and what must hold afterwards. No tests.
+"""Calls of the public API that are interrupted at any line, and what must hold
+afterwards. No tests.
 
-A Case is made afresh for each line. act() is the call, or a few, in which the interrupt comes. judge() is the program
-that caught it: it closes what it has open, goes on, and compares.
+A Case is made afresh for each line. act() is the call, or a few, in which the interrupt
+comes. judge() is the program that caught it: it closes what it has open, goes on, and
+compares.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class Case:
 
 
 class Reading(Case):
-    """Eight records are read by a member of a group. Each is returned before the interrupt, or not committed."""
+    """Eight records are read by a member of a group. Each is returned before the
+    interrupt, or not committed.
+    """
 
     options: ClassVar[dict[str, Any]] = {}
 
@@ -60,11 +64,15 @@ class Reading(Case):
         self.consumer.subscribe(["t"])
 
     def make(self) -> Consumer:
-        return self.data.consumer(group_id="g", auto_offset_reset="earliest", **self.options)
+        return self.data.consumer(
+            group_id="g", auto_offset_reset="earliest", **self.options
+        )
 
     def read(self, consumer: Consumer) -> None:
         """Adds records to `seen`, in lines that are not interrupted."""
-        for records in consumer.poll(max_records=3)._found.values():  # not records(), a call of the library
+        for records in consumer.poll(
+            max_records=3
+        )._found.values():  # not records(), a call of the library
             self.seen += [record.value for record in records]
 
     def act(self) -> None:
@@ -78,7 +86,9 @@ class Reading(Case):
             for _ in range(8):
                 self.read(consumer)
             assert len(consumer.assignment()) == 2, "a member is left in the group"
-        assert sorted(set(self.seen)) == [b"%d" % number for number in range(8)], "a record was passed over"
+        assert sorted(set(self.seen)) == [b"%d" % number for number in range(8)], (
+            "a record was passed over"
+        )
         super().judge()
 
 
@@ -88,15 +98,22 @@ class ReadingOn(Reading):
     def judge(self) -> None:
         for _ in range(10):
             self.read(self.consumer)
-        assert sorted(set(self.seen)) == [b"%d" % number for number in range(8)], "a record was passed over"
+        assert sorted(set(self.seen)) == [b"%d" % number for number in range(8)], (
+            "a record was passed over"
+        )
         super().judge()
 
 
 class ReadingColumns(Reading):
     def read(self, consumer: Consumer) -> None:
         for one, pieces in consumer.poll_columns(max_bytes=2).items():
-            # By the offsets: columns.records() is a call of the library, and the program has the columns already.
-            self.seen += [b"%d" % (2 * offset + one.partition) for columns in pieces for offset in columns.offsets]
+            # By the offsets: columns.records() is a call of the library, and the
+            # program has the columns already.
+            self.seen += [
+                b"%d" % (2 * offset + one.partition)
+                for columns in pieces
+                for offset in columns.offsets
+            ]
 
 
 class ReadingArrow(Reading):
@@ -125,7 +142,10 @@ class _Passing:
 
 
 class Intercepting(Iterating):
-    options: ClassVar[dict[str, Any]] = {"consumer_timeout_ms": 0, "interceptors": (_Passing(),)}
+    options: ClassVar[dict[str, Any]] = {
+        "consumer_timeout_ms": 0,
+        "interceptors": (_Passing(),),
+    }
 
 
 class Streaming(Reading):
@@ -134,7 +154,9 @@ class Streaming(Reading):
     def __init__(self) -> None:
         super().__init__()
         self.consumer.close()
-        self.connector = self.data.connector("g", auto_offset_reset="earliest", consumer_timeout_ms=0)
+        self.connector = self.data.connector(
+            "g", auto_offset_reset="earliest", consumer_timeout_ms=0
+        )
         [self.stream] = self.connector.create_message_streams({"t": 1})["t"]
 
     def act(self) -> None:
@@ -182,7 +204,9 @@ class Committing(Reading):
         assert len(self.told) >= waited, "a commit was forgotten"
         with self.make() as consumer:
             found = consumer.committed([("t", 0), ("t", 1)])
-            assert {None if each is None else each.offset for each in found.values()} <= {None, 1, 2, 4}
+            assert {
+                None if each is None else each.offset for each in found.values()
+            } <= {None, 1, 2, 4}
             consumer.subscribe(["t"])
             for _ in range(4):
                 consumer.poll()
@@ -191,8 +215,8 @@ class Committing(Reading):
 
 
 class Leaving(Reading):
-    """A close() that was interrupted leaves the group, at the latest when it is called again. What it has not committed
-    comes again.
+    """A close() that was interrupted leaves the group, at the latest when it is called
+    again. What it has not committed comes again.
     """
 
     def __init__(self) -> None:
@@ -241,7 +265,9 @@ class Sharing(Reading):
         self._fill()
 
     def open(self) -> LogDir:
-        return logcore.open_dir("d", create=True, durability="os", shared=True, fs=self.disk)
+        return logcore.open_dir(
+            "d", create=True, durability="os", shared=True, fs=self.disk
+        )
 
 
 class SharingOn(Sharing, ReadingOn):
@@ -249,7 +275,9 @@ class SharingOn(Sharing, ReadingOn):
 
 
 class Producing(Case):
-    """Each record whose future has a result is stored once, at the offset that the result says."""
+    """Each record whose future has a result is stored once, at the offset that the
+    result says.
+    """
 
     kind: ClassVar[dict[str, Any]] = {}
 
@@ -260,16 +288,24 @@ class Producing(Case):
 
     def act(self) -> None:
         for number in range(4):
-            self.futures.append(self.producer.send("t", b"%d" % number, partition=number % 2))
+            self.futures.append(
+                self.producer.send("t", b"%d" % number, partition=number % 2)
+            )
         self.producer.poll()
-        self.futures.append(self.producer.send_many("t", [(None, b"4"), (None, b"5")], partition=0))
+        self.futures.append(
+            self.producer.send_many("t", [(None, b"4"), (None, b"5")], partition=0)
+        )
         self.producer.flush()
         self.producer.close()
 
     def judge(self) -> None:
         self.producer.close()
         logs = [self.data.partition("t", number) for number in (0, 1)]
-        stored = {(number, one.offset): one.value for number, log in enumerate(logs) for one in log.read(0)}
+        stored = {
+            (number, one.offset): one.value
+            for number, log in enumerate(logs)
+            for one in log.read(0)
+        }
         values = sorted(stored.values())
         assert len(set(values)) == len(values), "a record is stored twice"
         for future in self.futures:
@@ -280,7 +316,9 @@ class Producing(Case):
 
 
 class Transacting(Case):
-    """The records of a transaction are visible together or not at all, and no transaction stays open."""
+    """The records of a transaction are visible together or not at all, and no
+    transaction stays open.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -299,7 +337,9 @@ class Transacting(Case):
             for partition in (0, 1):
                 self.producer.send("out", b"%d" % number, partition=partition)
             with self.data.consumer(group_id="g") as consumer:
-                self.producer.send_offsets_to_transaction({("t", 0): number + 1}, consumer.group_metadata())
+                self.producer.send_offsets_to_transaction(
+                    {("t", 0): number + 1}, consumer.group_metadata()
+                )
             self.producer.commit_transaction()
         self.producer.begin_transaction()
         self.producer.send("out", b"aborted", partition=0)
@@ -313,8 +353,12 @@ class Transacting(Case):
         found = []
         for number in (0, 1):
             log = self.data.partition("out", number)
-            assert log.last_stable_offset == log.high_watermark, "a transaction stays open"
-            found.append([record.value for record in log.read(0, isolation="read_committed")])
+            assert log.last_stable_offset == log.high_watermark, (
+                "a transaction stays open"
+            )
+            found.append(
+                [record.value for record in log.read(0, isolation="read_committed")]
+            )
         assert found[0] == found[1] and found[0] in ([], [b"0"], [b"0", b"1"])
         with self.data.consumer(group_id="g") as consumer:
             [committed] = consumer.committed([("t", 0)]).values()
@@ -323,7 +367,9 @@ class Transacting(Case):
 
 
 class Directing(Case):
-    """Topics are as before a call or as behind it, every append that returned is stored, and all can be used."""
+    """Topics are as before a call or as behind it, every append that returned is
+    stored, and all can be used.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -364,7 +410,9 @@ class Directing(Case):
 
 
 class Opening(Case):
-    """An open_dir() that was interrupted holds nothing, and a close() that is called again releases everything."""
+    """An open_dir() that was interrupted holds nothing, and a close() that is called
+    again releases everything.
+    """
 
     shared = False
 
@@ -424,7 +472,9 @@ class Registering(Case):
             other.create("/a/f", ephemeral=True)
         self.registry.close()
         with open_registry("r", fs=self.disk, lock_timeout_ms=0) as other:
-            assert other.children("/a") == ["b"], "a node of a session that ended is left"
+            assert other.children("/a") == ["b"], (
+                "a node of a session that ended is left"
+            )
             other.clean()
             assert [one.id for one in other.sessions()] == [other.session.id]
         super().judge()
@@ -439,7 +489,9 @@ def count_lines(case: Callable[[], Case]) -> int:
 
 
 def interrupt_at(case: Callable[[], Case], nth: int) -> bool:
-    """Whether the call had an nth line. Raises what a broken promise raises, with the line."""
+    """Whether the call had an nth line. Raises what a broken promise raises, with the
+    line.
+    """
     made = case()
     trace = interrupted(made.act, nth)
     try:

@@ -1,7 +1,8 @@
-"""A tracer that interrupts a thread at the nth line of some files, or of the library: sys.settrace(Interrupt(7)).
+"""A tracer that interrupts a thread at the nth line of some files, or of the library:
+sys.settrace(Interrupt(7)).
 
-Only lines are met at which CPython itself handles a signal: it does so behind calls of C functions, at the beginning of
-Python functions and in loops, and nowhere else.
+Only lines are met at which CPython itself handles a signal: it does so behind calls of
+C functions, at the beginning of Python functions and in loops, and nowhere else.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _PLAIN: Final = re.compile(r"[\w.]+ [|+-]?= [^()]*")
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt at the nth line. left: how many lines were still to come; 0 once it has raised.
+    """Raises KeyboardInterrupt at the nth line. left: how many lines were still to
+    come; 0 once it has raised.
 
     files: in which lines count; all of the library without any.
     """
@@ -35,7 +37,11 @@ class Interrupt:
     def __call__(self, frame: Any, event: str, _: Any) -> Any:
         code = frame.f_code
         # Python only prints what a finalizer raises.
-        if event == "call" and frame.f_back is not None and frame.f_back.f_code.co_filename == weakref.__file__:
+        if (
+            event == "call"
+            and frame.f_back is not None
+            and frame.f_back.f_code.co_filename == weakref.__file__
+        ):
             return None
         if not is_traced(code) or (self._files and code.co_filename not in self._files):
             return None
@@ -48,7 +54,9 @@ class Interrupt:
 
 
 def interrupted(call: Callable[[], object], nth: int, *files: str | None) -> Interrupt:
-    """Makes a call and interrupts it at its nth line. Raises what the call raises otherwise."""
+    """Makes a call and interrupts it at its nth line. Raises what the call raises
+    otherwise.
+    """
     tracer = Interrupt(nth, *files)
     sys.settrace(tracer)
     try:
@@ -62,15 +70,24 @@ def interrupted(call: Callable[[], object], nth: int, *files: str | None) -> Int
 
 @functools.cache
 def is_traced(code: Any) -> bool:
-    """Python only prints what `__del__` and the callback of a weak reference raise, so these are not interrupted."""
-    is_finalizer = code.co_name == "__del__" or code.co_qualname == "OsFS.after_fork.<locals>.<lambda>"
-    return "/logcore/" in code.co_filename and "/testing/" not in code.co_filename and not is_finalizer
+    """Python only prints what `__del__` and the callback of a weak reference raise, so
+    these are not interrupted.
+    """
+    is_finalizer = (
+        code.co_name == "__del__"
+        or code.co_qualname == "OsFS.after_fork.<locals>.<lambda>"
+    )
+    return (
+        "/logcore/" in code.co_filename
+        and "/testing/" not in code.co_filename
+        and not is_finalizer
+    )
 
 
 @functools.cache
 def is_edge(path: str, line: int) -> bool:
-    """A tracer may raise where the interpreter itself handles no signal, such as between an assignment and the return
-    behind it.
+    """A tracer may raise where the interpreter itself handles no signal, such as
+    between an assignment and the return behind it.
     """
     text = linecache.getline(path, line).strip()
     if text.startswith(_EDGES):
@@ -80,7 +97,9 @@ def is_edge(path: str, line: int) -> bool:
         before = linecache.getline(path, line - 2).strip()
     if before.startswith(("finally:", "except ")):
         return True
-    is_behind_plain = _PLAIN.fullmatch(before) is not None and indent(path, line) == indent(path, line - 1)
+    is_behind_plain = _PLAIN.fullmatch(before) is not None and indent(
+        path, line
+    ) == indent(path, line - 1)
     return is_behind_plain or (
         _BARE.fullmatch(before) is not None
         and is_edge(path, line - 1)

@@ -20,8 +20,14 @@ def totals(spark: Any, source: str, sink: str, security: dict[str, str]) -> None
         .option("startingOffsets", "earliest")
         .load()
     )
-    sums = rows.groupBy("key").agg(F.sum(F.col("value").cast("string").cast("int")).cast("string").alias("value"))
-    written = sums.write.format("kafka").mode("append").option("kafka.bootstrap.servers", SERVERS)
+    sums = rows.groupBy("key").agg(
+        F.sum(F.col("value").cast("string").cast("int")).cast("string").alias("value")
+    )
+    written = (
+        sums.write.format("kafka")
+        .mode("append")
+        .option("kafka.bootstrap.servers", SERVERS)
+    )
     written.options(**security).option("topic", sink).save()
 
 

@@ -1,7 +1,8 @@
 """Apache Kafka in a Java process of its own, for the tests that are marked interop.
 
-classes() has Maven fetch Kafka's jars once; Storage speaks with tests/data/kafka/Storage.java, which holds Kafka's own
-log, loader and cleaner. Everything is skipped, with what to install, where Java or Maven is missing.
+classes() has Maven fetch Kafka's jars once; Storage speaks with
+tests/data/kafka/Storage.java, which holds Kafka's own log, loader and cleaner.
+Everything is skipped, with what to install, where Java or Maven is missing.
 """
 
 from __future__ import annotations
@@ -35,32 +36,43 @@ def classes() -> Path:
 
 
 def clients(version: str) -> Path:
-    """Fetch kafka-clients of one version, with its dependencies, and return the folder of jars."""
+    """Fetch kafka-clients of one version, with its dependencies, and return the folder
+    of jars.
+    """
     return jars("clients.xml", "clients", "kafka-clients", version)
 
 
 @functools.cache
 def jars(pom: str, name: str, artifact: str, version: str = "") -> Path:
-    """A folder of the jars that a pom of tests/data/kafka names, with what they need. artifact: whose version is the
-    folder's. version: replaces VERSION in the pom.
+    """A folder of the jars that a pom of tests/data/kafka names, with what they need.
+    artifact: whose version is the folder's. version: replaces VERSION in the pom.
     """
     for program, package in (("java", "default-jdk-headless"), ("mvn", "maven")):
         if shutil.which(program) is None:
             pytest.skip(f"needs {program}: apt-get install {package}")
     text = (SOURCES / pom).read_text().replace("VERSION", version)
-    versions = re.findall(rf"<artifactId>{re.escape(artifact)}</artifactId>\s*<version>(.*)</version>", text)
+    versions = re.findall(
+        rf"<artifactId>{re.escape(artifact)}</artifactId>\s*<version>(.*)</version>",
+        text,
+    )
     folder = Path(__file__).parents[2] / "build" / f"{name}-{versions[0]}"
     if not folder.is_dir():
         with tempfile.TemporaryDirectory(dir=_made(folder.parent)) as scratch:
             (Path(scratch) / "pom.xml").write_text(text)
             fetched = Path(scratch) / "jars"
-            goal = ["dependency:copy-dependencies", f"-DoutputDirectory={fetched}", "-DincludeScope=runtime"]
+            goal = [
+                "dependency:copy-dependencies",
+                f"-DoutputDirectory={fetched}",
+                "-DincludeScope=runtime",
+            ]
             done = subprocess.run(
                 ["mvn", "-q", "-B", "-f", f"{scratch}/pom.xml", *goal],
                 capture_output=True, text=True, check=False, timeout=600,
             )  # fmt: skip
             if done.returncode:
-                pytest.skip(f"Maven could not fetch {artifact}: {(done.stdout + done.stderr)[-300:]}")
+                pytest.skip(
+                    f"Maven could not fetch {artifact}: {(done.stdout + done.stderr)[-300:]}"
+                )
             try:
                 fetched.rename(folder)
             except OSError:  # another process of this run was first
@@ -74,11 +86,26 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def small_transactions(address: str, transactional_id: str, warm: int, count: int) -> dict[str, float]:
-    """Has Kafka's Java producer make transactions of one record each: requests for each, and p50 in microseconds."""
+def small_transactions(
+    address: str, transactional_id: str, warm: int, count: int
+) -> dict[str, float]:
+    """Has Kafka's Java producer make transactions of one record each: requests for
+    each, and p50 in microseconds.
+    """
     program = str(SOURCES / "SmallTransactions.java")
-    command = ["java", "-cp", f"{classes()}/*", program, address, transactional_id, str(warm), str(count)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    command = [
+        "java",
+        "-cp",
+        f"{classes()}/*",
+        program,
+        address,
+        transactional_id,
+        str(warm),
+        str(count),
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=300
+    )
     if done.returncode:
         raise KafkaError("SmallTransactions", done.stdout + done.stderr)
     found: dict[str, float] = {}
@@ -90,8 +117,18 @@ def small_transactions(address: str, transactional_id: str, warm: int, count: in
 
 def dump(path: Path, *options: str) -> str:
     """The dump tool in a process of its own."""
-    command = ["java", "-cp", f"{classes()}/*", "kafka.tools.DumpLogSegments", "--files", str(path), *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    command = [
+        "java",
+        "-cp",
+        f"{classes()}/*",
+        "kafka.tools.DumpLogSegments",
+        "--files",
+        str(path),
+        *options,
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=120
+    )
     return done.stdout + done.stderr
 
 
@@ -104,7 +141,9 @@ class KafkaError(Exception):
 
 
 class Storage:
-    """Kafka's storage classes, one request at a time. options: for Java; by default those for a quick start."""
+    """Kafka's storage classes, one request at a time. options: for Java; by default
+    those for a quick start.
+    """
 
     def __init__(self, *options: str) -> None:
         options = options or _QUICK_START
@@ -118,7 +157,12 @@ class Storage:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: object,
+        trace: TracebackType | None,
+    ) -> None:
         process = self.process
         try:
             if process.stdin is not None:
@@ -153,10 +197,11 @@ class Storage:
 
 
 class Broker:
-    """A broker of one node in KRaft mode, on loopback; its partitions are in folder / "data".
+    """A broker of one node in KRaft mode, on loopback; its partitions are in folder /
+    "data".
 
-    A second Broker on the same folder goes on with what the first one left. options: for Java; by default those for a
-    quick start.
+    A second Broker on the same folder goes on with what the first one left. options:
+    for Java; by default those for a quick start.
     """
 
     def __init__(self, folder: Path, options: Sequence[str] = _QUICK_START) -> None:
@@ -184,14 +229,28 @@ class Broker:
         settings["transaction.state.log.min.isr"] = 1
         file = folder / "server.properties"
         is_new = not file.exists()
-        file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        file.write_text(
+            "".join(f"{name}={value}\n" for name, value in settings.items())
+        )
         java = ["java", *options, "-cp", f"{classes()}/*"]
         if is_new:
-            format_it = ["kafka.tools.StorageTool", "format", "-t", "ASNFZ4mrze9-3LqYdlQyEA", "-c", str(file)]
-            subprocess.run([*java, *format_it], check=True, capture_output=True, timeout=60)
+            format_it = [
+                "kafka.tools.StorageTool",
+                "format",
+                "-t",
+                "ASNFZ4mrze9-3LqYdlQyEA",
+                "-c",
+                str(file),
+            ]
+            subprocess.run(
+                [*java, *format_it], check=True, capture_output=True, timeout=60
+            )
         self._output = (folder / "output").open("a+")
         self.process = subprocess.Popen(
-            [*java, "kafka.Kafka", str(file)], stdout=self._output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+            [*java, "kafka.Kafka", str(file)],
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
         )
         host, port = self.address.split(":")
         until = time.monotonic() + 60
@@ -207,7 +266,12 @@ class Broker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: object,
+        trace: TracebackType | None,
+    ) -> None:
         if self.process.poll() is None:
             self.stop() if kind is None else self.kill()
 

@@ -1,8 +1,9 @@
 """kafka-python's sockets, under a name of their own.
 
-A client that is closed while it connects forgets the socket (kafka/net/inet.py keeps it in a local variable of a
-coroutine that never goes on). The garbage collector then warns in whichever test runs at that moment. pyproject.toml
-ignores the warning for this class alone, so that a forgotten socket of ours still fails a test.
+A client that is closed while it connects forgets the socket (kafka/net/inet.py keeps it
+in a local variable of a coroutine that never goes on). The garbage collector then warns
+in whichever test runs at that moment. pyproject.toml ignores the warning for this class
+alone, so that a forgotten socket of ours still fails a test.
 """
 
 from __future__ import annotations
@@ -22,5 +23,10 @@ def name_sockets() -> None:
     KafkaNetSocket.socket = _open
 
 
-def _open(_self: Any, family: int = socket.AF_UNSPEC, kind: int = socket.SOCK_STREAM, protocol: int = 0) -> Any:
+def _open(
+    _self: Any,
+    family: int = socket.AF_UNSPEC,
+    kind: int = socket.SOCK_STREAM,
+    protocol: int = 0,
+) -> Any:
     return KafkaPythonSocket(family, kind, protocol)

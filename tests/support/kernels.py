@@ -11,7 +11,11 @@ try:
 except ImportError:
     compiled = None
 
-needs_compiler = pytest.mark.skipif(compiled is None, reason="no C compiler built the compiled kernels")
+needs_compiler = pytest.mark.skipif(
+    compiled is None, reason="no C compiler built the compiled kernels"
+)
 KERNELS = [plain] if compiled is None else [plain, compiled]
 #: For tests of what only logs on the compiled kernels do.
-runs_compiled = pytest.mark.skipif(kernel.NAME != "compiled", reason="this run is on the plain kernels")
+runs_compiled = pytest.mark.skipif(
+    kernel.NAME != "compiled", reason="this run is on the plain kernels"
+)

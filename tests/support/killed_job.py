@@ -1,4 +1,5 @@
-"""Two streams of one topic, to be killed: `copy` is written by a stream, `kept` by named batch writes.
+"""Two streams of one topic, to be killed: `copy` is written by a stream, `kept` by
+named batch writes.
 
 python -m support.killed_job DIRECTORY WORK
 """
@@ -31,20 +32,41 @@ def main(path: str, work: str) -> None:
     spark.dataSource.register(SlowDataSource)
 
     def stream(name: str) -> Any:
-        reader = spark.readStream.format("logcore").option("subscribe", "orders").option("startingOffsets", "earliest")
+        reader = (
+            spark.readStream.format("logcore")
+            .option("subscribe", "orders")
+            .option("startingOffsets", "earliest")
+        )
         reader = reader.option("maxOffsetsPerTrigger", ROWS_PER_BATCH)
         rows = reader.option("checkpointLocation", f"{work}/{name}").load(path)
         return rows.select("value", "partition")
 
     def started(writer: Any, name: str) -> Any:
-        return writer.option("checkpointLocation", f"{work}/{name}").trigger(availableNow=True).start()
+        return (
+            writer.option("checkpointLocation", f"{work}/{name}")
+            .trigger(availableNow=True)
+            .start()
+        )
 
     def keep(rows: Any, batch_id: int) -> None:
-        named = rows.write.format("slowcore").mode("append").option("topic", "kept").option("txnAppId", "kept")
+        named = (
+            rows.write.format("slowcore")
+            .mode("append")
+            .option("topic", "kept")
+            .option("txnAppId", "kept")
+        )
         named.option("txnVersion", batch_id).option("carryBytes", 0).save(path)
 
-    to_copy = stream("copy").writeStream.format("slowcore").option("topic", "copy").option("path", path)
-    queries = [started(to_copy, "copy"), started(stream("kept").writeStream.foreachBatch(keep), "kept")]
+    to_copy = (
+        stream("copy")
+        .writeStream.format("slowcore")
+        .option("topic", "copy")
+        .option("path", path)
+    )
+    queries = [
+        started(to_copy, "copy"),
+        started(stream("kept").writeStream.foreachBatch(keep), "kept"),
+    ]
     for query in queries:
         query.awaitTermination()
     spark.stop()

@@ -1,4 +1,6 @@
-"""Plays write_local() without a JVM: its tasks, and the receipts that its driver returns."""
+"""Plays write_local() without a JVM: its tasks, and the receipts that its driver
+returns.
+"""
 
 from __future__ import annotations
 
@@ -17,26 +19,48 @@ from support.tasks import frame, spark_types
 
 
 def rows(batch: int, task: int, count: int = 20, size: int = 10) -> list[bytes]:
-    return [(b"%d-%d-%d." % (batch, task, number)).ljust(size, b"x") for number in range(count)]
+    return [
+        (b"%d-%d-%d." % (batch, task, number)).ljust(size, b"x")
+        for number in range(count)
+    ]
 
 
-def writer(path: str | Path, batch: int = 0, *, like: Any = None, **given: Any) -> LocalWriter:
+def writer(
+    path: str | Path, batch: int = 0, *, like: Any = None, **given: Any
+) -> LocalWriter:
     settings = {"partitions": 1, "job": "job", "topic": "t", **given}
     schema = spark_types(frame(value=[]) if like is None else like)
-    return pickle.loads(pickle.dumps(LocalWriter.of(str(path), schema=schema, batch=batch, **settings)))
+    return pickle.loads(
+        pickle.dumps(LocalWriter.of(str(path), schema=schema, batch=batch, **settings))
+    )
 
 
 def write(
-    path: str | Path, batch: int = 0, tasks: Sequence[Any] | None = None, *, fs: FS = OS, **given: Any
+    path: str | Path,
+    batch: int = 0,
+    tasks: Sequence[Any] | None = None,
+    *,
+    fs: FS = OS,
+    **given: Any,
 ) -> list[Receipt]:
     """A whole write; tasks: the rows of each, two with rows() by default."""
-    shares = tasks if tasks is not None else [frame(value=rows(batch, task)) for task in range(2)]
+    shares = (
+        tasks
+        if tasks is not None
+        else [frame(value=rows(batch, task)) for task in range(2)]
+    )
     planned = writer(path, batch, like=shares[0], **given)
-    found = [one for task, share in enumerate(shares) for one in planned.write(iter([share]), task, task + 100, fs)]
+    found = [
+        one
+        for task, share in enumerate(shares)
+        for one in planned.write(iter([share]), task, task + 100, fs)
+    ]
     return [attrs.evolve(one, tasks=len(shares)) for one in found]
 
 
-def values(path: str | Path, topic: str = "t", *, fs: FS = OS, **how: Any) -> dict[int, list[bytes | None]]:
+def values(
+    path: str | Path, topic: str = "t", *, fs: FS = OS, **how: Any
+) -> dict[int, list[bytes | None]]:
     """All values by partition, whose offsets must have no gap; {} for no topic."""
     found: dict[int, list[bytes | None]] = {}
     if not fs.is_directory(os.fspath(path)):

@@ -14,8 +14,13 @@ SMALL = {"segment.bytes": 600, "index.interval.bytes": 60, "batch.size": 200}
 POLICIES = ["always", "group", "every(3)", "interval(1)", "os"]
 
 
-def values(log: logcore.Log, start: int | None = None, end: int | None = None) -> list[bytes | None]:
-    return [record.value for record in log.read(log.log_start_offset if start is None else start, end)]
+def values(
+    log: logcore.Log, start: int | None = None, end: int | None = None
+) -> list[bytes | None]:
+    return [
+        record.value
+        for record in log.read(log.log_start_offset if start is None else start, end)
+    ]
 
 
 def segments(partition: Path) -> list[int]:
@@ -23,6 +28,12 @@ def segments(partition: Path) -> list[int]:
 
 
 def done(operations: Sequence[Operation]) -> str:
-    """Without the directory and most zeros of names; what is written beside and renamed, durably, is replaced."""
+    """Without the directory and most zeros of names; what is written beside and
+    renamed, durably, is replaced.
+    """
     text = "; ".join(map(str, operations)).replace("/t-0/", "").replace("0" * 17, "")
-    return re.sub(r"create (\S+)\.tmp; pwrite \S+; fsync \S+; rename \1; sync_dir [^;]+", r"replace \1", text)
+    return re.sub(
+        r"create (\S+)\.tmp; pwrite \S+; fsync \S+; rename \1; sync_dir [^;]+",
+        r"replace \1",
+        text,
+    )

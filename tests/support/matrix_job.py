@@ -2,8 +2,8 @@
 
 python -m support.matrix_job DIRECTORY WORK [SERVERS JARS]
 
-It prints a line of JSON: what it has read, and by which pyspark. With SERVERS, it does the same by Spark's Kafka
-connector, whose JARS are given, against a broker.
+It prints a line of JSON: what it has read, and by which pyspark. With SERVERS, it does
+the same by Spark's Kafka connector, whose JARS are given, against a broker.
 """
 
 from __future__ import annotations
@@ -31,23 +31,36 @@ COLUMNS = ("topic", "partition", "offset", "timestampType", "key", "value", "hea
 class Job:
     """The same steps for one format. options: where its records are."""
 
-    def __init__(self, spark: Any, name: str, options: dict[str, str], work: str) -> None:
+    def __init__(
+        self, spark: Any, name: str, options: dict[str, str], work: str
+    ) -> None:
         self.spark = spark
         self.name = name
         self.options = options
         self.work = work
 
     def rows(self, topic: str, **given: str) -> list[list[Any]]:
-        reader = self.spark.read.format(self.name).options(**self.options).option("subscribe", topic)
+        reader = (
+            self.spark.read.format(self.name)
+            .options(**self.options)
+            .option("subscribe", topic)
+        )
         frame = reader.option("includeHeaders", "true").options(**given).load()
         found = [
-            [*(plain(row[name]) for name in COLUMNS), round(row["timestamp"].timestamp() * 1000)]
+            [
+                *(plain(row[name]) for name in COLUMNS),
+                round(row["timestamp"].timestamp() * 1000),
+            ]
             for row in frame.collect()
         ]
         return sorted(found, key=lambda row: row[:3])
 
     def copy(self, source: str, sink: str) -> None:
-        reader = self.spark.read.format(self.name).options(**self.options).option("subscribe", source)
+        reader = (
+            self.spark.read.format(self.name)
+            .options(**self.options)
+            .option("subscribe", source)
+        )
         rows = reader.load().select("key", "value", "partition")
         writer = rows.write.format(self.name).mode("append").options(**self.options)
         writer.option("topic", sink).save()
@@ -55,11 +68,27 @@ class Job:
     def stream(self, source: str, sink: str) -> None:
         """Twice from one checkpoint: the second finds nothing more."""
         for _ in range(2):
-            reader = self.spark.readStream.format(self.name).options(**self.options).option("subscribe", source)
-            rows = reader.option("startingOffsets", "earliest").load().select("key", "value", "partition")
-            writer = rows.writeStream.format(self.name).options(**self.options).option("topic", sink)
+            reader = (
+                self.spark.readStream.format(self.name)
+                .options(**self.options)
+                .option("subscribe", source)
+            )
+            rows = (
+                reader.option("startingOffsets", "earliest")
+                .load()
+                .select("key", "value", "partition")
+            )
+            writer = (
+                rows.writeStream.format(self.name)
+                .options(**self.options)
+                .option("topic", sink)
+            )
             checkpoint = f"{self.work}/{self.name}-{sink}"
-            query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+            query = (
+                writer.option("checkpointLocation", checkpoint)
+                .trigger(availableNow=True)
+                .start()
+            )
             query.awaitTermination()
 
 
@@ -71,7 +100,9 @@ def plain(value: Any) -> Any:
     return value
 
 
-def main(path: str, work: str, servers: str | None = None, jars: str | None = None) -> None:
+def main(
+    path: str, work: str, servers: str | None = None, jars: str | None = None
+) -> None:
     builder = SparkSession.builder.master("local[2]")
     for name, value in SETTINGS.items():
         builder = builder.config(name, value)
@@ -98,7 +129,10 @@ def main(path: str, work: str, servers: str | None = None, jars: str | None = No
         committed = {"kafka.isolation.level": "read_committed"}
         said["theirs committed"] = theirs.rows("orders", **committed)
         said["ours committed"] = ours.rows("orders", **committed)
-        by_time = {"startingTimestamp": "1700000000005", "endingTimestamp": "1700000000012"}
+        by_time = {
+            "startingTimestamp": "1700000000005",
+            "endingTimestamp": "1700000000012",
+        }
         said["theirs by time"] = theirs.rows("orders", **by_time)
         said["ours by time"] = ours.rows("orders", **by_time)
         theirs.copy("orders", "copy")

@@ -10,13 +10,28 @@ from netshim.wire.codec import Message
 from netshim.wire.fields import Field, Struct
 from support import group_messages
 
-DATA = [value for value in vars(wire).values() if isinstance(value, Message)] + [*group_messages.MESSAGES]
-MESSAGES = [message for api in wire.APIS.values() for message in (api.request, api.response)] + DATA
-_INTEGERS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64, "uint16": 16, "uint32": 32}
+DATA = [value for value in vars(wire).values() if isinstance(value, Message)] + [
+    *group_messages.MESSAGES
+]
+MESSAGES = [
+    message for api in wire.APIS.values() for message in (api.request, api.response)
+] + DATA
+_INTEGERS = {
+    "int8": 8,
+    "int16": 16,
+    "int32": 32,
+    "int64": 64,
+    "uint16": 16,
+    "uint32": 32,
+}
 
 
-def draw(shape: Struct, version: int, flexible: bool, rng: random.Random, tame: bool = False) -> Any:
-    """A value whose fields absent in this version have their defaults. Tame: only what kio's types can say."""
+def draw(
+    shape: Struct, version: int, flexible: bool, rng: random.Random, tame: bool = False
+) -> Any:
+    """A value whose fields absent in this version have their defaults. Tame: only what
+    kio's types can say.
+    """
     value = shape.cls()
     for field in shape.present(version) + (shape.tagged(version) if flexible else []):
         if rng.random() < 0.15:
@@ -28,17 +43,23 @@ def draw(shape: Struct, version: int, flexible: bool, rng: random.Random, tame: 
             count = rng.choice((0, 1, 1, 1, 2, 3))
             if rng.random() < 0.003:
                 count = 130
-            drawn = [draw_one(field, version, flexible, rng, tame) for _ in range(count)]
+            drawn = [
+                draw_one(field, version, flexible, rng, tame) for _ in range(count)
+            ]
         else:
             drawn = draw_one(field, version, flexible, rng, tame)
         setattr(value, field.name, drawn)
-    for field in shape.present(version):  # the default null of a field that may not be null in this version
+    for field in shape.present(
+        version
+    ):  # the default null of a field that may not be null in this version
         if getattr(value, field.name) is None and not field.is_nullable_in(version):
             setattr(value, field.name, draw_one(field, version, flexible, rng, tame))
     return value
 
 
-def draw_one(field: Field, version: int, flexible: bool, rng: random.Random, tame: bool) -> Any:
+def draw_one(
+    field: Field, version: int, flexible: bool, rng: random.Random, tame: bool
+) -> Any:
     if field.struct:
         return draw(field.struct, version, flexible, rng, tame)
     if field.type == "bool":
@@ -54,8 +75,14 @@ def draw_one(field: Field, version: int, flexible: bool, rng: random.Random, tam
     bits = _INTEGERS[field.type]
     if tame and field.name.endswith("error_code"):
         return rng.randint(-1, 133)
-    if tame and field.type == "int64" and ("time" in field.name or field.name.endswith("_ms")):
-        return rng.choice((0, 1_000, 1_700_000_000_000))  # kio makes datetimes of these and drops the milliseconds
+    if (
+        tame
+        and field.type == "int64"
+        and ("time" in field.name or field.name.endswith("_ms"))
+    ):
+        return rng.choice(
+            (0, 1_000, 1_700_000_000_000)
+        )  # kio makes datetimes of these and drops the milliseconds
     low = -(2 ** (bits - 1))
     high = 2 ** (bits - 1) - 1
     if field.type.startswith("u"):

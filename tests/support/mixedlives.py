@@ -1,7 +1,9 @@
-"""Lives of groups whose clients are exchanged while they run: members of both protocols, as clients are. No tests.
+"""Lives of groups whose clients are exchanged while they run: members of both
+protocols, as clients are. No tests.
 
-ClassicClient does what a client of the classic protocol does, eager or cooperative. When it leads, it assigns as the
-cooperative assignors do: what a member still has goes to no other before that has given it up.
+ClassicClient does what a client of the classic protocol does, eager or cooperative.
+When it leads, it assigns as the cooperative assignors do: what a member still has goes
+to no other before that has given it up.
 """
 
 from __future__ import annotations
@@ -9,7 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from logcore.coordination.effects import Committer, GroupError, Join, Joined, JoinRefused, Sync, Synced
+from logcore.coordination.effects import (
+    Committer,
+    GroupError,
+    Join,
+    Joined,
+    JoinRefused,
+    Sync,
+    Synced,
+)
 from logcore.format.consumergrouprecords import Partitions
 from logcore.format.grouprecords import (
     Subscription,
@@ -18,21 +28,32 @@ from logcore.format.grouprecords import (
     read_subscription,
     subscription_value,
 )
-from support.consumerlives import MOST_CLIENTS, NOTHING, REBALANCE_MS, SESSION_MS, Client, Life
+from support.consumerlives import (
+    MOST_CLIENTS,
+    NOTHING,
+    REBALANCE_MS,
+    SESSION_MS,
+    Client,
+    Life,
+)
 from support.consumerworld import topic_id
 
-#: Errors that answer a request of the classic protocol when the member must join again without partitions.
+#: Errors that answer a request of the classic protocol when the member must join again
+#: without partitions.
 LOST = (GroupError.UNKNOWN_MEMBER_ID, GroupError.ILLEGAL_GENERATION)
 LATER = (GroupError.REBALANCE_IN_PROGRESS, GroupError.COORDINATOR_NOT_AVAILABLE)
 
 
 class ClassicClient(Client):
-    """keeps: what it has is kept while it joins (cooperative); others give all up first (eager). generation: -1 when it
-    is in none. joined: the generation it has yet to ask its assignment of. asks: what the waiter is of. led_version: of
-    the topics that it assigned when it led, for a leader looks after them; None for others.
+    """keeps: what it has is kept while it joins (cooperative); others give all up first
+    (eager). generation: -1 when it is in none. joined: the generation it has yet to ask
+    its assignment of. asks: what the waiter is of. led_version: of the topics that it
+    assigned when it led, for a leader looks after them; None for others.
     """
 
-    def __init__(self, life: Life, number: int, instance_id: str | None, keeps: bool) -> None:
+    def __init__(
+        self, life: Life, number: int, instance_id: str | None, keeps: bool
+    ) -> None:
         super().__init__(life, number, instance_id)
         self.member_id = ""
         self.keeps = keeps
@@ -51,7 +72,9 @@ class ClassicClient(Client):
     # -- what it does
 
     def beat(self) -> None:
-        """Goes on with what it has to do next. An answer that has not come yet is waited for, or lost with a crash."""
+        """Goes on with what it has to do next. An answer that has not come yet is
+        waited for, or lost with a crash.
+        """
         if self.waiter is not None:
             return
         if self.joined is not None:
@@ -74,7 +97,14 @@ class ClassicClient(Client):
             client_id="classic",
             client_host="/h",
             protocol_type="consumer",
-            protocols=(("some", subscription_value(Subscription(self.topics, None, owned, self.generation))),),
+            protocols=(
+                (
+                    "some",
+                    subscription_value(
+                        Subscription(self.topics, None, owned, self.generation)
+                    ),
+                ),
+            ),
             session_timeout_ms=SESSION_MS,
             rebalance_timeout_ms=REBALANCE_MS,
             takes_id_first=self.takes_id_first,
@@ -117,20 +147,30 @@ class ClassicClient(Client):
             subscription = read_subscription(member.metadata)
             assert subscription is not None
             wanted[member.member_id] = subscription.topics
-            claims.update((partition, member.member_id) for partition in subscription.owned)
-        shares: dict[str, list[tuple[str, int]]] = {member_id: [] for member_id in wanted}
+            claims.update(
+                (partition, member.member_id) for partition in subscription.owned
+            )
+        shares: dict[str, list[tuple[str, int]]] = {
+            member_id: [] for member_id in wanted
+        }
         for name, count in sorted(self.life.world.counts.items()):
-            takers = sorted(member_id for member_id, topics in wanted.items() if name in topics)
+            takers = sorted(
+                member_id for member_id, topics in wanted.items() if name in topics
+            )
             for number in range(count if takers else 0):
                 taker = takers[number % len(takers)]
                 if claims.get((name, number), taker) == taker:
                     shares[taker].append((name, number))
-        return {member_id: assignment_value(share) for member_id, share in shares.items()}
+        return {
+            member_id: assignment_value(share) for member_id, share in shares.items()
+        }
 
     def heartbeat(self) -> None:
         world = self.life.world
         coordinator = world.coordinator
-        error, effects = coordinator.heartbeat("g", self.member_id, self.instance_id, self.generation, world.now_ms)
+        error, effects = coordinator.heartbeat(
+            "g", self.member_id, self.instance_id, self.generation, world.now_ms
+        )
         world.act(effects)
         self.take_error(error)
 
@@ -154,7 +194,9 @@ class ClassicClient(Client):
     def hear(self) -> None:
         result = self.life.world.replies.get(self.waiter)  # type: ignore[arg-type]
         asked = self.asks
-        if self.waiter is None or (result is None and self.waiter not in self.life.world.replies):
+        if self.waiter is None or (
+            result is None and self.waiter not in self.life.world.replies
+        ):
             return
         self.waiter = None
         match result:
@@ -179,10 +221,14 @@ class ClassicClient(Client):
                 raise AssertionError(f"{self}: {result}")
 
     def take_assignment(self, result: Synced) -> None:
-        """A cooperative member that has to give something up does, and joins again so that others can have it."""
+        """A cooperative member that has to give something up does, and joins again so
+        that others can have it.
+        """
         partitions = read_assignment(result.assignment)
         assert partitions is not None
-        told: Partitions = frozenset((topic_id(name), number) for name, number in partitions)
+        told: Partitions = frozenset(
+            (topic_id(name), number) for name, number in partitions
+        )
         gives = self.owned - told
         self.owned = told
         self.joined = None
@@ -199,7 +245,9 @@ class ClassicClient(Client):
         """A static member leaves without a word: it means to come back."""
         world = self.life.world
         if self.member_id and self.instance_id is None:
-            world.act(world.coordinator.leave("g", [(self.member_id, None)], world.now_ms)[1])
+            world.act(
+                world.coordinator.leave("g", [(self.member_id, None)], world.now_ms)[1]
+            )
         self.end()
 
     @property
@@ -213,13 +261,15 @@ class ClassicClient(Client):
 
 
 class MixedLife(Life):
-    """A group whose clients are of either protocol. calms_with: of which those are that are left in the end, "both",
-    "consumer" or "classic".
+    """A group whose clients are of either protocol. calms_with: of which those are that
+    are left in the end, "both", "consumer" or "classic".
     """
 
     def __init__(self, seed: int, calms_with: str = "both") -> None:
         super().__init__(seed)
-        self.world = type(self.world)(consumer_session_timeout_ms=SESSION_MS, may_upgrade=True, may_downgrade=True)
+        self.world = type(self.world)(
+            consumer_session_timeout_ms=SESSION_MS, may_upgrade=True, may_downgrade=True
+        )
         self.world.holds = True
         self.world.set_topic("u", 3)
         self.calms_with = calms_with
@@ -250,10 +300,14 @@ class MixedLife(Life):
         used = {client.instance_id for client in self.clients}
         free = [name for name in ("s0", "s1") if name not in used]
         instance_id = self.chance.choice([None, None, *free])
-        self.clients.append(ClassicClient(self, self.number, instance_id, self.chance.random() < 0.5))
+        self.clients.append(
+            ClassicClient(self, self.number, instance_id, self.chance.random() < 0.5)
+        )
 
     def topics(self) -> None:
-        """None is deleted: members of the classic protocol know no ids, and would take a later one for the same."""
+        """None is deleted: members of the classic protocol know no ids, and would take
+        a later one for the same.
+        """
         self.world.set_topic(self.chance.choice("tu"), self.chance.randrange(1, 7))
 
     def classic_member(self) -> None:
@@ -271,14 +325,18 @@ class MixedLife(Life):
     def calm_down(self) -> None:
         for client in self.clients:
             is_classic = isinstance(client, ClassicClient)
-            if (self.calms_with == "consumer" and is_classic) or (self.calms_with == "classic" and not is_classic):
+            if (self.calms_with == "consumer" and is_classic) or (
+                self.calms_with == "classic" and not is_classic
+            ):
                 client.end()
         self.clients = [client for client in self.clients if not client.is_over]
         super().calm_down()
 
     def may_commit(self, client: Client) -> bool:
         if isinstance(client, ClassicClient):
-            who = Committer("g", client.generation, client.member_id, client.instance_id)
+            who = Committer(
+                "g", client.generation, client.member_id, client.instance_id
+            )
             error, _ = self.world.coordinator.check_commit(who, self.world.now_ms)
             return error is None
         return super().may_commit(client)
@@ -290,21 +348,34 @@ class MixedLife(Life):
             super().check()
             assert found is not None and not found.members
             assert found.join_timer is None and found.sync_timer is None
-            assert group.rejoins | group.syncs <= {name for name in group.members if group.is_classic(name)}
+            assert group.rejoins | group.syncs <= {
+                name for name in group.members if group.is_classic(name)
+            }
             return
         users: dict[Any, Client] = {}
         for client in self.clients:
-            if found is not None and found.state != "PreparingRebalance" and isinstance(client, ClassicClient):
-                # Only static members are not waited for and stay. They use what they had until they hear of it: a
-                # weakness of the classic protocol.
-                client.is_passed_over |= client.instance_id is not None and client.generation != found.generation
+            if (
+                found is not None
+                and found.state != "PreparingRebalance"
+                and isinstance(client, ClassicClient)
+            ):
+                # Only static members are not waited for and stay. They use what they
+                # had until they hear of it: a weakness of the classic protocol.
+                client.is_passed_over |= (
+                    client.instance_id is not None
+                    and client.generation != found.generation
+                )
             if client.is_passed_over:
                 continue
             if not client.is_member:
-                assert not self.is_in(client) or not self.may_commit(client), f"{client} is no member, and commits"
+                assert not self.is_in(client) or not self.may_commit(client), (
+                    f"{client} is no member, and commits"
+                )
                 continue
             for partition in client.owned:
-                assert partition not in users, f"{client} and {users[partition]} use one"
+                assert partition not in users, (
+                    f"{client} and {users[partition]} use one"
+                )
                 users[partition] = client
 
     def is_in(self, client: Client) -> bool:
@@ -323,6 +394,18 @@ class MixedLife(Life):
         assert found is not None and found.state == "Stable"
         assert all(isinstance(client, ClassicClient) for client in self.clients)
         assert found.members.keys() == {client.member_id for client in self.clients}
-        wanted = {name for client in self.clients if isinstance(client, ClassicClient) for name in client.topics}
-        everything = sorted((topic_id(name), number) for name in wanted for number in range(self.world.counts[name]))
-        assert sorted(part for client in self.clients for part in client.owned) == everything
+        wanted = {
+            name
+            for client in self.clients
+            if isinstance(client, ClassicClient)
+            for name in client.topics
+        }
+        everything = sorted(
+            (topic_id(name), number)
+            for name in wanted
+            for number in range(self.world.counts[name])
+        )
+        assert (
+            sorted(part for client in self.clients for part in client.owned)
+            == everything
+        )

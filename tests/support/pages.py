@@ -1,7 +1,8 @@
 """Runs the examples of a page of the documents.
 
-A line of a shell block that is one plain `logcore` command runs in this process: a page has dozens of them, and a new
-process takes a third of a second to import what it needs. Everything else is given to `sh`, with `logcore` on the path.
+A line of a shell block that is one plain `logcore` command runs in this process: a page
+has dozens of them, and a new process takes a third of a second to import what it needs.
+Everything else is given to `sh`, with `logcore` on the path.
 """
 
 from __future__ import annotations
@@ -38,16 +39,21 @@ def blocks(page: Path) -> list[Block]:
             opened = number, line[3:].split()
             continue
         start, words = opened
-        # As many empty lines before it as in the page, so that a traceback names the page's own line.
+        # As many empty lines before it as in the page, so that a traceback names the
+        # page's own line.
         text = "\n" * start + "\n".join(lines[start : number - 1]) + "\n"
         found.append(Block(words[0] if words else "", words[1:], text, start))
         opened = None
-    assert opened is None, f"{page}: the fence in line {opened[0] if opened else 0} is not closed"
+    assert opened is None, (
+        f"{page}: the fence in line {opened[0] if opened else 0} is not closed"
+    )
     return found
 
 
 def shell(text: str, directory: Path) -> None:
-    """Runs the lines one after the other. A block that goes on from line to line is left to sh as a whole."""
+    """Runs the lines one after the other. A block that goes on from line to line is
+    left to sh as a whole.
+    """
     lines = [line for line in text.splitlines() if line.strip()]
     if re.search(r"\\\n|<<|\bdo\b|\bthen\b|^\w+=", text, flags=re.MULTILINE):
         _sh(text, directory)
@@ -73,20 +79,30 @@ def _call(arguments: list[str], directory: Path) -> None:
 
     with contextlib.chdir(directory):
         done = CliRunner().invoke(main, arguments)
-    assert done.exit_code == 0, f"logcore {shlex.join(arguments)}: {done.output}{done.exception}"
+    assert done.exit_code == 0, (
+        f"logcore {shlex.join(arguments)}: {done.output}{done.exception}"
+    )
 
 
 def _sh(text: str, directory: Path) -> None:
     commands = directory / ".bin"
     commands.mkdir(exist_ok=True)
-    (commands / "logcore").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m logcore "$@"\n')
+    (commands / "logcore").write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" -m logcore "$@"\n'
+    )
     (commands / "logcore").chmod(0o755)
     environment = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}"}
-    # A page starts logcore dozens of times; compiling it and what it imports each time takes a second or two.
+    # A page starts logcore dozens of times; compiling it and what it imports each time
+    # takes a second or two.
     if environment.pop("PYTHONDONTWRITEBYTECODE", None):
         environment["PYTHONPYCACHEPREFIX"] = str(commands / "compiled")
     done = subprocess.run(
-        ["sh", "-e", "-c", text], cwd=directory, env=environment, capture_output=True, text=True, check=False
+        ["sh", "-e", "-c", text],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -1,4 +1,6 @@
-"""Kafka's choice of a partition, written down a second time: what the library is held against."""
+"""Kafka's choice of a partition, written down a second time: what the library is held
+against.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""Producers on a simulated disk that fills up, fails and loses its power, against a ledger of what was sent and told.
+"""Producers on a simulated disk that fills up, fails and loses its power, against a
+ledger of what was sent and told.
 
 Invariants:
-- C15: what a producer was acknowledged is in the log once, at the offset it was told, in order per producer and
-  partition.
-- C28: every future and every callback gets one outcome; flush() returns after all of them.
+- C15: what a producer was acknowledged is in the log once, at the offset it was told,
+  in order per producer and partition.
+- C28: every future and every callback gets one outcome; flush() returns after all of
+  them.
 - C29: the memory of the queues stays within buffer_memory.
 - What failed with another error than "unknown" is not in the log.
 """
@@ -43,7 +45,9 @@ EXPECTED = (
 
 @attrs.define
 class Sent:
-    """One record in the ledger. place: its number among those that its producer sent to the partition."""
+    """One record in the ledger. place: its number among those that its producer sent to
+    the partition.
+    """
 
     name: bytes
     producer: int
@@ -153,23 +157,36 @@ class Life:
             return
         worker = self.rng.choice(self.workers)
         partition = self.rng.randrange(PARTITIONS)
-        names = [b"%d:%d" % (worker.number, len(worker.sent) + n) for n in range(self.rng.randrange(1, 6))]
+        names = [
+            b"%d:%d" % (worker.number, len(worker.sent) + n)
+            for n in range(self.rng.randrange(1, 6))
+        ]
         sent = [Sent(name, worker.number, partition, None) for name in names]
         for one in sent:
             self.ledger[one.name] = one
         worker.sent += sent
         try:
-            worker.producer.send_many("t", [(None, name) for name in names], partition=partition)
+            worker.producer.send_many(
+                "t", [(None, name) for name in names], partition=partition
+            )
         except (BufferFullError, RecordTooLargeError):
             for one in sent:
                 del self.ledger[one.name]
                 worker.sent.remove(one)
 
-    def tell(self, one: Sent, error: Exception | None, metadata: RecordMetadata) -> None:
+    def tell(
+        self, one: Sent, error: Exception | None, metadata: RecordMetadata
+    ) -> None:
         one.told.append((error, metadata))
         assert len(one.told) == 1, "two outcomes"
-        assert error is None or isinstance(error, EXPECTED), f"an error that nothing here is the reason of: {error!r}"
-        self.reached["unknown" if isinstance(error, DurabilityUnknownError) else type(error).__name__] += 1
+        assert error is None or isinstance(error, EXPECTED), (
+            f"an error that nothing here is the reason of: {error!r}"
+        )
+        self.reached[
+            "unknown"
+            if isinstance(error, DurabilityUnknownError)
+            else type(error).__name__
+        ] += 1
         if error is None:
             one.is_acked = True
             one.is_safe = metadata.durability == "disk"
@@ -182,7 +199,11 @@ class Life:
         self.calm()
         for worker in self.workers:
             worker.producer.flush()
-            undone = [one for one in worker.sent if one.future is not None and len(one.told) != 1]
+            undone = [
+                one
+                for one in worker.sent
+                if one.future is not None and len(one.told) != 1
+            ]
             assert not undone, f"flush() left {undone}"
         self.check()
 
@@ -204,7 +225,13 @@ class Life:
             code = errno.EIO
         times = self.rng.choice([1, 1, 3, None])
         self.disk.faults = FaultPlan(
-            Fault(operation, code, path="/data/t-*/*.log", at=self.rng.randrange(1, 4), times=times)
+            Fault(
+                operation,
+                code,
+                path="/data/t-*/*.log",
+                at=self.rng.randrange(1, 4),
+                times=times,
+            )
         )
 
     def end(self) -> None:
@@ -223,7 +250,9 @@ class Life:
         if log.has_failed:
             return
         try:
-            self.rng.choice([log.roll, log.close, lambda: log.append(b"other"), log.flush])()
+            self.rng.choice(
+                [log.roll, log.close, lambda: log.append(b"other"), log.flush]
+            )()
         except LogcoreError:
             self.reached["disturbed"] += 1
 
@@ -243,7 +272,10 @@ class Life:
             if not one.told:
                 one.told.append((DurabilityUnknownError("its process is gone"), None))  # type: ignore[arg-type]
             elif not one.is_safe and one.told[0][0] is None:
-                one.told[0] = (DurabilityUnknownError("the power failed"), one.told[0][1])
+                one.told[0] = (
+                    DurabilityUnknownError("the power failed"),
+                    one.told[0][1],
+                )
         self.check()
 
     def check_memory(self) -> None:
@@ -270,12 +302,22 @@ class Life:
                 if one.partition != partition:
                     continue
                 if one.is_acked:
-                    assert one.name in offsets, f"{one.name} was acknowledged and is gone"
+                    assert one.name in offsets, (
+                        f"{one.name} was acknowledged and is gone"
+                    )
                     assert offsets[one.name] == one.told[0][1].offset
-                elif one.told and not isinstance(one.told[0][0], DurabilityUnknownError):
-                    assert one.name not in offsets, f"{one.name} failed with {one.told[0][0]} and is stored"
+                elif one.told and not isinstance(
+                    one.told[0][0], DurabilityUnknownError
+                ):
+                    assert one.name not in offsets, (
+                        f"{one.name} failed with {one.told[0][0]} and is stored"
+                    )
             for number in range(self.made):
-                mine = [int(name.split(b":")[1]) for name in names if name.startswith(b"%d:" % number)]
+                mine = [
+                    int(name.split(b":")[1])
+                    for name in names
+                    if name.startswith(b"%d:" % number)
+                ]
                 assert mine == sorted(mine), f"out of order: {mine}"
 
     def finish(self) -> None:

@@ -1,4 +1,6 @@
-"""Programs of calls on one log on a simulated disk, each with the history that its disks are judged by."""
+"""Programs of calls on one log on a simulated disk, each with the history that its
+disks are judged by.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,23 @@ from logcore.testing.explore import Seen
 from logcore.testing.known import Known
 from logcore.testing.oracle import Afterwards, recover_log, restart_log
 
-STATES = int(os.environ.get("LOGCORE_EXPLORE_STATES", "1500"))  # that `make test` has time for
-MANY_STATES = int(os.environ.get("LOGCORE_EXPLORE_STATES", "50000"))  # of a run of `make slow`
+STATES = int(
+    os.environ.get("LOGCORE_EXPLORE_STATES", "1500")
+)  # that `make test` has time for
+MANY_STATES = int(
+    os.environ.get("LOGCORE_EXPLORE_STATES", "50000")
+)  # of a run of `make slow`
 POLICIES = ("group", "always", "every(3)", "interval(20)", "os")
-CONFIG: dict[str, Any] = {"segment.bytes": 400, "index.interval.bytes": 100, "batch.size": 200}
-COMPACTED: dict[str, Any] = {**CONFIG, "cleanup.policy": "compact,delete", "delete.retention.ms": 0}
+CONFIG: dict[str, Any] = {
+    "segment.bytes": 400,
+    "index.interval.bytes": 100,
+    "batch.size": 200,
+}
+COMPACTED: dict[str, Any] = {
+    **CONFIG,
+    "cleanup.policy": "compact,delete",
+    "delete.retention.ms": 0,
+}
 # producer ids, and those that follow them
 IDEMPOTENT = 100
 TRANSACTIONAL = 200
@@ -45,8 +59,8 @@ class Met:
 
 
 class Program:
-    """Calls on one log, with its history and its explorer. Values tell the calls apart, so that the same calls leave
-    equal disks and other calls do not.
+    """Calls on one log, with its history and its explorer. Values tell the calls apart,
+    so that the same calls leave equal disks and other calls do not.
     """
 
     def __init__(
@@ -65,19 +79,30 @@ class Program:
         self.config = config
         self.history = LogHistory(durability)
         self.is_compacted = "cleanup.policy" in config
-        self.sent: dict[int, tuple[int, int, bytes]] = {}  # producer id -> next sequence, offset and bytes of the last
-        self.producers = {IDEMPOTENT: IDEMPOTENT, TRANSACTIONAL: TRANSACTIONAL}  # those in use
+        self.sent: dict[
+            int, tuple[int, int, bytes]
+        ] = {}  # producer id -> next sequence, offset and bytes of the last
+        self.producers = {
+            IDEMPOTENT: IDEMPOTENT,
+            TRANSACTIONAL: TRANSACTIONAL,
+        }  # those in use
         self.disk = SimulatedDisk(seed=seed) if disk is None else disk
         self.count = seed * 1000
         met = Met() if met is None else met
-        recover = functools.partial(recover_log, config=config, durability=durability, afterwards=met.afterwards)
+        recover = functools.partial(
+            recover_log, config=config, durability=durability, afterwards=met.afterwards
+        )
         self.explorer = Explorer(
             recover,
             self.history.judge,
             thorough=functools.partial(recover, thorough=True),
             thorough_every=thorough_every,
-            same=lambda one, other: (one.start, one.records) == (other.start, other.records),
-            restart=lambda disk: restart_log(disk, config=config, durability=durability),
+            same=lambda one, other: (
+                (one.start, one.records) == (other.start, other.records)
+            ),
+            restart=lambda disk: restart_log(
+                disk, config=config, durability=durability
+            ),
             seed=seed,
             limit=limit,
             again_every=20,
@@ -97,7 +122,13 @@ class Program:
 
     def open(self) -> None:
         if self.log is None:
-            self.log = logcore.open("t-0", create=True, config=self.config, durability=self.durability, fs=self.disk)
+            self.log = logcore.open(
+                "t-0",
+                create=True,
+                config=self.config,
+                durability=self.durability,
+                fs=self.disk,
+            )
             self.history.take_end(self.log.log_end_offset)
 
     def close(self) -> None:
@@ -114,12 +145,18 @@ class Program:
         assert self.log is not None
         return self.log
 
-    def rows(self, sizes: Sequence[int]) -> list[tuple[bytes | None, bytes, tuple[()], int]]:
+    def rows(
+        self, sizes: Sequence[int]
+    ) -> list[tuple[bytes | None, bytes, tuple[()], int]]:
         made = []
         for size in sizes:
             self.count += 1
-            key = b"k%d" % (size % 3) if self.is_compacted else b"k" if size % 2 else None
-            made.append((key, (b"%d." % self.count * size)[:size], (), 1_000 + self.count))
+            key = (
+                b"k%d" % (size % 3) if self.is_compacted else b"k" if size % 2 else None
+            )
+            made.append(
+                (key, (b"%d." % self.count * size)[:size], (), 1_000 + self.count)
+            )
         return made
 
     def _append(self, sizes: Sequence[int], level: Any = None) -> None:
@@ -127,7 +164,9 @@ class Program:
         rows = self.rows(sizes)
         end = log.log_end_offset
         if log.writer.commit.failure is None:
-            self.history.issue(Record(end + at, row[3], row[0], row[1]) for at, row in enumerate(rows))
+            self.history.issue(
+                Record(end + at, row[3], row[0], row[1]) for at, row in enumerate(rows)
+            )
         receipt = log.append_many(rows, durability=level)
         self.history.acknowledge(receipt.last_offset + 1, receipt.durability)
 
@@ -212,11 +251,15 @@ class Program:
         if not self.is_compacted:
             return self.roll()
         log.roll()
-        self.history.compact(log.last_stable_offset, self.disk.now_ms(), log.config.delete_retention_ms)
+        self.history.compact(
+            log.last_stable_offset, self.disk.now_ms(), log.config.delete_retention_ms
+        )
         self.explorer.promised()
         report = clean(log, force=True)
         if report is not None:
-            self.history.compacted(FoundLog.of(log), report.first_dirty, report.end_offset)
+            self.history.compacted(
+                FoundLog.of(log), report.first_dirty, report.end_offset
+            )
 
     def epoch(self) -> None:
         log = self.opened()
@@ -229,13 +272,21 @@ class Program:
         sequence = self.sent.get(producer_id, (0,))[0]
         end = log.log_end_offset
         is_transactional = role == TRANSACTIONAL
-        rows = [(key, value, headers, self.disk.now_ms()) for key, value, headers, _ in rows]
+        rows = [
+            (key, value, headers, self.disk.now_ms()) for key, value, headers, _ in rows
+        ]
         data = encode(
-            rows, producer_id=producer_id, producer_epoch=0, base_sequence=sequence, transactional=is_transactional
+            rows,
+            producer_id=producer_id,
+            producer_epoch=0,
+            base_sequence=sequence,
+            transactional=is_transactional,
         )
         if log.writer.commit.failure is None:
             records = [Record(end, row[3], row[0], row[1]) for row in rows]
-            self.history.issue(records, transaction_of=producer_id if is_transactional else None)
+            self.history.issue(
+                records, transaction_of=producer_id if is_transactional else None
+            )
         receipt = log.append_batch(data)
         self.sent[producer_id] = sequence + 1, end, data
         self.history.acknowledge(receipt.last_offset + 1, receipt.durability)
@@ -285,11 +336,15 @@ class Program:
         self.history.take(found)  # what is served after an opening is on disk
 
     def append_in_sync(self) -> None:
-        """Another append comes while the disk works on the sync of the first; then what was written is asked for."""
+        """Another append comes while the disk works on the sync of the first; then what
+        was written is asked for.
+        """
         log = self.opened()
         before = self.disk.observer
         if log.durability.kind not in ("group", "os"):
-            return self.append()  # the others sync under the lock, where no append can come between
+            return (
+                self.append()
+            )  # the others sync under the lock, where no append can come between
 
         def observe(operation: str, is_done: bool) -> None:
             if before is not None:
@@ -326,11 +381,15 @@ FAILING = (
 
 
 class Recoveries:
-    """What recovery finds on the disks that failures leave; most of them leave one that another has left."""
+    """What recovery finds on the disks that failures leave; most of them leave one that
+    another has left.
+    """
 
     def __init__(self, durability: str, config: dict[str, Any]) -> None:
         self.known: Known[FoundLog] = Known()
-        self.run = functools.partial(recover_log, config=config, durability=durability, afterwards=Afterwards())
+        self.run = functools.partial(
+            recover_log, config=config, durability=durability, afterwards=Afterwards()
+        )
 
     def find(self, disk: SimulatedDisk) -> FoundLog:
         """For a disk that is not looked at afterwards."""

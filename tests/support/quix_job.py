@@ -1,4 +1,5 @@
-"""Counts the records of topic "text" by key with Quix, exactly once, into topic "counts", until it is killed.
+"""Counts the records of topic "text" by key with Quix, exactly once, into topic
+"counts", until it is killed.
 
 python quix_job.py ADDRESS STATE_FOLDER, in an environment that has quixstreams.
 """

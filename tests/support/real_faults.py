@@ -1,20 +1,26 @@
-"""Crashes and errors of a real operating system: what runs, where it is struck, and how the outcome is judged.
+"""Crashes and errors of a real operating system: what runs, where it is struck, and how
+the outcome is judged.
 
-A workload runs in a process of its own on a `StrikingFS`, the operating system's files with their changes counted; at
-the one chosen something happens to it: the process kills itself, the power is cut, the disk fails. It tells its parent
-over a pipe what it is about to ask for and what it was told. The parent judges what is left with the oracle of
+A workload runs in a process of its own on a `StrikingFS`, the operating system's files
+with their changes counted; at the one chosen something happens to it: the process kills
+itself, the power is cut, the disk fails. It tells its parent over a pipe what it is
+about to ask for and what it was told. The parent judges what is left with the oracle of
 logcore.testing.
 
 Rules:
-- A message is sent before a call and after it, so whatever arrived is true: the striking is done by the process itself,
-  between two of its messages.
-- Everything follows from a workload's name, a policy, a seed and the place of the strike; a failure names all four.
-- Paths are relative to the working directory, which is the disk: "./t-0/..." for a log, "./d/..." for topics.
+- A message is sent before a call and after it, so whatever arrived is true: the
+  striking is done by the process itself, between two of its messages.
+- Everything follows from a workload's name, a policy, a seed and the place of the
+  strike; a failure names all four.
+- Paths are relative to the working directory, which is the disk: "./t-0/..." for a log,
+  "./d/..." for topics.
 
-To add a workload: a function that takes its worker, and a line in WORKLOADS; what a log must hold is known to
-LogWorker and LogWitness. This module starts no threads, and does not know how power is cut (test_power.py).
+To add a workload: a function that takes its worker, and a line in WORKLOADS; what a log
+must hold is known to LogWorker and LogWitness. This module starts no threads, and does
+not know how power is cut (test_power.py).
 
-As a program, it runs one workload and sends the messages to its standard output; test_kills.py runs it under strace.
+As a program, it runs one workload and sends the messages to its standard output;
+test_kills.py runs it under strace.
 """
 
 from __future__ import annotations
@@ -43,17 +49,24 @@ from logcore.logdir import LogDir, open_dir
 from logcore.testing.oracle import FoundLog, LogHistory, recover_log
 
 POLICIES = ("always", "group", "every(3)", "interval(20)", "os")
-CONFIG: dict[str, Any] = {"segment.bytes": 600, "index.interval.bytes": 100, "batch.size": 200}
+CONFIG: dict[str, Any] = {
+    "segment.bytes": 600,
+    "index.interval.bytes": 100,
+    "batch.size": 200,
+}
 NOW_MS = 10**13  # of records, so that no producer expires
 Tell = Callable[..., None]
 Trouble = Callable[[str, int | str], AbstractContextManager[object]]
 
 
-# -- files -----------------------------------------------------------------------------------------------------------
+# -- files
+# -----------------------------------------------------------------------------------------------------------
 
 
 class RealDisk(OsFS):
-    """The files below the working directory, with what the oracle of the simulated disk asks of a disk."""
+    """The files below the working directory, with what the oracle of the simulated disk
+    asks of a disk.
+    """
 
     skipped_ms = 0
 
@@ -93,7 +106,9 @@ DISK = RealDisk()
 
 @attrs.frozen
 class Site:
-    """A change that the library makes on disk: operation, kind of file, and the line of code that makes it."""
+    """A change that the library makes on disk: operation, kind of file, and the line of
+    code that makes it.
+    """
 
     operation: str
     file: str
@@ -108,7 +123,9 @@ def _kind(operation: str, path: str) -> str:
 
 @attrs.frozen
 class Strike:
-    """What happens in the operation with this number: before it, or when this part of its write is done."""
+    """What happens in the operation with this number: before it, or when this part of
+    its write is done.
+    """
 
     at: int
     part: float = 0.0
@@ -138,17 +155,31 @@ class StrikingFS(RealDisk):
             return contextlib.nullcontext()
         return (self.strike.trouble or kill)(operation, file)
 
-    def open(self, path: str, *, write: bool = False, create: bool = False, exclusive: bool = False) -> int:
-        with self._step("create", path) if create and not self.exists(path) else contextlib.nullcontext():
+    def open(
+        self,
+        path: str,
+        *,
+        write: bool = False,
+        create: bool = False,
+        exclusive: bool = False,
+    ) -> int:
+        with (
+            self._step("create", path)
+            if create and not self.exists(path)
+            else contextlib.nullcontext()
+        ):
             return super().open(path, write=write, create=create, exclusive=exclusive)
 
     def pwrite(self, handle: int, data: Data, position: int) -> None:
         strike = self.strike
         number = len(self.sites)
-        # A signal ends a write between two pages at most, so what lies in one already is replaced whole.
+        # A signal ends a write between two pages at most, so what lies in one already
+        # is replaced whole.
         is_growing = position + len(data) > self.size(handle)
         if strike is not None and strike.at == number and strike.part and is_growing:
-            os.pwrite(handle, memoryview(data)[: int(len(data) * strike.part)], position)
+            os.pwrite(
+                handle, memoryview(data)[: int(len(data) * strike.part)], position
+            )
         with self._step("pwrite", handle):
             super().pwrite(handle, data, position)
 
@@ -185,11 +216,14 @@ class StrikingFS(RealDisk):
             super().sync_dir(path)
 
 
-# -- one log: the process that writes it, and the parent that knows what it must hold -------------------------------
+# -- one log: the process that writes it, and the parent that knows what it must hold
+# -------------------------------
 
 
 class LogWorker:
-    """Calls on one log, each told before and after. Values name the seed, so that no two stages write the same."""
+    """Calls on one log, each told before and after. Values name the seed, so that no
+    two stages write the same.
+    """
 
     def __init__(self, fs: RealDisk, durability: str, seed: int, tell: Tell) -> None:
         self.fs = fs
@@ -201,7 +235,9 @@ class LogWorker:
         self.log: Log | None = None
 
     def open(self) -> Log:
-        self.log = open_log("t-0", create=True, config=CONFIG, durability=self.durability, fs=self.fs)
+        self.log = open_log(
+            "t-0", create=True, config=CONFIG, durability=self.durability, fs=self.fs
+        )
         start = self.log.log_start_offset
         self.tell("found", start, list(self.log.read(start)))
         return self.log
@@ -220,20 +256,27 @@ class LogWorker:
             raise
         self.tell("acknowledge", log.log_end_offset, "disk")
 
-    def _rows(self, count: int) -> list[tuple[bytes | None, bytes, tuple[tuple[str, bytes | None], ...], int]]:
+    def _rows(
+        self, count: int
+    ) -> list[tuple[bytes | None, bytes, tuple[tuple[str, bytes | None], ...], int]]:
         rows: list[Any] = []
         for _ in range(count):
             self.count += 1
             value = b"%d.%d." % (self.seed, self.count)
             headers = (("h", None),) if self.count % 5 == 0 else ()
             key = b"k" if self.count % 2 else None
-            rows.append((key, value * self.rng.randrange(1, 12), headers, NOW_MS + self.count))
+            rows.append(
+                (key, value * self.rng.randrange(1, 12), headers, NOW_MS + self.count)
+            )
         return rows
 
     def _store(self, rows: list[Any], call: Callable[[Log], Any]) -> None:
         log = self.opened
         end = log.log_end_offset
-        records = [Record(end + at, row[3], row[0], row[1], row[2]) for at, row in enumerate(rows)]
+        records = [
+            Record(end + at, row[3], row[0], row[1], row[2])
+            for at, row in enumerate(rows)
+        ]
         self.tell("issue", records)
         try:
             receipt = call(log)
@@ -241,7 +284,9 @@ class LogWorker:
             if not log.has_failed:
                 self.tell("take_end", log.log_end_offset)
             raise
-        assert (receipt.offset, receipt.last_offset) == (end, end + len(rows) - 1), receipt
+        assert (receipt.offset, receipt.last_offset) == (end, end + len(rows) - 1), (
+            receipt
+        )
         self.tell("acknowledge", receipt.last_offset + 1, receipt.durability)
 
     def append(self, count: int = 0, level: Any = None) -> None:
@@ -250,7 +295,10 @@ class LogWorker:
         if len(rows) == 1:
             key, value, headers, time = rows[0]
             self._store(
-                rows, lambda log: log.append(value, key=key, headers=headers, timestamp_ms=time, durability=level)
+                rows,
+                lambda log: log.append(
+                    value, key=key, headers=headers, timestamp_ms=time, durability=level
+                ),
             )
         else:
             self._store(rows, lambda log: log.append_many(rows, durability=level))
@@ -258,7 +306,9 @@ class LogWorker:
     def append_sequenced(self) -> None:
         """A batch of an idempotent producer."""
         rows = self._rows(2)
-        data = recordbatch.encode(rows, producer_id=7, producer_epoch=0, base_sequence=self.sequence)
+        data = recordbatch.encode(
+            rows, producer_id=7, producer_epoch=0, base_sequence=self.sequence
+        )
         self._store(rows, lambda log: log.append_batch(data))
         self.sequence += len(rows)
 
@@ -269,7 +319,9 @@ class LogWorker:
         self.tell("acknowledge", end, "disk")
 
     def tick(self) -> None:
-        """Long enough after the last call that all is due: a sync, a recovery point, the removal of deleted files."""
+        """Long enough after the last call that all is due: a sync, a recovery point,
+        the removal of deleted files.
+        """
         self.fs.skipped_ms += 100_000
         self.opened.tick()
 
@@ -278,20 +330,26 @@ class LogWorker:
 
     def delete(self, part: float) -> None:
         log = self.opened
-        before = log.log_start_offset + int((log.high_watermark - log.log_start_offset) * part)
+        before = log.log_start_offset + int(
+            (log.high_watermark - log.log_start_offset) * part
+        )
         self.tell("delete", before)
         log.delete_records(before)
         self.tell("deleted")
 
     def truncate(self, part: float) -> None:
         log = self.opened
-        offset = log.log_start_offset + int((log.log_end_offset - log.log_start_offset) * part)
+        offset = log.log_start_offset + int(
+            (log.log_end_offset - log.log_start_offset) * part
+        )
         self.tell("truncate", offset)
         log.truncate(offset)
         self.tell("truncated")
 
     def after(self, error: LogcoreError) -> None:
-        """A call has failed. A poisoned log stays so; any other goes on. Then it is closed."""
+        """A call has failed. A poisoned log stays so; any other goes on. Then it is
+        closed.
+        """
         log = self.log
         self.log = None
         self.tell("failed", type(error).__name__, log is not None and log.has_failed)
@@ -319,7 +377,9 @@ class LogWitness:
         self.durability = durability
         self.kind = kind
         self.history = LogHistory(durability)
-        self.failed: tuple[str, bool] | None = None  # the error of the last stage, and whether the log was poisoned
+        self.failed: tuple[str, bool] | None = (
+            None  # the error of the last stage, and whether the log was poisoned
+        )
 
     def hear(self, name: str, *args: Any) -> None:
         if name == "found":
@@ -332,13 +392,17 @@ class LogWitness:
             getattr(self.history, name)(*args)
 
     def hear_late(self, name: str, *args: Any) -> None:
-        """What a process says that is dying by another's hand: what it asks for may be there, no answer counts."""
+        """What a process says that is dying by another's hand: what it asks for may be
+        there, no answer counts.
+        """
         if name in ("issue", "delete"):
             self.hear(name, *args)
 
     def check(self, *, thorough: bool) -> None:
         """Opens what is left, as its owner would."""
-        found = recover_log(DISK, "t-0", config=CONFIG, durability=self.durability, thorough=thorough)  # type: ignore[arg-type]
+        found = recover_log(
+            DISK, "t-0", config=CONFIG, durability=self.durability, thorough=thorough
+        )  # type: ignore[arg-type]
         self.history.judge(found, self.kind)
         self.history.take(found)
         self.probed()
@@ -350,11 +414,14 @@ class LogWitness:
         self.history.acknowledge(end + 1, "disk")
 
 
-# -- a directory of topics -------------------------------------------------------------------------------------------
+# -- a directory of topics
+# -------------------------------------------------------------------------------------------
 
 
 class TopicsWorker:
-    """Topics that come and go, with records in them. What is said of a partition's log is sent under its name."""
+    """Topics that come and go, with records in them. What is said of a partition's log
+    is sent under its name.
+    """
 
     def __init__(self, fs: RealDisk, durability: str, seed: int, tell: Tell) -> None:
         self.fs = fs
@@ -365,9 +432,14 @@ class TopicsWorker:
         self.logs: dict[str, LogWorker] = {}
 
     def open(self) -> None:
-        self.directory = open_dir("d", create=True, config=CONFIG, durability=self.durability, fs=self.fs)
+        self.directory = open_dir(
+            "d", create=True, config=CONFIG, durability=self.durability, fs=self.fs
+        )
         self.logs = {}
-        self.tell("topics", {name: self.directory.partitions(name) for name in self.directory.topics()})
+        self.tell(
+            "topics",
+            {name: self.directory.partitions(name) for name in self.directory.topics()},
+        )
 
     def close(self) -> None:
         assert self.directory is not None
@@ -388,26 +460,41 @@ class TopicsWorker:
         self.tell("deleting", name)
         self.directory.delete_topic(name)
         self.tell("deleted", name)
-        self.logs = {key: worker for key, worker in self.logs.items() if not key.startswith(f"{name}-")}
+        self.logs = {
+            key: worker
+            for key, worker in self.logs.items()
+            if not key.startswith(f"{name}-")
+        }
 
     def append(self, name: str, partition: int) -> None:
         assert self.directory is not None
         key = f"{name}-{partition}"
         if key not in self.logs:
-            worker = LogWorker(self.fs, self.durability, self.seed, lambda *message: self.tell("log", key, *message))
+            worker = LogWorker(
+                self.fs,
+                self.durability,
+                self.seed,
+                lambda *message: self.tell("log", key, *message),
+            )
             worker.log = self.directory.partition(name, partition)
             self.logs[key] = worker
         self.logs[key].append()
 
     def after(self, error: LogcoreError) -> None:
-        self.tell("failed", type(error).__name__, any(worker.opened.has_failed for worker in self.logs.values()))
+        self.tell(
+            "failed",
+            type(error).__name__,
+            any(worker.opened.has_failed for worker in self.logs.values()),
+        )
         if self.directory is not None:
             with contextlib.suppress(LogcoreError):
                 self.directory.close()
 
 
 class TopicsWitness:
-    """The parent's side: which topics must be there, which may, and what their logs must hold."""
+    """The parent's side: which topics must be there, which may, and what their logs
+    must hold.
+    """
 
     def __init__(self, durability: str, kind: Any) -> None:
         self.durability = durability
@@ -425,14 +512,21 @@ class TopicsWitness:
             self.logs[args[0]].hear(*args[1:])
         elif name == "topics":
             found = args[0]
-            assert self.must <= set(found) <= self.may, f"topics {sorted(found)}, not {self.must} to {self.may}"
+            assert self.must <= set(found) <= self.may, (
+                f"topics {sorted(found)}, not {self.must} to {self.may}"
+            )
             for topic, partitions in found.items():
-                assert partitions == self.partitions[topic], f"partitions {partitions} of {topic}"
+                assert partitions == self.partitions[topic], (
+                    f"partitions {partitions} of {topic}"
+                )
             self.must = self.may = set(found)
         elif name == "creating":
             self.may = self.may | {args[0]}
             self.partitions[args[0]] = args[1]
-            self.logs |= {f"{args[0]}-{number}": LogWitness(self.durability, self.kind) for number in args[1]}
+            self.logs |= {
+                f"{args[0]}-{number}": LogWitness(self.durability, self.kind)
+                for number in args[1]
+            }
         elif name == "created":
             self.must = self.must | {args[0]}
         elif name == "deleting":
@@ -444,15 +538,26 @@ class TopicsWitness:
         """Opens what is left, as its owner would, and once more."""
         for is_again in (False, True):
             before = DISK.files()
-            with open_dir("d", create=True, config=CONFIG, durability=self.durability, fs=DISK) as directory:
-                self.hear("topics", {name: directory.partitions(name) for name in directory.topics()})
+            with open_dir(
+                "d", create=True, config=CONFIG, durability=self.durability, fs=DISK
+            ) as directory:
+                self.hear(
+                    "topics",
+                    {name: directory.partitions(name) for name in directory.topics()},
+                )
                 if not is_again:
                     name = f"probe{len(self.partitions)}"
                     self.hear("creating", name, (0,))
                     directory.create_topic(name)
                     self.hear("created", name)
-                keys = {f"{name}-{number}": (name, number) for name in self.must for number in self.partitions[name]}
-                assert {entry.name for entry in os.scandir("d") if entry.is_dir()} == set(keys), "topics not as listed"
+                keys = {
+                    f"{name}-{number}": (name, number)
+                    for name in self.must
+                    for number in self.partitions[name]
+                }
+                assert {
+                    entry.name for entry in os.scandir("d") if entry.is_dir()
+                } == set(keys), "topics not as listed"
                 for key, place in keys.items():
                     log = directory.partition(*place)
                     start = log.log_start_offset
@@ -464,7 +569,8 @@ class TopicsWitness:
         assert not DISK.open_handles, f"still open: {DISK.open_handles}"
 
 
-# -- workloads -------------------------------------------------------------------------------------------------------
+# -- workloads
+# -------------------------------------------------------------------------------------------------------
 
 
 def appends(w: LogWorker) -> None:
@@ -556,7 +662,9 @@ def goes_on_with_topics(w: TopicsWorker) -> None:
 
 @attrs.frozen
 class Workload:
-    """A function and who runs and judges it. then: what comes after a crash of it, to be crashed as well."""
+    """A function and who runs and judges it. then: what comes after a crash of it, to
+    be crashed as well.
+    """
 
     run: Callable[[Any], None]
     worker: type[Any] = LogWorker
@@ -571,18 +679,36 @@ class Workload:
 WORKLOADS = {
     workload.name: workload
     for workload in (
-        *(Workload(run) for run in (appends, rolls, flushes, truncates, deletes, reopens, sequences, goes_on)),
-        *(Workload(run, TopicsWorker, TopicsWitness, goes_on_with_topics) for run in (topics, goes_on_with_topics)),
+        *(
+            Workload(run)
+            for run in (
+                appends,
+                rolls,
+                flushes,
+                truncates,
+                deletes,
+                reopens,
+                sequences,
+                goes_on,
+            )
+        ),
+        *(
+            Workload(run, TopicsWorker, TopicsWitness, goes_on_with_topics)
+            for run in (topics, goes_on_with_topics)
+        ),
     )
 }
 
 
-# -- running them ----------------------------------------------------------------------------------------------------
+# -- running them
+# ----------------------------------------------------------------------------------------------------
 
 
 @attrs.frozen
 class Outcome:
-    """What a process said, the changes it made on disk if it came to its end, and how it ended."""
+    """What a process said, the changes it made on disk if it came to its end, and how
+    it ended.
+    """
 
     messages: list[tuple[Any, ...]]
     sites: list[Site]
@@ -592,7 +718,9 @@ class Outcome:
     def of(cls, messages: Iterable[tuple[Any, ...]], exit_code: int) -> Outcome:
         said = list(messages)
         if exit_code not in (0, -signal.SIGKILL):
-            raise AssertionError(f"the process failed:\n{said[-1][-1] if said else exit_code}")
+            raise AssertionError(
+                f"the process failed:\n{said[-1][-1] if said else exit_code}"
+            )
         sites = said.pop()[1] if exit_code == 0 else []
         return cls(said, sites, exit_code != 0)
 
@@ -604,8 +732,18 @@ def heard(pipe: BinaryIO) -> Iterator[tuple[Any, ...]]:
             yield pickle.load(pipe)
 
 
-def conduct(workload: Workload, durability: str, seed: int, fs: RealDisk, pipe: int, *, may_fail: bool) -> int:
-    """The process: runs a workload and returns its exit code. may_fail: whether declared errors are expected."""
+def conduct(
+    workload: Workload,
+    durability: str,
+    seed: int,
+    fs: RealDisk,
+    pipe: int,
+    *,
+    may_fail: bool,
+) -> int:
+    """The process: runs a workload and returns its exit code. may_fail: whether
+    declared errors are expected.
+    """
 
     def tell(*message: Any) -> None:
         rest = memoryview(pickle.dumps(message))
@@ -628,7 +766,9 @@ def conduct(workload: Workload, durability: str, seed: int, fs: RealDisk, pipe: 
 
 
 def fork(run: Callable[[int], int]) -> tuple[int, BinaryIO]:
-    """Runs run(pipe) in a child process, which ends with the exit code it returns; (its id, the pipe to read)."""
+    """Runs run(pipe) in a child process, which ends with the exit code it returns; (its
+    id, the pipe to read).
+    """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -644,11 +784,15 @@ def fork(run: Callable[[int], int]) -> tuple[int, BinaryIO]:
     return child, os.fdopen(reader, "rb")
 
 
-def run_forked(workload: Workload, durability: str, seed: int, strike: Strike | None = None) -> Outcome:
+def run_forked(
+    workload: Workload, durability: str, seed: int, strike: Strike | None = None
+) -> Outcome:
     may_fail = strike is not None and strike.trouble is not None
 
     def run(pipe: int) -> int:
-        return conduct(workload, durability, seed, StrikingFS(strike), pipe, may_fail=may_fail)
+        return conduct(
+            workload, durability, seed, StrikingFS(strike), pipe, may_fail=may_fail
+        )
 
     child, pipe = fork(run)
     with pipe:
@@ -656,22 +800,35 @@ def run_forked(workload: Workload, durability: str, seed: int, strike: Strike | 
     return Outcome.of(messages, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
-# -- as a program ----------------------------------------------------------------------------------------------------
+# -- as a program
+# ----------------------------------------------------------------------------------------------------
 
 
 def fill(durability: str, seed: int) -> int:
-    """Fills the file system of the working directory to the brim, again and again; prints what it met."""
+    """Fills the file system of the working directory to the brim, again and again;
+    prints what it met.
+    """
     rng = random.Random(seed)
-    config = {"segment.bytes": 60_000, "index.interval.bytes": 500, "file.delete.delay.ms": 0}
+    config = {
+        "segment.bytes": 60_000,
+        "index.interval.bytes": 500,
+        "file.delete.delay.ms": 0,
+    }
     kept: list[bytes | None] = []
     start = full = stored = 0
 
     def bytes_of_logs() -> int:
-        return sum(entry.stat().st_size for entry in os.scandir("t-0") if entry.name.endswith(".log"))
+        return sum(
+            entry.stat().st_size
+            for entry in os.scandir("t-0")
+            if entry.name.endswith(".log")
+        )
 
     def tried(log: Log, size: int) -> bool:
         nonlocal full, stored
-        rows = [(None, b"%d." % (stored + at) * size) for at in range(rng.randrange(1, 4))]
+        rows = [
+            (None, b"%d." % (stored + at) * size) for at in range(rng.randrange(1, 4))
+        ]
         before = bytes_of_logs()
         end = log.log_end_offset
         try:
@@ -679,12 +836,20 @@ def fill(durability: str, seed: int) -> int:
         except DiskFullError as error:
             full += 1
             assert error.retriable
-            assert not log.has_failed, "a full disk is no reason to refuse what comes later"
-            some = log.log_end_offset - end  # under "always" the first batches may stay, and the error says so
-            assert not some or (durability == "always" and error.offset == log.log_end_offset)
+            assert not log.has_failed, (
+                "a full disk is no reason to refuse what comes later"
+            )
+            some = (
+                log.log_end_offset - end
+            )  # under "always" the first batches may stay, and the error says so
+            assert not some or (
+                durability == "always" and error.offset == log.log_end_offset
+            )
             kept.extend(value for _, value in rows[:some])
             stored += some
-            assert some or bytes_of_logs() == before, "bytes of an append that failed stay"
+            assert some or bytes_of_logs() == before, (
+                "bytes of an append that failed stay"
+            )
             return False
         assert receipt.offset == end
         kept.extend(value for _, value in rows)
@@ -702,12 +867,16 @@ def fill(durability: str, seed: int) -> int:
             return open_log("t-0", create=True, config=config, durability=durability)
 
     def close(log: Log) -> None:
-        """The marker of a clean shutdown may find no room; then it is missing, and nothing else."""
+        """The marker of a clean shutdown may find no room; then it is missing, and
+        nothing else.
+        """
         with contextlib.suppress(DiskFullError):
             log.close()
 
     def reserve() -> None:
-        """Room and names that an operator may give back, once for opening and once for deleting."""
+        """Room and names that an operator may give back, once for opening and once for
+        deleting.
+        """
         for what, number in itertools.product(("opening", "deleting"), range(4)):
             with open(f"reserve-{what}-{number}", "wb") as file:
                 file.write(bytes(8_192))
@@ -747,7 +916,10 @@ def fill(durability: str, seed: int) -> int:
             check(log)
             if round_ == 1:
                 close(log)
-                with contextlib.suppress(DiskFullError), open_log("t-0", config=config, durability=durability) as log:
+                with (
+                    contextlib.suppress(DiskFullError),
+                    open_log("t-0", config=config, durability=durability) as log,
+                ):
                     check(log)
                 with open_log("t-0", read_only=True) as reader:
                     check(reader)
@@ -770,7 +942,9 @@ def fill(durability: str, seed: int) -> int:
     release("deleting")
     with open_log("t-0", config=config, durability=durability) as log:
         check(log)
-    print(f"{stored} records stored, {full} appends refused for lack of room, none lost")
+    print(
+        f"{stored} records stored, {full} appends refused for lack of room, none lost"
+    )
     return 0
 
 

@@ -1,6 +1,8 @@
-"""The conformance suite of registries: tests that a test file takes in whole, next to a fixture `registries`.
+"""The conformance suite of registries: tests that a test file takes in whole, next to a
+fixture `registries`.
 
-`registries()` opens a registry with a session of its own; all of them share one tree, which is empty at first.
+`registries()` opens a registry with a session of its own; all of them share one tree,
+which is empty at first.
 """
 
 from __future__ import annotations
@@ -23,14 +25,21 @@ from logcore.errors import (
     SessionExpiredError,
 )
 from logcore.registry import offsets, paths, views
-from logcore.registry.protocol import NAME_LIMIT_BYTES, VALUE_LIMIT_BYTES, Node, Registry
+from logcore.registry.protocol import (
+    NAME_LIMIT_BYTES,
+    VALUE_LIMIT_BYTES,
+    Node,
+    Registry,
+)
 from logcore.registry.views import TopicView
 
 Registries = Callable[[], Registry]
 
 
 def gone(act: Callable[[], object]) -> bool:
-    """Whether a call finds no node; a server may need a moment to notice the end of a session."""
+    """Whether a call finds no node; a server may need a moment to notice the end of a
+    session.
+    """
     for _ in range(400):
         try:
             act()
@@ -40,7 +49,8 @@ def gone(act: Callable[[], object]) -> bool:
     return False
 
 
-# -- create and get ------------------------------------------------------------------------------------------------
+# -- create and get
+# ------------------------------------------------------------------------------------------------
 
 
 def test_a_node_is_read_as_it_was_made(registries: Registries) -> None:
@@ -97,7 +107,8 @@ def test_parents_stay_when_the_last_child_goes(registries: Registries) -> None:
     assert registry.children("/") == []
 
 
-# -- set and versions ----------------------------------------------------------------------------------------------
+# -- set and versions
+# ----------------------------------------------------------------------------------------------
 
 
 def test_each_change_adds_one_to_the_version(registries: Registries) -> None:
@@ -149,7 +160,9 @@ def test_values_grow_and_shrink(registries: Registries) -> None:
     one = registries()
     other = registries()
     one.create("/a", b"")
-    for version, size in enumerate([10, 5_000, 100, 70_000, VALUE_LIMIT_BYTES, 0, 20_000], 1):
+    for version, size in enumerate(
+        [10, 5_000, 100, 70_000, VALUE_LIMIT_BYTES, 0, 20_000], 1
+    ):
         value = bytes([version]) * size
         assert one.set("/a", value) == version
         assert other.get("/a") == Node(value, version)
@@ -183,7 +196,8 @@ def test_a_value_is_bytes(registries: Registries, value: object) -> None:
         registry.create("/a", value)  # type: ignore[arg-type]
 
 
-# -- delete and children -------------------------------------------------------------------------------------------
+# -- delete and children
+# -------------------------------------------------------------------------------------------
 
 
 def test_a_deleted_node_is_gone(registries: Registries) -> None:
@@ -249,7 +263,8 @@ def test_a_group_goes_as_a_whole(registries: Registries) -> None:
     assert registry.children("/consumers") == []
 
 
-# -- names ---------------------------------------------------------------------------------------------------------
+# -- names
+# ---------------------------------------------------------------------------------------------------------
 
 NAMES = [
     "a b",
@@ -303,7 +318,20 @@ def test_a_name_may_be_as_long_as_the_limit(registries: Registries) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["", "a", "//", "/a/", "/a//b", "/a\0b", "/" + "x" * (NAME_LIMIT_BYTES + 1), "/\ud800", "/", 5, None, b"/a"],
+    [
+        "",
+        "a",
+        "//",
+        "/a/",
+        "/a//b",
+        "/a\0b",
+        "/" + "x" * (NAME_LIMIT_BYTES + 1),
+        "/\ud800",
+        "/",
+        5,
+        None,
+        b"/a",
+    ],
     ids=lambda path: repr(path)[:12],
 )
 def test_what_is_no_path_is_refused(registries: Registries, path: str) -> None:
@@ -321,13 +349,18 @@ def test_what_is_no_path_is_refused(registries: Registries, path: str) -> None:
     assert registry.children("/") == []
 
 
-# -- update --------------------------------------------------------------------------------------------------------
+# -- update
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_an_update_sees_what_is_there(registries: Registries) -> None:
     registry = registries()
-    assert registry.update("/a/n", lambda value: b"1" if value is None else value + b"!") == Node(b"1", 0)
-    assert registry.update("/a/n", lambda value: b"?" if value is None else value + b"!") == Node(b"1!", 1)
+    assert registry.update(
+        "/a/n", lambda value: b"1" if value is None else value + b"!"
+    ) == Node(b"1", 0)
+    assert registry.update(
+        "/a/n", lambda value: b"?" if value is None else value + b"!"
+    ) == Node(b"1!", 1)
     assert registry.get("/a/n") == Node(b"1!", 1)
 
 
@@ -358,7 +391,9 @@ def test_no_update_is_lost(registries: Registries) -> None:
 
     def count(registry: Registry) -> None:
         for _ in range(25):
-            registry.update("/consumers/g/count", lambda value: b"%d" % (int(value or b"0") + 1))
+            registry.update(
+                "/consumers/g/count", lambda value: b"%d" % (int(value or b"0") + 1)
+            )
 
     threads = [threading.Thread(target=count, args=(registry,)) for registry in made]
     for thread in threads:
@@ -403,7 +438,8 @@ def test_of_many_creators_one_wins(registries: Registries) -> None:
     assert sorted(won) == list(range(10))
 
 
-# -- sessions ------------------------------------------------------------------------------------------------------
+# -- sessions
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_sessions_have_ids_of_their_own(registries: Registries) -> None:
@@ -434,7 +470,9 @@ def test_an_ephemeral_node_goes_with_its_session(registries: Registries) -> None
     assert other.children("/consumers/g/ids") == []
 
 
-def test_an_ephemeral_node_may_be_changed_and_deleted_by_others(registries: Registries) -> None:
+def test_an_ephemeral_node_may_be_changed_and_deleted_by_others(
+    registries: Registries,
+) -> None:
     one = registries()
     other = registries()
     one.create("/e", b"x", ephemeral=True)
@@ -465,7 +503,9 @@ def test_a_name_passes_from_session_to_session(registries: Registries) -> None:
     assert other.get("/controller") == Node(b"other", 0, other.session.id)
 
 
-def test_a_large_ephemeral_node_grows_and_keeps_its_owner(registries: Registries) -> None:
+def test_a_large_ephemeral_node_grows_and_keeps_its_owner(
+    registries: Registries,
+) -> None:
     one = registries()
     other = registries()
     one.create("/e", b"", ephemeral=True)
@@ -493,7 +533,8 @@ def test_a_closed_registry_refuses_everything(registries: Registries) -> None:
             act()
 
 
-# -- watches -------------------------------------------------------------------------------------------------------
+# -- watches
+# -------------------------------------------------------------------------------------------------------
 
 QUIET_SECONDS = 0.05
 LONG_SECONDS = 300  # for what must happen at all
@@ -600,7 +641,9 @@ def test_a_watch_survives_another_life_of_its_node(registries: Registries) -> No
     watch.close()
 
 
-def test_a_watch_survives_another_life_between_two_waits(registries: Registries) -> None:
+def test_a_watch_survives_another_life_between_two_waits(
+    registries: Registries,
+) -> None:
     """On many file systems the new directory has the number of the old one."""
     one = registries()
     other = registries()
@@ -628,7 +671,9 @@ def test_a_change_between_two_waits_is_not_lost(registries: Registries) -> None:
     watch.close()
 
 
-def test_the_end_of_an_owner_wakes_who_waits_for_its_name(registries: Registries) -> None:
+def test_the_end_of_an_owner_wakes_who_waits_for_its_name(
+    registries: Registries,
+) -> None:
     """What a group does: wait for a watch, look, claim."""
     one = registries()
     other = registries()
@@ -653,7 +698,8 @@ def test_the_end_of_an_owner_wakes_who_waits_for_its_name(registries: Registries
     assert other.get("/owners/t/0").value == b"other"
 
 
-# -- brokers, topics and the controller ----------------------------------------------------------------------------
+# -- brokers, topics and the controller
+# ----------------------------------------------------------------------------
 
 
 def test_a_broker_has_its_number_for_itself(registries: Registries) -> None:
@@ -665,7 +711,9 @@ def test_a_broker_has_its_number_for_itself(registries: Registries) -> None:
     )
     with pytest.raises(NodeExistsError, match=r"number 1.*here"):
         views.register_broker(other, 1, "there", 9093, timestamp_ms=6)
-    views.register_broker(other, 2, "there", 9093, endpoints=["SSL://there:9094"], timestamp_ms=6)
+    views.register_broker(
+        other, 2, "there", 9093, endpoints=["SSL://there:9094"], timestamp_ms=6
+    )
     assert one.children("/brokers/ids") == ["1", "2"]
     one.close()
     assert gone(lambda: other.get("/brokers/ids/1"))
@@ -678,12 +726,16 @@ def test_a_registry_is_of_one_cluster(registries: Registries) -> None:
         views.claim_cluster(registry, "A" * 22)
     with pytest.raises(InvalidConfigError, match="another cluster"):
         views.claim_cluster(registries(), "B" * 22)
-    assert registry.get("/cluster/id") == Node(b'{"version":"1","id":"AAAAAAAAAAAAAAAAAAAAAA"}', 0)
+    assert registry.get("/cluster/id") == Node(
+        b'{"version":"1","id":"AAAAAAAAAAAAAAAAAAAAAA"}', 0
+    )
 
 
 def topic_view(partitions: int, *, epoch: int = 0, **config: str) -> TopicView:
     numbers = range(partitions)
-    return TopicView("i" * 22, dict.fromkeys(numbers, (1,)), dict.fromkeys(numbers, epoch), config)
+    return TopicView(
+        "i" * 22, dict.fromkeys(numbers, (1,)), dict.fromkeys(numbers, epoch), config
+    )
 
 
 def all_nodes(registry: Registry, path: str = "") -> dict[str, Node]:
@@ -697,8 +749,16 @@ def all_nodes(registry: Registry, path: str = "") -> dict[str, Node]:
 
 def test_topics_are_shown_as_they_are(registries: Registries) -> None:
     registry = registries()
-    topics = {"a": topic_view(2, epoch=3, retention="7"), "b": topic_view(3), "c": topic_view(1)}
-    assert list(views.publishing(registry, topics, topics.__getitem__, 4)) == ["a", "b", "c"]
+    topics = {
+        "a": topic_view(2, epoch=3, retention="7"),
+        "b": topic_view(3),
+        "c": topic_view(1),
+    }
+    assert list(views.publishing(registry, topics, topics.__getitem__, 4)) == [
+        "a",
+        "b",
+        "c",
+    ]
     nodes = all_nodes(registry)
     assert nodes["/brokers/topics/a"].value == (
         b'{"version":2,"partitions":{"0":[1],"1":[1]},"topic_id":"iiiiiiiiiiiiiiiiiiiiii"}'
@@ -706,30 +766,50 @@ def test_topics_are_shown_as_they_are(registries: Registries) -> None:
     assert nodes["/brokers/topics/a/partitions/1/state"].value == (
         b'{"controller_epoch":4,"leader":1,"version":1,"leader_epoch":3,"isr":[1]}'
     )
-    assert nodes["/config/topics/a"].value == b'{"version":1,"config":{"retention":"7"}}'
+    assert (
+        nodes["/config/topics/a"].value == b'{"version":1,"config":{"retention":"7"}}'
+    )
     assert registry.children("/brokers/topics/b/partitions") == ["0", "1", "2"]
     # Again: nothing is written. Then c was deleted, and b was deleted and made again.
     list(views.publishing(registries(), topics, topics.__getitem__, 4))
     assert all_nodes(registry) == nodes
     topics = {"a": topics["a"], "b": topic_view(1)}
-    assert list(views.publishing(registry, topics, topics.__getitem__, 4)) == ["c", "a", "b"]
+    assert list(views.publishing(registry, topics, topics.__getitem__, 4)) == [
+        "c",
+        "a",
+        "b",
+    ]
     after = all_nodes(registry)
-    assert {path for path in after if "/c" in path[1:] and "config" not in path} == set()
+    assert {
+        path for path in after if "/c" in path[1:] and "config" not in path
+    } == set()
     assert registry.children("/config/topics") == ["a", "b"]
     assert registry.children("/brokers/topics/b/partitions") == ["0"]
-    assert {path: node for path, node in after.items() if path.startswith("/brokers/topics/a")} == {
-        path: node for path, node in nodes.items() if path.startswith("/brokers/topics/a")
+    assert {
+        path: node
+        for path, node in after.items()
+        if path.startswith("/brokers/topics/a")
+    } == {
+        path: node
+        for path, node in nodes.items()
+        if path.startswith("/brokers/topics/a")
     }
 
 
-def test_a_deletion_that_was_cut_off_is_ended_by_the_next_controller(registries: Registries) -> None:
+def test_a_deletion_that_was_cut_off_is_ended_by_the_next_controller(
+    registries: Registries,
+) -> None:
     registry = registries()
     topics = {"a": topic_view(2)}
     list(views.publishing(registry, topics, topics.__getitem__, 1))
     registry.delete("/brokers/topics/a/partitions/0/state")
     registry.delete("/config/topics/a")
     assert list(views.publishing(registry, (), topics.__getitem__, 2)) == ["a"]
-    assert registry.children("/brokers/topics") == registry.children("/config/topics") == []
+    assert (
+        registry.children("/brokers/topics")
+        == registry.children("/config/topics")
+        == []
+    )
 
 
 def test_controllers_follow_one_another(registries: Registries) -> None:
@@ -737,14 +817,17 @@ def test_controllers_follow_one_another(registries: Registries) -> None:
     other = registries()
     assert paths.elect(one, 1, 5) == 1
     assert paths.elect(other, 2, 6) is None
-    assert other.get("/controller").value == b'{"version":1,"brokerid":1,"timestamp":"5"}'
+    assert (
+        other.get("/controller").value == b'{"version":1,"brokerid":1,"timestamp":"5"}'
+    )
     one.close()
     assert gone(lambda: other.get("/controller"))
     assert paths.elect(other, 2, 6) == 2
     assert other.get("/controller_epoch").value == b"2"
 
 
-# -- offsets -------------------------------------------------------------------------------------------------------
+# -- offsets
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_offsets_are_read_as_they_were_committed(registries: Registries) -> None:
@@ -776,20 +859,30 @@ def test_offsets_of_the_oldest_layout_are_read(registries: Registries) -> None:
         offsets.committed(registry, "g")
 
 
-@pytest.mark.parametrize(("name", "value"), [("x", b"1"), ("1-2-3", b"1"), ("0", b"many"), ("0", b"")])
-def test_what_is_no_offset_is_an_error(registries: Registries, name: str, value: bytes) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"), [("x", b"1"), ("1-2-3", b"1"), ("0", b"many"), ("0", b"")]
+)
+def test_what_is_no_offset_is_an_error(
+    registries: Registries, name: str, value: bytes
+) -> None:
     registry = registries()
     registry.create(f"/consumers/g/offsets/t/{name}", value)
     with pytest.raises(CorruptRegistryError):
         offsets.committed(registry, "g")
 
 
-def test_offsets_are_forgotten_with_their_group_or_their_topic(registries: Registries) -> None:
+def test_offsets_are_forgotten_with_their_group_or_their_topic(
+    registries: Registries,
+) -> None:
     registry = registries()
     for group in ("g", "h"):
         offsets.commit(registry, group, {("t", 0): 1, ("u", 0): 2})
     offsets.forget_topics(registry, ["u", "v"])
-    assert offsets.committed(registry, "g") == offsets.committed(registry, "h") == {("t", 0): 1}
+    assert (
+        offsets.committed(registry, "g")
+        == offsets.committed(registry, "h")
+        == {("t", 0): 1}
+    )
     offsets.forget(registry, "g")
     assert offsets.committed(registry, "g") == {}
     assert "offsets" not in registry.children("/consumers/g")

@@ -1,4 +1,6 @@
-"""Processes that use one registry on a simulated disk, in any order, killed and stopped anywhere; then a judgement."""
+"""Processes that use one registry on a simulated disk, in any order, killed and stopped
+anywhere; then a judgement.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ from logcore.testing.processes import Chances, Machine, SimulatedKill, Simulated
 from support.registry_histories import UNKNOWN, Call, check
 
 DIRECTORY = "/data"
-#: Two nodes of one domain, one beside them, and two of a group, of which one is never synced.
+#: Two nodes of one domain, one beside them, and two of a group, of which one is never
+#: synced.
 PATHS = ("/a/p", "/a/q", "/b", "/consumers/g/ids/c", "/consumers/g/group")
 LOCK_TIMEOUT_MS = 400
 #: Values that fit a slot, and some that do not.
@@ -36,7 +39,9 @@ SIZES = (8, 8, 8, 300, 6_000)
 
 @attrs.define
 class Life:
-    """A session, its process, and when it began to end (a kill) or was seen to have ended."""
+    """A session, its process, and when it began to end (a kill) or was seen to have
+    ended.
+    """
 
     session: str
     process: int
@@ -68,7 +73,9 @@ class World:
         self.paths = paths
         self.calls: list[Call] = []
         self.lives: dict[str, Life] = {}
-        self.endings: list[list[Any]] = []  # (session, invoked, returned, whether it is sure)
+        self.endings: list[
+            list[Any]
+        ] = []  # (session, invoked, returned, whether it is sure)
         self.of_process: dict[int, list[str]] = {}
         self.problems: list[str] = []
         self.cleaned: list[str] = []  # sessions that clean() ended
@@ -87,7 +94,8 @@ class World:
     def run(self) -> None:
         self.machine.run()
 
-    # -- what a process does -----------------------------------------------------------------------------------------
+    # -- what a process does
+    # -----------------------------------------------------------------------------------------
 
     def program(self, number: int, fs: SharedFS) -> None:
         registry = self.open(number, fs)
@@ -109,7 +117,12 @@ class World:
 
     def open(self, number: int, fs: SharedFS) -> FileRegistry | None:
         try:
-            registry = open_registry(DIRECTORY, fs=fs, lock_timeout_ms=LOCK_TIMEOUT_MS, max_poll_interval_ms=1_000)
+            registry = open_registry(
+                DIRECTORY,
+                fs=fs,
+                lock_timeout_ms=LOCK_TIMEOUT_MS,
+                max_poll_interval_ms=1_000,
+            )
         except SimulatedKill:
             raise
         session = registry.session.id
@@ -134,7 +147,14 @@ class World:
         self.tag += 1
         value = f"{number}.{self.tag};".encode().ljust(rng.choice(SIZES), b".")
         if kind == "create":
-            self.call(number, registry, "create", path, (value, False), lambda: registry.create(path, value))
+            self.call(
+                number,
+                registry,
+                "create",
+                path,
+                (value, False),
+                lambda: registry.create(path, value),
+            )
         elif kind == "ephemeral":
             self.call(
                 number, registry, "create", path, (value, True),
@@ -143,15 +163,29 @@ class World:
         elif kind == "get":
             self.get(number, registry, path)
         elif kind == "set":
-            self.call(number, registry, "set", path, (value, -1), lambda: registry.set(path, value))
+            self.call(
+                number,
+                registry,
+                "set",
+                path,
+                (value, -1),
+                lambda: registry.set(path, value),
+            )
         elif kind == "cas":
             known = self.get(number, registry, path)
             version = known[1] if isinstance(known, tuple) else 0
             self.call(
-                number, registry, "set", path, (value, version), lambda: registry.set(path, value, version=version)
+                number,
+                registry,
+                "set",
+                path,
+                (value, version),
+                lambda: registry.set(path, value, version=version),
             )
         elif kind == "delete":
-            self.call(number, registry, "delete", path, (-1,), lambda: registry.delete(path))
+            self.call(
+                number, registry, "delete", path, (-1,), lambda: registry.delete(path)
+            )
         elif kind == "update":
             self.call(
                 number, registry, "update", path, (value,),
@@ -167,7 +201,11 @@ class World:
             self.quietly(registry.poll)
             self.quietly(registry.stuck)
         else:
-            others = [life for life in self.lives.values() if life.session != registry.session.id]
+            others = [
+                life
+                for life in self.lives.values()
+                if life.session != registry.session.id
+            ]
             if others:
                 self.expire(registry, rng.choice(others).session)
 
@@ -181,7 +219,9 @@ class World:
                 self.problems.append(f"corrupt: {error}")
 
     def get(self, number: int, registry: FileRegistry, path: str) -> Any:
-        return self.call(number, registry, "get", path, (), lambda: attrs.astuple(registry.get(path)))
+        return self.call(
+            number, registry, "get", path, (), lambda: attrs.astuple(registry.get(path))
+        )
 
     def children(self, number: int, registry: FileRegistry) -> None:
         invoked = self.now
@@ -192,13 +232,26 @@ class World:
             return
         for name in ("p", "q"):
             path = f"/a/{name}"
-            self.calls.append(Call("exists", path, (), registry.session.id, number, invoked, self.now, name in found))
+            self.calls.append(
+                Call(
+                    "exists",
+                    path,
+                    (),
+                    registry.session.id,
+                    number,
+                    invoked,
+                    self.now,
+                    name in found,
+                )
+            )
 
     def call(
         self, number: int, registry: FileRegistry, kind: str, path: str, arguments: tuple[Any, ...],
         act: Callable[[], Any],
     ) -> Any:  # fmt: skip
-        call = Call(kind, path, arguments, self.of_process[number][-1], number, self.now)
+        call = Call(
+            kind, path, arguments, self.of_process[number][-1], number, self.now
+        )
         self.calls.append(call)
         try:
             call.result = act()
@@ -234,7 +287,11 @@ class World:
 
     def _killed(self, process: SimulatedProcess) -> None:
         for call in self.calls:
-            if call.process == process.number and call.result is UNKNOWN and call.returned > self.now:
+            if (
+                call.process == process.number
+                and call.result is UNKNOWN
+                and call.returned > self.now
+            ):
                 call.returned = self.now
         for session in self.of_process.get(process.number, ())[-1:]:
             self.lives[session].invoked = self.now
@@ -245,7 +302,8 @@ class World:
             assert life.invoked is not None
             self.endings.append([session, life.invoked, self.now, True])
 
-    # -- judgement ---------------------------------------------------------------------------------------------------
+    # -- judgement
+    # ---------------------------------------------------------------------------------------------------
 
     def history(self, calls: list[Call] | None = None) -> list[Call]:
         """The calls, and the ends of sessions as calls on every node."""
@@ -253,8 +311,12 @@ class World:
         for session, invoked, returned, is_sure in self.endings:
             result = None if is_sure else UNKNOWN
             for path in self.paths:
-                history.append(Call("gone", path, (), session, -1, invoked, returned, result))
-                history.append(Call("fence", path, (), session, -1, invoked, returned, result))
+                history.append(
+                    Call("gone", path, (), session, -1, invoked, returned, result)
+                )
+                history.append(
+                    Call("fence", path, (), session, -1, invoked, returned, result)
+                )
         return history
 
     def judge(self) -> None:
@@ -262,7 +324,9 @@ class World:
         check(self.history())
         ended = {ending[0] for ending in self.endings}
         for session in self.cleaned:
-            assert session in ended or session not in self.lives, f"lease: {session} was cleaned away alive"
+            assert session in ended or session not in self.lives, (
+                f"lease: {session} was cleaned away alive"
+            )
         self.judge_garbage()
 
     def judge_garbage(self) -> None:
@@ -271,13 +335,21 @@ class World:
             self.disk.advance(120_000)
             before = {path: self.found(registry, path) for path in self.paths}
             registry.clean()
-            assert before == {path: self.found(registry, path) for path in self.paths}, "clean: a living node went"
-            nodes = [path for path in self.disk.files() if path.endswith((".node", ".tmp"))]
+            assert before == {
+                path: self.found(registry, path) for path in self.paths
+            }, "clean: a living node went"
+            nodes = [
+                path for path in self.disk.files() if path.endswith((".node", ".tmp"))
+            ]
             for path in nodes:
                 assert path.endswith(".node"), f"clean: {path} is left"
                 found = registry._read(path)
-                assert found is None or found[1].session is None, f"clean: {path} is left of a session that is over"
-            left = [info for info in registry.sessions() if info.id != registry.session.id]
+                assert found is None or found[1].session is None, (
+                    f"clean: {path} is left of a session that is over"
+                )
+            left = [
+                info for info in registry.sessions() if info.id != registry.session.id
+            ]
             assert not left, f"clean: {left} are left"
 
     @staticmethod
@@ -288,7 +360,9 @@ class World:
             return None
 
     def judge_after_power(self, state: CrashState) -> None:
-        """What a power cut left: every acked change of what is synced is there, nothing else is."""
+        """What a power cut left: every acked change of what is synced is there, nothing
+        else is.
+        """
         disk = state.disk()
         disk.seed += 1_000_003  # chance does not begin again with the machine
         end = self.now + 10
@@ -301,12 +375,17 @@ class World:
         ]
         with open_registry(DIRECTORY, fs=disk) as registry:
             for path in self.paths:
-                ephemerals = any(call.path == path and call.kind == "create" and call.arguments[1] for call in calls)
+                ephemerals = any(
+                    call.path == path and call.kind == "create" and call.arguments[1]
+                    for call in calls
+                )
                 try:
                     found: Any = attrs.astuple(registry.get(path))
                 except CorruptRegistryError:
                     # Garbage in a file that was never synced is not told from damage.
-                    assert ephemerals or kind_of(split(path)) is not Kind.PERSISTENT, f"damaged: {path}"
+                    assert ephemerals or kind_of(split(path)) is not Kind.PERSISTENT, (
+                        f"damaged: {path}"
+                    )
                     continue
                 except LogcoreError as error:
                     found = type(error).__name__
@@ -317,7 +396,9 @@ class World:
                 self.go_on(registry, path)
 
     def ended(self, calls: list[Call], end: int) -> list[Call]:
-        """All sessions have ended by now. fence says nothing: writes of the past are in the past."""
+        """All sessions have ended by now. fence says nothing: writes of the past are in
+        the past.
+        """
         return [
             Call("gone", path, (), session, -1, self.began_to_end(life), end - 1, None)
             for session, life in self.lives.items()

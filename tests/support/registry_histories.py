@@ -1,8 +1,10 @@
-"""Whether what some processes were told by a registry fits a registry at all: each node is a register of its own.
+"""Whether what some processes were told by a registry fits a registry at all: each node
+is a register of its own.
 
-A history is what was asked and answered, and when. It is right if the operations on each node can be put in one order,
-each between its call and its answer, in which a plain model gives the same answers: linearizability. Names of what may
-be wrong come first, so that a failure says more than "no order fits":
+A history is what was asked and answered, and when. It is right if the operations on
+each node can be put in one order, each between its call and its answer, in which a
+plain model gives the same answers: linearizability. Names of what may be wrong come
+first, so that a failure says more than "no order fits":
 
     complete      a value that was read was written as a whole by somebody
     monotonic     what one process reads of one life of a node never goes back
@@ -28,9 +30,11 @@ SILENT = ("RegistryLockedError",)
 
 @attrs.define(eq=False)
 class Call:
-    """One operation on one node. kind: create, get, set, delete, update, exists, gone, fence. arguments: see apply().
-    session: of the caller; for gone and fence the session that ends. result: an answer, or the name of an error, or
-    UNKNOWN where the caller was killed or told nothing. returned: the last step at which it may have had its effect.
+    """One operation on one node. kind: create, get, set, delete, update, exists, gone,
+    fence. arguments: see apply().
+    session: of the caller; for gone and fence the session that ends. result: an answer,
+    or the name of an error, or UNKNOWN where the caller was killed or told nothing.
+    returned: the last step at which it may have had its effect.
     """
 
     kind: str
@@ -49,11 +53,14 @@ class Call:
 
 
 State = tuple[Any, frozenset[str]]
-#: Node: (value, version, session) or None. With the sessions that are gone, and those that are fenced.
+#: Node: (value, version, session) or None. With the sessions that are gone, and those
+#: that are fenced.
 EMPTY: tuple[Any, frozenset[str], frozenset[str]] = (None, frozenset(), frozenset())
 
 
-def apply(call: Call, state: tuple[Any, frozenset[str], frozenset[str]]) -> tuple[Any, Any]:
+def apply(
+    call: Call, state: tuple[Any, frozenset[str], frozenset[str]]
+) -> tuple[Any, Any]:
     """(answer, state behind it) of the plain model."""
     node, gone, fenced = state
     kind = call.kind
@@ -76,7 +83,11 @@ def apply(call: Call, state: tuple[Any, frozenset[str], frozenset[str]]) -> tupl
             return "NodeExistsError", state
         made = (value, 0, call.session if is_ephemeral else None)
         # Of a session that is gone already it is not believed.
-        return 0, (None if is_ephemeral and call.session in gone else made, gone, fenced)
+        return 0, (
+            None if is_ephemeral and call.session in gone else made,
+            gone,
+            fenced,
+        )
     if kind == "update":
         tag = call.arguments[0]
         made = (tag, 0, None) if node is None else (node[0] + tag, node[1] + 1, node[2])
@@ -94,7 +105,9 @@ def apply(call: Call, state: tuple[Any, frozenset[str], frozenset[str]]) -> tupl
 
 
 def fits(calls: Sequence[Call]) -> bool:
-    """Whether an order of the calls on one node exists. One of unknown result may be in it or not."""
+    """Whether an order of the calls on one node exists. One of unknown result may be in
+    it or not.
+    """
     calls = sorted(calls, key=lambda call: call.invoked)
     everything = (1 << len(calls)) - 1
     seen: set[tuple[int, Any]] = set()
@@ -128,18 +141,30 @@ def check(calls: Iterable[Call]) -> None:
         if call.result not in SILENT:
             by_path.setdefault(call.path, []).append(call)
     for path, found in sorted(by_path.items()):
-        told = "\n".join(f"    {call}" for call in sorted(found, key=lambda call: call.invoked))
+        told = "\n".join(
+            f"    {call}" for call in sorted(found, key=lambda call: call.invoked)
+        )
         name = wrong(found)
         assert name is None, f"{name}: {path}\n{told}"
-        assert fits(found), f"order: no order of these calls gives these answers\n{told}"
+        assert fits(found), (
+            f"order: no order of these calls gives these answers\n{told}"
+        )
 
 
 def wrong(calls: Sequence[Call]) -> str | None:
     """The name of an invariant that is plainly broken on one node."""
     written = {call.arguments[0] for call in calls if call.kind in ("create", "set")}
     tags = {call.arguments[0] for call in calls if call.kind == "update"}
-    over = {call.session: call.returned for call in calls if call.kind == "gone" and call.result is not UNKNOWN}
-    fenced = {call.session: call.returned for call in calls if call.kind == "fence" and call.result is not UNKNOWN}
+    over = {
+        call.session: call.returned
+        for call in calls
+        if call.kind == "gone" and call.result is not UNKNOWN
+    }
+    fenced = {
+        call.session: call.returned
+        for call in calls
+        if call.kind == "fence" and call.result is not UNKNOWN
+    }
     for call in calls:
         if call.kind == "get" and isinstance(call.result, tuple):
             value, _, session = call.result
@@ -161,7 +186,8 @@ def wrong(calls: Sequence[Call]) -> str | None:
                 one is not other
                 and one.invoked <= other.returned <= math.inf
                 and not any(
-                    end.invoked <= max(one.returned, other.returned) and end.returned >= min(one.invoked, other.invoked)
+                    end.invoked <= max(one.returned, other.returned)
+                    and end.returned >= min(one.invoked, other.invoked)
                     for end in endings
                 )
             ):
@@ -170,7 +196,9 @@ def wrong(calls: Sequence[Call]) -> str | None:
 
 
 def _goes_back(calls: Sequence[Call]) -> bool:
-    """Whether a process read a lower version than before, with no end of a life between."""
+    """Whether a process read a lower version than before, with no end of a life
+    between.
+    """
     endings = [call for call in calls if call.kind in ("delete", "gone")]
     last: dict[int, Call] = {}
     for call in sorted(calls, key=lambda call: call.invoked):
@@ -180,7 +208,10 @@ def _goes_back(calls: Sequence[Call]) -> bool:
         if (
             before is not None
             and call.result[1] < before.result[1]
-            and not any(end.invoked <= call.returned and end.returned >= before.invoked for end in endings)
+            and not any(
+                end.invoked <= call.returned and end.returned >= before.invoked
+                for end in endings
+            )
         ):
             return True
         last[call.process] = call

@@ -1,4 +1,6 @@
-"""A simulated process that looks whenever its watch of a registry reports, beside two that change things."""
+"""A simulated process that looks whenever its watch of a registry reports, beside two
+that change things.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,13 @@ LOOK_SECONDS = 1.0
 
 
 class Watched:
-    """A process that looks whenever its watch reports, and two that change things and are killed."""
+    """A process that looks whenever its watch reports, and two that change things and
+    are killed.
+    """
 
-    def __init__(self, seed: int, chances: Chances, *, looks_anyway: bool = False) -> None:
+    def __init__(
+        self, seed: int, chances: Chances, *, looks_anyway: bool = False
+    ) -> None:
         self.looks_anyway = looks_anyway
         self.disk = SimulatedDisk({"data": None}, seed=seed)
         self.machine = Machine(self.disk, seed=seed, chances=chances)
@@ -64,33 +70,46 @@ class Watched:
         with open_registry("/data", fs=fs) as registry:
             watch = registry.watch(["/t/a", "/t/deep/c"], children=["/t"])
             while True:
-                if self.rng.random() < 0.5:  # a new one counts from the look behind it on
+                if (
+                    self.rng.random() < 0.5
+                ):  # a new one counts from the look behind it on
                     watch.close()
                     watch = registry.watch(["/t/a", "/t/deep/c"], children=["/t"])
                 is_last = self.are_done()
                 self.seen = self.state(registry)
                 if is_last:
                     break
-                while not self.is_reported(watch) and not self.looks_anyway and not self.are_done():
+                while (
+                    not self.is_reported(watch)
+                    and not self.looks_anyway
+                    and not self.are_done()
+                ):
                     pass
-            for _ in range(20):  # reports that are on their way, and the echoes of a death
+            for _ in range(
+                20
+            ):  # reports that are on their way, and the echoes of a death
                 if watch.wait(LOOK_SECONDS):
                     self.seen = self.state(registry)
             if self.looks_anyway:
                 self.seen = self.state(registry)
             watch.close()
-            assert self.seen == self.state(registry), f"stale: {self.seen}, now {self.state(registry)}"
+            assert self.seen == self.state(registry), (
+                f"stale: {self.seen}, now {self.state(registry)}"
+            )
 
     def is_reported(self, watch: Watch) -> bool:
-        """Waits for a report, or for so long that each change of before has been reported. The two looks are no steps:
-        they meet the moment as it is.
+        """Waits for a report, or for so long that each change of before has been
+        reported. The two looks are no steps: they meet the moment as it is.
         """
         before = self.now()
         if watch.wait(LOOK_SECONDS):
             return True
-        # A death is reported when its file is closed, and its locks may be free later than that.
+        # A death is reported when its file is closed, and its locks may be free later
+        # than that.
         if self.now() == before and not self.looks_anyway and not self.machine.killed:
-            assert self.seen == before, f"armed first: nothing was reported, {self.seen} is {before}"
+            assert self.seen == before, (
+                f"armed first: nothing was reported, {self.seen} is {before}"
+            )
         return False
 
     def now(self) -> object:
@@ -98,5 +117,10 @@ class Watched:
             return self.state(registry)
 
     def are_done(self) -> bool:
-        """Until the locks of a killed writer are free, its nodes are there; then they are gone."""
-        return all(writer in self.freed or (writer.has_ended and not writer.is_killed) for writer in self.writers)
+        """Until the locks of a killed writer are free, its nodes are there; then they
+        are gone.
+        """
+        return all(
+            writer in self.freed or (writer.has_ended and not writer.is_killed)
+            for writer in self.writers
+        )

@@ -1,7 +1,8 @@
-"""A broker's groups without sockets: time is a number, the disk is done when the test says so.
+"""A broker's groups without sockets: time is a number, the disk is done when the test
+says so.
 
-Requests and responses pass through their wire forms in the version that a client would use, so what a version cannot
-say fails here too.
+Requests and responses pass through their wire forms in the version that a client would
+use, so what a version cannot say fails here too.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ SESSION_MS = 10_000
 REBALANCE_MS = 20_000
 
 
-#: For tests that have to pass as well where other processes may write the broker's directory.
-in_both_homes = pytest.mark.parametrize("rig", [False, True], ids=["alone", "shared"], indirect=True)
+#: For tests that have to pass as well where other processes may write the broker's
+#: directory.
+in_both_homes = pytest.mark.parametrize(
+    "rig", [False, True], ids=["alone", "shared"], indirect=True
+)
 
 
 class _Steered:
@@ -51,10 +55,11 @@ class _Steered:
 
 
 class Rig:
-    """A broker's groups over a directory. With holds_disk set, syncs are done when finish_disk() is called.
+    """A broker's groups over a directory. With holds_disk set, syncs are done when
+    finish_disk() is called.
 
-    is_shared: whether other processes may write the directory too. late_ms: how much later a session may end then, as
-    it is counted from one look to the next.
+    is_shared: whether other processes may write the directory too. late_ms: how much
+    later a session may end then, as it is counted from one look to the next.
     """
 
     def __init__(self, path: Path, *, is_shared: bool = False, **settings: Any) -> None:
@@ -71,9 +76,15 @@ class Rig:
 
     def start(self) -> None:
         fs: Any = _Steered(self) if self.is_shared else OS
-        self.logdir: LogDir = logcore.open_dir(self.path, create=True, shared=self.is_shared, fs=fs)
+        self.logdir: LogDir = logcore.open_dir(
+            self.path, create=True, shared=self.is_shared, fs=fs
+        )
         self.state = State(self.logdir, Settings(**self.settings), self._submit)
-        self.groups: Any = GroupsBesideOthers(self.state) if self.is_shared else Groups(self.state, self._new_id)
+        self.groups: Any = (
+            GroupsBesideOthers(self.state)
+            if self.is_shared
+            else Groups(self.state, self._new_id)
+        )
         self.state.groups = self.groups
 
     def __enter__(self) -> Rig:
@@ -124,7 +135,9 @@ class Rig:
             self.state.timers.run(self.now_ms)
         self.now_ms = end
 
-    def send(self, api: Any, version: int, request: Any, *, client_id: str = "cli") -> Answer:
+    def send(
+        self, api: Any, version: int, request: Any, *, client_id: str = "cli"
+    ) -> Answer:
         """The answer to a request, both in the form that the wire gives them."""
         frame = memoryview(wire.encode_request(api, version, 7, client_id, request))[4:]
         header = wire.decode_header(frame)
@@ -135,7 +148,10 @@ class Rig:
         def told(response: Any) -> None:
             if isinstance(response, BaseException):
                 raise response
-            pieces = b"".join(bytes(piece) for piece in wire.encode_response(api, version, 7, response))
+            pieces = b"".join(
+                bytes(piece)
+                for piece in wire.encode_response(api, version, 7, response)
+            )
             reply.set(wire.decode_response(api, version, pieces[4:])[1])
 
         if isinstance(result, Answer):
@@ -173,7 +189,10 @@ class Rig:
             member_id=member_id,
             group_instance_id=instance,
             protocol_type=kind,
-            protocols=[request_type.Protocol(name=name, metadata=data) for name, data in offered.items()],
+            protocols=[
+                request_type.Protocol(name=name, metadata=data)
+                for name, data in offered.items()
+            ],
         )
         return self.send(wire.JOIN_GROUP, version, request)
 
@@ -193,13 +212,21 @@ class Rig:
             generation_id=generation,
             member_id=member_id,
             assignments=[
-                request_type.Assignment(member_id=name, assignment=data) for name, data in (assignments or {}).items()
+                request_type.Assignment(member_id=name, assignment=data)
+                for name, data in (assignments or {}).items()
             ],
             **more,
         )
         return self.send(wire.SYNC_GROUP, version, request)
 
-    def beat(self, member_id: str, generation: int, *, group: str = "g", instance: str | None = None) -> int:
+    def beat(
+        self,
+        member_id: str,
+        generation: int,
+        *,
+        group: str = "g",
+        instance: str | None = None,
+    ) -> int:
         response = self.ask(
             wire.HEARTBEAT,
             3,
@@ -212,8 +239,16 @@ class Rig:
 
     def leave(self, *members: tuple[str, str | None], group: str = "g") -> list[int]:
         member_type = wire.LEAVE_GROUP.Request.Member
-        asked = [member_type(member_id=member_id, group_instance_id=instance) for member_id, instance in members]
-        return [member.error_code for member in self.ask(wire.LEAVE_GROUP, 3, group_id=group, members=asked).members]
+        asked = [
+            member_type(member_id=member_id, group_instance_id=instance)
+            for member_id, instance in members
+        ]
+        return [
+            member.error_code
+            for member in self.ask(
+                wire.LEAVE_GROUP, 3, group_id=group, members=asked
+            ).members
+        ]
 
     def commit(
         self,
@@ -264,8 +299,12 @@ class Rig:
         assert described.error_code == 0
         return described
 
-    def form(self, count: int = 1, *, group: str = "g", **more: Any) -> tuple[list[str], int]:
-        """A Stable group of so many members, the first of them its leader: (ids, generation)."""
+    def form(
+        self, count: int = 1, *, group: str = "g", **more: Any
+    ) -> tuple[list[str], int]:
+        """A Stable group of so many members, the first of them its leader: (ids,
+        generation).
+        """
         first = self.join(group=group, **more).value
         ids = [first.member_id]
         while len(ids) < count:
@@ -275,20 +314,33 @@ class Rig:
             ids.append(newcomer.value.member_id)
             first = others[0].value
         generation = first.generation_id
-        parked = [self.sync(member_id, generation, group=group) for member_id in ids[1:]]
-        lead = self.sync(ids[0], generation, {name: name.encode() for name in ids}, group=group)
-        assert [answer.value.assignment for answer in (lead, *parked)] == [name.encode() for name in ids]
+        parked = [
+            self.sync(member_id, generation, group=group) for member_id in ids[1:]
+        ]
+        lead = self.sync(
+            ids[0], generation, {name: name.encode() for name in ids}, group=group
+        )
+        assert [answer.value.assignment for answer in (lead, *parked)] == [
+            name.encode() for name in ids
+        ]
         return ids, generation
 
     def records(self, partition: int = 0) -> list[tuple[bytes | None, bytes | None]]:
-        return [(record.key, record.value) for record in self.logdir.partition(OFFSETS_TOPIC, partition).read(0)]
+        return [
+            (record.key, record.value)
+            for record in self.logdir.partition(OFFSETS_TOPIC, partition).read(0)
+        ]
 
 
 def code_of(answer: Answer) -> int:
     assert answer.is_set
     if hasattr(answer.value, "error_code"):
         return int(answer.value.error_code)
-    (code,) = {partition.error_code for topic in answer.value.topics for partition in topic.partitions}
+    (code,) = {
+        partition.error_code
+        for topic in answer.value.topics
+        for partition in topic.partitions
+    }
     return int(code)
 
 
@@ -296,7 +348,9 @@ def form_static(rig: Rig, version: int = 5, **more: Any) -> tuple[str, str]:
     """A Stable group of two static members in generation 2: ids of leader and follower."""
     first = rig.join(instance="a", version=version, **more).value.member_id
     second = rig.join(instance="b", version=version, **more)
-    assert len(rig.join(first, instance="a", version=version, **more).value.members) == 2
+    assert (
+        len(rig.join(first, instance="a", version=version, **more).value.members) == 2
+    )
     follower = rig.sync(second.value.member_id, 2)
     rig.sync(first, 2, {first: b"1", second.value.member_id: b"2"})
     assert follower.value.assignment == b"2"

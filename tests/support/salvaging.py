@@ -22,9 +22,15 @@ T0 = 1_700_000_000_000
 
 def batches_of(files: dict[str, bytes], directory: str = SOURCE) -> dict[int, bytes]:
     """Base offset -> bytes of every batch in the .log files of a directory."""
-    names = sorted(name for name in files if os.path.dirname(name) == directory and name.endswith(".log"))
+    names = sorted(
+        name
+        for name in files
+        if os.path.dirname(name) == directory and name.endswith(".log")
+    )
     return {
-        batch.base_offset: files[name][batch.position : batch.position + batch.size_bytes]
+        batch.base_offset: files[name][
+            batch.position : batch.position + batch.size_bytes
+        ]
         for name in names
         for batch in read_batches(files[name])
     }
@@ -33,7 +39,9 @@ def batches_of(files: dict[str, bytes], directory: str = SOURCE) -> dict[int, by
 def recover(
     files: dict[str, Any], faults: FaultPlan | None = None, *, quick: bool = False
 ) -> tuple[PartitionReport, dict[int, bytes]]:
-    """Salvages SOURCE: (report, batches saved). The source is as it was, and unless quick, the result is sound."""
+    """Salvages SOURCE: (report, batches saved). The source is as it was, and unless
+    quick, the result is sound.
+    """
     disk = SimulatedDisk({"/data": None, SOURCE: None, **files}, faults=faults)
     before = disk.files()
     report = salvage(SOURCE, TARGET, fs=disk)
@@ -48,10 +56,17 @@ def recover(
         return partition, saved
     verdicts = [one for one in verify(TARGET, fs=disk) if one.status == "damaged"]
     assert not verdicts, verdicts
-    assert partition.batches == len(saved) and partition.size_bytes == sum(map(len, saved.values()))
-    assert partition.records == sum(len(b.records()) for raw in saved.values() for b in read_batches(raw))
+    assert partition.batches == len(saved) and partition.size_bytes == sum(
+        map(len, saved.values())
+    )
+    assert partition.records == sum(
+        len(b.records()) for raw in saved.values() for b in read_batches(raw)
+    )
     with logcore.open(TARGET, fs=disk) as log:
-        assert (log.log_start_offset, log.log_end_offset) == (partition.log_start_offset, partition.log_end_offset)
+        assert (log.log_start_offset, log.log_end_offset) == (
+            partition.log_start_offset,
+            partition.log_end_offset,
+        )
         assert log.append(b"next").offset == partition.log_end_offset
     return partition, saved
 
@@ -64,10 +79,17 @@ def lost_offsets(parts: Iterable[Part]) -> set[int]:
     return found
 
 
-def log_of(*batches: tuple[int, bytes], codec: str = "uncompressed", size: int = 1) -> bytes:
+def log_of(
+    *batches: tuple[int, bytes], codec: str = "uncompressed", size: int = 1
+) -> bytes:
     """Batches of `size` records each, at these offsets."""
     return b"".join(
-        encode([(b"k", value, (), T0)] * size, codec=codec, base_offset=offset, leader_epoch=0)
+        encode(
+            [(b"k", value, (), T0)] * size,
+            codec=codec,
+            base_offset=offset,
+            leader_epoch=0,
+        )
         for offset, value in batches
     )
 
@@ -76,14 +98,20 @@ def path_of(base: int, suffix: str = ".log") -> str:
     return f"{SOURCE}/{file_name(base, suffix)}"
 
 
-#: The note that it is a log of ours, where offsets leave no gap; and how far it was on disk.
-DENSE = {f"{SOURCE}/logcore.policy": b'{"durability": "group", "max_bytes": 1048576, "dense_from": 0}\n'}
+#: The note that it is a log of ours, where offsets leave no gap; and how far it was on
+#: disk.
+DENSE = {
+    f"{SOURCE}/logcore.policy": b'{"durability": "group", "max_bytes": 1048576, "dense_from": 0}\n'
+}
 
 
 def tree(path: Path) -> dict[str, tuple[str, int]]:
     """Every file: what is in it, and when it was written."""
     return {
-        str(file.relative_to(path)): (hashlib.sha256(file.read_bytes()).hexdigest(), file.stat().st_mtime_ns)
+        str(file.relative_to(path)): (
+            hashlib.sha256(file.read_bytes()).hexdigest(),
+            file.stat().st_mtime_ns,
+        )
         for file in path.rglob("*")
         if file.is_file()
     }

@@ -1,11 +1,13 @@
-"""Worlds of simulated processes by kind and seed: each run is one schedule, and is judged at its end.
+"""Worlds of simulated processes by kind and seed: each run is one schedule, and is
+judged at its end.
 
     run("groups quiet", 17)      raises AssertionError, with the kind and the seed, when an invariant is broken
     run_first("sharing acks", 4) the first four seeds of a kind
     numbered(1_000_000)          the kind and the seed of a schedule, where all kinds are tried in turn
 
-The same functions serve the tests that try some schedules of each kind, the search without an end, and the seeded bugs.
-Which invariants are judged stands at the top of groupsharers.py, sharers.py, transactors.py and registry_histories.py.
+The same functions serve the tests that try some schedules of each kind, the search
+without an end, and the seeded bugs. Which invariants are judged stands at the top of
+groupsharers.py, sharers.py, transactors.py and registry_histories.py.
 """
 
 from __future__ import annotations
@@ -43,10 +45,12 @@ GROUPS: Final = {
     "stops": Chances(switch=0.3, kill=0.0003, stop=0.003, lost=0.2),
     "clocks": Chances(switch=0.3, kill=0.0003, jump=0.001, pause=0.0007),
 }
-#: Some stop for longer than the group waits for its members: in the middle of a commit, say.
+#: Some stop for longer than the group waits for its members: in the middle of a commit,
+#: say.
 FREEZES: Final = Chances(switch=0.3, stop=0.01, stop_steps=(5, 50, 500, 3_000))
 POLICIES: Final = ("group", "os", "always", "every(3)")
-#: What the processes do with a partition that they share; the letters are those of Sharers.
+#: What the processes do with a partition that they share; the letters are those of
+#: Sharers.
 ACTS: Final = {
     "appends": "amo",
     "retries": "ab",
@@ -58,7 +62,8 @@ ACTS: Final = {
 _DUAL: Final = {"dual_commit": True}
 _REGISTRY: Final = {"offsets_storage": "registry"}
 _BACK: Final = {"offsets_storage": "registry", "dual_commit": True}
-#: Where the members of a group commit while its offsets move; the last one reads what all commit.
+#: Where the members of a group commit while its offsets move; the last one reads what
+#: all commit.
 STORES: Final[dict[str, list[dict[str, Any]]]] = {
     "to the log": [_REGISTRY, _DUAL],
     "in the log": [{}, _DUAL],
@@ -67,7 +72,8 @@ STORES: Final[dict[str, list[dict[str, Any]]]] = {
 }
 
 
-# -- one schedule of each world ---------------------------------------------------------------------------------------
+# -- one schedule of each world
+# ---------------------------------------------------------------------------------------
 
 
 def registry(seed: int, chances: Chances) -> None:
@@ -80,7 +86,13 @@ def registry(seed: int, chances: Chances) -> None:
 def registry_power(seed: int) -> int:
     """The number of disks that the power cut may have left."""
     chances = Chances(switch=0.3, kill=0.001, power=0.003)
-    world = World(seed, chances=chances, processes=2 + seed % 2, operations=8, ephemerals=seed % 4 < 2)
+    world = World(
+        seed,
+        chances=chances,
+        processes=2 + seed % 2,
+        operations=8,
+        ephemerals=seed % 4 < 2,
+    )
     world.run()
     world.machine.cut_power()
     states = list(world.disk.crash_states(limit=8, seed=seed))
@@ -103,13 +115,19 @@ def sharing(seed: int, chances: Chances, acts: str) -> None:
 
 def sharing_power(seed: int) -> int:
     """The number of disks that the power cut may have left."""
-    return _cut_off(_sharers(seed, Chances(switch=0.3, kill=0.001, power=0.002), "amorbdf"), seed)
+    return _cut_off(
+        _sharers(seed, Chances(switch=0.3, kill=0.001, power=0.002), "amorbdf"), seed
+    )
 
 
 def sharing_acks(seed: int, acts: str) -> None:
-    """What is acknowledged is on disk at that moment, whatever a sync that began before a truncation says."""
+    """What is acknowledged is on disk at that moment, whatever a sync that began before
+    a truncation says.
+    """
     chances = Chances(switch=0.2, stop=0.04)
-    world = Sharers(seed, chances=chances, processes=2 + seed % 2, kinds=acts, fails_at_acks=True)
+    world = Sharers(
+        seed, chances=chances, processes=2 + seed % 2, kinds=acts, fails_at_acks=True
+    )
     world.run()
 
 
@@ -131,7 +149,9 @@ def group_power(seed: int, chances: Chances, **options: Any) -> None:
     world.run()
     world.machine.cut_power()
     for state in world.disk.crash_states(limit=4, seed=seed):
-        _judged(state.what, lambda state=state: world.judge(state.disk(), after_power=True))
+        _judged(
+            state.what, lambda state=state: world.judge(state.disk(), after_power=True)
+        )
 
 
 def transactions(seed: int, chances: Chances) -> None:
@@ -142,11 +162,15 @@ def transactions(seed: int, chances: Chances) -> None:
 
 def transactions_power(seed: int, *, shared: bool) -> None:
     chances = Chances(switch=0.3, power=0.002 if not shared else 0.0005)
-    world = Pipeline(seed, chances=chances, processes=1 + seed % 2 if shared else 1, shared=shared)
+    world = Pipeline(
+        seed, chances=chances, processes=1 + seed % 2 if shared else 1, shared=shared
+    )
     world.run()
     world.machine.cut_power()
     for state in world.disk.crash_states(limit=6, seed=seed):
-        _judged(state.what, lambda state=state: world.judge(state.disk(), after_power=True))
+        _judged(
+            state.what, lambda state=state: world.judge(state.disk(), after_power=True)
+        )
 
 
 def group_life(seed: int) -> None:
@@ -165,7 +189,9 @@ def _lived(life: GroupLife | ProducerLife, steps: int) -> None:
 
 def _sharers(seed: int, chances: Chances, acts: str) -> Sharers:
     policy = POLICIES[seed % len(POLICIES)]
-    return Sharers(seed, chances=chances, processes=2 + seed % 2, durability=policy, kinds=acts)
+    return Sharers(
+        seed, chances=chances, processes=2 + seed % 2, durability=policy, kinds=acts
+    )
 
 
 def _cut_off(world: Sharers, seed: int) -> int:
@@ -173,7 +199,9 @@ def _cut_off(world: Sharers, seed: int) -> int:
     world.machine.cut_power()
     states = list(world.disk.crash_states(limit=8, seed=seed))
     for state in states:
-        _judged(state.what, lambda state=state: world.judge(state.disk(), after_power=True))
+        _judged(
+            state.what, lambda state=state: world.judge(state.disk(), after_power=True)
+        )
     return len(states)
 
 
@@ -184,17 +212,24 @@ def _judged(what: str, judge: Callable[[], None]) -> None:
         raise AssertionError(f"{what}: {error!r}") from error
 
 
-# -- by name ---------------------------------------------------------------------------------------------------------
+# -- by name
+# ---------------------------------------------------------------------------------------------------------
 
 
 def _kinds() -> dict[str, Callable[[int], object]]:
     kinds: dict[str, Callable[[int], object]] = {}
     for name, chances in REGISTRY.items():
-        kinds[f"registry {name}"] = lambda seed, chances=chances: registry(seed, chances)
+        kinds[f"registry {name}"] = lambda seed, chances=chances: registry(
+            seed, chances
+        )
     kinds["registry power"] = registry_power
     kinds["registry watches"] = watches
-    for (act, acts), (name, chances) in itertools.product(ACTS.items(), SHARING.items()):
-        kinds[f"sharing {act} {name}"] = lambda seed, chances=chances, acts=acts: sharing(seed, chances, acts)
+    for (act, acts), (name, chances) in itertools.product(
+        ACTS.items(), SHARING.items()
+    ):
+        kinds[f"sharing {act} {name}"] = lambda seed, chances=chances, acts=acts: (
+            sharing(seed, chances, acts)
+        )
     kinds["sharing power"] = sharing_power
     kinds["sharing acks"] = lambda seed: sharing_acks(seed, "am")
     kinds["sharing acks cuts"] = lambda seed: sharing_acks(seed, "aat")
@@ -202,9 +237,15 @@ def _kinds() -> dict[str, Callable[[int], object]]:
     kinds["sharing failed sync"] = sharing_failed_sync
     for name, chances in GROUPS.items():
         kinds[f"groups {name}"] = lambda seed, chances=chances: group(seed, chances)
-        kinds[f"groups hasty {name}"] = lambda seed, chances=chances: group(seed, chances, is_hasty=True)
-        kinds[f"groups static {name}"] = lambda seed, chances=chances: group(seed, chances, is_static=True)
-        kinds[f"groups rewind {name}"] = lambda seed, chances=chances: group(seed, chances, rewinds=True)
+        kinds[f"groups hasty {name}"] = lambda seed, chances=chances: group(
+            seed, chances, is_hasty=True
+        )
+        kinds[f"groups static {name}"] = lambda seed, chances=chances: group(
+            seed, chances, is_static=True
+        )
+        kinds[f"groups rewind {name}"] = lambda seed, chances=chances: group(
+            seed, chances, rewinds=True
+        )
         kinds[f"groups rewind dual {name}"] = lambda seed, chances=chances: group(
             seed, chances, rewinds=True, stores=[_DUAL]
         )
@@ -214,23 +255,39 @@ def _kinds() -> dict[str, Callable[[int], object]]:
             seed, Chances(switch=0.3, kill=0.0005), stores=stores
         )
         kinds[f"groups {name} power"] = lambda seed, stores=stores: group_power(
-            seed, Chances(switch=0.3, kill=0.0005, power=0.0003), processes=1 + seed % 3, stores=stores
+            seed,
+            Chances(switch=0.3, kill=0.0005, power=0.0003),
+            processes=1 + seed % 3,
+            stores=stores,
         )
     kinds["groups power"] = lambda seed: group_power(
         seed, Chances(switch=0.3, kill=0.0003, power=0.0003), processes=1 + seed % 2
     )
     for name, chances in GROUPS.items():
-        kinds[f"transactions {name}"] = lambda seed, chances=chances: transactions(seed, chances)
+        kinds[f"transactions {name}"] = lambda seed, chances=chances: transactions(
+            seed, chances
+        )
     kinds["groups in one process"] = group_life
     kinds["producers"] = producer_life
-    kinds["transactions power shared"] = lambda seed: transactions_power(seed, shared=True)
-    kinds["transactions power alone"] = lambda seed: transactions_power(seed, shared=False)
+    kinds["transactions power shared"] = lambda seed: transactions_power(
+        seed, shared=True
+    )
+    kinds["transactions power alone"] = lambda seed: transactions_power(
+        seed, shared=False
+    )
     return kinds
 
 
 KINDS: Final = _kinds()
-#: How many of forty schedules in turn are of a world: a schedule of groups costs as much as twenty of the registry.
-_OF_FORTY: Final = {"registry": 28, "sharing": 6, "producers": 2, "groups": 3, "transactions": 1}
+#: How many of forty schedules in turn are of a world: a schedule of groups costs as
+#: much as twenty of the registry.
+_OF_FORTY: Final = {
+    "registry": 28,
+    "sharing": 6,
+    "producers": 2,
+    "groups": 3,
+    "transactions": 1,
+}
 #: Seeds below belong to the tests that try a fixed number of each kind.
 _FIRST_SEED: Final = 10_000_000
 

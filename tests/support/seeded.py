@@ -6,7 +6,9 @@ from typing import Any
 
 
 def believe_memory(fs: Any, segment: Any, position: int) -> bool:
-    """In the place of recovery._settle: syncs a segment, and takes what memory shows of it for what the disk has."""
+    """In the place of recovery._settle: syncs a segment, and takes what memory shows of
+    it for what the disk has.
+    """
     handle = fs.open(segment.path)
     fs.fsync(handle)
     fs.close(handle)

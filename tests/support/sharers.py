@@ -1,18 +1,22 @@
-"""Simulated processes that write one partition together, and what has to hold whatever happens to them.
+"""Simulated processes that write one partition together, and what has to hold whatever
+happens to them.
 
-A ledger outlives the processes: what was tried, what was acknowledged and how, and from which offset on truncations may
-have taken something. Each process has a producer id of its own; one that is killed is followed by another of its name,
-which sends again what was not acknowledged.
+A ledger outlives the processes: what was tried, what was acknowledged and how, and from
+which offset on truncations may have taken something. Each process has a producer id of
+its own; one that is killed is followed by another of its name, which sends again what
+was not acknowledged.
 
 The invariants, by name; the numbers are those of crashes.md:
 - dense (C16): the offsets of the log have no gaps, and none is there twice.
-- acked (C15, C18, C20): what was acknowledged is at its offset, with its value, unless the log was cut below it since
-  the append began.
+- acked (C15, C18, C20): what was acknowledged is at its offset, with its value, unless
+  the log was cut below it since the append began.
 - once (C15): no value is there twice; in the order in which its process sent it.
-- stable (C17, C19): a reader never sees another record at an offset, unless the log was cut below it.
-- innocent: no call fails where no process dies, no disk fails, and nothing is truncated.
-- committed (C25): who reads committed records sees all of a transaction that was committed, and nothing of an aborted
-  one.
+- stable (C17, C19): a reader never sees another record at an offset, unless the log was
+  cut below it.
+- innocent: no call fails where no process dies, no disk fails, and nothing is
+  truncated.
+- committed (C25): who reads committed records sees all of a transaction that was
+  committed, and nothing of an aborted one.
 """
 
 from __future__ import annotations
@@ -38,15 +42,17 @@ NOW_MS: Final = 1_700_000_000_000  # when the simulated disk begins
 
 @attrs.define
 class Sender:
-    """One process by name, through all its lives. sent: how many batches of its producer were acknowledged. pending:
-    one of which that is not known.
+    """One process by name, through all its lives. sent: how many batches of its
+    producer were acknowledged. pending: one of which that is not known.
     """
 
     number: int
     tried: int = 0
     sent: int = 0
     pending: list[bytes] | None = None
-    open_values: list[bytes] = attrs.Factory(list)  # of a transaction that was not ended
+    open_values: list[bytes] = attrs.Factory(
+        list
+    )  # of a transaction that was not ended
 
     def value(self) -> bytes:
         self.tried += 1
@@ -64,16 +70,19 @@ class Acked:
 
 @attrs.define
 class Cut:
-    """A truncation. ended: the step at which it was over; never, when its process was killed or it failed."""
+    """A truncation. ended: the step at which it was over; never, when its process was
+    killed or it failed.
+    """
 
     offset: int
     ended: float = math.inf
 
 
 class Sharers:
-    """See the top of this module. acked: by offset. cut: the lowest offset that the log was cut at. has_causes: of
-    errors; also set where the disk fails. fails_at_acks: whether each acknowledgement is judged on the disks that a
-    power cut at this moment would leave.
+    """See the top of this module. acked: by offset. cut: the lowest offset that the log
+    was cut at. has_causes: of errors; also set where the disk fails. fails_at_acks:
+    whether each acknowledgement is judged on the disks that a power cut at this moment
+    would leave.
     """
 
     def __init__(
@@ -95,7 +104,10 @@ class Sharers:
         self.machine.on_freed = self._follow
         self.durability = durability
         self.kinds = kinds
-        self.config = {**CONFIG, "cleanup.policy": "compact" if "c" in kinds else "delete"}
+        self.config = {
+            **CONFIG,
+            "cleanup.policy": "compact" if "c" in kinds else "delete",
+        }
         self.operations = operations
         self.acked: dict[int, Acked] = {}
         self.cuts: list[Cut] = []
@@ -121,7 +133,8 @@ class Sharers:
         if not self.machine.is_off and process in self.lives and len(self.lives) < 12:
             self._begin(self.lives[process])
 
-    # -- what processes do -------------------------------------------------------------------------------------------
+    # -- what processes do
+    # -------------------------------------------------------------------------------------------
 
     def _live(self, fs: SharedFS, sender: Sender) -> None:
         """Opens the log, does something, closes it: some times."""
@@ -137,7 +150,9 @@ class Sharers:
 
     @contextlib.contextmanager
     def _opened(self, fs: SharedFS) -> Any:
-        """A log that other processes have open; None where a failed sync of another came between."""
+        """A log that other processes have open; None where a failed sync of another
+        came between.
+        """
         try:
             log = logcore.open(
                 PATH,
@@ -153,11 +168,16 @@ class Sharers:
             return
         try:
             yield log
-        except (logcore.LogFailedError, logcore.StorageWriteError):  # opened again, as the error says
+        except (
+            logcore.LogFailedError,
+            logcore.StorageWriteError,
+        ):  # opened again, as the error says
             if not self.has_causes:
                 raise
         finally:
-            with contextlib.suppress(logcore.DurabilityUnknownError, logcore.StorageWriteError):
+            with contextlib.suppress(
+                logcore.DurabilityUnknownError, logcore.StorageWriteError
+            ):
                 log.close()
 
     def _act(self, log: logcore.Log, sender: Sender) -> None:
@@ -184,7 +204,9 @@ class Sharers:
     def _ack(self, began: int, receipt: logcore.Receipt, values: list[bytes]) -> None:
         for offset, value in enumerate(values, receipt.offset):
             before = self.acked.get(offset)
-            if before is None or before.began <= began:  # else what was cut off meanwhile is told of late
+            if (
+                before is None or before.began <= began
+            ):  # else what was cut off meanwhile is told of late
                 self.acked[offset] = Acked(value, receipt.durability, began)
         if receipt.durability == "disk":
             self._judge_ack()
@@ -227,7 +249,9 @@ class Sharers:
         sender.sent += 1
 
     def _transact(self, log: logcore.Log, sender: Sender) -> None:
-        """A transaction of two batches, ended one way or the other. One that a kill has left open is aborted first."""
+        """A transaction of two batches, ended one way or the other. One that a kill has
+        left open is aborted first.
+        """
         producer_id = 500 + sender.number
         if sender.open_values:
             log.end_transaction(producer_id, 0, commit=False)
@@ -279,7 +303,9 @@ class Sharers:
             self.cut = min(self.cut, offset)
             cut = Cut(offset)
             self.cuts.append(cut)
-            with contextlib.suppress(logcore.OffsetOutOfRangeError):  # deleted meanwhile
+            with contextlib.suppress(
+                logcore.OffsetOutOfRangeError
+            ):  # deleted meanwhile
                 log.truncate(offset)
             cut.ended = self.machine.steps
 
@@ -298,37 +324,57 @@ class Sharers:
                             f"stable: {record.offset} was {value!r} and is {record.value!r}"
                         )
 
-    # -- what has to hold --------------------------------------------------------------------------------------------
+    # -- what has to hold
+    # --------------------------------------------------------------------------------------------
 
     def judge(self, fs: Any, *, after_power: bool) -> None:
         """On a disk that all processes have left."""
         if not fs.exists(f"{PATH}"):
             assert after_power or not self.acked, "acked: the partition is gone"
             return
-        with logcore.open(PATH, create=True, durability=self.durability, config=self.config, fs=fs) as log:
-            for sender in self.senders if "x" in self.kinds else ():  # what a kill has left open hides what follows
+        with logcore.open(
+            PATH, create=True, durability=self.durability, config=self.config, fs=fs
+        ) as log:
+            for sender in (
+                self.senders if "x" in self.kinds else ()
+            ):  # what a kill has left open hides what follows
                 log.end_transaction(500 + sender.number, 0, commit=False)
             records = list(log.read(log.log_start_offset))
-            committed = {record.value for record in log.read(log.log_start_offset, isolation="read_committed")}
+            committed = {
+                record.value
+                for record in log.read(log.log_start_offset, isolation="read_committed")
+            }
             start = log.log_start_offset
             end = log.high_watermark
         offsets = [record.offset for record in records]
         assert offsets == sorted(set(offsets)), f"dense: {offsets}"
         if "c" not in self.kinds and "x" not in self.kinds:
-            assert offsets == list(range(start, end)), f"dense: {start} to {end} {offsets}"
+            assert offsets == list(range(start, end)), (
+                f"dense: {start} to {end} {offsets}"
+            )
         found = {record.offset: record.value for record in records}
         for offset, acked in self.acked.items():
             is_promised = acked.durability == "disk" or not after_power
-            is_behind_cuts = all(cut.offset > offset or cut.ended < acked.began for cut in self.cuts)
+            is_behind_cuts = all(
+                cut.offset > offset or cut.ended < acked.began for cut in self.cuts
+            )
             if is_promised and is_behind_cuts and start <= offset:
-                assert found.get(offset) == acked.value, f"acked: {acked} at {offset}, found {found.get(offset)!r}"
+                assert found.get(offset) == acked.value, (
+                    f"acked: {acked} at {offset}, found {found.get(offset)!r}"
+                )
         values = [record.value for record in records]
         assert len(values) == len(set(values)), f"once: {values}"
         for sender in self.senders:
-            own = [int(value.split(b":")[1]) for value in values if value and value.startswith(b"%d:" % sender.number)]
+            own = [
+                int(value.split(b":")[1])
+                for value in values
+                if value and value.startswith(b"%d:" % sender.number)
+            ]
             if "b" not in self.kinds:  # one that is sent again comes later than others
                 assert own == sorted(own), f"once: {own}"
         if not after_power and self.cut > end:
             kept = {value for value in self.committed if value in set(values)}
             assert kept <= committed, f"committed: {kept - committed}"
-            assert not self.aborted & committed, f"committed: {self.aborted & committed}"
+            assert not self.aborted & committed, (
+                f"committed: {self.aborted & committed}"
+            )

@@ -1,9 +1,11 @@
-"""Forwarders and mirrors in processes of their own, killed at random moments, against any cluster.
+"""Forwarders and mirrors in processes of their own, killed at random moments, against
+any cluster.
 
     python -m support.shippers KIND DATA BOOTSTRAP
 
-A shipper says `ready` when it has begun to ship, and goes on until it is killed, or until all is shipped with `end` as
-fourth argument. Batches are small, so that a kill falls between or into them.
+A shipper says `ready` when it has begun to ship, and goes on until it is killed, or
+until all is shipped with `end` as fourth argument. Batches are small, so that a kill
+falls between or into them.
 """
 
 from __future__ import annotations
@@ -39,11 +41,19 @@ def main(kind: str, data: str, bootstrap: str, end: str = "") -> None:
 
     with contextlib.ExitStack() as stack:
         is_forwarder = kind in ("exactly-once", "at-least-once")
-        logdir = stack.enter_context(logcore.open_dir(data, read_only=is_forwarder, durability="os"))
+        logdir = stack.enter_context(
+            logcore.open_dir(data, read_only=is_forwarder, durability="os")
+        )
         cluster = stack.enter_context(KafkaCluster(bootstrap))
         shipper: Forwarder | Mirror
         if is_forwarder:
-            shipper = Forwarder(logdir, cluster, topics=[TOPIC], at_least_once=kind == "at-least-once", max_records=40)
+            shipper = Forwarder(
+                logdir,
+                cluster,
+                topics=[TOPIC],
+                at_least_once=kind == "at-least-once",
+                max_records=40,
+            )
         else:
             shipper = Mirror(logdir, cluster, topics=[TOPIC], offsets=kind)  # type: ignore[arg-type]
         stack.enter_context(shipper)
@@ -51,17 +61,41 @@ def main(kind: str, data: str, bootstrap: str, end: str = "") -> None:
 
 
 def start(kind: str, data: Path, bootstrap: str, *more: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCES), str(TESTS)])}
-    command = [sys.executable, "-m", "support.shippers", kind, str(data), bootstrap, *more]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(SOURCES), str(TESTS)]),
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "support.shippers",
+        kind,
+        str(data),
+        bootstrap,
+        *more,
+    ]
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def kill_often(
-    kind: str, data: Path, bootstrap: str, kills: int, seed: int, before_each: Callable[[int], None]
+    kind: str,
+    data: Path,
+    bootstrap: str,
+    kills: int,
+    seed: int,
+    before_each: Callable[[int], None],
 ) -> list[int]:
-    """Starts and kills a shipper so often, and then lets one come to the end. Returns what each process was killed by.
+    """Starts and kills a shipper so often, and then lets one come to the end. Returns
+    what each process was killed by.
 
-    before_each: called with the number of the round before a process starts; it may add records.
+    before_each: called with the number of the round before a process starts; it may add
+    records.
     """
     chance = random.Random(seed)
     codes = []
@@ -86,14 +120,17 @@ def kill_often(
 def fill(log: logcore.Log, count: int) -> None:
     """In batches of 7, with a key, a header and a time."""
     first = log.log_end_offset
-    rows = [(b"k%d" % at, b"%d" % at, [("h", b"v")], 1_700_000_000_000 + at) for at in range(first, first + count)]
+    rows = [
+        (b"k%d" % at, b"%d" % at, [("h", b"v")], 1_700_000_000_000 + at)
+        for at in range(first, first + count)
+    ]
     for at in range(0, count, 7):
         log.append_many(rows[at : at + 7])
 
 
 def check_repeats(found: list[Record], wanted: list[Record]) -> int:
-    """Judges what an at-least-once forwarder has left: no record before one that comes before it. Returns how many
-    came more than once.
+    """Judges what an at-least-once forwarder has left: no record before one that comes
+    before it. Returns how many came more than once.
     """
     values = [record.value for record in wanted]
     place = {value: at for at, value in enumerate(values)}

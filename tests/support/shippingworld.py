@@ -1,12 +1,15 @@
-"""A cluster without a network: topics, transactions, groups, and every way in which a step towards it may be cut off.
+"""A cluster without a network: topics, transactions, groups, and every way in which a
+step towards it may be cut off.
 
-Clients are made by ModelCluster.client(); all of them see the same cluster. At each step of a sender chance may
+Clients are made by ModelCluster.client(); all of them see the same cluster. At each
+step of a sender chance may
     kill        the process ends there (Killed), before the effect, half-way or behind it
     lose        the answer is lost (RemoteUnavailableError), before or behind the effect
     wait        the step is not over yet (None)
 
-The cluster keeps Kafka's rules: no reader sees records of an open transaction; the next producer of a
-transactional id aborts what is open and fences the one before; offsets in a transaction count with it.
+The cluster keeps Kafka's rules: no reader sees records of an open transaction; the next
+producer of a transactional id aborts what is open and fences the one before; offsets in
+a transaction count with it.
 """
 
 from __future__ import annotations
@@ -55,8 +58,9 @@ class Transaction:
 
 @attrs.define(eq=False)
 class ModelCluster:
-    """What is in the cluster. visible: what readers of committed records see, by partition. meanwhile: called behind
-    each answer about progress, for what others do before the next question.
+    """What is in the cluster. visible: what readers of committed records see, by
+    partition. meanwhile: called behind each answer about progress, for what others do
+    before the next question.
     """
 
     chance: random.Random
@@ -82,7 +86,8 @@ class ModelCluster:
     def values(self, partition: Partition) -> list[bytes | None]:
         return [record.value for record in self.visible.get(partition, [])]
 
-    # -- faults ------------------------------------------------------------------------------------------------------
+    # -- faults
+    # ------------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
         """A point where a step may be cut off."""
@@ -95,7 +100,8 @@ class ModelCluster:
     def is_slow(self) -> bool:
         return self.chance.random() < self.faults.wait
 
-    # -- transactions ------------------------------------------------------------------------------------------------
+    # -- transactions
+    # ------------------------------------------------------------------------------------------------
 
     def begin(self, transactional_id: str) -> int:
         self.open.pop(transactional_id, None)
@@ -123,14 +129,18 @@ class ModelClient:
 
     def partition_counts(self, topics: Collection[str]) -> dict[str, int]:
         self.cluster.step()
-        return {name: count for name, count in self.cluster.counts.items() if name in topics}
+        return {
+            name: count for name, count in self.cluster.counts.items() if name in topics
+        }
 
     def create_topics(self, wanted: Mapping[str, int]) -> None:
         self.cluster.step()
         self.cluster.counts.update(wanted)
         self.cluster.step()
 
-    def transactional_sender(self, transactional_id: str, group_id: str) -> ModelTransactionalSender:
+    def transactional_sender(
+        self, transactional_id: str, group_id: str
+    ) -> ModelTransactionalSender:
         self.cluster.step()
         epoch = self.cluster.begin(transactional_id)
         self.cluster.step()
@@ -143,10 +153,16 @@ class ModelClient:
         self.cluster.step()
         return self.cluster.name
 
-    def committed(self, group_id: str, partitions: Collection[Partition]) -> dict[Partition, Progress]:
+    def committed(
+        self, group_id: str, partitions: Collection[Partition]
+    ) -> dict[Partition, Progress]:
         self.cluster.step()
         progress = self.cluster.progress
-        found = {one: progress[group_id, one] for one in partitions if (group_id, one) in progress}
+        found = {
+            one: progress[group_id, one]
+            for one in partitions
+            if (group_id, one) in progress
+        }
         self.cluster.meanwhile()
         return found
 
@@ -159,8 +175,8 @@ class ModelClient:
 
 @attrs.define(eq=False)
 class ModelSender:
-    """Without transactions. Records of a partition that is refused are not taken from the refused one on, and perhaps
-    none of its batch is.
+    """Without transactions. Records of a partition that is refused are not taken from
+    the refused one on, and perhaps none of its batch is.
     """
 
     cluster: ModelCluster
@@ -171,7 +187,11 @@ class ModelSender:
 
     def start(self, batch: Batch) -> None:
         self.batch = batch
-        self.left = [(one, record) for one, records in batch.records.items() for record in records]
+        self.left = [
+            (one, record)
+            for one, records in batch.records.items()
+            for record in records
+        ]
         self.delivered = {}
         self.refused = {}
         self.cluster.step()
@@ -212,8 +232,12 @@ class ModelTransactionalSender(ModelSender):
     group_id: str = ""
     epoch: int = 0
 
-    def __init__(self, cluster: ModelCluster, transactional_id: str, group_id: str, epoch: int) -> None:
-        self.__attrs_init__(cluster, transactional_id=transactional_id, group_id=group_id, epoch=epoch)
+    def __init__(
+        self, cluster: ModelCluster, transactional_id: str, group_id: str, epoch: int
+    ) -> None:
+        self.__attrs_init__(
+            cluster, transactional_id=transactional_id, group_id=group_id, epoch=epoch
+        )
 
     def take(self, one: Partition, record: Record) -> None:
         self.cluster.of(self.transactional_id, self.epoch).records.append((one, record))
@@ -227,7 +251,9 @@ class ModelTransactionalSender(ModelSender):
         self.cluster.step()
         self.cluster.commit(self.transactional_id, self.group_id)
         self.cluster.step()
-        return Outcome({one: progress.offset for one, progress in self.batch.progress.items()})
+        return Outcome(
+            {one: progress.offset for one, progress in self.batch.progress.items()}
+        )
 
     def close(self) -> None:
         if self.cluster.epochs[self.transactional_id] == self.epoch:
@@ -236,7 +262,9 @@ class ModelTransactionalSender(ModelSender):
 
 @attrs.define(eq=False)
 class ModelLog:
-    """A partition that is mirrored. records: with gaps where there were markers, aborted or compacted records."""
+    """A partition that is mirrored. records: with gaps where there were markers,
+    aborted or compacted records.
+    """
 
     start: int = 0
     end: int = 0
@@ -246,7 +274,11 @@ class ModelLog:
     def append(self, value: bytes, *, gap: int = 0) -> None:
         """gap: offsets before it that hold no record."""
         offset = self.end + gap
-        self.records.append(RemoteRecord(Record(offset, 1_700_000_000_000 + offset, None, value), self.epoch))
+        self.records.append(
+            RemoteRecord(
+                Record(offset, 1_700_000_000_000 + offset, None, value), self.epoch
+            )
+        )
         self.end = offset + 1
 
     def mark(self) -> None:
@@ -265,7 +297,9 @@ class ModelLog:
 
     def compact(self, kept: Callable[[Record], bool]) -> None:
         """Never the last."""
-        self.records = [one for one in self.records if kept(one.record) or one is self.records[-1]]
+        self.records = [
+            one for one in self.records if kept(one.record) or one is self.records[-1]
+        ]
 
 
 @attrs.define(eq=False)
@@ -298,7 +332,10 @@ class ModelSource:
         self.step()
         counts = {name: sum(topic == name for topic, _ in self.logs) for name in names}
         known = [name for name in names if name in self.ids]
-        return {name: RemoteTopic(self.ids[name], counts[name], name in self.compacted) for name in known}
+        return {
+            name: RemoteTopic(self.ids[name], counts[name], name in self.compacted)
+            for name in known
+        }
 
     def span(self, partition: Partition) -> RemoteSpan:
         self.step()
@@ -316,7 +353,9 @@ class ModelSource:
             if not log.start <= position <= log.end:
                 lost.append(one)
                 continue
-            left = [record for record in log.records if record.record.offset >= position]
+            left = [
+                record for record in log.records if record.record.offset >= position
+            ]
             some = left[: self.chance.randrange(1, 6)]
             if some:
                 found[one] = some
@@ -324,9 +363,15 @@ class ModelSource:
                 reached[one] = log.end
         return Fetched(found, reached, lost)
 
-    def committed(self, group_id: str, partitions: Collection[Partition]) -> dict[Partition, Progress]:
+    def committed(
+        self, group_id: str, partitions: Collection[Partition]
+    ) -> dict[Partition, Progress]:
         self.step()
-        return {one: Progress(offset) for one, offset in self.groups.get(group_id, {}).items() if one in partitions}
+        return {
+            one: Progress(offset)
+            for one, offset in self.groups.get(group_id, {}).items()
+            if one in partitions
+        }
 
     def cluster_id(self) -> str:
         self.step()

@@ -1,4 +1,6 @@
-"""Plays a query of Spark that writes three batches to a topic, without a JVM: its planner, tasks and commits."""
+"""Plays a query of Spark that writes three batches to a topic, without a JVM: its
+planner, tasks and commits.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,22 @@ from support.tasks import frame, source
 
 QUERY = "5a0c3a4e-query"
 PARTITIONS = 2
-#: Of each batch, how many rows a partition gets, and how many bytes the first and the other half of them have: below
-#: what a task may carry, above it, and both.
+#: Of each batch, how many rows a partition gets, and how many bytes the first and the
+#: other half of them have: below what a task may carry, above it, and both.
 BATCHES = ((5, 10, 10), (12, 90, 90), (12, 10, 90))
 CARRY_BYTES = 400
-TYPES = sql.StructType([sql.StructField("value", sql.BinaryType()), sql.StructField("partition", sql.IntegerType())])
-#: Where pieces are appended to the active segment, and where they become segments of their own.
-CONFIGS: dict[str, dict[str, Any]] = {"appended": {}, "moved": {"segment.bytes": 2000, "index.interval.bytes": 200}}
+TYPES = sql.StructType(
+    [
+        sql.StructField("value", sql.BinaryType()),
+        sql.StructField("partition", sql.IntegerType()),
+    ]
+)
+#: Where pieces are appended to the active segment, and where they become segments of
+#: their own.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "appended": {},
+    "moved": {"segment.bytes": 2000, "index.interval.bytes": 200},
+}
 Content = tuple[tuple[bytes, ...], ...]
 
 
@@ -36,22 +47,32 @@ def expected(batch_id: int, partition: int, query: str = QUERY) -> list[bytes]:
     sizes = [first if number < count // 2 else others for number in range(count)]
     name = b"" if query == QUERY else query.encode() + b"-"
     return [
-        (b"%s%d-%d-%d." % (name, batch_id, partition, number)).ljust(size, b"x") for number, size in enumerate(sizes)
+        (b"%s%d-%d-%d." % (name, batch_id, partition, number)).ljust(size, b"x")
+        for number, size in enumerate(sizes)
     ]
 
 
 #: What the topic holds when so many batches are written.
 WHOLE: Sequence[Content] = [
-    tuple(tuple(itertools.chain(*(expected(batch, one) for batch in range(end)))) for one in range(PARTITIONS))
+    tuple(
+        tuple(itertools.chain(*(expected(batch, one) for batch in range(end))))
+        for one in range(PARTITIONS)
+    )
     for end in range(len(BATCHES) + 1)
 ]
 
 
 class Stream:
-    """A query that writes the batches, as often as it is asked to, on the file system that use() has named last."""
+    """A query that writes the batches, as often as it is asked to, on the file system
+    that use() has named last.
+    """
 
     def __init__(
-        self, path: str | Path, patch: pytest.MonkeyPatch | None = None, query: str = QUERY, **given: Any
+        self,
+        path: str | Path,
+        patch: pytest.MonkeyPatch | None = None,
+        query: str = QUERY,
+        **given: Any,
     ) -> None:
         """patch: what changes the modules of the writer; by default for good."""
         self.path = str(path)
@@ -63,13 +84,17 @@ class Stream:
 
     def count_names(self) -> None:
         """So that the same program gives the same names."""
-        self._patch.setattr(staged.uuid, "uuid4", lambda: uuid.UUID(int=next(self._names)))
+        self._patch.setattr(
+            staged.uuid, "uuid4", lambda: uuid.UUID(int=next(self._names))
+        )
 
     def use(self, fs: FS) -> None:
         for module in (rows, staged, streamwriter, writer):
             self._patch.setattr(module, "OS", fs)
         self._patch.setattr(logcore, "open_dir", functools.partial(self.opening, fs=fs))
-        self._patch.setattr(os.path, "isdir", lambda _: True)  # which StagedWrite.plan() asks of the directory
+        self._patch.setattr(
+            os.path, "isdir", lambda _: True
+        )  # which StagedWrite.plan() asks of the directory
 
     def create(self, fs: FS, config: dict[str, Any]) -> None:
         with self.opening(self.path, create=True, fs=fs) as directory:
@@ -88,8 +113,16 @@ class Stream:
             self.writer().abort(messages, batch_id)
             raise
 
-    def stage(self, planned: staged.StagedWrite, batch_id: int, tasks: int, query: str | None = None) -> list[Any]:
-        """What the tasks do with a batch; each has a share of the rows of each partition."""
+    def stage(
+        self,
+        planned: staged.StagedWrite,
+        batch_id: int,
+        tasks: int,
+        query: str | None = None,
+    ) -> list[Any]:
+        """What the tasks do with a batch; each has a share of the rows of each
+        partition.
+        """
         messages = []
         for task in range(tasks):
             values = []
@@ -102,15 +135,21 @@ class Stream:
                 numbers += [partition] * len(mine)
             batch = frame(value=values, partition=numbers)
             number = None if query is None else batch_id
-            messages.append(planned.stage(iter([batch]), task, next(self._names), query, number))
+            messages.append(
+                planned.stage(iter([batch]), task, next(self._names), query, number)
+            )
         return messages
 
-    def content(self, fs: FS, opening: Callable[..., Any] | None = None, **how: Any) -> Content:
+    def content(
+        self, fs: FS, opening: Callable[..., Any] | None = None, **how: Any
+    ) -> Content:
         """What each partition holds; offsets have no gap."""
         found = []
         with (opening or self.opening)(self.path, fs=fs, **how) as directory:
             for partition in range(PARTITIONS):
                 records = list(directory.partition("t", partition).read(0))
-                assert [record.offset for record in records] == list(range(len(records)))
+                assert [record.offset for record in records] == list(
+                    range(len(records))
+                )
                 found.append(tuple(record.value for record in records))
         return tuple(found)

@@ -1,7 +1,9 @@
-"""The data source `slowcore`: logcore, which stops for a moment at each step that is worth a kill.
+"""The data source `slowcore`: logcore, which stops for a moment at each step that is
+worth a kill.
 
-Where LOGCORE_TEST_STEPS has a file `wanted.<topic>.<step>`, it tells that it is there by making `<topic>.<step>.<pid>`,
-and goes on when that is removed, or after a second or two.
+Where LOGCORE_TEST_STEPS has a file `wanted.<topic>.<step>`, it tells that it is there
+by making `<topic>.<step>.<pid>`, and goes on when that is removed, or after a second or
+two.
 
 | step | |
 |---|---|
@@ -46,7 +48,10 @@ class SlowStreamWriter(LogcoreStreamWriter):
         return message
 
     def commit(self, messages: list[Any], batchId: int) -> None:
-        with_stops(self.planned, lambda: super(SlowStreamWriter, self).commit(messages, batchId))
+        with_stops(
+            self.planned,
+            lambda: super(SlowStreamWriter, self).commit(messages, batchId),
+        )
 
 
 class SlowWriter(LogcoreWriter):

@@ -21,7 +21,9 @@ SMALL = {"segment.bytes": "4000", "index.interval.bytes": "200"}
 
 
 def column(values: list[bytes]) -> Any:
-    edges = np.concatenate([[0], np.cumsum([len(value) for value in values])]).astype(np.int64)
+    edges = np.concatenate([[0], np.cumsum([len(value) for value in values])]).astype(
+        np.int64
+    )
     return np.frombuffer(b"".join(values), np.uint8), edges, None
 
 
@@ -41,7 +43,9 @@ def stage(
     config: dict[str, str] | None = None,
     carries: bool = False,
 ) -> list[StagedFile]:
-    """What tasks do: each writes its share of rows() to each partition. carries: in messages that the driver stores."""
+    """What tasks do: each writes its share of rows() to each partition. carries: in
+    messages that the driver stores.
+    """
     Staging(fs, str(path)).begin(txid)
     files = []
     pieces = []
@@ -52,7 +56,15 @@ def stage(
             attempt = f"{task}.{task + 7}"
             settings = LogConfig.parse(config)
             writer = StagedWriter(
-                fs, str(path), txid, topic, partition, attempt, settings, batch_bytes=200, holds=carries
+                fs,
+                str(path),
+                txid,
+                topic,
+                partition,
+                attempt,
+                settings,
+                batch_bytes=200,
+                holds=carries,
             )
             part = values[task * share : (task + 1) * share]
             writer.append_columns(None, column(part), None, len(part))
@@ -63,11 +75,21 @@ def stage(
     return [*files, *Staging(fs, str(path)).store(txid, pieces)]
 
 
-def manifest(files: list[StagedFile], txid: str, app: str = "app", version: int = 0) -> Manifest:
-    return Manifest(app_id=app, version=version, txid=txid, files=files, topics={"t": len(PARTITIONS)})
+def manifest(
+    files: list[StagedFile], txid: str, app: str = "app", version: int = 0
+) -> Manifest:
+    return Manifest(
+        app_id=app,
+        version=version,
+        txid=txid,
+        files=files,
+        topics={"t": len(PARTITIONS)},
+    )
 
 
-def publish(path: Path, txid: str, app: str = "app", version: int = 0, **how: Any) -> Staging:
+def publish(
+    path: Path, txid: str, app: str = "app", version: int = 0, **how: Any
+) -> Staging:
     fs = how.get("fs", OS)
     one = Staging(fs, str(path))
     one.publish(manifest(stage(path, txid, **how), txid, app, version))

@@ -1,4 +1,6 @@
-"""A broker without sockets on a simulated disk. What it submits is done when it can do nothing else, in order."""
+"""A broker without sockets on a simulated disk. What it submits is done when it can do
+nothing else, in order.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from netshim.waiting import Answer
 
 
 class StillBroker:
-    def __init__(self, disk: SimulatedDisk, now_ms: int, durability: str = "group") -> None:
+    def __init__(
+        self, disk: SimulatedDisk, now_ms: int, durability: str = "group"
+    ) -> None:
         self.disk = disk
         self.durability = durability
         self.now_ms = now_ms
@@ -25,7 +29,9 @@ class StillBroker:
 
     def start(self) -> None:
         self.is_stopped = False
-        self.logdir = logcore.open_dir("/data", create=True, fs=self.disk, durability=self.durability)
+        self.logdir = logcore.open_dir(
+            "/data", create=True, fs=self.disk, durability=self.durability
+        )
         self.broker = Broker(self.logdir, Settings(), self.submit, lambda: "id")
         self.tick()
 
@@ -40,7 +46,9 @@ class StillBroker:
         self.start()
 
     def submit(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """Not done before the broker has done all it can without it: so a missing wait for the disk shows."""
+        """Not done before the broker has done all it can without it: so a missing wait
+        for the disk shows.
+        """
         self.submitted.append((work, done))
 
     def run(self) -> None:
@@ -58,8 +66,12 @@ class StillBroker:
         self.run()
 
     def ask(self, api: Any, version: int, **fields: Any) -> Any:
-        """The response, which has to be there at once. It and the request pass through their wire forms."""
-        frame = memoryview(wire.encode_request(api, version, 1, "me", api.Request(**fields)))[4:]
+        """The response, which has to be there at once. It and the request pass through
+        their wire forms.
+        """
+        frame = memoryview(
+            wire.encode_request(api, version, 1, "me", api.Request(**fields))
+        )[4:]
         reply = self.broker.handle(self.session, frame, self.now_ms)
         self.run()
         if isinstance(reply, Answer):

@@ -14,7 +14,9 @@ from pyspark_logcore.source import LogcoreDataSource
 
 
 def source(path: Path, **given: object) -> LogcoreDataSource:
-    texts = {name.lower(): str(value) for name, value in given.items()}  # as Spark hands them over
+    texts = {
+        name.lower(): str(value) for name, value in given.items()
+    }  # as Spark hands them over
     return LogcoreDataSource({"path": str(path), **texts})
 
 
@@ -26,7 +28,9 @@ def frame(**given: Any) -> Any:
         "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
     }
     arrays = {
-        name: column if isinstance(column, pa.Array) else pa.array(column, types.get(name, pa.binary()))
+        name: column
+        if isinstance(column, pa.Array)
+        else pa.array(column, types.get(name, pa.binary()))
         for name, column in given.items()
     }
     return pa.record_batch(arrays)
@@ -41,15 +45,26 @@ def spark_types(batch: Any) -> sql.StructType:
         "timestamp": sql.TimestampType(),
     }
     kinds["headers"] = columns.spark_schema(["headers"])[0].dataType
-    return sql.StructType([sql.StructField(name, kinds.get(name, sql.LongType())) for name in batch.schema.names])
+    return sql.StructType(
+        [
+            sql.StructField(name, kinds.get(name, sql.LongType()))
+            for name in batch.schema.names
+        ]
+    )
 
 
 def write(path: Path, *tasks: Any, **given: object) -> Any:
-    """Plays a write of one batch for each task; what crosses processes goes through pickle."""
+    """Plays a write of one batch for each task; what crosses processes goes through
+    pickle.
+    """
     writer = source(path, **given).writer(spark_types(tasks[0]), False)
     messages = []
     for task, batch in enumerate(tasks):
         copy = pickle.loads(pickle.dumps(writer))
-        messages.append(pickle.loads(pickle.dumps(copy.planned.stage(iter([batch]), task, task + 100))))
+        messages.append(
+            pickle.loads(
+                pickle.dumps(copy.planned.stage(iter([batch]), task, task + 100))
+            )
+        )
     writer.commit(messages)
     return writer

@@ -1,4 +1,6 @@
-"""Runs a program as at a terminal: its three streams are a pseudo-terminal of a given width."""
+"""Runs a program as at a terminal: its three streams are a pseudo-terminal of a given
+width.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,12 @@ import logcore
 SOURCE = str(Path(logcore.__file__).resolve().parents[1])
 
 
-def at_terminal(*arguments: object, columns: int = 80, typed: str = "", module: str = "logcore") -> tuple[int, str]:
-    """The exit code and what the terminal showed; typed: what the user types, all at once."""
+def at_terminal(
+    *arguments: object, columns: int = 80, typed: str = "", module: str = "logcore"
+) -> tuple[int, str]:
+    """The exit code and what the terminal showed; typed: what the user types, all at
+    once.
+    """
     ours, theirs = pty.openpty()
     try:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
@@ -25,7 +31,9 @@ def at_terminal(*arguments: object, columns: int = 80, typed: str = "", module: 
         for name in ("COLUMNS", "LINES", "NO_COLOR"):
             environment.pop(name, None)
         command = [sys.executable, "-m", module, *map(str, arguments)]
-        process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+        process = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+        )
     finally:
         os.close(theirs)
     shown = b""

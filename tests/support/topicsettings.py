@@ -9,18 +9,77 @@ from logcore.config import CONFIGS
 from netshim import wire
 from support.client import Client
 
-VERDICTS = Path(__file__).resolve().parents[1] / "data" / "kafka" / "topic_settings.json"
+VERDICTS = (
+    Path(__file__).resolve().parents[1] / "data" / "kafka" / "topic_settings.json"
+)
 #: Topics in a request.
 _AT_ONCE = 100
 #: Settings that Kafka 4 does not know any more.
 REMOVED = ("message.downconversion.enable", "message.format.version")
 _EDGES = (0, 1, 4, 9, 12, 14, 17, 22, -1, -2, -131_072, 1 << 20, 2**31 - 1, 2**63 - 1)
 _NUMBERS = sorted({str(edge + step) for edge in _EDGES for step in (-1, 0, 1)}, key=int)
-_NUMBERS += ["", " ", " 9 ", "+9", "9.0", "1e6", "0x10", "1_000", "\u0669", "true", "9L", "--9", "- 9", "*", "9\n"]
-_DOUBLES = ["0", "1", "0.5", " 0.5 ", "0.5f", "0.5d", ".5", "5e-1", "+.5", "1.1", "-0.1", "NaN", "Infinity", "", "a"]
+_NUMBERS += [
+    "",
+    " ",
+    " 9 ",
+    "+9",
+    "9.0",
+    "1e6",
+    "0x10",
+    "1_000",
+    "\u0669",
+    "true",
+    "9L",
+    "--9",
+    "- 9",
+    "*",
+    "9\n",
+]
+_DOUBLES = [
+    "0",
+    "1",
+    "0.5",
+    " 0.5 ",
+    "0.5f",
+    "0.5d",
+    ".5",
+    "5e-1",
+    "+.5",
+    "1.1",
+    "-0.1",
+    "NaN",
+    "Infinity",
+    "",
+    "a",
+]
 _DOUBLES += ["1_0.0", "0_0.5", "0x1p-1", "1,0", "-0", "0.5L", "nan", "inf"]
-_BOOLEANS = ["true", "false", "TRUE", " True ", "yes", "1", "0", "", "on", "tru e", "null"]
-_STRINGS = ["", " ", "none", "producer", "uncompressed", "gzip", "snappy", "lz4", "zstd", "GZIP", " gzip ", "gzip,lz4"]
+_BOOLEANS = [
+    "true",
+    "false",
+    "TRUE",
+    " True ",
+    "yes",
+    "1",
+    "0",
+    "",
+    "on",
+    "tru e",
+    "null",
+]
+_STRINGS = [
+    "",
+    " ",
+    "none",
+    "producer",
+    "uncompressed",
+    "gzip",
+    "snappy",
+    "lz4",
+    "zstd",
+    "GZIP",
+    " gzip ",
+    "gzip,lz4",
+]
 _STRINGS += ["CreateTime", "LogAppendTime", "createtime", "x"]
 _LISTS = [
     "",
@@ -34,7 +93,15 @@ _LISTS = [
     "delete,",
     ",delete",
 ]
-_LISTS += ["delete, compact", " delete ,compact ", "Delete", "none", "delete,none", "delete;compact", "[delete]"]
+_LISTS += [
+    "delete, compact",
+    " delete ,compact ",
+    "Delete",
+    "none",
+    "delete,none",
+    "delete;compact",
+    "[delete]",
+]
 _LISTS += [
     "*",
     "0:1",
@@ -64,12 +131,18 @@ _FORMS = {
 
 def forms() -> dict[str, list[str]]:
     """Setting -> values, for each setting that Kafka knows, or knew."""
-    found = {name: _FORMS[field.metadata["type"]] for name, field in CONFIGS.items() if not field.metadata.get("ours")}
+    found = {
+        name: _FORMS[field.metadata["type"]]
+        for name, field in CONFIGS.items()
+        if not field.metadata.get("ours")
+    }
     return found | {name: ["true", "false", "3.0"] for name in REMOVED}
 
 
 def ask(port: int) -> dict[str, dict[str, bool]]:
-    """Setting -> value -> whether a broker takes it in CreateTopics, which is only to check it."""
+    """Setting -> value -> whether a broker takes it in CreateTopics, which is only to
+    check it.
+    """
     asked = [(name, value) for name, values in forms().items() for value in values]
     request = wire.CREATE_TOPICS.Request
     client = Client(port)
@@ -85,7 +158,11 @@ def ask(port: int) -> dict[str, dict[str, bool]]:
             )
             for number, (name, value) in enumerate(some)
         ]
-        answer = client.ask(wire.CREATE_TOPICS, 7, request(topics=topics, timeout_ms=60_000, validate_only=True))
+        answer = client.ask(
+            wire.CREATE_TOPICS,
+            7,
+            request(topics=topics, timeout_ms=60_000, validate_only=True),
+        )
         codes = {topic.name: topic.error_code for topic in answer.topics}
         for number, (name, value) in enumerate(some):
             verdicts.setdefault(name, {})[value] = not codes[f"t{number}"]
@@ -100,5 +177,8 @@ def stored() -> dict[str, dict[str, bool]]:
 
 
 def store(verdicts: dict[str, dict[str, bool]]) -> None:
-    lines = [f"{json.dumps(name)}: {json.dumps(values)}" for name, values in sorted(verdicts.items())]
+    lines = [
+        f"{json.dumps(name)}: {json.dumps(values)}"
+        for name, values in sorted(verdicts.items())
+    ]
     VERDICTS.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")

@@ -16,9 +16,13 @@ def whole(data: bytes) -> list[bytes | None]:
 
 
 def killed(times: list[int], **config: Any) -> SimulatedDisk:
-    """A log of records of these times, on disk up to the recovery point, as a crash leaves it."""
+    """A log of records of these times, on disk up to the recovery point, as a crash
+    leaves it.
+    """
     disk = SimulatedDisk()
-    log = logcore.open("t-0", create=True, fs=disk, config={"index.interval.bytes": 100, **config})
+    log = logcore.open(
+        "t-0", create=True, fs=disk, config={"index.interval.bytes": 100, **config}
+    )
     for at in times:
         log.append(b"x" * 50, timestamp_ms=at)
     log.flush()

@@ -1,8 +1,10 @@
-"""Transactions without a broker: a coordinator, its disk, partitions and producers, in an order drawn by chance.
+"""Transactions without a broker: a coordinator, its disk, partitions and producers, in
+an order drawn by chance.
 
-A record of `__transaction_state` waits until the world syncs it; a crash keeps some of those that wait, in order. Each
-marker of a transaction is written, refused for now, or lost in a crash by itself. Producers lose requests and answers,
-send again, fall asleep and wake up as zombies. Time is a number.
+A record of `__transaction_state` waits until the world syncs it; a crash keeps some of
+those that wait, in order. Each marker of a transaction is written, refused for now, or
+lost in a crash by itself. Producers lose requests and answers, send again, fall asleep
+and wake up as zombies. Time is a number.
 
 What must hold at any time:
     known       what the coordinator knows of an id is what is on disk: nothing runs ahead of its record
@@ -83,7 +85,9 @@ class PartitionLog:
 
 @attrs.define(eq=False)
 class Producer:
-    """A client. request: what it has asked and will ask again until it is answered, waiter: the present try."""
+    """A client. request: what it has asked and will ask again until it is answered,
+    waiter: the present try.
+    """
 
     name: str
     version: int
@@ -108,9 +112,13 @@ def with_mistakes(*mistakes: tuple[str, str]) -> Any:
 
 
 class World:
-    """module: where the coordinator is from. marks_early: markers are written before the prepare record is on disk."""
+    """module: where the coordinator is from. marks_early: markers are written before
+    the prepare record is on disk.
+    """
 
-    def __init__(self, seed: int, module: Any = real, *, marks_early: bool = False) -> None:
+    def __init__(
+        self, seed: int, module: Any = real, *, marks_early: bool = False
+    ) -> None:
         self.chance = random.Random(seed)
         self.module = module
         self.marks_early = marks_early
@@ -119,10 +127,18 @@ class World:
         self.durable: dict[bytes, bytes | None] = {}
         self.next_id = 1_000
         self.attempts = 0
-        self.written: dict[int, set[Partition]] = {}  # attempt -> where its records were acknowledged
-        self.ends: dict[tuple[str, int, int, bool], Identity] = {}  # what was answered to each request for an end
-        self.outcomes: dict[int, bool] = {}  # attempt -> whether its producer was told that it is committed
-        self.producers = [Producer("ab"[n % 2], 2 if n % 3 == 0 else 1) for n in range(4)]
+        self.written: dict[
+            int, set[Partition]
+        ] = {}  # attempt -> where its records were acknowledged
+        self.ends: dict[
+            tuple[str, int, int, bool], Identity
+        ] = {}  # what was answered to each request for an end
+        self.outcomes: dict[
+            int, bool
+        ] = {}  # attempt -> whether its producer was told that it is committed
+        self.producers = [
+            Producer("ab"[n % 2], 2 if n % 3 == 0 else 1) for n in range(4)
+        ]
         self.waiters = 0
         self.events = 0
         self.start()
@@ -147,10 +163,16 @@ class World:
                     self.answer(waiter, result)
                 case Store():
                     self.stores.append(effect)
-                    if self.marks_early and effect.stored is not None and effect.stored.status in (2, 3):
+                    if (
+                        self.marks_early
+                        and effect.stored is not None
+                        and effect.stored.status in (2, 3)
+                    ):
                         for each in effect.stored.partitions:
                             self.logs[each].mark(
-                                effect.stored.producer_id, effect.stored.producer_epoch, effect.stored.status == 2
+                                effect.stored.producer_id,
+                                effect.stored.producer_epoch,
+                                effect.stored.status == 2,
                             )
                 case WriteMarkers():
                     self.markers.append((effect, set(effect.partitions)))
@@ -168,7 +190,9 @@ class World:
 
     def keep(self, effect: Store) -> None:
         key = transaction_key(effect.transaction.transactional_id)
-        self.durable[key] = None if effect.stored is None else transaction_value(effect.stored)
+        self.durable[key] = (
+            None if effect.stored is None else transaction_value(effect.stored)
+        )
 
     def sync(self) -> None:
         if self.stores:
@@ -182,7 +206,9 @@ class World:
         effect, left = self.chance.choice(self.markers)
         partition = self.chance.choice(sorted(left))
         left.discard(partition)
-        self.logs[partition].mark(effect.producer_id, effect.producer_epoch, effect.commit)
+        self.logs[partition].mark(
+            effect.producer_id, effect.producer_epoch, effect.commit
+        )
         if not left:
             self.markers = [each for each in self.markers if each[0] is not effect]
             self.act(self.coordinator.marked(effect, frozenset(), self.now_ms))
@@ -198,7 +224,9 @@ class World:
         for effect, left in self.markers:
             for each in sorted(left):
                 if self.chance.random() < 0.3:
-                    self.logs[each].mark(effect.producer_id, effect.producer_epoch, effect.commit)
+                    self.logs[each].mark(
+                        effect.producer_id, effect.producer_epoch, effect.commit
+                    )
         for each in self.producers:
             each.waiter = -1
         self.start()
@@ -212,7 +240,9 @@ class World:
             self.keep(effect)
         self.act(self.coordinator.stored(effect, self.now_ms, failed=True))
         if not self.coordinator.is_over:
-            self.stores.remove(effect)  # it went on as if the record were there; a crash shows what comes of it
+            self.stores.remove(
+                effect
+            )  # it went on as if the record were there; a crash shows what comes of it
             self.judge_knowledge()
             for _ in range(12):
                 self.step(self.chance.choice(self.producers))
@@ -230,23 +260,35 @@ class World:
             if producer.waiter == waiter:
                 producer.waiter = -1
                 self.judge_answer(producer.request, result)
-                if self.chance.random() < 0.9:  # else the answer is lost, and the request comes again
+                if (
+                    self.chance.random() < 0.9
+                ):  # else the answer is lost, and the request comes again
                     self.hear(producer, result)
 
     def judge_answer(self, request: Any, result: Any) -> None:
         if isinstance(request, End) and isinstance(result, Identity):
-            asked = (request.transactional_id, request.producer_id, request.producer_epoch, request.commit)
+            asked = (
+                request.transactional_id,
+                request.producer_id,
+                request.producer_epoch,
+                request.commit,
+            )
             before = self.ends.setdefault(asked, result)
             if before != result:
                 raise Broken(f"{asked} is answered {result}, and was {before}")
 
     def hear(self, producer: Producer, result: Any) -> None:
         request = producer.request
-        if result in (TransactionError.CONCURRENT_TRANSACTIONS, TransactionError.COORDINATOR_NOT_AVAILABLE):
+        if result in (
+            TransactionError.CONCURRENT_TRANSACTIONS,
+            TransactionError.COORDINATOR_NOT_AVAILABLE,
+        ):
             return
         producer.request = None
         if isinstance(result, TransactionError):
-            producer.identity = None  # its client would end with a fatal error; here it begins again
+            producer.identity = (
+                None  # its client would end with a fatal error; here it begins again
+            )
             producer.attempt = -1
             return
         match request:
@@ -276,13 +318,17 @@ class World:
             return
         if producer.request is not None:
             if isinstance(producer.request, End) and self.chance.random() < 0.2:
-                producer.request = attrs.evolve(producer.request, commit=not producer.request.commit)
+                producer.request = attrs.evolve(
+                    producer.request, commit=not producer.request.commit
+                )
             self.send(producer, producer.request)
             return
         name = producer.name
         if producer.identity is None:
             if may_begin:
-                self.send(producer, Initialize(transactional_id=name, timeout_ms=TIMEOUT_MS))
+                self.send(
+                    producer, Initialize(transactional_id=name, timeout_ms=TIMEOUT_MS)
+                )
             return
         who: dict[str, Any] = {
             "transactional_id": name,
@@ -299,7 +345,9 @@ class World:
             return
         kind = self.chance.random()
         if kind < 0.3 or not producer.added:
-            chosen = frozenset(self.chance.sample(PARTITIONS, self.chance.randint(1, 2)))
+            chosen = frozenset(
+                self.chance.sample(PARTITIONS, self.chance.randint(1, 2))
+            )
             self.send(producer, AddPartitions(partitions=chosen, **who))
         elif kind < 0.7:
             where = self.chance.choice(sorted(producer.added))
@@ -309,14 +357,22 @@ class World:
         elif kind < 0.95:
             self.send(producer, End(commit=self.chance.random() < 0.7, **who))
 
-    def write(self, producer: Producer, identity: Identity, where: Partition, attempt: int) -> None:
+    def write(
+        self, producer: Producer, identity: Identity, where: Partition, attempt: int
+    ) -> None:
         """A Produce request: checked and stored in one go."""
-        error = self.coordinator.verify(producer.name, identity.producer_id, identity.producer_epoch, where)
-        if error is None and self.logs[where].write(identity.producer_id, identity.producer_epoch, attempt):
+        error = self.coordinator.verify(
+            producer.name, identity.producer_id, identity.producer_epoch, where
+        )
+        if error is None and self.logs[where].write(
+            identity.producer_id, identity.producer_epoch, attempt
+        ):
             self.written[attempt].add(where)
 
     def arrive_late(self) -> None:
-        """A copy of a Produce request of an earlier transaction, which the network kept."""
+        """A copy of a Produce request of an earlier transaction, which the network
+        kept.
+        """
         for producer in self.producers:
             if producer.late:
                 identity, where, attempt = producer.late.pop(0)
@@ -358,13 +414,17 @@ class World:
             if value is not None:
                 stored = read_transaction(value)
             if self.coordinator.get(name) != stored:
-                raise Broken(f"{name} is known as {self.coordinator.get(name)}, and stored as {stored}")
+                raise Broken(
+                    f"{name} is known as {self.coordinator.get(name)}, and stored as {stored}"
+                )
 
     def finish(self) -> None:
         """All producers are gone, but for what they have asked; then the invariants."""
         for _ in range(400):
             for producer in self.producers:
-                self.step(producer, may_begin=False) if producer.request is not None else None
+                self.step(
+                    producer, may_begin=False
+                ) if producer.request is not None else None
             for _ in range(4):
                 self.sync()
                 self.mark()
@@ -373,9 +433,15 @@ class World:
             if any(log.open.values()):
                 raise Broken(f"an open transaction in {where}: {log.open}")
         for attempt, places in self.written.items():
-            committed = {where for where in places if attempt in self.logs[where].committed}
+            committed = {
+                where for where in places if attempt in self.logs[where].committed
+            }
             if committed and committed != places:
-                raise Broken(f"attempt {attempt} is committed in {committed} of {places}")
+                raise Broken(
+                    f"attempt {attempt} is committed in {committed} of {places}"
+                )
             outcome = self.outcomes.get(attempt)
             if places and outcome is not None and bool(committed) != outcome:
-                raise Broken(f"attempt {attempt} was answered {outcome}, and is committed in {committed}")
+                raise Broken(
+                    f"attempt {attempt} was answered {outcome}, and is committed in {committed}"
+                )

@@ -1,10 +1,13 @@
-"""Simulated processes that consume, transform and produce in transactions, and what has to hold whatever happens.
+"""Simulated processes that consume, transform and produce in transactions, and what has
+to hold whatever happens.
 
-Each takes records of topic "in" as a member of group "g", and sends what it made of them to topic "out" in one
-transaction with its offsets. A ledger outlives the processes: which transactions were acknowledged, and which failed.
+Each takes records of topic "in" as a member of group "g", and sends what it made of
+them to topic "out" in one transaction with its offsets. A ledger outlives the
+processes: which transactions were acknowledged, and which failed.
 
 The invariants, by name:
-- once: at the end, readers of committed records see the result of each input once, and of no other.
+- once: at the end, readers of committed records see the result of each input once, and
+  of no other.
 - whole: readers see all results of a transaction, or none.
 - kept: the results of an acknowledged transaction are seen.
 - dropped: those of a transaction that was aborted are not.
@@ -46,7 +49,8 @@ CONSUMING: Final[dict[str, Any]] = {
     "isolation_level": "read_committed",
     "max_poll_interval_ms": 3_000,
 }
-#: After these a transaction is aborted, or its outcome is found out by whoever has its id next.
+#: After these a transaction is aborted, or its outcome is found out by whoever has its
+#: id next.
 _ENDED: Final = (
     CommitFailedError,
     DeliveryTimeoutError,
@@ -59,10 +63,19 @@ _ENDED: Final = (
 
 
 class Pipeline:
-    """See the top of this module. shared: processes open the directory beside one another; else one after the other."""
+    """See the top of this module. shared: processes open the directory beside one
+    another; else one after the other.
+    """
 
     def __init__(
-        self, seed: int, *, chances: Chances, processes: int = 2, ids: int = 2, records: int = 8, shared: bool = True
+        self,
+        seed: int,
+        *,
+        chances: Chances,
+        processes: int = 2,
+        ids: int = 2,
+        records: int = 8,
+        shared: bool = True,
     ) -> None:
         self.rng = random.Random(seed)
         self.disk = SimulatedDisk({"data": None}, seed=seed)
@@ -98,10 +111,14 @@ class Pipeline:
         if process in self.members and self.lives < 6 and not self.machine.is_off:
             self._begin()
 
-    # -- what processes do -------------------------------------------------------------------------------------------
+    # -- what processes do
+    # -------------------------------------------------------------------------------------------
 
     def _live(self, fs: SharedFS, number: int) -> None:
-        with logcore.open_dir(PATH, shared=True, fs=fs) as data, data.consumer(**CONSUMING) as consumer:
+        with (
+            logcore.open_dir(PATH, shared=True, fs=fs) as data,
+            data.consumer(**CONSUMING) as consumer,
+        ):
             consumer.subscribe(["in"])
             with self._producer(data, number % self.ids) as producer:
                 for _ in range(self.rng.randrange(2, 6)):
@@ -110,7 +127,10 @@ class Pipeline:
 
     def _finish(self, fs: SharedFS) -> None:
         """Goes on until all was processed, and nothing is open."""
-        with logcore.open_dir(PATH, shared=self.shared, fs=fs) as data, data.consumer(**CONSUMING) as consumer:
+        with (
+            logcore.open_dir(PATH, shared=self.shared, fs=fs) as data,
+            data.consumer(**CONSUMING) as consumer,
+        ):
             consumer.subscribe(["in"])
             until = self.machine.steps + 60_000
             is_left = True
@@ -118,7 +138,9 @@ class Pipeline:
                 with self._producer(data, self.ids) as producer:
                     while is_left and self._turn(data, consumer, producer):
                         is_left = not self._is_done(data)
-                        assert self.machine.steps < until, f"once: not done, {consumer.assignment()}"
+                        assert self.machine.steps < until, (
+                            f"once: not done, {consumer.assignment()}"
+                        )
 
     def _is_done(self, data: LogDir) -> bool:
         seen: Counter[bytes] = Counter()
@@ -133,11 +155,19 @@ class Pipeline:
 
     def _producer(self, data: LogDir, number: int) -> TransactionalProducer:
         return data.producer(
-            transactional_id=f"id-{number}", threaded=False, transaction_timeout_ms=2_000, linger_ms=0, max_block_ms=5
+            transactional_id=f"id-{number}",
+            threaded=False,
+            transaction_timeout_ms=2_000,
+            linger_ms=0,
+            max_block_ms=5,
         )
 
-    def _turn(self, data: LogDir, consumer: logcore.Consumer, producer: TransactionalProducer) -> bool:
-        """One transaction, if there is something to do. False when another producer has the id."""
+    def _turn(
+        self, data: LogDir, consumer: logcore.Consumer, producer: TransactionalProducer
+    ) -> bool:
+        """One transaction, if there is something to do. False when another producer has
+        the id.
+        """
         transacting = producer._transacting
         with contextlib.suppress(LogLockedError, ResourceError):
             data.tick()
@@ -155,7 +185,9 @@ class Pipeline:
             return True
         return self._process(consumer, producer, found)
 
-    def _process(self, consumer: logcore.Consumer, producer: TransactionalProducer, found: Any) -> bool:
+    def _process(
+        self, consumer: logcore.Consumer, producer: TransactionalProducer, found: Any
+    ) -> bool:
         self.made += 1
         name = b"%d" % self.made
         wanted = self.sent[name] = Counter()
@@ -168,7 +200,9 @@ class Pipeline:
                 if self.rng.random() < 0.3:
                     producer.flush(0)
             offsets = {one: records[-1].offset + 1 for one, records in found.items()}
-            producer.send_offsets_to_transaction(dict(offsets), consumer.group_metadata())
+            producer.send_offsets_to_transaction(
+                dict(offsets), consumer.group_metadata()
+            )
             if self.rng.random() < 0.2:
                 producer.abort_transaction()
                 self.aborted.add(name)
@@ -194,13 +228,16 @@ class Pipeline:
             self.aborted.add(name)
 
     def _go_back(self, consumer: logcore.Consumer) -> None:
-        """To what the group has committed: positions are ahead of a transaction that was aborted."""
+        """To what the group has committed: positions are ahead of a transaction that
+        was aborted.
+        """
         with contextlib.suppress(*_ENDED):
             stored = consumer.committed(consumer.assignment())
             for one, found in stored.items():
                 consumer.seek(one, 0 if found is None else found.offset)
 
-    # -- what has to hold --------------------------------------------------------------------------------------------
+    # -- what has to hold
+    # --------------------------------------------------------------------------------------------
 
     def judge(self, disk: SimulatedDisk, *, after_power: bool) -> None:
         with logcore.open_dir(PATH, fs=disk) as data:
@@ -211,13 +248,17 @@ class Pipeline:
             seen: Counter[bytes] = Counter()
             for number in range(OUT):
                 log = data.partition("out", number)
-                assert log.last_stable_offset == log.high_watermark, f"ended: out-{number}"
+                assert log.last_stable_offset == log.high_watermark, (
+                    f"ended: out-{number}"
+                )
                 seen.update(_values(log))
             self._judge_transactions(seen)
             inputs = Counter(value.partition(b":")[2] for value in seen)
             self._judge_offsets(data, inputs)
             if not after_power and not self.machine.is_off:
-                assert inputs == Counter(b"%d" % number for number in range(self.records)), f"once: {inputs}"
+                assert inputs == Counter(
+                    b"%d" % number for number in range(self.records)
+                ), f"once: {inputs}"
 
     def _judge_transactions(self, seen: Counter[bytes]) -> None:
         assert all(count == 1 for count in seen.values()), f"once: {seen}"
@@ -225,7 +266,9 @@ class Pipeline:
         for value in seen:
             by_name.setdefault(value.partition(b":")[0], Counter())[value] += 1
         for name, those in by_name.items():
-            assert those == self.sent[name], f"whole: {name!r}: {those} of {self.sent[name]}"
+            assert those == self.sent[name], (
+                f"whole: {name!r}: {those} of {self.sent[name]}"
+            )
             assert name not in self.aborted, f"dropped: {name!r}"
         for name in self.acked:
             assert name in by_name, f"kept: {name!r}"
@@ -239,8 +282,13 @@ class Pipeline:
                 found = consumer.committed([one])[one]
                 offset = 0 if found is None else found.offset
                 results = sum(1 for value in inputs if int(value) % 2 == number)
-                assert offset == results, f"whole: {one}: {offset} committed, {results} results"
+                assert offset == results, (
+                    f"whole: {one}: {offset} committed, {results} results"
+                )
 
 
 def _values(log: logcore.Log) -> list[bytes]:
-    return [bytes(record.value or b"") for record in log.read(log.log_start_offset, isolation="read_committed")]
+    return [
+        bytes(record.value or b"")
+        for record in log.read(log.log_start_offset, isolation="read_committed")
+    ]

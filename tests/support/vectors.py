@@ -1,4 +1,6 @@
-"""The files that Kafka and its clients wrote, and what they hold; tests/data/vectors/README.md tells of each."""
+"""The files that Kafka and its clients wrote, and what they hold;
+tests/data/vectors/README.md tells of each.
+"""
 
 from __future__ import annotations
 

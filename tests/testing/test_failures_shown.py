@@ -1,4 +1,6 @@
-"""What pytest shows of a failure that the kit found: the test, the program and the finding, and no frames of ours."""
+"""What pytest shows of a failure that the kit found: the test, the program and the
+finding, and no frames of ours.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +42,20 @@ def shown(pytester: pytest.Pytester, test: str) -> str:
     return result.stdout.str()
 
 
-def test_a_finding_shows_the_program_and_how_to_replay(pytester: pytest.Pytester) -> None:
+def test_a_finding_shows_the_program_and_how_to_replay(
+    pytester: pytest.Pytester,
+) -> None:
     text = shown(pytester, "def test_it():\n    explore(run, recover, judge, seed=3)\n")
     assert ">       explore(run, recover, judge, seed=3)" in text
     assert ">       assert found[: len(promised)] == promised" in text
-    assert '>       with logcore.open("orders-0", create=True, durability="os", fs=disk) as log:' in text
-    assert "to replay: the same program with seed=3 comes to this disk again, at moment " in text
+    assert (
+        '>       with logcore.open("orders-0", create=True, durability="os", fs=disk) as log:'
+        in text
+    )
+    assert (
+        "to replay: the same program with seed=3 comes to this disk again, at moment "
+        in text
+    )
     assert "recover(error.state.disk())" in text
     assert not [name for name in OURS if name in text], text
     assert "logcore.recovery" not in text, "log lines of thousands of recoveries"
@@ -82,7 +92,10 @@ def test_a_program_that_fails_shows_its_own_error(pytester: pytest.Pytester) -> 
         "def broken(disk, promise):\n    raise KeyError('its own')\n"
         "def test_it():\n    explore(broken, recover, judge)\n",
     )
-    assert ">   raise KeyError('its own')" in text or ">       raise KeyError('its own')" in text
+    assert (
+        ">   raise KeyError('its own')" in text
+        or ">       raise KeyError('its own')" in text
+    )
     assert not [name for name in OURS if name in text], text
 
 
@@ -102,16 +115,28 @@ def test_the_same_program_with_that_seed_comes_there_again() -> None:
     for _ in range(2):
         with pytest.raises(CrashTestError) as met:
             explore(run, recover, judge, seed=7)
-        found.append((met.value.seed, met.value.moment, met.value.state.what, met.value.state.files))
+        found.append(
+            (
+                met.value.seed,
+                met.value.moment,
+                met.value.state.what,
+                met.value.state.files,
+            )
+        )
     assert found[0] == found[1]
     assert b"\0" in recover(met.value.state.disk())
 
 
-def test_log_lines_are_kept_back_while_it_explores_and_no_longer(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_lines_are_kept_back_while_it_explores_and_no_longer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def run(disk: SimulatedDisk, promise: object) -> None:
         logging.getLogger("logcore.recovery").error("one of thousands")
         logging.getLogger("shop").error("of the program")
 
     explore(run, lambda disk: None, lambda promised, found: None)
     logging.getLogger("logcore.recovery").error("afterwards")
-    assert [record.message for record in caplog.records] == ["of the program", "afterwards"]
+    assert [record.message for record in caplog.records] == [
+        "of the program",
+        "afterwards",
+    ]

@@ -1,4 +1,6 @@
-"""Files that programs keep on the simulated disk: as those of open(), but for what a crash leaves of them."""
+"""Files that programs keep on the simulated disk: as those of open(), but for what a
+crash leaves of them.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,17 @@ from typing import Any
 
 import pytest
 
-from logcore.testing import CrashTestError, Fault, FaultPlan, SimulatedCrash, SimulatedDisk, explore
+from logcore.testing import (
+    CrashTestError,
+    Fault,
+    FaultPlan,
+    SimulatedCrash,
+    SimulatedDisk,
+    explore,
+)
 
-# -- as open() ---------------------------------------------------------------------------------------------------
+# -- as open()
+# ---------------------------------------------------------------------------------------------------
 
 
 def do(file: Any, rng: random.Random, is_text: bool) -> Any:
@@ -51,9 +61,13 @@ def do(file: Any, rng: random.Random, is_text: bool) -> Any:
         return type(error).__name__
 
 
-@pytest.mark.parametrize("mode", [kind + rest for kind in "rwax" for rest in ("", "b", "+", "b+")])
+@pytest.mark.parametrize(
+    "mode", [kind + rest for kind in "rwax" for rest in ("", "b", "+", "b+")]
+)
 @pytest.mark.parametrize("buffering", [-1, 0, 7])
-def test_a_program_sees_what_open_shows(mode: str, buffering: int, tmp_path: Path) -> None:
+def test_a_program_sees_what_open_shows(
+    mode: str, buffering: int, tmp_path: Path
+) -> None:
     if buffering == 0 and "b" not in mode:
         return
     for seed in range(8):
@@ -65,9 +79,14 @@ def test_a_program_sees_what_open_shows(mode: str, buffering: int, tmp_path: Pat
         options: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8"}
         one = random.Random(seed)
         other = random.Random(seed)
-        with open(real, mode, buffering, **options) as theirs, disk.open(Path("f"), mode, buffering, **options) as mine:  # type: ignore[call-overload]
+        with (
+            open(real, mode, buffering, **options) as theirs,
+            disk.open(Path("f"), mode, buffering, **options) as mine,
+        ):  # type: ignore[call-overload]
             for _ in range(40):
-                assert do(mine, one, "b" not in mode) == do(theirs, other, "b" not in mode)
+                assert do(mine, one, "b" not in mode) == do(
+                    theirs, other, "b" not in mode
+                )
         assert disk.content("f") == real.read_bytes()
         assert disk.open_handles == []
 
@@ -97,7 +116,10 @@ def test_refusals_are_those_of_open() -> None:
 
 def test_a_descriptor_and_a_missing_mode_are_refused_with_the_right_call() -> None:
     disk = SimulatedDisk({"a": b"x"})
-    with disk.open("a", "r+") as file, pytest.raises(io.UnsupportedOperation, match=r"disk.fsync\(file\)"):
+    with (
+        disk.open("a", "r+") as file,
+        pytest.raises(io.UnsupportedOperation, match=r"disk.fsync\(file\)"),
+    ):
         os.fsync(file.fileno())
     with pytest.raises(TypeError, match=r'disk.open\(path, "r"\)'), disk.open("a"):  # type: ignore[attr-defined]
         pass
@@ -106,7 +128,9 @@ def test_a_descriptor_and_a_missing_mode_are_refused_with_the_right_call() -> No
 
 
 def test_what_fails_on_the_disk_is_an_os_error() -> None:
-    disk = SimulatedDisk(faults=FaultPlan(Fault("pwrite", errno.ENOSPC), Fault("fsync", errno.EIO)))
+    disk = SimulatedDisk(
+        faults=FaultPlan(Fault("pwrite", errno.ENOSPC), Fault("fsync", errno.EIO))
+    )
     with disk.open("a", "wb", 0) as file:
         with pytest.raises(OSError, match="No space") as met:
             file.write(b"1234")
@@ -146,11 +170,16 @@ def test_a_file_that_is_let_go_of_is_flushed_unless_its_process_is_gone() -> Non
     gc.collect()
 
 
-# -- crashes -----------------------------------------------------------------------------------------------------
+# -- crashes
+# -----------------------------------------------------------------------------------------------------
 
 
-def save(disk: SimulatedDisk, state: dict[str, int], *, sync: bool = True, flush: bool = True) -> None:
-    """The classic way to replace a file: write another, sync it, rename it, sync the directory."""
+def save(
+    disk: SimulatedDisk, state: dict[str, int], *, sync: bool = True, flush: bool = True
+) -> None:
+    """The classic way to replace a file: write another, sync it, rename it, sync the
+    directory.
+    """
     with disk.open("state.json.tmp", "w") as file:
         json.dump(state, file)
         if flush:
@@ -169,9 +198,14 @@ def recover(disk: SimulatedDisk) -> Any:
 
 
 def judge(promised: list[Any], found: Any) -> None:
-    assert found == (promised[-1] if promised else None) or found in ({"apples": 4}, {"apples": 3}), found
+    assert found == (promised[-1] if promised else None) or found in (
+        {"apples": 4},
+        {"apples": 3},
+    ), found
     if promised:
-        assert found is not None and found["apples"] <= promised[-1]["apples"], "an acknowledged state is lost"
+        assert found is not None and found["apples"] <= promised[-1]["apples"], (
+            "an acknowledged state is lost"
+        )
 
 
 def run_with(**options: bool) -> Any:

@@ -1,4 +1,6 @@
-"""hypothesis knows the types that users annotate with, and the library does not need hypothesis for it."""
+"""hypothesis knows the types that users annotate with, and the library does not need
+hypothesis for it.
+"""
 
 from __future__ import annotations
 
@@ -18,28 +20,44 @@ hypothesis_plugin.register()  # also where the installed package does not name t
 
 
 @given(record=..., batch=...)
-def test_annotations_are_enough(record: logcore.Record, batch: logcore.RecordBatch) -> None:
+def test_annotations_are_enough(
+    record: logcore.Record, batch: logcore.RecordBatch
+) -> None:
     assert type(record) is logcore.Record
     assert record.offset >= 0
     assert record.value is None or isinstance(record.value, bytes)
     assert all(isinstance(name, str) for name, _ in record.headers)
     batch.verify()
     found = batch.records()
-    assert [one.offset for one in found] == list(range(batch.base_offset, batch.last_offset + 1))
+    assert [one.offset for one in found] == list(
+        range(batch.base_offset, batch.last_offset + 1)
+    )
     assert len(found) == batch.record_count
 
 
 def python(code: str) -> str:
     found = os.pathsep.join(filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": found}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_the_entry_point_is_all_it_takes() -> None:
-    """Also when the strategies are imported first, so that hypothesis comes while that module is not whole."""
-    for first in ("import logcore", "import hypothesis", "import logcore.testing.strategies"):
+    """Also when the strategies are imported first, so that hypothesis comes while that
+    module is not whole.
+    """
+    for first in (
+        "import logcore",
+        "import hypothesis",
+        "import logcore.testing.strategies",
+    ):
         code = (
             f"{first}\n"
             "from hypothesis import strategies as st\n"

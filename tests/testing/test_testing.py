@@ -1,7 +1,9 @@
-"""The simulated disk does all that a disk may do; the kit on it finds the faulty code and accuses no other.
+"""The simulated disk does all that a disk may do; the kit on it finds the faulty code
+and accuses no other.
 
-The disk is compared with the operating system's under the same calls (what programs see), and with the rules at the top
-of logcore/testing/disk.py (what a crash may leave). The crash explorer over the log is in test_crash_explorer.py.
+The disk is compared with the operating system's under the same calls (what programs
+see), and with the rules at the top of logcore/testing/disk.py (what a crash may leave).
+The crash explorer over the log is in test_crash_explorer.py.
 """
 
 from __future__ import annotations
@@ -56,18 +58,24 @@ def written(disk: SimulatedDisk, path: str, data: bytes, *, sync: bool = False) 
     return handle
 
 
-# -- what programs see -------------------------------------------------------------------------------------------
+# -- what programs see
+# -------------------------------------------------------------------------------------------
 
 
 def do(fs: FS, root: str, rng: random.Random, handles: list[int]) -> Any:
     """One random call; what it answers, with an error as its type."""
-    path, other = (f"{root}/{rng.choice(['a', 'b', 'd/a', 'd/c', 'd', 'e'])}" for _ in range(2))
+    path, other = (
+        f"{root}/{rng.choice(['a', 'b', 'd/a', 'd/c', 'd', 'e'])}" for _ in range(2)
+    )
     size = rng.randrange(0, 1500)
     position = rng.randrange(0, 3000)
     handle = rng.choice(handles) if handles else -1
     calls: list[Any] = [
         lambda: handles.append(fs.open(path, write=True, create=True)) or None,
-        lambda: handles.append(fs.open(path, write=True, create=True, exclusive=True)) or None,
+        lambda: (
+            handles.append(fs.open(path, write=True, create=True, exclusive=True))
+            or None
+        ),
         lambda: fs.file_size(path) if not fs.is_directory(path) else None,
         lambda: sorted(fs.listdir(path)),
         lambda: fs.mkdir(path),
@@ -93,7 +101,9 @@ def do(fs: FS, root: str, rng: random.Random, handles: list[int]) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_programs_see_what_the_operating_system_shows(seed: int, tmp_path: Path) -> None:
+def test_programs_see_what_the_operating_system_shows(
+    seed: int, tmp_path: Path
+) -> None:
     real = OsFS()
     disk = SimulatedDisk()
     disk.mkdir("/r")
@@ -107,7 +117,8 @@ def test_programs_see_what_the_operating_system_shows(seed: int, tmp_path: Path)
         real.close(handle)
 
 
-# -- many processes ----------------------------------------------------------------------------------------------
+# -- many processes
+# ----------------------------------------------------------------------------------------------
 
 
 def share(fs: SharedFS, root: str, rng: random.Random, handles: list[int]) -> Any:
@@ -127,9 +138,13 @@ def share(fs: SharedFS, root: str, rng: random.Random, handles: list[int]) -> An
     return rng.choices(calls, [3, 3, 2, 4, 1])[0]()
 
 
-@pytest.mark.skipif(not hasattr(fcntl, "F_OFD_SETLK"), reason="no open-file-description locks")
+@pytest.mark.skipif(
+    not hasattr(fcntl, "F_OFD_SETLK"), reason="no open-file-description locks"
+)
 @pytest.mark.parametrize("seed", range(10))
-def test_bytes_are_locked_as_the_operating_system_locks_them(seed: int, tmp_path: Path) -> None:
+def test_bytes_are_locked_as_the_operating_system_locks_them(
+    seed: int, tmp_path: Path
+) -> None:
     real = OsFS()
     disk = SimulatedDisk()
     disk.mkdir("/r")
@@ -154,17 +169,38 @@ def test_time_passes_while_a_locked_byte_is_waited_for() -> None:
     assert disk.lock_byte(disk.open("a", write=True), 5)
 
 
-def test_what_others_may_write_is_made_so_whatever_the_umask_says(tmp_path: Path) -> None:
+def test_what_others_may_write_is_made_so_whatever_the_umask_says(
+    tmp_path: Path,
+) -> None:
     real = OsFS()
     before = os.umask(0o077)
     try:
         real.mkdir(f"{tmp_path}/shared", permissions=0o770)
-        real.close(real.open(f"{tmp_path}/shared/a", write=True, create=True, exclusive=True, permissions=0o660))
+        real.close(
+            real.open(
+                f"{tmp_path}/shared/a",
+                write=True,
+                create=True,
+                exclusive=True,
+                permissions=0o660,
+            )
+        )
         real.mkdir(f"{tmp_path}/own", permissions=0o700)
-        real.close(real.open(f"{tmp_path}/own/a", write=True, create=True, exclusive=True, permissions=0o600))
+        real.close(
+            real.open(
+                f"{tmp_path}/own/a",
+                write=True,
+                create=True,
+                exclusive=True,
+                permissions=0o600,
+            )
+        )
     finally:
         os.umask(before)
-    found = {name: real.permissions(f"{tmp_path}/{name}") for name in ("shared", "shared/a", "own", "own/a")}
+    found = {
+        name: real.permissions(f"{tmp_path}/{name}")
+        for name in ("shared", "shared/a", "own", "own/a")
+    }
     assert found == {"shared": 0o770, "shared/a": 0o660, "own": 0o700, "own/a": 0o600}
 
 
@@ -185,7 +221,8 @@ def test_a_watch_for_the_end_of_writers_ignores_their_writes(tmp_path: Path) -> 
         watch.close()
 
 
-# -- mappings, locks, clocks --------------------------------------------------------------------------------------
+# -- mappings, locks, clocks
+# --------------------------------------------------------------------------------------
 
 
 def test_a_mapping_shows_later_writes_and_ruins_behind_a_cut() -> None:
@@ -254,13 +291,16 @@ def test_the_same_seed_gives_the_same_disks() -> None:
         disk = SimulatedDisk(seed=seed)
         with logcore.open("t-0", create=True, fs=disk, durability="os") as log:
             log.append_many([(None, b"%d" % at * 300) for at in range(5)])
-            return [(state.kind, state.what, state.files) for state in disk.crash_states()]
+            return [
+                (state.kind, state.what, state.files) for state in disk.crash_states()
+            ]
 
     assert left(1) == left(1)
     assert left(1) != left(2)
 
 
-# -- what a crash may leave --------------------------------------------------------------------------------------
+# -- what a crash may leave
+# --------------------------------------------------------------------------------------
 
 
 def test_what_was_not_synced_may_be_there_or_not() -> None:
@@ -272,12 +312,17 @@ def test_what_was_not_synced_may_be_there_or_not() -> None:
     disk.pwrite(handle, b"two", 3)
     left = contents(disk, "/a")
     assert {b"one", b"onetwo", b"onet", b"one\0\0\0"} <= left
-    assert all(content is not None and content.startswith(b"one") and len(content) <= 6 for content in left)
+    assert all(
+        content is not None and content.startswith(b"one") and len(content) <= 6
+        for content in left
+    )
     disk.fdatasync(handle)
     assert contents(disk, "/a") == {b"onetwo"}, "fdatasync keeps the size"
 
 
-def test_a_write_over_old_bytes_is_torn_between_sectors_and_harms_nothing_beside_it() -> None:
+def test_a_write_over_old_bytes_is_torn_between_sectors_and_harms_nothing_beside_it() -> (
+    None
+):
     disk = SimulatedDisk({"a": b"o" * 4 * SECTOR})
     handle = disk.open("/a", write=True)
     disk.pwrite(handle, b"n" * 2 * SECTOR, SECTOR // 2)
@@ -285,7 +330,9 @@ def test_a_write_over_old_bytes_is_torn_between_sectors_and_harms_nothing_beside
     assert len(left) > 8
     for content in left:
         assert content is not None and len(content) == 4 * SECTOR
-        assert set(content[: SECTOR // 2]) == set(content[SECTOR * 5 // 2 :]) == {ord("o")}
+        assert (
+            set(content[: SECTOR // 2]) == set(content[SECTOR * 5 // 2 :]) == {ord("o")}
+        )
         assert set(content) <= {0, ord("n"), ord("o")}
 
 
@@ -295,7 +342,9 @@ def test_a_rename_is_whole_or_not_at_all_and_may_come_without_the_data() -> None
     disk.rename("a.tmp", "a")
     states = list(disk.crash_states())
     assert {state.files["/a"] for state in states} >= {b"old", b"new", b""}
-    assert all(("/a.tmp" in state.files) <= (state.files["/a"] == b"old") for state in states)
+    assert all(
+        ("/a.tmp" in state.files) <= (state.files["/a"] == b"old") for state in states
+    )
 
 
 def test_a_journal_keeps_the_order_of_names_and_the_data_before_a_rename() -> None:
@@ -305,9 +354,13 @@ def test_a_journal_keeps_the_order_of_names_and_the_data_before_a_rename() -> No
     disk.mkdir("later")
     states = list(disk.crash_states())
     assert {state.files["/a"] for state in states} == {b"old", b"new"}
-    assert all(state.files["/a"] == b"new" for state in states if "/later" in state.files)
+    assert all(
+        state.files["/a"] == b"new" for state in states if "/later" in state.files
+    )
     disk.fsync(written(disk, "b", b""))
-    assert all("/later" in state.files for state in disk.crash_states()), "any fsync keeps all names before it"
+    assert all("/later" in state.files for state in disk.crash_states()), (
+        "any fsync keeps all names before it"
+    )
 
 
 def test_a_failed_sync_loses_the_data_and_the_next_one_succeeds() -> None:
@@ -347,18 +400,26 @@ def test_states_are_limited_and_told_apart() -> None:
     with logcore.open("t-0", create=True, fs=disk, durability="os") as log:
         log.append_many([(None, b"%d" % at * 300) for at in range(5)])
         states = list(disk.crash_states())
-        assert len({frozenset(state.files.items()) for state in states}) == len(states) > 20
+        assert (
+            len({frozenset(state.files.items()) for state in states})
+            == len(states)
+            > 20
+        )
         assert len(list(disk.crash_states(limit=10))) == 10
         kills = list(disk.crash_states(kind="kill"))
         assert [state.what for state in kills] == ["killed"]
         assert "after" not in repr(disk) and "killed" in repr(kills[0].disk())
 
 
-# -- faults ------------------------------------------------------------------------------------------------------
+# -- faults
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_a_plan_counts_by_operation_and_path() -> None:
-    plan = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log", at=2), Fault("rename", errno.EIO, times=None))
+    plan = FaultPlan(
+        Fault("pwrite", errno.ENOSPC, path="*.log", at=2),
+        Fault("rename", errno.EIO, times=None),
+    )
     disk = SimulatedDisk(faults=plan)
     handles = [written(disk, name, b"x") for name in ("a.log", "b.txt")]
     disk.pwrite(handles[1], b"y", 1)
@@ -369,7 +430,12 @@ def test_a_plan_counts_by_operation_and_path() -> None:
     for _ in range(3):
         with pytest.raises(logcore.StorageWriteError):
             disk.rename("a.log", "c")
-    assert [hit[1].name for hit in plan.hits] == ["pwrite", "rename", "rename", "rename"]
+    assert [hit[1].name for hit in plan.hits] == [
+        "pwrite",
+        "rename",
+        "rename",
+        "rename",
+    ]
     with pytest.raises(ValueError, match="unknown operation"):
         Fault("fsnyc")
 
@@ -402,7 +468,10 @@ def test_every_operation_can_fail() -> None:
             disk.faults = FaultPlan(Fault(operation, code))
             with pytest.raises(logcore.LogcoreError) as met:
                 call()
-            assert isinstance(met.value.__cause__, OSError) and met.value.__cause__.errno == code, (operation, names)
+            assert (
+                isinstance(met.value.__cause__, OSError)
+                and met.value.__cause__.errno == code
+            ), (operation, names)
     disk.faults = None
     assert set(disk.files()) == {"/a"}, "what failed left nothing"
 
@@ -414,7 +483,12 @@ def test_lies_rot_and_misdirected_writes() -> None:
     assert b"" in contents(disk, "/a"), "the sync did nothing"
     disk = SimulatedDisk(faults=FaultPlan(Fault("pwrite", "rot")))
     written(disk, "a", b"data")
-    assert bin(int.from_bytes(disk.files()["/a"], "big") ^ int.from_bytes(b"data", "big")).count("1") == 1
+    assert (
+        bin(
+            int.from_bytes(disk.files()["/a"], "big") ^ int.from_bytes(b"data", "big")
+        ).count("1")
+        == 1
+    )
     disk = SimulatedDisk(faults=FaultPlan(Fault("pwrite", "misdirect")))
     written(disk, "a", b"data")
     assert disk.files()["/a"] == bytes(SECTOR) + b"data"
@@ -439,7 +513,8 @@ def test_a_small_disk_is_full_when_it_is() -> None:
         assert log.append(b"y").offset == stored
 
 
-# -- explore -----------------------------------------------------------------------------------------------------
+# -- explore
+# -----------------------------------------------------------------------------------------------------
 
 
 def run(disk: SimulatedDisk, promise: Any) -> None:
@@ -470,7 +545,10 @@ def test_explore_finds_a_promise_that_came_too_early() -> None:
         with logcore.open("t-0", create=True, fs=disk, durability="os") as log:
             promise(log.append(b"one").offset)
 
-    with pytest.raises(CrashTestError, match=r"(?s)after a crash \(power\).*the last operations.*pwrite") as met:
+    with pytest.raises(
+        CrashTestError,
+        match=r"(?s)after a crash \(power\).*the last operations.*pwrite",
+    ) as met:
         explore(hasty, recover, judge)
     assert recover(met.value.state.disk()) == []
     assert met.value.operations[-1].name == "pwrite"
@@ -484,7 +562,9 @@ def test_explore_finds_a_promise_that_came_too_early() -> None:
 
 def test_explore_finds_a_recovery_that_fails() -> None:
     def impatient(disk: SimulatedDisk) -> list[int]:
-        with logcore.open("t-0", fs=disk) as log:  # without create: a crash may have come before the directory
+        with logcore.open(
+            "t-0", fs=disk
+        ) as log:  # without create: a crash may have come before the directory
             return [record.offset for record in log.read(0)]
 
     with pytest.raises(CrashTestError, match="recovery fails: LogNotFoundError"):
@@ -502,7 +582,9 @@ def test_explore_finds_a_recovery_that_fails() -> None:
         (0, 3, "kill", None),
     ],
 )
-def test_the_history_judges(start: int, records: int, kind: Any, match: str | None) -> None:
+def test_the_history_judges(
+    start: int, records: int, kind: Any, match: str | None
+) -> None:
     rows = [strategies.Row(None, b"%d" % at, (), at).at(at) for at in range(5)]
     history = LogHistory("group")
     history.issue(rows[:3])
@@ -520,16 +602,21 @@ def test_the_history_sees_a_changed_record() -> None:
     history = LogHistory("os")
     history.issue([strategies.Row(None, b"mine", (), 1).at(0)])
     with pytest.raises(AssertionError, match="records were changed"):
-        history.judge(FoundLog(0, [strategies.Row(None, b"other", (), 1).at(0)]), "power")
+        history.judge(
+            FoundLog(0, [strategies.Row(None, b"other", (), 1).at(0)]), "power"
+        )
 
 
-# -- strategies, machine, plugin, example ------------------------------------------------------------------------
+# -- strategies, machine, plugin, example
+# ------------------------------------------------------------------------
 
 
 @given(strategies.logs(), strategies.faults())
 @settings(max_examples=40)
 def test_drawn_logs_hold_what_they_say(log: strategies.StoredLog, fault: Fault) -> None:
-    found = recover_log(log.disk, log.path, config=log.config, durability=log.durability, thorough=True)
+    found = recover_log(
+        log.disk, log.path, config=log.config, durability=log.durability, thorough=True
+    )
     assert found.records == log.records
     log.disk.faults = FaultPlan(fault)
     try:
@@ -541,7 +628,9 @@ def test_drawn_logs_hold_what_they_say(log: strategies.StoredLog, fault: Fault) 
 
 @given(strategies.batches(), st.lists(strategies.records(), min_size=1, max_size=3))
 @settings(max_examples=20)
-def test_drawn_batches_and_records_are_accepted(batch: bytes, rows: list[strategies.Row]) -> None:
+def test_drawn_batches_and_records_are_accepted(
+    batch: bytes, rows: list[strategies.Row]
+) -> None:
     with logcore.open("t-0", create=True, fs=SimulatedDisk()) as log:
         end = log.append_batch(batch).last_offset + 1
         log.append_many(rows)
@@ -561,16 +650,26 @@ MACHINE = settings(
 
 
 @pytest.mark.parametrize(
-    "examples", [EXAMPLES, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="many")]
+    "examples",
+    [
+        EXAMPLES,
+        pytest.param(
+            MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="many"
+        ),
+    ],
 )
 @pytest.mark.parametrize("part", range(PARTS))
-def test_a_log_is_a_list_whatever_is_called_and_crashes(part: int, examples: int) -> None:
+def test_a_log_is_a_list_whatever_is_called_and_crashes(
+    part: int, examples: int
+) -> None:
     @seed(2 + part)  # without a seed of its own each part would do the same
     class Machine(LogStateMachine):
         counts: ClassVar[dict[str, int]] = {}
 
     least = {"steps": 10.0, "crashes": 0.5}
-    if examples > EXAMPLES:  # few draws may by chance have hardly any of these, and depend on the modules loaded
+    if (
+        examples > EXAMPLES
+    ):  # few draws may by chance have hardly any of these, and depend on the modules loaded
         least |= {"crashes in recovery": 0.1, "transactions ended": 0.3, "refused": 0.1}
         least["sent again" if part == 0 else "compactions"] = 0.03
     if part:
@@ -578,7 +677,10 @@ def test_a_log_is_a_list_whatever_is_called_and_crashes(part: int, examples: int
     found = settings(MACHINE, max_examples=examples // PARTS)
     run_state_machine_as_test(Machine, settings=found)
     print(Machine.counts)
-    assert all(Machine.counts[what] >= each * found.max_examples for what, each in least.items()), Machine.counts
+    assert all(
+        Machine.counts[what] >= each * found.max_examples
+        for what, each in least.items()
+    ), Machine.counts
 
 
 def test_the_machine_finds_a_log_that_loses() -> None:
@@ -593,7 +695,9 @@ def test_the_machine_finds_a_log_that_loses() -> None:
 
     quick = settings(MACHINE, max_examples=200, phases=[], report_multiple_bugs=False)
     with pytest.raises((AssertionError, logcore.LogcoreError)):
-        run_state_machine_as_test(Broken, settings=settings(quick, phases=tuple(settings().phases)[:3]))
+        run_state_machine_as_test(
+            Broken, settings=settings(quick, phases=tuple(settings().phases)[:3])
+        )
     gc.collect()
 
 
@@ -629,12 +733,30 @@ def plugin() -> list[str]:
 
 
 def pytest_run(path: Path, expected: str, basetemp: Path, *options: str) -> None:
-    """basetemp: without one of its own, an inner run first removes what earlier runs of the whole suite left behind."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={basetemp}", *options]
+    """basetemp: without one of its own, an inner run first removes what earlier runs of
+    the whole suite left behind.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        f"--basetemp={basetemp}",
+        *options,
+    ]
     command.append(str(path))
     found = os.pathsep.join(filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": found}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=path.parent, env=environment)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=path.parent,
+        env=environment,
+    )
     assert expected in done.stdout, done.stdout + done.stderr
 
 
@@ -646,13 +768,17 @@ def test_hypothesis_is_not_needed_for_the_disk() -> None:
         "try: t.strategies\n"
         "except t.MissingDependencyError as error: print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", command], capture_output=True, text=True, check=False
+    )
     assert "[testing]" in done.stdout, done.stdout + done.stderr
     assert not hasattr(__import__("logcore.testing").testing, "nothing_of_that_name")
 
 
 def test_failed_opening_of_lock_file_leaves_no_lock() -> None:
-    disk = SimulatedDisk(faults=FaultPlan(Fault("create", errno.ENOSPC, path="*/.lock")))
+    disk = SimulatedDisk(
+        faults=FaultPlan(Fault("create", errno.ENOSPC, path="*/.lock"))
+    )
     with pytest.raises(logcore.LogcoreError):
         logcore.open_dir("/data", create=True, shared=True, fs=disk)
     logcore.open_dir("/data", create=True, fs=disk).close()

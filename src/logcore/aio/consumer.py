@@ -30,7 +30,13 @@ from logcore.callbacks import call
 from logcore.consumer import consumer as synchronous
 from logcore.consumer import values
 from logcore.consumer.commits import OnCommit
-from logcore.consumer.fetcher import MAX_COLUMN_BYTES, Columns, Fetcher, check_columns, columns_of
+from logcore.consumer.fetcher import (
+    MAX_COLUMN_BYTES,
+    Columns,
+    Fetcher,
+    check_columns,
+    columns_of,
+)
 from logcore.consumer.membership import TopicPartition
 from logcore.consumer.readings import Move, Reading
 from logcore.consumer.values import (
@@ -70,10 +76,14 @@ class RebalanceListener:
     consumer, but not those that read, subscribe or close.
     """
 
-    async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+    async def on_partitions_assigned(
+        self, partitions: frozenset[TopicPartition]
+    ) -> None:
         """Handle new partitions. Their positions may be set with seek()."""
 
-    async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+    async def on_partitions_revoked(
+        self, partitions: frozenset[TopicPartition]
+    ) -> None:
         """Handle partitions that are about to be revoked.
 
         They may still be committed.
@@ -93,9 +103,15 @@ class Listener(Protocol):
     Its methods may be coroutines or plain functions.
     """
 
-    def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> Awaitable[None] | None: ...
-    def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> Awaitable[None] | None: ...
-    def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> Awaitable[None] | None: ...
+    def on_partitions_assigned(
+        self, partitions: frozenset[TopicPartition]
+    ) -> Awaitable[None] | None: ...
+    def on_partitions_revoked(
+        self, partitions: frozenset[TopicPartition]
+    ) -> Awaitable[None] | None: ...
+    def on_partitions_lost(
+        self, partitions: frozenset[TopicPartition]
+    ) -> Awaitable[None] | None: ...
 
 
 class _InLoop(values.RebalanceListener):
@@ -110,10 +126,14 @@ class _InLoop(values.RebalanceListener):
         self._listener = listener
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        self._home.ask(functools.partial(self._listener.on_partitions_assigned, partitions))
+        self._home.ask(
+            functools.partial(self._listener.on_partitions_assigned, partitions)
+        )
 
     def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        self._home.ask(functools.partial(self._listener.on_partitions_revoked, partitions))
+        self._home.ask(
+            functools.partial(self._listener.on_partitions_revoked, partitions)
+        )
 
     def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
         self._home.ask(functools.partial(self._listener.on_partitions_lost, partitions))
@@ -125,7 +145,9 @@ class _Stepped(synchronous.Consumer):
     def begin(self, news: News) -> None:
         self._news: News | None = news
         if self._is_shared:
-            self._fetcher.follow = functools.partial(_follow_elsewhere, threading.get_ident())
+            self._fetcher.follow = functools.partial(
+                _follow_elsewhere, threading.get_ident()
+            )
 
     @contextlib.contextmanager
     def _alone(self, *, is_whole: bool = False) -> Generator[None, None, None]:
@@ -186,7 +208,9 @@ class _Stepped(synchronous.Consumer):
         """
         self._close(is_done=is_done, timeout=timeout)
 
-    def add_commit(self, offsets: synchronous.Offsets | None, callback: OnCommit | None) -> bool:
+    def add_commit(
+        self, offsets: synchronous.Offsets | None, callback: OnCommit | None
+    ) -> bool:
         """Add a commit like commit_async(), without waiting.
 
         Returns whether enough commits are pending that a step is due.
@@ -228,7 +252,10 @@ class Consumer:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self._close(is_done=kind is None)
 
@@ -246,7 +273,9 @@ class Consumer:
     async def _close(self, *, is_done: bool, timeout: float | None = None) -> None:
         self._refuse_listener("close()")
         self._records = None
-        closing = self._begin_step(functools.partial(self._sync.end, is_done=is_done, timeout=timeout))
+        closing = self._begin_step(
+            functools.partial(self._sync.end, is_done=is_done, timeout=timeout)
+        )
         self._home.end()
         try:
             await closing
@@ -255,7 +284,8 @@ class Consumer:
             self._watching.close()
             self._news.wake()
 
-    # -- steps ---------------------------------------------------------------------------------------------------
+    # -- steps
+    # ---------------------------------------------------------------------------------------------------
 
     def _begin_step(self, function: Callable[[], _T]) -> asyncio.Future[_T]:
         """Start a call in the thread that changes the state of the consumer."""
@@ -291,7 +321,9 @@ class Consumer:
         """Allow one task at a time to read."""
         self._refuse_listener("reading")
         if self._is_reading:
-            raise ConsumerBusyError("a consumer is read by one task at a time, and another reads this one")
+            raise ConsumerBusyError(
+                "a consumer is read by one task at a time, and another reads this one"
+            )
         self._is_reading = True
         try:
             yield
@@ -301,9 +333,12 @@ class Consumer:
     def _refuse_listener(self, what: str) -> None:
         self._home.check()
         if self._home.is_asking:
-            raise ConsumerStateError(f"a listener may seek and commit; {what} has to wait until it has returned")
+            raise ConsumerStateError(
+                f"a listener may seek and commit; {what} has to wait until it has returned"
+            )
 
-    # -- subscriptions -------------------------------------------------------------------------------------------
+    # -- subscriptions
+    # -------------------------------------------------------------------------------------------
 
     def subscribe(
         self,
@@ -317,7 +352,11 @@ class Consumer:
         told = None
         if listener is not None:
             told = _InLoop(self._home, listener)
-        self._say(functools.partial(self._sync.subscribe, topics, pattern=pattern, listener=told))
+        self._say(
+            functools.partial(
+                self._sync.subscribe, topics, pattern=pattern, listener=told
+            )
+        )
 
     async def unsubscribe(self) -> None:
         """Give up all partitions and leave the group."""
@@ -360,7 +399,8 @@ class Consumer:
         for one in partitions:
             self._sync.reading(one)
 
-    # -- positions -----------------------------------------------------------------------------------------------
+    # -- positions
+    # -----------------------------------------------------------------------------------------------
 
     def position(self, partition: tuple[str, int]) -> int:
         """Return the next offset that a read returns. Raises NoOffsetError."""
@@ -378,7 +418,9 @@ class Consumer:
 
     async def seek_to_beginning(self, *partitions: tuple[str, int]) -> None:
         """Set the positions of these partitions, by default of all that are read."""
-        await self._begin_step(functools.partial(self._sync.seek_to_beginning, *partitions))
+        await self._begin_step(
+            functools.partial(self._sync.seek_to_beginning, *partitions)
+        )
 
     async def seek_to_end(self, *partitions: tuple[str, int]) -> None:
         await self._begin_step(functools.partial(self._sync.seek_to_end, *partitions))
@@ -391,14 +433,20 @@ class Consumer:
         """
         return await self._begin_step(functools.partial(self._sync.lag, partition))
 
-    async def beginning_offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, int]:
+    async def beginning_offsets(
+        self, partitions: Iterable[tuple[str, int]]
+    ) -> dict[TopicPartition, int]:
         return await self._home.call(self._sync.beginning_offsets, list(partitions))
 
-    async def end_offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, int]:
+    async def end_offsets(
+        self, partitions: Iterable[tuple[str, int]]
+    ) -> dict[TopicPartition, int]:
         """Return the end offset for this consumer, by its isolation level."""
         return await self._home.call(self._sync.end_offsets, list(partitions))
 
-    async def offsets_for_times(self, times_ms: Mapping[tuple[str, int], int]) -> dict[TopicPartition, int | None]:
+    async def offsets_for_times(
+        self, times_ms: Mapping[tuple[str, int], int]
+    ) -> dict[TopicPartition, int | None]:
         """Return the offset of the first record that is not older, None if none."""
         return await self._home.call(self._sync.offsets_for_times, dict(times_ms))
 
@@ -417,9 +465,12 @@ class Consumer:
         self._home.check()
         return self._sync.metrics()
 
-    # -- commits -------------------------------------------------------------------------------------------------
+    # -- commits
+    # -------------------------------------------------------------------------------------------------
 
-    async def commit(self, offsets: synchronous.Offsets | None = None, timeout: float | None = None) -> None:
+    async def commit(
+        self, offsets: synchronous.Offsets | None = None, timeout: float | None = None
+    ) -> None:
         """Commit the positions at this call, or the given offsets.
 
         They are on disk when it returns, together with those of earlier commit_async()
@@ -435,7 +486,11 @@ class Consumer:
             chosen.update(offsets)
         await self._home.call(self._sync.commit, chosen, timeout)
 
-    def commit_async(self, offsets: synchronous.Offsets | None = None, callback: OnCommit | None = None) -> None:
+    def commit_async(
+        self,
+        offsets: synchronous.Offsets | None = None,
+        callback: OnCommit | None = None,
+    ) -> None:
         """Queue a commit without waiting.
 
         The next step of the consumer stores all queued commits with one sync. Reads,
@@ -456,7 +511,10 @@ class Consumer:
             self._news.wake()
 
     def _tell_committed(
-        self, callback: OnCommit, error: Exception | None, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+        self,
+        callback: OnCommit,
+        error: Exception | None,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
     ) -> None:
         """Pass the result of a commit to the callback.
 
@@ -464,18 +522,25 @@ class Consumer:
         """
         self._home.tell(functools.partial(call, callback, error, offsets))
 
-    async def committed(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, OffsetAndMetadata | None]:
+    async def committed(
+        self, partitions: Iterable[tuple[str, int]]
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """Return the committed offsets of the group, None where there is none."""
         return await self._home.call(self._sync.committed, list(partitions))
 
     def group_metadata(self) -> GroupMetadata:
-        """Return the membership, for TransactionalProducer.send_offsets_to_transaction()."""
+        """Return the membership, for
+        TransactionalProducer.send_offsets_to_transaction().
+        """
         self._home.check()
         return self._sync.group_metadata()
 
-    # -- reading -------------------------------------------------------------------------------------------------
+    # -- reading
+    # -------------------------------------------------------------------------------------------------
 
-    async def getmany(self, timeout_ms: int = 0, max_records: int | None = None) -> ConsumerRecords:
+    async def getmany(
+        self, timeout_ms: int = 0, max_records: int | None = None
+    ) -> ConsumerRecords:
         """Return the next records of the assigned partitions.
 
         At most `max_records` (default max_poll_records) and about 1 MiB are returned.
@@ -491,10 +556,14 @@ class Consumer:
             self._sync.fetcher.finish()
             deadline = self._loop.time() + timeout_ms / 1000
             while not moves and await self._prepare(deadline):
-                found, moves = self._sync.fetcher.fetch(max(1, min(most, _PIECE_BYTES // self._record_bytes)))
+                found, moves = self._sync.fetcher.fetch(
+                    max(1, min(most, _PIECE_BYTES // self._record_bytes))
+                )
                 if found:
                     self._measure(found)
-                    given = intercepted(self._sync.settings.interceptors, ConsumerRecords(found))
+                    given = intercepted(
+                        self._sync.settings.interceptors, ConsumerRecords(found)
+                    )
         return self._sync.fetcher.hand_out(moves, given)
 
     poll = getmany
@@ -513,7 +582,9 @@ class Consumer:
         """
         return await self._poll_columns(timeout_ms, max_bytes, dict)
 
-    async def poll_arrow(self, timeout_ms: int = 0, max_bytes: int = MAX_COLUMN_BYTES) -> pyarrow.Table:
+    async def poll_arrow(
+        self, timeout_ms: int = 0, max_bytes: int = MAX_COLUMN_BYTES
+    ) -> pyarrow.Table:
         """Return records as one Arrow table, made in the thread.
 
         See logcore.consumer.Consumer.poll_arrow().
@@ -523,7 +594,10 @@ class Consumer:
         return await self._poll_columns(timeout_ms, max_bytes, table_of)
 
     async def _poll_columns(
-        self, timeout_ms: int, max_bytes: int, make: Callable[[dict[TopicPartition, list[RecordColumns]]], _T]
+        self,
+        timeout_ms: int,
+        max_bytes: int,
+        make: Callable[[dict[TopicPartition, list[RecordColumns]]], _T],
     ) -> _T:
         """Return the columns in the form that make() returns in the thread.
 
@@ -620,7 +694,11 @@ class Consumer:
 
     @property
     def _is_look_due(self) -> bool:
-        return bool(self._steps) or self._sync.is_shared or self._loop.time() >= self._look_at
+        return (
+            bool(self._steps)
+            or self._sync.is_shared
+            or self._loop.time() >= self._look_at
+        )
 
     def wakeup(self) -> None:
         """Interrupt a read. Any thread may call it.
@@ -641,7 +719,11 @@ def _follow_elsewhere(loop_thread: int, log: Log) -> None:
 
 
 def _size_bytes(record: TopicRecord) -> int:
-    sizes = [len(piece) for piece in (record.key, record.value) if isinstance(piece, (bytes, str))]
+    sizes = [
+        len(piece)
+        for piece in (record.key, record.value)
+        if isinstance(piece, (bytes, str))
+    ]
     return sum(sizes)
 
 

@@ -179,7 +179,9 @@ class Following:
         """Register for events, and make records of other processes visible."""
         self._was_waited_for = True
         if not self._forgets:
-            self._forgets = [listen_to(log, self._tell) for log in self._logs if is_written_here(log)]
+            self._forgets = [
+                listen_to(log, self._tell) for log in self._logs if is_written_here(log)
+            ]
         if self._watching.watch([log.path for log in self._watched]):
             self._has_looked = False
         if self.is_fresh:
@@ -279,7 +281,10 @@ class Pieces(Lists[_T]):
     """
 
     def __init__(
-        self, home: Home, lists: Iterator[list[_T]] | None, find: Callable[[], Iterator[list[_T]]] | None = None
+        self,
+        home: Home,
+        lists: Iterator[list[_T]] | None,
+        find: Callable[[], Iterator[list[_T]]] | None = None,
     ) -> None:
         super().__init__(home)
         self._lists = lists

@@ -50,7 +50,9 @@ class _Asked:
 
 
 #: The request that the current task answers, if there is one.
-_ASKED: Final[contextvars.ContextVar[_Asked | None]] = contextvars.ContextVar("logcore-asked", default=None)
+_ASKED: Final[contextvars.ContextVar[_Asked | None]] = contextvars.ContextVar(
+    "logcore-asked", default=None
+)
 
 
 class Home:
@@ -93,7 +95,9 @@ class Home:
             return None
         return asked
 
-    async def call(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    async def call(
+        self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _T:
         """Run a function in the worker thread and return its result.
 
         Raises:
@@ -102,7 +106,9 @@ class Home:
         """
         return await self.begin(functools.partial(function, *args, **kwargs))
 
-    async def obtain(self, function: Callable[[], _T], unwanted: Callable[[_T], object]) -> _T:
+    async def obtain(
+        self, function: Callable[[], _T], unwanted: Callable[[_T], object]
+    ) -> _T:
         """Run a function like call(), and release its result if the task is cancelled.
 
         In that case the worker thread calls unwanted(result). Exceptions of unwanted()
@@ -189,7 +195,9 @@ class Home:
                 job = asked.jobs.get(timeout=_LOOK_SECONDS)
             except queue.Empty:
                 if self.loop.is_closed():
-                    raise WrongLoopError(f"the event loop of {self._what} is closed") from None
+                    raise WrongLoopError(
+                        f"the event loop of {self._what} is closed"
+                    ) from None
                 continue
             if job is None:
                 break
@@ -198,7 +206,9 @@ class Home:
             raise asked.error
         return asked.result
 
-    def _begin_answer(self, function: Callable[[], Awaitable[object] | object], asked: _Asked) -> None:
+    def _begin_answer(
+        self, function: Callable[[], Awaitable[object] | object], asked: _Asked
+    ) -> None:
         task = self.loop.create_task(_answer(function, asked))
         self._questions.add(task)  # the loop itself keeps only a weak reference
         task.add_done_callback(functools.partial(self._end_answer, asked))
@@ -207,7 +217,9 @@ class Home:
         self._questions.discard(task)
         asked.is_over = True
         if task.cancelled():
-            asked.error = WrongLoopError(f"what the thread of {self._what} asked the loop was cancelled")
+            asked.error = WrongLoopError(
+                f"what the thread of {self._what} asked the loop was cancelled"
+            )
         elif task.exception() is not None:
             asked.error = task.exception()
         else:
@@ -226,7 +238,9 @@ class Home:
         self._pool.shutdown(wait=False)
 
 
-def _settle(future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
+def _settle(
+    future: asyncio.Future[Any], result: object, error: BaseException | None
+) -> None:
     if future.done():
         return
     if error is not None:
@@ -235,7 +249,9 @@ def _settle(future: asyncio.Future[Any], result: object, error: BaseException | 
         future.set_result(result)
 
 
-async def _answer(function: Callable[[], Awaitable[object] | object], asked: _Asked) -> object:
+async def _answer(
+    function: Callable[[], Awaitable[object] | object], asked: _Asked
+) -> object:
     _ASKED.set(asked)
     found = function()
     if isinstance(found, Awaitable):

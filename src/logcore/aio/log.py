@@ -40,7 +40,13 @@ _MOST_TOGETHER: Final = 1_000
 _MOST_BYTES: Final = 1 << 19
 _RECORD_BYTES: Final = 64
 #: These errors affect one record, and must not fail other records.
-_OF_RECORDS: Final = (InvalidRecordError, RecordTooLargeError, TypeError, ValueError, OverflowError)
+_OF_RECORDS: Final = (
+    InvalidRecordError,
+    RecordTooLargeError,
+    TypeError,
+    ValueError,
+    OverflowError,
+)
 
 
 class Appended:
@@ -127,7 +133,9 @@ class Appending:
                 continue
             if found and size_bytes + one.size_bytes > most:
                 break
-            if found and (one.durability != found[0].durability or one.expected_offset is not None):
+            if found and (
+                one.durability != found[0].durability or one.expected_offset is not None
+            ):
                 break
             found.append(self._waiting.popleft())
             size_bytes += one.size_bytes
@@ -166,18 +174,23 @@ def _size_bytes(piece: object) -> int:
     return 0
 
 
-def _outcomes(log: synchronous.Log, together: list[Appended]) -> list[Receipt | BaseException]:
+def _outcomes(
+    log: synchronous.Log, together: list[Appended]
+) -> list[Receipt | BaseException]:
     """Append records as one batch, or one by one if one of them is rejected."""
     if len(together) == 1:
         return [_outcome(log, together[0])]
     try:
-        receipt = log.append_many([one.row for one in together], durability=together[0].durability)
+        receipt = log.append_many(
+            [one.row for one in together], durability=together[0].durability
+        )
     except _OF_RECORDS:  # nothing was written
         return [_outcome(log, one) for one in together]
     except BaseException as error:
         return [error] * len(together)
     return [
-        receipt._replace(offset=offset, last_offset=offset) for offset in range(receipt.offset, receipt.last_offset + 1)
+        receipt._replace(offset=offset, last_offset=offset)
+        for offset in range(receipt.offset, receipt.last_offset + 1)
     ]
 
 
@@ -265,7 +278,10 @@ class Log:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.close()
 
@@ -290,13 +306,16 @@ class Log:
         self._following.close()
         self._home.end()
 
-    def _call(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> Coroutine[Any, Any, _T]:
+    def _call(
+        self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> Coroutine[Any, Any, _T]:
         """Run a call in the thread, after all earlier appends."""
         self._home.check()
         self._appending.let_pass()
         return self._home.call(function, *args, **kwargs)
 
-    # -- appending -----------------------------------------------------------------------------------------------
+    # -- appending
+    # -----------------------------------------------------------------------------------------------
 
     async def append(
         self,
@@ -316,20 +335,35 @@ class Log:
         """
         self._home.check()
         if headers.__class__ is not tuple and isinstance(headers, Iterable):
-            headers = tuple(headers)  # needed twice if another record of the batch is rejected
+            headers = tuple(
+                headers
+            )  # needed twice if another record of the batch is rejected
         future: asyncio.Future[Receipt] = self._home.loop.create_future()
-        self._appending.add(Appended((key, value, headers, timestamp_ms), durability, expected_offset, future))
+        self._appending.add(
+            Appended(
+                (key, value, headers, timestamp_ms), durability, expected_offset, future
+            )
+        )
         return await future
 
     async def append_many(
-        self, records: Iterable[RecordInput], *, durability: Level | None = None, expected_offset: int | None = None
+        self,
+        records: Iterable[RecordInput],
+        *,
+        durability: Level | None = None,
+        expected_offset: int | None = None,
     ) -> Receipt:
         """See logcore.Log.append_many()."""
         if isinstance(records, (list, tuple)) or not isinstance(records, Iterable):
             rows = records
         else:
             rows = list(records)
-        return await self._call(self.sync.append_many, rows, durability=durability, expected_offset=expected_offset)
+        return await self._call(
+            self.sync.append_many,
+            rows,
+            durability=durability,
+            expected_offset=expected_offset,
+        )
 
     async def append_columns(
         self,
@@ -350,7 +384,9 @@ class Log:
             expected_offset=expected_offset,
         )
 
-    async def append_batch(self, data: Buffer, *, durability: Level | None = None) -> Receipt:
+    async def append_batch(
+        self, data: Buffer, *, durability: Level | None = None
+    ) -> Receipt:
         """See logcore.Log.append_batch()."""
         return await self._call(self.sync.append_batch, data, durability=durability)
 
@@ -358,7 +394,8 @@ class Log:
         """Wait until all records appended before the call are on disk."""
         await self._call(self.sync.flush)
 
-    # -- reading -------------------------------------------------------------------------------------------------
+    # -- reading
+    # -------------------------------------------------------------------------------------------------
 
     def read(
         self,
@@ -374,7 +411,14 @@ class Log:
         """
         self._home.check()
 
-        find = functools.partial(record_lists, self.sync, start, end, isolation=isolation, max_bytes=max_bytes)
+        find = functools.partial(
+            record_lists,
+            self.sync,
+            start,
+            end,
+            isolation=isolation,
+            max_bytes=max_bytes,
+        )
         if isolation == "read_committed":  # it may walk the whole log for transactions
             return Pieces(self._home, None, find)
         return Pieces(self._home, find())
@@ -384,7 +428,9 @@ class Log:
         self._home.check()
         return self.sync.get(offset)
 
-    def tail(self, start: int | None = None, *, timeout: float | None = None) -> Lists[Record]:
+    def tail(
+        self, start: int | None = None, *, timeout: float | None = None
+    ) -> Lists[Record]:
         """Return records from `start` on and new ones as they arrive, for `async for`.
 
         The default of `start` is the present end. The iteration ends after `timeout`
@@ -396,7 +442,9 @@ class Log:
             offset = self.sync.high_watermark
         else:
             offset = start
-        return Tail(self._home, self._following, followed([self.sync], [offset]), timeout, plain)
+        return Tail(
+            self._home, self._following, followed([self.sync], [offset]), timeout, plain
+        )
 
     async def offset_for_timestamp(self, timestamp_ms: Time) -> int | None:
         """See logcore.Log.offset_for_timestamp()."""
@@ -410,7 +458,8 @@ class Log:
         """See logcore.Log.refresh()."""
         return await self._call(self.sync.refresh)
 
-    # -- attributes ----------------------------------------------------------------------------------------------
+    # -- attributes
+    # ----------------------------------------------------------------------------------------------
 
     @property
     def path(self) -> str:
@@ -444,7 +493,8 @@ class Log:
     def durable_end_offset(self) -> int:
         return self.sync.durable_end_offset
 
-    # -- maintenance and segments --------------------------------------------------------------------------------
+    # -- maintenance and segments
+    # --------------------------------------------------------------------------------
 
     async def tick(self, now_ms: Time | None = None) -> bool:
         """See logcore.Log.tick()."""

@@ -91,7 +91,10 @@ class LogDir:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.close()
 
@@ -119,7 +122,8 @@ class LogDir:
             for log in self._logs.values():
                 log.let_go()
 
-    # -- topics --------------------------------------------------------------------------------------------------
+    # -- topics
+    # --------------------------------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
         """Names of the topics, sorted."""
@@ -129,7 +133,9 @@ class LogDir:
         """Numbers of a topic's partitions, rising. Raises TopicNotFoundError."""
         return self.sync.partitions(name)
 
-    async def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None) -> None:
+    async def create_topic(
+        self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None
+    ) -> None:
         """See logcore.LogDir.create_topic()."""
         await self._home.call(self.sync.create_topic, name, partitions, config)
 
@@ -141,7 +147,9 @@ class LogDir:
         """See logcore.LogDir.add_partitions()."""
         await self._home.call(self.sync.add_partitions, name, count)
 
-    async def alter_topic(self, name: str, changes: Mapping[str, object | None]) -> None:
+    async def alter_topic(
+        self, name: str, changes: Mapping[str, object | None]
+    ) -> None:
         """See logcore.LogDir.alter_topic()."""
         await self._home.call(self.sync.alter_topic, name, changes)
 
@@ -161,7 +169,8 @@ class LogDir:
         """See logcore.LogDir.incidents()."""
         return self.sync.incidents()
 
-    # -- records -------------------------------------------------------------------------------------------------
+    # -- records
+    # -------------------------------------------------------------------------------------------------
 
     async def partition(self, topic: str, number: int) -> Log:
         """Return the log of a partition.
@@ -191,7 +200,13 @@ class LogDir:
         log = self._logs.get((topic, partition))
         if log is None or log.is_closed:
             log = await self.partition(topic, partition)
-        return await log.append(value, key=key, headers=headers, timestamp_ms=timestamp_ms, durability=durability)
+        return await log.append(
+            value,
+            key=key,
+            headers=headers,
+            timestamp_ms=timestamp_ms,
+            durability=durability,
+        )
 
     def read(
         self,
@@ -203,7 +218,9 @@ class LogDir:
     ) -> Lists[TopicRecord]:
         """Return the records of a topic, for `async for`; see logcore.Topic.read()."""
         self._home.check()
-        find = functools.partial(self.sync.topic(topic).record_lists, start, end, partitions)
+        find = functools.partial(
+            self.sync.topic(topic).record_lists, start, end, partitions
+        )
         return Pieces(self._home, None, find)
 
     async def tail(
@@ -214,10 +231,12 @@ class LogDir:
         partitions: Iterable[int] | None = None,
         timeout: float | None = None,
     ) -> Lists[TopicRecord]:
-        """The records of a topic as they come, for `async for record in await data.tail(topic)`; see
-        logcore.Topic.tail().
+        """The records of a topic as they come, for `async for record in await
+        data.tail(topic)`; see logcore.Topic.tail().
         """
-        numbers, logs, offsets = await self._home.call(self.sync.topic(topic).begin_tail, start, partitions)
+        numbers, logs, offsets = await self._home.call(
+            self.sync.topic(topic).begin_tail, start, partitions
+        )
 
         def placed(at: int, records: list[Record]) -> list[TopicRecord]:
             return kernel.place_records(topic, numbers[at], records)
@@ -227,7 +246,10 @@ class LogDir:
 
     @overload
     def producer(
-        self, *, config: Mapping[str, object] | None = None, **settings: Unpack[ProducerOptions]
+        self,
+        *,
+        config: Mapping[str, object] | None = None,
+        **settings: Unpack[ProducerOptions],
     ) -> Opening[producers.Producer]: ...
     @overload
     def producer(
@@ -237,7 +259,9 @@ class LogDir:
         config: Mapping[str, object] | None = None,
         **settings: Unpack[TransactionOptions],
     ) -> Opening[producers.TransactionalProducer]: ...
-    def producer(self, *, config: Mapping[str, object] | None = None, **settings: Any) -> Opening[Any]:
+    def producer(
+        self, *, config: Mapping[str, object] | None = None, **settings: Any
+    ) -> Opening[Any]:
         """A producer; see logcore.LogDir.producer().
 
         For `async with`, or with `await`.
@@ -247,7 +271,10 @@ class LogDir:
         return producers.opening(self.sync, chosen_settings(config, settings))
 
     def consumer(
-        self, *, config: Mapping[str, object] | None = None, **settings: Unpack[ConsumerOptions]
+        self,
+        *,
+        config: Mapping[str, object] | None = None,
+        **settings: Unpack[ConsumerOptions],
     ) -> Opening[consumers.Consumer]:
         """A consumer of topics; see logcore.LogDir.consumer().
 

@@ -15,7 +15,11 @@ class Closing(Protocol):
 
     async def __aenter__(self) -> Self: ...
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
     ) -> None: ...
 
 
@@ -38,7 +42,10 @@ class Opening(Generic[_T]):
         return await self._opened.__aenter__()
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         assert self._opened is not None
         await self._opened.__aexit__(kind, error, trace)

@@ -33,7 +33,12 @@ import attrs
 from logcore.aio.home import Home
 from logcore.aio.opening import Opening
 from logcore.callbacks import call
-from logcore.errors import BufferFullError, InvalidConfigError, ProducerClosedError, TransactionAbortedError
+from logcore.errors import (
+    BufferFullError,
+    InvalidConfigError,
+    ProducerClosedError,
+    TransactionAbortedError,
+)
 from logcore.format.columns import ColumnInput, TimesInput
 from logcore.kernels import Receipt
 from logcore.kernels.layout import HeadersInput, RecordInput, Time
@@ -156,7 +161,12 @@ class Producer:
     Otherwise they raise WrongLoopError.
     """
 
-    def __init__(self, home: Home, producer: _Plain | _Transactional, on_delivery: OnDelivery | None) -> None:
+    def __init__(
+        self,
+        home: Home,
+        producer: _Plain | _Transactional,
+        on_delivery: OnDelivery | None,
+    ) -> None:
         """Create a producer. Users call LogDir.producer()."""
         self._home = home
         self._loop = home.loop
@@ -172,21 +182,27 @@ class Producer:
         self._is_closed = False
         self._at_end = _at_end_of_loop(weakref.ref(self))
         with contextlib.suppress(StopIteration):
-            self._at_end.asend(None).send(None)  # registers the generator, which the loop closes at its end
+            self._at_end.asend(None).send(
+                None
+            )  # registers the generator, which the loop closes at its end
 
     async def __aenter__(self) -> Self:
         self._home.check()
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.close()
 
     def __repr__(self) -> str:
         return f"<aio {self._sync!r}>"
 
-    # -- sending -------------------------------------------------------------------------------------------------
+    # -- sending
+    # -------------------------------------------------------------------------------------------------
 
     async def send(
         self,
@@ -209,12 +225,19 @@ class Producer:
             self._home.check()
             self._check_open()
         if self._does_prepare:
-            record = self._sync.prepared(ProducerRecord(topic, value, key, partition, headers, timestamp_ms))
+            record = self._sync.prepared(
+                ProducerRecord(topic, value, key, partition, headers, timestamp_ms)
+            )
             topic, value, key, partition, headers, timestamp_ms = record
         if not self._line and self._since_turn < _AT_ONCE:
             try:
                 record_future = self._sync.send(
-                    topic, value, key=key, partition=partition, headers=headers, timestamp_ms=timestamp_ms
+                    topic,
+                    value,
+                    key=key,
+                    partition=partition,
+                    headers=headers,
+                    timestamp_ms=timestamp_ms,
                 )
             except _NoRoomError:
                 pass
@@ -248,7 +271,14 @@ class Producer:
         Cancelling does not stop the record.
         """
         return await (
-            await self.send(topic, value, key=key, partition=partition, headers=headers, timestamp_ms=timestamp_ms)
+            await self.send(
+                topic,
+                value,
+                key=key,
+                partition=partition,
+                headers=headers,
+                timestamp_ms=timestamp_ms,
+            )
         )
 
     @property
@@ -263,7 +293,9 @@ class Producer:
         if self._is_closed:
             raise ProducerClosedError("the producer is closed", path=self._sync.path)
 
-    def _expect(self, record_future: RecordFuture, on_delivery: OnDelivery | None) -> asyncio.Future[RecordMetadata]:
+    def _expect(
+        self, record_future: RecordFuture, on_delivery: OnDelivery | None
+    ) -> asyncio.Future[RecordMetadata]:
         future: asyncio.Future[RecordMetadata] = self._loop.create_future()
         delivery = record_future.batch
         sent = self._sent.get(delivery)
@@ -357,11 +389,17 @@ class Producer:
         self._sync.press(has_line=bool(self._line))
 
     async def send_many(
-        self, topic: str, records: Iterable[RecordInput], *, partition: int | None = None
+        self,
+        topic: str,
+        records: Iterable[RecordInput],
+        *,
+        partition: int | None = None,
     ) -> asyncio.Future[list[Receipt]]:
         """Send many records, with one future for all; see Producer.send_many()."""
         rows = list(records)
-        return await self._gathered(functools.partial(self._sync.send_many, topic, rows, partition=partition))
+        return await self._gathered(
+            functools.partial(self._sync.send_many, topic, rows, partition=partition)
+        )
 
     async def send_columns(
         self,
@@ -383,14 +421,22 @@ class Producer:
         )
         return await self._gathered(send)
 
-    async def _gathered(self, send: Callable[[], Future[list[Receipt]]]) -> asyncio.Future[list[Receipt]]:
+    async def _gathered(
+        self, send: Callable[[], Future[list[Receipt]]]
+    ) -> asyncio.Future[list[Receipt]]:
         """Run a long call in the thread, because it may wait for memory."""
         future: asyncio.Future[list[Receipt]] = self._loop.create_future()
         gathered = await self._home.call(send)
-        gathered.add_done_callback(lambda done: self._home.tell(functools.partial(self._settle_all, done, future)))
+        gathered.add_done_callback(
+            lambda done: self._home.tell(
+                functools.partial(self._settle_all, done, future)
+            )
+        )
         return future
 
-    def _settle_all(self, done: Future[list[Receipt]], future: asyncio.Future[list[Receipt]]) -> None:
+    def _settle_all(
+        self, done: Future[list[Receipt]], future: asyncio.Future[list[Receipt]]
+    ) -> None:
         error = done.exception()
         if future.done():
             pass
@@ -401,7 +447,8 @@ class Producer:
         if self._line:
             self._line[0].set()
 
-    # -- writing -------------------------------------------------------------------------------------------------
+    # -- writing
+    # -------------------------------------------------------------------------------------------------
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until every record sent before has its result, and its future is done.
@@ -447,7 +494,9 @@ class Producer:
             one.set()
 
 
-async def _at_end_of_loop(producer: weakref.ref[Producer]) -> AsyncGenerator[None, None]:
+async def _at_end_of_loop(
+    producer: weakref.ref[Producer],
+) -> AsyncGenerator[None, None]:
     """Run until the loop shuts down, as asyncio.run() does, and then end the producer.
 
     close() closes it too.
@@ -470,14 +519,20 @@ class TransactionalProducer(Producer):
     committed, or the next commit raises the reason.
     """
 
-    def __init__(self, home: Home, producer: _Transactional, on_delivery: OnDelivery | None) -> None:
+    def __init__(
+        self, home: Home, producer: _Transactional, on_delivery: OnDelivery | None
+    ) -> None:
         """Create a producer. Users call LogDir.producer()."""
         super().__init__(home, producer, on_delivery)
         self._own = producer
 
-    async def init_transactions(self, timeout: float | None = None, *, keep_prepared: bool = False) -> None:
+    async def init_transactions(
+        self, timeout: float | None = None, *, keep_prepared: bool = False
+    ) -> None:
         """Take over the transactional id. transaction() does so automatically."""
-        await self._home.call(self._own.init_transactions, timeout, keep_prepared=keep_prepared)
+        await self._home.call(
+            self._own.init_transactions, timeout, keep_prepared=keep_prepared
+        )
 
     async def begin_transaction(self) -> None:
         """Begin a transaction, so that records may be sent."""
@@ -495,7 +550,9 @@ class TransactionalProducer(Producer):
         """Write the sent records, and wait for the decision of another store."""
         return await self._home.call(self._own.prepare_transaction, timeout)
 
-    async def complete_transaction(self, prepared: str, timeout: float | None = None) -> bool:
+    async def complete_transaction(
+        self, prepared: str, timeout: float | None = None
+    ) -> bool:
         """Commit the prepared transaction if this is its text, else abort it.
 
         Returns whether it was committed.
@@ -511,7 +568,9 @@ class TransactionalProducer(Producer):
 
         `group` is Consumer.group_metadata() or a group id.
         """
-        await self._home.call(self._own.send_offsets_to_transaction, dict(offsets), group)
+        await self._home.call(
+            self._own.send_offsets_to_transaction, dict(offsets), group
+        )
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncGenerator[Self, None]:
@@ -523,11 +582,16 @@ class TransactionalProducer(Producer):
         block = self._own.transaction()
         # If the task is cancelled here, the block was not entered and has no
         # transaction.
-        await self._home.obtain(block.__enter__, lambda _: block.__exit__(asyncio.CancelledError, None, None))
+        await self._home.obtain(
+            block.__enter__,
+            lambda _: block.__exit__(asyncio.CancelledError, None, None),
+        )
         try:
             yield self
         except BaseException as error:
-            await self._home.call(block.__exit__, type(error), error, error.__traceback__)
+            await self._home.call(
+                block.__exit__, type(error), error, error.__traceback__
+            )
             raise
         await self._home.call(block.__exit__, None, None, None)
 
@@ -540,13 +604,19 @@ class TransactionalProducer(Producer):
 def opening(directory: LogDir, settings: ProducerSettings) -> Opening[Any]:
     """Open a producer of an open directory, for the task that awaits it."""
     if not settings.threaded:
-        raise InvalidConfigError("a producer in an event loop has a thread", expected="threaded=True", found=False)
+        raise InvalidConfigError(
+            "a producer in an event loop has a thread",
+            expected="threaded=True",
+            found=False,
+        )
     quiet = attrs.evolve(settings, on_delivery=None)
 
     def make() -> _Plain | _Transactional:
         if quiet.transactional_id is None:
             return _Plain(fs_of(directory), directory, quiet)
-        return _Transactional(fs_of(directory), directory, quiet, directory.coordinators)
+        return _Transactional(
+            fs_of(directory), directory, quiet, directory.coordinators
+        )
 
     async def begin() -> Producer:
         home = Home("the producer")

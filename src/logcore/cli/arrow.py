@@ -1,8 +1,9 @@
-"""Records as Arrow batches, for `logcore sql` and `logcore export`: chosen columns, keys and values as text or bytes.
+"""Records as Arrow batches, for `logcore sql` and `logcore export`: chosen columns,
+keys and values as text or bytes.
 
 Rules:
-- Text is what UTF-8 says. A piece that is not UTF-8 is shown with each byte that is none of printable ASCII as \\xFF,
-  as DuckDB shows bytes.
+- Text is what UTF-8 says. A piece that is not UTF-8 is shown with each byte that is
+  none of printable ASCII as \\xFF, as DuckDB shows bytes.
 - Memory is bounded: a batch holds some thousand records, whatever the log holds.
 
 This module needs pyarrow, and imports it when it is used.
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 
 
 def schema_of(columns: Sequence[str], *, is_text: bool) -> pyarrow.Schema:
-    """Of the batches that batches_of() gives. Raises MissingDependencyError without pyarrow."""
+    """Of the batches that batches_of() gives. Raises MissingDependencyError without
+    pyarrow.
+    """
     schema = arrow_schema(columns)
     if not is_text:
         return schema
@@ -33,7 +36,9 @@ def schema_of(columns: Sequence[str], *, is_text: bool) -> pyarrow.Schema:
         "value": pa.string(),
         "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())])),
     }
-    return pa.schema([(field.name, texts.get(field.name, field.type)) for field in schema])
+    return pa.schema(
+        [(field.name, texts.get(field.name, field.type)) for field in schema]
+    )
 
 
 def batches_of(
@@ -47,7 +52,9 @@ def batches_of(
     isolation: Any = "read_uncommitted",
     tick: Callable[[int], None] | None = None,
 ) -> Iterator[pyarrow.RecordBatch]:
-    """The records of some partitions, one partition after the other. tick: called with each number that was read."""
+    """The records of some partitions, one partition after the other. tick: called with
+    each number that was read.
+    """
     schema = schema_of(columns, is_text=is_text)
     for number, log in logs.items():
         for part in log.scan(starts[number], ends[number], isolation=isolation):
@@ -92,7 +99,9 @@ def _as_text(batch: pyarrow.RecordBatch, schema: pyarrow.Schema) -> pyarrow.Reco
         elif name == "headers":
             pairs = array.values
             named = [pairs.field("key"), _text_array(pairs.field("value"))]
-            array = pa.ListArray.from_arrays(array.offsets, pa.StructArray.from_arrays(named, ["key", "value"]))
+            array = pa.ListArray.from_arrays(
+                array.offsets, pa.StructArray.from_arrays(named, ["key", "value"])
+            )
         arrays.append(array)
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -103,11 +112,17 @@ def _text_array(array: Any) -> Any:
     try:
         return array.cast(pa.string())
     except pa.ArrowInvalid:  # some piece is not UTF-8
-        return pa.array([None if piece is None else _text(piece) for piece in array.to_pylist()], pa.string())
+        return pa.array(
+            [None if piece is None else _text(piece) for piece in array.to_pylist()],
+            pa.string(),
+        )
 
 
 def _text(piece: bytes) -> str:
     try:
         return piece.decode()
     except UnicodeDecodeError:
-        return "".join(chr(byte) if 32 <= byte < 127 and byte != 92 else f"\\x{byte:02X}" for byte in piece)
+        return "".join(
+            chr(byte) if 32 <= byte < 127 and byte != 92 else f"\\x{byte:02X}"
+            for byte in piece
+        )

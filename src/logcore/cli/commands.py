@@ -1,15 +1,18 @@
-"""The command line: the program `logcore`, with all of its commands in the order of `logcore --help`.
+"""The command line: the program `logcore`, with all of its commands in the order of
+`logcore --help`.
 
 Rules:
-- On a terminal, lines and tables for people; in a pipe or with --json, one JSON object a line (NDJSON) on stdout.
-  `info` without a directory and `demo` are for people everywhere, unless --json asks otherwise.
+- On a terminal, lines and tables for people; in a pipe or with --json, one JSON object
+  a line (NDJSON) on stdout. `info` without a directory and `demo` are for people
+  everywhere, unless --json asks otherwise.
 - Progress goes to stderr, and only to a terminal. NO_COLOR is respected.
 
-- The module of a command is imported when the command runs: a quarter of the time of a short one was the imports of
-  all others.
+- The module of a command is imported when the command runs: a quarter of the time of a
+  short one was the imports of all others.
 
-This module needs click, and rich on a terminal (the extra `cli`); __main__.py copes without them. Most
-commands are in writing.py, reading.py, consuming.py, shipping.py, topics.py, groups.py, transactions.py and care.py.
+This module needs click, and rich on a terminal (the extra `cli`); __main__.py copes
+without them. Most commands are in writing.py, reading.py, consuming.py, shipping.py,
+topics.py, groups.py, transactions.py and care.py.
 None knows a file format: inspect/ and log.py do.
 """
 
@@ -28,7 +31,8 @@ import logcore
 from logcore.cli.program import DAMAGED, Group, json_option
 from logcore.cli.terminal import Lines, print_table, time_text, to_json, wants_json
 
-#: Command -> the module in logcore.cli that has a function of that name, in the order of `logcore --help`.
+#: Command -> the module in logcore.cli that has a function of that name, in the order
+#: of `logcore --help`.
 MODULES: Final = {
     "append": "writing",
     "produce": "writing",
@@ -80,8 +84,9 @@ class Commands(Mapping[str, click.Command]):
 def main(ctx: click.Context) -> None:
     """Apache Kafka's log format as files you own: append to it, read it, look into it.
 
-    DIR is a partition directory such as data/orders-0. Output is one JSON object a line in a pipe or with --json. Exit
-    codes: 0 done, 1 damage found or a check failed, 2 wrong usage or an error.
+    DIR is a partition directory such as data/orders-0. Output is one JSON object a line
+    in a pipe or with --json. Exit codes: 0 done, 1 damage found or a check failed, 2
+    wrong usage or an error.
     """
     if os.environ.get("NO_COLOR"):
         ctx.color = False
@@ -91,7 +96,9 @@ def main(ctx: click.Context) -> None:
 @click.argument("directory", metavar="[DIR]", required=False, type=click.Path())
 @json_option
 def info(directory: str | None, as_json: bool) -> None:
-    """Versions and what is installed; with DIR, the partition there or all partitions in a log directory."""
+    """Versions and what is installed; with DIR, the partition there or all partitions
+    in a log directory.
+    """
     if directory is None:
         from logcore.cli.installation import installation, installation_text
 
@@ -133,15 +140,32 @@ def info(directory: str | None, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("directory", metavar="[DIR]", default=".", type=click.Path(exists=True, file_okay=False))
-@click.option("--seconds", type=click.FloatRange(0.01), default=1.0, show_default=True, help="For each measurement.")
-@click.option("--records", type=click.IntRange(1), help="At most this many records for each measurement.")
+@click.argument(
+    "directory",
+    metavar="[DIR]",
+    default=".",
+    type=click.Path(exists=True, file_okay=False),
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.01),
+    default=1.0,
+    show_default=True,
+    help="For each measurement.",
+)
+@click.option(
+    "--records",
+    type=click.IntRange(1),
+    help="At most this many records for each measurement.",
+)
 @json_option
 def bench(directory: str, seconds: float, records: int | None, as_json: bool) -> None:
-    """Measure logcore on the disk that holds DIR, each figure against the bare work in the same run.
+    """Measure logcore on the disk that holds DIR, each figure against the bare work in
+    the same run.
 
-    Records of 16 + 200 bytes, in a directory that is removed afterwards. ratio 1.00 would be as fast as the bare system
-    calls (appending) or as copying the bytes once and computing their CRC-32C (the rest).
+    Records of 16 + 200 bytes, in a directory that is removed afterwards. ratio 1.00
+    would be as fast as the bare system calls (appending) or as copying the bytes once
+    and computing their CRC-32C (the rest).
     """
     from logcore.cli.measure import measure
 
@@ -173,13 +197,20 @@ def bench(directory: str, seconds: float, records: int | None, as_json: bool) ->
 
 @click.command()
 @click.option(
-    "--dir", "directory", type=click.Path(file_okay=False), help="Where to put the log, else a temporary place."
+    "--dir",
+    "directory",
+    type=click.Path(file_okay=False),
+    help="Where to put the log, else a temporary place.",
 )
 @click.option("--keep", is_flag=True, help="Leave the temporary directory when done.")
 @click.option("--rows", type=click.IntRange(10), help="Only so many flights.")
 @click.option("--worker-internal", "worker", hidden=True, type=click.Path())
-def demo(directory: str | None, keep: bool, rows: int | None, worker: str | None) -> None:
-    """The main job on real data: 336,776 flights appended, killed half way, recovered, read back in three shapes."""
+def demo(
+    directory: str | None, keep: bool, rows: int | None, worker: str | None
+) -> None:
+    """The main job on real data: 336,776 flights appended, killed half way, recovered,
+    read back in three shapes.
+    """
     from logcore.cli.demo import run, work
 
     if worker is not None:

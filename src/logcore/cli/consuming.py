@@ -1,12 +1,16 @@
-"""`logcore consume`: records of topics as they come, with a consumer group that remembers how far it came.
+"""`logcore consume`: records of topics as they come, with a consumer group that
+remembers how far it came.
 
 Rules:
-- At least once: what was printed is committed after it has left this process, so a crash repeats some and skips none.
-- While the group divides its partitions a commit is refused. It is owed then, and made before a partition is given up
-  or the command ends.
-- The end of a group is where none of its members has anything more to read. A command that has joined others waits for
-  its share, and then for what they have not committed yet.
-- With a group the directory is opened for writing, since the group commits in it; without one, beside a writer.
+- At least once: what was printed is committed after it has left this process, so a
+  crash repeats some and skips none.
+- While the group divides its partitions a commit is refused. It is owed then, and made
+  before a partition is given up or the command ends.
+- The end of a group is where none of its members has anything more to read. A command
+  that has joined others waits for its share, and then for what they have not committed
+  yet.
+- With a group the directory is opened for writing, since the group commits in it;
+  without one, beside a writer.
 
 reading.py says how a record looks.
 """
@@ -22,10 +26,20 @@ import click
 import logcore
 from logcore.cli.opening import open_to_write, shared_option
 from logcore.cli.program import full_option, json_option, log_directory_argument
-from logcore.cli.reading import format_option, format_parts, print_formatted, print_lines
+from logcore.cli.reading import (
+    format_option,
+    format_parts,
+    print_formatted,
+    print_lines,
+)
 from logcore.cli.sources import complete_topic, isolation_option, place_in, place_within
 from logcore.cli.terminal import Lines
-from logcore.consumer import Consumer, OffsetAndMetadata, RebalanceListener, TopicPartition
+from logcore.consumer import (
+    Consumer,
+    OffsetAndMetadata,
+    RebalanceListener,
+    TopicPartition,
+)
 from logcore.errors import OffsetOutOfRangeError, RebalanceInProgressError
 from logcore.reader import Isolation
 
@@ -36,9 +50,18 @@ _RETRY_SECONDS = 0.05
 
 
 class _Beginning:
-    """A place, such as an offset or a time, for partitions for which nothing was committed."""
+    """A place, such as an offset or a time, for partitions for which nothing was
+    committed.
+    """
 
-    def __init__(self, logdir: logcore.LogDir, consumer: Consumer, text: str, *, is_in_group: bool) -> None:
+    def __init__(
+        self,
+        logdir: logcore.LogDir,
+        consumer: Consumer,
+        text: str,
+        *,
+        is_in_group: bool,
+    ) -> None:
         self.logdir = logdir
         self.consumer = consumer
         self.text = text
@@ -46,10 +69,15 @@ class _Beginning:
         self.now_ms = time.time_ns() // 1_000_000
 
     def check(self, topics: tuple[str, ...]) -> None:
-        """Raises click.BadParameter for a text that is no place, and OffsetOutOfRangeError for an offset that the one
-        partition does not have. Of several, each begins where it does.
+        """Raises click.BadParameter for a text that is no place, and
+        OffsetOutOfRangeError for an offset that the one partition does not have. Of
+        several, each begins where it does.
         """
-        logs = [self.logdir.partition(topic, number) for topic in topics for number in self.logdir.partitions(topic)]
+        logs = [
+            self.logdir.partition(topic, number)
+            for topic in topics
+            for number in self.logdir.partitions(topic)
+        ]
         places = [place_in(log, self.text, self.now_ms) for log in logs]
         if len(logs) != 1:
             return
@@ -57,7 +85,10 @@ class _Beginning:
         end = logs[0].high_watermark
         if not start <= places[0] <= end:
             raise OffsetOutOfRangeError(
-                "--from is outside the log", path=logs[0].path, offset=places[0], expected=f"{start} to {end}"
+                "--from is outside the log",
+                path=logs[0].path,
+                offset=places[0],
+                expected=f"{start} to {end}",
             )
 
     def seek(self, partitions: frozenset[TopicPartition]) -> None:
@@ -67,7 +98,9 @@ class _Beginning:
             if known.get(one) is None:
                 self.consumer.seek(one, self._place(one))
 
-    def _committed(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, OffsetAndMetadata | None]:
+    def _committed(
+        self, partitions: Collection[TopicPartition]
+    ) -> Mapping[TopicPartition, OffsetAndMetadata | None]:
         if not self.is_in_group:
             return {}
         return self.consumer.committed(partitions)
@@ -76,10 +109,15 @@ class _Beginning:
         return place_within(self.logdir.partition(*one), self.text, self.now_ms)
 
     def is_all_read(self, topics: tuple[str, ...], isolation: Isolation) -> bool:
-        """Whether nothing is left, when a poll has found nothing, in partitions that other members of the group have or
-        are to give up: no record behind what was committed.
+        """Whether nothing is left, when a poll has found nothing, in partitions that
+        other members of the group have or are to give up: no record behind what was
+        committed.
         """
-        present = {TopicPartition(topic, number) for topic in topics for number in self.logdir.partitions(topic)}
+        present = {
+            TopicPartition(topic, number)
+            for topic in topics
+            for number in self.logdir.partitions(topic)
+        }
         others = present - self.consumer.assignment()
         known = self._committed(others)
         ends = self.consumer.end_offsets(others)
@@ -91,13 +129,19 @@ class _Beginning:
             else:
                 start = max(committed.offset, log.log_start_offset)
             # Offsets may be left without a record, such as those of transactions.
-            if start < ends[one] and next(iter(log.read(start, ends[one], isolation=isolation)), None) is not None:
+            if (
+                start < ends[one]
+                and next(iter(log.read(start, ends[one], isolation=isolation)), None)
+                is not None
+            ):
                 return False
         return True
 
 
 class Printed(RebalanceListener):
-    """Commits what was printed. beginning: None where auto_offset_reset says where to begin."""
+    """Commits what was printed. beginning: None where auto_offset_reset says where to
+    begin.
+    """
 
     def __init__(self, consumer: Consumer, beginning: _Beginning | None) -> None:
         self.consumer = consumer
@@ -112,7 +156,9 @@ class Printed(RebalanceListener):
             self.is_owed = True
 
     def settle(self) -> None:
-        """Commits what is owed, when the group has divided its partitions. Reads nothing more."""
+        """Commits what is owed, when the group has divided its partitions. Reads
+        nothing more.
+        """
         while self.is_owed:
             self.consumer.look_after()
             self.commit()
@@ -134,8 +180,15 @@ class Printed(RebalanceListener):
 
 @click.command()
 @log_directory_argument
-@click.argument("topics", metavar="TOPIC...", nargs=-1, required=True, shell_complete=complete_topic)
-@click.option("--group", "group_id", metavar="GROUP", help="Go on where this group stopped, and commit for it.")
+@click.argument(
+    "topics", metavar="TOPIC...", nargs=-1, required=True, shell_complete=complete_topic
+)
+@click.option(
+    "--group",
+    "group_id",
+    metavar="GROUP",
+    help="Go on where this group stopped, and commit for it.",
+)
 @click.option(
     "--from",
     "start",
@@ -143,9 +196,13 @@ class Printed(RebalanceListener):
     show_default=True,
     help="Where to begin without a committed offset: offset, earliest, latest, time, or age as -10m.",
 )
-@click.option("-n", "--count", type=click.IntRange(1), help="End after so many records.")
 @click.option(
-    "--until-end", is_flag=True, help="End when there is nothing more to read, for the whole group if there is one."
+    "-n", "--count", type=click.IntRange(1), help="End after so many records."
+)
+@click.option(
+    "--until-end",
+    is_flag=True,
+    help="End when there is nothing more to read, for the whole group if there is one.",
 )
 @shared_option
 @isolation_option
@@ -165,9 +222,11 @@ def consume(
     full: bool,
     as_json: bool,
 ) -> None:
-    """Print the records of topics as they come, until Ctrl-C. With --group, go on where the group stopped.
+    """Print the records of topics as they come, until Ctrl-C. With --group, go on where
+    the group stopped.
 
-    A record is printed before it is committed: after a crash some come twice and none is missing.
+    A record is printed before it is committed: after a crash some come twice and none
+    is missing.
     """
     left = count
     parts = None
@@ -184,10 +243,15 @@ def consume(
             logdir.topic(topic)  # raises for one that does not exist
         consumer = stack.enter_context(
             logdir.consumer(
-                group_id=group_id, auto_offset_reset=reset, isolation_level=isolation, enable_auto_commit=False
+                group_id=group_id,
+                auto_offset_reset=reset,
+                isolation_level=isolation,
+                enable_auto_commit=False,
             )
         )
-        beginning = _Beginning(logdir, consumer, start, is_in_group=group_id is not None)
+        beginning = _Beginning(
+            logdir, consumer, start, is_in_group=group_id is not None
+        )
         begins_elsewhere = start != reset
         if begins_elsewhere:
             beginning.check(topics)

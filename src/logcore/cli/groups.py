@@ -1,10 +1,13 @@
-"""`logcore group`: consumer groups of a log directory: how far they came, set elsewhere, moved, deleted.
+"""`logcore group`: consumer groups of a log directory: how far they came, set
+elsewhere, moved, deleted.
 
 Rules:
-- Looking takes no lock and works beside a broker or another writer. Changing takes the directory for itself, or beside
-  processes that share it.
-- What a group has committed is changed while it has no members, unless export or import is forced.
-- A place is the same text as for `logcore read`: an offset, earliest, latest, now, a time, an age.
+- Looking takes no lock and works beside a broker or another writer. Changing takes the
+  directory for itself, or beside processes that share it.
+- What a group has committed is changed while it has no members, unless export or import
+  is forced.
+- A place is the same text as for `logcore read`: an offset, earliest, latest, now, a
+  time, an age.
 
 The work is done by groupoffsets.py, consumer/ and registry/.
 """
@@ -22,12 +25,23 @@ import click
 import logcore
 from logcore.checkpoint import Key
 from logcore.cli.opening import open_to_write
-from logcore.cli.program import DECLINED, Group, fail, json_option, log_directory_argument
+from logcore.cli.program import (
+    DECLINED,
+    Group,
+    fail,
+    json_option,
+    log_directory_argument,
+)
 from logcore.cli.sources import named_partitions, place_in
 from logcore.cli.terminal import Lines, print_table, time_text, to_json, wants_json
 from logcore.consumer.sharedgroups import SeenMember, living_members, seen_members
 from logcore.errors import LogNotFoundError, NodeNotFoundError
-from logcore.format.consumergrouprecords import ConsumerMember, Current, Kind, Partitions
+from logcore.format.consumergrouprecords import (
+    ConsumerMember,
+    Current,
+    Kind,
+    Partitions,
+)
 from logcore.format.grouprecords import Committed, read_assignment
 from logcore.groupoffsets import StoredGroups, stored_groups
 from logcore.names import OFFSETS_TOPIC
@@ -37,7 +51,9 @@ _group_argument = click.argument("name", metavar="GROUP")
 
 
 class _Place(NamedTuple):
-    """What a group has committed for a partition. end, lag: None where the partition is not in the directory."""
+    """What a group has committed for a partition. end, lag: None where the partition is
+    not in the directory.
+    """
 
     topic: str
     partition: int
@@ -64,7 +80,15 @@ def group_list(directory: str, as_json: bool) -> None:
             members = found.member_count(name)
             lag = sum(place.lag or 0 for place in places)
             if places or members:
-                rows.append((name, members, len({place.topic for place in places}), len(places), lag))
+                rows.append(
+                    (
+                        name,
+                        members,
+                        len({place.topic for place in places}),
+                        len(places),
+                        lag,
+                    )
+                )
     names = ("group", "members", "topics", "partitions", "lag")
     if not wants_json(as_json):
         print_table(names, rows, right=range(1, 5))
@@ -79,10 +103,12 @@ def group_list(directory: str, as_json: bool) -> None:
 @_group_argument
 @json_option
 def group_describe(directory: str, name: str, as_json: bool) -> None:
-    """What GROUP has committed, partition by partition, and how far that is from the end.
+    """What GROUP has committed, partition by partition, and how far that is from the
+    end.
 
-    The lag counts offsets up to the high watermark; "-" where the partition is in another directory. The owner is the
-    member that reads the partition now, of a group of processes that share the directory.
+    The lag counts offsets up to the high watermark; "-" where the partition is in
+    another directory. The owner is the member that reads the partition now, of a group
+    of processes that share the directory.
     """
     with logcore.open_dir(directory, read_only=True) as logdir:
         places = list(_places(logdir, _known(logdir, name), name))
@@ -92,15 +118,37 @@ def group_describe(directory: str, name: str, as_json: bool) -> None:
         for place in places:
             since = time_text(place.committed.commit_ms)
             owner = owners.get(place[:2], "-")
-            rows.append((*place[:2], place.committed.offset, _or_dash(place.end), _or_dash(place.lag), since, owner))
-        print_table(("topic", "partition", "committed", "end", "lag", "since", "owner"), rows, right=range(1, 5))
+            rows.append(
+                (
+                    *place[:2],
+                    place.committed.offset,
+                    _or_dash(place.end),
+                    _or_dash(place.lag),
+                    since,
+                    owner,
+                )
+            )
+        print_table(
+            ("topic", "partition", "committed", "end", "lag", "since", "owner"),
+            rows,
+            right=range(1, 5),
+        )
         return
     with Lines() as out:
         for place in places:
             committed = place.committed
-            facts = {"group": name, "topic": place.topic, "partition": place.partition, "committed": committed.offset}
+            facts = {
+                "group": name,
+                "topic": place.topic,
+                "partition": place.partition,
+                "committed": committed.offset,
+            }
             owned_by = owners.get(place[:2])
-            told = {"metadata": committed.metadata, "commit_ms": committed.commit_ms, "owner": owned_by}
+            told = {
+                "metadata": committed.metadata,
+                "commit_ms": committed.commit_ms,
+                "owner": owned_by,
+            }
             out.write(to_json({**facts, "end": place.end, "lag": place.lag, **told}))
 
 
@@ -111,9 +159,9 @@ def group_describe(directory: str, name: str, as_json: bool) -> None:
 def group_members(directory: str, name: str, as_json: bool) -> None:
     """The members of GROUP and what each of them was given.
 
-    Members in processes that share the directory are told of by the registry, with their process and whether it lives.
-    Those of a broker, or of a process that has the directory for itself, are those of the last rebalance that was
-    stored.
+    Members in processes that share the directory are told of by the registry, with
+    their process and whether it lives. Those of a broker, or of a process that has the
+    directory for itself, are those of the last rebalance that was stored.
     """
     rows = _shared_members(directory, name)
     if not rows:
@@ -127,7 +175,10 @@ def group_members(directory: str, name: str, as_json: bool) -> None:
     with Lines() as out:
         for row in rows:
             facts = row._asdict()
-            facts["partitions"] = [{"topic": topic, "partition": number} for topic, number in row.partitions]
+            facts["partitions"] = [
+                {"topic": topic, "partition": number}
+                for topic, number in row.partitions
+            ]
             out.write(to_json({"group": name, **facts}))
 
 
@@ -146,10 +197,21 @@ class _Member(NamedTuple):
 def _shared_members(directory: str, name: str) -> list[_Member]:
     """Of processes that share the directory."""
     seen: list[SeenMember] = []
-    with contextlib.suppress(LogNotFoundError), open_registry(directory, read_only=True) as registry:
+    with (
+        contextlib.suppress(LogNotFoundError),
+        open_registry(directory, read_only=True) as registry,
+    ):
         seen = seen_members(registry, name)
     return [
-        _Member(one.member_id, one.instance_id, one.client_id, one.client_host, one.pid, one.is_alive, one.partitions)
+        _Member(
+            one.member_id,
+            one.instance_id,
+            one.client_id,
+            one.client_host,
+            one.pid,
+            one.is_alive,
+            one.partitions,
+        )
         for one in seen
     ]
 
@@ -160,7 +222,15 @@ def _stored_members(logdir: logcore.LogDir, name: str) -> Iterator[_Member]:
     if name in found.groups:
         for each in found.groups[name].members:
             partitions = read_assignment(each.assignment) or ()
-            yield _Member(each.member_id, each.instance_id, each.client_id, each.client_host, None, None, partitions)
+            yield _Member(
+                each.member_id,
+                each.instance_id,
+                each.client_id,
+                each.client_host,
+                None,
+                None,
+                partitions,
+            )
     facts = found.consumers.get(name, {})
     topics = {logdir.topic_id(topic).bytes: topic for topic in logdir.topics()}
     for (kind, member_id), fact in sorted(facts.items()):
@@ -170,8 +240,20 @@ def _stored_members(logdir: logcore.LogDir, name: str) -> Iterator[_Member]:
         given: Partitions = frozenset()
         if isinstance(current, Current):
             given = current.assigned
-        named = tuple(sorted((topics[topic], number) for topic, number in given if topic in topics))
-        yield _Member(member_id, fact.instance_id, fact.client_id, fact.client_host, None, None, named)
+        named = tuple(
+            sorted(
+                (topics[topic], number) for topic, number in given if topic in topics
+            )
+        )
+        yield _Member(
+            member_id,
+            fact.instance_id,
+            fact.client_id,
+            fact.client_host,
+            None,
+            None,
+            named,
+        )
 
 
 def _partitions_text(partitions: tuple[Key, ...]) -> str:
@@ -185,8 +267,19 @@ def _partitions_text(partitions: tuple[Key, ...]) -> str:
 @group.command("reset")
 @log_directory_argument
 @_group_argument
-@click.option("--topic", "topics", metavar="TOPIC[:N]", multiple=True, help="Default: all it has committed for.")
-@click.option("--to", "place", metavar="PLACE", help="Offset, earliest, latest, time, or age as -10m.")
+@click.option(
+    "--topic",
+    "topics",
+    metavar="TOPIC[:N]",
+    multiple=True,
+    help="Default: all it has committed for.",
+)
+@click.option(
+    "--to",
+    "place",
+    metavar="PLACE",
+    help="Offset, earliest, latest, time, or age as -10m.",
+)
 @click.option("--shift-by", type=int, help="So many offsets forward, or back.")
 @click.option("--live", is_flag=True, help="Also while the group has members.")
 @click.option("--dry-run", is_flag=True, help="Say what would change.")
@@ -203,49 +296,91 @@ def group_reset(
 ) -> None:
     """Let GROUP go on elsewhere; its members must have ended.
 
-    With --live they need not, where processes share the directory: they lose their partitions, join again and begin
-    there. Offsets outside the log become its start or its end. For a group that does not exist yet, name topics.
+    With --live they need not, where processes share the directory: they lose their
+    partitions, join again and begin there. Offsets outside the log become its start or
+    its end. For a group that does not exist yet, name topics.
     """
     if (place is None) == (shift_by is None):
         raise click.UsageError("say where to: --to or --shift-by, one of them")
     now_ms = time.time_ns() // 1_000_000
-    with logcore.open_dir(directory, read_only=True) if dry_run else open_to_write(directory) as logdir:
+    with (
+        logcore.open_dir(directory, read_only=True)
+        if dry_run
+        else open_to_write(directory) as logdir
+    ):
         stored = _stored(logdir).offsets.get(name, {})
-        chosen = [(topic, number) for topic in stored if topic in logdir for number in stored[topic]]
+        chosen = [
+            (topic, number)
+            for topic in stored
+            if topic in logdir
+            for number in stored[topic]
+        ]
         if topics:
             named = [named_partitions(logdir, text) for text in topics]
             chosen = [(topic, number) for topic, numbers in named for number in numbers]
         if not chosen:
-            fail(f"group {name} has committed nothing for topics in {directory}", "name them with --topic")
+            fail(
+                f"group {name} has committed nothing for topics in {directory}",
+                "name them with --topic",
+            )
         changes: dict[tuple[str, int], tuple[int | None, int]] = {}
         for topic, number in sorted(set(chosen)):
             log = logdir.partition(topic, number)
             committed = stored.get(topic, {}).get(number)
             before = None if committed is None else committed.offset
-            wanted = place_in(log, place, now_ms) if place is not None else (before or 0) + (shift_by or 0)
+            wanted = (
+                place_in(log, place, now_ms)
+                if place is not None
+                else (before or 0) + (shift_by or 0)
+            )
             wanted = min(max(wanted, log.log_start_offset), log.high_watermark)
             changes[topic, number] = (before, wanted)
         if not dry_run:
-            wanted_offsets = {partition: wanted for partition, (_, wanted) in changes.items()}
+            wanted_offsets = {
+                partition: wanted for partition, (_, wanted) in changes.items()
+            }
             logdir.alter_group_offsets(name, wanted_offsets, force=live)
     _print_changes(name, changes, as_json, is_done=not dry_run)
 
 
-def _print_changes(name: str, changes: Mapping[Key, tuple[int | None, int]], as_json: bool, *, is_done: bool) -> None:
+def _print_changes(
+    name: str,
+    changes: Mapping[Key, tuple[int | None, int]],
+    as_json: bool,
+    *,
+    is_done: bool,
+) -> None:
     names = ("topic", "partition", "before", "after")
     rows = [(*partition, *change) for partition, change in changes.items()]
     if not wants_json(as_json):
-        print_table(names, [(*row[:2], _or_dash(row[2]), row[3]) for row in rows], right=range(1, 4))
+        print_table(
+            names,
+            [(*row[:2], _or_dash(row[2]), row[3]) for row in rows],
+            right=range(1, 4),
+        )
         return
     with Lines() as out:
         for row in rows:
-            out.write(to_json({"group": name, **dict(zip(names, row, strict=True)), "done": is_done}))
+            out.write(
+                to_json(
+                    {
+                        "group": name,
+                        **dict(zip(names, row, strict=True)),
+                        "done": is_done,
+                    }
+                )
+            )
 
 
 _zookeeper_option = click.option(
-    "--zookeeper", "hosts", metavar="HOSTS", help="A registry there, as host:port[,...][/path]."
+    "--zookeeper",
+    "hosts",
+    metavar="HOSTS",
+    help="A registry there, as host:port[,...][/path].",
 )
-_force_option = click.option("--force", is_flag=True, help="Also while the group has members.")
+_force_option = click.option(
+    "--force", is_flag=True, help="Also while the group has members."
+)
 _dry_run_option = click.option("--dry-run", is_flag=True, help="Say what would change.")
 
 
@@ -256,18 +391,35 @@ _dry_run_option = click.option("--dry-run", is_flag=True, help="Say what would c
 @_force_option
 @_dry_run_option
 @json_option
-def group_export(directory: str, name: str, hosts: str | None, force: bool, dry_run: bool, as_json: bool) -> None:
-    """Write what GROUP has committed to the registry, DATA.registry, where the first Kafka kept it.
+def group_export(
+    directory: str,
+    name: str,
+    hosts: str | None,
+    force: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Write what GROUP has committed to the registry, DATA.registry, where the first
+    Kafka kept it.
 
-    Its members must have ended: with --force, what they commit meanwhile is not in the registry.
+    Its members must have ended: with --force, what they commit meanwhile is not in the
+    registry.
     """
     with _opened(directory, hosts, dry_run) as (logdir, registry):
         _check_members(directory, name, force)
         stored = _stored(logdir).offsets.get(name, {})
-        source = {(topic, number): each.offset for topic in stored for number, each in stored[topic].items()}
+        source = {
+            (topic, number): each.offset
+            for topic in stored
+            for number, each in stored[topic].items()
+        }
         changes = _changes(name, source, _committed(registry, name))
         if registry is not None and not dry_run:
-            offsets.rewind(registry, name, {partition: after for partition, (_, after) in changes.items()})
+            offsets.rewind(
+                registry,
+                name,
+                {partition: after for partition, (_, after) in changes.items()},
+            )
     _print_changes(name, changes, as_json, is_done=not dry_run)
 
 
@@ -278,15 +430,27 @@ def group_export(directory: str, name: str, hosts: str | None, force: bool, dry_
 @_force_option
 @_dry_run_option
 @json_option
-def group_import(directory: str, name: str, hosts: str | None, force: bool, dry_run: bool, as_json: bool) -> None:
+def group_import(
+    directory: str,
+    name: str,
+    hosts: str | None,
+    force: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
     """Take over what the registry, DATA.registry, says that GROUP has committed.
 
-    Its members must have ended: with --force they lose their partitions, join again and begin at what was imported.
+    Its members must have ended: with --force they lose their partitions, join again and
+    begin at what was imported.
     """
     with _opened(directory, hosts, dry_run) as (logdir, registry):
         _check_members(directory, name, force)
         stored = _stored(logdir).offsets.get(name, {})
-        present = {(topic, number): each.offset for topic in stored for number, each in stored[topic].items()}
+        present = {
+            (topic, number): each.offset
+            for topic in stored
+            for number, each in stored[topic].items()
+        }
         changes = _changes(name, _committed(registry, name), present)
         if not dry_run and changes:
             wanted = {partition: after for partition, (_, after) in changes.items()}
@@ -295,10 +459,18 @@ def group_import(directory: str, name: str, hosts: str | None, force: bool, dry_
 
 
 @contextlib.contextmanager
-def _opened(directory: str, hosts: str | None, dry_run: bool) -> Generator[tuple[logcore.LogDir, Registry | None]]:
-    """The directory and the registry; None where there is none, and none is made because nothing is written."""
+def _opened(
+    directory: str, hosts: str | None, dry_run: bool
+) -> Generator[tuple[logcore.LogDir, Registry | None]]:
+    """The directory and the registry; None where there is none, and none is made
+    because nothing is written.
+    """
     with contextlib.ExitStack() as stack:
-        logdir = logcore.open_dir(directory, read_only=True) if dry_run else open_to_write(directory)
+        logdir = (
+            logcore.open_dir(directory, read_only=True)
+            if dry_run
+            else open_to_write(directory)
+        )
         stack.enter_context(logdir)
         registry: Registry | None = None
         if hosts is not None:
@@ -307,7 +479,9 @@ def _opened(directory: str, hosts: str | None, dry_run: bool) -> Generator[tuple
             registry = stack.enter_context(connect(hosts))
         else:
             with contextlib.suppress(LogNotFoundError):
-                registry = stack.enter_context(open_registry(directory, read_only=dry_run))
+                registry = stack.enter_context(
+                    open_registry(directory, read_only=dry_run)
+                )
         yield logdir, registry
 
 
@@ -317,15 +491,23 @@ def _committed(registry: Registry | None, name: str) -> dict[Key, int]:
 
 def _check_members(directory: str, name: str, force: bool) -> None:
     """Of processes that share the directory; any other writer is kept out by its lock."""
-    with contextlib.suppress(LogNotFoundError), open_registry(directory, read_only=True) as registry:
+    with (
+        contextlib.suppress(LogNotFoundError),
+        open_registry(directory, read_only=True) as registry,
+    ):
         count = len(living_members(registry, name))
         if count and not force:
-            fail(f"group {name} has {count} members", "stop its consumers, or give --force")
+            fail(
+                f"group {name} has {count} members",
+                "stop its consumers, or give --force",
+            )
         if count:
             click.echo(f"warning: group {name} has {count} members at work", err=True)
 
 
-def _changes(name: str, source: Mapping[Key, int], present: Mapping[Key, int]) -> dict[Key, tuple[int | None, int]]:
+def _changes(
+    name: str, source: Mapping[Key, int], present: Mapping[Key, int]
+) -> dict[Key, tuple[int | None, int]]:
     """Partition -> what is there and what is to be, where the two differ."""
     if not source:
         fail(
@@ -344,13 +526,22 @@ def _changes(name: str, source: Mapping[Key, int], present: Mapping[Key, int]) -
 @_group_argument
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def group_delete(directory: str, name: str, yes: bool) -> None:
-    """Delete GROUP with all that it has committed. Asks first; without a terminal only with --yes."""
-    with logcore.open_dir(directory, read_only=True) as logdir:  # no lock while the question stands
+    """Delete GROUP with all that it has committed. Asks first; without a terminal only
+    with --yes.
+    """
+    with logcore.open_dir(
+        directory, read_only=True
+    ) as logdir:  # no lock while the question stands
         count = len(list(_places(logdir, _known(logdir, name), name)))
     if not yes:
         if not sys.stdin.isatty():
-            fail(f"deleting {name} has to be confirmed, and stdin is no terminal", "give --yes to delete it unasked")
-        if not click.confirm(f"Delete group {name} with the offsets of {count} partition{'s' * (count != 1)}?"):
+            fail(
+                f"deleting {name} has to be confirmed, and stdin is no terminal",
+                "give --yes to delete it unasked",
+            )
+        if not click.confirm(
+            f"Delete group {name} with the offsets of {count} partition{'s' * (count != 1)}?"
+        ):
             click.echo("nothing was deleted", err=True)
             raise click.exceptions.Exit(DECLINED)
     with open_to_write(directory) as logdir:
@@ -360,14 +551,22 @@ def group_delete(directory: str, name: str, yes: bool) -> None:
 def _stored(logdir: logcore.LogDir) -> StoredGroups:
     if OFFSETS_TOPIC not in logdir:
         return StoredGroups()
-    return stored_groups(logdir.partition(OFFSETS_TOPIC, number) for number in logdir.partitions(OFFSETS_TOPIC))
+    return stored_groups(
+        logdir.partition(OFFSETS_TOPIC, number)
+        for number in logdir.partitions(OFFSETS_TOPIC)
+    )
 
 
 def _known(logdir: logcore.LogDir, name: str) -> StoredGroups:
     found = _stored(logdir)
-    is_stored = found.offsets.get(name) or name in found.groups or name in found.consumers
+    is_stored = (
+        found.offsets.get(name) or name in found.groups or name in found.consumers
+    )
     if not is_stored and not _registered(logdir.path, name):
-        fail(f"there is no group {name} in {logdir.path}", "`logcore group list` shows those that exist")
+        fail(
+            f"there is no group {name} in {logdir.path}",
+            "`logcore group list` shows those that exist",
+        )
     return found
 
 
@@ -375,18 +574,26 @@ def _owners(directory: str, name: str) -> dict[Key, str]:
     """Partition -> who owns it now, by the registry beside a directory."""
     found: dict[Key, str] = {}
     above = f"{paths.group(name)}/owners"
-    with contextlib.suppress(LogNotFoundError), open_registry(directory, read_only=True) as registry:
+    with (
+        contextlib.suppress(LogNotFoundError),
+        open_registry(directory, read_only=True) as registry,
+    ):
         for topic in registry.children(above):
             for number in registry.children(f"{above}/{topic}"):
                 with contextlib.suppress(NodeNotFoundError):  # let go of meanwhile
-                    owner = registry.get(f"{above}/{topic}/{number}").value.decode("utf-8", "replace")
+                    owner = registry.get(f"{above}/{topic}/{number}").value.decode(
+                        "utf-8", "replace"
+                    )
                     found[paths.element_name(topic), int(number)] = owner
     return found
 
 
 def _registered(directory: str, name: str) -> dict[Key, int]:
     """What the registry beside a directory says that a group has committed."""
-    with contextlib.suppress(LogNotFoundError), open_registry(directory, read_only=True) as registry:
+    with (
+        contextlib.suppress(LogNotFoundError),
+        open_registry(directory, read_only=True) as registry,
+    ):
         return offsets.committed(registry, name)
     return {}
 
@@ -397,7 +604,13 @@ def _places(logdir: logcore.LogDir, found: StoredGroups, name: str) -> Iterator[
             end = None
             if topic in logdir and number in logdir.partitions(topic):
                 end = logdir.partition(topic, number).high_watermark
-            yield _Place(topic, number, committed, end, None if end is None else max(0, end - committed.offset))
+            yield _Place(
+                topic,
+                number,
+                committed,
+                end,
+                None if end is None else max(0, end - committed.offset),
+            )
 
 
 def _shown(cell: object) -> str:

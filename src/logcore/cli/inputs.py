@@ -1,8 +1,11 @@
-"""Text as records: lines, NDJSON or CSV become rows for append_many, each with the number of its line.
+"""Text as records: lines, NDJSON or CSV become rows for append_many, each with the
+number of its line.
 
 Rules:
-- Input is taken as it comes: a row is not held back because the next line is not there yet.
-- A line that makes no record is a LineError with its number, after the rows that stood before it.
+- Input is taken as it comes: a row is not held back because the next line is not there
+  yet.
+- A line that makes no record is a LineError with its number, after the rows that stood
+  before it.
 - NDJSON that dump.shown_record() made gives the same record again.
 
 This module opens nothing and appends nothing.
@@ -51,11 +54,14 @@ def row_groups(
     key_columns: list[str],
     tick: Callable[[int], None],
 ) -> Iterator[list[InputRow]]:
-    """Rows of a binary stream in groups of at most that many, one group for each call of append_many.
+    """Rows of a binary stream in groups of at most that many, one group for each call
+    of append_many.
 
-    form: "lines", "ndjson" or "csv". key_delimiter: of lines, ends the key; a line without it is a value with a null
-    key, as for kcat. key_field: of ndjson, the field that is the key, the whole object being the value.
-    key_columns: of csv. tick is called with each number of bytes taken. Raises LineError.
+    form: "lines", "ndjson" or "csv". key_delimiter: of lines, ends the key; a line
+    without it is a value with a null key, as for kcat. key_field: of ndjson, the field
+    that is the key, the whole object being the value.
+    key_columns: of csv. tick is called with each number of bytes taken. Raises
+    LineError.
     """
     lines = _lines(stream, tick)
     if form == "csv":
@@ -71,7 +77,9 @@ def row_groups(
 
 
 def _lines(stream: Any, tick: Callable[[int], None]) -> Iterator[bytes | None]:
-    """Lines without their end; None wherever the input has no more for now, so that what was read is not held back."""
+    """Lines without their end; None wherever the input has no more for now, so that
+    what was read is not held back.
+    """
     rest = b""
     while data := stream.read1(_CHUNK_BYTES):
         tick(len(data))
@@ -91,7 +99,9 @@ def _has_more(stream: Any) -> bool:
 
 
 def _groups(inputs: Iterator[InputRow | None], most: int) -> Iterator[list[InputRow]]:
-    """Records in groups of at most that many; a bad line comes after the group of what was before it."""
+    """Records in groups of at most that many; a bad line comes after the group of what
+    was before it.
+    """
     group: list[InputRow] = []
     trouble: LineError | None = None
     while True:
@@ -113,7 +123,9 @@ def _groups(inputs: Iterator[InputRow | None], most: int) -> Iterator[list[Input
         raise trouble
 
 
-def _from_lines(lines: Iterator[bytes | None], parse: Callable[[bytes], Any] | None) -> Iterator[InputRow | None]:
+def _from_lines(
+    lines: Iterator[bytes | None], parse: Callable[[bytes], Any] | None
+) -> Iterator[InputRow | None]:
     number = 0
     for line in lines:
         if line is None:
@@ -140,7 +152,18 @@ def _from_keyed(line: bytes, delimiter: bytes) -> tuple[Any, ...]:
 
 
 #: Those of what `read` gives; the places of a record are not taken over.
-_FIELDS: Final = frozenset({"key", "value", "headers", "timestamp_ms", "topic", "partition", "offset", "timestamp"})
+_FIELDS: Final = frozenset(
+    {
+        "key",
+        "value",
+        "headers",
+        "timestamp_ms",
+        "topic",
+        "partition",
+        "offset",
+        "timestamp",
+    }
+)
 
 
 def _from_json(line: bytes, key_field: str | None) -> tuple[Any, ...] | None:
@@ -162,13 +185,24 @@ def _from_json(line: bytes, key_field: str | None) -> tuple[Any, ...] | None:
     unknown = sorted(found.keys() - _FIELDS)
     if unknown or "value" not in found:
         raise ValueError(
-            (f"unknown field {unknown[0]!r}" if unknown else "there is no field 'value'")
+            (
+                f"unknown field {unknown[0]!r}"
+                if unknown
+                else "there is no field 'value'"
+            )
             + "; known are value, key, headers, timestamp_ms. To store whole objects, give --key-field"
         )
     timestamp_ms = found.get("timestamp_ms")
-    if timestamp_ms is not None and (isinstance(timestamp_ms, bool) or not isinstance(timestamp_ms, int)):
+    if timestamp_ms is not None and (
+        isinstance(timestamp_ms, bool) or not isinstance(timestamp_ms, int)
+    ):
         raise ValueError("timestamp_ms must be an integer of milliseconds")
-    return _to_bytes(found.get("key")), _to_bytes(found["value"]), _headers(found.get("headers")), timestamp_ms
+    return (
+        _to_bytes(found.get("key")),
+        _to_bytes(found["value"]),
+        _headers(found.get("headers")),
+        timestamp_ms,
+    )
 
 
 def _to_bytes(value: object) -> bytes | None:
@@ -206,15 +240,21 @@ def _headers(given: object) -> list[tuple[str, bytes | None]]:
     return headers
 
 
-def _from_csv(lines: Iterator[bytes | None], key_columns: list[str]) -> Iterator[InputRow | None]:
-    """Rows as JSON objects of their texts. A quoted field may span lines, so csv has to see the lines itself."""
+def _from_csv(
+    lines: Iterator[bytes | None], key_columns: list[str]
+) -> Iterator[InputRow | None]:
+    """Rows as JSON objects of their texts. A quoted field may span lines, so csv has to
+    see the lines itself.
+    """
 
     def texts() -> Iterator[str]:
         for number, line in enumerate((line for line in lines if line is not None), 1):
             try:
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8") + "\n"
             except UnicodeDecodeError as error:
-                raise LineError(number, f"not UTF-8: {error.reason} at byte {error.start}") from error
+                raise LineError(
+                    number, f"not UTF-8: {error.reason} at byte {error.start}"
+                ) from error
 
     reader = csv.reader(texts(), strict=True)
     try:
@@ -226,16 +266,24 @@ def _from_csv(lines: Iterator[bytes | None], key_columns: list[str]) -> Iterator
             raise LineError(1, f"there are two columns {twice[0]!r}")
         missing = [name for name in key_columns if name not in names]
         if missing:
-            raise LineError(1, f"there is no column {missing[0]!r}; there are {', '.join(names)}")
+            raise LineError(
+                1, f"there is no column {missing[0]!r}; there are {', '.join(names)}"
+            )
         slots = [names.index(name) for name in key_columns]
         for row in reader:
             if not row:
                 continue
             if len(row) != len(names):
-                raise LineError(reader.line_num, f"{len(row)} fields, but the first row has {len(names)}")
+                raise LineError(
+                    reader.line_num,
+                    f"{len(row)} fields, but the first row has {len(names)}",
+                )
             key = None
             if slots:
                 key = "-".join(row[slot] for slot in slots).encode()
-            yield InputRow(reader.line_num, (key, to_json(dict(zip(names, row, strict=True))).encode(), [], None))
+            yield InputRow(
+                reader.line_num,
+                (key, to_json(dict(zip(names, row, strict=True))).encode(), [], None),
+            )
     except csv.Error as error:
         raise LineError(reader.line_num, str(error)) from error

@@ -1,4 +1,6 @@
-"""What is installed: versions, which kernels run, the codecs and extras. Needs neither click nor rich."""
+"""What is installed: versions, which kernels run, the codecs and extras. Needs neither
+click nor rich.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def installation() -> dict[str, Any]:
         "numpy": importlib.metadata.version("numpy"),
         "kernels": kernels(),
         "codecs": {codec: _is_installed(module) for codec, module in CODECS.items()},
-        "extras": {extra: all(map(_is_installed, modules)) for extra, modules in EXTRAS.items()},
+        "extras": {
+            extra: all(map(_is_installed, modules)) for extra, modules in EXTRAS.items()
+        },
     }
 
 
@@ -53,8 +57,13 @@ def _is_installed(module: str) -> bool:
 def installation_text() -> str:
     """The same in three lines."""
     facts = installation()
-    codecs = ", ".join(name if there else f"{name} (not installed)" for name, there in facts["codecs"].items())
-    extras = ", ".join(name for name, there in facts["extras"].items() if there) or "none"
+    codecs = ", ".join(
+        name if there else f"{name} (not installed)"
+        for name, there in facts["codecs"].items()
+    )
+    extras = (
+        ", ".join(name for name, there in facts["extras"].items() if there) or "none"
+    )
     missing = ", ".join(name for name, there in facts["extras"].items() if not there)
     return (
         f"logcore {facts['logcore']}, Python {facts['python']}, numpy {facts['numpy']}, kernels: {facts['kernels']}\n"

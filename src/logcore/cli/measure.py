@@ -1,11 +1,14 @@
-"""What `logcore bench` measures: appends, scans and reads, each against the bare work in the same run.
+"""What `logcore bench` measures: appends, scans and reads, each against the bare work
+in the same run.
 
-The bare work is the system calls alone where an append goes to the file, and one copy of the bytes with their CRC-32C
-elsewhere. The benchmarks proper, beside other stores, are in benchmarks/; this is for the disk and the machine at hand.
+The bare work is the system calls alone where an append goes to the file, and one copy
+of the bytes with their CRC-32C elsewhere. The benchmarks proper, beside other stores,
+are in benchmarks/; this is for the disk and the machine at hand.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -19,17 +22,21 @@ _VALUE_BYTES = 200
 
 
 def measure(place: str, seconds: float, most: int) -> Iterator[dict[str, Any]]:
-    """Rows of figures, each as soon as it is there; files are made in the directory place and left there.
+    """Rows of figures, each as soon as it is there; files are made in the directory
+    place and left there.
 
-    seconds, most: each measurement ends after that time or that many records. A row has "what", "records_per_second",
-    "megabytes_per_second" (of keys and values, 10^6 bytes), "against" (the bare work), "floor_records_per_second" of
-    it, and "ratio" of the two.
+    seconds, most: each measurement ends after that time or that many records. A row has
+    "what", "records_per_second", "megabytes_per_second" (of keys and values, 10^6
+    bytes), "against" (the bare work), "floor_records_per_second" of it, and "ratio" of
+    the two.
     """
     crc32c(b"")  # imports it
     key = b"k" * _KEY_BYTES
     value = b"v" * _VALUE_BYTES
     one = _KEY_BYTES + _VALUE_BYTES
-    piece = bytes(one + 70)  # about what one record of this size is as a batch of its own
+    piece = bytes(
+        one + 70
+    )  # about what one record of this size is as a batch of its own
 
     def timed(step: Callable[[], int]) -> float:
         """Records a second of a step that returns how many it did."""
@@ -68,9 +75,12 @@ def measure(place: str, seconds: float, most: int) -> Iterator[dict[str, Any]]:
             ("append, one a call, os", "os", "pwrite"),
             ("append, one a call, disk", "group", "pwrite + fdatasync"),
         ):
-            with logcore.open(os.path.join(place, f"{policy}-0"), create=True, durability=policy) as log:
+            with logcore.open(
+                os.path.join(place, f"{policy}-0"), create=True, durability=policy
+            ) as log:
                 rate = timed(lambda log=log: _one(log, key, value))  # type: ignore[misc]
-            yield row(name, rate, against, timed(lambda waits=policy == "group": bare(waits)))  # type: ignore[misc]
+            bare_rate = timed(functools.partial(bare, policy == "group"))
+            yield row(name, rate, against, bare_rate)
     finally:
         os.close(handle)
 
@@ -91,7 +101,9 @@ def measure(place: str, seconds: float, most: int) -> Iterator[dict[str, Any]]:
             log.append_many(group)
             return 1000
 
-        yield row("append_many, 1000 a call, os", timed(append_group), against, timed(floor))
+        yield row(
+            "append_many, 1000 a call, os", timed(append_group), against, timed(floor)
+        )
     with logcore.open(many, read_only=True) as log:
         end_offset = min(log.high_watermark, most)
 

@@ -1,9 +1,12 @@
-"""What commands of logcore and netshim share: a group that turns errors into exit codes, and common options.
+"""What commands of logcore and netshim share: a group that turns errors into exit
+codes, and common options.
 
 Rules:
-- Errors of the LogcoreError tree are one line, and one on what to do next; a traceback is a bug.
-- Exit codes: 0 done, 1 damage found (verify, scrub), something lost (recover), a check failed (demo) or a question
-  answered with no (topic delete), 2 wrong usage or an error, 130 interrupted, 141 the reader of our output went away.
+- Errors of the LogcoreError tree are one line, and one on what to do next; a traceback
+  is a bug.
+- Exit codes: 0 done, 1 damage found (verify, scrub), something lost (recover), a check
+  failed (demo) or a question answered with no (topic delete), 2 wrong usage or an
+  error, 130 interrupted, 141 the reader of our output went away.
 
 This module knows no command.
 """
@@ -42,8 +45,14 @@ NEXT_STEPS: Final[tuple[tuple[type[LogcoreError], str], ...]] = (
     (TopicNotFoundError, "run `logcore topic list` on the directory to see its topics"),
     (LogNotFoundError, "check the path; `append --create` makes what is not there"),
     (CorruptBatchError, "run `logcore verify` on the directory to see what is whole"),
-    (CorruptLogError, "run `logcore verify` on the directory to see what is whole, `logcore recover` to save it"),
-    (OffsetOutOfRangeError, "run `logcore info` on the directory to see which offsets it holds"),
+    (
+        CorruptLogError,
+        "run `logcore verify` on the directory to see what is whole, `logcore recover` to save it",
+    ),
+    (
+        OffsetOutOfRangeError,
+        "run `logcore info` on the directory to see which offsets it holds",
+    ),
     (InvalidNameError, "name the directory <topic>-<number>, such as orders-0"),
     (DiskFullError, "free some space and repeat the command from where it stopped"),
     (NodeNotFoundError, "run `logcore registry ls` on the directory to see its nodes"),
@@ -60,9 +69,15 @@ class Group(click.Group):
             sys.stdout.flush()
             return result
         except LogcoreError as error:
-            fail(_for_people(str(error)), next((step for kind, step in NEXT_STEPS if isinstance(error, kind)), None))
+            fail(
+                _for_people(str(error)),
+                next(
+                    (step for kind, step in NEXT_STEPS if isinstance(error, kind)), None
+                ),
+            )
         except BrokenPipeError:
-            # Python flushes stdout once more when it exits; let it go where it does no harm.
+            # Python flushes stdout once more when it exits; let it go where it does no
+            # harm.
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(READER_GONE)
@@ -75,11 +90,18 @@ class Group(click.Group):
         return list(self.commands)
 
 
-#: What errors of the library tell those who program, as those who type commands need it.
+#: What errors of the library tell those who program, as those who type commands need
+#: it.
 _SAID_OTHERWISE: Final = (
     (re.compile(r"; create=True makes (one|it one)"), ""),
-    (re.compile(r"open it with logcore\.open\(\), or open the directory it lies in"), "name the directory it lies in"),
-    (re.compile(r"open it with logcore\.open_dir\(\), or one of them"), "name one of them"),
+    (
+        re.compile(r"open it with logcore\.open\(\), or open the directory it lies in"),
+        "name the directory it lies in",
+    ),
+    (
+        re.compile(r"open it with logcore\.open_dir\(\), or one of them"),
+        "name one of them",
+    ),
 )
 
 
@@ -96,10 +118,21 @@ def fail(message: str, advice: str | None) -> NoReturn:
     raise click.exceptions.Exit(FAILED)
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line, also on a terminal.")
-full_option = click.option("--full", is_flag=True, help="At a terminal: do not cut long lines to its width.")
+json_option = click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="One JSON object a line, also on a terminal.",
+)
+full_option = click.option(
+    "--full", is_flag=True, help="At a terminal: do not cut long lines to its width."
+)
 config_option = click.option(
-    "--config", "configs", metavar="NAME=VALUE", multiple=True, help="A setting by Kafka's name. Repeatable."
+    "--config",
+    "configs",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="A setting by Kafka's name. Repeatable.",
 )
 directory_argument = click.argument("directory", metavar="DIR", type=click.Path())
 log_directory_argument = click.argument("directory", metavar="DATA", type=click.Path())

@@ -22,7 +22,9 @@ _path_argument = click.argument("path", metavar="[PATH]", default="/")
 
 @click.group(cls=Group)
 def registry() -> None:
-    """Show what is in the registry beside a log directory: members of groups, owners, brokers."""
+    """Show what is in the registry beside a log directory: members of groups, owners,
+    brokers.
+    """
 
 
 @registry.command("ls")
@@ -45,11 +47,24 @@ def registry_ls(directory: str, path: str, as_json: bool) -> None:
     if wants_json(as_json):
         with Lines() as out:
             for name, node, children in rows:
-                facts = {"path": f"{above}/{name}", "version": node.version, "session": node.session}
-                out.write(to_json({**facts, "size_bytes": len(node.value), "children": children}))
+                facts = {
+                    "path": f"{above}/{name}",
+                    "version": node.version,
+                    "session": node.session,
+                }
+                out.write(
+                    to_json(
+                        {**facts, "size_bytes": len(node.value), "children": children}
+                    )
+                )
         return
-    cells = [(name, children or "", len(node.value), node.version, node.session) for name, node, children in rows]
-    print_table(("name", "children", "bytes", "version", "session"), cells, right=(1, 2, 3))
+    cells = [
+        (name, children or "", len(node.value), node.version, node.session)
+        for name, node, children in rows
+    ]
+    print_table(
+        ("name", "children", "bytes", "version", "session"), cells, right=(1, 2, 3)
+    )
 
 
 @registry.command("tree")
@@ -63,7 +78,11 @@ def registry_tree(directory: str, path: str, as_json: bool) -> None:
     if wants_json(as_json):
         with Lines() as out:
             for place, _, node in rows:
-                facts = {"path": place, "version": node.version, "session": node.session}
+                facts = {
+                    "path": place,
+                    "version": node.version,
+                    "session": node.session,
+                }
                 out.write(to_json({**facts, "value": _shown(node.value)}))
         return
     for place, depth, node in rows:
@@ -80,7 +99,9 @@ def registry_tree(directory: str, path: str, as_json: bool) -> None:
         click.echo(f"{'  ' * depth}{place.rpartition('/')[2]}{of}  {text}".rstrip())
 
 
-def _below(opened: FileRegistry, path: str, depth: int) -> Iterator[tuple[str, int, Node]]:
+def _below(
+    opened: FileRegistry, path: str, depth: int
+) -> Iterator[tuple[str, int, Node]]:
     """Path, depth and node of all that lies below a path, each before its children."""
     above = ""
     if path != "/":
@@ -102,7 +123,13 @@ def registry_get(directory: str, path: str, as_json: bool) -> None:
         node = opened.get(path)
         owner = _owner(opened, node)
     if wants_json(as_json):
-        facts = {"path": path, "version": node.version, "session": node.session, **owner, "value": _shown(node.value)}
+        facts = {
+            "path": path,
+            "version": node.version,
+            "session": node.session,
+            **owner,
+            "value": _shown(node.value),
+        }
         with Lines() as out:
             out.write(to_json(facts))
         return
@@ -111,7 +138,11 @@ def registry_get(directory: str, path: str, as_json: bool) -> None:
         of = f", session {node.session}, process {owner['pid']}"
     click.echo(f"{path}  version {node.version}{of}")
     shown = _shown(node.value)
-    click.echo(shown if isinstance(shown, str) else json.dumps(shown, indent=2, ensure_ascii=False))
+    click.echo(
+        shown
+        if isinstance(shown, str)
+        else json.dumps(shown, indent=2, ensure_ascii=False)
+    )
 
 
 def _owner(opened: FileRegistry, node: Node) -> dict[str, int | None]:

@@ -1,8 +1,11 @@
-"""`logcore forward` ships topics to a Kafka cluster, `logcore mirror` brings topics of one here.
+"""`logcore forward` ships topics to a Kafka cluster, `logcore mirror` brings topics of
+one here.
 
 Rules:
-- At a terminal one line on stderr says how far it is; in a pipe, or with --json, stdout has a line of JSON a second.
-- `forward` opens the directory read-only, beside any writer, unless something is to be written in it.
+- At a terminal one line on stderr says how far it is; in a pipe, or with --json, stdout
+  has a line of JSON a second.
+- `forward` opens the directory read-only, beside any writer, unless something is to be
+  written in it.
 
 The work is done by shipping/.
 """
@@ -28,10 +31,17 @@ from logcore.fs import OS
 _REPORT_MS: Final = 1_000
 
 bootstrap_option = click.option(
-    "--bootstrap", required=True, metavar="HOST:PORT[,...]", help="Where the cluster is reached."
+    "--bootstrap",
+    required=True,
+    metavar="HOST:PORT[,...]",
+    help="Where the cluster is reached.",
 )
 client_option = click.option(
-    "--client", "clients", metavar="NAME=VALUE", multiple=True, help="A setting of librdkafka. Repeatable."
+    "--client",
+    "clients",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="A setting of librdkafka. Repeatable.",
 )
 
 
@@ -41,7 +51,9 @@ def topic_names(texts: tuple[str, ...]) -> list[str]:
 
 
 def renaming(text: str | None) -> Callable[[str], str] | None:
-    """`s/x/y/`: a function on names. x is a regular expression of Python, y what re.sub() takes."""
+    """`s/x/y/`: a function on names. x is a regular expression of Python, y what
+    re.sub() takes.
+    """
     if text is None:
         return None
     sign = text[1:2]
@@ -53,7 +65,9 @@ def renaming(text: str | None) -> Callable[[str], str] | None:
         raise click.BadParameter(f"{text!r} is not s/from/to/", param_hint="--rename")
     try:
         pattern = re.compile(parts[1])
-        pattern.sub(parts[2], "")  # what it makes is read first, so that it is refused here and not at a topic
+        pattern.sub(
+            parts[2], ""
+        )  # what it makes is read first, so that it is refused here and not at a topic
     except (re.error, IndexError) as error:
         raise click.BadParameter(f"{text!r}: {error}", param_hint="--rename") from None
     return lambda name: pattern.sub(parts[2], name)
@@ -102,18 +116,40 @@ class Reporter:
 def _forward_line(metrics: Any) -> str:
     shown = f"{metrics.state}: {metrics.record_count:,} shipped, {metrics.lag_records:,} to go"
     if metrics.lag_records:
-        shown += f" ({size_text(metrics.lag_bytes)}, {metrics.lag_age_ms / 1000:,.0f} s old)"
+        shown += (
+            f" ({size_text(metrics.lag_bytes)}, {metrics.lag_age_ms / 1000:,.0f} s old)"
+        )
     return shown
 
 
 @click.command()
 @log_directory_argument
 @bootstrap_option
-@click.option("--topics", metavar="NAME[,...]", multiple=True, help="Which topics; all but internal ones by default.")
-@click.option("--rename", metavar="s/x/y/", help="Names of topics in the cluster: a regular expression.")
-@click.option("--name", default="default", show_default=True, help="Of this forwarder; a second one takes over.")
-@click.option("--at-least-once", is_flag=True, help="Without transactions: a crash repeats some records.")
-@click.option("--create-topics", is_flag=True, help="Make what is missing in the cluster.")
+@click.option(
+    "--topics",
+    metavar="NAME[,...]",
+    multiple=True,
+    help="Which topics; all but internal ones by default.",
+)
+@click.option(
+    "--rename",
+    metavar="s/x/y/",
+    help="Names of topics in the cluster: a regular expression.",
+)
+@click.option(
+    "--name",
+    default="default",
+    show_default=True,
+    help="Of this forwarder; a second one takes over.",
+)
+@click.option(
+    "--at-least-once",
+    is_flag=True,
+    help="Without transactions: a crash repeats some records.",
+)
+@click.option(
+    "--create-topics", is_flag=True, help="Make what is missing in the cluster."
+)
 @click.option(
     "--on-error",
     type=click.Choice(["fail", "quarantine"]),
@@ -135,9 +171,21 @@ def _forward_line(metrics: Any) -> str:
     show_default=True,
     help="The cluster has lost the progress: go on at what was noted here, or ship again.",
 )
-@click.option("--hold", is_flag=True, help="Commit the progress for the local group forward-NAME: retention can wait.")
-@click.option("--buffer-memory", type=click.IntRange(1), default=32 << 20, show_default=True, help="Bytes.")
-@click.option("--until-end", is_flag=True, help="End when all that is there now is shipped.")
+@click.option(
+    "--hold",
+    is_flag=True,
+    help="Commit the progress for the local group forward-NAME: retention can wait.",
+)
+@click.option(
+    "--buffer-memory",
+    type=click.IntRange(1),
+    default=32 << 20,
+    show_default=True,
+    help="Bytes.",
+)
+@click.option(
+    "--until-end", is_flag=True, help="End when all that is there now is shipped."
+)
 @client_option
 @json_option
 def forward(
@@ -151,7 +199,8 @@ def forward(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Ship topics of DATA to a Kafka cluster, in order per partition and exactly once, until Ctrl-C.
+    """Ship topics of DATA to a Kafka cluster, in order per partition and exactly once,
+    until Ctrl-C.
 
     It goes on where it stopped. While the cluster is away it waits and tries again.
     """
@@ -165,9 +214,13 @@ def forward(
         else:
             logdir = logcore.open_dir(directory, read_only=True)
         stack.enter_context(logdir)
-        cluster = stack.enter_context(KafkaCluster(bootstrap, dict(map(setting, clients))))
+        cluster = stack.enter_context(
+            KafkaCluster(bootstrap, dict(map(setting, clients)))
+        )
         out = stack.enter_context(Lines())
-        forwarder = Forwarder(logdir, cluster, topics=names, rename=renamed, hold=hold, **options)
+        forwarder = Forwarder(
+            logdir, cluster, topics=names, rename=renamed, hold=hold, **options
+        )
         stack.enter_context(forwarder)
         reporter = Reporter(out, as_json, _forward_line)
 
@@ -193,11 +246,35 @@ def _mirror_line(metrics: Any) -> str:
 @click.command()
 @log_directory_argument
 @bootstrap_option
-@click.option("--topics", metavar="NAME[,...]", multiple=True, required=True, help="Which topics there.")
-@click.option("--offsets", type=click.Choice(["keep", "new"]), default="keep", show_default=True, help="Here.")
-@click.option("--rename", metavar="s/x/y/", help="Names of topics here: a regular expression.")
-@click.option("--name", default="default", show_default=True, help="Of this mirror, whose progress is kept with new.")
-@click.option("--groups", metavar="GROUP[,...]", multiple=True, help="With keep: whose committed offsets are copied.")
+@click.option(
+    "--topics",
+    metavar="NAME[,...]",
+    multiple=True,
+    required=True,
+    help="Which topics there.",
+)
+@click.option(
+    "--offsets",
+    type=click.Choice(["keep", "new"]),
+    default="keep",
+    show_default=True,
+    help="Here.",
+)
+@click.option(
+    "--rename", metavar="s/x/y/", help="Names of topics here: a regular expression."
+)
+@click.option(
+    "--name",
+    default="default",
+    show_default=True,
+    help="Of this mirror, whose progress is kept with new.",
+)
+@click.option(
+    "--groups",
+    metavar="GROUP[,...]",
+    multiple=True,
+    help="With keep: whose committed offsets are copied.",
+)
 @click.option(
     "--on-gap",
     type=click.Choice(["fail", "skip"]),
@@ -220,7 +297,9 @@ def _mirror_line(metrics: Any) -> str:
     show_default=True,
     help="With new: a record that cannot be stored stops its partition, or is kept in TOPIC.dlq.",
 )
-@click.option("--until-end", is_flag=True, help="End when all that is there now is mirrored.")
+@click.option(
+    "--until-end", is_flag=True, help="End when all that is there now is mirrored."
+)
 @shared_option
 @client_option
 @json_option
@@ -237,17 +316,26 @@ def mirror(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Bring topics of a Kafka cluster into DATA, with the offsets they have there, until Ctrl-C.
+    """Bring topics of a Kafka cluster into DATA, with the offsets they have there,
+    until Ctrl-C.
 
     It goes on where it stopped. While the cluster is away it waits and tries again.
     """
     from logcore.shipping import KafkaCluster, Mirror
 
-    options.update(topics=topic_names(topics), rename=renaming(rename), groups=topic_names(groups))
-    options["confirm"] = None if yes else lambda question: click.confirm(question, err=True)
+    options.update(
+        topics=topic_names(topics), rename=renaming(rename), groups=topic_names(groups)
+    )
+    options["confirm"] = (
+        None if yes else lambda question: click.confirm(question, err=True)
+    )
     with contextlib.ExitStack() as stack:
-        logdir = stack.enter_context(open_to_write(directory, shared=shared, create=True))
-        cluster = stack.enter_context(KafkaCluster(bootstrap, dict(map(setting, clients))))
+        logdir = stack.enter_context(
+            open_to_write(directory, shared=shared, create=True)
+        )
+        cluster = stack.enter_context(
+            KafkaCluster(bootstrap, dict(map(setting, clients)))
+        )
         out = stack.enter_context(Lines())
         mirrored = stack.enter_context(Mirror(logdir, cluster, **options))
         reporter = Reporter(out, as_json, _mirror_line)

@@ -1,7 +1,8 @@
 """`logcore sql`: the topics of a directory as tables of DuckDB.
 
 Rules:
-- A topic is opened when a query reads it. DuckDB says which columns and rows it needs; only these columns are made.
+- A topic is opened when a query reads it. DuckDB says which columns and rows it needs;
+  only these columns are made.
 - Every reading of a topic in one command ends at the same offsets.
 - Logs are opened read-only, and nothing is written to them.
 
@@ -30,9 +31,11 @@ if TYPE_CHECKING:
 
 #: Columns of a table, the cheapest first: DuckDB counts rows by it.
 _COLUMNS: Final = ("partition", "offset", "timestamp", "key", "value", "headers")
-#: Rows that a terminal is shown; a table of more takes long to draw, and no one reads it.
+#: Rows that a terminal is shown; a table of more takes long to draw, and no one reads
+#: it.
 _MOST_SHOWN: Final = 1_000
-#: Up to so many topics all are tables; of more those that the query may name, since each takes a millisecond.
+#: Up to so many topics all are tables; of more those that the query may name, since
+#: each takes a millisecond.
 _MOST_TABLES: Final = 100
 #: header(headers, 'trace'): the first header of that name.
 _MACRO: Final = "create macro header(headers, name) as [one.value for one in headers if one.key = name][1]"
@@ -41,16 +44,27 @@ _MACRO: Final = "create macro header(headers, name) as [one.value for one in hea
 @click.command()
 @click.argument("directory", metavar="DIR", type=click.Path())
 @click.argument("query")
-@click.option("--bytes", "is_bytes", is_flag=True, help="Keys and values as BLOB, not as text.")
-@click.option("--csv", "as_csv", is_flag=True, help="CSV with a row of names, at a terminal as well.")
+@click.option(
+    "--bytes", "is_bytes", is_flag=True, help="Keys and values as BLOB, not as text."
+)
+@click.option(
+    "--csv",
+    "as_csv",
+    is_flag=True,
+    help="CSV with a row of names, at a terminal as well.",
+)
 @full_option
 @json_option
-def sql(directory: str, query: str, is_bytes: bool, as_csv: bool, full: bool, as_json: bool) -> None:
-    """Run SQL over the topics of a directory, each a table: logcore sql data 'select count(*) from orders'.
+def sql(
+    directory: str, query: str, is_bytes: bool, as_csv: bool, full: bool, as_json: bool
+) -> None:
+    """Run SQL over the topics of a directory, each a table: logcore sql data 'select
+    count(*) from orders'.
 
-    Columns: partition, offset, timestamp, key, value, headers. Keys and values are text; what is not UTF-8 shows its
-    bytes as \\xFF. header(headers, 'trace') is a header, value->>'$.price' a field of JSON. A name such as "my-topic"
-    stands in double quotes. Needs the extra sql; the language is DuckDB's.
+    Columns: partition, offset, timestamp, key, value, headers. Keys and values are
+    text; what is not UTF-8 shows its bytes as \\xFF. header(headers, 'trace') is a
+    header, value->>'$.price' a field of JSON. A name such as "my-topic" stands in
+    double quotes. Needs the extra sql; the language is DuckDB's.
     """
     duckdb = _duckdb()
     with contextlib.ExitStack() as stack:
@@ -67,7 +81,10 @@ def sql(directory: str, query: str, is_bytes: bool, as_csv: bool, full: bool, as
             raise KeyboardInterrupt from None
         except duckdb.Error as error:
             _fail(error, logdir.topics())
-        except (OSError, ValueError) as error:  # of a query that fails at a later row, as Arrow hands it on
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # of a query that fails at a later row, as Arrow hands it on
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             _fail(error, logdir.topics())
@@ -78,11 +95,15 @@ def _duckdb() -> Any:
         import duckdb
         import pyarrow  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError as error:
-        raise MissingDependencyError(f"sql needs duckdb and pyarrow: {install_command('sql')}") from error
+        raise MissingDependencyError(
+            f"sql needs duckdb and pyarrow: {install_command('sql')}"
+        ) from error
     return duckdb
 
 
-def _register(connection: Any, logdir: logcore.LogDir, query: str, *, is_text: bool) -> None:
+def _register(
+    connection: Any, logdir: logcore.LogDir, query: str, *, is_text: bool
+) -> None:
     from logcore.cli.dataset import TopicDataset
 
     lowered = query.lower()
@@ -91,13 +112,20 @@ def _register(connection: Any, logdir: logcore.LogDir, query: str, *, is_text: b
     for topic in topics:
         twin = folded.setdefault(topic.lower(), topic)
         if twin != topic and topic.lower() in lowered:
-            fail(f"{twin} and {topic} differ only in case, which SQL cannot tell apart", None)
+            fail(
+                f"{twin} and {topic} differ only in case, which SQL cannot tell apart",
+                None,
+            )
         if len(topics) <= _MOST_TABLES or topic.lower() in lowered:
-            connection.register(topic, TopicDataset(logdir, topic, _COLUMNS, is_text=is_text))
+            connection.register(
+                topic, TopicDataset(logdir, topic, _COLUMNS, is_text=is_text)
+            )
     connection.execute(_MACRO)
     # Else an unknown table would be looked for among the variables of this program.
     connection.execute("set python_enable_replacements = false")
-    with contextlib.suppress(Exception):  # without its extension for time zones the system's zone stays
+    with contextlib.suppress(
+        Exception
+    ):  # without its extension for time zones the system's zone stays
         connection.execute("set TimeZone = 'UTC'")
 
 
@@ -120,7 +148,9 @@ def _fail(error: Exception, topics: list[str]) -> None:
             if topics:
                 advice = f"there are {', '.join(topics[:10])}"
     elif any(not re.fullmatch(r"\w+", topic) and topic in text for topic in topics):
-        advice = "names with '-' or '.' stand in double quotes, and the query in single ones"
+        advice = (
+            "names with '-' or '.' stand in double quotes, and the query in single ones"
+        )
     fail(message, advice)
 
 
@@ -130,7 +160,9 @@ def _reader(result: Any) -> pyarrow.RecordBatchReader:
     return pa.RecordBatchReader.from_stream(result)
 
 
-def _print(reader: pyarrow.RecordBatchReader, as_csv: bool, full: bool, as_json: bool) -> None:
+def _print(
+    reader: pyarrow.RecordBatchReader, as_csv: bool, full: bool, as_json: bool
+) -> None:
     names = reader.schema.names
     if as_csv:
         import csv
@@ -150,15 +182,22 @@ def _print(reader: pyarrow.RecordBatchReader, as_csv: bool, full: bool, as_json:
         shown: list[list[Any]] = []
         for row in _rows(reader):
             if len(shown) == _MOST_SHOWN:
-                click.echo(f"the first {_MOST_SHOWN:,} rows; add a LIMIT, or write all to a file with --csv", err=True)
+                click.echo(
+                    f"the first {_MOST_SHOWN:,} rows; add a LIMIT, or write all to a file with --csv",
+                    err=True,
+                )
                 break
             shown.append(list(map(_cell, row)))
-        numbers = [slot for slot, field in enumerate(reader.schema) if _is_number(field.type)]
+        numbers = [
+            slot for slot, field in enumerate(reader.schema) if _is_number(field.type)
+        ]
         print_table(names, shown, right=numbers, full=full)
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """Names of the fields of an object: the second column of one name gets _2 behind it, so that none is lost."""
+    """Names of the fields of an object: the second column of one name gets _2 behind
+    it, so that none is lost.
+    """
     taken: dict[str, int] = {}
     fields: list[str] = []
     for name in names:
@@ -179,7 +218,9 @@ def _with_first(first: Any, rows: Iterator[Any]) -> Iterator[Any]:
 def _rows(reader: pyarrow.RecordBatchReader) -> Iterator[tuple[Any, ...]]:
     """Rows of what JSON can say."""
     for batch in reader:
-        columns = [[_plain(value) for value in column.to_pylist()] for column in batch.columns]
+        columns = [
+            [_plain(value) for value in column.to_pylist()] for column in batch.columns
+        ]
         yield from zip(*columns, strict=True)
 
 
@@ -189,7 +230,9 @@ def _plain(value: Any) -> Any:
 
     from logcore.inspect.dump import shown
 
-    if isinstance(value, float) and not math.isfinite(value):  # JSON has no number for these
+    if isinstance(value, float) and not math.isfinite(
+        value
+    ):  # JSON has no number for these
         return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
     if value is None or isinstance(value, str | bool | int | float):
         return value
@@ -203,7 +246,9 @@ def _plain(value: Any) -> Any:
         precision = "milliseconds"
         if value.microsecond % 1000:
             precision = "microseconds"
-        return value.astimezone(UTC).isoformat(timespec=precision).replace("+00:00", "Z")
+        return (
+            value.astimezone(UTC).isoformat(timespec=precision).replace("+00:00", "Z")
+        )
     if isinstance(value, date | datetime | time):
         return value.isoformat()
     if isinstance(value, dict):
@@ -222,4 +267,8 @@ def _cell(value: Any) -> Any:
 def _is_number(kind: Any) -> bool:
     import pyarrow as pa
 
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_decimal(kind)
+    )

@@ -1,4 +1,5 @@
-"""Output of the command line: lines and tables for people on a terminal, JSON lines in a pipe.
+"""Output of the command line: lines and tables for people on a terminal, JSON lines in
+a pipe.
 
 Rules:
 - Progress goes to stderr, and only to a terminal.
@@ -33,7 +34,9 @@ def to_json(value: object) -> str:
 
 
 class Lines:
-    """Lines to stdout as UTF-8, some at a time; a context manager, so that none is forgotten."""
+    """Lines to stdout as UTF-8, some at a time; a context manager, so that none is
+    forgotten.
+    """
 
     def __init__(self) -> None:
         sys.stdout.flush()
@@ -63,12 +66,16 @@ class Lines:
 
 
 def print_table(
-    headers: Sequence[str], rows: Iterable[Sequence[object]], *, right: Iterable[int] = (), full: bool = True
+    headers: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    right: Iterable[int] = (),
+    full: bool = True,
 ) -> None:
     """A table: rich on a terminal, aligned plain text elsewhere.
 
-    right: columns of numbers. full: what does not fit the terminal goes on in the next line; else a row is one line,
-    and its last column is cut first.
+    right: columns of numbers. full: what does not fit the terminal goes on in the next
+    line; else a row is one line, and its last column is cut first.
     """
     texts = [[_cell(cell) for cell in row] for row in rows]
     numbers = set(right)
@@ -86,16 +93,26 @@ def print_table(
                 no_wrap=not full and slot < len(headers) - 1,
             )
         for row in texts:
-            table.add_row(*(Text(_harmless(cell), style=_STYLES.get(cell, ""), no_wrap=not full) for cell in row))
+            table.add_row(
+                *(
+                    Text(_harmless(cell), style=_STYLES.get(cell, ""), no_wrap=not full)
+                    for cell in row
+                )
+            )
         Console().print(table)
         return
     widths = [max(map(len, column)) for column in zip(headers, *texts, strict=True)]
     for row in [list(headers), *texts]:
-        cells = (cell.rjust(w) if slot in numbers else cell.ljust(w) for slot, (cell, w) in enumerate(zip(row, widths)))
+        cells = (
+            cell.rjust(w) if slot in numbers else cell.ljust(w)
+            for slot, (cell, w) in enumerate(zip(row, widths))
+        )
         print("  ".join(cells).rstrip())
 
 
-def print_verdicts(found: Sequence[Any], *, within: str = "", full: bool = True) -> None:
+def print_verdicts(
+    found: Sequence[Any], *, within: str = "", full: bool = True
+) -> None:
     """A table of verdicts; paths below within are shown without it."""
     rows = [
         (
@@ -116,7 +133,11 @@ def print_troubles(found: Sequence[Any], *, within: str = "") -> None:
     """Two lines for each verdict: whose it is, and in full what is wrong."""
     for one in found:
         color = {"damaged": "red", "warning": "yellow"}.get(one.status)
-        click.echo(click.style(one.status, fg=color, bold=True) + "  " + _path_within(one.path, within))
+        click.echo(
+            click.style(one.status, fg=color, bold=True)
+            + "  "
+            + _path_within(one.path, within)
+        )
         click.echo(f"    {one.detail}{_place_of(one)}")
 
 
@@ -139,10 +160,15 @@ _STYLES: Final = {"ok": "green", "warning": "yellow", "damaged": "bold red"}
 
 
 def _harmless(text: str) -> str:
-    """Text for a terminal: a value may hold signs that would recolor it, clear it, or type into it."""
+    """Text for a terminal: a value may hold signs that would recolor it, clear it, or
+    type into it.
+    """
     if text.isprintable():
         return text
-    return "".join(sign if sign.isprintable() or sign in "\n\t" else ascii(sign)[1:-1] for sign in text)
+    return "".join(
+        sign if sign.isprintable() or sign in "\n\t" else ascii(sign)[1:-1]
+        for sign in text
+    )
 
 
 def _cell(value: object) -> str:
@@ -158,8 +184,12 @@ def _cell(value: object) -> str:
 
 
 @contextlib.contextmanager
-def progress(label: str, total: int | None) -> Generator[Callable[[int], None], None, None]:
-    """Gives a function to call with each amount done; shows a bar if stderr is a terminal."""
+def progress(
+    label: str, total: int | None
+) -> Generator[Callable[[int], None], None, None]:
+    """Gives a function to call with each amount done; shows a bar if stderr is a
+    terminal.
+    """
     if not sys.stderr.isatty():
         yield lambda amount: None
         return
@@ -176,7 +206,11 @@ def time_text(timestamp_ms: int, precision: str = "milliseconds") -> str:
     if timestamp_ms < 0:
         return "-"
     try:
-        return datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec=precision).replace("+00:00", "Z")
+        return (
+            datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+            .isoformat(timespec=precision)
+            .replace("+00:00", "Z")
+        )
     except (ValueError, OverflowError, OSError):
         return f"{timestamp_ms} ms"
 
@@ -208,7 +242,9 @@ def cells(text: str) -> int:
 
 
 def fitted(text: str, columns: int) -> str:
-    """Text that takes at most so many columns of a terminal; what is cut ends in an ellipsis."""
+    """Text that takes at most so many columns of a terminal; what is cut ends in an
+    ellipsis.
+    """
     if len(text) <= columns and cells(text) <= columns:
         return text
     from rich.cells import set_cell_size
@@ -224,4 +260,9 @@ def plain_text(value: object) -> str:
         text = value
     elif value is not None:
         text = to_json(value)
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+    return (
+        text.replace("\\", "\\\\")
+        .replace("\n", "\\n")
+        .replace("\r", "\\r")
+        .replace("\t", "\\t")
+    )

@@ -1,4 +1,5 @@
-"""`logcore topic`: makes, lists, describes, alters, deletes and forks the topics of a log directory.
+"""`logcore topic`: makes, lists, describes, alters, deletes and forks the topics of a
+log directory.
 
 The work is done by logdir.py.
 """
@@ -11,7 +12,15 @@ import click
 
 import logcore
 from logcore.cli.opening import open_to_write
-from logcore.cli.program import DECLINED, Group, config_option, fail, json_option, log_directory_argument, setting
+from logcore.cli.program import (
+    DECLINED,
+    Group,
+    config_option,
+    fail,
+    json_option,
+    log_directory_argument,
+    setting,
+)
 from logcore.cli.sources import complete_topic
 from logcore.cli.terminal import Lines, print_table, size_text, to_json, wants_json
 from logcore.directory.topicfile import id_text
@@ -30,7 +39,9 @@ def topic() -> None:
 @click.argument("name")
 @click.option("--partitions", type=click.IntRange(1), default=1, show_default=True)
 @config_option
-def topic_create(directory: str, name: str, partitions: int, configs: tuple[str, ...]) -> None:
+def topic_create(
+    directory: str, name: str, partitions: int, configs: tuple[str, ...]
+) -> None:
     """Make the topic NAME in the log directory DATA, which is made if it is not there."""
     with open_to_write(directory, create=True) as logdir:
         logdir.create_topic(name, partitions, dict(map(setting, configs)))
@@ -45,11 +56,21 @@ def topic_list(directory: str, as_json: bool) -> None:
         rows = []
         for name in logdir.topics():
             numbers = logdir.partitions(name)
-            rows.append((name, len(numbers), sum(logdir.size_bytes(name, number) for number in numbers)))
+            rows.append(
+                (
+                    name,
+                    len(numbers),
+                    sum(logdir.size_bytes(name, number) for number in numbers),
+                )
+            )
     if wants_json(as_json):
         with Lines() as out:
             for name, count, size_bytes in rows:
-                out.write(to_json({"topic": name, "partitions": count, "size_bytes": size_bytes}))
+                out.write(
+                    to_json(
+                        {"topic": name, "partitions": count, "size_bytes": size_bytes}
+                    )
+                )
     else:
         print_table(("topic", "partitions", "bytes"), rows, right=(1, 2))
 
@@ -66,30 +87,67 @@ def topic_describe(directory: str, name: str, as_json: bool) -> None:
         for part in found.partitions:
             log = logdir.partition(name, part.partition)
             facts = log.statistics()
-            rows.append((part.partition, facts.segments, facts.size_bytes, log.log_start_offset, log.high_watermark))
-    names = ("partition", "segments", "size_bytes", "log_start_offset", "high_watermark")
+            rows.append(
+                (
+                    part.partition,
+                    facts.segments,
+                    facts.size_bytes,
+                    log.log_start_offset,
+                    log.high_watermark,
+                )
+            )
+    names = (
+        "partition",
+        "segments",
+        "size_bytes",
+        "log_start_offset",
+        "high_watermark",
+    )
     if wants_json(as_json):
         with Lines() as out:
             partitions = [dict(zip(names, row, strict=True)) for row in rows]
-            facts_ = {"topic": name, "topic_id": id_text(found.topic_id), "config": dict(found.overrides)}
+            facts_ = {
+                "topic": name,
+                "topic_id": id_text(found.topic_id),
+                "config": dict(found.overrides),
+            }
             out.write(to_json({**facts_, "partitions": partitions}))
         return
-    settings = ", ".join(f"{key}={value}" for key, value in sorted(found.overrides.items())) or "the defaults"
+    settings = (
+        ", ".join(f"{key}={value}" for key, value in sorted(found.overrides.items()))
+        or "the defaults"
+    )
     click.echo(f"{name}  id {id_text(found.topic_id)}  {settings}")
-    print_table(("partition", "segments", "bytes", "start", "end"), rows, right=range(5))
+    print_table(
+        ("partition", "segments", "bytes", "start", "end"), rows, right=range(5)
+    )
 
 
 @topic.command("alter")
 @log_directory_argument
 @_name_argument
 @config_option
-@click.option("--unset", metavar="NAME", multiple=True, help="Take a setting back to its default. Repeatable.")
-@click.option("--partitions", type=click.IntRange(1), help="Raise their number to this.")
+@click.option(
+    "--unset",
+    metavar="NAME",
+    multiple=True,
+    help="Take a setting back to its default. Repeatable.",
+)
+@click.option(
+    "--partitions", type=click.IntRange(1), help="Raise their number to this."
+)
 def topic_alter(
-    directory: str, name: str, configs: tuple[str, ...], unset: tuple[str, ...], partitions: int | None
+    directory: str,
+    name: str,
+    configs: tuple[str, ...],
+    unset: tuple[str, ...],
+    partitions: int | None,
 ) -> None:
     """Change settings of the topic NAME, or its number of partitions."""
-    changes: dict[str, object | None] = {**dict(map(setting, configs)), **dict.fromkeys(unset)}
+    changes: dict[str, object | None] = {
+        **dict(map(setting, configs)),
+        **dict.fromkeys(unset),
+    }
     if not changes and partitions is None:
         raise click.UsageError("say what to change: --config, --unset or --partitions")
     with open_to_write(directory) as logdir:
@@ -107,16 +165,24 @@ def topic_alter(
 def topic_delete(directory: str, name: str, yes: bool) -> None:
     """Delete the topic NAME with all its records.
 
-    Asks first. Without a terminal it cannot ask, and deletes nothing unless --yes is given.
+    Asks first. Without a terminal it cannot ask, and deletes nothing unless --yes is
+    given.
     """
-    with logcore.open_dir(directory, read_only=True) as logdir:  # no lock while the question stands
+    with logcore.open_dir(
+        directory, read_only=True
+    ) as logdir:  # no lock while the question stands
         numbers = logdir.partitions(name)
         size = size_text(sum(logdir.size_bytes(name, number) for number in numbers))
     if not yes:
         if not sys.stdin.isatty():
-            fail(f"deleting {name} has to be confirmed, and stdin is no terminal", "give --yes to delete it unasked")
+            fail(
+                f"deleting {name} has to be confirmed, and stdin is no terminal",
+                "give --yes to delete it unasked",
+            )
         count = f"{len(numbers)} partition{'s' * (len(numbers) != 1)}"
-        if not click.confirm(f"Delete {name} with {count}, {size}, and all its records?"):
+        if not click.confirm(
+            f"Delete {name} with {count}, {size}, and all its records?"
+        ):
             click.echo("nothing was deleted", err=True)
             raise click.exceptions.Exit(DECLINED)
     with open_to_write(directory) as logdir:
@@ -127,8 +193,15 @@ def topic_delete(directory: str, name: str, yes: bool) -> None:
 @log_directory_argument
 @_name_argument
 @click.argument("new_name")
-@click.option("--at", "at_offset", type=click.IntRange(0), help="Up to this offset, else all that is there.")
+@click.option(
+    "--at",
+    "at_offset",
+    type=click.IntRange(0),
+    help="Up to this offset, else all that is there.",
+)
 def topic_fork(directory: str, name: str, new_name: str, at_offset: int | None) -> None:
-    """Make the topic NEW_NAME with the records of NAME: hard links, so that it takes no room of its own."""
+    """Make the topic NEW_NAME with the records of NAME: hard links, so that it takes no
+    room of its own.
+    """
     with logcore.open_dir(directory) as logdir:
         logdir.fork(name, at_offset, new_name)

@@ -1,8 +1,11 @@
-"""`logcore transactions`: what producers with a transactional id have open, and its end by hand.
+"""`logcore transactions`: what producers with a transactional id have open, and its end
+by hand.
 
 Rules:
-- Looking takes no lock and works beside a broker or another writer. Deciding needs the right to write.
-- Only a transaction that is open is decided. The producer that opened it finds itself fenced.
+- Looking takes no lock and works beside a broker or another writer. Deciding needs the
+  right to write.
+- Only a transaction that is open is decided. The producer that opened it finds itself
+  fenced.
 
 The work is done by producer/coordinator.py.
 """
@@ -26,7 +29,9 @@ def transactions() -> None:
 
 @transactions.command("list")
 @log_directory_argument
-@click.option("--all", "shows_all", is_flag=True, help="Also ids without an open transaction.")
+@click.option(
+    "--all", "shows_all", is_flag=True, help="Also ids without an open transaction."
+)
 @json_option
 def transactions_list(directory: str, shows_all: bool, as_json: bool) -> None:
     """Transactions in DATA that are open, or decided and not ended in all partitions."""
@@ -51,7 +56,9 @@ def transactions_list(directory: str, shows_all: bool, as_json: bool) -> None:
                 )
             )
     if not wants_json(as_json):
-        print_table(names, [(*row[:-1], time_text(row[-1])) for row in rows], right=range(2, 5))
+        print_table(
+            names, [(*row[:-1], time_text(row[-1])) for row in rows], right=range(2, 5)
+        )
         return
     with Lines() as out:
         for row in rows:
@@ -62,7 +69,9 @@ def transactions_list(directory: str, shows_all: bool, as_json: bool) -> None:
 @log_directory_argument
 @_id_argument
 def transactions_commit(directory: str, transactional_id: str) -> None:
-    """Commit the open transaction of ID, as the other store of a two-phase commit has decided."""
+    """Commit the open transaction of ID, as the other store of a two-phase commit has
+    decided.
+    """
     _end(directory, transactional_id, commit=True)
 
 
@@ -77,4 +86,6 @@ def transactions_abort(directory: str, transactional_id: str) -> None:
 def _end(directory: str, transactional_id: str, *, commit: bool) -> None:
     with open_to_write(directory) as logdir:
         logdir.end_transaction(transactional_id, commit=commit)
-    click.echo(f"the transaction of {transactional_id} is {'committed' if commit else 'aborted'}")
+    click.echo(
+        f"the transaction of {transactional_id} is {'committed' if commit else 'aborted'}"
+    )

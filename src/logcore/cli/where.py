@@ -1,15 +1,18 @@
 """Which records `--where` lets pass: conditions on key, value and headers.
 
-A condition is FIELD, OPERATOR and TEXT without blanks between them; FIELD is key, value or header.NAME:
+A condition is FIELD, OPERATOR and TEXT without blanks between them; FIELD is key, value
+or header.NAME:
 
     key=anna    equal          key!=anna   not equal
     key~^an     has a match    key!~^an    has none
     key         is not null    !key        is null
 
 Rules:
-- TEXT is UTF-8. ~ is a regular expression of Python's re over the bytes, in which \\x00 writes any byte.
+- TEXT is UTF-8. ~ is a regular expression of Python's re over the bytes, in which \\x00
+  writes any byte.
 - A condition with ! is the opposite of the one without: key!=anna lets null keys pass.
-- Of several headers with one name, one that fits is enough. header.NAME asks whether there is one at all.
+- Of several headers with one name, one that fits is enough. header.NAME asks whether
+  there is one at all.
 - Columns are judged where they are; no record becomes an object before it passed.
 
 This module reads no log.
@@ -32,7 +35,8 @@ from logcore.kernels import Record
 _Rows = npt.NDArray[np.bool_]
 
 _CONDITION: Final = re.compile(
-    r"(?P<no>!?)(?P<field>[a-z]+)(\.(?P<name>[^=~!]+))?((?P<sign>!?[=~])(?P<text>.*))?", re.DOTALL
+    r"(?P<no>!?)(?P<field>[a-z]+)(\.(?P<name>[^=~!]+))?((?P<sign>!?[=~])(?P<text>.*))?",
+    re.DOTALL,
 )
 _HELP: Final = "expected key, value or header.NAME with =TEXT, !=TEXT, ~REGEX or !~REGEX; alone, or with ! before it"
 
@@ -47,8 +51,9 @@ where_option = click.option(
 
 @attrs.frozen
 class Condition:
-    """One condition. header: the name where the field is a header. wanted: equal to it; pattern: has a match of it;
-    neither: is there. is_opposite: lets pass what else would not.
+    """One condition. header: the name where the field is a header. wanted: equal to it;
+    pattern: has a match of it; neither: is there. is_opposite: lets pass what else
+    would not.
     """
 
     field: str
@@ -64,28 +69,48 @@ class Condition:
         if found is None or found["field"] not in ("key", "value", "header"):
             raise click.BadParameter(f"{_HELP}; found {text!r}", param_hint="'--where'")
         if (found["field"] == "header") != (found["name"] is not None):
-            raise click.BadParameter(f"a header has a name, as in header.trace; found {text!r}", param_hint="'--where'")
+            raise click.BadParameter(
+                f"a header has a name, as in header.trace; found {text!r}",
+                param_hint="'--where'",
+            )
         sign = found["sign"] or ""
         if found["no"] and sign:
-            raise click.BadParameter(f"write !{sign[-1]} for the opposite; found {text!r}", param_hint="'--where'")
+            raise click.BadParameter(
+                f"write !{sign[-1]} for the opposite; found {text!r}",
+                param_hint="'--where'",
+            )
         wanted = pattern = None
         if sign.endswith("="):
             wanted = found["text"].encode("utf-8", "surrogateescape")
         elif sign:
             try:
-                pattern = re.compile(found["text"].encode("utf-8", "surrogateescape"), re.DOTALL)
+                pattern = re.compile(
+                    found["text"].encode("utf-8", "surrogateescape"), re.DOTALL
+                )
             except re.error as error:
-                raise click.BadParameter(f"no regular expression: {error}: {text!r}", param_hint="'--where'") from error
-        return cls(found["field"], found["name"], wanted, pattern, bool(found["no"]) or sign.startswith("!"))
+                raise click.BadParameter(
+                    f"no regular expression: {error}: {text!r}", param_hint="'--where'"
+                ) from error
+        return cls(
+            found["field"],
+            found["name"],
+            wanted,
+            pattern,
+            bool(found["no"]) or sign.startswith("!"),
+        )
 
     def rows(self, columns: RecordColumns) -> _Rows:
         """Which rows pass."""
         if self.header is not None:
             passing = self._header_rows(columns)
         elif self.field == "key":
-            passing = self._piece_rows(columns.data, columns.key_positions, columns.key_sizes)
+            passing = self._piece_rows(
+                columns.data, columns.key_positions, columns.key_sizes
+            )
         else:
-            passing = self._piece_rows(columns.data, columns.value_positions, columns.value_sizes)
+            passing = self._piece_rows(
+                columns.data, columns.value_positions, columns.value_sizes
+            )
         if self.is_opposite:
             return ~passing
         return passing
@@ -93,7 +118,10 @@ class Condition:
     def passes(self, record: Record | Any) -> bool:
         """Whether one record passes, as rows() says."""
         if self.header is not None:
-            fits = any(name == self.header and self._fits_header(value) for name, value in record.headers)
+            fits = any(
+                name == self.header and self._fits_header(value)
+                for name, value in record.headers
+            )
         else:
             fits = self._fits(record.key if self.field == "key" else record.value)
         return fits != self.is_opposite
@@ -112,11 +140,17 @@ class Condition:
         passing = np.zeros(len(columns), np.bool_)
         for row in np.flatnonzero(columns.header_counts):
             passing[row] = any(
-                name == self.header and self._fits_header(value) for name, value in columns.headers(int(row))
+                name == self.header and self._fits_header(value)
+                for name, value in columns.headers(int(row))
             )
         return passing
 
-    def _piece_rows(self, data: memoryview, positions: npt.NDArray[np.int32], sizes: npt.NDArray[np.int32]) -> _Rows:
+    def _piece_rows(
+        self,
+        data: memoryview,
+        positions: npt.NDArray[np.int32],
+        sizes: npt.NDArray[np.int32],
+    ) -> _Rows:
         if self.wanted is not None:
             return _equal_rows(data, positions, sizes, self.wanted)
         passing: _Rows = sizes >= 0
@@ -129,9 +163,14 @@ class Condition:
 
 
 def _equal_rows(
-    data: memoryview, positions: npt.NDArray[np.int32], sizes: npt.NDArray[np.int32], wanted: bytes
+    data: memoryview,
+    positions: npt.NDArray[np.int32],
+    sizes: npt.NDArray[np.int32],
+    wanted: bytes,
 ) -> _Rows:
-    """Rows whose piece is equal: those of the size, fewer with each byte that is compared."""
+    """Rows whose piece is equal: those of the size, fewer with each byte that is
+    compared.
+    """
     passing: _Rows = sizes == len(wanted)
     rows = np.flatnonzero(passing)
     if len(rows) and wanted:

@@ -1,10 +1,13 @@
 """`logcore append` and `logcore produce`: text as records of a partition or of a topic.
 
 Rules:
-- Both store in one way. append takes the directory for itself if it can; produce shares it, and has a producer's words.
+- Both store in one way. append takes the directory for itself if it can; produce shares
+  it, and has a producer's words.
 - `append --format ndjson` takes what `read` gives.
-- A record that is refused ends the command with the number of its line. What came before it stays.
-- In a topic a key chooses its partition as in Kafka's Java client; partitioner.py says how.
+- A record that is refused ends the command with the number of its line. What came
+  before it stays.
+- In a topic a key chooses its partition as in Kafka's Java client; partitioner.py says
+  how.
 
 This module parses nothing: inputs.py makes rows of lines.
 """
@@ -24,7 +27,13 @@ import click
 import logcore
 from logcore.cli.inputs import InputRow, LineError, row_groups
 from logcore.cli.opening import open_log_to_write, open_to_write, shared_option
-from logcore.cli.program import config_option, directory_argument, fail, json_option, setting
+from logcore.cli.program import (
+    config_option,
+    directory_argument,
+    fail,
+    json_option,
+    setting,
+)
 from logcore.cli.sources import complete_topic_or_file, named_partitions
 from logcore.cli.terminal import Lines, progress, to_json, wants_json
 from logcore.errors import InvalidRecordError, LogcoreError, RecordTooLargeError
@@ -36,8 +45,8 @@ _ACKS = {"0": "os", "1": "os", "all": "group", "-1": "group"}
 
 @attrs.frozen
 class _Input:
-    """What the lines of the input mean. key, headers: for records that have no key, and behind the headers that they
-    have.
+    """What the lines of the input mean. key, headers: for records that have no key, and
+    behind the headers that they have.
     """
 
     form: str
@@ -48,7 +57,9 @@ class _Input:
     key: bytes | None = None
     headers: tuple[tuple[str, bytes], ...] = ()
 
-    def groups(self, stream: Any, tick: Callable[[int], None]) -> Iterator[list[InputRow]]:
+    def groups(
+        self, stream: Any, tick: Callable[[int], None]
+    ) -> Iterator[list[InputRow]]:
         """Records in groups, one for each call that stores them. Raises LineError."""
         groups = row_groups(
             stream,
@@ -72,7 +83,8 @@ class _Input:
 
 @attrs.frozen
 class _Target:
-    """Where records go. topic: with its partition or without; None where the directory is that of one partition.
+    """Where records go. topic: with its partition or without; None where the directory
+    is that of one partition.
     partitions: of a topic that is made.
     """
 
@@ -84,20 +96,38 @@ class _Target:
     durability: str
     shared: bool
 
-    def open(self, stack: contextlib.ExitStack) -> tuple[str | None, dict[int, logcore.Log]]:
+    def open(
+        self, stack: contextlib.ExitStack
+    ) -> tuple[str | None, dict[int, logcore.Log]]:
         """The topic, and the logs by their partitions' numbers."""
-        options = {"create": self.create, "config": self.config, "durability": self.durability}
+        options = {
+            "create": self.create,
+            "config": self.config,
+            "durability": self.durability,
+        }
         if self.topic is None:
-            return None, {0: stack.enter_context(open_log_to_write(self.directory, shared=self.shared, **options))}
-        logdir = stack.enter_context(open_to_write(self.directory, shared=self.shared, **options))
-        return _partitions_of(logdir, self.topic, self.partitions if self.create else 0, self.config)
+            return None, {
+                0: stack.enter_context(
+                    open_log_to_write(self.directory, shared=self.shared, **options)
+                )
+            }
+        logdir = stack.enter_context(
+            open_to_write(self.directory, shared=self.shared, **options)
+        )
+        return _partitions_of(
+            logdir, self.topic, self.partitions if self.create else 0, self.config
+        )
 
 
 def _input_options(command: Callable[..., None]) -> Callable[..., None]:
     """What both commands say of their input, and of what they may make."""
     options = (
         click.option(
-            "--format", "form", type=click.Choice(["lines", "ndjson", "csv"]), default="lines", show_default=True
+            "--format",
+            "form",
+            type=click.Choice(["lines", "ndjson", "csv"]),
+            default="lines",
+            show_default=True,
         ),
         click.option(
             "-K",
@@ -108,15 +138,30 @@ def _input_options(command: Callable[..., None]) -> Callable[..., None]:
             help="lines: what stands before it is the key. \\t, \\0 are known.",
         ),
         click.option(
-            "--key-field", metavar="NAME", help="ndjson: this field is the key and the whole object the value."
+            "--key-field",
+            metavar="NAME",
+            help="ndjson: this field is the key and the whole object the value.",
         ),
-        click.option("--create", is_flag=True, help="Make the directory, and the topic, if it is not there."),
         click.option(
-            "--partitions", type=click.IntRange(1), default=1, show_default=True, help="Of a topic that is made."
+            "--create",
+            is_flag=True,
+            help="Make the directory, and the topic, if it is not there.",
+        ),
+        click.option(
+            "--partitions",
+            type=click.IntRange(1),
+            default=1,
+            show_default=True,
+            help="Of a topic that is made.",
         ),
         config_option,
         click.option(
-            "--batch", "batch_rows", type=click.IntRange(1), default=1000, show_default=True, help="Records a call."
+            "--batch",
+            "batch_rows",
+            type=click.IntRange(1),
+            default=1000,
+            show_default=True,
+            help="Records a call.",
         ),
     )
     for option in reversed(options):
@@ -126,10 +171,25 @@ def _input_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command()
 @directory_argument
-@click.argument("words", metavar="[TOPIC[:PARTITION]] [FILE]", nargs=-1, shell_complete=complete_topic_or_file)
+@click.argument(
+    "words",
+    metavar="[TOPIC[:PARTITION]] [FILE]",
+    nargs=-1,
+    shell_complete=complete_topic_or_file,
+)
 @_input_options
-@click.option("--key", "key_columns", metavar="COLUMN[,COLUMN]", help="csv: the key is these columns, joined by '-'.")
-@click.option("--durability", default="group", show_default=True, help="always, group, every(M), interval(MS) or os.")
+@click.option(
+    "--key",
+    "key_columns",
+    metavar="COLUMN[,COLUMN]",
+    help="csv: the key is these columns, joined by '-'.",
+)
+@click.option(
+    "--durability",
+    default="group",
+    show_default=True,
+    help="always, group, every(M), interval(MS) or os.",
+)
 @shared_option
 @json_option
 def append(
@@ -149,20 +209,24 @@ def append(
 ) -> None:
     """Append records from FILE, or from stdin for "-" and by default.
 
-    DIR is the directory of a partition, such as data/orders-0, or a directory of topics with a TOPIC in it. In a topic
-    a key chooses its partition as Kafka's Java client does; records without a key go to one partition for 16 KiB,
-    then to another.
+    DIR is the directory of a partition, such as data/orders-0, or a directory of topics
+    with a TOPIC in it. In a topic a key chooses its partition as Kafka's Java client
+    does; records without a key go to one partition for 16 KiB, then to another.
 
     \b
     lines   each line is a value; with -K: what is before the delimiter is the key, a line without it has a null key
     ndjson  each line is {"value": ..., "key": ..., "headers": [{"key": ..., "value": ...}], "timestamp_ms": ...};
-            a value is text, null, {"hex": "..."}, {"base64": "..."}, or any other JSON, which is stored as JSON text
+            a value is text, null, {"hex": "..."}, {"base64": "..."}, or any other JSON,
+            which is stored as JSON text
     csv     the first row names the columns; each further row becomes a JSON object of its texts
 
-    A line that makes no record ends the command with its number; what came before it stays appended.
+    A line that makes no record ends the command with its number; what came before it
+    stays appended.
     """
     _check_input(form, key_delimiter, key_field, key_columns, "--key")
-    given = _Input(form, _delimiter(key_delimiter), key_field, _columns(key_columns), batch_rows)
+    given = _Input(
+        form, _delimiter(key_delimiter), key_field, _columns(key_columns), batch_rows
+    )
     topic, source = _topic_and_file(directory, words)
     config = dict(setting(text) for text in configs)
     target = _Target(directory, topic, create, partitions, config, durability, shared)
@@ -172,9 +236,23 @@ def append(
 @click.command()
 @click.argument("place", metavar="DIR/TOPIC", type=click.Path())
 @click.argument("source", metavar="[FILE]", default="-", type=click.Path())
-@click.option("-k", "--record-key", metavar="KEY", help="The key of records that bring none.")
-@click.option("-H", "--header", "headers", metavar="NAME=VALUE", multiple=True, help="A header of each record.")
-@click.option("-p", "--partition", type=click.IntRange(0), help="Of all records; else their keys choose.")
+@click.option(
+    "-k", "--record-key", metavar="KEY", help="The key of records that bring none."
+)
+@click.option(
+    "-H",
+    "--header",
+    "headers",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="A header of each record.",
+)
+@click.option(
+    "-p",
+    "--partition",
+    type=click.IntRange(0),
+    help="Of all records; else their keys choose.",
+)
 @click.option(
     "--acks",
     type=click.Choice(list(_ACKS)),
@@ -183,8 +261,14 @@ def append(
     help="all, -1: each call waits for the disk; 0, 1: for the operating system.",
 )
 @_input_options
-@click.option("--key-columns", metavar="COLUMN[,COLUMN]", help="csv: the key is these columns, joined by '-'.")
-@click.option("-v", "--verbose", "is_verbose", is_flag=True, help="Say where each record went.")
+@click.option(
+    "--key-columns",
+    metavar="COLUMN[,COLUMN]",
+    help="csv: the key is these columns, joined by '-'.",
+)
+@click.option(
+    "-v", "--verbose", "is_verbose", is_flag=True, help="Say where each record went."
+)
 @json_option
 def produce(
     place: str,
@@ -204,10 +288,12 @@ def produce(
     is_verbose: bool,
     as_json: bool,
 ) -> None:
-    """Send records to a topic beside other processes, from FILE, or from stdin for "-" and by default.
+    """Send records to a topic beside other processes, from FILE, or from stdin for "-"
+    and by default.
 
-    As `append`, with a producer's words: DIR/TOPIC is a topic in a directory of topics, which processes share that say
-    so too. `logcore append --help` says what the formats are.
+    As `append`, with a producer's words: DIR/TOPIC is a topic in a directory of topics,
+    which processes share that say so too. `logcore append --help` says what the formats
+    are.
     """
     _check_input(form, key_delimiter, key_field, key_columns, "--key-columns")
     key = None
@@ -225,28 +311,39 @@ def produce(
     directory, topic = os.path.split(place)
     if not topic or (":" in topic and partition is not None):
         raise click.BadParameter(
-            f"expected DIR/TOPIC, with -p for a partition; found {place!r}", param_hint="'DIR/TOPIC'"
+            f"expected DIR/TOPIC, with -p for a partition; found {place!r}",
+            param_hint="'DIR/TOPIC'",
         )
     if partition is not None:
         topic = f"{topic}:{partition}"
     config = dict(setting(text) for text in configs)
-    target = _Target(directory or ".", topic, create, partitions, config, _ACKS[acks], shared=True)
+    target = _Target(
+        directory or ".", topic, create, partitions, config, _ACKS[acks], shared=True
+    )
     _store(target, source, given, as_json=as_json, is_verbose=is_verbose)
 
 
-def _store(target: _Target, source: str, given: _Input, *, as_json: bool, is_verbose: bool) -> None:
+def _store(
+    target: _Target, source: str, given: _Input, *, as_json: bool, is_verbose: bool
+) -> None:
     """Stores what a file or stdin has, and says how much that was."""
     started = time.perf_counter()
     done = _Appended(target.directory)
     with done.telling_interruptions(), contextlib.ExitStack() as stack:
-        stream: Any = sys.stdin.buffer if source == "-" else stack.enter_context(open(source, "rb"))
+        stream: Any = (
+            sys.stdin.buffer
+            if source == "-"
+            else stack.enter_context(open(source, "rb"))
+        )
         done.writes_to(*target.open(stack))
         total = None
         if source != "-":
             total = os.path.getsize(source)
         tick: Callable[[int], None] = _nothing
         if is_verbose:  # whose lines a bar would disturb
-            done.tell = _teller(stack.enter_context(Lines()), as_json=wants_json(as_json))
+            done.tell = _teller(
+                stack.enter_context(Lines()), as_json=wants_json(as_json)
+            )
         else:
             tick = stack.enter_context(progress("appending", total))
         stack.callback(done.note_ends)  # before the logs are closed
@@ -262,32 +359,55 @@ def _store(target: _Target, source: str, given: _Input, *, as_json: bool, is_ver
     seconds = time.perf_counter() - started
     if wants_json(as_json):
         with Lines() as out:
-            out.write(to_json({**done.facts(), "durability": done.durability, "seconds": round(seconds, 6)}))
+            out.write(
+                to_json(
+                    {
+                        **done.facts(),
+                        "durability": done.durability,
+                        "seconds": round(seconds, 6),
+                    }
+                )
+            )
     else:
-        click.echo(f"{done.text()} appended to {done.name} in {seconds:.2f} s ({done.durability})")
+        click.echo(
+            f"{done.text()} appended to {done.name} in {seconds:.2f} s ({done.durability})"
+        )
 
 
 def _nothing(_: object) -> None:
     """Where no one is told."""
 
 
-def _teller(out: Lines, *, as_json: bool) -> Callable[[list[InputRow], logcore.Receipt], None]:
+def _teller(
+    out: Lines, *, as_json: bool
+) -> Callable[[list[InputRow], logcore.Receipt], None]:
     """Writes where each record of a call went."""
 
     def tell(rows: list[InputRow], receipt: logcore.Receipt) -> None:
         for offset, one in enumerate(rows, receipt.offset):
             if as_json:
-                facts = {"line": one.line, "topic": receipt.topic, "partition": receipt.partition, "offset": offset}
+                facts = {
+                    "line": one.line,
+                    "topic": receipt.topic,
+                    "partition": receipt.partition,
+                    "offset": offset,
+                }
                 out.write(to_json(facts))
             else:
-                out.write(f"line {one.line}: {receipt.topic}:{receipt.partition} offset {offset}")
+                out.write(
+                    f"line {one.line}: {receipt.topic}:{receipt.partition} offset {offset}"
+                )
         out.flush()
 
     return tell
 
 
 def _check_input(
-    form: str, key_delimiter: str | None, key_field: str | None, key_columns: str | None, columns_option: str
+    form: str,
+    key_delimiter: str | None,
+    key_field: str | None,
+    key_columns: str | None,
+    columns_option: str,
 ) -> None:
     if key_delimiter is not None and form != "lines":
         raise click.UsageError("--key-delimiter goes with --format lines")
@@ -306,13 +426,18 @@ def _columns(text: str | None) -> list[str]:
 def _header(text: str) -> tuple[str, bytes]:
     name, sign, value = text.partition("=")
     if not sign or not name:
-        raise click.BadParameter(f"expected NAME=VALUE, found {text!r}", param_hint="'-H'")
+        raise click.BadParameter(
+            f"expected NAME=VALUE, found {text!r}", param_hint="'-H'"
+        )
     return name, value.encode("utf-8", "surrogateescape")
 
 
 def _topic_and_file(directory: str, words: tuple[str, ...]) -> tuple[str | None, str]:
     """The topic, or None where DIR is the directory of a partition, and the input."""
-    is_partition = partition_of(os.path.basename(os.path.realpath(directory))) is not None and len(words) < 2
+    is_partition = (
+        partition_of(os.path.basename(os.path.realpath(directory))) is not None
+        and len(words) < 2
+    )
     if os.path.isdir(directory):
         from logcore.inspect.survey import partitions
 
@@ -326,14 +451,19 @@ def _topic_and_file(directory: str, words: tuple[str, ...]) -> tuple[str | None,
     if is_partition:
         return None, words[0] if words else "-"
     if not words:
-        fail(f"{directory} is no directory of a partition, such as data/orders-0", f"name a topic behind {directory}")
+        fail(
+            f"{directory} is no directory of a partition, such as data/orders-0",
+            f"name a topic behind {directory}",
+        )
     return words[0], words[1] if len(words) > 1 else "-"
 
 
 def _partitions_of(
     logdir: logcore.LogDir, text: str, partitions: int, config: Mapping[str, object]
 ) -> tuple[str, dict[int, logcore.Log]]:
-    """The topic and logs that TOPIC[:PARTITION] means. partitions: of the topic if it has to be made, 0 not to."""
+    """The topic and logs that TOPIC[:PARTITION] means. partitions: of the topic if it
+    has to be made, 0 not to.
+    """
     name = text.partition(":")[0]
     if partitions and name not in logdir:
         logdir.create_topic(name, partitions, config)
@@ -348,18 +478,23 @@ def _delimiter(text: str | None) -> bytes | None:
     if text is None:
         return None
     if not text:
-        raise click.BadParameter("expected some text, found none", param_hint="'--key-delimiter'")
+        raise click.BadParameter(
+            "expected some text, found none", param_hint="'--key-delimiter'"
+        )
     delimiter = _ESCAPES.get(text, text).encode("utf-8", "surrogateescape")
     if b"\n" in delimiter:
         raise click.BadParameter(
-            "a line ends at a newline, so that none is found in it", param_hint="'--key-delimiter'"
+            "a line ends at a newline, so that none is found in it",
+            param_hint="'--key-delimiter'",
         )
     return delimiter
 
 
 @attrs.define
 class _Span:
-    """What was stored in one partition. count: less than the span is long where others stored records in between."""
+    """What was stored in one partition. count: less than the span is long where others
+    stored records in between.
+    """
 
     first: int
     last: int
@@ -373,10 +508,14 @@ class _Span:
 
 
 class _Appended:
-    """What one command has stored so far. name: of what it writes to. tell: called with the records of each call."""
+    """What one command has stored so far. name: of what it writes to. tell: called with
+    the records of each call.
+    """
 
     def __init__(self, directory: str) -> None:
-        self.tell: Callable[[list[InputRow], logcore.Receipt], None] = lambda rows, receipt: None
+        self.tell: Callable[[list[InputRow], logcore.Receipt], None] = (
+            lambda rows, receipt: None
+        )
         self.name = directory
         self.durability: str | None = None
         self._directory = directory
@@ -398,11 +537,15 @@ class _Appended:
             self._partitioner = Partitioner(tuple(logs))
 
     def note_ends(self) -> None:
-        """Looks how far the logs go. What no other process can have written is ours, also what a call stored that was
-        interrupted before it said so.
+        """Looks how far the logs go. What no other process can have written is ours,
+        also what a call stored that was interrupted before it said so.
         """
         for number, log in self._logs.items():
-            if not log.is_closed and log.writer.sharing is None and log.log_end_offset > self._ends[number]:
+            if (
+                not log.is_closed
+                and log.writer.sharing is None
+                and log.log_end_offset > self._ends[number]
+            ):
                 self._note(number, self._ends[number], log.log_end_offset - 1)
 
     def _note(self, number: int, first: int, last: int) -> None:
@@ -413,7 +556,9 @@ class _Appended:
 
     @contextlib.contextmanager
     def telling_interruptions(self) -> Generator[None, None, None]:
-        """Says after Ctrl-C what is stored, when the logs are closed and their records are on disk."""
+        """Says after Ctrl-C what is stored, when the logs are closed and their records
+        are on disk.
+        """
         try:
             yield
         except KeyboardInterrupt:
@@ -431,7 +576,10 @@ class _Appended:
             (span,) = self._spans.values()
             places = span.text()
         else:
-            places = ", ".join(f"{self._topic}:{number} {span.text()}" for number, span in sorted(self._spans.items()))
+            places = ", ".join(
+                f"{self._topic}:{number} {span.text()}"
+                for number, span in sorted(self._spans.items())
+            )
         return f"{self.count:,} records ({places})"
 
     def facts(self) -> dict[str, Any]:
@@ -439,12 +587,22 @@ class _Appended:
             span = next(iter(self._spans.values()), None)
             first = None if span is None else span.first
             last = None if span is None else span.last
-            return {"path": self._directory, "records": self.count, "first_offset": first, "last_offset": last}
+            return {
+                "path": self._directory,
+                "records": self.count,
+                "first_offset": first,
+                "last_offset": last,
+            }
         found = [
             {"partition": number, "first_offset": span.first, "last_offset": span.last}
             for number, span in sorted(self._spans.items())
         ]
-        return {"path": self._directory, "topic": self._topic, "records": self.count, "partitions": found}
+        return {
+            "path": self._directory,
+            "topic": self._topic,
+            "records": self.count,
+            "partitions": found,
+        }
 
     def advice(self) -> str:
         if self._partitioner is None:
@@ -455,13 +613,16 @@ class _Appended:
         )
 
     def append(self, group: list[InputRow]) -> None:
-        """Stores records, in one call for each partition; when one of them is refused, those before it, and raises
-        LineError for it.
+        """Stores records, in one call for each partition; when one of them is refused,
+        those before it, and raises LineError for it.
         """
         for number, rows in self._by_partition(group):
             try:
                 self._store(number, rows)
-            except (InvalidRecordError, RecordTooLargeError):  # raised before anything is written
+            except (
+                InvalidRecordError,
+                RecordTooLargeError,
+            ):  # raised before anything is written
                 for one in rows:
                     try:
                         self._store(number, [one])
@@ -474,7 +635,9 @@ class _Appended:
         self._note(number, receipt.offset, receipt.last_offset)
         self.tell(rows, receipt)
 
-    def _by_partition(self, group: list[InputRow]) -> Iterable[tuple[int, list[InputRow]]]:
+    def _by_partition(
+        self, group: list[InputRow]
+    ) -> Iterable[tuple[int, list[InputRow]]]:
         if self._partitioner is None:
             (number,) = self._logs
             return [(number, group)]
@@ -482,7 +645,9 @@ class _Appended:
         now_ms = time.time_ns() // 1_000_000
         for one in group:
             key, value, headers, timestamp_ms = one.row
-            if timestamp_ms is None:  # one time for all partitions, so that a reading by time keeps groups together
+            if (
+                timestamp_ms is None
+            ):  # one time for all partitions, so that a reading by time keeps groups together
                 one = InputRow(one.line, (key, value, headers, now_ms))
             found.setdefault(self._partitioner.choose(key, value), []).append(one)
         return found.items()

@@ -1,14 +1,33 @@
 """Consumers of a log directory, and the groups they form in this process.
 
-See docs/consumer.md. Made by LogDir.consumer(); what is here is for annotations, listeners and assignors.
+See docs/consumer.md. Made by LogDir.consumer(); what is here is for annotations,
+listeners and assignors.
 """
 
 from logcore.consumer.assignors import Assignor
 from logcore.consumer.consumer import Consumer
 from logcore.consumer.membership import Member, TopicPartition
-from logcore.consumer.simple import EARLIEST, LATEST, Fetched, FetchRequest, SimpleConsumer
-from logcore.consumer.streams import Blacklist, Connector, Stream, TopicFilter, Whitelist
-from logcore.consumer.values import ConsumerMetrics, ConsumerRecords, Interceptor, OffsetAndMetadata, RebalanceListener
+from logcore.consumer.simple import (
+    EARLIEST,
+    LATEST,
+    Fetched,
+    FetchRequest,
+    SimpleConsumer,
+)
+from logcore.consumer.streams import (
+    Blacklist,
+    Connector,
+    Stream,
+    TopicFilter,
+    Whitelist,
+)
+from logcore.consumer.values import (
+    ConsumerMetrics,
+    ConsumerRecords,
+    Interceptor,
+    OffsetAndMetadata,
+    RebalanceListener,
+)
 
 __all__ = [
     "EARLIEST",

@@ -114,12 +114,21 @@ class Assignment:
         """Return the subscribed topics, or those that match the pattern now."""
         if self._pattern is None:
             return self._topics
-        left_out = INTERNAL_TOPICS if self._settings.exclude_internal_topics else frozenset()
+        left_out = (
+            INTERNAL_TOPICS if self._settings.exclude_internal_topics else frozenset()
+        )
         names = self._directory.topics()
-        return frozenset(name for name in names if name not in left_out and self._pattern.fullmatch(name))
+        return frozenset(
+            name
+            for name in names
+            if name not in left_out and self._pattern.fullmatch(name)
+        )
 
     def subscribe(
-        self, topics: frozenset[str], pattern: re.Pattern[str] | None, listener: RebalanceListener | None
+        self,
+        topics: frozenset[str],
+        pattern: re.Pattern[str] | None,
+        listener: RebalanceListener | None,
     ) -> None:
         """Replace the subscription or the manual assignment.
 
@@ -162,10 +171,14 @@ class Assignment:
             TopicNotFoundError: a partition does not exist.
         """
         if self.is_subscribed:
-            raise ConsumerStateError("this consumer has subscribed to topics", expected="unsubscribe() first")
+            raise ConsumerStateError(
+                "this consumer has subscribed to topics", expected="unsubscribe() first"
+            )
         for one in wanted:
             if one.partition not in self._directory.partitions(one.topic):
-                raise TopicNotFoundError(f"topic {one.topic!r} has no such partition", found=one.partition)
+                raise TopicNotFoundError(
+                    f"topic {one.topic!r} has no such partition", found=one.partition
+                )
         self._give_up(self._read() - wanted)
         self._readings.choose(wanted)
 
@@ -179,7 +192,11 @@ class Assignment:
     # -- in the registry ---------------------------------------------------------------
 
     def register_with(
-        self, of: Registration | None, number: int, subscription: Mapping[str, int], pattern: Pattern
+        self,
+        of: Registration | None,
+        number: int,
+        subscription: Mapping[str, int],
+        pattern: Pattern,
     ) -> Registration | None:
         """Register the consumer for Consumer.register_with(), which documents this."""
         if not isinstance(self._groups, SharedGroups):
@@ -245,7 +262,11 @@ class Assignment:
         # A consumer without a group reads all partitions of its topics.
         member = self._place.member
         if member is None:
-            self._share = frozenset(TopicPartition(topic, n) for topic in wanted for n in range(self._count(topic)))
+            self._share = frozenset(
+                TopicPartition(topic, n)
+                for topic in wanted
+                for n in range(self._count(topic))
+            )
             self._take_share()
             return
         assert self._groups is not None
@@ -271,7 +292,9 @@ class Assignment:
         mine = self._read()
         if heard is LOST:
             if self._settings.enable_auto_commit:
-                self._commits.tell_uncommitted(self._commits.finished(), "this consumer was removed from its group")
+                self._commits.tell_uncommitted(
+                    self._commits.finished(), "this consumer was removed from its group"
+                )
             self._readings.choose(frozenset())
             self._share = frozenset()
             if self._ownership is not None:
@@ -346,7 +369,11 @@ class Assignment:
         if partitions and self.is_subscribed:
             self._tell(self._listener.on_partitions_revoked, partitions)
 
-    def _tell(self, method: Callable[[frozenset[TopicPartition]], None], partitions: frozenset[TopicPartition]) -> None:
+    def _tell(
+        self,
+        method: Callable[[frozenset[TopicPartition]], None],
+        partitions: frozenset[TopicPartition],
+    ) -> None:
         self.is_telling = True
         try:
             method(partitions)

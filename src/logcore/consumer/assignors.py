@@ -1,4 +1,5 @@
-"""How the partitions of a group's topics are divided among its members: pure functions, as Kafka's assignors do it.
+"""How the partitions of a group's topics are divided among its members: pure functions,
+as Kafka's assignors do it.
 
 | name | |
 |---|---|
@@ -8,11 +9,14 @@
 | `cooperative-sticky` | the same; a partition that moves stays unassigned until its owner has given it up |
 
 Rules (clients reference 7.5):
-- Members are in the order of their instance ids, then of their member ids, compared as Java compares text.
-- Topics that there are not, and topics without partitions, are passed over. Racks are not used.
+- Members are in the order of their instance ids, then of their member ids, compared as
+  Java compares text.
+- Topics that there are not, and topics without partitions, are passed over. Racks are
+  not used.
 - A member that subscribes to nothing gets nothing.
 
-Nothing here knows a group's state, or the bytes that members exchange (format/grouprecords.py).
+Nothing here knows a group's state, or the bytes that members exchange
+(format/grouprecords.py).
 """
 
 from __future__ import annotations
@@ -30,11 +34,12 @@ Assignment = dict[str, list[TopicPartition]]
 
 
 class Assignor(Protocol):
-    """What a group may be divided by. name: as members name it to one another. is_cooperative: members keep what they
-    have while a rebalance goes on.
+    """What a group may be divided by. name: as members name it to one another.
+    is_cooperative: members keep what they have while a rebalance goes on.
 
-    It may have two more methods, which are called if they exist: subscription_user_data(topics) -> bytes or None
-    says something to the member that divides, which finds it in Member.user_data; on_assignment(partitions, generation)
+    It may have two more methods, which are called if they exist:
+    subscription_user_data(topics) -> bytes or None says something to the member that
+    divides, which finds it in Member.user_data; on_assignment(partitions, generation)
     hears what a member was given, in its thread.
     """
 
@@ -44,7 +49,9 @@ class Assignor(Protocol):
     @property
     def is_cooperative(self) -> bool: ...
 
-    def assign(self, partitions: Mapping[str, int], members: Iterable[Member]) -> Mapping[str, list[TopicPartition]]:
+    def assign(
+        self, partitions: Mapping[str, int], members: Iterable[Member]
+    ) -> Mapping[str, list[TopicPartition]]:
         """Member id -> partitions. partitions: topic -> how many it has."""
         ...
 
@@ -54,7 +61,9 @@ class RangeAssignor:
     name: str = "range"
     is_cooperative: bool = False
 
-    def assign(self, partitions: Mapping[str, int], members: Iterable[Member]) -> Assignment:
+    def assign(
+        self, partitions: Mapping[str, int], members: Iterable[Member]
+    ) -> Assignment:
         ordered = sorted(members, key=Member.order)
         found: Assignment = {member.member_id: [] for member in ordered}
         topics = {topic for member in ordered for topic in member.topics}
@@ -65,7 +74,9 @@ class RangeAssignor:
             first = 0
             for number, member in enumerate(subscribed):
                 last = first + each + (number < surplus)
-                found[member.member_id] += [TopicPartition(topic, one) for one in range(first, last)]
+                found[member.member_id] += [
+                    TopicPartition(topic, one) for one in range(first, last)
+                ]
                 first = last
         return found
 
@@ -75,7 +86,9 @@ class RoundRobinAssignor:
     name: str = "roundrobin"
     is_cooperative: bool = False
 
-    def assign(self, partitions: Mapping[str, int], members: Iterable[Member]) -> Assignment:
+    def assign(
+        self, partitions: Mapping[str, int], members: Iterable[Member]
+    ) -> Assignment:
         ordered = sorted(members, key=Member.order)
         found: Assignment = {member.member_id: [] for member in ordered}
         topics = {topic for member in ordered for topic in member.topics}
@@ -92,7 +105,9 @@ class StickyAssignor:
     name: str = "sticky"
     is_cooperative: bool = False
 
-    def assign(self, partitions: Mapping[str, int], members: Iterable[Member]) -> Assignment:
+    def assign(
+        self, partitions: Mapping[str, int], members: Iterable[Member]
+    ) -> Assignment:
         return _sticky(partitions, list(members))
 
 
@@ -101,15 +116,23 @@ class CooperativeStickyAssignor:
     name: str = "cooperative-sticky"
     is_cooperative: bool = True
 
-    def assign(self, partitions: Mapping[str, int], members: Iterable[Member]) -> Assignment:
+    def assign(
+        self, partitions: Mapping[str, int], members: Iterable[Member]
+    ) -> Assignment:
         given = list(members)
         return withheld(Claims.of(given, partitions), _sticky(partitions, given))
 
 
 def withheld(claims: Claims, found: Assignment) -> Assignment:
-    """An assignment without the partitions that somebody else still has: their owners revoke them first."""
+    """An assignment without the partitions that somebody else still has: their owners
+    revoke them first.
+    """
     return {
-        member_id: [one for one in those if claims.claimants.get(one, {member_id}) == {member_id}]
+        member_id: [
+            one
+            for one in those
+            if claims.claimants.get(one, {member_id}) == {member_id}
+        ]
         for member_id, those in found.items()
     }
 
@@ -124,17 +147,23 @@ def _sticky(partitions: Mapping[str, int], members: list[Member]) -> Assignment:
 
 
 class _Bounds(NamedTuple):
-    """low, high: the least and the most that a member gets; extra: how many get the most."""
+    """low, high: the least and the most that a member gets; extra: how many get the
+    most.
+    """
 
     low: int
     high: int
     extra: int
 
 
-def _constrained(known: Mapping[str, int], members: list[Member], claims: Claims) -> Assignment:
+def _constrained(
+    known: Mapping[str, int], members: list[Member], claims: Claims
+) -> Assignment:
     """For members that all subscribe to the same topics."""
     ordered = sorted(members, key=lambda member: java_order(member.member_id))
-    topics = sorted((topic for topic in ordered[0].topics if topic in known), key=java_order)
+    topics = sorted(
+        (topic for topic in ordered[0].topics if topic in known), key=java_order
+    )
     total = sum(known[topic] for topic in topics)
     low, extra = divmod(total, len(ordered))
     bounds = _Bounds(low, low + bool(extra), extra)
@@ -143,7 +172,9 @@ def _constrained(known: Mapping[str, int], members: list[Member], claims: Claims
     exact: list[str] = []
     full = 0
     for member in ordered:
-        mine = sorted(claims.kept(member), key=lambda one: (one.partition, java_order(one.topic)))
+        mine = sorted(
+            claims.kept(member), key=lambda one: (one.partition, java_order(one.topic))
+        )
         if len(mine) < bounds.low:
             kept = mine
             under.append(member.member_id)
@@ -168,8 +199,16 @@ def _constrained(known: Mapping[str, int], members: list[Member], claims: Claims
     return found
 
 
-def _deal(free: list[TopicPartition], found: Assignment, under: list[str], exact: list[str], bounds: _Bounds) -> None:
-    """First to those that have too few, in turns; then one each to those that may have one more."""
+def _deal(
+    free: list[TopicPartition],
+    found: Assignment,
+    under: list[str],
+    exact: list[str],
+    bounds: _Bounds,
+) -> None:
+    """First to those that have too few, in turns; then one each to those that may have
+    one more.
+    """
     waiting = list(under)
     at = 0
     for one in free:
@@ -188,6 +227,13 @@ def _deal(free: list[TopicPartition], found: Assignment, under: list[str], exact
 
 COOPERATIVE_STICKY: Final = CooperativeStickyAssignor()
 STICKY: Final = StickyAssignor()
-_ALL: Final[tuple[Assignor, ...]] = (RangeAssignor(), RoundRobinAssignor(), STICKY, COOPERATIVE_STICKY)
+_ALL: Final[tuple[Assignor, ...]] = (
+    RangeAssignor(),
+    RoundRobinAssignor(),
+    STICKY,
+    COOPERATIVE_STICKY,
+)
 #: Those that can be named.
-ASSIGNORS: Final[Mapping[str, Assignor]] = {assignor.name: assignor for assignor in _ALL}
+ASSIGNORS: Final[Mapping[str, Assignor]] = {
+    assignor.name: assignor for assignor in _ALL
+}

@@ -50,7 +50,9 @@ from logcore.fs import FS
 from logcore.notices import WARNING, tell
 
 #: Called with None or the error of a commit_async(), and with its offsets.
-OnCommit = Callable[[Exception | None, Mapping[TopicPartition, OffsetAndMetadata]], object]
+OnCommit = Callable[
+    [Exception | None, Mapping[TopicPartition, OffsetAndMetadata]], object
+]
 #: Maximum number of queued commits of commit_async(). With a thousand, a sync of 1 ms
 #: costs each commit 1 us. The rest of a commit costs 10 us.
 _MOST_WAITING: Final = 1_000
@@ -80,7 +82,12 @@ class Place:
     def group_metadata(self) -> GroupMetadata:
         if self.member is None:
             return GroupMetadata(self.group_id, -1, "", None)
-        return GroupMetadata(self.group_id, self.member.generation, self.member.member_id, self.instance_id)
+        return GroupMetadata(
+            self.group_id,
+            self.member.generation,
+            self.member.member_id,
+            self.instance_id,
+        )
 
     def committer(self) -> Committer:
         """Return the identity for a commit: group, generation and member."""
@@ -120,14 +127,22 @@ class Commits:
 
     def _offsets(self) -> OffsetStores:
         if self._stores is None:
-            raise ConsumerStateError("this consumer has no group", expected="group_id in LogDir.consumer()", found=None)
+            raise ConsumerStateError(
+                "this consumer has no group",
+                expected="group_id in LogDir.consumer()",
+                found=None,
+            )
         return self._stores
 
     def committed(self) -> dict[OffsetKey, Committed]:
         """Return all committed offsets of the group, from all members."""
         return self._offsets().committed(str(self._settings.group_id))
 
-    def commit(self, chosen: Mapping[TopicPartition, OffsetAndMetadata], timeout: float | None = None) -> None:
+    def commit(
+        self,
+        chosen: Mapping[TopicPartition, OffsetAndMetadata],
+        timeout: float | None = None,
+    ) -> None:
         """Commit offsets after the queued commits.
 
         While another process holds the group, retry for `timeout` seconds.
@@ -135,7 +150,11 @@ class Commits:
         self.settle()
         self._commit(chosen, timeout)
 
-    def _commit(self, chosen: Mapping[TopicPartition, OffsetAndMetadata], timeout: float | None = None) -> None:
+    def _commit(
+        self,
+        chosen: Mapping[TopicPartition, OffsetAndMetadata],
+        timeout: float | None = None,
+    ) -> None:
         """Commit offsets, in the next generation if necessary.
 
         A member that keeps its partitions during a rebalance may commit for the
@@ -158,7 +177,11 @@ class Commits:
         until_ms = self._fs.monotonic_ms()
         if timeout is not None:
             if not 0 <= timeout <= _LONGEST_SECONDS:
-                raise InvalidConfigError("timeout", expected=f"seconds, 0 to {_LONGEST_SECONDS}", found=repr(timeout))
+                raise InvalidConfigError(
+                    "timeout",
+                    expected=f"seconds, 0 to {_LONGEST_SECONDS}",
+                    found=repr(timeout),
+                )
             until_ms += int(timeout * 1000)
         while True:
             try:
@@ -167,7 +190,11 @@ class Commits:
                 if self._fs.monotonic_ms() >= until_ms:
                     raise
 
-    def add(self, chosen: Mapping[TopicPartition, OffsetAndMetadata], callback: OnCommit | None) -> bool:
+    def add(
+        self,
+        chosen: Mapping[TopicPartition, OffsetAndMetadata],
+        callback: OnCommit | None,
+    ) -> bool:
         """Queue a commit, and return whether settle() is due because the queue is long.
 
         Raises:
@@ -202,7 +229,9 @@ class Commits:
             if one.callback is not None:
                 call(one.callback, failure, one.offsets)
 
-    def commit_elsewhere(self, chosen: Mapping[TopicPartition, OffsetAndMetadata]) -> bool:
+    def commit_elsewhere(
+        self, chosen: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> bool:
         """Commit from another thread than the reading one.
 
         The place in the group does not change. Return False while a new generation
@@ -215,7 +244,9 @@ class Commits:
             raise self._refusal(error)
         return True
 
-    def _store(self, chosen: Mapping[TopicPartition, OffsetAndMetadata]) -> GroupError | None:
+    def _store(
+        self, chosen: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> GroupError | None:
         stores = self._offsets()
         if not chosen:
             return None
@@ -232,7 +263,8 @@ class Commits:
             )
         now_ms = self._fs.now_ms()
         rows: dict[OffsetKey, Committed] = {
-            one: Committed(each.offset, each.leader_epoch, each.metadata, now_ms) for one, each in chosen.items()
+            one: Committed(each.offset, each.leader_epoch, each.metadata, now_ms)
+            for one, each in chosen.items()
         }
         error = stores.commit(self.place.committer(), rows)
         if error is not None:
@@ -251,9 +283,13 @@ class Commits:
         group = f"of group {self._settings.group_id!r}"
         match error:
             case GroupError.REBALANCE_IN_PROGRESS:
-                return RebalanceInProgressError(f"the partitions {group} are being divided: poll, then commit again")
+                return RebalanceInProgressError(
+                    f"the partitions {group} are being divided: poll, then commit again"
+                )
             case GroupError.FENCED_INSTANCE_ID:
-                return FencedInstanceError(f"another consumer took the place of this one {group}")
+                return FencedInstanceError(
+                    f"another consumer took the place of this one {group}"
+                )
             case GroupError.UNKNOWN_MEMBER_ID | GroupError.ILLEGAL_GENERATION:
                 return CommitFailedError(
                     f"this consumer is no member {group} any more, or of an older generation; it did not poll within "
@@ -261,7 +297,9 @@ class Commits:
                     "consumer is none of them"
                 )
             case _:
-                failed = CommitFailedError(f"offsets {group} were not stored: {error.name}")
+                failed = CommitFailedError(
+                    f"offsets {group} were not stored: {error.name}"
+                )
                 failed.__cause__ = self._offsets().groups.failure
                 return failed
 
@@ -270,7 +308,9 @@ class Commits:
         return {
             one: OffsetAndMetadata(reading.finished)
             for one, reading in self._readings.items()
-            if reading.finished is not None and reading.finished != reading.stored and not self.is_void(one)
+            if reading.finished is not None
+            and reading.finished != reading.stored
+            and not self.is_void(one)
         }
 
     def commit_finished(self, timeout: float | None = None) -> None:
@@ -287,17 +327,25 @@ class Commits:
         chosen = self.finished()
         try:
             self._commit(chosen, timeout)
-        except (CommitFailedError, RebalanceInProgressError, FencedInstanceError) as error:
+        except (
+            CommitFailedError,
+            RebalanceInProgressError,
+            FencedInstanceError,
+        ) as error:
             self.tell_uncommitted(chosen, error)
 
-    def tell_uncommitted(self, chosen: Mapping[TopicPartition, OffsetAndMetadata], reason: object) -> None:
+    def tell_uncommitted(
+        self, chosen: Mapping[TopicPartition, OffsetAndMetadata], reason: object
+    ) -> None:
         """Log offsets that were processed but not committed.
 
         Their records are processed again.
         """
         group_id = self._settings.group_id
         for one, each in chosen.items():
-            text = "group %s: %s was processed up to offset %d, which is not committed: %s"
+            text = (
+                "group %s: %s was processed up to offset %d, which is not committed: %s"
+            )
             tell("consumer", WARNING, text, group_id, one, each.offset, reason)
 
     def commit_when_due(self) -> None:
@@ -311,5 +359,7 @@ class Commits:
         if now_ms >= self._due_ms:
             self._due_ms = now_ms + settings.auto_commit_interval_ms
             # Refused offsets are stored before the partitions are given up.
-            with contextlib.suppress(CommitFailedError, RebalanceInProgressError, FencedInstanceError):
+            with contextlib.suppress(
+                CommitFailedError, RebalanceInProgressError, FencedInstanceError
+            ):
                 self.commit(self.finished())

@@ -32,7 +32,13 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from logcore.consumer.assignment import Assignment, Directory
 from logcore.consumer.commits import Commits, OnCommit, Place
-from logcore.consumer.fetcher import MAX_COLUMN_BYTES, Fetcher, check_columns, columns_of, misplaced
+from logcore.consumer.fetcher import (
+    MAX_COLUMN_BYTES,
+    Fetcher,
+    check_columns,
+    columns_of,
+    misplaced,
+)
 from logcore.consumer.groups import Groups
 from logcore.consumer.membership import TopicPartition
 from logcore.consumer.offsetstores import OffsetStores
@@ -79,7 +85,9 @@ _LOOK_SECONDS: Final = 1.0
 #: The same interval in a shared directory, because no event reports the death of
 #: another process.
 _LOOK_SHARED_SECONDS: Final = 0.05
-_ELSEWHERE_LOOKS: Final = 100  # attempts of commit_elsewhere() while a generation begins
+_ELSEWHERE_LOOKS: Final = (
+    100  # attempts of commit_elsewhere() while a generation begins
+)
 _ELSEWHERE_SECONDS: Final = 0.1
 
 
@@ -126,13 +134,21 @@ class Consumer:
         if groups is not None:
             groups.listen(self._listening)
         self._fetcher = Fetcher(
-            fs, self._readings, settings, is_read_only=self._is_read_only, is_shared=self._is_shared
+            fs,
+            self._readings,
+            settings,
+            is_read_only=self._is_read_only,
+            is_shared=self._is_shared,
         )
         stores: OffsetStores | None = None
         if groups is not None:
-            stores = OffsetStores(groups, registry, settings.offsets_storage, settings.dual_commit)
+            stores = OffsetStores(
+                groups, registry, settings.offsets_storage, settings.dual_commit
+            )
         self._commits = Commits(fs, settings, readings, self._place, stores)
-        self._assignment = Assignment(fs, directory, settings, groups, readings, self._commits)
+        self._assignment = Assignment(
+            fs, directory, settings, groups, readings, self._commits
+        )
 
     # -- opening and closing -----------------------------------------------------------
 
@@ -140,13 +156,21 @@ class Consumer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._close(is_done=kind is None)
 
     def __del__(self) -> None:
         is_open = not getattr(self, "_is_closed", True)
-        if is_open and self._groups is not None and self._readings and self._fs.forks == self._forks:
+        if (
+            is_open
+            and self._groups is not None
+            and self._readings
+            and self._fs.forks == self._forks
+        ):
             # No lock is acquired here: the garbage collector runs in any thread, at any
             # point.
             what = f"a consumer of group {self._settings.group_id!r} was not closed"
@@ -201,10 +225,14 @@ class Consumer:
         With `is_whole`, a listener must not call the method during another one.
         """
         if not self._using.acquire(blocking=False):
-            raise ConsumerBusyError("a consumer is used by one thread at a time, and another uses this one")
+            raise ConsumerBusyError(
+                "a consumer is used by one thread at a time, and another uses this one"
+            )
         try:
             if is_whole and self._assignment.is_telling:
-                raise ConsumerStateError("a listener may seek and commit, and not poll, subscribe, assign or close")
+                raise ConsumerStateError(
+                    "a listener may seek and commit, and not poll, subscribe, assign or close"
+                )
             yield
         finally:
             self._using.release()
@@ -214,7 +242,9 @@ class Consumer:
             raise ConsumerStateError("the consumer is closed")
         # Threads of the parent may hold locks of the groups forever.
         if self._fs.forks != self._forks:
-            raise ForkedWriterError("the consumer was opened by a parent process; make another in the child")
+            raise ForkedWriterError(
+                "the consumer was opened by a parent process; make another in the child"
+            )
 
     # -- subscription ------------------------------------------------------------------
 
@@ -234,17 +264,29 @@ class Consumer:
         subscription. Topics that do not exist yet are read once they are created.
         """
         if isinstance(topics, str):
-            raise InvalidConfigError("topics is a list of names", expected=f"[{topics!r}]", found=repr(topics))
+            raise InvalidConfigError(
+                "topics is a list of names",
+                expected=f"[{topics!r}]",
+                found=repr(topics),
+            )
         wanted = frozenset(topics)
         if bool(wanted) == (pattern is not None):
             raise InvalidConfigError("either topics or a pattern is subscribed to")
-        compiled = None if pattern is None else topic_pattern("the pattern of subscribe()", pattern)
+        compiled = (
+            None
+            if pattern is None
+            else topic_pattern("the pattern of subscribe()", pattern)
+        )
         with self._alone(is_whole=True):
             self._check_open()
             self._assignment.subscribe(wanted, compiled, listener)
 
     def register_with(
-        self, of: Registration | None, number: int, subscription: Mapping[str, int], pattern: Pattern
+        self,
+        of: Registration | None,
+        number: int,
+        subscription: Mapping[str, int],
+        pattern: Pattern,
     ) -> Registration | None:
         """Register a stream of a connector before it subscribes.
 
@@ -359,7 +401,11 @@ class Consumer:
             NoOffsetError: a position is not known yet.
         """
         with self._alone():
-            wanted = list(self._readings) if partition is None else [TopicPartition(*partition)]
+            wanted = (
+                list(self._readings)
+                if partition is None
+                else [TopicPartition(*partition)]
+            )
             self._settle(wanted)
             found = 0
             for one in wanted:
@@ -367,20 +413,34 @@ class Consumer:
                 found += max(0, self._fetcher.end(reading.log) - self._placed(reading))
             return found
 
-    def beginning_offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, int]:
-        return {TopicPartition(*one): self._fetcher.start(self._log(TopicPartition(*one))) for one in partitions}
+    def beginning_offsets(
+        self, partitions: Iterable[tuple[str, int]]
+    ) -> dict[TopicPartition, int]:
+        return {
+            TopicPartition(*one): self._fetcher.start(self._log(TopicPartition(*one)))
+            for one in partitions
+        }
 
-    def end_offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, int]:
+    def end_offsets(
+        self, partitions: Iterable[tuple[str, int]]
+    ) -> dict[TopicPartition, int]:
         """Return the offsets up to which this consumer may read at its isolation level."""
-        return {TopicPartition(*one): self._fetcher.end(self._log(TopicPartition(*one))) for one in partitions}
+        return {
+            TopicPartition(*one): self._fetcher.end(self._log(TopicPartition(*one)))
+            for one in partitions
+        }
 
-    def offsets_for_times(self, times_ms: Mapping[tuple[str, int], int]) -> dict[TopicPartition, int | None]:
+    def offsets_for_times(
+        self, times_ms: Mapping[tuple[str, int], int]
+    ) -> dict[TopicPartition, int | None]:
         """Return the offset of the first record at or after each time.
 
         It is None if all records are older.
         """
         return {
-            TopicPartition(*one): self._log(TopicPartition(*one)).offset_for_timestamp(time_ms)
+            TopicPartition(*one): self._log(TopicPartition(*one)).offset_for_timestamp(
+                time_ms
+            )
             for one, time_ms in times_ms.items()
         }
 
@@ -417,7 +477,9 @@ class Consumer:
 
     # -- commits -----------------------------------------------------------------------
 
-    def commit(self, offsets: Offsets | None = None, timeout: float | None = None) -> None:
+    def commit(
+        self, offsets: Offsets | None = None, timeout: float | None = None
+    ) -> None:
         """Commit the positions of all partitions, or the given offsets.
 
         When this method returns, the offsets are durable, and so are those of earlier
@@ -436,7 +498,9 @@ class Consumer:
             self._check_open()
             self._commits.commit(self._chosen(offsets), timeout)
 
-    def commit_async(self, offsets: Offsets | None = None, callback: OnCommit | None = None) -> None:
+    def commit_async(
+        self, offsets: Offsets | None = None, callback: OnCommit | None = None
+    ) -> None:
         """Commit the current positions, or the given offsets, without waiting.
 
         They are stored by the next poll(), commit() or close(), or once a thousand
@@ -453,7 +517,9 @@ class Consumer:
             if self._commits.add(self._chosen(offsets), callback):
                 self._commits.settle()
 
-    def _chosen(self, offsets: Offsets | None) -> dict[TopicPartition, OffsetAndMetadata]:
+    def _chosen(
+        self, offsets: Offsets | None
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the offsets to commit.
 
         Raises:
@@ -461,7 +527,10 @@ class Consumer:
         """
         if offsets is None:
             return self._take_positions()
-        chosen = {TopicPartition(*one): checked_offset(given) for one, given in offsets.items()}
+        chosen = {
+            TopicPartition(*one): checked_offset(given)
+            for one, given in offsets.items()
+        }
         if self._assignment.is_subscribed:
             foreign = sorted({one.topic for one in chosen} - self.subscription())
             if foreign:
@@ -476,30 +545,46 @@ class Consumer:
         """Commit from another thread all records that the reading thread has received."""
         self._check_open()
         chosen = self._take_positions()
-        before = {one: (reading, reading.stored) for one, reading in list(self._readings.items())}
+        before = {
+            one: (reading, reading.stored)
+            for one, reading in list(self._readings.items())
+        }
         for _ in range(_ELSEWHERE_LOOKS):
             # Skip partitions that were given up or committed since then. A commit must
             # not overwrite a later one of any member.
-            now = {one: (reading, reading.stored) for one, reading in list(self._readings.items())}
-            kept = {one: each for one, each in chosen.items() if one in before and now.get(one) == before[one]}
+            now = {
+                one: (reading, reading.stored)
+                for one, reading in list(self._readings.items())
+            }
+            kept = {
+                one: each
+                for one, each in chosen.items()
+                if one in before and now.get(one) == before[one]
+            }
             if self._commits.commit_elsewhere(kept):
                 return
             with self._moved:
                 self._moved.wait(_ELSEWHERE_SECONDS)
-        raise RebalanceInProgressError("the group divides its partitions, and the stream's thread asks for no record")
+        raise RebalanceInProgressError(
+            "the group divides its partitions, and the stream's thread asks for no record"
+        )
 
     def _take_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the offsets that commit() stores by default."""
         # Otherwise, auto-commit would later commit a smaller offset.
         self._fetcher.finish()
-        positions = {one: reading.position for one, reading in list(self._readings.items())}
+        positions = {
+            one: reading.position for one, reading in list(self._readings.items())
+        }
         return {
             one: OffsetAndMetadata(offset)
             for one, offset in positions.items()
             if offset is not None and not self._commits.is_void(one)
         }
 
-    def committed(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, OffsetAndMetadata | None]:
+    def committed(
+        self, partitions: Iterable[tuple[str, int]]
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """Return the committed offsets of the group, from all members.
 
         The value is None for a partition without one.
@@ -509,7 +594,9 @@ class Consumer:
         for one in partitions:
             each = stored.get(TopicPartition(*one))
             found[TopicPartition(*one)] = (
-                None if each is None else OffsetAndMetadata(each.offset, each.metadata, each.leader_epoch)
+                None
+                if each is None
+                else OffsetAndMetadata(each.offset, each.metadata, each.leader_epoch)
             )
         return found
 
@@ -526,13 +613,17 @@ class Consumer:
             self._check_open()
             if self._groups is None:
                 raise ConsumerStateError(
-                    "this consumer has no group", expected="group_id in LogDir.consumer()", found=None
+                    "this consumer has no group",
+                    expected="group_id in LogDir.consumer()",
+                    found=None,
                 )
             return self._place.group_metadata()
 
     # -- reading -----------------------------------------------------------------------
 
-    def poll(self, timeout_ms: int = 0, max_records: int | None = None) -> ConsumerRecords:
+    def poll(
+        self, timeout_ms: int = 0, max_records: int | None = None
+    ) -> ConsumerRecords:
         """Return the next records of the assigned partitions, at most max_records.
 
         The default is max_poll_records. If there are no records, wait up to timeout_ms
@@ -564,7 +655,9 @@ class Consumer:
         most = self._settings.max_poll_records if max_records is None else max_records
         if timeout_ms < 0 or most < 1:
             raise InvalidConfigError(
-                "poll", expected="timeout_ms from 0, max_records from 1", found=f"{timeout_ms}, {most}"
+                "poll",
+                expected="timeout_ms from 0, max_records from 1",
+                found=f"{timeout_ms}, {most}",
             )
         return most
 
@@ -580,7 +673,10 @@ class Consumer:
         return self._poll_columns(timeout_ms, max_bytes, dict)
 
     def _poll_columns(
-        self, timeout_ms: int, max_bytes: int, make: Callable[[dict[TopicPartition, list[RecordColumns]]], _T]
+        self,
+        timeout_ms: int,
+        max_bytes: int,
+        make: Callable[[dict[TopicPartition, list[RecordColumns]]], _T],
     ) -> _T:
         """Return make(columns).
 
@@ -599,7 +695,9 @@ class Consumer:
                     given = make(columns_of(found))
         return self._fetcher.hand_out(moves, given)
 
-    def poll_arrow(self, timeout_ms: int = 0, max_bytes: int = MAX_COLUMN_BYTES) -> pyarrow.Table:
+    def poll_arrow(
+        self, timeout_ms: int = 0, max_bytes: int = MAX_COLUMN_BYTES
+    ) -> pyarrow.Table:
         """Return one Arrow table instead of records.
 
         Its columns are topic and partition, which are dictionary-encoded, offset,
@@ -672,7 +770,9 @@ class Consumer:
             now_ms = self._fs.monotonic_ms()
             if deadline_ms is not None and now_ms >= deadline_ms:
                 return False
-            left = _LOOK_SECONDS if deadline_ms is None else (deadline_ms - now_ms) / 1000
+            left = (
+                _LOOK_SECONDS if deadline_ms is None else (deadline_ms - now_ms) / 1000
+            )
             self._wait(min(left, _LOOK_SECONDS))
 
     def look_after(self) -> None:
@@ -683,7 +783,9 @@ class Consumer:
         """
         self._check_open()
         if not self._assignment.is_subscribed and not self._readings:
-            raise ConsumerStateError("nothing to read", expected="subscribe() or assign() first")
+            raise ConsumerStateError(
+                "nothing to read", expected="subscribe() or assign() first"
+            )
         with self._moved:
             self._has_moved = False
         self._looks += 1
@@ -726,7 +828,9 @@ class Consumer:
         """
         if not self._is_read_only and not self._is_shared:
             return []
-        paths = [reading.log.path for reading in self._readings.values()] or [self._directory.path]
+        paths = [reading.log.path for reading in self._readings.values()] or [
+            self._directory.path
+        ]
         return paths + self._assignment.watched_paths()
 
     def look_again_seconds(self, seconds: float = _LOOK_SECONDS) -> float:
@@ -736,7 +840,9 @@ class Consumer:
         if self._groups is not None and not self._is_read_only:
             next_ms = self._groups.next_ms()
             if next_ms is not None:
-                return min(seconds, max(0.001, (next_ms - self._groups.now_ms()) / 1000))
+                return min(
+                    seconds, max(0.001, (next_ms - self._groups.now_ms()) / 1000)
+                )
         return seconds
 
     # -- initial positions -------------------------------------------------------------
@@ -746,7 +852,11 @@ class Consumer:
 
         The position is the committed offset, or depends on auto_offset_reset.
         """
-        unsettled = [one for one in wanted if one in self._readings and self._readings[one].position is None]
+        unsettled = [
+            one
+            for one in wanted
+            if one in self._readings and self._readings[one].position is None
+        ]
         if not unsettled:
             return
         stored: Mapping[tuple[str, int], Committed] = {}
@@ -765,7 +875,11 @@ class Consumer:
             reading = self._readings[one]
             committed = stored.get(one)
             if committed is None:
-                self._fetcher.begin(one, reading, is_added=reading.is_new or self._assignment.is_added(one))
+                self._fetcher.begin(
+                    one,
+                    reading,
+                    is_added=reading.is_new or self._assignment.is_added(one),
+                )
                 continue
             reading.place(committed.offset)
             reading.stored = committed.offset

@@ -24,8 +24,19 @@ import numpy as np
 
 from logcore.consumer.membership import TopicPartition
 from logcore.consumer.readings import Ahead, Move, Reading
-from logcore.consumer.values import ConsumerRecords, ConsumerSettings, Deserializer, intercepted
-from logcore.errors import InvalidConfigError, LogcoreError, LogTruncatedError, NoOffsetError, OffsetOutOfRangeError
+from logcore.consumer.values import (
+    ConsumerRecords,
+    ConsumerSettings,
+    Deserializer,
+    intercepted,
+)
+from logcore.errors import (
+    InvalidConfigError,
+    LogcoreError,
+    LogTruncatedError,
+    NoOffsetError,
+    OffsetOutOfRangeError,
+)
 from logcore.format.columns import RecordColumns
 from logcore.format.grouprecords import Committed
 from logcore.fs import FS
@@ -127,7 +138,9 @@ class Fetcher:
             return end
         return min(found, end)
 
-    def reset(self, one: TopicPartition, reading: Reading, error: OffsetOutOfRangeError) -> None:
+    def reset(
+        self, one: TopicPartition, reading: Reading, error: OffsetOutOfRangeError
+    ) -> None:
         """Set a new position after retention or truncation removed the current one.
 
         Raises:
@@ -138,7 +151,15 @@ class Fetcher:
             raise error
         reading.place(self._beginning(reading.log, rule))
         group = self._settings.group_id
-        tell("consumer", WARNING, "group %s continues %s at offset %d: %s", group, one, reading.position, error)
+        tell(
+            "consumer",
+            WARNING,
+            "group %s continues %s at offset %d: %s",
+            group,
+            one,
+            reading.position,
+            error,
+        )
 
     # -- reading records ---------------------------------------------------------------
 
@@ -150,7 +171,9 @@ class Fetcher:
 
     def has_records(self) -> bool:
         """Return whether any partition has records at its position."""
-        return any(self._has_records(reading) for reading in list(self._readings.values()))
+        return any(
+            self._has_records(reading) for reading in list(self._readings.values())
+        )
 
     def find_columns(self, max_bytes: int) -> list[Columns]:
         """Read the available columns of the partitions, round-robin, up to max_bytes.
@@ -237,7 +260,9 @@ class Fetcher:
         records = reading.records
         assert records is not None
         settings = self._settings
-        is_plain = settings.key_deserializer is None and settings.value_deserializer is None
+        is_plain = (
+            settings.key_deserializer is None and settings.value_deserializer is None
+        )
         # With a deserializer, an error must be raised after the records before it.
         at_once = 1
         if is_plain:
@@ -295,9 +320,13 @@ class Fetcher:
             reading.log.refresh()
         if reading.position is None:
             return False
-        return reading.records is not None or not _is_at_end(reading.log, reading.position, self.end(reading.log))
+        return reading.records is not None or not _is_at_end(
+            reading.log, reading.position, self.end(reading.log)
+        )
 
-    def fetch(self, most: int) -> tuple[dict[TopicPartition, list[TopicRecord]], list[Move]]:
+    def fetch(
+        self, most: int
+    ) -> tuple[dict[TopicPartition, list[TopicRecord]], list[Move]]:
         """Return records of the partitions, round-robin, and the moves for hand_out().
 
         At most `most` records are returned. The limits are max_partition_fetch_bytes
@@ -349,7 +378,9 @@ class Fetcher:
         # them.
         reading.is_ahead = True
         try:
-            taken = reading.records.take(most, min(most_bytes, self._settings.max_partition_fetch_bytes))
+            taken = reading.records.take(
+                most, min(most_bytes, self._settings.max_partition_fetch_bytes)
+            )
             found = self._handed(taken.records)
         except BaseException:
             reading.drop()
@@ -377,7 +408,13 @@ class Fetcher:
             return False
         try:
             reading.records = Ahead(
-                placed_lists(reading.log, position, reading.end, *one, isolation=self._settings.isolation_level)
+                placed_lists(
+                    reading.log,
+                    position,
+                    reading.end,
+                    *one,
+                    isolation=self._settings.isolation_level,
+                )
             )
         except OffsetOutOfRangeError as error:
             self.reset(one, reading, error)
@@ -391,7 +428,10 @@ class Fetcher:
         """
         settings = self._settings
         functions: list[tuple[str, Deserializer]] = []
-        for name, function in (("key", settings.key_deserializer), ("value", settings.value_deserializer)):
+        for name, function in (
+            ("key", settings.key_deserializer),
+            ("value", settings.value_deserializer),
+        ):
             if function is not None:
                 functions.append((name, function))
         found = records
@@ -410,10 +450,14 @@ class Fetcher:
 
     def _intercepted(self, record: TopicRecord) -> list[TopicRecord]:
         """Return the records that the interceptors make of one record of an iteration."""
-        alone = ConsumerRecords({TopicPartition(record.topic, record.partition): [record]})
+        alone = ConsumerRecords(
+            {TopicPartition(record.topic, record.partition): [record]}
+        )
         return list(intercepted(self._settings.interceptors, alone).records())
 
-    def _columns(self, one: TopicPartition, reading: Reading, max_bytes: int) -> Columns | None:
+    def _columns(
+        self, one: TopicPartition, reading: Reading, max_bytes: int
+    ) -> Columns | None:
         position = reading.position
         if reading.is_paused or position is None:
             return None
@@ -423,18 +467,24 @@ class Fetcher:
         found: list[RecordColumns] = []
         size_bytes = 0
         try:
-            for columns in reading.log.scan(position, end, isolation=self._settings.isolation_level):
+            for columns in reading.log.scan(
+                position, end, isolation=self._settings.isolation_level
+            ):
                 found.append(columns)
                 size_bytes += _size_bytes(columns)
                 if size_bytes >= max_bytes:
                     # The next call continues from there. Only a complete scan may skip
                     # the offsets at its end that have no records.
-                    return Columns(one, position, int(columns.offsets[-1]) + 1, found, size_bytes)
+                    return Columns(
+                        one, position, int(columns.offsets[-1]) + 1, found, size_bytes
+                    )
         except LogcoreError as error:
             # The found records are returned first. The next call raises the error, or
             # reports deleted records.
             if found:
-                return Columns(one, position, int(found[-1].offsets[-1]) + 1, found, size_bytes)
+                return Columns(
+                    one, position, int(found[-1].offsets[-1]) + 1, found, size_bytes
+                )
             if not isinstance(error, OffsetOutOfRangeError):
                 raise
             self.reset(one, reading, error)
@@ -450,11 +500,15 @@ def check_columns(timeout_ms: int, max_bytes: int) -> None:
     """Raise InvalidConfigError unless the arguments of poll_columns() are valid."""
     if timeout_ms < 0 or max_bytes < 1:
         raise InvalidConfigError(
-            "poll_columns", expected="timeout_ms from 0, max_bytes from 1", found=f"{timeout_ms}, {max_bytes}"
+            "poll_columns",
+            expected="timeout_ms from 0, max_bytes from 1",
+            found=f"{timeout_ms}, {max_bytes}",
         )
 
 
-def misplaced(log: Log, start: int, committed: Committed) -> OffsetOutOfRangeError | None:
+def misplaced(
+    log: Log, start: int, committed: Committed
+) -> OffsetOutOfRangeError | None:
     """Return why reading cannot continue from a committed offset, or None.
 
     `start` is the start offset of the log.

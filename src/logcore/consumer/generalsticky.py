@@ -1,10 +1,10 @@
 """The sticky assignment for members that subscribe to different topics.
 
 Rules (clients reference 7.5):
-- What a member had and still subscribes to stays with it. The rest goes, the partitions with the fewest possible
-  members first, to the member with the least that may have it.
-- Then partitions move, one by one, while that makes sizes more even; where two members would exchange partitions of one
-  topic, the one that came moves back instead.
+- What a member had and still subscribes to stays with it. The rest goes, the partitions
+  with the fewest possible members first, to the member with the least that may have it.
+- Then partitions move, one by one, while that makes sizes more even; where two members
+  would exchange partitions of one topic, the one that came moves back instead.
 - If the result is no more even than before these moves, they are taken back.
 
 Members with the same subscription are divided by a simpler rule, see assignors.py.
@@ -18,20 +18,30 @@ from collections.abc import Iterable, Mapping
 from logcore.consumer.membership import Claims, Member, TopicPartition, java_order
 
 
-def balance(known: Mapping[str, int], members: Iterable[Member], claims: Claims) -> dict[str, list[TopicPartition]]:
+def balance(
+    known: Mapping[str, int], members: Iterable[Member], claims: Claims
+) -> dict[str, list[TopicPartition]]:
     """Member id -> partitions. known: topic -> how many partitions it has."""
     return _Balancing(known, list(members), claims).run()
 
 
 class _Moves:
-    """Which partitions have moved, from whom to whom, so that no two members exchange partitions of a topic."""
+    """Which partitions have moved, from whom to whom, so that no two members exchange
+    partitions of a topic.
+    """
 
     def __init__(self) -> None:
         self._moved: dict[TopicPartition, tuple[str, str]] = {}
-        self._by_pair: dict[tuple[str, str, str], dict[TopicPartition, None]] = {}  # topic, from, to -> in order
+        self._by_pair: dict[
+            tuple[str, str, str], dict[TopicPartition, None]
+        ] = {}  # topic, from, to -> in order
 
-    def instead_of(self, one: TopicPartition, owner: str, target: str) -> TopicPartition:
-        """The partition to move from owner to target: one that came the other way, if there is any."""
+    def instead_of(
+        self, one: TopicPartition, owner: str, target: str
+    ) -> TopicPartition:
+        """The partition to move from owner to target: one that came the other way, if
+        there is any.
+        """
         if one in self._moved:
             source = self._moved[one][0]
         else:
@@ -56,37 +66,69 @@ class _Moves:
 
 
 class _Balancing:
-    """One assignment under way. owner: of each partition that has one; mine: the same by member."""
+    """One assignment under way. owner: of each partition that has one; mine: the same
+    by member.
+    """
 
-    def __init__(self, known: Mapping[str, int], members: list[Member], claims: Claims) -> None:
+    def __init__(
+        self, known: Mapping[str, int], members: list[Member], claims: Claims
+    ) -> None:
         self.known = known
-        self.topics = {one.member_id: [topic for topic in sorted(one.topics) if topic in known] for one in members}
+        self.topics = {
+            one.member_id: [topic for topic in sorted(one.topics) if topic in known]
+            for one in members
+        }
         self.candidates: dict[str, list[str]] = {topic: [] for topic in known}
         for member_id, topics in self.topics.items():
             for topic in topics:
                 self.candidates[topic].append(member_id)
         self.before = claims.before
         self.mine = {member.member_id: claims.kept(member) for member in members}
-        self.owner = {one: member_id for member_id, those in self.mine.items() for one in those}
+        self.owner = {
+            one: member_id for member_id, those in self.mine.items() for one in those
+        }
         subscribed = {member.member_id: member.topics for member in members}
-        self.must_revoke = any(one.topic not in subscribed[member_id] for one, member_id in claims.owners.items())
+        self.must_revoke = any(
+            one.topic not in subscribed[member_id]
+            for one, member_id in claims.owners.items()
+        )
         self.moves = _Moves()
         self.active = set(self.mine)
 
     def run(self) -> dict[str, list[TopicPartition]]:
-        everything = [TopicPartition(topic, number) for topic, count in self.known.items() for number in range(count)]
-        everything.sort(key=lambda one: (len(self.candidates[one.topic]), java_order(one.topic), one.partition))
+        everything = [
+            TopicPartition(topic, number)
+            for topic, count in self.known.items()
+            for number in range(count)
+        ]
+        everything.sort(
+            key=lambda one: (
+                len(self.candidates[one.topic]),
+                java_order(one.topic),
+                one.partition,
+            )
+        )
         is_new = not any(self.mine.values())
-        free = [one for one in everything if one not in self.owner and self.candidates[one.topic]]
+        free = [
+            one
+            for one in everything
+            if one not in self.owner and self.candidates[one.topic]
+        ]
         for one in free:
             self._give(one, self._least(one.topic))
-        self.active = {member_id for member_id in self.mine if self._may_change(member_id)}
+        self.active = {
+            member_id for member_id in self.mine if self._may_change(member_id)
+        }
         before = {member_id: list(those) for member_id, those in self.mine.items()}
         movable = [one for one in everything if self._is_movable(one.topic)]
         if not self.must_revoke:
             self._even_out([one for one in free if self._is_movable(one.topic)])
         has_moved = self._even_out(movable)
-        if not is_new and has_moved and self._unevenness(self.mine) >= self._unevenness(before):
+        if (
+            not is_new
+            and has_moved
+            and self._unevenness(self.mine) >= self._unevenness(before)
+        ):
             return before
         return self.mine
 
@@ -94,7 +136,10 @@ class _Balancing:
         return len(self.mine[member_id]), java_order(member_id)
 
     def _least(self, topic: str) -> str:
-        return min((one for one in self.candidates[topic] if one in self.active), key=self._order)
+        return min(
+            (one for one in self.candidates[topic] if one in self.active),
+            key=self._order,
+        )
 
     def _give(self, one: TopicPartition, member_id: str) -> None:
         self.mine[member_id].append(one)
@@ -108,7 +153,9 @@ class _Balancing:
 
     def _may_change(self, member_id: str) -> bool:
         mine = self.mine[member_id]
-        return len(mine) < self._most(member_id) or any(self._is_movable(one.topic) for one in mine)
+        return len(mine) < self._most(member_id) or any(
+            self._is_movable(one.topic) for one in mine
+        )
 
     def _even_out(self, movable: list[TopicPartition]) -> bool:
         """Moves partitions while that helps; whether any was."""
@@ -132,7 +179,9 @@ class _Balancing:
         former = self.before.get(one)
         if former in self.active and size > len(self.mine[former]) + 1:
             return former
-        if any(size > len(self.mine[other]) + 1 for other in self.candidates[one.topic]):
+        if any(
+            size > len(self.mine[other]) + 1 for other in self.candidates[one.topic]
+        ):
             return self._least(one.topic)
         return None
 

@@ -72,7 +72,9 @@ class Directory(Protocol):
     @property
     def path(self) -> str: ...
     def __contains__(self, topic: object) -> bool: ...
-    def ensure_topic(self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None) -> bool: ...
+    def ensure_topic(
+        self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None
+    ) -> bool: ...
     def partitions(self, name: str) -> tuple[int, ...]: ...
     def topic_id(self, name: str) -> uuid.UUID: ...
     def partition(self, topic: str, number: int) -> Log: ...
@@ -117,10 +119,14 @@ def home_of(directory: Directory, group_id: str) -> tuple[str, int]:
         LogcoreError: the topic could not be created.
     """
     directory.ensure_topic(OFFSETS_TOPIC, 1, OFFSETS_CONFIG)
-    return OFFSETS_TOPIC, partition_of(group_id, directory.partitions(OFFSETS_TOPIC)[-1] + 1)
+    return OFFSETS_TOPIC, partition_of(
+        group_id, directory.partitions(OFFSETS_TOPIC)[-1] + 1
+    )
 
 
-def append(log: Log, rows: list[RecordInput], producer: tuple[int, int] | None, level: Level) -> Receipt:
+def append(
+    log: Log, rows: list[RecordInput], producer: tuple[int, int] | None, level: Level
+) -> Receipt:
     """Append the records of a Store.
 
     Raises:
@@ -132,11 +138,15 @@ def append(log: Log, rows: list[RecordInput], producer: tuple[int, int] | None, 
     return append_to_transaction(log.writer, rows, *producer, durability=level)
 
 
-def check_forgotten(results: Iterable[GroupError | None], failure: Exception | None) -> None:
+def check_forgotten(
+    results: Iterable[GroupError | None], failure: Exception | None
+) -> None:
     """Raise ConsumerStateError unless the offsets of deleted topics were deleted."""
     error = next((result for result in results if result is not None), None)
     if error is not None:
-        raise ConsumerStateError("offsets of a deleted topic were not deleted", found=error.name) from failure
+        raise ConsumerStateError(
+            "offsets of a deleted topic were not deleted", found=error.name
+        ) from failure
 
 
 def forget_stored(directory: Directory, topics: set[str]) -> None:
@@ -153,15 +163,26 @@ def forget_stored(directory: Directory, topics: set[str]) -> None:
         log = directory.partition(OFFSETS_TOPIC, number)
         found = stored_groups([log])
         for group_id in {**found.offsets, **found.unstable}:
-            group = Group(group_id, offsets=found.offsets.get(group_id, {}), unstable=found.unstable.get(group_id, {}))
+            group = Group(
+                group_id,
+                offsets=found.offsets.get(group_id, {}),
+                unstable=found.unstable.get(group_id, {}),
+            )
             for effect in forget_topics(group, topics):
                 assert isinstance(effect, Store), "no request waits"
-                append(log, [(key, value, (), None) for key, value in effect.records], None, "os")
+                append(
+                    log,
+                    [(key, value, (), None) for key, value in effect.records],
+                    None,
+                    "os",
+                )
         log.flush()
 
 
 def _size_of(store: Store) -> int:
-    return sum(RECORD_HEAD_BYTES + len(key) + len(value or b"") for key, value in store.records)
+    return sum(
+        RECORD_HEAD_BYTES + len(key) + len(value or b"") for key, value in store.records
+    )
 
 
 class Groups:
@@ -192,16 +213,26 @@ class Groups:
         self._load()
 
     def _load(self) -> None:
-        numbers = self._directory.partitions(OFFSETS_TOPIC) if OFFSETS_TOPIC in self._directory else ()
-        found = stored_groups(self._directory.partition(OFFSETS_TOPIC, number) for number in numbers)
+        numbers = (
+            self._directory.partitions(OFFSETS_TOPIC)
+            if OFFSETS_TOPIC in self._directory
+            else ()
+        )
+        found = stored_groups(
+            self._directory.partition(OFFSETS_TOPIC, number) for number in numbers
+        )
         self._do(
-            lambda now_ms: self._coordinator.load(found.groups, found.offsets, now_ms, found.unstable, found.consumers)
+            lambda now_ms: self._coordinator.load(
+                found.groups, found.offsets, now_ms, found.unstable, found.consumers
+            )
         )
         # This process has exclusive access, so the members of earlier processes are
         # dead and are removed. Static members may return.
         for group in self._coordinator.all():
             gone: list[tuple[str, str | None]] = [
-                (one.member_id, None) for one in group.members.values() if one.instance_id is None
+                (one.member_id, None)
+                for one in group.members.values()
+                if one.instance_id is None
             ]
             if gone:
                 self._do(functools.partial(self._without, group.group_id, gone))
@@ -211,13 +242,21 @@ class Groups:
                     if one.instance_id is None and one.classic is not None:
                         classic.append((member_id, None))
                     elif one.instance_id is None:
-                        leaves = Beat(group_id=group.group_id, member_id=member_id, member_epoch=-1)
-                        self._do(functools.partial(self._coordinator.beat, leaves, Answer()))
+                        leaves = Beat(
+                            group_id=group.group_id,
+                            member_id=member_id,
+                            member_epoch=-1,
+                        )
+                        self._do(
+                            functools.partial(self._coordinator.beat, leaves, Answer())
+                        )
                 if classic:
                     self._do(functools.partial(self._without, group.group_id, classic))
         self._unsynced.settle()
 
-    def _without(self, group_id: str, gone: list[tuple[str, str | None]], now_ms: int) -> list[Effect]:
+    def _without(
+        self, group_id: str, gone: list[tuple[str, str | None]], now_ms: int
+    ) -> list[Effect]:
         return self._coordinator.leave(group_id, gone, now_ms)[1]
 
     def close(self) -> None:
@@ -235,7 +274,9 @@ class Groups:
 
     def forget(self, listener: Callable[[], None]) -> None:
         with self._lock:
-            self._listeners = tuple(one for one in self._listeners if one is not listener)
+            self._listeners = tuple(
+                one for one in self._listeners if one is not listener
+            )
 
     # -- requests
 
@@ -271,12 +312,16 @@ class Groups:
         self._do(lambda now_ms: self._coordinator.sync(request, answer, now_ms))
         return answer
 
-    def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> GroupError | None:
+    def heartbeat(
+        self, group_id: str, member_id: str, instance_id: str | None, generation: int
+    ) -> GroupError | None:
         """Renew a session. Return None, or the error for the member."""
         found: list[GroupError | None] = []
 
         def beat(now_ms: int) -> list[Effect]:
-            error, effects = self._coordinator.heartbeat(group_id, member_id, instance_id, generation, now_ms)
+            error, effects = self._coordinator.heartbeat(
+                group_id, member_id, instance_id, generation, now_ms
+            )
             found.append(error)
             return effects
 
@@ -284,7 +329,11 @@ class Groups:
         return found[0]
 
     def leave(self, group_id: str, member_id: str, instance_id: str | None) -> None:
-        self._do(lambda now_ms: self._coordinator.leave(group_id, [(member_id, instance_id)], now_ms)[1])
+        self._do(
+            lambda now_ms: self._coordinator.leave(
+                group_id, [(member_id, instance_id)], now_ms
+            )[1]
+        )
 
     def absent(self, group_id: str, member_id: str) -> None:
         """Mark a static member as closed. It may return."""
@@ -301,14 +350,21 @@ class Groups:
             group = self._coordinator.get(group_id)
             if group is not None and joining.id_end and not joining.is_there:
                 # An interrupt discarded the answer of an operation that was executed.
-                left = [(name, None) for name in group.members if name.endswith(joining.id_end)]
+                left = [
+                    (name, None)
+                    for name in group.members
+                    if name.endswith(joining.id_end)
+                ]
                 effects += self._coordinator.leave(group_id, left, now_ms)[1]
             return effects
 
         self._do(withdraw)
 
     def commit(
-        self, who: Committer, offsets: Mapping[OffsetKey, Committed], producer: tuple[int, int] | None = None
+        self,
+        who: Committer,
+        offsets: Mapping[OffsetKey, Committed],
+        producer: tuple[int, int] | None = None,
     ) -> GroupError | None:
         """Commit offsets. Return None when they are durable, or the error.
 
@@ -324,7 +380,9 @@ class Groups:
         def commit(now_ms: int) -> list[Effect]:
             if producer is None:
                 return self._coordinator.commit_as(who, offsets, answer, now_ms)
-            return self._coordinator.commit_in_transaction_as(who, producer, offsets, answer)
+            return self._coordinator.commit_in_transaction_as(
+                who, producer, offsets, answer
+            )
 
         return self._answered(answer, commit)
 
@@ -352,7 +410,11 @@ class Groups:
         """Return the partitions with offsets in open transactions."""
         with self._lock:
             group = self._coordinator.get(group_id)
-            return set() if group is None else {key for keys in group.unstable.values() for key in keys}
+            return (
+                set()
+                if group is None
+                else {key for keys in group.unstable.values() for key in keys}
+            )
 
     def committed(self, group_id: str) -> dict[OffsetKey, Committed]:
         """Return all durable committed offsets of a group."""
@@ -370,21 +432,32 @@ class Groups:
         """Return the names of the assignors that all members of a group support."""
         with self._lock:
             group = self._coordinator.get(group_id)
-            return set() if group is None or not group.members else group.common_protocols()
+            return (
+                set()
+                if group is None or not group.members
+                else group.common_protocols()
+            )
 
-    def rewind(self, group_id: str, offsets: Mapping[OffsetKey, Committed]) -> GroupError | None:
+    def rewind(
+        self, group_id: str, offsets: Mapping[OffsetKey, Committed]
+    ) -> GroupError | None:
         """Commit offsets for a group that has members.
 
         The same operation removes the members, so that none of their commits can
         overwrite the offsets. The members join again and begin at these offsets.
         """
         answer = Answer()
-        return self._answered(answer, lambda now_ms: self._coordinator.rewind(group_id, offsets, answer, now_ms))
+        return self._answered(
+            answer,
+            lambda now_ms: self._coordinator.rewind(group_id, offsets, answer, now_ms),
+        )
 
     def delete(self, group_id: str) -> GroupError | None:
         """Delete a group without members, with its offsets, or return the error."""
         answer = Answer()
-        return self._answered(answer, lambda _: self._coordinator.delete(group_id, answer))
+        return self._answered(
+            answer, lambda _: self._coordinator.delete(group_id, answer)
+        )
 
     def forget_topics(self, names: set[str]) -> None:
         """Delete the committed offsets of deleted topics.
@@ -408,7 +481,11 @@ class Groups:
 
         The caller does this about every EXPIRY_CHECK_MS.
         """
-        self._do(lambda now_ms: self._coordinator.expire_offsets(self._directory.trusted_ms(now_ms)))
+        self._do(
+            lambda now_ms: self._coordinator.expire_offsets(
+                self._directory.trusted_ms(now_ms)
+            )
+        )
 
     def look(self) -> None:
         """Act on deadlines that have passed."""
@@ -421,7 +498,9 @@ class Groups:
 
     # -- effects
 
-    def _answered(self, answer: Answer, step: Callable[[int], Iterable[Effect]]) -> GroupError | None:
+    def _answered(
+        self, answer: Answer, step: Callable[[int], Iterable[Effect]]
+    ) -> GroupError | None:
         self._do(step)
         return self._result_of(answer)
 
@@ -491,31 +570,47 @@ class Groups:
             log = self._log(place)
             self._take_followers(stores, place, log.config)
             now_ms = self._fs.now_ms()
-            rows: list[RecordInput] = [(key, value, (), now_ms) for store in stores for key, value in store.records]
+            rows: list[RecordInput] = [
+                (key, value, (), now_ms)
+                for store in stores
+                for key, value in store.records
+            ]
             receipt = append(log, rows, stores[0].producer, "os")
         except (LogcoreError, OSError) as error:
             self._have_stored(stores, error)
         else:
-            self._unsynced.add({log: receipt.last_offset + 1}, functools.partial(self._settled, stores, log))
+            self._unsynced.add(
+                {log: receipt.last_offset + 1},
+                functools.partial(self._settled, stores, log),
+            )
 
-    def _take_followers(self, stores: list[Store], place: tuple[str, int], config: LogConfig) -> None:
+    def _take_followers(
+        self, stores: list[Store], place: tuple[str, int], config: LogConfig
+    ) -> None:
         """Add the following decisions that may share the batch.
 
         They have the same partition and producer.
         """
         # If the partition accepts each decision alone, it must also accept several.
         # Half of its limits leaves room for the headers.
-        most_bytes = min(_BATCH_BYTES, config.max_message_bytes // 2, config.segment_bytes // 2)
+        most_bytes = min(
+            _BATCH_BYTES, config.max_message_bytes // 2, config.segment_bytes // 2
+        )
         left = most_bytes - _size_of(stores[0])
         while self._unwritten:
             following = self._unwritten[0]
             left -= _size_of(following)
-            is_of_batch = following.producer == stores[0].producer and self.home(following.group.group_id) == place
+            is_of_batch = (
+                following.producer == stores[0].producer
+                and self.home(following.group.group_id) == place
+            )
             if left < 0 or not is_of_batch:
                 return
             stores.append(self._unwritten.popleft())
 
-    def _settled(self, stores: list[Store], log: Log, failures: Mapping[Log, LogcoreError]) -> None:
+    def _settled(
+        self, stores: list[Store], log: Log, failures: Mapping[Log, LogcoreError]
+    ) -> None:
         self._have_stored(stores, failures.get(log))
         self._flush()
 
@@ -528,7 +623,14 @@ class Groups:
         for store in stores:
             if failure is not None:
                 group_id = store.group.group_id
-                tell("groups", ERROR, "%s: a record of group %r was not stored: %s", OFFSETS_TOPIC, group_id, failure)
+                tell(
+                    "groups",
+                    ERROR,
+                    "%s: a record of group %r was not stored: %s",
+                    OFFSETS_TOPIC,
+                    group_id,
+                    failure,
+                )
             self._act(self._coordinator.stored(store, error, self.now_ms()))
 
     def home(self, group_id: str) -> tuple[str, int]:

@@ -35,7 +35,12 @@ from logcore.consumer.groups import Answer, Groups, KeptJoin
 from logcore.consumer.membership import Member, TopicPartition
 from logcore.consumer.sharedgroups import SharedGroups
 from logcore.coordination.effects import GroupError, Joined, JoinRefused, Sync, Synced
-from logcore.errors import ConsumerStateError, FencedInstanceError, InconsistentGroupError, InvalidConfigError
+from logcore.errors import (
+    ConsumerStateError,
+    FencedInstanceError,
+    InconsistentGroupError,
+    InvalidConfigError,
+)
 from logcore.format.grouprecords import (
     Subscription,
     assignment_value,
@@ -109,7 +114,9 @@ class GroupMember:
 
         Before the first rebalance, this depends on the preferred assignor.
         """
-        chosen = self._assignors.get(self._protocol) or next(iter(self._assignors.values()))
+        chosen = self._assignors.get(self._protocol) or next(
+            iter(self._assignors.values())
+        )
         return chosen.is_cooperative
 
     @property
@@ -255,7 +262,9 @@ class GroupMember:
             return self._share
         if self._wants_to_join or not self._is_stable:
             return REJOIN
-        if self._divided is not None and self._divided != {name: self._partitions_of(name) for name in self._divided}:
+        if self._divided is not None and self._divided != {
+            name: self._partitions_of(name) for name in self._divided
+        }:
             return REJOIN
         return self._beat()
 
@@ -280,7 +289,9 @@ class GroupMember:
         self._share = None
 
     def _beat(self) -> Heard | None:
-        error = self._groups.heartbeat(self.group_id, self.member_id, self.instance_id, self.generation)
+        error = self._groups.heartbeat(
+            self.group_id, self.member_id, self.instance_id, self.generation
+        )
         if error is None:
             return None
         return self._refused(error)
@@ -302,12 +313,16 @@ class GroupMember:
                 common = sorted(self._groups.common_protocols(self.group_id))
                 raise InconsistentGroupError(
                     f"no assignor of this consumer is one that all members of group {self.group_id!r} know",
-                    expected=f"one of {', '.join(common)}" if common else "a group of consumers",
+                    expected=f"one of {', '.join(common)}"
+                    if common
+                    else "a group of consumers",
                     found=", ".join(self._assignors),
                 )
             case _:
                 failure = self._groups.failure
-                raise ConsumerStateError(f"group {self.group_id!r} refused: {error.name}") from failure
+                raise ConsumerStateError(
+                    f"group {self.group_id!r} refused: {error.name}"
+                ) from failure
 
     def _joined(self, result: Joined | JoinRefused) -> Heard | None:
         if isinstance(result, JoinRefused):
@@ -342,14 +357,28 @@ class GroupMember:
             told = read_subscription(one.metadata) or Subscription(())
             owned = tuple(TopicPartition(*each) for each in told.owned)
             topics = frozenset(told.topics)
-            members.append(Member(one.member_id, topics, one.instance_id, owned, told.generation, told.user_data))
+            members.append(
+                Member(
+                    one.member_id,
+                    topics,
+                    one.instance_id,
+                    owned,
+                    told.generation,
+                    told.user_data,
+                )
+            )
         wanted = sorted({topic for member in members for topic in member.topics})
         counts = {topic: self._partitions_of(topic) for topic in wanted}
         self._divided = counts
         assignor = self._assignors[joined.protocol]
-        found = assignor.assign({topic: count for topic, count in counts.items() if count}, members)
+        found = assignor.assign(
+            {topic: count for topic, count in counts.items() if count}, members
+        )
         check_assignment(assignor, counts, members, found)
-        return {member.member_id: assignment_value(found.get(member.member_id, ())) for member in members}
+        return {
+            member.member_id: assignment_value(found.get(member.member_id, ()))
+            for member in members
+        }
 
     def _synced(self, result: Synced | GroupError) -> None:
         if isinstance(result, GroupError):

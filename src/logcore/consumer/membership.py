@@ -1,4 +1,5 @@
-"""What an assignor knows of the members of a group: their subscriptions, and what they had before.
+"""What an assignor knows of the members of a group: their subscriptions, and what they
+had before.
 
 Nothing here decides who gets what.
 """
@@ -25,8 +26,9 @@ def java_order(text: str) -> bytes:
 
 @attrs.frozen
 class Member:
-    """A member of a group. topics: its subscription. owned: what it says it has. generation: of that claim, -1 when it
-    does not say. user_data: what its assignor says of it besides.
+    """A member of a group. topics: its subscription. owned: what it says it has.
+    generation: of that claim, -1 when it does not say. user_data: what its assignor
+    says of it besides.
     """
 
     member_id: str
@@ -45,8 +47,9 @@ class Member:
 
 @attrs.frozen
 class Claims:
-    """Who had which partition. claimants: those whose claim is the newest, of each partition. owners: the same where
-    that is one member. before: who had it by an older claim.
+    """Who had which partition. claimants: those whose claim is the newest, of each
+    partition. owners: the same where that is one member. before: who had it by an older
+    claim.
     """
 
     claimants: Mapping[TopicPartition, frozenset[str]]
@@ -60,18 +63,28 @@ class Claims:
         for member in members:
             for one in member.owned:
                 if 0 <= one.partition < known.get(one.topic, 0):
-                    by_partition.setdefault(one, []).append((member.generation, member.member_id))
+                    by_partition.setdefault(one, []).append(
+                        (member.generation, member.member_id)
+                    )
         claimants = {}
         before = {}
         for one, claims in by_partition.items():
             newest = max(generation for generation, _ in claims)
-            claimants[one] = frozenset(member_id for generation, member_id in claims if generation == newest)
+            claimants[one] = frozenset(
+                member_id for generation, member_id in claims if generation == newest
+            )
             older = [claim for claim in claims if claim[0] < newest]
             if older:
                 before[one] = max(older)[1]
-        owners = {one: min(those) for one, those in claimants.items() if len(those) == 1}
+        owners = {
+            one: min(those) for one, those in claimants.items() if len(those) == 1
+        }
         return cls(claimants, owners, before)
 
     def kept(self, member: Member) -> list[TopicPartition]:
         """What a member may keep: it owns it, and still subscribes to the topic."""
-        return [one for one in member.owned if self.owners.get(one) == member.member_id and one.topic in member.topics]
+        return [
+            one
+            for one in member.owned
+            if self.owners.get(one) == member.member_id and one.topic in member.topics
+        ]

@@ -59,7 +59,9 @@ class Observations:
             watched = before.get(timeout)
             if watched is None or watched.deadline_ms != deadline_ms:
                 watched = _Watched(deadline_ms, now_ms)
-            watched.counted_ms += min(now_ms - watched.looked_ms, waited_ms // _PAUSE_PART)
+            watched.counted_ms += min(
+                now_ms - watched.looked_ms, waited_ms // _PAUSE_PART
+            )
             watched.looked_ms = now_ms
             after[timeout] = watched
         self._watched[group.group_id] = after
@@ -67,7 +69,9 @@ class Observations:
     def forget(self, group_id: str) -> None:
         self._watched.pop(group_id, None)
 
-    def is_over(self, group: Group, timers: Mapping[Timeout, int], timeout: Timeout) -> bool:
+    def is_over(
+        self, group: Group, timers: Mapping[Timeout, int], timeout: Timeout
+    ) -> bool:
         """Return whether this process has observed a deadline for its whole duration.
 
         The result is True for timeouts that remove no live member.
@@ -81,7 +85,9 @@ class Observations:
         return True
 
 
-def _deadlines(group: Group, timers: Mapping[Timeout, int]) -> Iterable[tuple[Timeout, int, int]]:
+def _deadlines(
+    group: Group, timers: Mapping[Timeout, int]
+) -> Iterable[tuple[Timeout, int, int]]:
     """Yield the observed deadlines of a group as (timeout, time, duration)."""
     for member in group.members.values():
         # The timer is not used, because it may have an earlier deadline

@@ -67,7 +67,10 @@ class Registration:
         """Write the member id of one stream. The caller holds the lock of the group."""
         self._members[number] = member_id
         value = paths.pack_consumer(
-            self._subscription, pattern=self._pattern, timestamp_ms=self._began_ms, members=self._members
+            self._subscription,
+            pattern=self._pattern,
+            timestamp_ms=self._began_ms,
+            members=self._members,
         )
         if value == self._written:
             return
@@ -91,7 +94,9 @@ class Registration:
 class Ownership:
     """The partitions that one member has claimed."""
 
-    def __init__(self, groups: SharedGroups, registration: Registration, number: int) -> None:
+    def __init__(
+        self, groups: SharedGroups, registration: Registration, number: int
+    ) -> None:
         self._groups = groups
         self._registration = registration
         self._number = number
@@ -117,7 +122,9 @@ class Ownership:
         self._left |= self._held
         self._held.clear()
 
-    def settle(self, wanted: frozenset[TopicPartition], member: GroupMetadata) -> frozenset[TopicPartition]:
+    def settle(
+        self, wanted: frozenset[TopicPartition], member: GroupMetadata
+    ) -> frozenset[TopicPartition]:
         """Claim the wanted partitions, release others, and return the owned ones.
 
         The result may have fewer partitions than `wanted`. After an error, the next
@@ -148,7 +155,10 @@ class Ownership:
         """Return the directories that change when a wanted partition is released."""
         registration = self._registration
         topics = sorted({one.topic for one in wanted - self._held})
-        return [self._groups.watched_owners(registration.group_id, topic) for topic in topics]
+        return [
+            self._groups.watched_owners(registration.group_id, topic)
+            for topic in topics
+        ]
 
     def end(self) -> None:
         """Release all partitions.
@@ -193,14 +203,22 @@ class Ownership:
         consumer = _found(registry, path)
         if consumer is None:
             return False
-        return paths.unpack_consumer(consumer.value, path).members.get(number) in group.members
+        return (
+            paths.unpack_consumer(consumer.value, path).members.get(number)
+            in group.members
+        )
 
     def _path(self, one: TopicPartition) -> str:
         return paths.owner(self._registration.group_id, one.topic, one.partition)
 
 
 def _is_current(group: Group, member: GroupMetadata) -> bool:
-    return group.check_generation(member.member_id, member.group_instance_id, member.generation) is None
+    return (
+        group.check_generation(
+            member.member_id, member.group_instance_id, member.generation
+        )
+        is None
+    )
 
 
 def _found(registry: Registry, path: str) -> Node | None:

@@ -131,7 +131,9 @@ class Move(NamedTuple):
 class Readings:
     """The read positions of a consumer, by partition."""
 
-    def __init__(self, directory: Directory, on_news: Callable[[], None], *, is_read_only: bool) -> None:
+    def __init__(
+        self, directory: Directory, on_news: Callable[[], None], *, is_read_only: bool
+    ) -> None:
         """Initialize without partitions.
 
         `on_news` is called after an append. With `is_read_only`, this process appends

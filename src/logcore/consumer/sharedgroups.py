@@ -40,7 +40,15 @@ from typing import Final
 
 import attrs
 
-from logcore.consumer.groups import Answer, Directory, KeptJoin, answer_of, append, check_forgotten, home_of
+from logcore.consumer.groups import (
+    Answer,
+    Directory,
+    KeptJoin,
+    answer_of,
+    append,
+    check_forgotten,
+    home_of,
+)
 from logcore.consumer.observing import Observations
 from logcore.coordination.coordinator import Coordinator
 from logcore.coordination.effects import (
@@ -66,7 +74,12 @@ from logcore.coordination.effects import (
 from logcore.coordination.group import DEAD, PREPARING, Group
 from logcore.coordination.packing import GroupNode
 from logcore.errors import LogcoreError, NodeExistsError, NodeNotFoundError
-from logcore.format.grouprecords import Committed, StoredGroup, partition_of, read_assignment
+from logcore.format.grouprecords import (
+    Committed,
+    StoredGroup,
+    partition_of,
+    read_assignment,
+)
 from logcore.fs import FS
 from logcore.groupoffsets import StoredGroups, stored_groups
 from logcore.kernels.layout import RecordInput
@@ -129,7 +142,9 @@ class SharedGroups:
         self._unsynced = Settling(self._lock)
         self._listeners: tuple[Callable[[], None], ...] = ()
         self._boot = registry.boot_id
-        self._clock_ms = agree_on_clock(registry, self._boot, fs.now_ms() - fs.monotonic_ms())
+        self._clock_ms = agree_on_clock(
+            registry, self._boot, fs.now_ms() - fs.monotonic_ms()
+        )
         #: The latest error of storing records. It is written under the lock.
         self.failure: Exception | None = None
 
@@ -164,7 +179,9 @@ class SharedGroups:
 
     def forget(self, listener: Callable[[], None]) -> None:
         with self._lock:
-            self._listeners = tuple(one for one in self._listeners if one is not listener)
+            self._listeners = tuple(
+                one for one in self._listeners if one is not listener
+            )
 
     # -- requests
 
@@ -177,7 +194,9 @@ class SharedGroups:
         """
         return self.ask(
             request.group_id,
-            lambda coordinator, waiter, now_ms: coordinator.join(request, waiter, now_ms),
+            lambda coordinator, waiter, now_ms: coordinator.join(
+                request, waiter, now_ms
+            ),
             answer_of(request),
             is_kept=isinstance(request, KeptJoin),
         )
@@ -187,7 +206,12 @@ class SharedGroups:
 
         The answer is available when the leader has assigned: Synced or a GroupError.
         """
-        return self.ask(request.group_id, lambda coordinator, waiter, now_ms: coordinator.sync(request, waiter, now_ms))
+        return self.ask(
+            request.group_id,
+            lambda coordinator, waiter, now_ms: coordinator.sync(
+                request, waiter, now_ms
+            ),
+        )
 
     def ask(
         self,
@@ -207,14 +231,19 @@ class SharedGroups:
         with self._lock:
             self._answers.setdefault(group_id, {})[waiter] = answer
             try:
-                self.step(group_id, lambda coordinator, now_ms: ask(coordinator, waiter, now_ms))
+                self.step(
+                    group_id,
+                    lambda coordinator, now_ms: ask(coordinator, waiter, now_ms),
+                )
             except BaseException:
                 if not is_kept:
                     self._answers.get(group_id, {}).pop(waiter, None)
                 raise
         return answer
 
-    def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> GroupError | None:
+    def heartbeat(
+        self, group_id: str, member_id: str, instance_id: str | None, generation: int
+    ) -> GroupError | None:
         """Renew a session if a quarter of it has passed.
 
         Return None if nothing has changed, or the error for the member.
@@ -229,12 +258,21 @@ class SharedGroups:
                 return error
             now_ms = self._fs.monotonic_ms()
             renewed_ms = self._renewed.get((group_id, member_id), -_LONGEST_MS)
-            if now_ms - renewed_ms < group.members[member_id].session_timeout_ms // _RENEW_PART:
-                return GroupError.REBALANCE_IN_PROGRESS if group.state == PREPARING else None
+            if (
+                now_ms - renewed_ms
+                < group.members[member_id].session_timeout_ms // _RENEW_PART
+            ):
+                return (
+                    GroupError.REBALANCE_IN_PROGRESS
+                    if group.state == PREPARING
+                    else None
+                )
             found: list[GroupError | None] = []
 
             def beat(coordinator: Coordinator, at_ms: int) -> list[Effect]:
-                error, effects = coordinator.heartbeat(group_id, member_id, instance_id, generation, at_ms)
+                error, effects = coordinator.heartbeat(
+                    group_id, member_id, instance_id, generation, at_ms
+                )
                 found.append(error)
                 return effects
 
@@ -244,12 +282,20 @@ class SharedGroups:
 
     def leave(self, group_id: str, member_id: str, instance_id: str | None) -> None:
         self.step(
-            group_id, lambda coordinator, now_ms: coordinator.leave(group_id, [(member_id, instance_id)], now_ms)[1]
+            group_id,
+            lambda coordinator, now_ms: coordinator.leave(
+                group_id, [(member_id, instance_id)], now_ms
+            )[1],
         )
 
     def absent(self, group_id: str, member_id: str) -> None:
         """Record that a static member is closed. It may return."""
-        self.step(group_id, lambda coordinator, now_ms: coordinator.absent(group_id, [member_id], now_ms))
+        self.step(
+            group_id,
+            lambda coordinator, now_ms: coordinator.absent(
+                group_id, [member_id], now_ms
+            ),
+        )
 
     def withdraw(self, group_id: str, joining: Answer) -> None:
         """Remove the member whose request to join waits for this answer.
@@ -258,13 +304,24 @@ class SharedGroups:
         """
         with self._lock:
             waiting = self._answers.get(group_id, {})
-            waiter = next((waiter for waiter, answer in waiting.items() if answer is joining), None)
+            waiter = next(
+                (waiter for waiter, answer in waiting.items() if answer is joining),
+                None,
+            )
             if waiter is not None:
-                self.step(group_id, lambda coordinator, now_ms: coordinator.withdraw(group_id, waiter, now_ms))
+                self.step(
+                    group_id,
+                    lambda coordinator, now_ms: coordinator.withdraw(
+                        group_id, waiter, now_ms
+                    ),
+                )
                 waiting.pop(waiter, None)
 
     def commit(
-        self, who: Committer, offsets: Mapping[OffsetKey, Committed], producer: tuple[int, int] | None = None
+        self,
+        who: Committer,
+        offsets: Mapping[OffsetKey, Committed],
+        producer: tuple[int, int] | None = None,
     ) -> GroupError | None:
         """Commit offsets. Return None when they are durable, or the error."""
         commit = _Commit(f"{self._session}:{next(self._numbers)}")
@@ -272,15 +329,22 @@ class SharedGroups:
         def ask(coordinator: Coordinator, now_ms: int) -> list[Effect]:
             if producer is None:
                 return coordinator.commit_as(who, offsets, commit.waiter, now_ms)
-            return coordinator.commit_in_transaction_as(who, producer, offsets, commit.waiter)
+            return coordinator.commit_in_transaction_as(
+                who, producer, offsets, commit.waiter
+            )
 
         with self._lock:
             self._change(who.group_id, ask, commit)
-            self._unsynced.add(commit.ends, lambda failures: self._end_commit(who.group_id, commit, failures))
+            self._unsynced.add(
+                commit.ends,
+                lambda failures: self._end_commit(who.group_id, commit, failures),
+            )
         self._unsynced.settle()
         return commit.error
 
-    def _end_commit(self, group_id: str, commit: _Commit, failures: Mapping[Log, LogcoreError]) -> None:
+    def _end_commit(
+        self, group_id: str, commit: _Commit, failures: Mapping[Log, LogcoreError]
+    ) -> None:
         """Set the error of a commit after its syncs. The lock is held.
 
         `failures` contains the logs whose records may not be durable.
@@ -323,7 +387,11 @@ class SharedGroups:
         """Return the partitions with offsets in open transactions."""
         with self._lock, self._registry.holding(_path(group_id)):
             self._offsets.look(group_id)
-            return {key for keys in self._offsets.unstable(group_id).values() for key in keys}
+            return {
+                key
+                for keys in self._offsets.unstable(group_id).values()
+                for key in keys
+            }
 
     def committed(self, group_id: str) -> dict[OffsetKey, Committed]:
         """Return all durable committed offsets of a group, from all processes."""
@@ -339,23 +407,33 @@ class SharedGroups:
         """Return the names of the assignors that all members of a group support."""
         with self._lock:
             node = self._peek(group_id)
-            return set() if node is None or not node.group.members else node.group.common_protocols()
+            return (
+                set()
+                if node is None or not node.group.members
+                else node.group.common_protocols()
+            )
 
-    def rewind(self, group_id: str, offsets: Mapping[OffsetKey, Committed]) -> GroupError | None:
+    def rewind(
+        self, group_id: str, offsets: Mapping[OffsetKey, Committed]
+    ) -> GroupError | None:
         """Commit offsets for a group that has members.
 
         The same step removes the members, so that none of their commits can overwrite
         the offsets. The members join again and begin at these offsets.
         """
         result: GroupError | None = self.ask(
-            group_id, lambda coordinator, waiter, now_ms: coordinator.rewind(group_id, offsets, waiter, now_ms)
+            group_id,
+            lambda coordinator, waiter, now_ms: coordinator.rewind(
+                group_id, offsets, waiter, now_ms
+            ),
         ).result
         return result
 
     def delete(self, group_id: str) -> GroupError | None:
         """Delete a group without members, with its offsets, or return the error."""
         result: GroupError | None = self.ask(
-            group_id, lambda coordinator, waiter, _: coordinator.delete(group_id, waiter)
+            group_id,
+            lambda coordinator, waiter, _: coordinator.delete(group_id, waiter),
         ).result
         return result
 
@@ -369,10 +447,14 @@ class SharedGroups:
         """
 
         def ask(coordinator: Coordinator, waiter: str, _: int) -> list[Effect]:
-            return coordinator.forget_topics(names, lambda: waiter) or [Reply(waiter, None)]
+            return coordinator.forget_topics(names, lambda: waiter) or [
+                Reply(waiter, None)
+            ]
 
         with self._lock:
-            answers = [self.ask(group_id, ask) for group_id in self._offsets.groups_of(names)]
+            answers = [
+                self.ask(group_id, ask) for group_id in self._offsets.groups_of(names)
+            ]
             check_forgotten([answer.result for answer in answers], self.failure)
 
     def get(self, group_id: str) -> Group | None:
@@ -391,7 +473,9 @@ class SharedGroups:
                 with contextlib.suppress(NodeNotFoundError):
                     value = self._registry.get(path).value
                 self._offsets.look(group_id)
-                group = self._opened(group_id, GroupNode.unpack(group_id, value) if value else None).group
+                group = self._opened(
+                    group_id, GroupNode.unpack(group_id, value) if value else None
+                ).group
         return None if group.is_forgotten else group
 
     def all(self) -> list[Group]:
@@ -400,7 +484,9 @@ class SharedGroups:
         This raises the errors of get().
         """
         with self._lock:
-            nodes = {element_name(text) for text in self._registry.children(f"/{CONSUMERS}")}
+            nodes = {
+                element_name(text) for text in self._registry.children(f"/{CONSUMERS}")
+            }
             found = [self.get(name) for name in sorted(nodes | self._offsets.all())]
         return [group for group in found if group is not None]
 
@@ -453,7 +539,11 @@ class SharedGroups:
     def _due(self, node: GroupNode) -> list[Timeout]:
         """Return the timeouts that this process must execute, the earliest first."""
         now_ms = node.clock_ms + self._fs.monotonic_ms()
-        passed = sorted((at_ms, at) for at, (_, at_ms) in enumerate(node.timers.items()) if at_ms <= now_ms)
+        passed = sorted(
+            (at_ms, at)
+            for at, (_, at_ms) in enumerate(node.timers.items())
+            if at_ms <= now_ms
+        )
         timeouts = list(node.timers)
         return [timeouts[at] for _, at in passed if self._counts(node, timeouts[at])]
 
@@ -476,7 +566,9 @@ class SharedGroups:
         else:
             self._mine.discard(group_id)
             self._observed.forget(group_id)
-        for key in [key for key in self._renewed if key[0] == group_id and key[1] not in members]:
+        for key in [
+            key for key in self._renewed if key[0] == group_id and key[1] not in members
+        ]:
             del self._renewed[key]
 
     def next_ms(self) -> int | None:
@@ -485,7 +577,11 @@ class SharedGroups:
         It is at most _ALIVE_MS away, because another process may die at any time.
         """
         with self._lock:
-            times = [at_ms - node.clock_ms for _, node in self._nodes.values() for at_ms in node.timers.values()]
+            times = [
+                at_ms - node.clock_ms
+                for _, node in self._nodes.values()
+                for at_ms in node.timers.values()
+            ]
         clock_ms = self._fs.monotonic_ms()
         # A deadline that has passed but must not be acted on yet is checked again
         # later.
@@ -572,7 +668,9 @@ class SharedGroups:
                 if group_id in self._mine:
                     # Observe a deadline from the step that sets it, not only from the
                     # next look().
-                    self._observed.look(node.group, node.timers, self._fs.monotonic_ms())
+                    self._observed.look(
+                        node.group, node.timers, self._fs.monotonic_ms()
+                    )
                 self._fetch(group_id, node)
 
     def _change(self, group_id: str, step: Step, commit: _Commit | None) -> None:
@@ -581,7 +679,10 @@ class SharedGroups:
         if commit is None or group_id not in self._made:
             self._make(group_id)
             self._made.add(group_id)
-        self._registry.update(_path(group_id), lambda value: self._changed(group_id, value or b"", step, commit))
+        self._registry.update(
+            _path(group_id),
+            lambda value: self._changed(group_id, value or b"", step, commit),
+        )
 
     def _make(self, group_id: str) -> None:
         """Create the node before the step.
@@ -595,7 +696,9 @@ class SharedGroups:
             with contextlib.suppress(NodeExistsError):
                 self._registry.create(path)
 
-    def _changed(self, group_id: str, value: bytes, step: Step, commit: _Commit | None) -> bytes | None:
+    def _changed(
+        self, group_id: str, value: bytes, step: Step, commit: _Commit | None
+    ) -> bytes | None:
         """Return the value of the node after a step.
 
         The lock of the group's domain is held. `commit` is set if the step is a commit.
@@ -603,14 +706,21 @@ class SharedGroups:
         """
         # Step 1: load the node and the offsets.
         node = GroupNode.unpack(group_id, value) if value else None
-        is_quick = commit is not None and node is not None and node.boot == self._boot and not self._due(node)
+        is_quick = (
+            commit is not None
+            and node is not None
+            and node.boot == self._boot
+            and not self._due(node)
+        )
         if is_quick:
             self._offsets.know(group_id)
         else:
             self._offsets.look(group_id)
         node = self._opened(group_id, node)
         coordinator = Coordinator(self.rules, lambda: self._fs.random_bytes(16).hex())
-        run = _Run(node, coordinator, self._fs.monotonic_ms, self._store, self.on_news, commit)
+        run = _Run(
+            node, coordinator, self._fs.monotonic_ms, self._store, self.on_news, commit
+        )
         now_ms = node.clock_ms + self._fs.monotonic_ms()
         if not is_quick:
             # Step 2: remove dead members and act on timeouts. A quick step skips this,
@@ -619,7 +729,10 @@ class SharedGroups:
             self._clear_mail(node)
             self._look_after(node, coordinator, run, now_ms)
         # Step 3: run the step, and encode the node if it has changed.
-        deadlines = {member.member_id: member.deadline_ms for member in node.group.members.values()}
+        deadlines = {
+            member.member_id: member.deadline_ms
+            for member in node.group.members.values()
+        }
         run.act(step(coordinator, now_ms))
         if is_quick:
             _keep_deadlines(node.group, deadlines)
@@ -627,11 +740,15 @@ class SharedGroups:
         packed = node.pack()
         return None if packed == value else packed
 
-    def _look_after(self, node: GroupNode, coordinator: Coordinator, run: _Run, now_ms: int) -> None:
+    def _look_after(
+        self, node: GroupNode, coordinator: Coordinator, run: _Run, now_ms: int
+    ) -> None:
         """Remove or mark members of dead processes, and execute due timeouts."""
         dynamic, static = self._dead(node)
         if dynamic:
-            gone: list[tuple[str, str | None]] = [(member_id, None) for member_id in dynamic]
+            gone: list[tuple[str, str | None]] = [
+                (member_id, None) for member_id in dynamic
+            ]
             run.act(coordinator.leave(node.group.group_id, gone, now_ms)[1])
         if static:
             run.act(coordinator.absent(node.group.group_id, static, now_ms))
@@ -647,7 +764,11 @@ class SharedGroups:
         offsets = self._offsets.of(group_id)
         stored = self._offsets.group(group_id)
         # A process with exclusive access, or a broker, uses the log alone.
-        is_behind = node is not None and stored is not None and stored.generation > node.group.generation
+        is_behind = (
+            node is not None
+            and stored is not None
+            and stored.generation > node.group.generation
+        )
         if node is None or node.boot != self._boot or is_behind:
             before = node
             generation = 0 if before is None else before.group.generation
@@ -659,9 +780,15 @@ class SharedGroups:
                 node.group.state_ms = stored.state_ms
                 generation = max(generation, stored.generation)
             node.group.generation = generation
-        node.group.offsets = {topic: dict(partitions) for topic, partitions in offsets.items() if partitions}
+        node.group.offsets = {
+            topic: dict(partitions)
+            for topic, partitions in offsets.items()
+            if partitions
+        }
         unstable = self._offsets.unstable(group_id)
-        node.group.unstable = {producer_id: dict(keys) for producer_id, keys in unstable.items()}
+        node.group.unstable = {
+            producer_id: dict(keys) for producer_id, keys in unstable.items()
+        }
         return node
 
     def _clear_mail(self, node: GroupNode) -> None:
@@ -669,17 +796,25 @@ class SharedGroups:
         waiting = self._answers.get(node.group.group_id, {})
         for waiter in list(node.mail):
             session = waiter.partition(":")[0]
-            is_wanted = waiter in waiting if session == self._session else self._registry.is_alive(session)
+            is_wanted = (
+                waiter in waiting
+                if session == self._session
+                else self._registry.is_alive(session)
+            )
             if not is_wanted:
                 del node.mail[waiter]
 
-    def _store(self, group_id: str, store: Store, commit: _Commit | None) -> GroupError | None:
+    def _store(
+        self, group_id: str, store: Store, commit: _Commit | None
+    ) -> GroupError | None:
         """Append records and wait until they are durable.
 
         Records of a commit are synced after the step.
         """
         now_ms = self._fs.now_ms()
-        rows: list[RecordInput] = [(key, value, (), now_ms) for key, value in store.records]
+        rows: list[RecordInput] = [
+            (key, value, (), now_ms) for key, value in store.records
+        ]
         try:
             log = self._offsets.log(group_id)
             if commit is None:
@@ -694,7 +829,14 @@ class SharedGroups:
     def _fail(self, group_id: str, error: Exception) -> GroupError:
         """Record and log that a record was not stored."""
         self.failure = error
-        tell("groups", ERROR, "%s: a record of group %r was not stored: %s", OFFSETS_TOPIC, group_id, error)
+        tell(
+            "groups",
+            ERROR,
+            "%s: a record of group %r was not stored: %s",
+            OFFSETS_TOPIC,
+            group_id,
+            error,
+        )
         return GroupError.COORDINATOR_NOT_AVAILABLE
 
 
@@ -706,7 +848,11 @@ def _keep_deadlines(group: Group, before: Mapping[str, int]) -> None:
     """
     for member_id, deadline_ms in before.items():
         member = group.members.get(member_id)
-        if member is not None and member.deadline_ms - deadline_ms < member.session_timeout_ms // _RENEW_PART:
+        if (
+            member is not None
+            and member.deadline_ms - deadline_ms
+            < member.session_timeout_ms // _RENEW_PART
+        ):
             member.deadline_ms = deadline_ms
 
 
@@ -743,7 +889,11 @@ def seen_members(registry: FileRegistry, group_id: str) -> list[SeenMember]:
     if not value:
         return []
     node = GroupNode.unpack(group_id, value)
-    pids = {info.id: info.facts.pid for info in registry.sessions() if info.facts is not None}
+    pids = {
+        info.id: info.facts.pid
+        for info in registry.sessions()
+        if info.facts is not None
+    }
     found = []
     for member in node.group.members.values():
         session = node.sessions.get(member.member_id, "")
@@ -766,7 +916,9 @@ def _turned_away(group: Group) -> dict[str, Result]:
     answers: dict[str, Result] = {}
     for member in group.members.values():
         if isinstance(member.joining, str):
-            answers[member.joining] = JoinRefused(GroupError.UNKNOWN_MEMBER_ID, member.member_id)
+            answers[member.joining] = JoinRefused(
+                GroupError.UNKNOWN_MEMBER_ID, member.member_id
+            )
         if isinstance(member.syncing, str):
             answers[member.syncing] = GroupError.UNKNOWN_MEMBER_ID
     return answers
@@ -783,7 +935,10 @@ class _Commit:
     ends: dict[Log, int] = attrs.Factory(dict)
 
     def is_meant_by(self, store: Store) -> bool:
-        return isinstance(store.then, OffsetsCommitted | OffsetsPending) and store.then.waiter == self.waiter
+        return (
+            isinstance(store.then, OffsetsCommitted | OffsetsPending)
+            and store.then.waiter == self.waiter
+        )
 
 
 class _Run:
@@ -819,7 +974,9 @@ class _Run:
         self._effects.extend(effects)
         while self._effects:
             match self._effects.popleft():
-                case Reply(str() as waiter, None | GroupError() as error) if commit and waiter == commit.waiter:
+                case Reply(str() as waiter, None | GroupError() as error) if (
+                    commit and waiter == commit.waiter
+                ):
                     commit.error = error
                 case Reply(str() as waiter, result):
                     node.mail[waiter] = result
@@ -828,7 +985,9 @@ class _Run:
                 case Store() as store:
                     self._take(store.group)
                     is_mine = commit is not None and commit.is_meant_by(store)
-                    error = self._store(node.group.group_id, store, commit if is_mine else None)
+                    error = self._store(
+                        node.group.group_id, store, commit if is_mine else None
+                    )
                     now_ms = node.clock_ms + self._monotonic_ms()
                     self._effects.extend(self._coordinator.stored(store, error, now_ms))
                 case At(group, timeout, at_ms):
@@ -854,7 +1013,11 @@ class _Run:
             for waiter in (member.joining, member.syncing):
                 if isinstance(waiter, str):
                     node.sessions[member.member_id] = waiter.partition(":")[0]
-        node.sessions = {one: session for one, session in node.sessions.items() if one in node.group.members}
+        node.sessions = {
+            one: session
+            for one, session in node.sessions.items()
+            if one in node.group.members
+        }
 
 
 class _Offsets:
@@ -882,14 +1045,19 @@ class _Offsets:
 
     def _opened(self, number: int) -> Log:
         log = self._directory.partition(OFFSETS_TOPIC, number)
-        return self._directory.open_again(OFFSETS_TOPIC, number) if log.has_failed else log
+        return (
+            self._directory.open_again(OFFSETS_TOPIC, number) if log.has_failed else log
+        )
 
     def know(self, group_id: str) -> None:
         """Read the group's log if it was never read.
 
         Steps that do not need new records call this instead of look().
         """
-        if OFFSETS_TOPIC in self._directory and self._number(group_id) not in self._found:
+        if (
+            OFFSETS_TOPIC in self._directory
+            and self._number(group_id) not in self._found
+        ):
             self.look(group_id)
 
     def look(self, group_id: str) -> None:
@@ -902,7 +1070,12 @@ class _Offsets:
         sync_present(log)  # includes records of a process that died before its sync
         known, end = self._ends.pop(number, (None, 0))
         high_watermark = log.high_watermark
-        is_new = known is not log or end < log.log_start_offset or end > high_watermark or log.times_truncated > 0
+        is_new = (
+            known is not log
+            or end < log.log_start_offset
+            or end > high_watermark
+            or log.times_truncated > 0
+        )
         start = log.log_start_offset if is_new else end
         # The marker of a transaction decides about earlier records. So the whole log is
         # read again until no transaction is open.
@@ -924,15 +1097,31 @@ class _Offsets:
                 return found.offsets[group_id]
         return {}
 
-    def unstable(self, group_id: str) -> Mapping[int, Mapping[OffsetKey, tuple[int, Committed]]]:
+    def unstable(
+        self, group_id: str
+    ) -> Mapping[int, Mapping[OffsetKey, tuple[int, Committed]]]:
         """Return the offsets in open transactions, by producer id.
 
         Each has a number that orders it among the offsets of its partition.
         """
-        return next((found.unstable[group_id] for found in self._found.values() if group_id in found.unstable), {})
+        return next(
+            (
+                found.unstable[group_id]
+                for found in self._found.values()
+                if group_id in found.unstable
+            ),
+            {},
+        )
 
     def group(self, group_id: str) -> StoredGroup | None:
-        return next((found.groups[group_id] for found in self._found.values() if group_id in found.groups), None)
+        return next(
+            (
+                found.groups[group_id]
+                for found in self._found.values()
+                if group_id in found.groups
+            ),
+            None,
+        )
 
     def groups_of(self, topics: set[str]) -> list[str]:
         """Return all groups with offsets of these topics.
@@ -940,7 +1129,12 @@ class _Offsets:
         This includes open transactions, and logs that were never read.
         """
         self._look_at_all()
-        found = [(name, topic) for each in self._found.values() for name, of in each.offsets.items() for topic in of]
+        found = [
+            (name, topic)
+            for each in self._found.values()
+            for name, of in each.offsets.items()
+            for topic in of
+        ]
         found += [
             (name, topic)
             for each in self._found.values()
@@ -953,7 +1147,11 @@ class _Offsets:
     def all(self) -> set[str]:
         """Return all groups in the logs, including logs that were never read."""
         self._look_at_all()
-        return {name for found in self._found.values() for name in (*found.offsets, *found.groups)}
+        return {
+            name
+            for found in self._found.values()
+            for name in (*found.offsets, *found.groups)
+        }
 
     def _look_at_all(self) -> None:
         if OFFSETS_TOPIC not in self._directory:

@@ -1,4 +1,5 @@
-"""The low-level consumer: stored batches from an offset that the caller keeps, and offsets by the age of segments.
+"""The low-level consumer: stored batches from an offset that the caller keeps, and
+offsets by the age of segments.
 
     simple = data.simple_consumer()
     fetched = simple.fetch("orders", 0, offset=0, max_bytes=65_536)
@@ -7,8 +8,10 @@
     offset = fetched.next_offset
 
 Rules (clients reference 5.9):
-- It holds no position and no group: the offset is given with every call. May be used by several threads.
-- A fetch gives whole batches, at least one however large, so that no buffer is ever too small.
+- It holds no position and no group: the offset is given with every call. May be used by
+  several threads.
+- A fetch gives whole batches, at least one however large, so that no buffer is ever too
+  small.
 - Of several fetches each has its own outcome: an error is a value in its place.
 """
 
@@ -52,8 +55,9 @@ class FetchRequest(NamedTuple):
 class Fetched:
     """What one fetch found.
 
-    batches: the stored bytes, one view for each segment that they are in; the first batch may begin before the offset
-    that was asked for. next_offset: the one to ask for next. high_watermark, last_stable_offset: as they were then.
+    batches: the stored bytes, one view for each segment that they are in; the first
+    batch may begin before the offset that was asked for. next_offset: the one to ask
+    for next. high_watermark, last_stable_offset: as they were then.
     """
 
     topic: str
@@ -70,29 +74,42 @@ class Fetched:
         return sum(map(len, self.batches))
 
     def columns(self) -> Iterator[RecordColumns]:
-        """The records from the offset on, without control records. Raises CorruptBatchError, InvalidRecordError,
-        UnsupportedCodecError, RecordTooLargeError.
+        """The records from the offset on, without control records. Raises
+        CorruptBatchError, InvalidRecordError, UnsupportedCodecError,
+        RecordTooLargeError.
         """
         source = f"{self.topic}-{self.partition}"
         for piece in self.batches:
-            found = fetched_columns(piece, self.offset, self.next_offset, aborted=self.aborted, source=source)
+            found = fetched_columns(
+                piece,
+                self.offset,
+                self.next_offset,
+                aborted=self.aborted,
+                source=source,
+            )
             for columns, _ in found:
                 yield columns
 
     def records(self) -> Iterator[TopicRecord]:
         """The same as records, with topic and partition. Errors as columns()."""
         for columns in self.columns():
-            yield from kernel.place_records(self.topic, self.partition, list(columns.records()))
+            yield from kernel.place_records(
+                self.topic, self.partition, list(columns.records())
+            )
 
 
 class SimpleConsumer:
     """Made by LogDir.simple_consumer()."""
 
-    def __init__(self, fs: FS, directory: Directory, isolation_level: IsolationLevel) -> None:
+    def __init__(
+        self, fs: FS, directory: Directory, isolation_level: IsolationLevel
+    ) -> None:
         """Not for users."""
         if isolation_level not in ("read_uncommitted", "read_committed"):
             raise InvalidConfigError(
-                "isolation_level", expected="read_uncommitted or read_committed", found=repr(isolation_level)
+                "isolation_level",
+                expected="read_uncommitted or read_committed",
+                found=repr(isolation_level),
             )
         self._fs = fs
         self._directory = directory
@@ -108,12 +125,13 @@ class SimpleConsumer:
         wait_ms: int = 0,
         min_bytes: int = 1,
     ) -> Fetched:
-        """Whole batches from the one that holds offset on, at most max_bytes but never less than one where there is
-        one.
+        """Whole batches from the one that holds offset on, at most max_bytes but never
+        less than one where there is one.
 
-        wait_ms: how long to wait until there are min_bytes. Raises OffsetOutOfRangeError for an offset outside the log,
-        which names both ends, TopicNotFoundError, CorruptBatchError where a batch is missing, StorageReadError,
-        InvalidConfigError.
+        wait_ms: how long to wait until there are min_bytes. Raises
+        OffsetOutOfRangeError for an offset outside the log, which names both ends,
+        TopicNotFoundError, CorruptBatchError where a batch is missing,
+        StorageReadError, InvalidConfigError.
         """
         if max_bytes < 1 or wait_ms < 0 or min_bytes < 1:
             raise InvalidConfigError(
@@ -127,14 +145,24 @@ class SimpleConsumer:
         while True:
             fetched = self._fetch(topic, partition, log, offset, max_bytes)
             left_ms = deadline_ms - self._fs.monotonic_ms()
-            end = fetched.last_stable_offset if self._is_committed else fetched.high_watermark
+            end = (
+                fetched.last_stable_offset
+                if self._is_committed
+                else fetched.high_watermark
+            )
             is_full = fetched.next_offset < end  # the next batch does not fit
-            if is_full or fetched.size_bytes >= min(min_bytes, max_bytes) or left_ms <= 0:
+            if (
+                is_full
+                or fetched.size_bytes >= min(min_bytes, max_bytes)
+                or left_ms <= 0
+            ):
                 return fetched
             if not wait_for_news(log, fetched.high_watermark, left_ms / 1000):
                 return self._fetch(topic, partition, log, offset, max_bytes)
 
-    def _fetch(self, topic: str, partition: int, log: Log, offset: int, max_bytes: int) -> Fetched:
+    def _fetch(
+        self, topic: str, partition: int, log: Log, offset: int, max_bytes: int
+    ) -> Fetched:
         high_watermark = log.high_watermark  # first: what comes from now on is news
         stable = log.last_stable_offset
         if self._is_committed:
@@ -160,9 +188,11 @@ class SimpleConsumer:
             aborted=tuple(aborted),
         )
 
-    def multifetch(self, requests: Iterable[FetchRequest | tuple[str, int, int, int]]) -> list[Fetched | LogcoreError]:
-        """One outcome for each (topic, partition, offset, max_bytes), in their order: what was found, or the error that
-        fetch() would raise.
+    def multifetch(
+        self, requests: Iterable[FetchRequest | tuple[str, int, int, int]]
+    ) -> list[Fetched | LogcoreError]:
+        """One outcome for each (topic, partition, offset, max_bytes), in their order:
+        what was found, or the error that fetch() would raise.
         """
         found: list[Fetched | LogcoreError] = []
         for request in requests:
@@ -172,32 +202,49 @@ class SimpleConsumer:
                 found.append(error)
         return found
 
-    def offsets_before(self, topic: str, partition: int, time_ms: int, max_count: int = 1) -> list[int]:
-        """Offsets at which segments begin that were last written at or before a time, falling; at most max_count.
+    def offsets_before(
+        self, topic: str, partition: int, time_ms: int, max_count: int = 1
+    ) -> list[int]:
+        """Offsets at which segments begin that were last written at or before a time,
+        falling; at most max_count.
 
-        time_ms: LATEST (-1) begins with the log end, EARLIEST (-2) gives the log start alone. Empty where all is
-        younger. The rule is that of the oldest Kafka: as fine as segments are. Log.offset_for_timestamp() looks at
-        records. Raises TopicNotFoundError, InvalidConfigError.
+        time_ms: LATEST (-1) begins with the log end, EARLIEST (-2) gives the log start
+        alone. Empty where all is younger. The rule is that of the oldest Kafka: as fine
+        as segments are. Log.offset_for_timestamp() looks at records. Raises
+        TopicNotFoundError, InvalidConfigError.
         """
         if max_count < 1 or time_ms < EARLIEST:
             raise InvalidConfigError(
-                "offsets_before", expected="max_count from 1, time_ms from -2", found=f"{max_count}, {time_ms}"
+                "offsets_before",
+                expected="max_count from 1, time_ms from -2",
+                found=f"{max_count}, {time_ms}",
             )
         log = self._directory.partition(topic, partition)
         log.refresh()
         bounds = (log.log_start_offset, log.high_watermark)
-        return chosen_offsets(segment_times(log), bounds, self._fs.now_ms(), time_ms, max_count)
+        return chosen_offsets(
+            segment_times(log), bounds, self._fs.now_ms(), time_ms, max_count
+        )
 
 
 def chosen_offsets(
-    segments: Sequence[tuple[int, int, int]], bounds: tuple[int, int], now_ms: int, time_ms: int, max_count: int
+    segments: Sequence[tuple[int, int, int]],
+    bounds: tuple[int, int],
+    now_ms: int,
+    time_ms: int,
+    max_count: int,
 ) -> list[int]:
-    """As Kafka's legacyFetchOffsetsBefore. segments: base offset, when it was last written, size in bytes; in order.
+    """As Kafka's legacyFetchOffsetsBefore. segments: base offset, when it was last
+    written, size in bytes; in order.
 
     bounds: log start and log end.
     """
     log_start, log_end = bounds
-    entries = [(max(base, log_start), modified_ms) for base, modified_ms, _ in segments if base <= log_end]
+    entries = [
+        (max(base, log_start), modified_ms)
+        for base, modified_ms, _ in segments
+        if base <= log_end
+    ]
     if segments and segments[-1][2]:
         entries.append((log_end, now_ms))
     if time_ms == LATEST:
@@ -205,6 +252,9 @@ def chosen_offsets(
     elif time_ms == EARLIEST:
         count = min(1, len(entries))
     else:
-        count = max((at for at, entry in enumerate(entries, 1) if entry[1] <= time_ms), default=0)
+        count = max(
+            (at for at, entry in enumerate(entries, 1) if entry[1] <= time_ms),
+            default=0,
+        )
     offsets = [offset for offset, _ in entries[:count]]
     return sorted(offsets[-max_count:], reverse=True)

@@ -7,10 +7,13 @@
             ...
 
 Rules (clients reference 5.9):
-- Each stream is a member of the group, so a partition belongs to one stream. It is used by one thread.
-- A stream ends when the connector is shut down. What it has handed out last is then not committed: its thread may still
-  be at work on it. commit_offsets() says that all that was handed out is done.
-- The streams of a connector are made once: another call would divide the partitions again.
+- Each stream is a member of the group, so a partition belongs to one stream. It is used
+  by one thread.
+- A stream ends when the connector is shut down. What it has handed out last is then not
+  committed: its thread may still be at work on it. commit_offsets() says that all that
+  was handed out is done.
+- The streams of a connector are made once: another call would divide the partitions
+  again.
 
 Positions, commits and rebalances are those of consumer.py.
 """
@@ -54,7 +57,9 @@ class Whitelist:
 
 @attrs.frozen
 class Blacklist:
-    """The topics whose whole name a regular expression does not match. Kafka's own are left out too."""
+    """The topics whose whole name a regular expression does not match. Kafka's own are
+    left out too.
+    """
 
     pattern: str
 
@@ -71,7 +76,8 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 class Stream:
-    """Records of some partitions, for one thread: an iterator without an end but for Connector.shutdown().
+    """Records of some partitions, for one thread: an iterator without an end but for
+    Connector.shutdown().
 
     name: of the member. A record is finished when the next one is asked for.
     """
@@ -91,7 +97,8 @@ class Stream:
 
     def __next__(self) -> TopicRecord:
         try:
-            # Not next(), a call: an interrupt behind it would lose the record, whose position has moved.
+            # Not next(), a call: an interrupt behind it would lose the record, whose
+            # position has moved.
             for record in () if self._is_over else self._records:
                 return record
         except ConsumerStateError:
@@ -114,23 +121,33 @@ class Stream:
         self._is_over = True
 
     def end(self) -> None:
-        """In any thread, behind announce_end(). A thread that waits in the stream leaves it and closes it; without one
-        it is closed here.
+        """In any thread, behind announce_end(). A thread that waits in the stream
+        leaves it and closes it; without one it is closed here.
         """
         self._consumer.wakeup()
-        with contextlib.suppress(ConsumerStateError):  # its thread is in it, and does this itself
+        with contextlib.suppress(
+            ConsumerStateError
+        ):  # its thread is in it, and does this itself
             self._consumer.leave_unfinished()
 
 
 class Connector:
-    """Made by LogDir.connector(). A with block shuts it down. Its methods may be called in any thread."""
+    """Made by LogDir.connector(). A with block shuts it down. Its methods may be called
+    in any thread.
+    """
 
-    def __init__(self, directory: Directory, group_id: str, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, directory: Directory, group_id: str, settings: Mapping[str, Any]
+    ) -> None:
         """Not for users."""
         if "group_id" in settings:
             raise InvalidConfigError("group_id is the first argument of connector()")
         self._directory = directory
-        self._settings: dict[str, Any] = {"assignors": ("range",), **settings, "group_id": group_id}
+        self._settings: dict[str, Any] = {
+            "assignors": ("range",),
+            **settings,
+            "group_id": group_id,
+        }
         self._name = str(self._settings.get("client_id") or f"{group_id}_{os.getpid()}")
         self._lock = threading.Lock()
         self._streams: list[Stream] | None = None
@@ -140,49 +157,74 @@ class Connector:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.shutdown()
 
     def __repr__(self) -> str:
         return f"<Connector {self._name}, {len(self._streams or ())} streams>"
 
-    def create_message_streams(self, topic_count_map: Mapping[str, int]) -> dict[str, list[Stream]]:
+    def create_message_streams(
+        self, topic_count_map: Mapping[str, int]
+    ) -> dict[str, list[Stream]]:
         """Makes so many streams of each topic. A stream without a partition waits.
 
         Raises InvalidConfigError, ConsumerStateError when there are streams already.
         """
         for topic, count in topic_count_map.items():
             _check_count(topic, count)
-        wanted = [(topic, {"topics": [topic]}) for topic, count in topic_count_map.items() for _ in range(count)]
+        wanted = [
+            (topic, {"topics": [topic]})
+            for topic, count in topic_count_map.items()
+            for _ in range(count)
+        ]
         made: dict[str, list[Stream]] = {topic: [] for topic in topic_count_map}
         streams = self._make([how for _, how in wanted], topic_count_map, "static")
         for (topic, _), stream in zip(wanted, streams, strict=True):
             made[topic].append(stream)
         return made
 
-    def create_message_streams_by_filter(self, topic_filter: TopicFilter, count: int = 1) -> list[Stream]:
-        """Makes so many streams of all topics that a Whitelist or a Blacklist lets through, also of later ones.
+    def create_message_streams_by_filter(
+        self, topic_filter: TopicFilter, count: int = 1
+    ) -> list[Stream]:
+        """Makes so many streams of all topics that a Whitelist or a Blacklist lets
+        through, also of later ones.
 
         Raises InvalidConfigError, ConsumerStateError when there are streams already.
         """
         if not isinstance(topic_filter, (Whitelist, Blacklist)):
-            raise InvalidConfigError("a topic filter", expected="Whitelist or Blacklist", found=repr(topic_filter))
+            raise InvalidConfigError(
+                "a topic filter",
+                expected="Whitelist or Blacklist",
+                found=repr(topic_filter),
+            )
         _check_count("the filter", count)
         kind: Pattern = "black_list"
         if isinstance(topic_filter, Whitelist):
             kind = "white_list"
-        return self._make([{"pattern": topic_filter.expression()}] * count, {topic_filter.pattern: count}, kind)
+        return self._make(
+            [{"pattern": topic_filter.expression()}] * count,
+            {topic_filter.pattern: count},
+            kind,
+        )
 
     def _make(
-        self, subscriptions: Iterable[Mapping[str, Any]], announced: Mapping[str, int], kind: Pattern
+        self,
+        subscriptions: Iterable[Mapping[str, Any]],
+        announced: Mapping[str, int],
+        kind: Pattern,
     ) -> list[Stream]:
         """announced, kind: what other processes read of it in the registry."""
         with self._lock:
             if self._is_over:
                 raise ConsumerStateError("the connector was shut down")
             if self._streams is not None:
-                raise ConsumerStateError("the streams of a connector are made in one call", found=repr(self))
+                raise ConsumerStateError(
+                    "the streams of a connector are made in one call", found=repr(self)
+                )
             streams: list[Stream] = []
             self._streams = streams
             registration: Registration | None = None
@@ -191,12 +233,16 @@ class Connector:
                 settings = {**self._settings, "client_id": name}
                 consumer = self._directory.consumer(**cast("ConsumerOptions", settings))
                 streams.append(Stream(name, consumer))
-                registration = consumer.register_with(registration, number, announced, kind)
+                registration = consumer.register_with(
+                    registration, number, announced, kind
+                )
                 consumer.subscribe(**subscription)
             return list(streams)
 
     def commit_offsets(self) -> None:
-        """Commits behind all records that the streams have handed out. Errors as Consumer.commit()."""
+        """Commits behind all records that the streams have handed out. Errors as
+        Consumer.commit().
+        """
         with self._lock:
             for stream in self._streams or ():
                 stream.commit()
@@ -206,7 +252,9 @@ class Connector:
         with self._lock:
             self._is_over = True
             streams = self._streams or []
-            for stream in streams:  # all, before one leaves and others are given its partitions
+            for (
+                stream
+            ) in streams:  # all, before one leaves and others are given its partitions
                 stream.announce_end()
             for stream in streams:
                 stream.end()
@@ -214,4 +262,6 @@ class Connector:
 
 def _check_count(what: str, count: object) -> None:
     if not isinstance(count, int) or count < 1:
-        raise InvalidConfigError(f"streams of {what}", expected="a number from 1", found=repr(count))
+        raise InvalidConfigError(
+            f"streams of {what}", expected="a number from 1", found=repr(count)
+        )

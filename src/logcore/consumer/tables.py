@@ -1,6 +1,8 @@
-"""What one poll found as an Arrow table: the columns of a scan, with topic and partition as dictionaries.
+"""What one poll found as an Arrow table: the columns of a scan, with topic and
+partition as dictionaries.
 
-A dictionary holds each name once, and each row an index into it: a row of a topic costs 4 bytes, not its name.
+A dictionary holds each name once, and each row an index into it: a row of a topic costs
+4 bytes, not its name.
 
 Nothing here reads.
 """
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 
 
 def table_of(found: Mapping[TopicPartition, list[RecordColumns]]) -> pyarrow.Table:
-    """All of it, one partition after the other. Raises MissingDependencyError without pyarrow."""
+    """All of it, one partition after the other. Raises MissingDependencyError without
+    pyarrow.
+    """
     plain = arrow_schema(ARROW_COLUMNS)
     import pyarrow as pa
 
@@ -39,8 +43,12 @@ def table_of(found: Mapping[TopicPartition, list[RecordColumns]]) -> pyarrow.Tab
     for one, pieces in found.items():
         for columns in pieces:
             arrays: list[Any] = [
-                pa.DictionaryArray.from_arrays(_constant(topics.index(one.topic), len(columns)), names),
-                pa.DictionaryArray.from_arrays(_constant(numbers.index(one.partition), len(columns)), partitions),
+                pa.DictionaryArray.from_arrays(
+                    _constant(topics.index(one.topic), len(columns)), names
+                ),
+                pa.DictionaryArray.from_arrays(
+                    _constant(numbers.index(one.partition), len(columns)), partitions
+                ),
                 *columns.to_arrow(ARROW_COLUMNS).columns,
             ]
             batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))

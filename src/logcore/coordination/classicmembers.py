@@ -52,7 +52,13 @@ from logcore.coordination.effects import (
     Synced,
     Waiter,
 )
-from logcore.coordination.group import CONSUMER, STABLE, Group, Member, rebalance_timeout_ms
+from logcore.coordination.group import (
+    CONSUMER,
+    STABLE,
+    Group,
+    Member,
+    rebalance_timeout_ms,
+)
 from logcore.coordination.heartbeats import Refused, Surroundings
 from logcore.format.consumergrouprecords import (
     ClassicMember,
@@ -64,17 +70,32 @@ from logcore.format.consumergrouprecords import (
     Partition,
     Partitions,
 )
-from logcore.format.grouprecords import Subscription, assignment_value, read_subscription, read_whole_assignment
+from logcore.format.grouprecords import (
+    Subscription,
+    assignment_value,
+    read_subscription,
+    read_whole_assignment,
+)
 
 #: Order of the records in a batch, as Kafka writes them: the group, the targets of its
 #: members, and their progress.
-_ORDER: Final = (Kind.CLASSIC, Kind.MEMBER, Kind.GROUP, Kind.TARGET, Kind.TARGET_EPOCH, Kind.CURRENT)
+_ORDER: Final = (
+    Kind.CLASSIC,
+    Kind.MEMBER,
+    Kind.GROUP,
+    Kind.TARGET,
+    Kind.TARGET_EPOCH,
+    Kind.CURRENT,
+)
 
 
-# -- from one protocol to the other ----------------------------------------------------------------------------------
+# -- from one protocol to the other
+# ----------------------------------------------------------------------------------
 
 
-def upgrade(group: Group, request: Beat, waiter: Waiter, around: Surroundings) -> list[Effect]:
+def upgrade(
+    group: Group, request: Beat, waiter: Waiter, around: Surroundings
+) -> list[Effect]:
     """Upgrade a classic group because a member of the consumer protocol joins.
 
     If the member is refused, the group does not change.
@@ -119,7 +140,9 @@ def _upgraded(group: Group, around: Surroundings) -> ConsumerGroup:
     consumers = ConsumerGroup(group.group_id)
     consumers.put((Kind.GROUP, ""), GroupEpoch(group.generation))
     consumers.put((Kind.TARGET_EPOCH, ""), group.generation)
-    said = {member_id: _said(group, member) for member_id, member in group.members.items()}
+    said = {
+        member_id: _said(group, member) for member_id, member in group.members.items()
+    }
     # A partition has one owner. If a client's assignor gave it to two members, the
     # second one learns of the loss when it rejoins.
     taken: set[Partition] = set()
@@ -135,23 +158,38 @@ def _upgraded(group: Group, around: Surroundings) -> ConsumerGroup:
         shares[member_id] |= kept
         taken |= kept
     for member_id, member in group.members.items():
-        _put_classic(consumers, group.generation, member, said[member_id][0], shares[member_id])
+        _put_classic(
+            consumers, group.generation, member, said[member_id][0], shares[member_id]
+        )
     return consumers
 
 
-def _said(group: Group, member: Member) -> tuple[Subscription, Sequence[tuple[str, int]]]:
+def _said(
+    group: Group, member: Member
+) -> tuple[Subscription, Sequence[tuple[str, int]]]:
     """Return the subscription and the assignment of a member; may raise Refused."""
-    subscription = read_subscription(member.metadata(group.protocol) or member.protocols[0][1])
+    subscription = read_subscription(
+        member.metadata(group.protocol) or member.protocols[0][1]
+    )
     assignment = read_whole_assignment(member.assignment)
     if subscription is None or assignment is None:
-        raise _kept(group, f"has a member, {member.member_id}, whose metadata is none of a consumer")
+        raise _kept(
+            group,
+            f"has a member, {member.member_id}, whose metadata is none of a consumer",
+        )
     if assignment.user_data:
-        raise _kept(group, "has an assignor of its own, which hands on more than partitions")
+        raise _kept(
+            group, "has an assignor of its own, which hands on more than partitions"
+        )
     return subscription, assignment.partitions
 
 
 def _put_classic(
-    consumers: ConsumerGroup, generation: int, member: Member, subscription: Subscription, assigned: Partitions
+    consumers: ConsumerGroup,
+    generation: int,
+    member: Member,
+    subscription: Subscription,
+    assigned: Partitions,
 ) -> None:
     consumers.put(
         (Kind.MEMBER, member.member_id),
@@ -166,7 +204,9 @@ def _put_classic(
         ),
     )
     consumers.put((Kind.TARGET, member.member_id), assigned)
-    current = Current(member_epoch=generation, previous_epoch=generation, assigned=assigned)
+    current = Current(
+        member_epoch=generation, previous_epoch=generation, assigned=assigned
+    )
     consumers.put((Kind.CURRENT, member.member_id), current)
 
 
@@ -191,7 +231,9 @@ def downgrade(group: Group, around: Surroundings) -> list[Effect]:
         return []
     if consumers.is_busy or consumers.queued or not consumers.is_all_classic:
         return []
-    if len(consumers.members) > around.rules.group_max_size or not consumers.supports(CONSUMER, _first(consumers)):
+    if len(consumers.members) > around.rules.group_max_size or not consumers.supports(
+        CONSUMER, _first(consumers)
+    ):
         return []
     effects = heartbeats.forget_timers(group, consumers)
     group.consumers = None
@@ -219,7 +261,12 @@ def _first(consumers: ConsumerGroup) -> Sequence[str]:
     return [name for name, _ in member.classic.protocols]
 
 
-def _classic(member_id: str, member: ConsumerMember, consumers: ConsumerGroup, names: Mapping[bytes, str]) -> Member:
+def _classic(
+    member_id: str,
+    member: ConsumerMember,
+    consumers: ConsumerGroup,
+    names: Mapping[bytes, str],
+) -> Member:
     assert member.classic is not None
     current = consumers.current(member_id)
     return Member(
@@ -248,14 +295,26 @@ def _names(names: Iterable[str], topics: Topics) -> dict[bytes, str]:
 
 def _encoded(partitions: Partitions, names: Mapping[bytes, str]) -> bytes:
     """Encode an assignment for members of the classic protocol."""
-    return assignment_value(sorted((names[topic_id], number) for topic_id, number in partitions if topic_id in names))
+    return assignment_value(
+        sorted(
+            (names[topic_id], number)
+            for topic_id, number in partitions
+            if topic_id in names
+        )
+    )
 
 
-# -- requests of members of the classic protocol ---------------------------------------------------------------------
+# -- requests of members of the classic protocol
+# ---------------------------------------------------------------------
 
 
 def join(
-    group: Group, request: Join, waiter: Waiter, around: Surroundings, *, new_id: Callable[[], str]
+    group: Group,
+    request: Join,
+    waiter: Waiter,
+    around: Surroundings,
+    *,
+    new_id: Callable[[], str],
 ) -> list[Effect]:
     """Carry out a Join that membership.check_join() accepted.
 
@@ -267,7 +326,12 @@ def join(
         member_id = membership.made_id(request, new_id)
         if request.takes_id_first and request.instance_id is None:
             error = step.why_not(request, member_id)
-            return [Reply(waiter, JoinRefused(error or GroupError.MEMBER_ID_REQUIRED, member_id))]
+            return [
+                Reply(
+                    waiter,
+                    JoinRefused(error or GroupError.MEMBER_ID_REQUIRED, member_id),
+                )
+            ]
     try:
         result: Joined | JoinRefused = step.join(request, member_id)
     except Refused as refused:
@@ -277,14 +341,20 @@ def join(
     return step.effects
 
 
-def sync(group: Group, request: Sync, waiter: Waiter, around: Surroundings) -> list[Effect]:
+def sync(
+    group: Group, request: Sync, waiter: Waiter, around: Surroundings
+) -> list[Effect]:
     step = _ClassicStep(group, around)
     step.finish([(waiter, step.sync(request))])
     return step.effects
 
 
 def heartbeat(
-    group: Group, member_id: str, instance_id: str | None, generation: int, around: Surroundings
+    group: Group,
+    member_id: str,
+    instance_id: str | None,
+    generation: int,
+    around: Surroundings,
 ) -> tuple[GroupError | None, list[Effect]]:
     step = _ClassicStep(group, around)
     error = step.heartbeat(member_id, instance_id, generation)
@@ -315,12 +385,22 @@ class _ClassicStep(heartbeats.Step):
         names = [name for name, _ in request.protocols]
         if membership.is_too_long(member_id):
             return GroupError.INVALID_REQUEST
-        if member_id not in consumers.members and len(consumers.members) >= self.around.rules.consumer_max_size:
+        if (
+            member_id not in consumers.members
+            and len(consumers.members) >= self.around.rules.consumer_max_size
+        ):
             return GroupError.GROUP_MAX_SIZE_REACHED
-        others = [one.classic.protocols for name, one in consumers.members.items() if name != member_id and one.classic]
+        others = [
+            one.classic.protocols
+            for name, one in consumers.members.items()
+            if name != member_id and one.classic
+        ]
         if membership.exceeds_limit(request, others, self.around.rules):
             return GroupError.INVALID_REQUEST
-        if not consumers.supports(request.protocol_type, names) or self._subscription(request) is None:
+        if (
+            not consumers.supports(request.protocol_type, names)
+            or self._subscription(request) is None
+        ):
             return GroupError.INCONSISTENT_GROUP_PROTOCOL
         return None
 
@@ -379,9 +459,14 @@ class _ClassicStep(heartbeats.Step):
         elif holder is None:
             raise heartbeats.unknown(member_id)
         elif holder != member_id:
-            raise Refused(GroupError.FENCED_INSTANCE_ID, f"another member is instance {instance_id}")
+            raise Refused(
+                GroupError.FENCED_INSTANCE_ID,
+                f"another member is instance {instance_id}",
+            )
 
-    def _keep_classic(self, request: Join, member_id: str, subscription: Subscription) -> bool:
+    def _keep_classic(
+        self, request: Join, member_id: str, subscription: Subscription
+    ) -> bool:
         """Store the member data of a Join; return whether the subscription has changed."""
         before = self.consumers.members.get(member_id)
         member = ConsumerMember(
@@ -398,11 +483,16 @@ class _ClassicStep(heartbeats.Step):
         if before is None:
             return True
         self._forget_pattern(before.pattern)
-        return (member.topic_names, member.pattern) != (before.topic_names, before.pattern)
+        return (member.topic_names, member.pattern) != (
+            before.topic_names,
+            before.pattern,
+        )
 
     # -- requests of a member that has joined
 
-    def _check(self, member_id: str, instance_id: str | None, generation: int) -> GroupError | None:
+    def _check(
+        self, member_id: str, instance_id: str | None, generation: int
+    ) -> GroupError | None:
         consumers = self.consumers
         error = consumers.check_member(member_id, instance_id)
         if error is not None:
@@ -421,13 +511,19 @@ class _ClassicStep(heartbeats.Step):
         current = self.consumers.current(member_id)
         # A member that must give up partitions gets its assignment. It then gives up
         # the other partitions and rejoins without being asked.
-        if self.consumers.epoch > current.member_epoch and current.state is not MemberState.UNREVOKED:
+        if (
+            self.consumers.epoch > current.member_epoch
+            and current.state is not MemberState.UNREVOKED
+        ):
             self._ask_to_rejoin(member_id)
             return GroupError.REBALANCE_IN_PROGRESS
         classic = self.consumers.members[member_id].classic
         assert classic is not None, "_check() has looked"
         protocol = classic.protocols[0][0]
-        if request.protocol_type not in (None, CONSUMER) or request.protocol not in (None, protocol):
+        if request.protocol_type not in (None, CONSUMER) or request.protocol not in (
+            None,
+            protocol,
+        ):
             return GroupError.INCONSISTENT_GROUP_PROTOCOL
         self.stop_sync(member_id)
         self._renew(member_id)
@@ -435,15 +531,24 @@ class _ClassicStep(heartbeats.Step):
         assignment = _encoded(current.assigned, names)
         return Synced(protocol_type=CONSUMER, protocol=protocol, assignment=assignment)
 
-    def heartbeat(self, member_id: str, instance_id: str | None, generation: int) -> GroupError | None:
+    def heartbeat(
+        self, member_id: str, instance_id: str | None, generation: int
+    ) -> GroupError | None:
         error = self._check(member_id, instance_id, generation)
         if error is not None:
             return error
         self._renew(member_id)
         consumers = self.consumers
         current = consumers.current(member_id)
-        is_free = current.state is MemberState.UNRELEASED and not consumers.waits_for_others(member_id)
-        if current.member_epoch < consumers.epoch or current.state is MemberState.UNREVOKED or is_free:
+        is_free = (
+            current.state is MemberState.UNRELEASED
+            and not consumers.waits_for_others(member_id)
+        )
+        if (
+            current.member_epoch < consumers.epoch
+            or current.state is MemberState.UNREVOKED
+            or is_free
+        ):
             self._ask_to_rejoin(member_id)
             return GroupError.REBALANCE_IN_PROGRESS
         return None

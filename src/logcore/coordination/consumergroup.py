@@ -100,7 +100,9 @@ class NoTopics:
 class Written:
     """The changes of one step, with the former values in order."""
 
-    before: list[tuple[Fact, ConsumerValue]] = attrs.Factory(list[tuple[Fact, ConsumerValue]])
+    before: list[tuple[Fact, ConsumerValue]] = attrs.Factory(
+        list[tuple[Fact, ConsumerValue]]
+    )
     records: list[GroupRecord] = attrs.Factory(list[GroupRecord])
     #: To be given once the records are durable.
     answers: list[tuple[Waiter, Result]] = attrs.Factory(list[tuple[Waiter, Result]])
@@ -148,10 +150,18 @@ class ConsumerGroup:
         """Return the approximate memory use of the members."""
         size = 0
         for member in self.members.values():
-            texts = (*member.topic_names, member.client_id, member.pattern or "", member.instance_id or "")
+            texts = (
+                *member.topic_names,
+                member.client_id,
+                member.pattern or "",
+                member.instance_id or "",
+            )
             size += MEMBER_BYTES + sum(map(len, texts)) + ITEM_BYTES * len(texts)
             if member.classic is not None:
-                size += sum(len(name) + len(metadata) for name, metadata in member.classic.protocols)
+                size += sum(
+                    len(name) + len(metadata)
+                    for name, metadata in member.classic.protocols
+                )
         return size
 
     # -- facts
@@ -201,7 +211,11 @@ class ConsumerGroup:
     def _put_member(self, member_id: str, member: ConsumerMember | None) -> None:
         # Another member may have taken over the instance id, and keeps it.
         before = self.members.get(member_id)
-        if before is not None and before.instance_id is not None and self.static.get(before.instance_id) == member_id:
+        if (
+            before is not None
+            and before.instance_id is not None
+            and self.static.get(before.instance_id) == member_id
+        ):
             del self.static[before.instance_id]
         _set(self.members, member_id, member)
         if member is not None and member.instance_id is not None:
@@ -241,7 +255,10 @@ class ConsumerGroup:
 
     def tombstones(self) -> tuple[GroupRecord, ...]:
         """Return records that delete the whole group, including facts in `unsure`."""
-        return tuple(self.record(fact, None) for fact in dict.fromkeys([*self.unsure, *self.facts()]))
+        return tuple(
+            self.record(fact, None)
+            for fact in dict.fromkeys([*self.unsure, *self.facts()])
+        )
 
     # -- decisions
 
@@ -259,14 +276,19 @@ class ConsumerGroup:
             return ASSIGNING
         for member_id in self.members:
             current = self.current(member_id)
-            if current.state is not MemberState.STABLE or current.member_epoch != self.target_epoch:
+            if (
+                current.state is not MemberState.STABLE
+                or current.member_epoch != self.target_epoch
+            ):
                 return RECONCILING
         return "Stable"
 
     def current(self, member_id: str) -> Current:
         return self.currents.get(member_id) or Current()
 
-    def check_member(self, member_id: str, instance_id: str | None) -> GroupError | None:
+    def check_member(
+        self, member_id: str, instance_id: str | None
+    ) -> GroupError | None:
         """Check the two ids of a request that does not join."""
         if instance_id is not None:
             present = self.static.get(instance_id)
@@ -297,7 +319,9 @@ class ConsumerGroup:
     @property
     def is_all_classic(self) -> bool:
         """Whether the group has members, and all of them use the classic protocol."""
-        return bool(self.members) and all(member.classic is not None for member in self.members.values())
+        return bool(self.members) and all(
+            member.classic is not None for member in self.members.values()
+        )
 
     def supports(self, protocol_type: str, names: Iterable[str]) -> bool:
         """Return whether a member with these classic protocols could be in the group.
@@ -307,7 +331,11 @@ class ConsumerGroup:
         """
         if protocol_type != "consumer":
             return False
-        theirs = [member.classic.protocols for member in self.members.values() if member.classic is not None]
+        theirs = [
+            member.classic.protocols
+            for member in self.members.values()
+            if member.classic is not None
+        ]
         common = set(names)
         for protocols in theirs:
             common &= {name for name, _ in protocols}
@@ -315,10 +343,14 @@ class ConsumerGroup:
 
     def waits_for_others(self, member_id: str) -> bool:
         """Return whether another member still owns a partition of this member's target."""
-        missing = self.targets.get(member_id, NOTHING) - self.current(member_id).assigned
+        missing = (
+            self.targets.get(member_id, NOTHING) - self.current(member_id).assigned
+        )
         return any(partition in self.owners for partition in missing)
 
-    def accepts_epoch(self, member_id: str, member_epoch: int, owned: Partitions | None) -> bool:
+    def accepts_epoch(
+        self, member_id: str, member_epoch: int, owned: Partitions | None
+    ) -> bool:
         """Return whether a heartbeat has the member's present epoch, or the one before.
 
         A member sends the one before if an answer was lost. This applies to joining
@@ -328,7 +360,10 @@ class ConsumerGroup:
         current = self.current(member_id)
         if member_epoch == current.member_epoch:
             return True
-        is_one_behind = member_epoch < current.member_epoch and member_epoch == current.previous_epoch
+        is_one_behind = (
+            member_epoch < current.member_epoch
+            and member_epoch == current.previous_epoch
+        )
         return is_one_behind and owned is not None and owned <= current.assigned
 
     def assignor(self) -> str:
@@ -336,15 +371,23 @@ class ConsumerGroup:
 
         If no member requests one, this is the first in ASSIGNORS.
         """
-        votes = Counter(member.assignor for member in self.members.values() if member.assignor is not None)
+        votes = Counter(
+            member.assignor
+            for member in self.members.values()
+            if member.assignor is not None
+        )
         if not votes:
             return next(iter(ASSIGNORS))
         return votes.most_common(1)[0][0]
 
     def subscribed(self) -> frozenset[str]:
         """Return the names of all subscribed topics, including missing topics."""
-        wanted = {(member.topic_names, member.pattern) for member in self.members.values()}
-        return frozenset(name for names, pattern in wanted for name in self._wanted(names, pattern))
+        wanted = {
+            (member.topic_names, member.pattern) for member in self.members.values()
+        }
+        return frozenset(
+            name for names, pattern in wanted for name in self._wanted(names, pattern)
+        )
 
     def _wanted(self, names: tuple[str, ...], pattern: str | None) -> frozenset[str]:
         resolved = None
@@ -360,7 +403,11 @@ class ConsumerGroup:
         Hashes are only compared for equality.
         """
         found = [(name, topics.facts(name)) for name in sorted(self.subscribed())]
-        known = [f"{name} {facts[0].hex()} {facts[1]}" for name, facts in found if facts is not None]
+        known = [
+            f"{name} {facts[0].hex()} {facts[1]}"
+            for name, facts in found
+            if facts is not None
+        ]
         if not known:
             return 0
         digest = hashlib.blake2b("\n".join(known).encode(), digest_size=8).digest()
@@ -382,7 +429,9 @@ class ConsumerGroup:
         for member_id, member in self.members.items():
             wish = member.topic_names, member.pattern
             if wish not in shared:
-                shared[wish] = frozenset(ids[name] for name in self._wanted(*wish) if name in ids)
+                shared[wish] = frozenset(
+                    ids[name] for name in self._wanted(*wish) if name in ids
+                )
             members.append(
                 Subscriber(
                     member_id=member_id,
@@ -418,12 +467,20 @@ class ConsumerGroup:
                     return None
                 return self._next(member_id, current, self.target_epoch, owned)
 
-    def _next(self, member_id: str, current: Current, member_epoch: int, owned: Partitions | None) -> Current:
+    def _next(
+        self,
+        member_id: str,
+        current: Current,
+        member_epoch: int,
+        owned: Partitions | None,
+    ) -> Current:
         target = self.targets.get(member_id, NOTHING)
         keep = current.assigned & target
         give = current.assigned - keep
         new = target - keep
-        unreleased = frozenset(partition for partition in new if partition in self.owners)
+        unreleased = frozenset(
+            partition for partition in new if partition in self.owners
+        )
         revoking = NOTHING
         # A member gives up partitions before it gets more. If it does not report these,
         # it has already given them up.
@@ -464,7 +521,9 @@ def fact_key(group_id: str, fact: Fact) -> bytes:
 
 
 def _of(type_: type[_T], value: ConsumerValue) -> _T | None:
-    assert value is None or isinstance(value, type_), f"no value of such a record: {value!r}"
+    assert value is None or isinstance(value, type_), (
+        f"no value of such a record: {value!r}"
+    )
     return value
 
 
@@ -480,7 +539,9 @@ def restored(group_id: str, facts: Mapping[Fact, ConsumerValue]) -> ConsumerGrou
     group = ConsumerGroup(group_id)
     for fact in sorted(facts):
         kind, name = fact
-        is_lone = kind in (Kind.TARGET, Kind.CURRENT) and (Kind.MEMBER, name) not in facts
+        is_lone = (
+            kind in (Kind.TARGET, Kind.CURRENT) and (Kind.MEMBER, name) not in facts
+        )
         # TOPICS records come from an older Kafka. Facts in `unsure` are deleted with
         # the next records.
         if kind is Kind.TOPICS or is_lone:

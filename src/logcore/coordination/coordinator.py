@@ -18,7 +18,14 @@ from types import MappingProxyType
 from typing import Final
 
 from logcore.coordination import classicmembers, heartbeats, membership, offsets
-from logcore.coordination.consumergroup import Compile, ConsumerGroup, Fact, NoTopics, Topics, restored
+from logcore.coordination.consumergroup import (
+    Compile,
+    ConsumerGroup,
+    Fact,
+    NoTopics,
+    Topics,
+    restored,
+)
 from logcore.coordination.effects import (
     Assigned,
     Beat,
@@ -46,8 +53,20 @@ from logcore.coordination.effects import (
     Timeout,
     Waiter,
 )
-from logcore.coordination.group import DEAD, EMPTY, STABLE, Group, Member, rebalance_timeout_ms
-from logcore.coordination.remembered import GROUP_BYTES, ITEM_BYTES, MEMBER_BYTES, Remembered
+from logcore.coordination.group import (
+    DEAD,
+    EMPTY,
+    STABLE,
+    Group,
+    Member,
+    rebalance_timeout_ms,
+)
+from logcore.coordination.remembered import (
+    GROUP_BYTES,
+    ITEM_BYTES,
+    MEMBER_BYTES,
+    Remembered,
+)
 from logcore.format.consumergrouprecords import ConsumerValue, Kind
 from logcore.format.grouprecords import Committed, StoredGroup
 
@@ -124,7 +143,9 @@ class Coordinator:
         groups: Mapping[str, StoredGroup],
         committed: Mapping[str, dict[str, dict[int, Committed]]],
         now_ms: int,
-        unstable: Mapping[str, dict[int, dict[OffsetKey, tuple[int, Committed]]]] = MappingProxyType({}),
+        unstable: Mapping[
+            str, dict[int, dict[OffsetKey, tuple[int, Committed]]]
+        ] = MappingProxyType({}),
         consumers: Mapping[str, Mapping[Fact, ConsumerValue]] = MappingProxyType({}),
     ) -> list[Effect]:
         """Restore groups from stored records, like take(), and begin all sessions.
@@ -180,20 +201,32 @@ class Coordinator:
         return effects
 
     def _around(self, now_ms: int) -> heartbeats.Surroundings:
-        return heartbeats.Surroundings(rules=self._rules, topics=self._topics, compile=self._compile, now_ms=now_ms)
+        return heartbeats.Surroundings(
+            rules=self._rules, topics=self._topics, compile=self._compile, now_ms=now_ms
+        )
 
-    def stored(self, effect: Store, error: GroupError | None, now_ms: int) -> list[Effect]:
+    def stored(
+        self, effect: Store, error: GroupError | None, now_ms: int
+    ) -> list[Effect]:
         """Handle the outcome of a Store: the records are durable, or `error` is set."""
         group = effect.group
         effects: list[Effect] = []
-        if error is None and group.owed and effect.records[: len(group.owed)] == group.owed_records():
+        if (
+            error is None
+            and group.owed
+            and effect.records[: len(group.owed)] == group.owed_records()
+        ):
             # These records began with tombstones for all facts in `owed`.
             group.owed = ()
         match effect.then:
             case Assigned() as done:
-                effects = membership.assigned(group, done, error, now_ms, rules=self._rules)
+                effects = membership.assigned(
+                    group, done, error, now_ms, rules=self._rules
+                )
             case Replaced() as done:
-                effects = membership.replaced(group, done, error, now_ms, rules=self._rules)
+                effects = membership.replaced(
+                    group, done, error, now_ms, rules=self._rules
+                )
             case OffsetsCommitted() as done:
                 effects = offsets.committed(group, done, error)
             case OffsetsPending() as done:
@@ -214,7 +247,9 @@ class Coordinator:
     def timed_out(self, group: Group, timeout: Timeout, now_ms: int) -> list[Effect]:
         """Handle the expiry of an At timer. A Dead group has cancelled its timers."""
         if group.consumers is not None:
-            assert isinstance(timeout, SessionEnds | RevocationEnds | RejoinEnds | FirstSyncEnds), timeout
+            assert isinstance(
+                timeout, SessionEnds | RevocationEnds | RejoinEnds | FirstSyncEnds
+            ), timeout
             return heartbeats.timed_out(group, timeout, self._around(now_ms))
         effects = membership.timed_out(group, timeout, now_ms, rules=self._rules)
         self._drop_if_dead(group)
@@ -268,18 +303,26 @@ class Coordinator:
             group = Group(request.group_id)
         effects: list[Effect] = []
         if group.consumers is not None and group.state != EMPTY and self._rules.may_mix:
-            return classicmembers.join(group, request, waiter, self._around(now_ms), new_id=self._new_id)
+            return classicmembers.join(
+                group, request, waiter, self._around(now_ms), new_id=self._new_id
+            )
         if group.consumers is not None:
             error = _check_return(group, request)
             if error is not None:
                 return [Reply(waiter, JoinRefused(error, request.member_id))]
             effects = _leave_consumers(group)
-        effects += membership.join(group, request, waiter, now_ms, rules=self._rules, new_id=self._new_id)
-        if not group.is_unused:  # a new group that refused its first member does not exist
+        effects += membership.join(
+            group, request, waiter, now_ms, rules=self._rules, new_id=self._new_id
+        )
+        if (
+            not group.is_unused
+        ):  # a new group that refused its first member does not exist
             self._groups[group.group_id] = group
         return effects
 
-    def beat(self, request: Beat, waiter: Waiter, now_ms: int, *, may_lack_id: bool = False) -> list[Effect]:
+    def beat(
+        self, request: Beat, waiter: Waiter, now_ms: int, *, may_lack_id: bool = False
+    ) -> list[Effect]:
         """Handle a heartbeat of the consumer protocol; the reply is Beaten or
         BeatRefused.
 
@@ -290,11 +333,22 @@ class Coordinator:
         if refused is None:
             refused = _check_protocol(group, request)
         # An ordinary heartbeat contains no subscription and adds no data.
-        says = (*(request.topic_names or ()), request.pattern or "") if request.member_epoch >= 0 else ()
-        if refused is None and (request.topic_names is not None or request.pattern) and says:
+        says = (
+            (*(request.topic_names or ()), request.pattern or "")
+            if request.member_epoch >= 0
+            else ()
+        )
+        if (
+            refused is None
+            and (request.topic_names is not None or request.pattern)
+            and says
+        ):
             size_bytes = MEMBER_BYTES + sum(map(len, says)) + ITEM_BYTES * len(says)
             if not self._admits(request.group_id, size_bytes, now_ms):
-                refused = BeatRefused(GroupError.COORDINATOR_NOT_AVAILABLE, "the groups have no memory left")
+                refused = BeatRefused(
+                    GroupError.COORDINATOR_NOT_AVAILABLE,
+                    "the groups have no memory left",
+                )
         if refused is not None:
             return [Reply(waiter, refused)]
         if group is None:
@@ -335,7 +389,12 @@ class Coordinator:
         return membership.sync(group, request, waiter, now_ms, rules=self._rules)
 
     def heartbeat(
-        self, group_id: str, member_id: str, instance_id: str | None, generation: int, now_ms: int
+        self,
+        group_id: str,
+        member_id: str,
+        instance_id: str | None,
+        generation: int,
+        now_ms: int,
     ) -> tuple[GroupError | None, list[Effect]]:
         if not group_id:
             return GroupError.INVALID_GROUP_ID, []
@@ -343,8 +402,12 @@ class Coordinator:
         if group is None:
             return GroupError.UNKNOWN_MEMBER_ID, []
         if group.consumers is not None:
-            return classicmembers.heartbeat(group, member_id, instance_id, generation, self._around(now_ms))
-        return membership.heartbeat(group, member_id, instance_id, generation, now_ms, rules=self._rules)
+            return classicmembers.heartbeat(
+                group, member_id, instance_id, generation, self._around(now_ms)
+            )
+        return membership.heartbeat(
+            group, member_id, instance_id, generation, now_ms, rules=self._rules
+        )
 
     def leave(
         self, group_id: str, members: Sequence[tuple[str, str | None]], now_ms: int
@@ -359,7 +422,9 @@ class Coordinator:
         self._drop_if_dead(group)
         return results, effects
 
-    def absent(self, group_id: str, member_ids: Iterable[str], now_ms: int) -> list[Effect]:
+    def absent(
+        self, group_id: str, member_ids: Iterable[str], now_ms: int
+    ) -> list[Effect]:
         """Report members as absent, like membership.absent()."""
         group = self._groups.get(group_id)
         if group is None or group.consumers is not None:
@@ -377,7 +442,9 @@ class Coordinator:
 
     # -- offsets
 
-    def check_commit(self, who: Committer, now_ms: int) -> tuple[GroupError | None, list[Effect]]:
+    def check_commit(
+        self, who: Committer, now_ms: int
+    ) -> tuple[GroupError | None, list[Effect]]:
         """Check whether the sender may commit, like offsets.check_commit().
 
         If the group does not exist, only commits without a generation are allowed. The
@@ -393,7 +460,11 @@ class Coordinator:
         return None, []
 
     def commit_as(
-        self, who: Committer, committed: Mapping[OffsetKey, Committed], waiter: Waiter, now_ms: int
+        self,
+        who: Committer,
+        committed: Mapping[OffsetKey, Committed],
+        waiter: Waiter,
+        now_ms: int,
     ) -> list[Effect]:
         """Commit if the sender is allowed to; otherwise reply with the error.
 
@@ -405,7 +476,11 @@ class Coordinator:
         return [*effects, *self.commit(who.group_id, committed, waiter)]
 
     def rewind(
-        self, group_id: str, committed: Mapping[OffsetKey, Committed], waiter: Waiter, now_ms: int
+        self,
+        group_id: str,
+        committed: Mapping[OffsetKey, Committed],
+        waiter: Waiter,
+        now_ms: int,
     ) -> list[Effect]:
         """Commit, and remove all members in the same step.
 
@@ -415,12 +490,19 @@ class Coordinator:
         effects: list[Effect] = []
         group = self._groups.get(group_id)
         if group is not None and group.members:
-            everyone = [(member.member_id, member.instance_id) for member in group.members.values()]
+            everyone = [
+                (member.member_id, member.instance_id)
+                for member in group.members.values()
+            ]
             effects += self.leave(group_id, everyone, now_ms)[1]
         return [*effects, *self.commit(group_id, committed, waiter)]
 
     def commit_in_transaction_as(
-        self, who: Committer, producer: tuple[int, int], committed: Mapping[OffsetKey, Committed], waiter: Waiter
+        self,
+        who: Committer,
+        producer: tuple[int, int],
+        committed: Mapping[OffsetKey, Committed],
+        waiter: Waiter,
     ) -> list[Effect]:
         """Commit offsets in a transaction, with the checks of commit_as().
 
@@ -444,7 +526,9 @@ class Coordinator:
             return GroupError.ILLEGAL_GENERATION
         return group.check_committer(who.member_id, who.instance_id, who.generation)
 
-    def commit(self, group_id: str, committed: Mapping[OffsetKey, Committed], waiter: Waiter) -> list[Effect]:
+    def commit(
+        self, group_id: str, committed: Mapping[OffsetKey, Committed], waiter: Waiter
+    ) -> list[Effect]:
         group = self._groups.get(group_id)
         if group is None:
             group = Group(group_id)
@@ -469,7 +553,11 @@ class Coordinator:
         return offsets.commit_in_transaction(group, *producer, committed, waiter)
 
     def transaction_ended(
-        self, producer_id: int, *, commit: bool, is_there: Callable[[str], bool] = lambda _: True
+        self,
+        producer_id: int,
+        *,
+        commit: bool,
+        is_there: Callable[[str], bool] = lambda _: True,
     ) -> None:
         """Apply or drop the pending offsets of a producer whose marker is in the log.
 
@@ -482,7 +570,9 @@ class Coordinator:
                     group.state = DEAD
                     self._drop_if_dead(group)
 
-    def delete_offsets(self, group: Group, keys: Sequence[OffsetKey], waiter: Waiter) -> list[Effect]:
+    def delete_offsets(
+        self, group: Group, keys: Sequence[OffsetKey], waiter: Waiter
+    ) -> list[Effect]:
         return offsets.delete(group, keys, waiter)
 
     def delete(self, group_id: str, waiter: Waiter) -> list[Effect]:
@@ -499,7 +589,9 @@ class Coordinator:
         self._drop_deleted(group)
         return effects
 
-    def forget_topics(self, names: set[str], new_waiter: Callable[[], Waiter | None] = _nobody) -> list[Effect]:
+    def forget_topics(
+        self, names: set[str], new_waiter: Callable[[], Waiter | None] = _nobody
+    ) -> list[Effect]:
         """Delete the committed offsets of deleted topics.
 
         `new_waiter` returns the waiter for the deletion in each group that has such
@@ -525,7 +617,9 @@ class Coordinator:
 
         Requests that wait for a sync are answered when the sync completes.
         """
-        return [effect for group in self.all() for effect in membership.turn_away(group)]
+        return [
+            effect for group in self.all() for effect in membership.turn_away(group)
+        ]
 
     def unload(self) -> list[Effect]:
         """Drop all groups because the topic that stored them was deleted."""
@@ -572,7 +666,9 @@ def _leave_consumers(group: Group) -> list[Effect]:
     """Convert an empty consumer group to the classic protocol."""
     assert group.consumers is not None
     effects: list[Effect] = [Store(group, group.consumers.tombstones())]
-    group.owed = tuple(dict.fromkeys([*group.consumers.unsure, *group.consumers.facts()]))
+    group.owed = tuple(
+        dict.fromkeys([*group.consumers.unsure, *group.consumers.facts()])
+    )
     group.consumers = None
     group.protocol_type = ""
     group.state_ms = -1

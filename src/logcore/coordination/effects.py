@@ -68,7 +68,8 @@ class GroupError(enum.Enum):
     UNSUPPORTED_VERSION = enum.auto()
 
 
-# -- requests and their results --------------------------------------------------------------------------------------
+# -- requests and their results
+# --------------------------------------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)
@@ -130,7 +131,9 @@ class Committer:
     @property
     def is_member(self) -> bool:
         """Whether the sender claims to be a member."""
-        return self.generation >= 0 or bool(self.member_id) or self.instance_id is not None
+        return (
+            self.generation >= 0 or bool(self.member_id) or self.instance_id is not None
+        )
 
 
 @attrs.frozen
@@ -217,7 +220,8 @@ class BeatRefused:
 Result = Joined | JoinRefused | Synced | Beaten | BeatRefused | GroupError | None
 
 
-# -- timers ----------------------------------------------------------------------------------------------------------
+# -- timers
+# ----------------------------------------------------------------------------------------------------------
 
 
 @attrs.frozen
@@ -275,10 +279,20 @@ class FirstSyncEnds:
     member_id: str
 
 
-Timeout = SessionEnds | PendingEnds | DelayEnds | JoinEnds | SyncEnds | RevocationEnds | RejoinEnds | FirstSyncEnds
+Timeout = (
+    SessionEnds
+    | PendingEnds
+    | DelayEnds
+    | JoinEnds
+    | SyncEnds
+    | RevocationEnds
+    | RejoinEnds
+    | FirstSyncEnds
+)
 
 
-# -- what becomes true once records are on disk ----------------------------------------------------------------------
+# -- what becomes true once records are on disk
+# ----------------------------------------------------------------------
 
 
 @attrs.frozen
@@ -351,10 +365,19 @@ class ConsumersChanged:
     """Changes that some steps of a consumer group wrote. The group stores the answers."""
 
 
-Pending = Assigned | Replaced | OffsetsCommitted | OffsetsPending | OffsetsDeleted | GroupDeleted | ConsumersChanged
+Pending = (
+    Assigned
+    | Replaced
+    | OffsetsCommitted
+    | OffsetsPending
+    | OffsetsDeleted
+    | GroupDeleted
+    | ConsumersChanged
+)
 
 
-# -- effects ---------------------------------------------------------------------------------------------------------
+# -- effects
+# ---------------------------------------------------------------------------------------------------------
 
 
 @attrs.frozen
@@ -499,7 +522,9 @@ class Rules:
 
     def session_timeout_ms_of(self, group_id: str) -> int:
         """Return the session timeout of consumer-protocol members of this group."""
-        return self.own_settings(group_id).get(SESSION_TIMEOUT, self.consumer_session_timeout_ms)
+        return self.own_settings(group_id).get(
+            SESSION_TIMEOUT, self.consumer_session_timeout_ms
+        )
 
     def heartbeat_interval_ms_of(self, group_id: str) -> int:
         """Return the heartbeat interval of consumer-protocol members of this group.

@@ -102,7 +102,9 @@ class Member:
         return self.joining is not None or self.syncing is not None
 
     def metadata(self, protocol: str | None) -> bytes:
-        return next((metadata for name, metadata in self.protocols if name == protocol), b"")
+        return next(
+            (metadata for name, metadata in self.protocols if name == protocol), b""
+        )
 
 
 @attrs.define(eq=False)
@@ -126,7 +128,9 @@ class Group:
     unsynced: set[str] = attrs.Factory(set[str])
     #: Topics that the members subscribe to; None if they are unknown.
     topics: frozenset[str] | None = None
-    offsets: dict[str, dict[int, Committed]] = attrs.Factory(dict[str, dict[int, Committed]])
+    offsets: dict[str, dict[int, Committed]] = attrs.Factory(
+        dict[str, dict[int, Committed]]
+    )
     #: Number of commits of each offset that are not durable yet.
     storing: Counter[OffsetKey] = attrs.Factory(Counter[OffsetKey])
     #: Producer id -> pending offsets of its open transaction, each with the order of
@@ -156,7 +160,9 @@ class Group:
 
     # -- decisions
 
-    def check_member(self, member_id: str, instance_id: str | None) -> GroupError | None:
+    def check_member(
+        self, member_id: str, instance_id: str | None
+    ) -> GroupError | None:
         if instance_id is not None:
             present = self.static.get(instance_id)
             if present is None:
@@ -167,7 +173,9 @@ class Group:
             return None
         return GroupError.UNKNOWN_MEMBER_ID
 
-    def check_committer(self, member_id: str, instance_id: str | None, generation: int) -> GroupError | None:
+    def check_committer(
+        self, member_id: str, instance_id: str | None, generation: int
+    ) -> GroupError | None:
         """Check the sender of a commit, in a group of either protocol.
 
         In the consumer protocol the generation is a member epoch. Otherwise this is
@@ -177,7 +185,9 @@ class Group:
             return self.consumers.check_epoch(member_id, generation)
         return self.check_generation(member_id, instance_id, generation)
 
-    def check_generation(self, member_id: str, instance_id: str | None, generation: int) -> GroupError | None:
+    def check_generation(
+        self, member_id: str, instance_id: str | None, generation: int
+    ) -> GroupError | None:
         error = self.check_member(member_id, instance_id)
         if error is None and generation != self.generation:
             return GroupError.ILLEGAL_GENERATION
@@ -188,7 +198,9 @@ class Group:
         # During a rebalance only rejoined members occupy a place: the others may never
         # return.
         if self.state == PREPARING:
-            waiting = sum(member.joining is not None for member in self.members.values())
+            waiting = sum(
+                member.joining is not None for member in self.members.values()
+            )
             member = self.members.get(member_id)
             return (member is not None and member.joining is not None) or waiting < most
         if self.state == EMPTY or member_id in self.members or len(self.members) < most:
@@ -204,10 +216,17 @@ class Group:
         if not self.members:
             return bool(protocol_type) and any(True for _ in names)
         common = self.common_protocols()
-        return protocol_type == self.protocol_type and any(name in common for name in names)
+        return protocol_type == self.protocol_type and any(
+            name in common for name in names
+        )
 
     def common_protocols(self) -> set[str]:
-        return set.intersection(*({name for name, _ in member.protocols} for member in self.members.values()))
+        return set.intersection(
+            *(
+                {name for name, _ in member.protocols}
+                for member in self.members.values()
+            )
+        )
 
     def vote(self) -> str:
         """Return the common protocol that most members prefer.
@@ -215,7 +234,10 @@ class Group:
         In a tie, the protocol of the first voter wins.
         """
         common = self.common_protocols()
-        votes = (next(name for name, _ in member.protocols if name in common) for member in self.members.values())
+        votes = (
+            next(name for name, _ in member.protocols if name in common)
+            for member in self.members.values()
+        )
         return Counter(votes).most_common(1)[0][0]
 
     def subscribed(self) -> frozenset[str] | None:
@@ -247,7 +269,12 @@ class Group:
     def is_forgotten(self) -> bool:
         """Whether only the generation is left, which must not be used again."""
         return self.state == EMPTY and not (
-            self.protocol_type or self.consumers or self.members or self.pending or self.offsets or self.unstable
+            self.protocol_type
+            or self.consumers
+            or self.members
+            or self.pending
+            or self.offsets
+            or self.unstable
         )
 
     @property
@@ -257,12 +284,20 @@ class Group:
             self.state == EMPTY
             and self.consumers is None
             and not self.generation
-            and not (self.members or self.pending or self.offsets or self.storing or self.unstable)
+            and not (
+                self.members
+                or self.pending
+                or self.offsets
+                or self.storing
+                or self.unstable
+            )
         )
 
     def has_offset(self, topic: str, partition: int) -> bool:
         """Return whether an offset is committed, or a commit of it is pending."""
-        return partition in self.offsets.get(topic, ()) or self.is_pending((topic, partition))
+        return partition in self.offsets.get(topic, ()) or self.is_pending(
+            (topic, partition)
+        )
 
     def is_pending(self, key: OffsetKey) -> bool:
         """Return whether a commit of this offset is not durable, or in an open
@@ -281,7 +316,11 @@ class Group:
 
     def keys_of(self, topics: Collection[str]) -> list[OffsetKey]:
         """Return the keys of these topics, like offset_keys()."""
-        found = {(topic, partition): None for topic in topics for partition in self.offsets.get(topic, ())}
+        found = {
+            (topic, partition): None
+            for topic in topics
+            for partition in self.offsets.get(topic, ())
+        }
         for keys in self._pending_keys():
             found.update((key, None) for key in keys if key[0] in topics)
         return [*found]
@@ -291,12 +330,16 @@ class Group:
 
     @property
     def rebalance_timeout_ms(self) -> int:
-        return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
+        return max(
+            (member.rebalance_timeout_ms for member in self.members.values()), default=0
+        )
 
     @property
     def is_complete(self) -> bool:
         """Whether all known members have joined the present rebalance."""
-        return not self.pending and all(member.joining is not None for member in self.members.values())
+        return not self.pending and all(
+            member.joining is not None for member in self.members.values()
+        )
 
     def expired(self, now_ms: int) -> list[OffsetKey]:
         """Return the offsets whose retention time is over (wire protocol section 7,
@@ -318,7 +361,11 @@ class Group:
             if self.state == EMPTY:
                 if self.state_ms >= 0:
                     since_ms = self.state_ms
-            elif self.state == STABLE and self.protocol_type == CONSUMER and self.topics is not None:
+            elif (
+                self.state == STABLE
+                and self.protocol_type == CONSUMER
+                and self.topics is not None
+            ):
                 kept = self.topics
             else:
                 # The group is in use, and its subscriptions are unknown or changing.
@@ -352,8 +399,15 @@ class Group:
             return 0
         size = GROUP_BYTES + len(self.group_id) + len(self.pending) * ITEM_BYTES
         for member in self.members.values():
-            size += MEMBER_BYTES + len(member.client_id) + len(member.instance_id or "") + len(member.assignment)
-            size += sum(len(name) + len(metadata) for name, metadata in member.protocols)
+            size += (
+                MEMBER_BYTES
+                + len(member.client_id)
+                + len(member.instance_id or "")
+                + len(member.assignment)
+            )
+            size += sum(
+                len(name) + len(metadata) for name, metadata in member.protocols
+            )
         if self.consumers is not None:
             size += self.consumers.held_bytes()
         return size
@@ -373,17 +427,26 @@ class Group:
             leader=self.leader or "",
             member_id=member.member_id,
             members=tuple(
-                JoinedMember(each.member_id, each.instance_id, each.metadata(self.protocol)) for each in members
+                JoinedMember(
+                    each.member_id, each.instance_id, each.metadata(self.protocol)
+                )
+                for each in members
             ),
         )
 
     def synced(self, member: Member) -> Synced:
-        return Synced(protocol_type=self.protocol_type, protocol=self.protocol, assignment=member.assignment)
+        return Synced(
+            protocol_type=self.protocol_type,
+            protocol=self.protocol,
+            assignment=member.assignment,
+        )
 
     def record(self, assignments: Mapping[str, bytes] | None = None) -> GroupRecord:
         """Return the record of the group, now or with these new assignments."""
         if assignments is None:
-            assignments = {member.member_id: member.assignment for member in self.members.values()}
+            assignments = {
+                member.member_id: member.assignment for member in self.members.values()
+            }
         members = tuple(
             StoredMember(
                 member_id=member.member_id,
@@ -392,7 +455,9 @@ class Group:
                 client_host=member.client_host,
                 rebalance_timeout_ms=member.rebalance_timeout_ms,
                 # A reader of the record cannot know whether a member is still alive.
-                session_timeout_ms=member.session_timeout_ms if member.absence_ms is None else member.absence_ms,
+                session_timeout_ms=member.session_timeout_ms
+                if member.absence_ms is None
+                else member.absence_ms,
                 subscription=member.metadata(self.protocol),
                 assignment=assignments.get(member.member_id, b""),
             )
@@ -408,7 +473,9 @@ class Group:
         )
         return group_key(self.group_id), group_value(stored)
 
-    def records(self, assignments: Mapping[str, bytes] | None = None) -> tuple[GroupRecord, ...]:
+    def records(
+        self, assignments: Mapping[str, bytes] | None = None
+    ) -> tuple[GroupRecord, ...]:
         """Return record(), preceded by the tombstones of `owed`."""
         return (*self.owed_records(), self.record(assignments))
 
@@ -451,7 +518,11 @@ class Group:
             facts.append((Kind.CLASSIC, ""))
         if self.consumers is not None:
             own = {*self.consumers.facts()}
-            return tuple((fact_key(self.group_id, fact), None) for fact in dict.fromkeys(facts) if fact not in own)
+            return tuple(
+                (fact_key(self.group_id, fact), None)
+                for fact in dict.fromkeys(facts)
+                if fact not in own
+            )
         self.owed = tuple(dict.fromkeys([*self.owed, *facts]))
         # This group has no record of its own yet.
         if self.state == EMPTY and not self.generation:
@@ -472,7 +543,9 @@ class Group:
         """
         leader = self.members.get(self.leader or "")
         if leader is None or leader.joining is None:
-            joined = (member for member in self.members.values() if member.joining is not None)
+            joined = (
+                member for member in self.members.values() if member.joining is not None
+            )
             leader = next(joined, None)
         if leader is None:
             return False
@@ -491,7 +564,10 @@ class Group:
     def take_out(self, member: Member) -> None:
         self.members.pop(member.member_id, None)
         self.unsynced.discard(member.member_id)
-        if member.instance_id is not None and self.static.get(member.instance_id) == member.member_id:
+        if (
+            member.instance_id is not None
+            and self.static.get(member.instance_id) == member.member_id
+        ):
             del self.static[member.instance_id]
         if self.leader == member.member_id:
             self.leader = next(iter(self.members), None)
@@ -540,7 +616,11 @@ class Group:
             for offsets in self.unstable.values():
                 if key in offsets and offsets[key][0] < order:
                     del offsets[key]
-        self.unstable = {producer_id: offsets for producer_id, offsets in self.unstable.items() if offsets}
+        self.unstable = {
+            producer_id: offsets
+            for producer_id, offsets in self.unstable.items()
+            if offsets
+        }
         for key in keys:
             if self.applied.get(key, 0) > order:
                 continue

@@ -99,19 +99,26 @@ def check_beat(beat: Beat, *, may_lack_id: bool) -> BeatRefused | None:
         return BeatRefused(GroupError.INVALID_REQUEST, text)
     if beat.assignor is not None and beat.assignor not in ASSIGNORS:
         return BeatRefused(
-            GroupError.UNSUPPORTED_ASSIGNOR, f"assignor {beat.assignor} is not among {', '.join(ASSIGNORS)}"
+            GroupError.UNSUPPORTED_ASSIGNOR,
+            f"assignor {beat.assignor} is not among {', '.join(ASSIGNORS)}",
         )
     return None
 
 
 def _flaw(beat: Beat, may_lack_id: bool) -> str:
-    for what, text in (("group id", beat.group_id), ("instance id", beat.instance_id), ("rack id", beat.rack_id)):
+    for what, text in (
+        ("group id", beat.group_id),
+        ("instance id", beat.instance_id),
+        ("rack id", beat.rack_id),
+    ):
         if text == "":
             return f"the {what} is empty"
     texts = (beat.group_id, beat.member_id, beat.instance_id or "", beat.pattern or "")
     if any(map(membership.is_too_long, texts)):
         return "a text is too long"
-    if not beat.member_id and (not may_lack_id or beat.member_epoch > 0 or beat.member_epoch == _LEAVES):
+    if not beat.member_id and (
+        not may_lack_id or beat.member_epoch > 0 or beat.member_epoch == _LEAVES
+    ):
         return "the member id is empty"
     if beat.member_epoch == _JOINS:
         if beat.rebalance_timeout_ms == -1:
@@ -127,11 +134,17 @@ def _flaw(beat: Beat, may_lack_id: bool) -> str:
     return ""
 
 
-# -- transitions -----------------------------------------------------------------------------------------------------
+# -- transitions
+# -----------------------------------------------------------------------------------------------------
 
 
 def beat(
-    group: Group, request: Beat, waiter: Waiter, around: Surroundings, *, owed: Iterable[Fact] = ()
+    group: Group,
+    request: Beat,
+    waiter: Waiter,
+    around: Surroundings,
+    *,
+    owed: Iterable[Fact] = (),
 ) -> list[Effect]:
     """Carry out a heartbeat that check_beat() accepted.
 
@@ -152,7 +165,9 @@ def beat(
 
 
 def timed_out(
-    group: Group, timeout: SessionEnds | RevocationEnds | RejoinEnds | FirstSyncEnds, around: Surroundings
+    group: Group,
+    timeout: SessionEnds | RevocationEnds | RejoinEnds | FirstSyncEnds,
+    around: Surroundings,
 ) -> list[Effect]:
     """Handle the expiry of an At timer."""
     step = Step(group, around)
@@ -171,7 +186,9 @@ def timed_out(
     return step.effects
 
 
-def stored(group: Group, error: GroupError | None, around: Surroundings) -> list[Effect]:
+def stored(
+    group: Group, error: GroupError | None, around: Surroundings
+) -> list[Effect]:
     """Handle the outcome of a Store: the records are durable, or `error` is set."""
     step = Step(group, around)
     if group.state == DEAD:
@@ -186,7 +203,9 @@ def stored(group: Group, error: GroupError | None, around: Surroundings) -> list
 def begin_sessions(group: Group, around: Surroundings) -> list[Effect]:
     """Begin the sessions and revocation timers of a group that was read from disk."""
     step = Step(group, around)
-    step.settle_timers([(Kind.CURRENT, member_id) for member_id in step.consumers.members])
+    step.settle_timers(
+        [(Kind.CURRENT, member_id) for member_id in step.consumers.members]
+    )
     return step.effects
 
 
@@ -202,17 +221,33 @@ def bury(group: Group) -> list[Effect]:
         effects += forget_timers(group, consumers)
         for written in consumers.queued:
             for waiter, result in written.answers:
-                effects.append(Reply(waiter, refusal(result, GroupError.NOT_COORDINATOR, "the group is gone")))
+                effects.append(
+                    Reply(
+                        waiter,
+                        refusal(
+                            result, GroupError.NOT_COORDINATOR, "the group is gone"
+                        ),
+                    )
+                )
         consumers.queued.clear()
     return effects + membership.bury(group)
 
 
 def forget_timers(group: Group, consumers: ConsumerGroup) -> list[Effect]:
     """Cancel the timers of all members."""
-    effects: list[Effect] = [Cancel(group, SessionEnds(member_id)) for member_id in consumers.timers_ms]
-    effects += [Cancel(group, RevocationEnds(member_id)) for member_id in sorted(consumers.revocations)]
-    effects += [Cancel(group, RejoinEnds(member_id)) for member_id in sorted(consumers.rejoins)]
-    effects += [Cancel(group, FirstSyncEnds(member_id)) for member_id in sorted(consumers.syncs)]
+    effects: list[Effect] = [
+        Cancel(group, SessionEnds(member_id)) for member_id in consumers.timers_ms
+    ]
+    effects += [
+        Cancel(group, RevocationEnds(member_id))
+        for member_id in sorted(consumers.revocations)
+    ]
+    effects += [
+        Cancel(group, RejoinEnds(member_id)) for member_id in sorted(consumers.rejoins)
+    ]
+    effects += [
+        Cancel(group, FirstSyncEnds(member_id)) for member_id in sorted(consumers.syncs)
+    ]
     consumers.timers_ms.clear()
     consumers.revocations.clear()
     consumers.rejoins.clear()
@@ -315,7 +350,9 @@ class Step:
         changed = {fact for written in consumers.storing for fact, _ in written.before}
         # value_of() returns the newest values. These must belong to this batch, not to
         # a later one.
-        assert not (consumers.unsure and consumers.queued), "a failure leaves no steps that the first one comes before"
+        assert not (consumers.unsure and consumers.queued), (
+            "a failure leaves no steps that the first one comes before"
+        )
         again = [fact for fact in consumers.unsure if fact not in changed]
         records = [consumers.record(fact, consumers.value_of(fact)) for fact in again]
         for written in consumers.storing:
@@ -346,7 +383,9 @@ class Step:
             for waiter, result in written.answers:
                 told = result
                 if error is not None:
-                    told = refusal(result, error, "the group's records could not be stored")
+                    told = refusal(
+                        result, error, "the group's records could not be stored"
+                    )
                 self.effects.append(Reply(waiter, told))
         self.consumers.storing = []
 
@@ -373,7 +412,13 @@ class Step:
         if consumers.current(member_id).revoking:
             timeout_ms = max(0, consumers.members[member_id].rebalance_timeout_ms)
             consumers.revocations.add(member_id)
-            self.effects.append(At(self.group, RevocationEnds(member_id), self.around.now_ms + timeout_ms))
+            self.effects.append(
+                At(
+                    self.group,
+                    RevocationEnds(member_id),
+                    self.around.now_ms + timeout_ms,
+                )
+            )
         elif member_id in consumers.revocations:
             consumers.revocations.remove(member_id)
             self.effects.append(Cancel(self.group, RevocationEnds(member_id)))
@@ -448,8 +493,14 @@ class Step:
             return self._leave(request)
         consumers = self.consumers
         member_id = request.member_id
-        if member_id not in consumers.members and len(consumers.members) >= self.around.rules.consumer_max_size:
-            raise Refused(GroupError.GROUP_MAX_SIZE_REACHED, "the group has all the members that it may have")
+        if (
+            member_id not in consumers.members
+            and len(consumers.members) >= self.around.rules.consumer_max_size
+        ):
+            raise Refused(
+                GroupError.GROUP_MAX_SIZE_REACHED,
+                "the group has all the members that it may have",
+            )
         if request.instance_id is None:
             self._check_dynamic(request)
         else:
@@ -473,13 +524,17 @@ class Step:
         return Beaten(
             member_id=member_id,
             member_epoch=current.member_epoch,
-            heartbeat_interval_ms=self.around.rules.heartbeat_interval_ms_of(self.group.group_id),
+            heartbeat_interval_ms=self.around.rules.heartbeat_interval_ms_of(
+                self.group.group_id
+            ),
             assigned=assigned,
         )
 
     def _check_dynamic(self, request: Beat) -> None:
         is_known = request.member_id in self.consumers.members
-        if self.consumers.is_classic(request.member_id) or (request.member_epoch != _JOINS and not is_known):
+        if self.consumers.is_classic(request.member_id) or (
+            request.member_epoch != _JOINS and not is_known
+        ):
             raise unknown(request.member_id)
 
     def _check_static(self, request: Beat, instance_id: str) -> None:
@@ -500,11 +555,14 @@ class Step:
         if consumers.is_classic(holder):
             self._replace(holder, request.member_id)
             return
-        if holder == request.member_id and consumers.accepts_epoch(holder, _JOINS, request.owned):
+        if holder == request.member_id and consumers.accepts_epoch(
+            holder, _JOINS, request.owned
+        ):
             return
         if consumers.current(holder).member_epoch != AWAY:
             raise Refused(
-                GroupError.UNRELEASED_INSTANCE_ID, f"member {holder} is instance {instance_id} and has not left"
+                GroupError.UNRELEASED_INSTANCE_ID,
+                f"member {holder} is instance {instance_id} and has not left",
             )
         self._replace(holder, request.member_id)
 
@@ -533,7 +591,10 @@ class Step:
         member_id = request.member_id
         before = self.consumers.members.get(member_id)
         known = before or ConsumerMember()
-        given: dict[str, Any] = {"client_id": request.client_id, "client_host": request.client_host}
+        given: dict[str, Any] = {
+            "client_id": request.client_id,
+            "client_host": request.client_host,
+        }
         if request.instance_id is not None:
             given["instance_id"] = request.instance_id
         if request.rack_id is not None:
@@ -555,8 +616,13 @@ class Step:
                 try:
                     self._resolve(member.pattern)
                 except ValueError as error:
-                    raise Refused(GroupError.INVALID_REGULAR_EXPRESSION, str(error)) from error
-        return (member.topic_names, member.pattern) != (known.topic_names, known.pattern)
+                    raise Refused(
+                        GroupError.INVALID_REGULAR_EXPRESSION, str(error)
+                    ) from error
+        return (member.topic_names, member.pattern) != (
+            known.topic_names,
+            known.pattern,
+        )
 
     # -- topics
 
@@ -572,7 +638,9 @@ class Step:
         before = self.consumers.patterns.get(pattern)
         if before is not None and before.topics == found:
             return False
-        self._put((Kind.PATTERN, pattern), Resolved(found, topics.version, self.around.now_ms))
+        self._put(
+            (Kind.PATTERN, pattern), Resolved(found, topics.version, self.around.now_ms)
+        )
         return True
 
     def _forget_pattern(self, pattern: str | None) -> None:
@@ -593,14 +661,24 @@ class Step:
         if is_seen and not is_changed and consumers.epoch:
             return
         if not is_seen:
-            for pattern in sorted({member.pattern for member in consumers.members.values() if member.pattern}):
+            for pattern in sorted(
+                {
+                    member.pattern
+                    for member in consumers.members.values()
+                    if member.pattern
+                }
+            ):
                 # A pattern that another broker accepted, and that this one cannot
                 # parse, keeps its topics.
                 with contextlib.suppress(ValueError):
                     is_changed |= self._resolve(pattern)
         metadata_hash = consumers.hash_of(topics)
         consumers.seen_version = topics.version
-        if is_changed or not consumers.epoch or metadata_hash != consumers.metadata_hash:
+        if (
+            is_changed
+            or not consumers.epoch
+            or metadata_hash != consumers.metadata_hash
+        ):
             self._put((Kind.GROUP, ""), GroupEpoch(consumers.epoch + 1, metadata_hash))
 
     def _compute_targets(self) -> None:
@@ -636,7 +714,11 @@ class Step:
             self._go_away(member_id)
         else:
             self._remove(member_id)
-        return Beaten(member_id=member_id, member_epoch=request.member_epoch, heartbeat_interval_ms=0)
+        return Beaten(
+            member_id=member_id,
+            member_epoch=request.member_epoch,
+            heartbeat_interval_ms=0,
+        )
 
     def _go_away(self, member_id: str) -> None:
         """Record that a static member left temporarily.
@@ -647,14 +729,20 @@ class Step:
         current = self.consumers.current(member_id)
         if current.member_epoch == AWAY:
             return
-        self._put((Kind.CURRENT, member_id), attrs.evolve(current, member_epoch=AWAY, revoking=NOTHING))
+        self._put(
+            (Kind.CURRENT, member_id),
+            attrs.evolve(current, member_epoch=AWAY, revoking=NOTHING),
+        )
 
     def _remove(self, member_id: str) -> None:
         consumers = self.consumers
         pattern = consumers.members[member_id].pattern
         self._delete_member(member_id)
         self._forget_pattern(pattern)
-        self._put((Kind.GROUP, ""), GroupEpoch(consumers.epoch + 1, consumers.hash_of(self.around.topics)))
+        self._put(
+            (Kind.GROUP, ""),
+            GroupEpoch(consumers.epoch + 1, consumers.hash_of(self.around.topics)),
+        )
 
     def _delete_member(self, member_id: str) -> None:
         for kind in (Kind.CURRENT, Kind.TARGET, Kind.MEMBER):
@@ -665,14 +753,18 @@ def _fitting(queued: list[Written]) -> int:
     """Return how many steps, at least one, fit into one batch."""
     size_bytes = 0
     for count, written in enumerate(queued):
-        size_bytes += sum(len(key) + len(value or b"") for key, value in written.records)
+        size_bytes += sum(
+            len(key) + len(value or b"") for key, value in written.records
+        )
         if size_bytes > _BATCH_BYTES and count:
             return count
     return len(queued)
 
 
 def unknown(member_id: str) -> Refused:
-    return Refused(GroupError.UNKNOWN_MEMBER_ID, f"member {member_id} is not in the group")
+    return Refused(
+        GroupError.UNKNOWN_MEMBER_ID, f"member {member_id} is not in the group"
+    )
 
 
 def _is_whole(request: Beat) -> bool:
@@ -683,4 +775,6 @@ def _is_whole(request: Beat) -> bool:
     if request.member_epoch == _JOINS:
         return True
     subscribes = request.topic_names is not None or request.pattern is not None
-    return request.rebalance_timeout_ms != -1 and subscribes and request.owned is not None
+    return (
+        request.rebalance_timeout_ms != -1 and subscribes and request.owned is not None
+    )

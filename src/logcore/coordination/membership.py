@@ -76,14 +76,21 @@ _CLIENT_ID_CHARACTERS: Final = 255
 def is_too_long(text: str) -> bool:
     """Return whether a text is too long for a record."""
     # A character has at most four bytes, so most texts need not be encoded.
-    return len(text) > _TEXT_BYTES // 4 and len(text.encode("utf-8", "surrogatepass")) > _TEXT_BYTES
+    return (
+        len(text) > _TEXT_BYTES // 4
+        and len(text.encode("utf-8", "surrogatepass")) > _TEXT_BYTES
+    )
 
 
 def check_join(request: Join, rules: Rules) -> GroupError | None:
     """Check a Join without its group; return None if it is valid."""
     if not request.group_id or is_too_long(request.group_id):
         return GroupError.INVALID_GROUP_ID
-    if not rules.min_session_timeout_ms <= request.session_timeout_ms <= rules.max_session_timeout_ms:
+    if (
+        not rules.min_session_timeout_ms
+        <= request.session_timeout_ms
+        <= rules.max_session_timeout_ms
+    ):
         return GroupError.INVALID_SESSION_TIMEOUT
     if is_too_long(request.instance_id or "") or is_too_long(request.protocol_type):
         return GroupError.INVALID_REQUEST
@@ -99,17 +106,24 @@ def size_of(protocols: Iterable[tuple[str, bytes]]) -> int:
     return sum(len(name) + len(metadata) for name, metadata in protocols)
 
 
-def exceeds_limit(request: Join, others: Iterable[Sequence[tuple[str, bytes]]], rules: Rules) -> bool:
+def exceeds_limit(
+    request: Join, others: Iterable[Sequence[tuple[str, bytes]]], rules: Rules
+) -> bool:
     """Return whether the member data of a group would exceed its memory limit.
 
     `others` contains the protocols of the other members.
     """
-    return size_of(request.protocols) + sum(map(size_of, others)) > rules.members_max_bytes
+    return (
+        size_of(request.protocols) + sum(map(size_of, others)) > rules.members_max_bytes
+    )
 
 
 def are_assignments_too_large(assignments: Mapping[str, bytes], rules: Rules) -> bool:
     sizes = [len(assignment) for assignment in assignments.values()]
-    return max(sizes, default=0) > rules.member_max_bytes or sum(sizes) > rules.members_max_bytes
+    return (
+        max(sizes, default=0) > rules.member_max_bytes
+        or sum(sizes) > rules.members_max_bytes
+    )
 
 
 def made_id(request: Join, new_id: Callable[[], str]) -> str:
@@ -119,11 +133,18 @@ def made_id(request: Join, new_id: Callable[[], str]) -> str:
     return f"{request.instance_id}-{new_id()}"
 
 
-# -- transitions -----------------------------------------------------------------------------------------------------
+# -- transitions
+# -----------------------------------------------------------------------------------------------------
 
 
 def join(
-    group: Group, request: Join, waiter: Waiter, now_ms: int, *, rules: Rules, new_id: Callable[[], str]
+    group: Group,
+    request: Join,
+    waiter: Waiter,
+    now_ms: int,
+    *,
+    rules: Rules,
+    new_id: Callable[[], str],
 ) -> list[Effect]:
     """Let a request that check_join() accepted wait for the next generation, or refuse
     it.
@@ -133,14 +154,22 @@ def join(
     return step.effects
 
 
-def sync(group: Group, request: Sync, waiter: Waiter, now_ms: int, *, rules: Rules) -> list[Effect]:
+def sync(
+    group: Group, request: Sync, waiter: Waiter, now_ms: int, *, rules: Rules
+) -> list[Effect]:
     step = Step(group, rules, now_ms)
     step.sync(request, waiter)
     return step.effects
 
 
 def heartbeat(
-    group: Group, member_id: str, instance_id: str | None, generation: int, now_ms: int, *, rules: Rules
+    group: Group,
+    member_id: str,
+    instance_id: str | None,
+    generation: int,
+    now_ms: int,
+    *,
+    rules: Rules,
 ) -> tuple[GroupError | None, list[Effect]]:
     error = group.check_generation(member_id, instance_id, generation)
     if error is not None:
@@ -154,7 +183,11 @@ def heartbeat(
 
 
 def leave(
-    group: Group, members: Sequence[tuple[str, str | None]], now_ms: int, *, rules: Rules
+    group: Group,
+    members: Sequence[tuple[str, str | None]],
+    now_ms: int,
+    *,
+    rules: Rules,
 ) -> tuple[list[GroupError | None], list[Effect]]:
     """Remove (member id, instance id) pairs; return an error or None for each.
 
@@ -170,7 +203,9 @@ def leave(
     return results, step.effects
 
 
-def absent(group: Group, member_ids: Iterable[str], now_ms: int, *, rules: Rules) -> list[Effect]:
+def absent(
+    group: Group, member_ids: Iterable[str], now_ms: int, *, rules: Rules
+) -> list[Effect]:
     """Record that static members are absent: they were closed, or their processes died.
 
     Each has its absence_ms to return.
@@ -178,20 +213,28 @@ def absent(group: Group, member_ids: Iterable[str], now_ms: int, *, rules: Rules
     step = Step(group, rules, now_ms)
     for member_id in member_ids:
         member = group.members.get(member_id)
-        if member is not None and member.absence_ms is not None and not member.is_absent:
+        if (
+            member is not None
+            and member.absence_ms is not None
+            and not member.is_absent
+        ):
             step.renew(member, member.absence_ms)
             member.is_absent = True
     return step.effects
 
 
-def withdraw(group: Group, waiter: Waiter, now_ms: int, *, rules: Rules) -> list[Effect]:
+def withdraw(
+    group: Group, waiter: Waiter, now_ms: int, *, rules: Rules
+) -> list[Effect]:
     """Withdraw a Join whose sender has disappeared, perhaps without knowing its member
     id.
 
     A static member that had a place before keeps it for its absence_ms. If the request
     has been answered, this has no effect.
     """
-    member = next((one for one in group.members.values() if one.joining == waiter), None)
+    member = next(
+        (one for one in group.members.values() if one.joining == waiter), None
+    )
     if member is None:
         return []
     if member.instance_id is None or member.is_new:
@@ -201,7 +244,9 @@ def withdraw(group: Group, waiter: Waiter, now_ms: int, *, rules: Rules) -> list
     return [*step.effects, *absent(group, [member.member_id], now_ms, rules=rules)]
 
 
-def timed_out(group: Group, timeout: Timeout, now_ms: int, *, rules: Rules) -> list[Effect]:
+def timed_out(
+    group: Group, timeout: Timeout, now_ms: int, *, rules: Rules
+) -> list[Effect]:
     """Handle the expiry of an At timer."""
     step = Step(group, rules, now_ms)
     match timeout:
@@ -224,14 +269,18 @@ def timed_out(group: Group, timeout: Timeout, now_ms: int, *, rules: Rules) -> l
     return step.effects
 
 
-def assigned(group: Group, done: Assigned, error: GroupError | None, now_ms: int, *, rules: Rules) -> list[Effect]:
+def assigned(
+    group: Group, done: Assigned, error: GroupError | None, now_ms: int, *, rules: Rules
+) -> list[Effect]:
     """Handle the outcome of storing the leader's assignment."""
     step = Step(group, rules, now_ms)
     step.assigned(done, error)
     return step.effects
 
 
-def replaced(group: Group, done: Replaced, error: GroupError | None, now_ms: int, *, rules: Rules) -> list[Effect]:
+def replaced(
+    group: Group, done: Replaced, error: GroupError | None, now_ms: int, *, rules: Rules
+) -> list[Effect]:
     """Handle the outcome of storing the record of a group with a replaced static
     member.
     """
@@ -268,7 +317,9 @@ def turn_away(group: Group) -> list[Effect]:
 
 def forget_pending(group: Group) -> list[Effect]:
     """Drop the ids that were given out and not used yet."""
-    effects: list[Effect] = [Cancel(group, PendingEnds(member_id)) for member_id in sorted(group.pending)]
+    effects: list[Effect] = [
+        Cancel(group, PendingEnds(member_id)) for member_id in sorted(group.pending)
+    ]
     group.pending.clear()
     return effects
 
@@ -323,15 +374,21 @@ class Step:
     def join(self, request: Join, waiter: Waiter, new_id: Callable[[], str]) -> None:
         group = self.group
         member_id = request.member_id
-        if not group.has_room(member_id, request.instance_id, self.rules.group_max_size):
+        if not group.has_room(
+            member_id, request.instance_id, self.rules.group_max_size
+        ):
             if member_id in group.members:
                 self.remove(group.members[member_id])
                 self.rebalance_after_loss()
             self.reply(waiter, JoinRefused(GroupError.GROUP_MAX_SIZE_REACHED, ""))
         elif self._says_too_much(request):
             self.reply(waiter, JoinRefused(GroupError.INVALID_REQUEST, member_id))
-        elif not group.supports(request.protocol_type, (name for name, _ in request.protocols)):
-            self.reply(waiter, JoinRefused(GroupError.INCONSISTENT_GROUP_PROTOCOL, member_id))
+        elif not group.supports(
+            request.protocol_type, (name for name, _ in request.protocols)
+        ):
+            self.reply(
+                waiter, JoinRefused(GroupError.INCONSISTENT_GROUP_PROTOCOL, member_id)
+            )
         elif not member_id:
             self._join_unknown(request, waiter, new_id)
         elif member_id in group.pending:
@@ -345,10 +402,16 @@ class Step:
 
     def _says_too_much(self, request: Join) -> bool:
         members = self.group.members.values()
-        others = (member.protocols for member in members if member.member_id != request.member_id)
+        others = (
+            member.protocols
+            for member in members
+            if member.member_id != request.member_id
+        )
         return exceeds_limit(request, others, self.rules)
 
-    def _join_unknown(self, request: Join, waiter: Waiter, new_id: Callable[[], str]) -> None:
+    def _join_unknown(
+        self, request: Join, waiter: Waiter, new_id: Callable[[], str]
+    ) -> None:
         """Handle a Join without a member id, from a new or a restarted static member."""
         group = self.group
         instance_id = request.instance_id
@@ -358,8 +421,16 @@ class Step:
             # others wait for.
             if request.takes_id_first:
                 group.pending.add(member_id)
-                self.effects.append(At(group, PendingEnds(member_id), self.now_ms + request.session_timeout_ms))
-                self.reply(waiter, JoinRefused(GroupError.MEMBER_ID_REQUIRED, member_id))
+                self.effects.append(
+                    At(
+                        group,
+                        PendingEnds(member_id),
+                        self.now_ms + request.session_timeout_ms,
+                    )
+                )
+                self.reply(
+                    waiter, JoinRefused(GroupError.MEMBER_ID_REQUIRED, member_id)
+                )
                 return
         else:
             present = group.static.get(instance_id)
@@ -371,7 +442,9 @@ class Step:
     def _join_pending(self, request: Join, waiter: Waiter) -> None:
         # Only dynamic members have pending ids.
         if request.instance_id is not None:
-            self.reply(waiter, JoinRefused(GroupError.UNKNOWN_MEMBER_ID, request.member_id))
+            self.reply(
+                waiter, JoinRefused(GroupError.UNKNOWN_MEMBER_ID, request.member_id)
+            )
             return
         self._forget_pending(request.member_id)
         self._join_new(request.member_id, request, waiter)
@@ -413,7 +486,9 @@ class Step:
     def _join_known(self, member: Member, request: Join, waiter: Waiter) -> None:
         group = self.group
         is_leader = group.leader == member.member_id
-        is_settled = group.state == COMPLETING or (group.state == STABLE and not is_leader)
+        is_settled = group.state == COMPLETING or (
+            group.state == STABLE and not is_leader
+        )
         if is_settled and member.protocols == request.protocols:
             # Its last response may have been lost, so it gets the response again. A
             # leader that joins a Stable group wants a rebalance because of a change
@@ -426,7 +501,9 @@ class Step:
         self.renew(member)
         self._rebalance()
 
-    def _replace_static(self, old: Member, member_id: str, request: Join, waiter: Waiter) -> None:
+    def _replace_static(
+        self, old: Member, member_id: str, request: Join, waiter: Waiter
+    ) -> None:
         """Replace a static member that came back without its id.
 
         It gets a new id, and the assignment of the old one.
@@ -437,7 +514,11 @@ class Step:
         self.end_join(old, GroupError.FENCED_INSTANCE_ID)
         self.end_sync(old, GroupError.FENCED_INSTANCE_ID)
         member = attrs.evolve(
-            old, member_id=member_id, client_id=request.client_id, client_host=request.client_host, is_new=False
+            old,
+            member_id=member_id,
+            client_id=request.client_id,
+            client_host=request.client_host,
+            is_new=False,
         )
         group.swap(old, member)
         self._park_join(member, request, waiter)
@@ -448,13 +529,24 @@ class Step:
             self._rebalance()
             return
         group.topics = group.subscribed()
-        done = Replaced(old, member, waiter, group.generation, leader_before, request.may_skip_assignment)
+        done = Replaced(
+            old,
+            member,
+            waiter,
+            group.generation,
+            leader_before,
+            request.may_skip_assignment,
+        )
         self.effects.append(Store(group, group.records(), done))
 
     def replaced(self, done: Replaced, error: GroupError | None) -> None:
         group = self.group
         member = done.new
-        if member.joining is not done.waiter or group.generation != done.generation or group.state != STABLE:
+        if (
+            member.joining is not done.waiter
+            or group.generation != done.generation
+            or group.state != STABLE
+        ):
             # A rebalance has begun and will answer the request.
             return
         member.joining = None
@@ -470,7 +562,9 @@ class Step:
         self.renew(member)
         joined = group.joined(member)
         if done.may_skip_assignment:
-            joined = attrs.evolve(joined, skip_assignment=group.leader == member.member_id)
+            joined = attrs.evolve(
+                joined, skip_assignment=group.leader == member.member_id
+            )
         # The member must not learn that it leads, or it would assign again.
         else:
             joined = attrs.evolve(joined, members=(), leader=done.leader_before or "")
@@ -492,7 +586,9 @@ class Step:
     def prepare(self) -> None:
         """Begin a rebalance: all members must rejoin."""
         group = self.group
-        ended = [member for member in group.members.values() if member.syncing is not None]
+        ended = [
+            member for member in group.members.values() if member.syncing is not None
+        ]
         # The assignments of this generation were never published.
         if group.state == COMPLETING:
             for member in group.members.values():
@@ -534,7 +630,9 @@ class Step:
             return
         group.has_newcomer = False
         delay_ms = self.rules.rebalance_delay_ms
-        self._set_join_timer(DelayEnds(max(left_ms - delay_ms, 0)), min(delay_ms, left_ms))
+        self._set_join_timer(
+            DelayEnds(max(left_ms - delay_ms, 0)), min(delay_ms, left_ms)
+        )
 
     def complete_join(self) -> None:
         """End the join phase: the members that joined form the next generation."""
@@ -549,7 +647,9 @@ class Step:
         if group.members and not group.elect():
             # Only static members are left, and none has joined. Wait until one joins or
             # their sessions end.
-            self._set_join_timer(JoinEnds(), max(group.rebalance_timeout_ms, _LEAST_WAIT_MS))
+            self._set_join_timer(
+                JoinEnds(), max(group.rebalance_timeout_ms, _LEAST_WAIT_MS)
+            )
             return
         # After the largest int32 the generation restarts at 1.
         group.generation = group.generation % _LAST_GENERATION + 1
@@ -576,7 +676,9 @@ class Step:
         group.enter(COMPLETING, self.now_ms)
         group.unsynced.update(group.members)
         group.sync_timer = SyncEnds(group.generation)
-        self.effects.append(At(group, group.sync_timer, self.now_ms + group.rebalance_timeout_ms))
+        self.effects.append(
+            At(group, group.sync_timer, self.now_ms + group.rebalance_timeout_ms)
+        )
         for member in group.members.values():
             if member.joining is not None:
                 self.reply(member.joining, group.joined(member))
@@ -590,7 +692,11 @@ class Step:
         others.
         """
         group = self.group
-        if group.generation != generation or group.state not in (COMPLETING, STABLE) or not group.unsynced:
+        if (
+            group.generation != generation
+            or group.state not in (COMPLETING, STABLE)
+            or not group.unsynced
+        ):
             return
         for member_id in sorted(group.unsynced):
             if member_id in group.members:
@@ -632,10 +738,15 @@ class Step:
 
     def _check_sync(self, request: Sync) -> GroupError | None:
         group = self.group
-        error = group.check_generation(request.member_id, request.instance_id, request.generation)
+        error = group.check_generation(
+            request.member_id, request.instance_id, request.generation
+        )
         if error is not None:
             return error
-        if request.protocol_type not in (None, group.protocol_type) or request.protocol not in (None, group.protocol):
+        if request.protocol_type not in (
+            None,
+            group.protocol_type,
+        ) or request.protocol not in (None, group.protocol):
             return GroupError.INCONSISTENT_GROUP_PROTOCOL
         return None
 
@@ -645,7 +756,9 @@ class Step:
             # A member joined or left in the meantime, and all requests were answered
             # then.
             return
-        waiting = [member for member in group.members.values() if member.syncing is not None]
+        waiting = [
+            member for member in group.members.values() if member.syncing is not None
+        ]
         if error is not None:
             for member in waiting:
                 self._renew_answered(member)
@@ -713,7 +826,9 @@ class Step:
 
     def _set_session(self, member: Member) -> None:
         member.timer_ms = member.deadline_ms
-        self.effects.append(At(self.group, SessionEnds(member.member_id), member.deadline_ms))
+        self.effects.append(
+            At(self.group, SessionEnds(member.member_id), member.deadline_ms)
+        )
 
     def cancel_session(self, member: Member) -> None:
         if member.timer_ms is not None:

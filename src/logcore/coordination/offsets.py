@@ -39,13 +39,22 @@ from logcore.coordination.effects import (
     Waiter,
 )
 from logcore.coordination.group import COMPLETING, DEAD, EMPTY, Group
-from logcore.format.grouprecords import RECORD_HEAD_BYTES, Committed, GroupRecord, commit_key, commit_value, group_key
+from logcore.format.grouprecords import (
+    RECORD_HEAD_BYTES,
+    Committed,
+    GroupRecord,
+    commit_key,
+    commit_value,
+    group_key,
+)
 
 #: Maximum size of a batch of records that delete offsets.
 _BATCH_BYTES: Final = 65_536
 
 
-def check_commit(group: Group, who: Committer, now_ms: int, *, rules: Rules) -> tuple[GroupError | None, list[Effect]]:
+def check_commit(
+    group: Group, who: Committer, now_ms: int, *, rules: Rules
+) -> tuple[GroupError | None, list[Effect]]:
     """Check whether this committer may commit now.
 
     A commit renews the session of a classic member, but not of a member of the consumer
@@ -81,24 +90,38 @@ def _check_consumer(group: Group, who: Committer) -> GroupError | None:
     return error
 
 
-def commit(group: Group, offsets: Mapping[OffsetKey, Committed], waiter: Waiter) -> list[Effect]:
+def commit(
+    group: Group, offsets: Mapping[OffsetKey, Committed], waiter: Waiter
+) -> list[Effect]:
     """Store offsets that check_commit() accepted; reply once they are durable and
     visible.
     """
-    records = tuple((commit_key(group.group_id, *key), commit_value(each)) for key, each in offsets.items())
+    records = tuple(
+        (commit_key(group.group_id, *key), commit_value(each))
+        for key, each in offsets.items()
+    )
     group.storing.update(offsets.keys())
-    return [Store(group, records, OffsetsCommitted(offsets, waiter, group.next_order()))]
+    return [
+        Store(group, records, OffsetsCommitted(offsets, waiter, group.next_order()))
+    ]
 
 
 def commit_in_transaction(
-    group: Group, producer_id: int, producer_epoch: int, offsets: Mapping[OffsetKey, Committed], waiter: Waiter
+    group: Group,
+    producer_id: int,
+    producer_epoch: int,
+    offsets: Mapping[OffsetKey, Committed],
+    waiter: Waiter,
 ) -> list[Effect]:
     """Store offsets that take effect if the producer's transaction commits.
 
     The reply follows once they are durable. They are in `unstable` at once, because the
     marker may be reported before this record.
     """
-    records = tuple((commit_key(group.group_id, *key), commit_value(each)) for key, each in offsets.items())
+    records = tuple(
+        (commit_key(group.group_id, *key), commit_value(each))
+        for key, each in offsets.items()
+    )
     order = group.next_order()
     unstable = group.unstable.setdefault(producer_id, {})
     for key, each in offsets.items():
@@ -107,7 +130,9 @@ def commit_in_transaction(
     return [Store(group, records, then, (producer_id, producer_epoch))]
 
 
-def pending(group: Group, done: OffsetsPending, error: GroupError | None) -> list[Effect]:
+def pending(
+    group: Group, done: OffsetsPending, error: GroupError | None
+) -> list[Effect]:
     """Handle the outcome of storing the records of a transaction."""
     unstable = group.unstable.get(done.producer_id, {})
     if error is not None:
@@ -121,7 +146,9 @@ def pending(group: Group, done: OffsetsPending, error: GroupError | None) -> lis
     return [Reply(done.waiter, error)]
 
 
-def committed(group: Group, done: OffsetsCommitted, error: GroupError | None) -> list[Effect]:
+def committed(
+    group: Group, done: OffsetsCommitted, error: GroupError | None
+) -> list[Effect]:
     for key, each in done.offsets.items():
         group.storing[key] -= 1
         if not group.storing[key]:
@@ -133,7 +160,9 @@ def committed(group: Group, done: OffsetsCommitted, error: GroupError | None) ->
     return [Reply(done.waiter, error)]
 
 
-def delete(group: Group, keys: Iterable[OffsetKey], waiter: Waiter | None) -> list[Effect]:
+def delete(
+    group: Group, keys: Iterable[OffsetKey], waiter: Waiter | None
+) -> list[Effect]:
     """Delete offsets; `waiter` is None if no request waits."""
     batches = _in_batches(group, keys)
     if batches:
@@ -161,13 +190,22 @@ def _in_batches(group: Group, keys: Iterable[OffsetKey]) -> list[list[OffsetKey]
 
 
 def _deletion(
-    group: Group, keys: Iterable[OffsetKey], order: int, waiter: Waiter | None = None, *, is_last: bool = False
+    group: Group,
+    keys: Iterable[OffsetKey],
+    order: int,
+    waiter: Waiter | None = None,
+    *,
+    is_last: bool = False,
 ) -> Effect:
     those = tuple(keys)
-    return Store(group, _tombstones(group, those), OffsetsDeleted(those, waiter, order, is_last))
+    return Store(
+        group, _tombstones(group, those), OffsetsDeleted(those, waiter, order, is_last)
+    )
 
 
-def deleted(group: Group, done: OffsetsDeleted, error: GroupError | None) -> list[Effect]:
+def deleted(
+    group: Group, done: OffsetsDeleted, error: GroupError | None
+) -> list[Effect]:
     """Handle the outcome of one batch of a deletion.
 
     The waiting request gets the first error of all batches.
@@ -185,7 +223,9 @@ def deleted(group: Group, done: OffsetsDeleted, error: GroupError | None) -> lis
 
 
 def forget_topics(
-    group: Group, names: set[str], new_waiter: Callable[[], Waiter | None] = lambda: None
+    group: Group,
+    names: set[str],
+    new_waiter: Callable[[], Waiter | None] = lambda: None,
 ) -> list[Effect]:
     """Delete the offsets of deleted topics at once.
 
@@ -206,7 +246,11 @@ def expire(group: Group, now_ms: int) -> list[Effect]:
     keys = group.expired(now_ms)
     is_all = len(keys) == sum(map(len, group.offsets.values()))
     is_busy = group.consumers is not None and group.consumers.is_busy
-    if group.state == EMPTY and is_all and not (group.pending or group.storing or group.unstable or is_busy):
+    if (
+        group.state == EMPTY
+        and is_all
+        and not (group.pending or group.storing or group.unstable or is_busy)
+    ):
         return delete_group(group, None)
     return delete(group, keys, None)
 
@@ -215,7 +259,10 @@ def delete_group(group: Group, waiter: Waiter | None) -> list[Effect]:
     """Make an empty group Dead and delete its records."""
     assert group.state == EMPTY, group.state
     *batches, last = _in_batches(group, group.offset_keys()) or [[]]
-    own: tuple[GroupRecord, ...] = (*group.owed_records(), (group_key(group.group_id), None))
+    own: tuple[GroupRecord, ...] = (
+        *group.owed_records(),
+        (group_key(group.group_id), None),
+    )
     if group.consumers is not None:
         own = group.consumers.tombstones()
     order = group.next_order()
@@ -231,7 +278,9 @@ def _tombstones(group: Group, keys: Iterable[OffsetKey]) -> tuple[GroupRecord, .
     return tuple((commit_key(group.group_id, *key), None) for key in keys)
 
 
-def group_deleted(group: Group, done: GroupDeleted, error: GroupError | None) -> tuple[GroupError | None, list[Effect]]:
+def group_deleted(
+    group: Group, done: GroupDeleted, error: GroupError | None
+) -> tuple[GroupError | None, list[Effect]]:
     """Handle the outcome of the last batch of a group's deletion.
 
     Return the first error of all batches, or None, and the effects.

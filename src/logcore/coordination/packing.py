@@ -31,7 +31,14 @@ from logcore.coordination.effects import (
     Synced,
     Timeout,
 )
-from logcore.coordination.group import COMPLETING, EMPTY, PREPARING, STABLE, Group, Member
+from logcore.coordination.group import (
+    COMPLETING,
+    EMPTY,
+    PREPARING,
+    STABLE,
+    Group,
+    Member,
+)
 from logcore.errors import UnsupportedRegistryError
 
 _VERSION: Final = 1
@@ -100,7 +107,13 @@ _TIMEOUT_FIELDS: Final[Mapping[str, tuple[type, ...]]] = {
 _STATES: Final = (EMPTY, PREPARING, COMPLETING, STABLE)
 _TIMEOUTS: Final = {
     kind.__name__: kind
-    for kind in (effects.SessionEnds, effects.PendingEnds, effects.DelayEnds, effects.JoinEnds, effects.SyncEnds)
+    for kind in (
+        effects.SessionEnds,
+        effects.PendingEnds,
+        effects.DelayEnds,
+        effects.JoinEnds,
+        effects.SyncEnds,
+    )
 }
 
 
@@ -139,9 +152,15 @@ class GroupNode:
             "topics": None if group.topics is None else sorted(group.topics),
             "is_first": group.is_first,
             "has_newcomer": group.has_newcomer,
-            "join_timer": None if group.join_timer is None else _timeout(group.join_timer),
-            "sync_timer": None if group.sync_timer is None else _timeout(group.sync_timer),
-            "timers": [[_timeout(timeout), at_ms] for timeout, at_ms in self.timers.items()],
+            "join_timer": None
+            if group.join_timer is None
+            else _timeout(group.join_timer),
+            "sync_timer": None
+            if group.sync_timer is None
+            else _timeout(group.sync_timer),
+            "timers": [
+                [_timeout(timeout), at_ms] for timeout, at_ms in self.timers.items()
+            ],
             "sessions": self.sessions,
             "mail": {waiter: _result(result) for waiter, result in self.mail.items()},
         }
@@ -159,7 +178,14 @@ class GroupNode:
             if facts["version"] != _VERSION:
                 raise ValueError(f"version {facts['version']!r}")
             return cls._read(group_id, facts)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            IndexError,
+            RecursionError,
+        ) as error:
             raise UnsupportedRegistryError(
                 f"the node of group {group_id!r} is none that this version writes: {error}",
                 expected=f"the state of a group, version {_VERSION}",
@@ -193,7 +219,9 @@ class GroupNode:
             for pair in row["protocols"]:
                 _check_all(pair, str)
             facts_of_member: dict[str, Any] = dict(row)
-            facts_of_member["protocols"] = tuple((name, _bytes(text)) for name, text in row["protocols"])
+            facts_of_member["protocols"] = tuple(
+                (name, _bytes(text)) for name, text in row["protocols"]
+            )
             member = Member(**facts_of_member)
             member.assignment = _bytes(row["assignment"])
             group.members[member.member_id] = member
@@ -208,9 +236,15 @@ class GroupNode:
             raise ValueError("sync_timer is of another kind")
         group.sync_timer = sync_timer
         _check_all((at_ms for _, at_ms in facts["timers"]), int)
-        timers = {timeout: at_ms for row, at_ms in facts["timers"] if (timeout := _read_timeout(row)) is not None}
+        timers = {
+            timeout: at_ms
+            for row, at_ms in facts["timers"]
+            if (timeout := _read_timeout(row)) is not None
+        }
         mail = {waiter: _read_result(row) for waiter, row in facts["mail"].items()}
-        return cls(group, facts["boot"], facts["clock_ms"], timers, facts["sessions"], mail)
+        return cls(
+            group, facts["boot"], facts["clock_ms"], timers, facts["sessions"], mail
+        )
 
 
 def _check(row: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]]) -> None:
@@ -239,7 +273,9 @@ def _bytes(text: str) -> bytes:
 
 def _member(member: Member) -> dict[str, Any]:
     facts = attrs.asdict(member, recurse=False)
-    facts["protocols"] = [[name, _text(metadata)] for name, metadata in member.protocols]
+    facts["protocols"] = [
+        [name, _text(metadata)] for name, metadata in member.protocols
+    ]
     facts["assignment"] = _text(member.assignment)
     return facts
 
@@ -252,7 +288,9 @@ def _read_timeout(row: dict[str, Any] | None) -> Timeout | None:
     if row is None:
         return None
     _check(row, {name: kinds for name, kinds in _TIMEOUT_FIELDS.items() if name in row})
-    fields: dict[str, Any] = {name: value for name, value in row.items() if name != "kind"}
+    fields: dict[str, Any] = {
+        name: value for name, value in row.items() if name != "kind"
+    }
     return _TIMEOUTS[row["kind"]](**fields)
 
 
@@ -263,13 +301,24 @@ def _result(result: Result) -> dict[str, Any] | None:
         case GroupError():
             return {"kind": "error", "error": result.name}
         case JoinRefused():
-            return {"kind": "refused", "error": result.error.name, "member_id": result.member_id}
+            return {
+                "kind": "refused",
+                "error": result.error.name,
+                "member_id": result.member_id,
+            }
         case Synced():
             facts = attrs.asdict(result)
             return {**facts, "kind": "synced", "assignment": _text(result.assignment)}
         case Joined():
-            members = [[one.member_id, one.instance_id, _text(one.metadata)] for one in result.members]
-            return {**attrs.asdict(result, recurse=False), "kind": "joined", "members": members}
+            members = [
+                [one.member_id, one.instance_id, _text(one.metadata)]
+                for one in result.members
+            ]
+            return {
+                **attrs.asdict(result, recurse=False),
+                "kind": "joined",
+                "members": members,
+            }
         case Beaten() | BeatRefused():
             raise AssertionError("a group of the consumer protocol has no node")
 
@@ -277,7 +326,9 @@ def _result(result: Result) -> dict[str, Any] | None:
 def _read_result(row: dict[str, Any] | None) -> Result:
     if row is None:
         return None
-    fields: dict[str, Any] = {name: value for name, value in row.items() if name != "kind"}
+    fields: dict[str, Any] = {
+        name: value for name, value in row.items() if name != "kind"
+    }
     match row["kind"]:
         case "error":
             _check(row, {"kind": (str,), "error": (str,)})
@@ -291,13 +342,17 @@ def _read_result(row: dict[str, Any] | None) -> Result:
             return Synced(**fields)
         case "joined":
             _check(row, _JOINED)
-            fields["members"] = tuple(_read_joined_member(*one) for one in row["members"])
+            fields["members"] = tuple(
+                _read_joined_member(*one) for one in row["members"]
+            )
             return Joined(**fields)
         case kind:
             raise ValueError(f"an answer of kind {kind!r}")
 
 
-def _read_joined_member(member_id: Any, instance_id: Any, metadata: Any) -> JoinedMember:
+def _read_joined_member(
+    member_id: Any, instance_id: Any, metadata: Any
+) -> JoinedMember:
     _check_all((member_id, metadata), str)
     if instance_id is not None:
         _check_all((instance_id,), str)

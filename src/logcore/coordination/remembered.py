@@ -43,7 +43,9 @@ class Remembered:
     def admits(self, size_bytes: int, now_ms: int) -> bool:
         """Return whether this many bytes fit, and count them if so."""
         if self._most_bytes + size_bytes > self.max_bytes and self._is_old(now_ms):
-            self._most_bytes = self._counted_bytes = sum(held() for held in self.holders)
+            self._most_bytes = self._counted_bytes = sum(
+                held() for held in self.holders
+            )
             self._counted_ms = now_ms
         if self._most_bytes + size_bytes > self.max_bytes:
             return False

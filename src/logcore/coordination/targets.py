@@ -59,7 +59,13 @@ def range_(members: Sequence[Subscriber], counts: Counts) -> Targets:
 
     Static members come first, ordered by instance id, then the others by member id.
     """
-    ordered = sorted(members, key=lambda member: (member.instance_id is None, member.instance_id or member.member_id))
+    ordered = sorted(
+        members,
+        key=lambda member: (
+            member.instance_id is None,
+            member.instance_id or member.member_id,
+        ),
+    )
     given: dict[str, set[Partition]] = {member.member_id: set() for member in members}
     for topic_id, count in counts.items():
         takers = [member for member in ordered if topic_id in member.topics]
@@ -69,14 +75,18 @@ def range_(members: Sequence[Subscriber], counts: Counts) -> Targets:
         start = 0
         for place, member in enumerate(takers):
             stop = start + least + (place < extra)
-            given[member.member_id].update((topic_id, number) for number in range(start, stop))
+            given[member.member_id].update(
+                (topic_id, number) for number in range(start, stop)
+            )
             start = stop
     return {member_id: frozenset(partitions) for member_id, partitions in given.items()}
 
 
 #: Assignors by the names that members request. If no member requests one, the first is
 #: used.
-ASSIGNORS: Final[Mapping[str, Assignor]] = MappingProxyType({"uniform": uniform, "range": range_})
+ASSIGNORS: Final[Mapping[str, Assignor]] = MappingProxyType(
+    {"uniform": uniform, "range": range_}
+)
 
 
 # -- members with the same subscription
@@ -89,7 +99,12 @@ def _same_topics(members: Sequence[Subscriber], counts: Counts) -> Targets:
     first.
     """
     topics = members[0].topics
-    everything = [(topic_id, number) for topic_id in counts if topic_id in topics for number in range(counts[topic_id])]
+    everything = [
+        (topic_id, number)
+        for topic_id in counts
+        if topic_id in topics
+        for number in range(counts[topic_id])
+    ]
     free = dict.fromkeys(everything)
     least, extra = divmod(len(everything), len(members))
     kept: dict[str, list[Partition]] = {}
@@ -99,7 +114,9 @@ def _same_topics(members: Sequence[Subscriber], counts: Counts) -> Targets:
             most = least + 1
         else:
             most = least
-        keeps = [partition for partition in sorted(member.target) if partition in free][:most]
+        keeps = [partition for partition in sorted(member.target) if partition in free][
+            :most
+        ]
         for partition in keeps:
             del free[partition]
         kept[member.member_id] = keeps
@@ -136,28 +153,42 @@ class _Balance:
         for place, member in enumerate(members):
             for topic_id in member.topics:
                 self._takers[topic_id].append(place)
-        self._held: dict[bytes, dict[int, set[int]]] = {topic_id: {} for topic_id in counts}
+        self._held: dict[bytes, dict[int, set[int]]] = {
+            topic_id: {} for topic_id in counts
+        }
 
     def targets(self) -> Targets:
         free = self._keep()
         for topic_id in sorted(free, key=lambda topic_id: len(self._takers[topic_id])):
             self._give(topic_id, free[topic_id])
         self._even_out()
-        found: dict[int, set[Partition]] = {place: set() for place in range(len(self._members))}
+        found: dict[int, set[Partition]] = {
+            place: set() for place in range(len(self._members))
+        }
         for topic_id, holders in self._held.items():
             for place, numbers in holders.items():
                 found[place].update((topic_id, number) for number in numbers)
-        return {member.member_id: frozenset(found[place]) for place, member in enumerate(self._members)}
+        return {
+            member.member_id: frozenset(found[place])
+            for place, member in enumerate(self._members)
+        }
 
     def _keep(self) -> dict[bytes, list[int]]:
         """Let members keep their partitions; return the free partitions."""
-        free = {topic_id: dict.fromkeys(range(count)) for topic_id, count in self._counts.items()}
+        free = {
+            topic_id: dict.fromkeys(range(count))
+            for topic_id, count in self._counts.items()
+        }
         for place, member in enumerate(self._members):
             for topic_id, number in sorted(member.target):
                 if topic_id in member.topics and number in free[topic_id]:
                     del free[topic_id][number]
                     self._add(place, topic_id, number)
-        return {topic_id: [*numbers] for topic_id, numbers in free.items() if self._takers[topic_id]}
+        return {
+            topic_id: [*numbers]
+            for topic_id, numbers in free.items()
+            if self._takers[topic_id]
+        }
 
     def _add(self, place: int, topic_id: bytes, number: int) -> None:
         self._held[topic_id].setdefault(place, set()).add(number)
@@ -254,5 +285,9 @@ class _Balance:
         wanted = self._members[receiver].target
         return min(
             self._held[topic_id][giver],
-            key=lambda number: ((topic_id, number) not in wanted, (topic_id, number) in before, number),
+            key=lambda number: (
+                (topic_id, number) not in wanted,
+                (topic_id, number) in before,
+                number,
+            ),
         )

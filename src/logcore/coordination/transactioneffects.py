@@ -57,7 +57,8 @@ class TransactionError(enum.Enum):
     TRANSACTION_ABORTABLE = enum.auto()
 
 
-# -- requests and their results --------------------------------------------------------------------------------------
+# -- requests and their results
+# --------------------------------------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)
@@ -129,7 +130,8 @@ class Unended:
 Result = Identity | Unended | TransactionError | None
 
 
-# -- effects ---------------------------------------------------------------------------------------------------------
+# -- effects
+# ---------------------------------------------------------------------------------------------------------
 
 
 @attrs.frozen
@@ -191,4 +193,6 @@ class TimedOut:
     transactional_id: str
 
 
-Effect = Reply | Store | WriteMarkers | AbortOrphan | TakeProducerId | At | Cancel | TimedOut
+Effect = (
+    Reply | Store | WriteMarkers | AbortOrphan | TakeProducerId | At | Cancel | TimedOut
+)

@@ -49,7 +49,12 @@ from logcore.coordination.transactioneffects import (
     Waiter,
     WriteMarkers,
 )
-from logcore.format.transactionrecords import LONGEST_ID_BYTES, Partition, Status, StoredTransaction
+from logcore.format.transactionrecords import (
+    LONGEST_ID_BYTES,
+    Partition,
+    Status,
+    StoredTransaction,
+)
 
 #: Kafka: transaction.max.timeout.ms.
 MAX_TIMEOUT_MS: Final = 900_000
@@ -85,13 +90,19 @@ class Transaction:
     #: Waiter and result of the request that is ending the transaction.
     ending: tuple[Waiter, Result] | None = None
     #: Requests that arrived while the id was busy.
-    waiting: deque[tuple[Request, Waiter]] = attrs.Factory(deque[tuple[Request, Waiter]])
+    waiting: deque[tuple[Request, Waiter]] = attrs.Factory(
+        deque[tuple[Request, Waiter]]
+    )
 
     @property
     def is_busy(self) -> bool:
         if self.storing is not None:
             return True
-        return self.stored is not None and self.stored.status in _PREPARED and not self.is_stuck
+        return (
+            self.stored is not None
+            and self.stored.status in _PREPARED
+            and not self.is_stuck
+        )
 
 
 class Transactions:
@@ -131,12 +142,22 @@ class Transactions:
         return transaction.stored
 
     def all(self) -> dict[str, StoredTransaction]:
-        return {name: each.stored for name, each in self._transactions.items() if each.stored is not None}
+        return {
+            name: each.stored
+            for name, each in self._transactions.items()
+            if each.stored is not None
+        }
 
     def held_bytes(self) -> int:
         """Return the approximate memory use of all ids."""
         return sum(
-            ID_BYTES + len(name) + (ITEM_BYTES * len(each.stored.partitions) if each.stored is not None else 0)
+            ID_BYTES
+            + len(name)
+            + (
+                ITEM_BYTES * len(each.stored.partitions)
+                if each.stored is not None
+                else 0
+            )
             for name, each in self._transactions.items()
         )
 
@@ -144,11 +165,16 @@ class Transactions:
     def has_open(self) -> bool:
         """Whether a transaction is open, or lacks markers in some partitions."""
         return any(
-            each.is_busy or (each.stored and each.stored.status not in _IDLE) for each in self._transactions.values()
+            each.is_busy or (each.stored and each.stored.status not in _IDLE)
+            for each in self._transactions.values()
         )
 
     def verify(
-        self, transactional_id: str, producer_id: int, producer_epoch: int, partition: Partition
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partition: Partition,
     ) -> TransactionError | None:
         """Check that a partition is in the producer's open transaction (section 3.6).
 
@@ -179,14 +205,18 @@ class Transactions:
             if stored.status is Status.ONGOING and stored.timeout_ms != NO_TIMEOUT:
                 # Limits the timeout also if the clock was set back.
                 latest_ms = now_ms + stored.timeout_ms
-                effects.append(At(name, min(stored.start_ms + stored.timeout_ms, latest_ms)))
+                effects.append(
+                    At(name, min(stored.start_ms + stored.timeout_ms, latest_ms))
+                )
             elif stored.status in _PREPARED:
                 transaction.left = stored.partitions
                 effects += self._mark(transaction, now_ms)
         self._transactions = transactions
         return effects
 
-    def adopt(self, found: Mapping[Partition, Iterable[tuple[int, int]]], now_ms: int) -> list[Effect]:
+    def adopt(
+        self, found: Mapping[Partition, Iterable[tuple[int, int]]], now_ms: int
+    ) -> list[Effect]:
         """Abort transactions that a power failure left open without a record (section
         3.11).
 
@@ -199,7 +229,11 @@ class Transactions:
         """
         epochs: dict[int, int] = {}
         partitions: dict[int, set[Partition]] = {}
-        owners = {each.stored.producer_id: each for each in self._transactions.values() if each.stored is not None}
+        owners = {
+            each.stored.producer_id: each
+            for each in self._transactions.values()
+            if each.stored is not None
+        }
         for partition, producers in found.items():
             for producer_id, epoch in producers:
                 # A transaction with a matching record is ended by that record, now or
@@ -218,7 +252,9 @@ class Transactions:
                 effects += self._fence(owner, now_ms, frozenset(those), epoch)
         return effects
 
-    def stored(self, effect: Store, now_ms: int, *, failed: bool = False) -> list[Effect]:
+    def stored(
+        self, effect: Store, now_ms: int, *, failed: bool = False
+    ) -> list[Effect]:
         """Handle the outcome of a Store. If it `failed`, the record may or may not be
         on disk.
         """
@@ -259,12 +295,22 @@ class Transactions:
         if transaction.left:
             commit = stored.status is Status.PREPARE_COMMIT
             return [
-                WriteMarkers(transaction, stored.producer_id, stored.producer_epoch, commit, transaction.left),
+                WriteMarkers(
+                    transaction,
+                    stored.producer_id,
+                    stored.producer_epoch,
+                    commit,
+                    transaction.left,
+                ),
             ]
         transaction.is_stuck = False
-        return self._store(transaction, _completed(stored, now_ms), last_epoch=transaction.last_epoch)
+        return self._store(
+            transaction, _completed(stored, now_ms), last_epoch=transaction.last_epoch
+        )
 
-    def marked(self, effect: WriteMarkers, left: frozenset[Partition], now_ms: int) -> list[Effect]:
+    def marked(
+        self, effect: WriteMarkers, left: frozenset[Partition], now_ms: int
+    ) -> list[Effect]:
         """Handle the outcome of WriteMarkers: all are durable except those of `left`.
 
         The missing markers are written again later.
@@ -283,7 +329,9 @@ class Transactions:
         effects.append(At(transaction.transactional_id, now_ms + RETRY_MS))
         return [*effects, *self._go_on(transaction, now_ms)]
 
-    def taken(self, effect: TakeProducerId, producer_id: int | None, now_ms: int) -> list[Effect]:
+    def taken(
+        self, effect: TakeProducerId, producer_id: int | None, now_ms: int
+    ) -> list[Effect]:
         """Handle the outcome of TakeProducerId: a producer id, or None if it failed."""
         if self.is_over or producer_id is None:
             return _reply(effect.waiter, TransactionError.COORDINATOR_NOT_AVAILABLE)
@@ -319,11 +367,16 @@ class Transactions:
         for transaction in self._transactions.values():
             effects.append(Cancel(transaction.transactional_id))
             if transaction.storing is not None:
-                effects += _reply(transaction.storing.waiter, TransactionError.COORDINATOR_NOT_AVAILABLE)
+                effects += _reply(
+                    transaction.storing.waiter,
+                    TransactionError.COORDINATOR_NOT_AVAILABLE,
+                )
                 # A Store refers to its transaction, so this breaks a reference cycle.
                 transaction.storing = None
             if transaction.ending is not None:
-                effects += _reply(transaction.ending[0], TransactionError.COORDINATOR_NOT_AVAILABLE)
+                effects += _reply(
+                    transaction.ending[0], TransactionError.COORDINATOR_NOT_AVAILABLE
+                )
             for _, waiter in transaction.waiting:
                 effects += _reply(waiter, TransactionError.COORDINATOR_NOT_AVAILABLE)
         self._transactions = {}
@@ -359,13 +412,19 @@ class Transactions:
 
     def _check(self, request: Request, now_ms: int) -> TransactionError | None:
         """Check a request independently of the state of its id."""
-        if not request.transactional_id or len(request.transactional_id.encode()) > LONGEST_ID_BYTES:
+        if (
+            not request.transactional_id
+            or len(request.transactional_id.encode()) > LONGEST_ID_BYTES
+        ):
             return TransactionError.INVALID_REQUEST
         if self._remembered is not None:
             size_bytes = 0
             if isinstance(request, AddPartitions):
                 size_bytes = ITEM_BYTES * len(request.partitions)
-            elif isinstance(request, Initialize) and request.transactional_id not in self._transactions:
+            elif (
+                isinstance(request, Initialize)
+                and request.transactional_id not in self._transactions
+            ):
                 size_bytes = ID_BYTES + len(request.transactional_id)
             if size_bytes and not self._remembered.admits(size_bytes, now_ms):
                 return TransactionError.COORDINATOR_NOT_AVAILABLE
@@ -373,7 +432,9 @@ class Transactions:
             if (request.producer_id == -1) != (request.producer_epoch == -1):
                 return TransactionError.INVALID_REQUEST
             is_bounded = 0 < request.timeout_ms <= self._max_timeout_ms
-            if not is_bounded and not (self._is_two_phase and request.timeout_ms == NO_TIMEOUT):
+            if not is_bounded and not (
+                self._is_two_phase and request.timeout_ms == NO_TIMEOUT
+            ):
                 return TransactionError.INVALID_TRANSACTION_TIMEOUT
         return None
 
@@ -410,7 +471,11 @@ class Transactions:
         return _reply(waiter, result)
 
     def _initialize(
-        self, transaction: Transaction | None, request: Initialize, waiter: Waiter, now_ms: int
+        self,
+        transaction: Transaction | None,
+        request: Initialize,
+        waiter: Waiter,
+        now_ms: int,
     ) -> list[Effect]:
         """Handle Initialize in the order of section 3.4."""
         if transaction is None or transaction.stored is None:
@@ -419,8 +484,14 @@ class Transactions:
         if request.keeps_open and stored.status is Status.ONGOING:
             return _reply(waiter, Unended(stored.producer_id, stored.producer_epoch))
         expected = request.producer_epoch
-        is_retry_of_change = request.producer_id == stored.previous_producer_id and expected >= LAST_EPOCH
-        if request.producer_id not in (-1, stored.producer_id) and not is_retry_of_change:
+        is_retry_of_change = (
+            request.producer_id == stored.previous_producer_id
+            and expected >= LAST_EPOCH
+        )
+        if (
+            request.producer_id not in (-1, stored.producer_id)
+            and not is_retry_of_change
+        ):
             return _reply(waiter, TransactionError.PRODUCER_FENCED)
         if stored.status in _PREPARED:
             return _reply(waiter, TransactionError.CONCURRENT_TRANSACTIONS)
@@ -460,7 +531,11 @@ class Transactions:
             previous_producer_id=previous,
         )
         return self._store(
-            transaction, begun, waiter=waiter, result=Identity(producer_id, epoch), last_epoch=last_epoch
+            transaction,
+            begun,
+            waiter=waiter,
+            result=Identity(producer_id, epoch),
+            last_epoch=last_epoch,
         )
 
     def _first(self, request: Initialize, waiter: Waiter, now_ms: int) -> list[Effect]:
@@ -473,12 +548,21 @@ class Transactions:
         self._transactions[request.transactional_id] = transaction
         producer_id = self._spare_ids.pop()
         begun = StoredTransaction(
-            producer_id=producer_id, producer_epoch=0, timeout_ms=request.timeout_ms, update_ms=now_ms
+            producer_id=producer_id,
+            producer_epoch=0,
+            timeout_ms=request.timeout_ms,
+            update_ms=now_ms,
         )
-        return self._store(transaction, begun, waiter=waiter, result=Identity(producer_id, 0))
+        return self._store(
+            transaction, begun, waiter=waiter, result=Identity(producer_id, 0)
+        )
 
     def _add(
-        self, transaction: Transaction | None, request: AddPartitions, waiter: Waiter, now_ms: int
+        self,
+        transaction: Transaction | None,
+        request: AddPartitions,
+        waiter: Waiter,
+        now_ms: int,
     ) -> list[Effect]:
         """Handle AddPartitions (section 3.5).
 
@@ -508,9 +592,13 @@ class Transactions:
             start_ms=start_ms,
             client_version=request.client_version,
         )
-        return self._store(transaction, ongoing, waiter=waiter, last_epoch=transaction.last_epoch)
+        return self._store(
+            transaction, ongoing, waiter=waiter, last_epoch=transaction.last_epoch
+        )
 
-    def _end(self, transaction: Transaction | None, request: End, waiter: Waiter, now_ms: int) -> list[Effect]:
+    def _end(
+        self, transaction: Transaction | None, request: End, waiter: Waiter, now_ms: int
+    ) -> list[Effect]:
         stored = None
         if transaction is not None:
             stored = transaction.stored
@@ -526,7 +614,9 @@ class Transactions:
             return _reply(waiter, Identity(stored.producer_id, stored.producer_epoch))
         return self._prepare(transaction, request, waiter, now_ms)
 
-    def _prepare(self, transaction: Transaction, request: End, waiter: Waiter, now_ms: int) -> list[Effect]:
+    def _prepare(
+        self, transaction: Transaction, request: End, waiter: Waiter, now_ms: int
+    ) -> list[Effect]:
         """Store the decision to commit or abort.
 
         With version 2 the record, and therefore the markers, have the next epoch.
@@ -607,7 +697,10 @@ class Transactions:
         # Another transaction has begun since the timer was set.
         if due_ms > now_ms and stored.start_ms <= now_ms:
             return [At(transaction.transactional_id, due_ms)]
-        return [TimedOut(transaction.transactional_id), *self._fence(transaction, now_ms)]
+        return [
+            TimedOut(transaction.transactional_id),
+            *self._fence(transaction, now_ms),
+        ]
 
 
 def _completed(stored: StoredTransaction, now_ms: int) -> StoredTransaction:
@@ -631,7 +724,9 @@ def _completed(stored: StoredTransaction, now_ms: int) -> StoredTransaction:
     )
 
 
-def _check_producer(stored: StoredTransaction | None, producer_id: int, producer_epoch: int) -> TransactionError | None:
+def _check_producer(
+    stored: StoredTransaction | None, producer_id: int, producer_epoch: int
+) -> TransactionError | None:
     if stored is None or stored.producer_id != producer_id:
         return TransactionError.INVALID_PRODUCER_ID_MAPPING
     if stored.producer_epoch != producer_epoch:
@@ -675,7 +770,9 @@ def _decide_second(stored: StoredTransaction, request: End) -> TransactionError 
     epoch = stored.producer_epoch
     is_same = request.producer_id == stored.producer_id
     is_retry_of_change = (
-        request.producer_id == stored.previous_producer_id and request.producer_epoch == LAST_EPOCH and epoch == 0
+        request.producer_id == stored.previous_producer_id
+        and request.producer_epoch == LAST_EPOCH
+        and epoch == 0
     )
     if not is_same and not is_retry_of_change:
         return TransactionError.INVALID_PRODUCER_ID_MAPPING
@@ -713,7 +810,11 @@ def _holds(stored: StoredTransaction | None, partition: Partition, epoch: int) -
 
     It does not if this epoch is higher: a lost record may have increased it.
     """
-    return stored is not None and partition in stored.partitions and epoch <= stored.producer_epoch
+    return (
+        stored is not None
+        and partition in stored.partitions
+        and epoch <= stored.producer_epoch
+    )
 
 
 def _reply(waiter: Waiter, result: Result) -> list[Effect]:

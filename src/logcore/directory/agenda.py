@@ -42,7 +42,9 @@ class Agenda(Generic[T]):
         # Outdated entries leave the heap at their time, or here, so that the heap does
         # not grow without limit.
         if len(self._heap) > 64 and len(self._heap) > 4 * len(self._times):
-            self._heap = [entry for entry in self._heap if self._times.get(entry[2]) == entry[0]]
+            self._heap = [
+                entry for entry in self._heap if self._times.get(entry[2]) == entry[0]
+            ]
             heapq.heapify(self._heap)
 
     def due(self, time: int) -> list[T]:

@@ -104,13 +104,21 @@ class Controller:
         if epoch is None:
             return
         self.epoch = epoch
-        tell("registry", INFO, "%s: this process is the controller, epoch %d", directory.path, epoch)
+        tell(
+            "registry",
+            INFO,
+            "%s: this process is the controller, epoch %d",
+            directory.path,
+            epoch,
+        )
 
     def _publish(self, registry: FileRegistry) -> None:
         directory = self._directory
         version = directory.topics_version
         if version != self._version:
-            self._publishing = views.publishing(registry, directory.topics(), self._view, self.epoch)
+            self._publishing = views.publishing(
+                registry, directory.topics(), self._view, self.epoch
+            )
             self._version = version
         try:
             for _ in itertools.islice(self._publishing, _TOPICS_A_LOOK):
@@ -129,7 +137,9 @@ class Controller:
         return TopicView(
             topic_id=id_text(directory.topic_id(name)),
             replicas=dict.fromkeys(numbers, (directory.node_id,)),
-            leader_epochs={number: directory.leader_epoch(name, number) for number in numbers},
+            leader_epochs={
+                number: directory.leader_epoch(name, number) for number in numbers
+            },
             config=directory.describe_topic(name).overrides,
         )
 

@@ -18,7 +18,11 @@ from __future__ import annotations
 import os
 
 from logcore import checkpoint
-from logcore.errors import CompactionAbandonedError, OffsetOutOfRangeError, StorageReadError
+from logcore.errors import (
+    CompactionAbandonedError,
+    OffsetOutOfRangeError,
+    StorageReadError,
+)
 from logcore.fs import FS, copy_range, opened
 from logcore.log import Log, rewriting_of
 from logcore.names import LOG, SEGMENT_FILES, SNAPSHOT, base_offset_of, file_name
@@ -66,7 +70,9 @@ def copy_log(log: Log, directory: str, at_offset: int | None = None) -> int:
                 _link_segment(view.fs, segment, directory)
         # A new file even if the copy ends with a segment, because it must not append to
         # a file that it shares with the log.
-        last = next(segment for segment in reversed(segments) if segment.base_offset <= end)
+        last = next(
+            segment for segment in reversed(segments) if segment.base_offset <= end
+        )
         if last.base_offset < end:
             _copy_front(view, last, end, directory)
         else:
@@ -83,22 +89,35 @@ def _link_segment(fs: FS, segment: Segment, directory: str) -> None:
     segment.keep()
     for suffix in SEGMENT_FILES:
         if suffix == LOG or fs.exists(segment.file(suffix)):
-            _link(fs, segment.file(suffix), os.path.join(directory, file_name(segment.base_offset, suffix)))
+            _link(
+                fs,
+                segment.file(suffix),
+                os.path.join(directory, file_name(segment.base_offset, suffix)),
+            )
     if not segment.is_current():
-        raise CompactionAbandonedError("a segment was compacted meanwhile; copy the log again", path=segment.path)
+        raise CompactionAbandonedError(
+            "a segment was compacted meanwhile; copy the log again", path=segment.path
+        )
 
 
 def _link(fs: FS, source: str, target: str) -> None:
     try:
         if fs.link(source, target):
             return
-        with opened(fs, source) as handle, opened(fs, target, write=True, create=True, exclusive=True) as out:
+        with (
+            opened(fs, source) as handle,
+            opened(fs, target, write=True, create=True, exclusive=True) as out,
+        ):
             size = fs.size(handle)
             if copy_range(fs, handle, out, 0, size) < size:
-                raise StorageReadError("the file became shorter", path=source, expected=f"{size} bytes")
+                raise StorageReadError(
+                    "the file became shorter", path=source, expected=f"{size} bytes"
+                )
             fs.fsync(out)
     except FileNotFoundError:
-        raise CompactionAbandonedError("a segment went away meanwhile; copy the log again", path=source) from None
+        raise CompactionAbandonedError(
+            "a segment went away meanwhile; copy the log again", path=source
+        ) from None
 
 
 def _copy_front(view: Rewriting, segment: Segment, end: int, directory: str) -> None:

@@ -43,11 +43,17 @@ def fork_topic(
     # Until it is complete, a crash undoes its creation.
     registry.save(deleting=[made])
     # Not partition names, so that the next opening removes such directories.
-    away = {number: registry.doomed_name(partition_name(made.name, number)) for number in made.numbers}
+    away = {
+        number: registry.doomed_name(partition_name(made.name, number))
+        for number in made.numbers
+    }
     try:
         _copy_partitions(fs, registry, made, source, offsets, away)
         for number in made.numbers:
-            fs.rename(os.path.join(registry.path, away[number]), registry.partition_path(made.name, number))
+            fs.rename(
+                os.path.join(registry.path, away[number]),
+                registry.partition_path(made.name, number),
+            )
         fs.sync_dir(registry.path)
         registry.known[made.name] = made
         registry.save()

@@ -43,7 +43,9 @@ class Identity:
 
     @property
     def node_id(self) -> int:
-        text = self._properties.get("node.id") or self._properties.get("broker.id") or "1"
+        text = (
+            self._properties.get("node.id") or self._properties.get("broker.id") or "1"
+        )
         if text.isdecimal() and int(text) <= INT32_MAX:
             return int(text)
         return 1
@@ -108,7 +110,12 @@ class ProducerIds:
             # Durable before the first id of the block is given out: a crash loses ids
             # but never repeats one.
             end = first + _PRODUCER_ID_BLOCK
-            checkpoint.write(self._fs, self._path, checkpoint.PRODUCER_IDS, checkpoint.pack_producer_ids(end))
+            checkpoint.write(
+                self._fs,
+                self._path,
+                checkpoint.PRODUCER_IDS,
+                checkpoint.pack_producer_ids(end),
+            )
             self._next = first
             self._end = end
         given = self._next
@@ -125,7 +132,9 @@ def check_kind(fs: FS, real: str, *, create: bool) -> None:
     """
     names = fs.listdir(real)
     of_partitions = {*PARTITION_FILES, TURN}
-    if not of_partitions.isdisjoint(names) or any(base_offset_of(name) is not None for name in names):
+    if not of_partitions.isdisjoint(names) or any(
+        base_offset_of(name) is not None for name in names
+    ):
         raise LogNotFoundError(
             "this is the directory of one partition: open it with logcore.open(), or open the directory it lies in",
             path=real,
@@ -136,7 +145,8 @@ def check_kind(fs: FS, real: str, *, create: bool) -> None:
     if create or not names or any(name.removesuffix(".tmp") in ours for name in names):
         return
     if not any(
-        (partition_of(name) is not None or is_deleted_partition(name)) and fs.is_directory(os.path.join(real, name))
+        (partition_of(name) is not None or is_deleted_partition(name))
+        and fs.is_directory(os.path.join(real, name))
         for name in names
     ):
         raise LogNotFoundError(

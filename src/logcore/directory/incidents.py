@@ -78,7 +78,15 @@ class Incidents:
         # 1, 10, 100 and so on, so that an error in every tick is not reported each
         # time. This runs without the lock, because the callback may read the incidents.
         if str(incident.count).strip("0") == "1":
-            tell(work, WARNING, "%s: %s: %s (%d times)", where, kind, incident.reason, incident.count)
+            tell(
+                work,
+                WARNING,
+                "%s: %s: %s (%d times)",
+                where,
+                kind,
+                incident.reason,
+                incident.count,
+            )
             if self._on_incident is not None:
                 self._on_incident(incident)
 

@@ -86,7 +86,9 @@ class OpenLogs:
         config = self._registry.settings(topic).as_mapping()
         self._registry.check_directory(path)
         if self._claim is None:
-            log = self.known[key] = open_log(path, read_only=True, config=config, fs=self._fs)
+            log = self.known[key] = open_log(
+                path, read_only=True, config=config, fs=self._fs
+            )
         else:
             log = open_log(
                 path,
@@ -97,7 +99,9 @@ class OpenLogs:
                 fs=self._fs,
             )
             try:
-                log.upkeep.retain_by(self._upkeeper.settings.retention, lambda: committed(*key))
+                log.upkeep.retain_by(
+                    self._upkeeper.settings.retention, lambda: committed(*key)
+                )
                 self._upkeeper.admit(key, log)
                 self._topic_ids[key] = topic.topic_id
                 self.known[key] = log
@@ -123,7 +127,13 @@ class OpenLogs:
         opened_for = self._topic_ids.get((name, number))
         return None not in (opened_for, topic.topic_id) and opened_for != topic.topic_id
 
-    def close_all(self, everything: Collection[Key], before: Callable[[], None], *, is_forked: bool) -> None:
+    def close_all(
+        self,
+        everything: Collection[Key],
+        before: Callable[[], None],
+        *,
+        is_forked: bool,
+    ) -> None:
         """Close all logs, write their checkpoints at once, and release the claim.
 
         `everything` contains all partitions of the directory. `before` is called first.
@@ -174,11 +184,14 @@ class OpenLogs:
                     except BaseException as error:
                         failures.append(error)
                         claim.fail()
-                        # Completes a close that an interrupt cut short; otherwise does nothing.
+                        # Completes a close that an interrupt cut short; otherwise does
+                        # nothing.
                         with contextlib.suppress(LogcoreError, OSError):
                             log.close()
             try:
-                claim.checkpoints.set(checkpoint.RECOVERY_POINT, recovery_points, may_use_reserve=True)
+                claim.checkpoints.set(
+                    checkpoint.RECOVERY_POINT, recovery_points, may_use_reserve=True
+                )
                 self._upkeeper.save_high_watermarks(ends)
             # All records are durable, and the next opening only checks more.
             except (DiskFullError, ResourceError):
@@ -207,7 +220,8 @@ class OpenLogs:
         for key in [key for key in list(self._leader_epochs) if key[0] in topics]:
             self._leader_epochs.pop(key, None)
 
-    # -- leader epochs -----------------------------------------------------------------------------------------------
+    # -- leader epochs
+    # -----------------------------------------------------------------------------------------------
 
     def leader_epoch(self, key: Key) -> int:
         """Return the leader epoch for appends to a partition.
@@ -232,4 +246,6 @@ class OpenLogs:
 
     def knows_leader_epoch(self, key: Key) -> bool:
         """Return whether leader_epoch() works without reading a file."""
-        return self._claim is not None and (self.opened(key) is not None or key in self._leader_epochs)
+        return self._claim is not None and (
+            self.opened(key) is not None or key in self._leader_epochs
+        )

@@ -50,7 +50,12 @@ class Sharing:
     """
 
     def __init__(
-        self, fs: FS, directory: Directory, claim: Claim | None, registry: TopicRegistry, incidents: Incidents
+        self,
+        fs: FS,
+        directory: Directory,
+        claim: Claim | None,
+        registry: TopicRegistry,
+        incidents: Incidents,
     ) -> None:
         self._fs = fs
         # Weak, so that a directory that was not closed warns as soon as it is dropped.
@@ -91,7 +96,11 @@ class Sharing:
         if seen == self._seen:
             return
         self._registry.look()
-        rows = {row.name for row in read_topics(self._fs, self._registry.path) if row.is_deleting}
+        rows = {
+            row.name
+            for row in read_topics(self._fs, self._registry.path)
+            if row.is_deleting
+        }
         self._registry.deleting_elsewhere = rows - set(self._registry.deleting)
         self._seen = seen
         self.is_behind = True
@@ -114,7 +123,9 @@ class Sharing:
         for (topic, number), log in list(self._directory.known_logs().items()):
             settings = self._directory.settings(topic)
             if not log.is_closed and not log.has_failed and log.config != settings:
-                with self._incidents.going_on("settings", partition_name(topic, number)):
+                with self._incidents.going_on(
+                    "settings", partition_name(topic, number)
+                ):
                     log.reconfigure(settings)
                 is_in_line = is_in_line and log.config == settings
         self.is_behind = not is_in_line
@@ -128,8 +139,16 @@ class Sharing:
         if self._claim is None or not self.is_shared:
             return
         with self.changing():
-            left = {row.name: row for row in read_topics(self._fs, self._registry.path) if row.is_deleting}
-        ours = {name: row for name, row in left.items() if name in names and name not in self._registry.deleting}
+            left = {
+                row.name: row
+                for row in read_topics(self._fs, self._registry.path)
+                if row.is_deleting
+            }
+        ours = {
+            name: row
+            for name, row in left.items()
+            if name in names and name not in self._registry.deleting
+        }
         for name, row in ours.items():
             self.say_deleted(name, row.numbers)
         with self.changing():
@@ -140,7 +159,11 @@ class Sharing:
     def _state_of_file(self) -> tuple[object, ...]:
         path = os.path.join(self._registry.path, checkpoint.TOPICS)
         try:
-            return self._fs.identity(path), self._fs.modified_ms(path), self._fs.file_size(path)
+            return (
+                self._fs.identity(path),
+                self._fs.modified_ms(path),
+                self._fs.file_size(path),
+            )
         except FileNotFoundError:
             return ()
 

@@ -40,7 +40,9 @@ class Directory(Protocol):
     def partition(self, topic: str, number: int) -> Log: ...
 
 
-def take_snapshot(fs: FS, directory: Directory, incidents: Incidents, target: str) -> None:
+def take_snapshot(
+    fs: FS, directory: Directory, incidents: Incidents, target: str
+) -> None:
     """Copy all partitions up to their high watermarks, one after the other.
 
     If this fails, the incomplete copy is deleted. An incident reports any files that
@@ -51,7 +53,9 @@ def take_snapshot(fs: FS, directory: Directory, incidents: Incidents, target: st
         StorageReadError, StorageWriteError, DiskFullError: the copy failed.
     """
     if fs.exists(target):
-        raise InvalidConfigError("there is something at the path of the snapshot", found=repr(target))
+        raise InvalidConfigError(
+            "there is something at the path of the snapshot", found=repr(target)
+        )
     parent, name = os.path.split(target)
     suffix = f".{fs.random_bytes(8).hex()}-partial"
     partial = os.path.join(parent, name[: _NAME_BYTES - len(suffix)] + suffix)
@@ -74,7 +78,9 @@ def _copy_directory(fs: FS, directory: Directory, target: str) -> None:
     points: dict[Key, int | None] = {}
     starts: dict[Key, int | None] = {}
     # Committed offsets first, so that they are within the copies of the topics.
-    for name in sorted(directory.topics(), key=lambda name: (name != OFFSETS_TOPIC, name)):
+    for name in sorted(
+        directory.topics(), key=lambda name: (name != OFFSETS_TOPIC, name)
+    ):
         directory.topic_id(name)
         for number in directory.partitions(name):
             log = directory.partition(name, number)
@@ -90,7 +96,12 @@ def _copy_directory(fs: FS, directory: Directory, target: str) -> None:
     copied = OffsetCheckpoints(fs, target)
     copied.set(checkpoint.LOG_START, starts)
     copied.set(checkpoint.RECOVERY_POINT, points)
-    for file in (checkpoint.META_PROPERTIES, checkpoint.PRODUCER_IDS, checkpoint.GROUPS, checkpoint.TOPICS):
+    for file in (
+        checkpoint.META_PROPERTIES,
+        checkpoint.PRODUCER_IDS,
+        checkpoint.GROUPS,
+        checkpoint.TOPICS,
+    ):
         content = checkpoint.read(fs, directory.path, file)
         if content is not None:
             checkpoint.write(fs, target, file, content)

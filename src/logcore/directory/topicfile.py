@@ -73,7 +73,11 @@ class TopicEntry:
     adding: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        facts: dict[str, Any] = {"topic": self.name, "id": id_text(self.topic_id or NO_ID), "partitions": self.count}
+        facts: dict[str, Any] = {
+            "topic": self.name,
+            "id": id_text(self.topic_id or NO_ID),
+            "partitions": self.count,
+        }
         if self.overrides:
             facts["config"] = self.overrides
         if self.is_deleting:
@@ -103,9 +107,15 @@ class TopicEntry:
             if type(number) is not int or not 0 <= number <= MOST_PARTITIONS:
                 raise ValueError(f"topic {name} with {number!r:.80} partitions")
         overrides = facts.get("config", {})
-        if not isinstance(overrides, dict) or not all(isinstance(value, str) for value in overrides.values()):
+        if not isinstance(overrides, dict) or not all(
+            isinstance(value, str) for value in overrides.values()
+        ):
             raise ValueError(f"topic {name} with settings that are no text")
-        overrides = {setting: value for setting, value in overrides.items() if setting != _REMOVED_SETTING}
+        overrides = {
+            setting: value
+            for setting, value in overrides.items()
+            if setting != _REMOVED_SETTING
+        }
         try:
             topic_id = parse_id(facts["id"])
         except (KeyError, TypeError, ValueError):
@@ -144,9 +154,15 @@ def read_topics(fs: FS, path: str) -> list[TopicEntry]:
             found=repr(content[:80]),
         )
     try:
-        total = sum(int(row["partitions"]) for row in rows if isinstance(row, dict) and _is_count(row))
+        total = sum(
+            int(row["partitions"])
+            for row in rows
+            if isinstance(row, dict) and _is_count(row)
+        )
         if total > _MOST_IN_ALL:
-            raise ValueError(f"{total} partitions in all, where {_MOST_IN_ALL} are the most")
+            raise ValueError(
+                f"{total} partitions in all, where {_MOST_IN_ALL} are the most"
+            )
         topics = [TopicEntry.from_json(row) for row in rows]
         if len({topic.name for topic in topics}) < len(topics):
             raise ValueError("a topic twice")
@@ -161,12 +177,16 @@ def read_topics(fs: FS, path: str) -> list[TopicEntry]:
     return topics
 
 
-def write_topics(fs: FS, path: str, topics: Iterable[TopicEntry], *, may_use_reserve: bool = True) -> None:
+def write_topics(
+    fs: FS, path: str, topics: Iterable[TopicEntry], *, may_use_reserve: bool = True
+) -> None:
     """Replace the file. With `may_use_reserve`, a full disk's reserve may be used."""
     rows = [topic.as_json() for topic in topics]
     total = sum(row["partitions"] for row in rows)
     if total > _MOST_IN_ALL:
-        raise InvalidConfigError("partitions in all", expected=f"at most {_MOST_IN_ALL}", found=total)
+        raise InvalidConfigError(
+            "partitions in all", expected=f"at most {_MOST_IN_ALL}", found=total
+        )
     content = checkpoint.pack_topics(rows)
     reserve = None
     if may_use_reserve:
@@ -201,7 +221,9 @@ def check_count(partitions: object, least: int) -> int:
         count = -1
     if not least <= count <= MOST_PARTITIONS:
         raise InvalidConfigError(
-            "number of partitions", expected=f"{least} to {MOST_PARTITIONS}", found=repr(partitions)
+            "number of partitions",
+            expected=f"{least} to {MOST_PARTITIONS}",
+            found=repr(partitions),
         )
     return count
 

@@ -66,7 +66,12 @@ from logcore.notices import INFO, tell
 #: Maximum number of attempts of a reader whose listing is outdated by concurrent
 #: changes.
 _LOOKS: Final = 100
-_CHECKPOINTS: Final = (checkpoint.RECOVERY_POINT, checkpoint.LOG_START, checkpoint.HIGH_WATERMARK, checkpoint.CLEANER)
+_CHECKPOINTS: Final = (
+    checkpoint.RECOVERY_POINT,
+    checkpoint.LOG_START,
+    checkpoint.HIGH_WATERMARK,
+    checkpoint.CLEANER,
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -151,7 +156,11 @@ class TopicRegistry:
             before = rows
             found = self._partitions_on_disk()
             rows = read_topics(self._fs, self.path)
-        topics = {row.name: row for row in rows if not row.is_deleting and row.name != METADATA_LOG}
+        topics = {
+            row.name: row
+            for row in rows
+            if not row.is_deleting and row.name != METADATA_LOG
+        }
         half_made = {row.name: range(row.count, row.adding) for row in rows}
         deleting = {row.name for row in rows if row.is_deleting}
         # No row names such a directory: Kafka or a copy created it. Its topic is
@@ -160,7 +169,9 @@ class TopicRegistry:
             if name in deleting:
                 continue
             topic = topics.setdefault(name, TopicEntry(name))
-            whole = {number for number in numbers if number not in half_made.get(name, ())}
+            whole = {
+                number for number in numbers if number not in half_made.get(name, ())
+            }
             topic.numbers = PartitionNumbers(sorted({*topic.numbers, *whole}))
         self.known = topics
         self.version += 1
@@ -171,7 +182,12 @@ class TopicRegistry:
         beginning = os.path.join(self.path, "")
         for name in self._fs.listdir(self.path):
             key = partition_of(name)
-            if key is None or key[0] == METADATA_LOG or name != partition_name(*key) or name.startswith("."):
+            if (
+                key is None
+                or key[0] == METADATA_LOG
+                or name != partition_name(*key)
+                or name.startswith(".")
+            ):
                 continue
             if self._fs.is_directory(beginning + name):
                 found.setdefault(key[0], []).append(key[1])
@@ -188,14 +204,22 @@ class TopicRegistry:
         if any(topic.is_deleting for topic in topics):
             present = self._partitions_on_disk()
         undone: dict[str, Iterable[int]] = {
-            topic.name: {*topic.numbers, *present.get(topic.name, ())} for topic in topics if topic.is_deleting
+            topic.name: {*topic.numbers, *present.get(topic.name, ())}
+            for topic in topics
+            if topic.is_deleting
         }
-        undone |= {topic.name: range(topic.count, topic.adding) for topic in topics if topic.adding}
+        undone |= {
+            topic.name: range(topic.count, topic.adding)
+            for topic in topics
+            if topic.adding
+        }
         # The rows are written last: if this is interrupted too, the next opening starts
         # again.
         if undone:
             self._remove_partitions(undone)
-            write_topics(self._fs, self.path, [attrs.evolve(topic, adding=0) for topic in topics])
+            write_topics(
+                self._fs, self.path, [attrs.evolve(topic, adding=0) for topic in topics]
+            )
             self.deleting = {topic.name: topic for topic in topics if topic.is_deleting}
             self.emptied = {*self.deleting}
             self.remembered = {*self.deleting}
@@ -216,8 +240,14 @@ class TopicRegistry:
         had = self._claim.checkpoints.all(checkpoint.RECOVERY_POINT)
         missing: list[tuple[TopicEntry, list[int]]] = []
         for topic in self.known.values():
-            numbers = [n for n in range(topic.count) if partition_name(topic.name, n) not in present]
-            missing.append((topic, [n for n in numbers if not had.get((topic.name, n))]))
+            numbers = [
+                n
+                for n in range(topic.count)
+                if partition_name(topic.name, n) not in present
+            ]
+            missing.append(
+                (topic, [n for n in numbers if not had.get((topic.name, n))])
+            )
         self.make_partitions(missing)
 
     def topic(self, name: str) -> TopicEntry:
@@ -230,7 +260,11 @@ class TopicRegistry:
         topic = self.known.get(name)
         if topic is None:
             raise TopicNotFoundError(
-                "there is no such topic", name=str(name), known=self.known, path=self.path, found=repr(name)
+                "there is no such topic",
+                name=str(name),
+                known=self.known,
+                path=self.path,
+                found=repr(name),
             )
         return topic
 
@@ -254,7 +288,9 @@ class TopicRegistry:
 
     def describe(self, topic: TopicEntry) -> TopicDescription:
         partitions = [
-            PartitionDescription(partition=number, path=self.partition_path(topic.name, number))
+            PartitionDescription(
+                partition=number, path=self.partition_path(topic.name, number)
+            )
             for number in topic.numbers
         ]
         return TopicDescription(
@@ -266,7 +302,9 @@ class TopicRegistry:
         )
 
     def _stored_id(self, name: str, number: int) -> uuid.UUID | None:
-        content = checkpoint.read(self._fs, self.partition_path(name, number), checkpoint.PARTITION_METADATA)
+        content = checkpoint.read(
+            self._fs, self.partition_path(name, number), checkpoint.PARTITION_METADATA
+        )
         found = checkpoint.topic_id(content or b"")
         try:
             if found:
@@ -275,7 +313,12 @@ class TopicRegistry:
         except ValueError:
             return None
 
-    def save(self, *changed: TopicEntry, deleting: Iterable[TopicEntry] = (), makes_room: bool = False) -> None:
+    def save(
+        self,
+        *changed: TopicEntry,
+        deleting: Iterable[TopicEntry] = (),
+        makes_room: bool = False,
+    ) -> None:
         """Replace logcore.topics by the known topics with `changed`; this commits a
         change.
 
@@ -291,28 +334,46 @@ class TopicRegistry:
         ]
         # Rows of other processes that are deleting topics are kept unchanged.
         if self.deleting_elsewhere:
-            rows += [row for row in read_topics(self._fs, self.path) if row.name in self.deleting_elsewhere]
+            rows += [
+                row
+                for row in read_topics(self._fs, self.path)
+                if row.name in self.deleting_elsewhere
+            ]
         write_topics(self._fs, self.path, rows, may_use_reserve=makes_room)
 
     # -- creation, changes, deletion --------------------------------------------------
 
     def create(
-        self, wanted: Mapping[str, tuple[int, Mapping[str, object] | None]], *, check_only: bool = False
+        self,
+        wanted: Mapping[str, tuple[int, Mapping[str, object] | None]],
+        *,
+        check_only: bool = False,
     ) -> None:
         """Create topics, name -> (partitions, config), all of them or none.
 
         With `check_only`, only raise the errors that this would raise.
         """
-        flat = {_confusable(name): name for name in (*self.known, *self.deleting, *self.deleting_elsewhere)}
+        flat = {
+            _confusable(name): name
+            for name in (*self.known, *self.deleting, *self.deleting_elsewhere)
+        }
         made = []
         for name, (partitions, config) in wanted.items():
             check_topic_name(name)
             if name == METADATA_LOG:
-                raise InvalidNameError("Kafka keeps this name for the log of its quorum", found=repr(name))
+                raise InvalidNameError(
+                    "Kafka keeps this name for the log of its quorum", found=repr(name)
+                )
             if name in self.known:
-                raise TopicExistsError("there is such a topic already", path=self.path, found=repr(name))
+                raise TopicExistsError(
+                    "there is such a topic already", path=self.path, found=repr(name)
+                )
             if name in self.deleting or name in self.deleting_elsewhere:
-                raise TopicExistsError("the topic of that name is being deleted", path=self.path, found=repr(name))
+                raise TopicExistsError(
+                    "the topic of that name is being deleted",
+                    path=self.path,
+                    found=repr(name),
+                )
             other = flat.setdefault(_confusable(name), name)
             if other != name:
                 raise InvalidNameError(
@@ -322,7 +383,15 @@ class TopicRegistry:
                 )
             count = check_count(partitions, 1)
             overrides = self._overrides({}, config or {})
-            made.append(TopicEntry(name, new_id(self._fs), count, overrides, PartitionNumbers(range(count))))
+            made.append(
+                TopicEntry(
+                    name,
+                    new_id(self._fs),
+                    count,
+                    overrides,
+                    PartitionNumbers(range(count)),
+                )
+            )
         for topic in made:
             for number in topic.numbers:
                 self._check_unused(topic.name, number)
@@ -336,7 +405,14 @@ class TopicRegistry:
             self.version += 1
             self.save()
             for topic in made:
-                tell("topics", INFO, "%s: topic %s made with %d partitions", self.path, topic.name, topic.count)
+                tell(
+                    "topics",
+                    INFO,
+                    "%s: topic %s made with %d partitions",
+                    self.path,
+                    topic.name,
+                    topic.count,
+                )
         except BaseException:
             self.undo(*made)
             raise
@@ -357,7 +433,9 @@ class TopicRegistry:
         topic = self.topic(name)
         present = len(topic.numbers)
         if topic.numbers != tuple(range(present)):
-            raise InvalidConfigError("the topic has gaps in its partition numbers", found=str(topic.numbers))
+            raise InvalidConfigError(
+                "the topic has gaps in its partition numbers", found=str(topic.numbers)
+            )
         check_count(count, present + 1)
         for number in range(present, count):
             self._check_unused(name, number)
@@ -383,7 +461,13 @@ class TopicRegistry:
         self.known[name] = grown
         self.version += 1
 
-    def alter(self, name: str, changes: Mapping[str, object | None], *, check_only: bool = False) -> None:
+    def alter(
+        self,
+        name: str,
+        changes: Mapping[str, object | None],
+        *,
+        check_only: bool = False,
+    ) -> None:
         """Change the settings of a topic; None resets a setting to the default."""
         topic = self.topic(name)
         overrides = self._overrides(topic.overrides, changes)
@@ -419,11 +503,17 @@ class TopicRegistry:
         # the directories of all its topics. The row is removed last: while it exists,
         # the next opening completes the deletion.
         self._drop_finished()
-        doomed = {name: topic for name, topic in self.deleting.items() if name not in self.emptied}
+        doomed = {
+            name: topic
+            for name, topic in self.deleting.items()
+            if name not in self.emptied
+        }
         if doomed:
             self._directory.close_logs(doomed)
             applying.drop_topics(self._fs, self.path, doomed)
-            self._remove_partitions({name: topic.numbers for name, topic in doomed.items()})
+            self._remove_partitions(
+                {name: topic.numbers for name, topic in doomed.items()}
+            )
             self.emptied.update(doomed)
         done = self.emptied - self.remembered
         if done:
@@ -443,7 +533,11 @@ class TopicRegistry:
         """
         if self._claim is None or not self._claim.is_shared:
             return
-        left = {row.name: row.topic_id for row in read_topics(self._fs, self.path) if row.is_deleting}
+        left = {
+            row.name: row.topic_id
+            for row in read_topics(self._fs, self.path)
+            if row.is_deleting
+        }
         for name, topic in [*self.deleting.items()]:
             if name not in left or left[name] != topic.topic_id:
                 self._drop(name)
@@ -451,10 +545,16 @@ class TopicRegistry:
     def finish_rows(self, names: set[str]) -> None:
         """Remove the files and rows of topics that a crashed process was deleting."""
         rows = read_topics(self._fs, self.path)
-        doomed = {row.name: row.numbers for row in rows if row.is_deleting and row.name in names}
+        doomed = {
+            row.name: row.numbers
+            for row in rows
+            if row.is_deleting and row.name in names
+        }
         if doomed:
             self._remove_partitions(doomed)
-            write_topics(self._fs, self.path, [row for row in rows if row.name not in doomed])
+            write_topics(
+                self._fs, self.path, [row for row in rows if row.name not in doomed]
+            )
 
     def _remove_partitions(self, numbers: Mapping[str, Iterable[int]]) -> None:
         """Remove existing partition directories and their lines in the checkpoints.
@@ -465,7 +565,9 @@ class TopicRegistry:
         such error is raised at the end.
         """
         assert self._claim is not None
-        keys: dict[tuple[str, int], int | None] = {(name, n): None for name, those in numbers.items() for n in those}
+        keys: dict[tuple[str, int], int | None] = {
+            (name, n): None for name, those in numbers.items() for n in those
+        }
         away = [
             self._rename_away(partition_name(name, number))
             for name, number in keys
@@ -501,7 +603,8 @@ class TopicRegistry:
         """Remove a partition's directory and its files, if it exists."""
         remove_tree(self._fs, os.path.join(self.path, name))
 
-    # -- settings ----------------------------------------------------------------------------------------------------
+    # -- settings
+    # ----------------------------------------------------------------------------------------------------
 
     def settings(self, topic: TopicEntry) -> LogConfig:
         """Return the effective settings of a topic.
@@ -521,12 +624,16 @@ class TopicRegistry:
         settings().
         """
         if not topic.count:
-            implied = {name: config_text(-1) for name in KEEPS_ALL if name not in self._given}
+            implied = {
+                name: config_text(-1) for name in KEEPS_ALL if name not in self._given
+            }
         else:
             implied = {}
         return {**implied, **topic.overrides}
 
-    def _overrides(self, present: Mapping[str, str], changes: Mapping[str, object | None]) -> dict[str, str]:
+    def _overrides(
+        self, present: Mapping[str, str], changes: Mapping[str, object | None]
+    ) -> dict[str, str]:
         """Return the settings of a topic after changes, validated together with the
         defaults.
         """
@@ -543,7 +650,9 @@ class TopicRegistry:
     def partition_path(self, topic: str, number: int) -> str:
         return os.path.join(self.path, partition_name(topic, number))
 
-    def make_partitions(self, wanted: Iterable[tuple[TopicEntry, Iterable[int]]]) -> None:
+    def make_partitions(
+        self, wanted: Iterable[tuple[TopicEntry, Iterable[int]]]
+    ) -> None:
         """Create empty partition directories durably."""
         made: dict[tuple[str, int], int | None] = {}
         for topic, numbers in wanted:
@@ -564,7 +673,9 @@ class TopicRegistry:
             self._fs.mkdir(path)
         assert topic.topic_id is not None
         metadata = f"version: 0\ntopic_id: {id_text(topic.topic_id)}"
-        checkpoint.write(self._fs, path, checkpoint.PARTITION_METADATA, metadata.encode())
+        checkpoint.write(
+            self._fs, path, checkpoint.PARTITION_METADATA, metadata.encode()
+        )
 
     def _check_unused(self, topic: str, number: int) -> None:
         """Raise CorruptLogError if the directory of a new partition contains records."""
@@ -572,7 +683,9 @@ class TopicRegistry:
         if self._fs.exists(path):
             self.check_directory(path)
             if any(name.endswith(LOG) for name in self._fs.listdir(path)):
-                raise CorruptLogError("a new partition's directory holds records of another", path=path)
+                raise CorruptLogError(
+                    "a new partition's directory holds records of another", path=path
+                )
 
     def check_directory(self, path: str) -> None:
         """Raise CorruptLogError unless this is a directory.
@@ -580,10 +693,15 @@ class TopicRegistry:
         A link is refused because it may point outside the log directory.
         """
         if not self._fs.exists(path):
-            raise CorruptLogError("the partition's directory is gone; restore it, or delete the topic", path=path)
+            raise CorruptLogError(
+                "the partition's directory is gone; restore it, or delete the topic",
+                path=path,
+            )
         if not self._fs.is_directory(path):
             raise CorruptLogError(
-                "no directory: links inside a log directory are not followed", path=path, expected="a directory"
+                "no directory: links inside a log directory are not followed",
+                path=path,
+                expected="a directory",
             )
 
     def note(self, file: str, offsets: Mapping[Key, int | None]) -> None:

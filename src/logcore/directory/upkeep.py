@@ -42,7 +42,9 @@ from logcore.retention import Policy, kafka_rules, to_fit
 from logcore.segment import Segment
 from logcore.trustedclock import JUMP_MS
 
-_HIGH_WATERMARK_MS: Final = 5_000  # Kafka: replica.high.watermark.checkpoint.interval.ms
+_HIGH_WATERMARK_MS: Final = (
+    5_000  # Kafka: replica.high.watermark.checkpoint.interval.ms
+)
 #: One tick() ends after this many actions with disk I/O, this many milliseconds of
 #: them, or this many logs.
 _TICK_ACTIONS: Final = 4
@@ -99,7 +101,9 @@ class Upkeep:
         for name, low in least.items():
             value = getattr(self, name)
             if value is not None and value < low:
-                raise InvalidConfigError(f"upkeep {name!r}", expected=f"at least {low}", found=value)
+                raise InvalidConfigError(
+                    f"upkeep {name!r}", expected=f"at least {low}", found=value
+                )
 
 
 class Directory(Protocol):
@@ -129,7 +133,12 @@ class Upkeeper:
     """
 
     def __init__(
-        self, fs: FS, directory: Directory, claim: Claim | None, incidents: Incidents, settings: Upkeep
+        self,
+        fs: FS,
+        directory: Directory,
+        claim: Claim | None,
+        incidents: Incidents,
+        settings: Upkeep,
     ) -> None:
         self._fs = fs
         # Weak, so that a directory that was not closed warns as soon as it is dropped.
@@ -220,7 +229,9 @@ class Upkeeper:
             self._save_recovery_points(gathered)
         return True
 
-    def _tick_one(self, key: tuple[str, int], log: Log, now_ms: int) -> tuple[bool, int | None]:
+    def _tick_one(
+        self, key: tuple[str, int], log: Log, now_ms: int
+    ) -> tuple[bool, int | None]:
         """Run the due tasks of one log and schedule its next visit.
 
         Returns whether the tasks did any work, and a recovery point to write or None.
@@ -240,12 +251,17 @@ class Upkeeper:
         except (LogcoreError, OSError) as error:
             self._incidents.met("tick", "{}-{}".format(*key), error)
         finally:
-            if self._directory.known_logs().get(key) is log and not log.is_closed and not log.has_failed:
+            if (
+                self._directory.known_logs().get(key) is log
+                and not log.is_closed
+                and not log.has_failed
+            ):
                 with self._agenda_lock:
                     self._agenda.put((key, log), next_ms)
         return acted, recovery_point
 
-    # -- limits and compaction ---------------------------------------------------------------------------------------
+    # -- limits and compaction
+    # ---------------------------------------------------------------------------------------
 
     def keep(self, clock_ms: int, now_ms: int) -> bool:
         """Enforce the directory's limits, check one closed partition, and compact.
@@ -277,12 +293,16 @@ class Upkeeper:
             if total > upkeep.max_bytes:
                 acted = self._free(total - upkeep.max_bytes, now_ms)
         if upkeep.min_free_bytes:
-            self.is_low = self._fs.free_bytes(self._directory.path) < upkeep.min_free_bytes
+            self.is_low = (
+                self._fs.free_bytes(self._directory.path) < upkeep.min_free_bytes
+            )
             for log in self._directory.open_logs().values():
                 log.writer.is_held = self.is_low
         # With 10,000 partitions a check takes 0.2 s. The interval keeps checks below 1
         # % of the time.
-        self._next_look_ms = clock_ms + max(_SPACE_MS, 100 * (self._fs.monotonic_ms() - clock_ms))
+        self._next_look_ms = clock_ms + max(
+            _SPACE_MS, 100 * (self._fs.monotonic_ms() - clock_ms)
+        )
         return acted
 
     def _free(self, excess_bytes: int, now_ms: int) -> bool:
@@ -293,15 +313,27 @@ class Upkeeper:
         facts = {}
         for name in self._directory.topics():
             for number in self._directory.partitions(name):
-                with self._incidents.going_on("retention", partition_name(name, number)):
+                with self._incidents.going_on(
+                    "retention", partition_name(name, number)
+                ):
                     # The only segment of a partition is never deleted here, so it is
                     # not worth opening.
-                    if len(list_bases(self._fs, self._partition_path(name, number))) > 1:
-                        facts[name, number] = self._directory.partition(name, number).upkeep.facts(now_ms)
+                    if (
+                        len(list_bases(self._fs, self._partition_path(name, number)))
+                        > 1
+                    ):
+                        facts[name, number] = self._directory.partition(
+                            name, number
+                        ).upkeep.facts(now_ms)
         acted = False
         for (name, number), count in to_fit(facts, excess_bytes).items():
             with self._incidents.going_on("retention", partition_name(name, number)):
-                acted |= self._directory.partition(name, number).retain(now_ms, segments=count) > 0
+                acted |= (
+                    self._directory.partition(name, number).retain(
+                        now_ms, segments=count
+                    )
+                    > 0
+                )
         return acted
 
     def _visit(self, now_ms: int) -> None:
@@ -310,7 +342,9 @@ class Upkeeper:
         """
         if not self._to_visit:
             self._to_visit = [
-                (name, number) for name in self._directory.topics() for number in self._directory.partitions(name)
+                (name, number)
+                for name in self._directory.topics()
+                for number in self._directory.partitions(name)
             ]
         if not self._to_visit:
             return
@@ -325,17 +359,23 @@ class Upkeeper:
         path = self._partition_path(name, number)
         with self._incidents.going_on("retention", partition_name(name, number)):
             bases = list_bases(self._fs, path)
-            if len(bases) < 2 and not (bases and self._directory.size_bytes(name, number)):
+            if len(bases) < 2 and not (
+                bases and self._directory.size_bytes(name, number)
+            ):
                 # The log is empty.
                 return
             # Computing the size reads the metadata of every file, so it is done only if
             # it matters.
-            too_large = 0 <= config.retention_bytes < self._directory.size_bytes(name, number)
+            too_large = (
+                0 <= config.retention_bytes < self._directory.size_bytes(name, number)
+            )
             age_ms = now_ms - Segment(self._fs, path, bases[0]).max_timestamp()
             if too_large or 0 <= config.retention_ms < age_ms:
                 assert self._claim is not None
                 self._claim.clock.save()
-                self._directory.partition(name, number).retain(now_ms, policy=self.settings.retention)
+                self._directory.partition(name, number).retain(
+                    now_ms, policy=self.settings.retention
+                )
 
     def _compact(self, clock_ms: int, now_ms: int) -> bool:
         """Continue the round in progress, or start the most urgent one.
@@ -358,16 +398,31 @@ class Upkeeper:
             while self._may_clean(clock_ms, began_us):
                 # With a rate limit, the round may be 100 ms ahead, so that its first
                 # step is allowed.
-                if rate is not None and self._cleaned_bytes > rate * (clock_ms - self._cleaning_since_ms + 100) / 1000:
+                if (
+                    rate is not None
+                    and self._cleaned_bytes
+                    > rate * (clock_ms - self._cleaning_since_ms + 100) / 1000
+                ):
                     return True
                 self._cleaned_bytes = next(steps).done_bytes
             return True
         except StopIteration:
             # At once, because another log may be waiting.
             self._next_cleaning_ms = clock_ms
-            self._uncleanable = {key: entry for key, entry in self._uncleanable.items() if entry[0] is not log}
+            self._uncleanable = {
+                key: entry
+                for key, entry in self._uncleanable.items()
+                if entry[0] is not log
+            }
         except LogcoreError as error:
-            key = next((key for key, one in self._directory.known_logs().items() if one is log), None)
+            key = next(
+                (
+                    key
+                    for key, one in self._directory.known_logs().items()
+                    if one is log
+                ),
+                None,
+            )
             if key is not None:
                 self._not_cleaned(key, log, error)
         self._cleaning = None
@@ -381,9 +436,13 @@ class Upkeeper:
         """
         own_us = self._fs.thread_us() - began_us
         passed_ms = self._fs.monotonic_ms() - began_ms
-        return own_us < _CLEANER_TICK_US or (passed_ms < _CLEANER_FREE_MS and passed_ms * 1000 <= own_us * 3 // 2)
+        return own_us < _CLEANER_TICK_US or (
+            passed_ms < _CLEANER_FREE_MS and passed_ms * 1000 <= own_us * 3 // 2
+        )
 
-    def _next_to_clean(self, now_ms: int) -> tuple[Log, Generator[Progress, None, object]] | None:
+    def _next_to_clean(
+        self, now_ms: int
+    ) -> tuple[Log, Generator[Progress, None, object]] | None:
         """Return the due log with the highest dirty ratio (storage format section 9.2)."""
         # Imported late because only compaction needs it.
         from logcore import cleaner
@@ -405,9 +464,13 @@ class Upkeeper:
         if best is None:
             return None
         memory_bytes = self.settings.compaction_memory_bytes
-        return best[1], cleaner.cleaning(best[1], now_ms=now_ms, memory_bytes=memory_bytes)
+        return best[1], cleaner.cleaning(
+            best[1], now_ms=now_ms, memory_bytes=memory_bytes
+        )
 
-    def _not_cleaned(self, key: tuple[str, int], log: Log, error: LogcoreError | OSError) -> None:
+    def _not_cleaned(
+        self, key: tuple[str, int], log: Log, error: LogcoreError | OSError
+    ) -> None:
         """Report a failed compaction; after damage, schedule less and less frequent
         attempts.
 
@@ -435,9 +498,12 @@ class Upkeeper:
     def _partition_path(self, topic: str, number: int) -> str:
         return os.path.join(self._directory.path, partition_name(topic, number))
 
-    # -- checkpoints ---------------------------------------------------------------------------------------------------
+    # -- checkpoints
+    # ---------------------------------------------------------------------------------------------------
 
-    def _save_recovery_points(self, gathered: Iterable[tuple[tuple[str, int], Log, int]]) -> None:
+    def _save_recovery_points(
+        self, gathered: Iterable[tuple[tuple[str, int], Log, int]]
+    ) -> None:
         """Write gathered recovery points for all logs at once.
 
         A lost point only makes the next opening check more. Logs that were truncated or
@@ -450,7 +516,10 @@ class Upkeeper:
 
         def holds(key: Key, point: int | None) -> bool:
             log = logs[key]
-            return self._directory.known_logs().get(key) is log and log.recovery_point == point
+            return (
+                self._directory.known_logs().get(key) is log
+                and log.recovery_point == point
+            )
 
         with self._incidents.going_on("checkpoints", self._directory.path):
             self._claim.checkpoints.set(checkpoint.RECOVERY_POINT, points, holds=holds)
@@ -458,7 +527,10 @@ class Upkeeper:
     @property
     def owes_high_watermarks(self) -> bool:
         """Whether the interval since the last write of high watermarks has passed."""
-        return self._fs.monotonic_ms() - self._high_watermarks_saved_ms >= _HIGH_WATERMARK_MS
+        return (
+            self._fs.monotonic_ms() - self._high_watermarks_saved_ms
+            >= _HIGH_WATERMARK_MS
+        )
 
     def save_high_watermarks(self, offsets: dict[tuple[str, int], int | None]) -> None:
         """Write replication-offset-checkpoint, from which Kafka starts its high
@@ -471,5 +543,7 @@ class Upkeeper:
             self._saved_high_watermarks = offsets
 
 
-def high_watermarks(logs: Mapping[tuple[str, int], Log]) -> dict[tuple[str, int], int | None]:
+def high_watermarks(
+    logs: Mapping[tuple[str, int], Log],
+) -> dict[tuple[str, int], int | None]:
     return {key: log.high_watermark for key, log in logs.items() if not log.is_closed}

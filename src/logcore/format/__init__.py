@@ -1,1 +1,3 @@
-"""From bytes to values and back, without a disk: numbers, codecs, columns, the old formats, the records of groups."""
+"""From bytes to values and back, without a disk: numbers, codecs, columns, the old
+formats, the records of groups.
+"""

@@ -1,12 +1,15 @@
 """Records as columns: numpy arrays that point into the bytes of their batches.
 
-One decode serves all consumers: from these columns come values, Record objects and Arrow arrays.
+One decode serves all consumers: from these columns come values, Record objects and
+Arrow arrays.
 
 Rules:
-- Positions are bytes into `data`, which is borrowed: a view of a mapped segment, of bytes that were read, or of one
-  inflated batch. It stays valid as long as the columns live, and is never written to.
+- Positions are bytes into `data`, which is borrowed: a view of a mapped segment, of
+  bytes that were read, or of one inflated batch. It stays valid as long as the columns
+  live, and is never written to.
 - A size of -1 is a null key or value; a size of 0 is an empty one.
-- Rows stand in log order. Offsets may have gaps (compaction) but in a sound log they rise.
+- Rows stand in log order. Offsets may have gaps (compaction) but in a sound log they
+  rise.
 
 This module decodes no batch (kernels do) and knows no file.
 """
@@ -23,7 +26,12 @@ import numpy as np
 import numpy.typing as npt
 
 from logcore.distribution import install_command
-from logcore.errors import InvalidConfigError, InvalidRecordError, InvalidTimestampError, MissingDependencyError
+from logcore.errors import (
+    InvalidConfigError,
+    InvalidRecordError,
+    InvalidTimestampError,
+    MissingDependencyError,
+)
 from logcore.kernels import Record, kernel, layout
 
 if TYPE_CHECKING:
@@ -31,19 +39,23 @@ if TYPE_CHECKING:
 
 #: Arrow columns of a scan of one log, in their usual order.
 ARROW_COLUMNS: Final = ("offset", "timestamp", "key", "value", "headers")
-#: Those of a scan of a topic; one of a log has the first two as well, when they are asked for.
+#: Those of a scan of a topic; one of a log has the first two as well, when they are
+#: asked for.
 TOPIC_COLUMNS: Final = ("topic", "partition", *ARROW_COLUMNS)
-#: Rows of an Arrow array of one value that is kept for reuse. It is as many as a run of decoded batches has at most.
+#: Rows of an Arrow array of one value that is kept for reuse. It is as many as a run of
+#: decoded batches has at most.
 _CONSTANT_ROWS: Final = 32_768
 
 
 @attrs.frozen(eq=False, repr=False)
 class RecordColumns:
-    """Decoded records of one or more batches, each array of shape (rows,) and C-contiguous.
+    """Decoded records of one or more batches, each array of shape (rows,) and
+    C-contiguous.
 
-    data: the bytes that positions count in. offsets: int64. timestamps_ms: int64, -1 for none. key_positions,
-    key_sizes, value_positions, value_sizes: int32, size -1 for null. header_positions: int32, where the first header
-    starts. header_counts: int32. topic, partition: of all rows; None in columns that no scan has made, and where the
+    data: the bytes that positions count in. offsets: int64. timestamps_ms: int64, -1
+    for none. key_positions, key_sizes, value_positions, value_sizes: int32, size -1 for
+    null. header_positions: int32, where the first header starts. header_counts: int32.
+    topic, partition: of all rows; None in columns that no scan has made, and where the
     name of the log's directory is none of a partition.
     """
 
@@ -60,17 +72,26 @@ class RecordColumns:
     partition: int | None = attrs.field(default=None, kw_only=True)
 
     @classmethod
-    def from_block(cls, data: memoryview, block: npt.NDArray[np.uint8], rows: int) -> RecordColumns:
-        """Columns over a block that a kernel has filled for exactly this many rows; nothing is copied."""
-        # The kernel fills two rows of int64, then six rows of int32. Unpacking a table gives its rows as views: eight
-        # slices, each made and cast for itself, take twice the time.
+    def from_block(
+        cls, data: memoryview, block: npt.NDArray[np.uint8], rows: int
+    ) -> RecordColumns:
+        """Columns over a block that a kernel has filled for exactly this many rows;
+        nothing is copied.
+        """
+        # The kernel fills two rows of int64, then six rows of int32. Unpacking a table
+        # gives its rows as views: eight slices, each made and cast for itself, take
+        # twice the time.
         wide: npt.NDArray[np.int64] = np.ndarray((2, rows), np.int64, block)
-        narrow: npt.NDArray[np.int32] = np.ndarray((6, rows), np.int32, block, 16 * rows)
+        narrow: npt.NDArray[np.int32] = np.ndarray(
+            (6, rows), np.int32, block, 16 * rows
+        )
         return cls(data, *wide, *narrow)
 
     @classmethod
     def from_records(cls, records: Iterable[Record]) -> RecordColumns:
-        """Columns of records that are objects already, such as those of the old formats; their bytes are copied."""
+        """Columns of records that are objects already, such as those of the old
+        formats; their bytes are copied.
+        """
         data = bytearray()
         rows = []
         for offset, timestamp_ms, key, value, headers in records:
@@ -82,7 +103,9 @@ class RecordColumns:
                 row += [len(data), size]
                 data += piece or b""
             if headers:
-                raise InvalidRecordError("records of the old formats have no headers", offset=offset)
+                raise InvalidRecordError(
+                    "records of the old formats have no headers", offset=offset
+                )
             rows.append([*row, len(data), 0])
         table = np.array(rows, np.int64).reshape(len(rows), 8).T
         return cls(
@@ -102,15 +125,17 @@ class RecordColumns:
         return f"<RecordColumns rows={len(self)}{span}>"
 
     def __getitem__(self, rows: slice | npt.NDArray[np.bool_]) -> RecordColumns:
-        """The same records cut to a slice, where nothing is copied for a step of 1, or those of a mask."""
+        """The same records cut to a slice, where nothing is copied for a step of 1, or
+        those of a mask.
+        """
         return self._with(np.ascontiguousarray(array[rows]) for array in self._arrays())
 
     def between(self, start: int, end: int) -> RecordColumns:
         """Only the records with start <= offset < end."""
         if not len(self) or (self.offsets[0] >= start and self.offsets[-1] < end):
             return self
-        # In a sound log offsets rise, so the rows to keep are neighbours, and a slice copies nothing. Otherwise the
-        # rows are picked one by one.
+        # In a sound log offsets rise, so the rows to keep are neighbours, and a slice
+        # copies nothing. Otherwise the rows are picked one by one.
         keep = np.flatnonzero((self.offsets >= start) & (self.offsets < end))
         if len(keep) and keep[-1] - keep[0] + 1 == len(keep):
             return self[int(keep[0]) : int(keep[-1]) + 1]
@@ -126,8 +151,11 @@ class RecordColumns:
         return columns
 
     def name(self, topic: str | None, partition: int | None) -> None:
-        """For the scan that has just made these columns: says which partition they are of."""
-        # A copy with the two fields would take 3 us, an eighth of decoding a batch of 16 KiB.
+        """For the scan that has just made these columns: says which partition they are
+        of.
+        """
+        # A copy with the two fields would take 3 us, an eighth of decoding a batch of
+        # 16 KiB.
         object.__setattr__(self, "topic", topic)
         object.__setattr__(self, "partition", partition)
 
@@ -163,10 +191,11 @@ class RecordColumns:
             yield Record(offset, times[row], keys[row], values[row], self.headers(row))
 
     def to_arrow(self, columns: Iterable[str] = ARROW_COLUMNS) -> pyarrow.RecordBatch:
-        """A pyarrow.RecordBatch with the columns named, of schema arrow_schema(columns).
+        """A pyarrow.RecordBatch with the columns named, of schema
+        arrow_schema(columns).
 
-        Keys and values are copied into Arrow's layout; offsets and timestamps are shared. Raises
-        MissingDependencyError without pyarrow.
+        Keys and values are copied into Arrow's layout; offsets and timestamps are
+        shared. Raises MissingDependencyError without pyarrow.
         """
         schema = arrow_schema(columns)
         pa = _pyarrow()
@@ -174,10 +203,14 @@ class RecordColumns:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def arrow_array(self, column: str) -> Any:
-        """One of ARROW_COLUMNS as a pyarrow array; what is given for a record without headers is an empty list."""
+        """One of ARROW_COLUMNS as a pyarrow array; what is given for a record without
+        headers is an empty list.
+        """
         return _ARROW_BUILDERS[column](self, _pyarrow())
 
-    def _binary(self, pa: Any, positions: npt.NDArray[np.int32], sizes: npt.NDArray[np.int32]) -> Any:
+    def _binary(
+        self, pa: Any, positions: npt.NDArray[np.int32], sizes: npt.NDArray[np.int32]
+    ) -> Any:
         offsets, pieces = kernel.gather(self.data, positions, sizes)
         nulls = sizes < 0
         validity = None
@@ -192,7 +225,9 @@ class RecordColumns:
             return _no_headers(len(self))
         starts = np.zeros(len(self) + 1, np.int32)
         np.cumsum(counts, out=starts[1:])
-        pairs = [pair for row in np.flatnonzero(counts) for pair in self.headers(int(row))]
+        pairs = [
+            pair for row in np.flatnonzero(counts) for pair in self.headers(int(row))
+        ]
         names = pa.array([_printable(name) for name, _ in pairs], pa.string())
         values = pa.array([value for _, value in pairs], pa.binary())
         items = pa.StructArray.from_arrays([names, values], ["key", "value"])
@@ -200,7 +235,9 @@ class RecordColumns:
 
 
 def _printable(name: str) -> str:
-    """A header name without surrogates, which stand for bytes that are not UTF-8: Arrow's strings must be UTF-8."""
+    """A header name without surrogates, which stand for bytes that are not UTF-8:
+    Arrow's strings must be UTF-8.
+    """
     return name.encode("utf-8", layout.HEADER_NAME_ERRORS).decode("utf-8", "replace")
 
 
@@ -222,7 +259,9 @@ def _repeated(value: str | int | None, kind: str, rows: int) -> Any:
 
 
 def _constant(value: str | int | None, kind: str, rows: int) -> Any:
-    """An Arrow array of one value: a part of one that is kept, because making it costs as much as one of offsets."""
+    """An Arrow array of one value: a part of one that is kept, because making it costs
+    as much as one of offsets.
+    """
     if rows > _CONSTANT_ROWS:
         return _repeated.__wrapped__(value, kind, rows)
     return _repeated(value, kind, _CONSTANT_ROWS).slice(0, rows)
@@ -233,11 +272,15 @@ def _no_headers_of_many() -> Any:
     pa = _pyarrow()
     kind = _schema(("headers",)).field(0).type
     none = pa.array([], kind.value_type)
-    return pa.ListArray.from_arrays(pa.array(np.zeros(_CONSTANT_ROWS + 1, np.int32)), none)
+    return pa.ListArray.from_arrays(
+        pa.array(np.zeros(_CONSTANT_ROWS + 1, np.int32)), none
+    )
 
 
 def _no_headers(rows: int) -> Any:
-    """An empty list for each row: a part of one array that is kept, where that is long enough."""
+    """An empty list for each row: a part of one array that is kept, where that is long
+    enough.
+    """
     if rows <= _CONSTANT_ROWS:
         return _no_headers_of_many().slice(0, rows)
     pa = _pyarrow()
@@ -252,7 +295,9 @@ def _times(timestamps_ms: npt.NDArray[np.int64], pa: Any) -> Any:
     if missing.any():
         validity = pa.py_buffer(np.packbits(~missing, bitorder="little"))
     kind = _schema(("timestamp",)).field(0).type
-    return pa.Array.from_buffers(kind, len(timestamps_ms), [validity, pa.py_buffer(timestamps_ms)])
+    return pa.Array.from_buffers(
+        kind, len(timestamps_ms), [validity, pa.py_buffer(timestamps_ms)]
+    )
 
 
 _ARROW_BUILDERS: Final[dict[str, Any]] = {
@@ -267,8 +312,9 @@ _ARROW_BUILDERS: Final[dict[str, Any]] = {
 
 
 def arrow_schema(columns: Iterable[str] = ARROW_COLUMNS) -> pyarrow.Schema:
-    """topic: string, partition: int32, offset: int64, timestamp: timestamp[ms, UTC], null for a record without one,
-    key and value: binary, headers: list<struct<key: string, value: binary>>.
+    """topic: string, partition: int32, offset: int64, timestamp: timestamp[ms, UTC],
+    null for a record without one, key and value: binary, headers: list<struct<key:
+    string, value: binary>>.
 
     Raises InvalidConfigError, with the name that is nearest.
     """
@@ -291,9 +337,13 @@ def _schema(names: tuple[str, ...]) -> pyarrow.Schema:
 
 
 def checked_columns(columns: Iterable[str]) -> tuple[str, ...]:
-    """The names, if all are of TOPIC_COLUMNS and none is given twice. Raises InvalidConfigError."""
+    """The names, if all are of TOPIC_COLUMNS and none is given twice. Raises
+    InvalidConfigError.
+    """
     if isinstance(columns, str):
-        raise InvalidConfigError("columns is a list of names", expected=f"[{columns!r}]", found=repr(columns))
+        raise InvalidConfigError(
+            "columns is a list of names", expected=f"[{columns!r}]", found=repr(columns)
+        )
     names = tuple(columns)
     for at, name in enumerate(names):
         if name not in TOPIC_COLUMNS:
@@ -304,7 +354,9 @@ def checked_columns(columns: Iterable[str]) -> tuple[str, ...]:
             if near:
                 hint = f"; did you mean {near[0]!r}?"
             raise InvalidConfigError(
-                f"unknown column{hint}", expected=f"some of {', '.join(TOPIC_COLUMNS)}", found=repr(name)
+                f"unknown column{hint}",
+                expected=f"some of {', '.join(TOPIC_COLUMNS)}",
+                found=repr(name),
             )
         if name in names[:at]:
             raise InvalidConfigError("a column is named twice", found=repr(name))
@@ -315,7 +367,9 @@ def _pyarrow() -> Any:
     try:
         import pyarrow
     except ImportError as error:
-        raise MissingDependencyError(f"Arrow needs pyarrow: {install_command('arrow')}") from error
+        raise MissingDependencyError(
+            f"Arrow needs pyarrow: {install_command('arrow')}"
+        ) from error
     return pyarrow
 
 
@@ -327,24 +381,37 @@ class _ArrowStream(Protocol):
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any: ...
 
 
-#: A column as append_columns() takes it: of Arrow, or a pair (data, offsets); see input_column().
+#: A column as append_columns() takes it: of Arrow, or a pair (data, offsets); see
+#: input_column().
 ColumnInput = (
     _ArrowArray
     | _ArrowStream
-    | tuple[bytes | bytearray | memoryview | npt.NDArray[np.uint8], Sequence[int] | npt.NDArray[np.integer[Any]]]
+    | tuple[
+        bytes | bytearray | memoryview | npt.NDArray[np.uint8],
+        Sequence[int] | npt.NDArray[np.integer[Any]],
+    ]
 )
 #: Times as append_columns() takes them; see input_timestamps().
-TimesInput = _ArrowArray | _ArrowStream | Sequence[int] | npt.NDArray[np.integer[Any]] | npt.NDArray[np.datetime64]
+TimesInput = (
+    _ArrowArray
+    | _ArrowStream
+    | Sequence[int]
+    | npt.NDArray[np.integer[Any]]
+    | npt.NDArray[np.datetime64]
+)
 
-InputColumn = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.uint8] | None]
+InputColumn = tuple[
+    npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.uint8] | None
+]
 
 
 def input_column(given: Any, what: str) -> InputColumn:
     """A column of bytes in the form the encoder takes: (data, offsets, nulls).
 
-    given: an Arrow array of binary or string type (anything with __arrow_c_array__ if pyarrow is installed), or a
-    (data, offsets) pair: bytes or uint8 data, and integer offsets of shape (n + 1,) that start anywhere, never fall and
-    end inside data. Raises InvalidRecordError for any other shape.
+    given: an Arrow array of binary or string type (anything with __arrow_c_array__ if
+    pyarrow is installed), or a (data, offsets) pair: bytes or uint8 data, and integer
+    offsets of shape (n + 1,) that start anywhere, never fall and end inside data.
+    Raises InvalidRecordError for any other shape.
     """
     if isinstance(given, tuple) and len(given) == 2:
         try:
@@ -354,17 +421,21 @@ def input_column(given: Any, what: str) -> InputColumn:
                 data = given[0]
         except (TypeError, ValueError, BufferError) as error:
             raise InvalidRecordError(
-                f"{what}: data must be bytes or a uint8 array", found=type(given[0]).__name__
+                f"{what}: data must be bytes or a uint8 array",
+                found=type(given[0]).__name__,
             ) from error
         if data.dtype != np.uint8 or data.ndim != 1:
             raise InvalidRecordError(
-                f"{what}: data must be bytes or a uint8 array", found=f"{data.dtype}, {data.ndim} dimensions"
+                f"{what}: data must be bytes or a uint8 array",
+                found=f"{data.dtype}, {data.ndim} dimensions",
             )
         return _checked_column(np.ascontiguousarray(data), given[1], None, what)
     pa = _pyarrow()
     array: Any
     try:
-        if isinstance(given, (bytes, bytearray, memoryview, str)):  # Arrow would make a column of their numbers
+        if isinstance(
+            given, (bytes, bytearray, memoryview, str)
+        ):  # Arrow would make a column of their numbers
             raise TypeError(given)
         if isinstance(given, (pa.Array, pa.ChunkedArray)):
             array = given
@@ -372,7 +443,8 @@ def input_column(given: Any, what: str) -> InputColumn:
             array = pa.array(given)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise InvalidRecordError(
-            f"{what}: give an Arrow array or (data, offsets)", found=type(given).__name__
+            f"{what}: give an Arrow array or (data, offsets)",
+            found=type(given).__name__,
         ) from error
     if isinstance(array, pa.ChunkedArray):  # such as a column of a Table
         if array.num_chunks != 1:
@@ -382,10 +454,19 @@ def input_column(given: Any, what: str) -> InputColumn:
     if pa.types.is_null(array.type):
         array = array.cast(pa.binary())
     if pa.types.is_fixed_size_binary(array.type) or str(array.type).endswith("_view"):
-        array = array.cast(pa.large_binary())  # these two types have no buffer of offsets
-    is_large = pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)
-    if not (is_large or pa.types.is_binary(array.type) or pa.types.is_string(array.type)):
-        raise InvalidRecordError(f"{what}: an Arrow column must hold binary or strings", found=str(array.type))
+        array = array.cast(
+            pa.large_binary()
+        )  # these two types have no buffer of offsets
+    is_large = pa.types.is_large_binary(array.type) or pa.types.is_large_string(
+        array.type
+    )
+    if not (
+        is_large or pa.types.is_binary(array.type) or pa.types.is_string(array.type)
+    ):
+        raise InvalidRecordError(
+            f"{what}: an Arrow column must hold binary or strings",
+            found=str(array.type),
+        )
     offset_type: type[np.int64 | np.int32] = np.int32
     if is_large:
         offset_type = np.int64
@@ -393,13 +474,16 @@ def input_column(given: Any, what: str) -> InputColumn:
     edges: npt.NDArray[Any] = np.zeros(1, np.int64)
     if offsets is not None:
         edges = np.frombuffer(offsets, offset_type)
-    # A sliced array keeps the buffers of the whole one. An empty array may have an empty buffer of offsets.
+    # A sliced array keeps the buffers of the whole one. An empty array may have an
+    # empty buffer of offsets.
     edges = edges[array.offset : array.offset + len(array) + 1]
     if not len(array):
         edges = np.zeros(1, np.int64)
     nulls = None
     if array.null_count:
-        nulls = np.ascontiguousarray(array.is_null().to_numpy(zero_copy_only=False), np.uint8)
+        nulls = np.ascontiguousarray(
+            array.is_null().to_numpy(zero_copy_only=False), np.uint8
+        )
     if data is not None and data.size:
         raw = np.frombuffer(data, np.uint8)
     else:
@@ -408,11 +492,16 @@ def input_column(given: Any, what: str) -> InputColumn:
 
 
 def _checked_column(
-    data: npt.NDArray[np.uint8], offsets: Any, nulls: npt.NDArray[np.uint8] | None, what: str
+    data: npt.NDArray[np.uint8],
+    offsets: Any,
+    nulls: npt.NDArray[np.uint8] | None,
+    what: str,
 ) -> InputColumn:
     edges = np.asarray(offsets)
     if edges.ndim != 1 or len(edges) < 1 or edges.dtype.kind not in "iu":
-        raise InvalidRecordError(f"{what}: offsets must be one row of integers, one more than there are records")
+        raise InvalidRecordError(
+            f"{what}: offsets must be one row of integers, one more than there are records"
+        )
     edges = np.ascontiguousarray(edges, np.int64)
     longest = kernel.longest_piece(edges, data.size)
     if longest < 0:
@@ -429,24 +518,33 @@ def _checked_column(
 def input_timestamps(given: Any, count: int) -> npt.NDArray[np.int64]:
     """Timestamps in the form the encoder takes: int64 milliseconds, shape (count,).
 
-    given: integers, an Arrow array of integers or timestamps, or numpy datetime64 of any unit.
+    given: integers, an Arrow array of integers or timestamps, or numpy datetime64 of
+    any unit.
     """
     if hasattr(given, "type") and hasattr(given, "to_numpy"):
         pa = _pyarrow()
         if pa.types.is_timestamp(given.type):
-            given = given.cast(pa.timestamp("ms", given.type.tz), safe=False).cast(pa.int64())
+            given = given.cast(pa.timestamp("ms", given.type.tz), safe=False).cast(
+                pa.int64()
+            )
         if isinstance(given, pa.Array):
             given = given.to_numpy(zero_copy_only=False)
         else:
             given = given.to_numpy()
     array = np.asarray(given)
     if array.dtype.kind == "M":
-        # 2^63 milliseconds are 292 million years. numpy would wrap a later time without an error.
+        # 2^63 milliseconds are 292 million years. numpy would wrap a later time without
+        # an error.
         if np.any(np.abs(array.astype("datetime64[Y]").astype(np.int64)) > 200_000_000):
-            raise InvalidTimestampError("timestamps_ms are outside what milliseconds can hold")
+            raise InvalidTimestampError(
+                "timestamps_ms are outside what milliseconds can hold"
+            )
         array = array.astype("datetime64[ms]").view(np.int64)
     if array.dtype == np.uint64 and array.size and int(array.max()) > 2**63 - 1:
-        raise InvalidTimestampError("timestamps_ms are outside what milliseconds can hold", found=int(array.max()))
+        raise InvalidTimestampError(
+            "timestamps_ms are outside what milliseconds can hold",
+            found=int(array.max()),
+        )
     if array.dtype.kind not in "iu" or array.shape != (count,):
         raise InvalidTimestampError(
             "timestamps_ms must be integers, one for each record",

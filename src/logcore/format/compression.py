@@ -77,12 +77,23 @@ class Codec(enum.IntEnum):
     ZSTD = 4
 
 
-_LEVELS = {Codec.GZIP: (-1, 9, -1), Codec.LZ4: (1, 17, 9), Codec.ZSTD: (-131072, 22, 3)}  # lowest, highest, default
+_LEVELS = {
+    Codec.GZIP: (-1, 9, -1),
+    Codec.LZ4: (1, 17, 9),
+    Codec.ZSTD: (-131072, 22, 3),
+}  # lowest, highest, default
 _INSTALL = {Codec.SNAPPY: "cramjam", Codec.LZ4: "lz4", Codec.ZSTD: "zstandard"}
-_NAMES = {"none": Codec.NONE, "uncompressed": Codec.NONE} | {codec.name.lower(): codec for codec in list(Codec)[1:]}
+_NAMES = {"none": Codec.NONE, "uncompressed": Codec.NONE} | {
+    codec.name.lower(): codec for codec in list(Codec)[1:]
+}
 
 
-def codec_of(attributes: int, *, path: str | os.PathLike[str] | None = None, position: int | None = None) -> Codec:
+def codec_of(
+    attributes: int,
+    *,
+    path: str | os.PathLike[str] | None = None,
+    position: int | None = None,
+) -> Codec:
     """Return the codec in the `attributes` of a batch or message.
 
     Types 5-7 raise UnsupportedCodecError.
@@ -90,7 +101,11 @@ def codec_of(attributes: int, *, path: str | os.PathLike[str] | None = None, pos
     found = attributes & CODEC_MASK
     if found > Codec.ZSTD:
         raise UnsupportedCodecError(
-            "unknown compression type", path=path, position=position, expected="0-4", found=found
+            "unknown compression type",
+            path=path,
+            position=position,
+            expected="0-4",
+            found=found,
         )
     return Codec(found)
 
@@ -105,11 +120,19 @@ def codec_named(name: str) -> Codec:
         return _NAMES[name]
     except KeyError:
         raise InvalidConfigError(
-            "unknown compression type", expected=" | ".join(sorted(_NAMES)), found=repr(name)
+            "unknown compression type",
+            expected=" | ".join(sorted(_NAMES)),
+            found=repr(name),
         ) from None
 
 
-def compress(codec: Codec, data: Buffer, *, level: int | None = None, legacy_lz4_checksum: bool = False) -> bytes:
+def compress(
+    codec: Codec,
+    data: Buffer,
+    *,
+    level: int | None = None,
+    legacy_lz4_checksum: bool = False,
+) -> bytes:
     """Return `data` as a body of `codec`. NONE copies it.
 
     Args:
@@ -208,7 +231,9 @@ class _Body:
         self.path = path
         self.position = position
 
-    def corrupt(self, reason: str, at: int = 0, *, expected: object = None, found: object = None) -> CorruptBatchError:
+    def corrupt(
+        self, reason: str, at: int = 0, *, expected: object = None, found: object = None
+    ) -> CorruptBatchError:
         return CorruptBatchError(
             f"damaged {self.codec.name.lower()} body: {reason}",
             path=self.path,
@@ -228,7 +253,9 @@ class _Body:
 
     def out_of_memory(self) -> ResourceError:
         return ResourceError(
-            f"no memory to inflate a {self.codec.name.lower()} body", path=self.path, position=self.position
+            f"no memory to inflate a {self.codec.name.lower()} body",
+            path=self.path,
+            position=self.position,
         )
 
     def refused(self, error: Exception, at: int = 0) -> LogcoreError:
@@ -243,7 +270,8 @@ class _Body:
         return self.corrupt(text, at)
 
 
-# --- gzip ------------------------------------------------------------------------------------------------------------
+# --- gzip
+# ------------------------------------------------------------------------------------------------------------
 
 _GZIP_WBITS = 31  # 15 bits of window, and 16 to ask for gzip's header and trailer
 _GZIP_MAGIC = b"\x1f\x8b\x08"
@@ -271,12 +299,16 @@ def _decompress_gzip(body: _Body) -> bytes:
         first_helping = 4096
 
 
-def _decompress_gzip_member(body: _Body, start: int, helping: int, out: io.BytesIO) -> int:
+def _decompress_gzip_member(
+    body: _Body, start: int, helping: int, out: io.BytesIO
+) -> int:
     """Decompress the member at `start` into `out`. Returns the position after it."""
     data = body.data
     position = start
     member = zlib.decompressobj(wbits=_GZIP_WBITS)
-    pending: memoryview | bytes = b""  # input that zlib left, because its output reached the limit
+    pending: memoryview | bytes = (
+        b""  # input that zlib left, because its output reached the limit
+    )
     is_drained = True  # whether zlib has returned all content of the input so far
     while not member.eof:
         if not pending and is_drained:
@@ -298,10 +330,13 @@ def _decompress_gzip_member(body: _Body, start: int, helping: int, out: io.Bytes
     return position - len(member.unused_data)
 
 
-# --- snappy ----------------------------------------------------------------------------------------------------------
+# --- snappy
+# ----------------------------------------------------------------------------------------------------------
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
-_XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)  # version, oldest compatible version
+_XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(
+    ">ii", 1, 1
+)  # version, oldest compatible version
 _XERIAL_BLOCK_BYTES = 32 * 1024
 assert len(_XERIAL_HEADER) == 16
 
@@ -329,17 +364,26 @@ def _decompress_snappy(body: _Body) -> bytes:
 
     # The blocks are walked a second time, because a list of thousands of tiny blocks
     # would need more memory than the body.
-    out = io.BytesIO(bytes(total))  # getvalue() below returns this memory without a copy
+    out = io.BytesIO(
+        bytes(total)
+    )  # getvalue() below returns this memory without a copy
     with out.getbuffer() as target:
         plain_start = 0
         for start, end, plain_size in _snappy_blocks(body):
             plain_end = plain_start + plain_size
             try:
-                written = cramjam.snappy.decompress_raw_into(body.data[start:end], target[plain_start:plain_end])
+                written = cramjam.snappy.decompress_raw_into(
+                    body.data[start:end], target[plain_start:plain_end]
+                )
             except cramjam.DecompressionError as error:
                 raise body.refused(error, start) from error
             if written != plain_size:
-                raise body.corrupt("a block is shorter than it says", start, expected=plain_size, found=written)
+                raise body.corrupt(
+                    "a block is shorter than it says",
+                    start,
+                    expected=plain_size,
+                    found=written,
+                )
             plain_start = plain_end
     return out.getvalue()
 
@@ -359,17 +403,26 @@ def _snappy_blocks(body: _Body) -> Iterator[tuple[int, int, int]]:
         return
     position = 0
     while position < end:
-        if data[position : position + 8] == _XERIAL_MAGIC:  # at the start, or where streams were joined
+        if (
+            data[position : position + 8] == _XERIAL_MAGIC
+        ):  # at the start, or where streams were joined
             position += len(_XERIAL_HEADER)
             if position > end:
                 raise body.corrupt("it ends inside a xerial header", end)
             continue
         if end - position < 4:
-            raise body.corrupt("it ends inside a block length", position, expected="4 bytes", found=end - position)
+            raise body.corrupt(
+                "it ends inside a block length",
+                position,
+                expected="4 bytes",
+                found=end - position,
+            )
         size = int.from_bytes(data[position : position + 4], "big", signed=True)
         start = position + 4
         if not 0 < size <= end - start:
-            raise body.corrupt("bad block length", position, expected=f"1..{end - start}", found=size)
+            raise body.corrupt(
+                "bad block length", position, expected=f"1..{end - start}", found=size
+            )
         position = start + size
         yield start, position, _snappy_plain_size(body, start, position)
 
@@ -390,7 +443,8 @@ def _snappy_plain_size(body: _Body, start: int, end: int) -> int:
     return plain_size
 
 
-# --- lz4 -------------------------------------------------------------------------------------------------------------
+# --- lz4
+# -------------------------------------------------------------------------------------------------------------
 
 _LZ4_MAGIC = b"\x04\x22\x4d\x18"
 _LZ4_VERSION_MASK = 0xC0
@@ -428,7 +482,9 @@ def _compress_lz4(data: Buffer, level: int, *, legacy_checksum: bool) -> bytes:
         # after it.
         head = compressed[:_LZ4_CHECKSUM_POSITION]
         checksum = bytes([_lz4_checksum(head)])
-        compressed = b"".join((head, checksum, compressed[_LZ4_CHECKSUM_POSITION + 1 :]))
+        compressed = b"".join(
+            (head, checksum, compressed[_LZ4_CHECKSUM_POSITION + 1 :])
+        )
     return compressed
 
 
@@ -455,14 +511,22 @@ def _decompress_lz4(body: _Body, *, checks_header: bool) -> bytes:
         block_end = position + 4 + size
         if size > block_bytes or block_end + checksum_bytes > end:
             limit = min(block_bytes, end - start - checksum_bytes)
-            raise body.corrupt("bad block length", position, expected=f"0..{limit}", found=size)
+            raise body.corrupt(
+                "bad block length", position, expected=f"0..{limit}", found=size
+            )
         if has_checksums:
-            out.write(_decompress_lz4_checked(body, position, block_end + checksum_bytes))
+            out.write(
+                _decompress_lz4_checked(body, position, block_end + checksum_bytes)
+            )
         elif size_word & _LZ4_STORED:
             out.write(data[start:block_end])
         else:
             try:
-                out.write(decompress_block(data[start:block_end], uncompressed_size=block_bytes))
+                out.write(
+                    decompress_block(
+                        data[start:block_end], uncompressed_size=block_bytes
+                    )
+                )
             except block_error as error:
                 raise body.refused(error, start) from error
         if out.tell() > body.max_size:
@@ -482,7 +546,9 @@ def _lz4_header(body: _Body, *, checks_header: bool) -> tuple[int, int, int]:
     """
     data = body.data
     if data[:4] != _LZ4_MAGIC:
-        raise body.corrupt("not an LZ4 frame", expected=_LZ4_MAGIC.hex(), found=bytes(data[:4]).hex())
+        raise body.corrupt(
+            "not an LZ4 frame", expected=_LZ4_MAGIC.hex(), found=bytes(data[:4]).hex()
+        )
     checksum_position = 6
     if len(data) > 4 and data[4] & _LZ4_CONTENT_SIZE:
         checksum_position += 8
@@ -490,19 +556,34 @@ def _lz4_header(body: _Body, *, checks_header: bool) -> tuple[int, int, int]:
         raise body.corrupt("it ends inside the frame header", len(data))
     flags = data[4]
     block_descriptor = data[5]
-    if flags & _LZ4_VERSION_MASK != _LZ4_VERSION_01 or flags & _LZ4_RESERVED or not flags & _LZ4_INDEPENDENT:
+    if (
+        flags & _LZ4_VERSION_MASK != _LZ4_VERSION_01
+        or flags & _LZ4_RESERVED
+        or not flags & _LZ4_INDEPENDENT
+    ):
         raise body.corrupt(
-            "unusable frame flags", 4, expected="version 01, independent blocks, no dictionary", found=f"{flags:#04x}"
+            "unusable frame flags",
+            4,
+            expected="version 01, independent blocks, no dictionary",
+            found=f"{flags:#04x}",
         )
     block_bytes = _LZ4_BLOCK_BYTES.get(block_descriptor)
     if block_bytes is None:
-        raise body.corrupt("bad block size", 5, expected="0x40 | 0x50 | 0x60 | 0x70", found=f"{block_descriptor:#04x}")
+        raise body.corrupt(
+            "bad block size",
+            5,
+            expected="0x40 | 0x50 | 0x60 | 0x70",
+            found=f"{block_descriptor:#04x}",
+        )
     if checks_header:
         expected = _lz4_checksum(bytes(data[4:checksum_position]))
         found = data[checksum_position]
         if found != expected:
             raise body.corrupt(
-                "bad header checksum", checksum_position, expected=f"{expected:#04x}", found=f"{found:#04x}"
+                "bad header checksum",
+                checksum_position,
+                expected=f"{expected:#04x}",
+                found=f"{found:#04x}",
             )
     return flags, block_bytes, checksum_position + 1
 
@@ -514,12 +595,16 @@ def _decompress_lz4_checked(body: _Body, start: int, end: int) -> bytes:
     frame of one block.
     """
     block_descriptor = body.data[5]
-    descriptor = bytes((_LZ4_VERSION_01 | _LZ4_INDEPENDENT | _LZ4_BLOCK_CHECKSUM, block_descriptor))
+    descriptor = bytes(
+        (_LZ4_VERSION_01 | _LZ4_INDEPENDENT | _LZ4_BLOCK_CHECKSUM, block_descriptor)
+    )
     head = _LZ4_MAGIC + descriptor + bytes([_lz4_checksum(descriptor)])
     end_mark = bytes(4)
     frame = _package("lz4.frame", Codec.LZ4)
     try:
-        plain: bytes = frame.decompress(b"".join((head, body.data[start:end], end_mark)))
+        plain: bytes = frame.decompress(
+            b"".join((head, body.data[start:end], end_mark))
+        )
     except RuntimeError as error:
         raise body.refused(error, start) from error
     return plain
@@ -560,7 +645,8 @@ def _rotate_left(value: int, count: int) -> int:
     return (value << count | value >> 32 - count) & 0xFFFFFFFF
 
 
-# --- zstd ------------------------------------------------------------------------------------------------------------
+# --- zstd
+# ------------------------------------------------------------------------------------------------------------
 
 _ZSTD_MAGIC = 0xFD2FB528
 _ZSTD_SKIPPABLE_MASK = 0xFFFFFFF0  # sixteen magics mark a skippable frame
@@ -591,13 +677,17 @@ def _zstd_compressor(level: int) -> Any:
     if compressor is None:
         if len(compressors) >= _ZSTD_KEPT_COMPRESSORS:
             compressors.clear()
-        compressor = compressors[level] = _package("zstandard", Codec.ZSTD).ZstdCompressor(level=level)
+        compressor = compressors[level] = _package(
+            "zstandard", Codec.ZSTD
+        ).ZstdCompressor(level=level)
     return compressor
 
 
 def _zstd_decompressor(zstandard: Any, window_bytes: int) -> Any:
     if window_bytes > _ZSTD_KEPT_WINDOW_BYTES:
-        return zstandard.ZstdDecompressor()  # not kept, because its buffer is as large as the window
+        return (
+            zstandard.ZstdDecompressor()
+        )  # not kept, because its buffer is as large as the window
     decompressor = getattr(_CONTEXTS, "zstd_decompressor", None)
     if decompressor is None:
         decompressor = _CONTEXTS.zstd_decompressor = zstandard.ZstdDecompressor()
@@ -633,7 +723,12 @@ def _decompress_zstd_frames(body: _Body) -> Iterator[bytes]:
             position = _skip_zstd_frame(body, position)
             continue
         if magic != _ZSTD_MAGIC:
-            raise body.corrupt("not a zstd frame", position, expected=f"{_ZSTD_MAGIC:#010x}", found=f"{magic:#010x}")
+            raise body.corrupt(
+                "not a zstd frame",
+                position,
+                expected=f"{_ZSTD_MAGIC:#010x}",
+                found=f"{magic:#010x}",
+            )
         start = position
         content_size, window_bytes, most, position = _zstd_frame(body, start)
         if content_size is not None and content_size > most:
@@ -651,15 +746,22 @@ def _decompress_zstd_frames(body: _Body) -> Iterator[bytes]:
         try:
             # Frames of levels 20-22 without a content size, see above
             # _measure_zstd_frame().
-            if content_size is None and min(window_bytes, most, room) > _ZSTD_KEPT_WINDOW_BYTES:
+            if (
+                content_size is None
+                and min(window_bytes, most, room) > _ZSTD_KEPT_WINDOW_BYTES
+            ):
                 content_size = _measure_zstd_frame(decompressor, frame, room)
                 if content_size > room:
                     raise body.too_large("more")
                 frame = _with_content_size(body.data[start:position], content_size)
-                decompressor = zstandard.ZstdDecompressor()  # the one that measured still holds its window
+                decompressor = (
+                    zstandard.ZstdDecompressor()
+                )  # the one that measured still holds its window
             is_bounded = content_size is None and most <= room
             if content_size or is_bounded:
-                plain = decompressor.decompress(frame, max_output_size=most or 1)  # 0 would mean no limit given
+                plain = decompressor.decompress(
+                    frame, max_output_size=most or 1
+                )  # 0 would mean no limit given
             else:
                 # The frame may inflate to more than the room: read one byte more than
                 # the room, which the check below finds. A frame with a declared size of
@@ -687,7 +789,9 @@ def _zstd_frame(body: _Body, start: int) -> tuple[int | None, int, int, int]:
     descriptor = 0
     if end - start > 4:
         descriptor = data[start + 4]
-    is_single_segment = bool(descriptor & 0x20)  # no window: the content is inflated into one piece of memory
+    is_single_segment = bool(
+        descriptor & 0x20
+    )  # no window: the content is inflated into one piece of memory
     content_size_bytes = (0, 2, 4, 8)[descriptor >> 6]
     window_field_bytes = 1
     if is_single_segment:
@@ -776,7 +880,8 @@ def _skip_zstd_frame(body: _Body, start: int) -> int:
     return frame_end
 
 
-# --- all -------------------------------------------------------------------------------------------------------------
+# --- all
+# -------------------------------------------------------------------------------------------------------------
 
 
 def _package(name: str, codec: Codec) -> Any:
@@ -794,10 +899,16 @@ def _package(name: str, codec: Codec) -> Any:
 
 def _check_level(codec: Codec, level: int) -> None:
     if codec not in _LEVELS:
-        raise InvalidConfigError(f"{codec.name.lower()} has no levels", expected="no level", found=level)
+        raise InvalidConfigError(
+            f"{codec.name.lower()} has no levels", expected="no level", found=level
+        )
     lowest, highest, _ = _LEVELS[codec]
     if not lowest <= level <= highest or (codec is Codec.GZIP and level == 0):
         allowed = "-1 | 1..9"
         if codec is not Codec.GZIP:
             allowed = f"{lowest}..{highest}"
-        raise InvalidConfigError(f"level out of range for {codec.name.lower()}", expected=allowed, found=level)
+        raise InvalidConfigError(
+            f"level out of range for {codec.name.lower()}",
+            expected=allowed,
+            found=level,
+        )

@@ -1,8 +1,10 @@
-"""The records of groups of the consumer protocol (KIP-848) in Kafka's `__consumer_offsets`, between bytes and values.
+"""The records of groups of the consumer protocol (KIP-848) in Kafka's
+`__consumer_offsets`, between bytes and values.
 
-Layout: a key is an int16, the kind of the record, then texts with int16 lengths: the group, and for some kinds the
-member or the regular expression. A value is an int16 0, then flexible fields: lengths are varints of length + 1, tagged
-fields end each struct. A null value deletes what was stored under its key.
+Layout: a key is an int16, the kind of the record, then texts with int16 lengths: the
+group, and for some kinds the member or the regular expression. A value is an int16 0,
+then flexible fields: lengths are varints of length + 1, tagged fields end each struct.
+A null value deletes what was stored under its key.
 
     kind                  key              value
     GROUP         3       group            epoch, tag 0: a hash of what its topics look like, left out when it is 0
@@ -14,10 +16,12 @@ fields end each struct. A null value deletes what was stored under its key.
     PATTERN      16       group, pattern   the topics that a regular expression means
 
 Rules:
-- Written records are byte for byte those of Kafka 4.1, but that lists of partitions are sorted.
+- Written records are byte for byte those of Kafka 4.1, but that lists of partitions are
+  sorted.
 - A record that is not understood reads as None; nothing is raised for it.
 
-Nothing here knows a log. What the classic protocol and commits write is in grouprecords.py.
+Nothing here knows a log. What the classic protocol and commits write is in
+grouprecords.py.
 """
 
 from __future__ import annotations
@@ -34,7 +38,9 @@ from logcore.format import varint
 
 
 class Kind(enum.IntEnum):
-    """The kind of a record; the first number of its key. CLASSIC is that of a group in grouprecords.py."""
+    """The kind of a record; the first number of its key. CLASSIC is that of a group in
+    grouprecords.py.
+    """
 
     CLASSIC = 2
     GROUP = 3
@@ -76,7 +82,9 @@ Partitions = frozenset[Partition]
 
 
 class ConsumerKey(NamedTuple):
-    """The key of a record. name: the member or the pattern, empty for records of the group itself."""
+    """The key of a record. name: the member or the pattern, empty for records of the
+    group itself.
+    """
 
     kind: Kind
     group_id: str
@@ -85,7 +93,9 @@ class ConsumerKey(NamedTuple):
 
 @attrs.frozen
 class GroupEpoch:
-    """metadata_hash: of the topics that the members want; only whether it is the same counts."""
+    """metadata_hash: of the topics that the members want; only whether it is the same
+    counts.
+    """
 
     epoch: int
     metadata_hash: int = 0
@@ -93,7 +103,9 @@ class GroupEpoch:
 
 @attrs.frozen
 class ClassicMember:
-    """Further facts of a member of the classic protocol. protocols: name and metadata of each, the best one first."""
+    """Further facts of a member of the classic protocol. protocols: name and metadata
+    of each, the best one first.
+    """
 
     session_timeout_ms: int
     protocols: tuple[tuple[str, bytes], ...]
@@ -101,8 +113,9 @@ class ClassicMember:
 
 @attrs.frozen(kw_only=True)
 class ConsumerMember:
-    """The facts of a member from its own requests. pattern: a regular expression of topics. classic: of one that speaks
-    the classic protocol, in a group that goes from one protocol to the other.
+    """The facts of a member from its own requests. pattern: a regular expression of
+    topics. classic: of one that speaks the classic protocol, in a group that goes from
+    one protocol to the other.
     """
 
     instance_id: str | None = None
@@ -118,7 +131,8 @@ class ConsumerMember:
 
 @attrs.frozen(kw_only=True)
 class Current:
-    """How far a member has come. assigned: what it may use. revoking: what it must give up and has not yet.
+    """How far a member has come. assigned: what it may use. revoking: what it must give
+    up and has not yet.
 
     previous_epoch: the member epoch before the last change of this record.
     """
@@ -132,22 +146,30 @@ class Current:
 
 @attrs.frozen
 class Resolved:
-    """Topics that a pattern means. version: of the cluster's topics, of which this is the state."""
+    """Topics that a pattern means. version: of the cluster's topics, of which this is
+    the state.
+    """
 
     topics: tuple[str, ...]
     version: int
     timestamp_ms: int
 
 
-#: A number is the epoch of TARGET_EPOCH, a set of partitions a TARGET. What TOPICS says is not read.
-ConsumerValue = GroupEpoch | ConsumerMember | int | Partitions | Current | Resolved | None
+#: A number is the epoch of TARGET_EPOCH, a set of partitions a TARGET. What TOPICS says
+#: is not read.
+ConsumerValue = (
+    GroupEpoch | ConsumerMember | int | Partitions | Current | Resolved | None
+)
 
 
-# -- writing -------------------------------------------------------------------------------------------------------
+# -- writing
+# -------------------------------------------------------------------------------------------------------
 
 
 def consumer_key(key: ConsumerKey) -> bytes:
-    """Raises ValueError for a text that an int16 cannot count; callers that take ids from outside check that."""
+    """Raises ValueError for a text that an int16 cannot count; callers that take ids
+    from outside check that.
+    """
     data = _SHORT.pack(key.kind) + _key_text(key.group_id)
     if key.kind in _NAMED:
         return data + _key_text(key.name)
@@ -157,7 +179,9 @@ def consumer_key(key: ConsumerKey) -> bytes:
 def _key_text(text: str) -> bytes:
     encoded = text.encode()
     if len(encoded) > _TEXT_BYTES:
-        raise ValueError(f"expected a text of at most {_TEXT_BYTES} bytes, found {len(encoded)}")
+        raise ValueError(
+            f"expected a text of at most {_TEXT_BYTES} bytes, found {len(encoded)}"
+        )
     return _SHORT.pack(len(encoded)) + encoded
 
 
@@ -178,7 +202,13 @@ def consumer_value(value: ConsumerValue) -> bytes | None:
             return b"\0\0" + _partitions(value) + b"\0"
         case Current():
             head = _EPOCHS.pack(value.member_epoch, value.previous_epoch, value.state)
-            return b"\0\0" + head + _partitions(value.assigned) + _partitions(value.revoking) + b"\0"
+            return (
+                b"\0\0"
+                + head
+                + _partitions(value.assigned)
+                + _partitions(value.revoking)
+                + b"\0"
+            )
         case Resolved():
             times = _TIMES.pack(value.version, value.timestamp_ms)
             return b"\0\0" + _texts(value.topics) + times + b"\0"
@@ -200,13 +230,18 @@ def _member(member: ConsumerMember) -> bytes:
 
 
 def _classic(classic: ClassicMember | None) -> bytes:
-    """The tagged fields of a member: tag 0 holds a nullable struct. Its first byte is 1, or 0 for null. A default would
-    be left out, but Kafka writes the null, and so does this.
+    """The tagged fields of a member: tag 0 holds a nullable struct. Its first byte is
+    1, or 0 for null. A default would be left out, but Kafka writes the null, and so
+    does this.
     """
     if classic is None:
         struct_bytes = b"\0"
     else:
-        parts = [b"\1", _INT.pack(classic.session_timeout_ms), _length(len(classic.protocols) + 1)]
+        parts = [
+            b"\1",
+            _INT.pack(classic.session_timeout_ms),
+            _length(len(classic.protocols) + 1),
+        ]
         for name, metadata in classic.protocols:
             parts += (_text(name), _length(len(metadata) + 1), metadata, b"\0")
         struct_bytes = b"".join((*parts, b"\0"))
@@ -244,7 +279,8 @@ def _partitions(partitions: Partitions) -> bytes:
     return b"".join(parts)
 
 
-# -- reading -------------------------------------------------------------------------------------------------------
+# -- reading
+# -------------------------------------------------------------------------------------------------------
 
 
 def read_consumer_key(key: bytes) -> ConsumerKey | None:
@@ -330,11 +366,14 @@ def _read_classic(data: bytes) -> ClassicMember | None:
     return ClassicMember(session_timeout_ms, fields.protocols())
 
 
-def described_consumers(key: bytes | None, value: bytes | None) -> dict[str, Any] | None:
+def described_consumers(
+    key: bytes | None, value: bytes | None
+) -> dict[str, Any] | None:
     """A record as a dict that JSON can express; None for one that is not understood.
 
-    {"group", "kind": by the names of Kind, in small letters, "name": of the member or the pattern, "value": the fields,
-    or None}. Partitions are lists by the id of their topic; of classic protocols there are the names.
+    {"group", "kind": by the names of Kind, in small letters, "name": of the member or
+    the pattern, "value": the fields, or None}. Partitions are lists by the id of their
+    topic; of classic protocols there are the names.
     """
     name = None
     if key is not None:
@@ -362,9 +401,15 @@ def _shown(value: Any) -> Any:
         case MemberState():
             return value.name.lower()
         case ClassicMember(session_timeout_ms, protocols):
-            return {"session_timeout_ms": session_timeout_ms, "protocols": [name for name, _ in protocols]}
+            return {
+                "session_timeout_ms": session_timeout_ms,
+                "protocols": [name for name, _ in protocols],
+            }
         case GroupEpoch() | ConsumerMember() | Current() | Resolved():
-            return {field.name: _shown(getattr(value, field.name)) for field in attrs.fields(type(value))}
+            return {
+                field.name: _shown(getattr(value, field.name))
+                for field in attrs.fields(type(value))
+            }
         case tuple():
             return list(value)
         case _:
@@ -392,7 +437,9 @@ class _Fields:
 
     def _taken(self, size: int) -> bytes:
         if not 0 <= size <= len(self._data) - self._at:
-            raise ValueError(f"expected {size} bytes at {self._at}, found {len(self._data) - self._at}")
+            raise ValueError(
+                f"expected {size} bytes at {self._at}, found {len(self._data) - self._at}"
+            )
         self._at += size
         return bytes(self._data[self._at - size : self._at])
 
@@ -409,7 +456,9 @@ class _Fields:
         return str(self._taken(self._varint() - 1), "utf-8")
 
     def _count(self) -> int:
-        """How many elements follow. Each takes a byte at least, so a loop over them ends where the data does."""
+        """How many elements follow. Each takes a byte at least, so a loop over them
+        ends where the data does.
+        """
         count = self._varint() - 1
         if count < 0:
             raise ValueError("expected an array, found null")

@@ -1,16 +1,21 @@
-"""The records of Kafka's `__consumer_offsets`: what groups have committed and how they stand, between bytes and values.
+"""The records of Kafka's `__consumer_offsets`: what groups have committed and how they
+stand, between bytes and values.
 
-Layout (storage format section 12.1): key and value begin with their version, an int16. The key names a group, topic
-and partition (versions 0 and 1) or a group (2). A null value deletes what was stored under its key. Strings have an
-int16 length; in values of version 4 lengths are varints of length + 1, and a section of tagged fields ends each struct.
+Layout (storage format section 12.1): key and value begin with their version, an int16.
+The key names a group, topic and partition (versions 0 and 1) or a group (2). A null
+value deletes what was stored under its key. Strings have an int16 length; in values of
+version 4 lengths are varints of length + 1, and a section of tagged fields ends each
+struct.
 
 Rules:
-- Written records are byte for byte Kafka's: keys of versions 1 and 2, values of version 3, or 1 with an expiry.
+- Written records are byte for byte Kafka's: keys of versions 1 and 2, values of version
+  3, or 1 with an expiry.
 - A record that is not understood reads as None; nothing is raised for it.
-- Nothing here knows a log. Which record of a key counts is decided in logcore.groupoffsets.
+- Nothing here knows a log. Which record of a key counts is decided in
+  logcore.groupoffsets.
 
-What a member subscribes to, and what it is assigned, are blobs inside a group's record. They are read and written here
-too, in version 3 of Kafka's consumer protocol.
+What a member subscribes to, and what it is assigned, are blobs inside a group's record.
+They are read and written here too, in version 3 of Kafka's consumer protocol.
 """
 
 from __future__ import annotations
@@ -30,14 +35,23 @@ _INT: Final = struct.Struct(">i")
 _LONG: Final = struct.Struct(">q")
 _OFFSET_HEAD: Final = struct.Struct(">hq")
 _EPOCH_HEAD: Final = struct.Struct(">hqi")
-#: What precedes a commit's metadata, by the version of the value. Version 4 has another layout behind the same head.
-_HEADS: Final = {0: _OFFSET_HEAD, 1: _OFFSET_HEAD, 2: _OFFSET_HEAD, 3: _EPOCH_HEAD, 4: _EPOCH_HEAD}
+#: What precedes a commit's metadata, by the version of the value. Version 4 has another
+#: layout behind the same head.
+_HEADS: Final = {
+    0: _OFFSET_HEAD,
+    1: _OFFSET_HEAD,
+    2: _OFFSET_HEAD,
+    3: _EPOCH_HEAD,
+    4: _EPOCH_HEAD,
+}
 #: Since which version lengths are varints and structs end with tagged fields.
 _FLEXIBLE: Final = 4
 _VERSIONS: Final = range(5)
-#: The newest version of a subscription whose fields are known; newer ones only add fields at the end.
+#: The newest version of a subscription whose fields are known; newer ones only add
+#: fields at the end.
 _SUBSCRIPTION_VERSION: Final = 3
-#: The errors that bytes raise below if they do not fit the layout. UnicodeDecodeError is a ValueError.
+#: The errors that bytes raise below if they do not fit the layout. UnicodeDecodeError
+#: is a ValueError.
 _NOT_UNDERSTOOD: Final = (ValueError, IndexError, struct.error, InvalidRecordError)
 
 #: How the keys begin that are known: two versions of a commit's, one of a group's.
@@ -69,7 +83,9 @@ class CommitKey(NamedTuple):
 
 @attrs.frozen(kw_only=True)
 class StoredMember:
-    """A member of a stored group. rebalance_timeout_ms: -1 in records that older brokers wrote."""
+    """A member of a stored group. rebalance_timeout_ms: -1 in records that older
+    brokers wrote.
+    """
 
     member_id: str
     instance_id: str | None = None
@@ -83,7 +99,9 @@ class StoredMember:
 
 @attrs.frozen(kw_only=True)
 class StoredGroup:
-    """A group's record. state_ms: since when the group has been in its state, -1 when the record does not tell."""
+    """A group's record. state_ms: since when the group has been in its state, -1 when
+    the record does not tell.
+    """
 
     protocol_type: str
     generation: int
@@ -94,7 +112,9 @@ class StoredGroup:
 
 
 def partition_of(group_id: str, partition_count: int) -> int:
-    """The partition that holds a group: |String.hashCode of Java| modulo their number, where |-2^31| is 0."""
+    """The partition that holds a group: |String.hashCode of Java| modulo their number,
+    where |-2^31| is 0.
+    """
     value = 0
     for (unit,) in _UNIT.iter_unpack(group_id.encode("utf-16-be", "surrogatepass")):
         value = (31 * value + unit) & 0xFFFFFFFF
@@ -105,7 +125,8 @@ def partition_of(group_id: str, partition_count: int) -> int:
     return value % partition_count
 
 
-# -- writing -------------------------------------------------------------------------------------------------------
+# -- writing
+# -------------------------------------------------------------------------------------------------------
 
 
 def commit_key(group_id: str, topic: str, partition: int) -> bytes:
@@ -113,12 +134,19 @@ def commit_key(group_id: str, topic: str, partition: int) -> bytes:
 
 
 def commit_value(committed: Committed) -> bytes:
-    """Version 3 has the leader epoch and no expiry, version 1 an expiry and no leader epoch."""
+    """Version 3 has the leader epoch and no expiry, version 1 an expiry and no leader
+    epoch.
+    """
     if committed.expire_ms < 0:
         head = _EPOCH_HEAD.pack(3, committed.offset, committed.leader_epoch)
         return head + _text(committed.metadata) + _LONG.pack(committed.commit_ms)
     head = _OFFSET_HEAD.pack(1, committed.offset)
-    return head + _text(committed.metadata) + _LONG.pack(committed.commit_ms) + _LONG.pack(committed.expire_ms)
+    return (
+        head
+        + _text(committed.metadata)
+        + _LONG.pack(committed.commit_ms)
+        + _LONG.pack(committed.expire_ms)
+    )
 
 
 def group_key(group_id: str) -> bytes:
@@ -150,12 +178,16 @@ def group_value(group: StoredGroup) -> bytes:
 
 
 def _text(text: str | None) -> bytes:
-    """Raises ValueError for a text whose length an int16 cannot hold; callers that take ids from outside check that."""
+    """Raises ValueError for a text whose length an int16 cannot hold; callers that take
+    ids from outside check that.
+    """
     if text is None:
         return b"\xff\xff"
     encoded = text.encode()
     if len(encoded) > 32_767:
-        raise ValueError(f"expected a text of at most 32767 bytes, found {len(encoded)}")
+        raise ValueError(
+            f"expected a text of at most 32767 bytes, found {len(encoded)}"
+        )
     return _SHORT.pack(len(encoded)) + encoded
 
 
@@ -163,7 +195,8 @@ def _blob(data: bytes) -> bytes:
     return _INT.pack(len(data)) + data
 
 
-# -- reading -------------------------------------------------------------------------------------------------------
+# -- reading
+# -------------------------------------------------------------------------------------------------------
 
 
 class _Fields:
@@ -195,7 +228,9 @@ class _Fields:
         return self._taken(self._length(_INT))
 
     def count(self) -> int:
-        """How many elements follow. Each takes a byte at least, so a loop over them ends where the data does."""
+        """How many elements follow. Each takes a byte at least, so a loop over them
+        ends where the data does.
+        """
         count = self._length(_INT)
         if count < 0:
             raise ValueError("expected an array, found null")
@@ -217,7 +252,9 @@ class _Fields:
         if size < -1:
             raise ValueError(f"expected a length of -1 or more, found {size}")
         if size > len(self.data) - self.at:
-            raise ValueError(f"expected {size} bytes at {self.at}, found {len(self.data) - self.at}")
+            raise ValueError(
+                f"expected {size} bytes at {self.at}, found {len(self.data) - self.at}"
+            )
         if size == -1:
             return None
         self.at += size
@@ -255,7 +292,9 @@ def read_group(value: bytes) -> StoredGroup | None:
 
 
 def _read_key(key: bytes) -> CommitKey | str | None:
-    """Positions are followed by hand, here and in _read_commit: a broker that starts may read a million of these."""
+    """Positions are followed by hand, here and in _read_commit: a broker that starts
+    may read a million of these.
+    """
     version = key[:2]
     if version == b"\0\2":
         return _text_at(key, 2)[0]
@@ -350,8 +389,9 @@ def _read_member(fields: _Fields, version: int) -> StoredMember:
 
 
 class Subscription(NamedTuple):
-    """The metadata that a consumer sends when it joins. owned: (topic, partition) pairs that it still has. generation:
-    in which it got them, -1 when it does not say. rack_id: where it runs.
+    """The metadata that a consumer sends when it joins. owned: (topic, partition) pairs
+    that it still has. generation: in which it got them, -1 when it does not say.
+    rack_id: where it runs.
     """
 
     topics: tuple[str, ...]
@@ -362,7 +402,9 @@ class Subscription(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """The assignment of a member by its leader. user_data: of an assignor that hands on more than partitions."""
+    """The assignment of a member by its leader. user_data: of an assignor that hands on
+    more than partitions.
+    """
 
     partitions: tuple[tuple[str, int], ...]
     user_data: bytes | None = None
@@ -370,7 +412,11 @@ class Assignment(NamedTuple):
 
 def subscription_value(subscription: Subscription) -> bytes:
     """As Kafka's clients join with it."""
-    parts = [b"\0\3", _INT.pack(len(subscription.topics)), *map(_text, subscription.topics)]
+    parts = [
+        b"\0\3",
+        _INT.pack(len(subscription.topics)),
+        *map(_text, subscription.topics),
+    ]
     parts.append(_nullable_blob(subscription.user_data))
     parts.append(_partitions(subscription.owned))
     parts += (_INT.pack(subscription.generation), _text(subscription.rack_id))
@@ -399,7 +445,9 @@ def _partitions(partitions: Iterable[tuple[str, int]]) -> bytes:
 
 
 def subscribed_topics(subscription: bytes) -> list[str] | None:
-    """The topics a consumer subscribes to, by the bytes it joined with; None when they are no subscription."""
+    """The topics a consumer subscribes to, by the bytes it joined with; None when they
+    are no subscription.
+    """
     found = read_subscription(subscription)
     if found is None:
         return None
@@ -407,14 +455,16 @@ def subscribed_topics(subscription: bytes) -> list[str] | None:
 
 
 def read_subscription(data: bytes) -> Subscription | None:
-    """None for bytes that are no subscription. A version above the known ones is read as the newest known one, as
-    Kafka's clients do.
+    """None for bytes that are no subscription. A version above the known ones is read
+    as the newest known one, as Kafka's clients do.
     """
     return _understood(_read_subscription, data)
 
 
 def read_assignment(data: bytes) -> tuple[tuple[str, int], ...] | None:
-    """(topic, partition) pairs; None for bytes that are no assignment. No bytes at all assign no partition."""
+    """(topic, partition) pairs; None for bytes that are no assignment. No bytes at all
+    assign no partition.
+    """
     found = read_whole_assignment(data)
     if found is None:
         return None
@@ -467,9 +517,10 @@ def _read_partitions(fields: _Fields) -> tuple[tuple[str, int], ...]:
 def described(key: bytes | None, value: bytes | None) -> dict[str, Any] | None:
     """A record as a dict that JSON can express; None for one that is not understood.
 
-    {"group", "topic", "partition", "committed": {"offset", "leader_epoch", "metadata", "commit_timestamp_ms",
-    "expire_timestamp_ms"} or None}, or {"group", "metadata": {"protocol_type", "generation", "protocol", "leader",
-    "current_state_timestamp_ms", "members": [...]} or None}.
+    {"group", "topic", "partition", "committed": {"offset", "leader_epoch", "metadata",
+    "commit_timestamp_ms", "expire_timestamp_ms"} or None}, or {"group", "metadata":
+    {"protocol_type", "generation", "protocol", "leader", "current_state_timestamp_ms",
+    "members": [...]} or None}.
     """
     name = None
     if key is not None:

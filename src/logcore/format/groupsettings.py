@@ -1,8 +1,9 @@
-"""Settings of single groups of the consumer protocol, by Kafka's names: what they may be, and the rows of the file
-`logcore.groups`.
+"""Settings of single groups of the consumer protocol, by Kafka's names: what they may
+be, and the rows of the file `logcore.groups`.
 
-What comes from a file or a client is checked here. Not here: the file (logcore.directory.groupsettings), and what a
-setting does (logcore.coordination.heartbeats).
+What comes from a file or a client is checked here. Not here: the file
+(logcore.directory.groupsettings), and what a setting does
+(logcore.coordination.heartbeats).
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ HEARTBEAT_INTERVAL: Final = "consumer.heartbeat.interval.ms"
 _INT32_MAX: Final = 2**31 - 1
 #: Name -> the least value, in ms. The largest is that of an int32.
 _LEAST: Final = {SESSION_TIMEOUT: 300, HEARTBEAT_INTERVAL: 100}
-#: The file is read and written as a whole: so many groups, and so many bytes in all their ids.
+#: The file is read and written as a whole: so many groups, and so many bytes in all
+#: their ids.
 MOST_GROUPS: Final = 10_000
 MOST_ID_BYTES: Final = 4 << 20
 
@@ -26,23 +28,39 @@ Settings = dict[str, dict[str, int]]
 
 
 def value_of(name: str, value: object) -> int:
-    """The value of a setting. Raises InvalidConfigError for a name or a value that is none."""
+    """The value of a setting. Raises InvalidConfigError for a name or a value that is
+    none.
+    """
     least = _LEAST.get(name)
     if least is None:
-        raise InvalidConfigError(f"unknown setting of a group {name!r:.80}", expected=f"one of {[*_LEAST]}")
+        raise InvalidConfigError(
+            f"unknown setting of a group {name!r:.80}", expected=f"one of {[*_LEAST]}"
+        )
     text = str(value)
     is_number = text.isascii() and text.isdigit() and len(text) <= len(str(_INT32_MAX))
     if not is_number or not least <= int(text) <= _INT32_MAX:
-        raise InvalidConfigError(f"setting {name!r} of a group", expected=f"{least} to {_INT32_MAX}", found=text[:80])
+        raise InvalidConfigError(
+            f"setting {name!r} of a group",
+            expected=f"{least} to {_INT32_MAX}",
+            found=text[:80],
+        )
     return int(text)
 
 
 def check_size(count: int, id_bytes: int) -> None:
-    """Raises InvalidConfigError for more groups, or bytes of their ids, than the file may hold."""
+    """Raises InvalidConfigError for more groups, or bytes of their ids, than the file
+    may hold.
+    """
     if count > MOST_GROUPS:
-        raise InvalidConfigError("groups with settings", expected=f"at most {MOST_GROUPS}", found=count)
+        raise InvalidConfigError(
+            "groups with settings", expected=f"at most {MOST_GROUPS}", found=count
+        )
     if id_bytes > MOST_ID_BYTES:
-        raise InvalidConfigError("ids of groups with settings", expected=f"{MOST_ID_BYTES} bytes", found=id_bytes)
+        raise InvalidConfigError(
+            "ids of groups with settings",
+            expected=f"{MOST_ID_BYTES} bytes",
+            found=id_bytes,
+        )
 
 
 def bytes_of_ids(settings: Iterable[str]) -> int:
@@ -52,7 +70,10 @@ def bytes_of_ids(settings: Iterable[str]) -> int:
 
 def to_rows(settings: Mapping[str, Mapping[str, int]]) -> list[dict[str, Any]]:
     """A row for each group, by their ids."""
-    return [{"group": group_id, "config": dict(own)} for group_id, own in sorted(settings.items())]
+    return [
+        {"group": group_id, "config": dict(own)}
+        for group_id, own in sorted(settings.items())
+    ]
 
 
 def from_rows(rows: Iterable[Any]) -> Settings:
@@ -63,7 +84,10 @@ def from_rows(rows: Iterable[Any]) -> Settings:
             group_id = str(row["group"])
             if group_id in settings:
                 raise ValueError(f"group {group_id!r:.80} twice")
-            settings[group_id] = {str(name): value_of(name, value) for name, value in row["config"].items()}
+            settings[group_id] = {
+                str(name): value_of(name, value)
+                for name, value in row["config"].items()
+            }
         check_size(len(settings), bytes_of_ids(settings))
     except (KeyError, TypeError, AttributeError, InvalidConfigError) as error:
         raise ValueError(str(error)) from error

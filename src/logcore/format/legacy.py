@@ -1,4 +1,5 @@
-"""Message formats v0 and v1, read only: what logs hold that were written before Kafka 0.11.
+"""Message formats v0 and v1, read only: what logs hold that were written before Kafka
+0.11.
 
     entry    offset i64 | size i32 | crc u32 | magic i8 | attributes i8 | [timestamp i64, v1] |
              key length i32 | key | value length i32 | value
@@ -11,13 +12,17 @@
     inner timestamp          -1                 its own; the wrapper's if that is of type LogAppendTime
 
 Rules:
-- check() belongs before everything else: the others trust that the entry's own CRC was verified.
-- Even so each length is compared with what is left before it is used, and inner entries are verified one by one.
+- check() belongs before everything else: the others trust that the entry's own CRC was
+  verified.
+- Even so each length is compared with what is left before it is used, and inner entries
+  are verified one by one.
 - A negative length means null, and bytes behind the value are ignored, as by Kafka.
-- An inner entry cut short ends its wrapper quietly, as by Kafka; a wrapper without a whole one is an error.
+- An inner entry cut short ends its wrapper quietly, as by Kafka; a wrapper without a
+  whole one is an error.
 
-This module writes nothing, knows no headers, producers or leader epochs (these formats have none), and does not find
-the end of an entry: it takes one whole entry, its 12-byte prefix included.
+This module writes nothing, knows no headers, producers or leader epochs (these formats
+have none), and does not find the end of an entry: it takes one whole entry, its 12-byte
+prefix included.
 """
 
 from __future__ import annotations
@@ -51,11 +56,17 @@ assert _HEAD.size == 18
 Record: TypeAlias = tuple[int, int, bytes | None, bytes | None]
 
 
-def check(entry: memoryview, *, path: str | os.PathLike[str] | None = None, position: int | None = None) -> None:
-    """Raise CorruptBatchError unless `entry` is one whole v0 or v1 entry with a matching CRC.
+def check(
+    entry: memoryview,
+    *,
+    path: str | os.PathLike[str] | None = None,
+    position: int | None = None,
+) -> None:
+    """Raise CorruptBatchError unless `entry` is one whole v0 or v1 entry with a
+    matching CRC.
 
-    For a wrapper that covers its compressed value; what is inside, decode() verifies. path and position say where
-    `entry` begins, for errors only.
+    For a wrapper that covers its compressed value; what is inside, decode() verifies.
+    path and position say where `entry` begins, for errors only.
     """
     _, size, crc, _, _ = _head(entry, path, position)
     if size != len(entry) - PREFIX_SIZE_BYTES:
@@ -78,17 +89,21 @@ def check(entry: memoryview, *, path: str | os.PathLike[str] | None = None, posi
 
 
 def last_offset(entry: memoryview) -> int:
-    """The offset stored in the entry: that of its record, or of the last one of a wrapper.
+    """The offset stored in the entry: that of its record, or of the last one of a
+    wrapper.
 
-    0 for a wrapper as producers send it. An entry below 26 bytes, or not of v0 or v1, raises CorruptBatchError.
+    0 for a wrapper as producers send it. An entry below 26 bytes, or not of v0 or v1,
+    raises CorruptBatchError.
     """
     return _head(entry, None, None)[0]
 
 
 def max_timestamp(entry: memoryview) -> int:
-    """The timestamp stored in the entry, in ms since the epoch; -1 for v0. Errors as last_offset.
+    """The timestamp stored in the entry, in ms since the epoch; -1 for v0. Errors as
+    last_offset.
 
-    For a wrapper that a broker wrote this is the largest one inside, or the append time; producers send anything.
+    For a wrapper that a broker wrote this is the largest one inside, or the append
+    time; producers send anything.
     """
     return _timestamp_ms(entry, _head(entry, None, None)[3])
 
@@ -100,14 +115,17 @@ def decode(
     path: str | os.PathLike[str] | None = None,
     position: int | None = None,
 ) -> list[Record]:
-    """The records of one entry that passed check(): (offset, timestamp in ms, key, value), one or a wrapper's many.
+    """The records of one entry that passed check(): (offset, timestamp in ms, key,
+    value), one or a wrapper's many.
 
     max_size: the most bytes a wrapper may inflate to; above it RecordTooLargeError.
-    path, position: the file and the byte in it where `entry` begins, for errors only. Errors in the messages of a
-    wrapper carry the position of the wrapper, since inflated bytes have none in the file.
+    path, position: the file and the byte in it where `entry` begins, for errors only.
+    Errors in the messages of a wrapper carry the position of the wrapper, since
+    inflated bytes have none in the file.
 
-    Raises CorruptBatchError if a CRC inside a wrapper or its compressed bytes are wrong, InvalidRecordError if the
-    entry breaks a rule of the format, and UnsupportedCodecError for compression types 5-7.
+    Raises CorruptBatchError if a CRC inside a wrapper or its compressed bytes are
+    wrong, InvalidRecordError if the entry breaks a rule of the format, and
+    UnsupportedCodecError for compression types 5-7.
     """
     wrapper_offset, _, _, magic, attributes = _head(entry, path, position)
     codec = codec_of(attributes, path=path, position=position)
@@ -116,17 +134,32 @@ def decode(
         return [(wrapper_offset, _timestamp_ms(entry, magic), _copy(key), _copy(value))]
     if codec is Codec.ZSTD:
         raise InvalidRecordError(
-            "zstd is not allowed before format v2", path=path, position=position, expected="codec 0-3", found=codec
+            "zstd is not allowed before format v2",
+            path=path,
+            position=position,
+            expected="codec 0-3",
+            found=codec,
         )
     if value is None:
-        raise InvalidRecordError("a compressed wrapper has no value", path=path, position=position)
+        raise InvalidRecordError(
+            "a compressed wrapper has no value", path=path, position=position
+        )
     value_position = (position or 0) + value_end - len(value)
     inflated = memoryview(
-        decompress(codec, value, max_size=max_size, legacy_lz4=magic == 0, path=path, position=value_position)
+        decompress(
+            codec,
+            value,
+            max_size=max_size,
+            legacy_lz4=magic == 0,
+            path=path,
+            position=value_position,
+        )
     )
     records = _inner_records(inflated, magic, path, position)
     if not records:
-        raise InvalidRecordError("a compressed wrapper holds no message", path=path, position=position)
+        raise InvalidRecordError(
+            "a compressed wrapper holds no message", path=path, position=position
+        )
     if magic == 0:  # inner offsets are absolute already, and there are no timestamps
         return records
     append_time_ms = None
@@ -136,7 +169,10 @@ def decode(
 
 
 def _inner_records(
-    inflated: memoryview, wrapper_magic: int, path: str | os.PathLike[str] | None, position: int | None
+    inflated: memoryview,
+    wrapper_magic: int,
+    path: str | os.PathLike[str] | None,
+    position: int | None,
 ) -> list[Record]:
     """The entries inside a wrapper, with offsets and timestamps as they are stored."""
     records: list[Record] = []
@@ -166,7 +202,11 @@ def _inner_records(
                 found=f"magic {magic}",
             )
         if codec_of(attributes, path=path, position=position) is not Codec.NONE:
-            raise InvalidRecordError("a message inside a wrapper is compressed itself", path=path, position=position)
+            raise InvalidRecordError(
+                "a message inside a wrapper is compressed itself",
+                path=path,
+                position=position,
+            )
         found = zlib.crc32(inner[_CRC_START:])
         if found != crc:
             raise CorruptBatchError(
@@ -191,7 +231,8 @@ def _absolute(
 ) -> list[Record]:
     """Records of a v1 wrapper with the offsets and timestamps they stand for."""
     last_inner_offset = records[-1][0]
-    # A producer writes 0 into the wrapper and numbers its messages from 0. Their inner offsets are then absolute.
+    # A producer writes 0 into the wrapper and numbers its messages from 0. Their inner
+    # offsets are then absolute.
     base_offset = 0
     if wrapper_offset:
         base_offset = wrapper_offset - last_inner_offset
@@ -236,7 +277,11 @@ def _head(
     offset, size, crc, magic, attributes = _HEAD.unpack_from(entry)
     if magic not in (0, 1):
         raise CorruptBatchError(
-            "not a message of format v0 or v1", path=path, position=position, expected="magic 0 | 1", found=magic
+            "not a message of format v0 or v1",
+            path=path,
+            position=position,
+            expected="magic 0 | 1",
+            found=magic,
         )
     return offset, size, crc, magic, attributes
 
@@ -244,12 +289,17 @@ def _head(
 def _timestamp_ms(entry: memoryview, magic: int) -> int:
     if magic == 0:
         return NO_TIMESTAMP_MS
-    timestamp_ms: int = _INT64.unpack_from(entry, _HEAD.size)[0]  # ends with byte 26, which _head() makes sure of
+    timestamp_ms: int = _INT64.unpack_from(entry, _HEAD.size)[
+        0
+    ]  # ends with byte 26, which _head() makes sure of
     return timestamp_ms
 
 
 def _key_and_value(
-    entry: memoryview, magic: int, path: str | os.PathLike[str] | None, position: int | None
+    entry: memoryview,
+    magic: int,
+    path: str | os.PathLike[str] | None,
+    position: int | None,
 ) -> tuple[memoryview | None, memoryview | None, int]:
     """Key, value, and the position in `entry` behind the value."""
     key_position = _HEAD.size
@@ -261,9 +311,15 @@ def _key_and_value(
 
 
 def _sized(
-    entry: memoryview, start: int, what: str, path: str | os.PathLike[str] | None, position: int | None
+    entry: memoryview,
+    start: int,
+    what: str,
+    path: str | os.PathLike[str] | None,
+    position: int | None,
 ) -> tuple[memoryview | None, int]:
-    """The length-prefixed bytes at `start` of `entry`, None for null, and the position behind them."""
+    """The length-prefixed bytes at `start` of `entry`, None for null, and the position
+    behind them.
+    """
     left = len(entry) - start - 4
     if left < 0:
         raise InvalidRecordError(

@@ -1,14 +1,17 @@
-"""The records of Kafka's `__transaction_state`: how transactional ids stand, between bytes and values.
+"""The records of Kafka's `__transaction_state`: how transactional ids stand, between
+bytes and values.
 
-Layout (storage format section 12.2): the key is an int16 0 and the transactional id. The value begins with its version,
-an int16: 0 has lengths of fixed size, 1 has varints of length + 1 and tagged fields. A null value takes the id away.
+Layout (storage format section 12.2): the key is an int16 0 and the transactional id.
+The value begins with its version, an int16: 0 has lengths of fixed size, 1 has varints
+of length + 1 and tagged fields. A null value takes the id away.
 
 Rules:
 - Version 1 is written, both are read.
-- Tags 0 and 1, the producer ids before and after a change, are written though Kafka 4.1 does not: it reads them, and a
-  crash between prepare and complete would else lose a producer id that was promised to the client.
-- A key of an unknown version reads as None. A value that is not understood raises: to pass over it would leave a
-  transaction open for ever.
+- Tags 0 and 1, the producer ids before and after a change, are written though Kafka 4.1
+  does not: it reads them, and a crash between prepare and complete would else lose a
+  producer id that was promised to the client.
+- A key of an unknown version reads as None. A value that is not understood raises: to
+  pass over it would leave a transaction open for ever.
 
 Nothing here knows a log or what a transition means.
 """
@@ -26,7 +29,9 @@ from logcore.format import varint
 
 _SHORT: Final = struct.Struct(">h")
 _INT: Final = struct.Struct(">i")
-_HEAD: Final = struct.Struct(">hqhib")  # version, producer id, producer epoch, timeout, status
+_HEAD: Final = struct.Struct(
+    ">hqhib"
+)  # version, producer id, producer epoch, timeout, status
 _TIMES: Final = struct.Struct(">qq")
 _LONG: Final = struct.Struct(">q")
 _NOT_UNDERSTOOD: Final = (ValueError, IndexError, struct.error, InvalidRecordError)
@@ -40,7 +45,9 @@ Partition = tuple[str, int]
 
 
 class Status(enum.IntEnum):
-    """How a transactional id stands, by Kafka's numbers. 6 and 7 (Dead, PrepareEpochFence) are never stored."""
+    """How a transactional id stands, by Kafka's numbers. 6 and 7 (Dead,
+    PrepareEpochFence) are never stored.
+    """
 
     EMPTY = 0
     ONGOING = 1
@@ -57,10 +64,12 @@ class Status(enum.IntEnum):
 
 @attrs.frozen(kw_only=True)
 class StoredTransaction:
-    """A record's value. Times are in milliseconds since the epoch; start_ms: -1 before the first partition.
+    """A record's value. Times are in milliseconds since the epoch; start_ms: -1 before
+    the first partition.
 
-    client_version: the transaction version of who asked for the change, 0 to 2. previous_producer_id and
-    next_producer_id: -1, but where the epochs of a producer id are used up.
+    client_version: the transaction version of who asked for the change, 0 to 2.
+    previous_producer_id and next_producer_id: -1, but where the epochs of a producer id
+    are used up.
     """
 
     producer_id: int
@@ -79,13 +88,17 @@ def transaction_key(transactional_id: str) -> bytes:
     """Raises ValueError for an id of more than 32,767 bytes."""
     text = transactional_id.encode()
     if len(text) > LONGEST_ID_BYTES:
-        raise ValueError(f"expected a transactional id of at most 32767 bytes, found {len(text)}")
+        raise ValueError(
+            f"expected a transactional id of at most 32767 bytes, found {len(text)}"
+        )
     return b"\0\0" + _SHORT.pack(len(text)) + text
 
 
 def transaction_value(stored: StoredTransaction) -> bytes:
     """In version 1. Topics and partitions rise; in Empty they are null, as in Kafka."""
-    head = _HEAD.pack(1, stored.producer_id, stored.producer_epoch, stored.timeout_ms, stored.status)
+    head = _HEAD.pack(
+        1, stored.producer_id, stored.producer_epoch, stored.timeout_ms, stored.status
+    )
     parts = [head]
     if stored.status is Status.EMPTY:
         parts.append(b"\0")
@@ -96,7 +109,13 @@ def transaction_value(stored: StoredTransaction) -> bytes:
         parts.append(_unsigned(len(by_topic) + 1))
         for topic, numbers in by_topic.items():
             name = topic.encode()
-            parts += (_unsigned(len(name) + 1), name, _unsigned(len(numbers) + 1), *map(_INT.pack, numbers), b"\0")
+            parts += (
+                _unsigned(len(name) + 1),
+                name,
+                _unsigned(len(numbers) + 1),
+                *map(_INT.pack, numbers),
+                b"\0",
+            )
     parts.append(_TIMES.pack(stored.update_ms, stored.start_ms))
     tags = []
     if stored.previous_producer_id != -1:
@@ -121,7 +140,9 @@ def _unsigned(number: int) -> bytes:
 
 
 def read_transaction_key(key: bytes) -> str | None:
-    """The transactional id; None for a key of another version, and for bytes that are no key."""
+    """The transactional id; None for a key of another version, and for bytes that are
+    no key.
+    """
     if key[:2] != b"\0\0" or len(key) < 4:
         return None
     (size,) = _SHORT.unpack_from(key, 2)
@@ -134,7 +155,9 @@ def read_transaction_key(key: bytes) -> str | None:
 
 
 def read_transaction(value: bytes) -> StoredTransaction:
-    """Raises CorruptLogError for a version or a status that is not known, and bytes that do not fit the layout."""
+    """Raises CorruptLogError for a version or a status that is not known, and bytes
+    that do not fit the layout.
+    """
     try:
         return _read(value)
     except _NOT_UNDERSTOOD as error:
@@ -190,7 +213,9 @@ def _tagged(kind: struct.Struct, tags: dict[int, bytes], tag: int, default: int)
 
 
 def _count(value: bytes, at: int, is_flexible: bool) -> tuple[int, int]:
-    """How many elements follow, -1 for null, and where. Each takes bytes, so a loop over them ends with the data."""
+    """How many elements follow, -1 for null, and where. Each takes bytes, so a loop
+    over them ends with the data.
+    """
     if is_flexible:
         count, at = varint.decode_unsigned(value, at)
         return count - 1, at

@@ -8,8 +8,9 @@ Rules (as Kafka's reader has them):
 - Bits of the last byte beyond the width of the type are ignored.
 - Longer forms than needed are accepted.
 
-This module does not know which field it decodes, and does not check lengths or counts against what is left.
-It decodes one value at a time, for a handful of values; the columns of a batch and all encoding are the kernels'.
+This module does not know which field it decodes, and does not check lengths or counts
+against what is left. It decodes one value at a time, for a handful of values; the
+columns of a batch and all encoding are the kernels'.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _UINT32_MAX = (1 << 32) - 1
 def decode_int32(data: Bytes, position: int) -> tuple[int, int]:
     """Read a varint at `position` of `data`: (value, position after it).
 
-    Raises InvalidRecordError, with the position where the value starts, if `data` ends inside it or its fifth
-    byte asks for another.
+    Raises InvalidRecordError, with the position where the value starts, if `data` ends
+    inside it or its fifth byte asks for another.
     """
     groups, position = _decode_groups(data, position)
     groups &= _UINT32_MAX
@@ -41,7 +42,9 @@ def decode_int32(data: Bytes, position: int) -> tuple[int, int]:
 
 
 def decode_unsigned(data: Bytes, position: int) -> tuple[int, int]:
-    """Read an unsigned varint at `position`: (value in 0..2^32-1, position after it). Errors as decode_int32."""
+    """Read an unsigned varint at `position`: (value in 0..2^32-1, position after it).
+    Errors as decode_int32.
+    """
     groups, position = _decode_groups(data, position)
     return groups & _UINT32_MAX, position
 

@@ -26,7 +26,13 @@ import numpy.typing as npt
 from logcore import checkpoint
 from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES
 from logcore.config import INT64_MAX, Durability
-from logcore.errors import CorruptLogError, InvalidNameError, LogcoreError, LogNotFoundError, StorageReadError
+from logcore.errors import (
+    CorruptLogError,
+    InvalidNameError,
+    LogcoreError,
+    LogNotFoundError,
+    StorageReadError,
+)
 from logcore.format import groupsettings
 from logcore.format.consumergrouprecords import described_consumers
 from logcore.format.grouprecords import described
@@ -47,7 +53,8 @@ _MAX_SIZE: Final = 256 << 20
 Row = dict[str, Any]
 
 
-# -- values ----------------------------------------------------------------------------------------------------------
+# -- values
+# ----------------------------------------------------------------------------------------------------------
 
 
 def shown(data: bytes | memoryview | None) -> str | dict[str, str] | None:
@@ -79,7 +86,10 @@ def shown_record(record: Record) -> Row:
         "timestamp_ms": timestamp_ms,
         "key": shown(key),
         "value": shown(value),
-        "headers": [{"key": shown(_header_name(name)), "value": shown(content)} for name, content in headers],
+        "headers": [
+            {"key": shown(_header_name(name)), "value": shown(content)}
+            for name, content in headers
+        ],
     }
 
 
@@ -87,10 +97,13 @@ def _header_name(name: str) -> bytes:
     return name.encode("utf-8", layout.HEADER_NAME_ERRORS)
 
 
-# -- dump ------------------------------------------------------------------------------------------------------------
+# -- dump
+# ------------------------------------------------------------------------------------------------------------
 
 
-def dump(path: str | os.PathLike[str], *, records: bool = False, fs: FS = OS) -> Iterator[Row]:
+def dump(
+    path: str | os.PathLike[str], *, records: bool = False, fs: FS = OS
+) -> Iterator[Row]:
     """Yield the content of one file, in order.
 
     With `records`, each batch of a .log file is followed by its records. Damage in a
@@ -152,14 +165,21 @@ def _dump_log(fs: FS, path: str, records: bool) -> Iterator[Row]:
             yield _damage(position, segment.size_bytes, error.reason)
             return
         if batch is None:
-            yield _damage(position, segment.size_bytes, layout.WALK_REASONS[layout.WALK_SHORT])
+            yield _damage(
+                position, segment.size_bytes, layout.WALK_REASONS[layout.WALK_SHORT]
+            )
             return
         yield from _batch_rows(batch, records, is_group_log)
         position += batch.size_bytes
 
 
 def _damage(position: int, end: int, reason: str) -> Row:
-    return {"type": "damage", "position": position, "size_bytes": end - position, "reason": reason}
+    return {
+        "type": "damage",
+        "position": position,
+        "size_bytes": end - position,
+        "reason": reason,
+    }
 
 
 def _batch_rows(batch: RecordBatch, records: bool, is_group_log: bool) -> Iterator[Row]:
@@ -206,7 +226,9 @@ def _batch_rows(batch: RecordBatch, records: bool, is_group_log: bool) -> Iterat
     for record in found:
         one = {"type": "record", **shown_record(record)}
         if is_group_log and not batch.is_control:
-            said = described(record.key, record.value) or described_consumers(record.key, record.value)
+            said = described(record.key, record.value) or described_consumers(
+                record.key, record.value
+            )
             if said is not None:
                 one["says"] = said
         if marker is not None:
@@ -221,7 +243,12 @@ def _content(fs: FS, path: str) -> bytes:
         with opened(fs, path) as handle:
             size = fs.size(handle)
             if size > _MAX_SIZE:
-                raise CorruptLogError("far too large", path=path, expected=f"at most {_MAX_SIZE} bytes", found=size)
+                raise CorruptLogError(
+                    "far too large",
+                    path=path,
+                    expected=f"at most {_MAX_SIZE} bytes",
+                    found=size,
+                )
             return fs.pread(handle, size, 0)
     except FileNotFoundError:
         raise LogNotFoundError("there is no such file", path=path) from None
@@ -244,7 +271,9 @@ class IndexTable:
         fragment = len(data) % kind.itemsize
         whole = len(data) - fragment
         used = -(-size_without_zeros(data[:whole]) // kind.itemsize) * kind.itemsize
-        return cls(np.frombuffer(data, kind, used // kind.itemsize), whole - used, fragment)
+        return cls(
+            np.frombuffer(data, kind, used // kind.itemsize), whole - used, fragment
+        )
 
     def rest(self) -> Iterator[Row]:
         if self.padding_bytes:
@@ -270,7 +299,11 @@ def _dump_timeindex(fs: FS, path: str) -> Iterator[Row]:
     table = IndexTable.read(fs, path, TIME_ENTRY)
     base = _base_of(path)
     for timestamp, relative in table.entries.tolist():
-        yield {"type": "timeindex_entry", "timestamp_ms": timestamp, "offset": base + relative}
+        yield {
+            "type": "timeindex_entry",
+            "timestamp_ms": timestamp,
+            "offset": base + relative,
+        }
     yield from table.rest()
 
 
@@ -311,9 +344,18 @@ def _is_empty_checkpoint(content: bytes) -> bool:
 def _dump_offsets(fs: FS, path: str) -> Iterator[Row]:
     offsets = checkpoint.read_offsets(fs, os.path.dirname(path), os.path.basename(path))
     if not offsets and not _is_empty_checkpoint(_content(fs, path)):
-        raise CorruptLogError("not an offset checkpoint; Kafka counts it as absent", path=path, expected=_CHECKPOINT)
+        raise CorruptLogError(
+            "not an offset checkpoint; Kafka counts it as absent",
+            path=path,
+            expected=_CHECKPOINT,
+        )
     for (topic, partition), offset in offsets.items():
-        yield {"type": "checkpoint_entry", "topic": topic, "partition": partition, "offset": offset}
+        yield {
+            "type": "checkpoint_entry",
+            "topic": topic,
+            "partition": partition,
+            "offset": offset,
+        }
 
 
 _CHECKPOINT: Final = "lines '0', the count, then that many 'topic partition offset'"
@@ -328,7 +370,11 @@ def _dump_epochs(fs: FS, path: str) -> Iterator[Row]:
             expected="lines '0', the count, then that many 'epoch start_offset', rising",
         )
     for leader_epoch, start_offset in epochs:
-        yield {"type": "leader_epoch", "leader_epoch": leader_epoch, "start_offset": start_offset}
+        yield {
+            "type": "leader_epoch",
+            "leader_epoch": leader_epoch,
+            "start_offset": start_offset,
+        }
 
 
 def _dump_metadata(fs: FS, path: str) -> Iterator[Row]:
@@ -336,27 +382,43 @@ def _dump_metadata(fs: FS, path: str) -> Iterator[Row]:
     for line in _content(fs, path).decode("utf-8", "replace").splitlines():
         pair = line.split()
         if len(pair) != 2 or not pair[0].endswith(":"):
-            raise CorruptLogError("a line that is not 'name: value'", path=path, found=repr(line[:80]))
+            raise CorruptLogError(
+                "a line that is not 'name: value'", path=path, found=repr(line[:80])
+            )
         fields[pair[0][:-1]] = pair[1]
     version = fields.get("version", "")
-    if not (version.isascii() and version.isdigit()) or len(fields.get("topic_id", "")) != 22:
+    if (
+        not (version.isascii() and version.isdigit())
+        or len(fields.get("topic_id", "")) != 22
+    ):
         raise CorruptLogError(
             "not partition metadata",
             path=path,
             expected="version: 0 and a topic_id of 22 characters",
             found=str(fields)[:80],
         )
-    yield {"type": "partition_metadata", "version": int(version[:9]), "topic_id": fields["topic_id"]}
+    yield {
+        "type": "partition_metadata",
+        "version": int(version[:9]),
+        "topic_id": fields["topic_id"],
+    }
 
 
 def _dump_properties(fs: FS, path: str) -> Iterator[Row]:
     fields = {}
     for name, value in checkpoint.property_lines(_content(fs, path)):
         if value is None:
-            raise CorruptLogError("a line that is not 'name=value'", path=path, found=repr(name[:80]))
+            raise CorruptLogError(
+                "a line that is not 'name=value'", path=path, found=repr(name[:80])
+            )
         fields[name] = value
     if fields.get("version", "0") not in ("0", "1"):
-        raise CorruptLogError("unknown version", path=path, expected="0 or 1", found=repr(fields["version"][:80]))
+        raise CorruptLogError(
+            "unknown version",
+            path=path,
+            expected="0 or 1",
+            found=repr(fields["version"][:80]),
+        )
     yield {"type": "meta_properties", "properties": fields}
 
 
@@ -385,15 +447,26 @@ def _dump_policy(fs: FS, path: str) -> Iterator[Row]:
     try:
         Durability.parse(facts.get("durability"))  # type: ignore[arg-type]
     except LogcoreError:
-        raise CorruptLogError("not a durability policy", path=path, found=repr(facts.get("durability"))[:80]) from None
-    yield {"type": "policy", "durability": facts["durability"], "max_bytes": facts.get("max_bytes")}
+        raise CorruptLogError(
+            "not a durability policy",
+            path=path,
+            found=repr(facts.get("durability"))[:80],
+        ) from None
+    yield {
+        "type": "policy",
+        "durability": facts["durability"],
+        "max_bytes": facts.get("max_bytes"),
+    }
 
 
 def _dump_durable(fs: FS, path: str) -> Iterator[Row]:
     shown = checkpoint.unpack_shown_end(_content(fs, path))
     if shown is None:
         raise CorruptLogError("the durable end offset fails its CRC", path=path)
-    yield {"type": "high_watermark" if shown.is_replicated else "durable_end", "offset": shown.offset}
+    yield {
+        "type": "high_watermark" if shown.is_replicated else "durable_end",
+        "offset": shown.offset,
+    }
 
 
 def _dump_topics(fs: FS, path: str) -> Iterator[Row]:
@@ -402,7 +475,11 @@ def _dump_topics(fs: FS, path: str) -> Iterator[Row]:
         raise CorruptLogError("the file of topics fails its CRC", path=path)
     for row in rows:
         if not isinstance(row, dict):
-            raise CorruptLogError("the file of topics holds what no program writes", path=path, found=repr(row)[:80])
+            raise CorruptLogError(
+                "the file of topics holds what no program writes",
+                path=path,
+                found=repr(row)[:80],
+            )
         yield {"type": "topic", **row}
 
 
@@ -413,7 +490,9 @@ def _dump_groups(fs: FS, path: str) -> Iterator[Row]:
     try:
         settings = groupsettings.from_rows(rows)
     except ValueError as error:
-        raise CorruptLogError("the file of groups' settings is damaged", path=path, found=str(error)) from error
+        raise CorruptLogError(
+            "the file of groups' settings is damaged", path=path, found=str(error)
+        ) from error
     for row in groupsettings.to_rows(settings):
         yield {"type": "group", **row}
 
@@ -422,7 +501,9 @@ def _dump_producer_ids(fs: FS, path: str) -> Iterator[Row]:
     content = _content(fs, path)
     end = checkpoint.unpack_producer_ids(content)
     if end is None:
-        raise CorruptLogError("not a number of producer ids", path=path, found=repr(content[:80]))
+        raise CorruptLogError(
+            "not a number of producer ids", path=path, found=repr(content[:80])
+        )
     yield {"type": "producer_ids", "given_below": end}
 
 
@@ -430,7 +511,9 @@ def _dump_clock(fs: FS, path: str) -> Iterator[Row]:
     content = _content(fs, path)
     facts = checkpoint.unpack_checked(content)
     if facts is None:
-        raise CorruptLogError("the clock file fails its CRC", path=path, found=repr(content[:80]))
+        raise CorruptLogError(
+            "the clock file fails its CRC", path=path, found=repr(content[:80])
+        )
     yield {"type": "clock", **facts}
 
 

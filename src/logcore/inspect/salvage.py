@@ -41,7 +41,14 @@ from logcore.config import INT64_MAX, LogConfig
 from logcore.errors import InvalidConfigError, LogcoreError, StorageReadError
 from logcore.fs import FS, OS, copy_range, opened
 from logcore.inspect.dump import DUMPERS
-from logcore.inspect.searching import WALK_BATCHES, ZEROS, BadStretch, Extent, Search, Source
+from logcore.inspect.searching import (
+    WALK_BATCHES,
+    ZEROS,
+    BadStretch,
+    Extent,
+    Search,
+    Source,
+)
 from logcore.inspect.survey import partitions
 from logcore.kernels import kernel, layout
 from logcore.names import (
@@ -72,7 +79,14 @@ from logcore.partition.producerstate import coordinator_epochs
 from logcore.partition.segmentfiles import list_bases
 from logcore.partition.transactions import Transactions
 from logcore.segment import ActiveSegment, Segment
-from logcore.staging.manifest import CLAIM, DAMAGED, READY, REFUSED, Manifest, read_state
+from logcore.staging.manifest import (
+    CLAIM,
+    DAMAGED,
+    READY,
+    REFUSED,
+    Manifest,
+    read_state,
+)
 
 #: Files with batches that are not segments. If two can fill a gap, the one whose suffix
 #: comes first is used: the order is by how close the file was to being a segment.
@@ -183,7 +197,9 @@ def salvage(
     real = fs.real_path(goal)
     root = fs.real_path(origin)
     if real == root or real.startswith(root + os.sep):
-        raise InvalidConfigError("the target lies in the source, which is not to be changed", path=goal)
+        raise InvalidConfigError(
+            "the target lies in the source, which is not to be changed", path=goal
+        )
     if found == [origin]:
         parent, name = os.path.split(real)
         only = parse_partition_name(name)
@@ -194,7 +210,12 @@ def salvage(
         name = "."
         keys = {path: key for path in found if (key := _key_of(path)) is not None}
         jobs = [
-            _Job(path, os.path.join(goal, os.path.basename(path)), key, {root: key, **_beside(fs.real_path(path))})
+            _Job(
+                path,
+                os.path.join(goal, os.path.basename(path)),
+                key,
+                {root: key, **_beside(fs.real_path(path))},
+            )
             for path, key in keys.items()
         ]
         staged = _Staged(fs, root)
@@ -207,7 +228,9 @@ def salvage(
         left_out = list[Part]()
         if staged is not None:
             checkpoint.write(fs, real, checkpoint.TOPICS, _UNFINISHED_TOPICS)
-        known = or_else({}, checkpoint.read_offsets, fs, origin, checkpoint.RECOVERY_POINT)
+        known = or_else(
+            {}, checkpoint.read_offsets, fs, origin, checkpoint.RECOVERY_POINT
+        )
         gone: dict[Key, int | None] = {}
         for job in jobs:
             try:
@@ -216,7 +239,12 @@ def salvage(
                     given = staged.given.get(job.key, 0)
                 partition = _Partition(fs, job, tick, given=given)
             except StorageReadError as error:
-                lost.append(Part(path=job.source, reason=f"its files cannot be listed: {error.reason}"))
+                lost.append(
+                    Part(
+                        path=job.source,
+                        reason=f"its files cannot be listed: {error.reason}",
+                    )
+                )
                 # Keep its recovery point: opening the copy then reports a missing
                 # partition. Without it, the partition would begin again at offset 0.
                 gone |= {key: end for key, end in known.items() if key == job.key}
@@ -246,10 +274,17 @@ def salvage(
     finally:
         claim.release()
     reports = tuple(one.report for one in done)
-    return SalvageReport(source=origin, target=goal, partitions=reports, lost=tuple(lost), left_out=tuple(left_out))
+    return SalvageReport(
+        source=origin,
+        target=goal,
+        partitions=reports,
+        lost=tuple(lost),
+        left_out=tuple(left_out),
+    )
 
 
-# -- names -----------------------------------------------------------------------------------------------------------
+# -- names
+# -----------------------------------------------------------------------------------------------------------
 
 
 @attrs.frozen
@@ -300,7 +335,9 @@ def _known_as(fs: FS, source: str, target: str, key: Key) -> dict[str, Key]:
     own = _key_of(source)
     parent = os.path.dirname(source)
     known = _beside(source)
-    if own is not None and own in or_else({}, checkpoint.read_offsets, fs, parent, checkpoint.RECOVERY_POINT):
+    if own is not None and own in or_else(
+        {}, checkpoint.read_offsets, fs, parent, checkpoint.RECOVERY_POINT
+    ):
         return known
     if not known and not fs.is_directory(os.path.join(parent, f"{key[0]}-{key[1]}")):
         known[parent] = key  # t-0.bad was t-0, as long as there is no other t-0
@@ -322,15 +359,22 @@ def _check_free(fs: FS, goal: str, real: str) -> None:
     if fs.exists(unfinished(real)):
         raise InvalidConfigError(_CUT_OFF, path=unfinished(real))
     has_unfinished_topics = (
-        checkpoint.TOPICS in names and checkpoint.read(fs, goal, checkpoint.TOPICS) == _UNFINISHED_TOPICS
+        checkpoint.TOPICS in names
+        and checkpoint.read(fs, goal, checkpoint.TOPICS) == _UNFINISHED_TOPICS
     )
     if has_unfinished_topics or any(name.endswith(UNFINISHED) for name in names):
         raise InvalidConfigError(_CUT_OFF, path=goal)
     if names or (fs.exists(goal) and not is_directory):
-        raise InvalidConfigError("there is something here already; name a new or an empty directory", path=goal)
+        raise InvalidConfigError(
+            "there is something here already; name a new or an empty directory",
+            path=goal,
+        )
     beside = staging_path(real)
     if fs.exists(beside):
-        raise InvalidConfigError("there are staged writes beside it already; name another directory", path=beside)
+        raise InvalidConfigError(
+            "there are staged writes beside it already; name another directory",
+            path=beside,
+        )
 
 
 _CUT_OFF: Final = "there is something here already: a copy that an earlier recover did not finish; remove it first"
@@ -344,7 +388,8 @@ def _give_name(fs: FS, path: str) -> None:
     fs.sync_dir(os.path.dirname(path))
 
 
-# -- a log directory -------------------------------------------------------------------------------------------------
+# -- a log directory
+# -------------------------------------------------------------------------------------------------
 
 
 def _misunderstood(fs: FS, jobs: Iterable[_Job]) -> list[Part]:
@@ -354,30 +399,49 @@ def _misunderstood(fs: FS, jobs: Iterable[_Job]) -> list[Part]:
         checkpoint.RECOVERY_POINT: "a lost end of a log may not show",
     }
     return [
-        Part(path=os.path.join(directory, name), reason=f"not an offset checkpoint: {effect}")
-        for directory in sorted({directory for job in jobs for directory in job.known_as})
+        Part(
+            path=os.path.join(directory, name),
+            reason=f"not an offset checkpoint: {effect}",
+        )
+        for directory in sorted(
+            {directory for job in jobs for directory in job.known_as}
+        )
         for name, effect in what.items()
         if not is_understood(fs, directory, name)
     ]
 
 
 def _copy_directory(
-    fs: FS, source: str, target: str, done: Sequence[_Saved], lost: list[Part], left_out: list[Part]
+    fs: FS,
+    source: str,
+    target: str,
+    done: Sequence[_Saved],
+    lost: list[Part],
+    left_out: list[Part],
 ) -> None:
     """Copy the other files of a log directory, and record lost and left-out parts."""
-    lost += _copy_small(fs, source, target, checkpoint.META_PROPERTIES, checkpoint.GROUPS)
+    lost += _copy_small(
+        fs, source, target, checkpoint.META_PROPERTIES, checkpoint.GROUPS
+    )
     damaged_ids = _copy_small(fs, source, target, checkpoint.PRODUCER_IDS)
     lost += damaged_ids
     if damaged_ids:  # two producers must never get the same id: continue above all ids in the batches
         end = 0
         if done:
             end = max(one.producer_ids for one in done)
-        checkpoint.write(fs, target, checkpoint.PRODUCER_IDS, checkpoint.pack_producer_ids(end))
+        checkpoint.write(
+            fs, target, checkpoint.PRODUCER_IDS, checkpoint.pack_producer_ids(end)
+        )
     for name in sorted(fs.listdir(source)):
         path = os.path.join(source, name)
         if fs.is_directory(path) and _key_of(path) is None:
-            logs = [os.path.join(path, file_name(base, LOG)) for base in or_else((), list_bases, fs, path)]
-            if partition_of(name) is not None and any(or_else(1, fs.file_size, log) for log in logs):
+            logs = [
+                os.path.join(path, file_name(base, LOG))
+                for base in or_else((), list_bases, fs, path)
+            ]
+            if partition_of(name) is not None and any(
+                or_else(1, fs.file_size, log) for log in logs
+            ):
                 reason = "not the name that checkpoints and Kafka know such a partition by; recover it by itself"
                 lost.append(Part(path=path, reason=reason))
             else:
@@ -402,7 +466,9 @@ def _copy_small(fs: FS, source: str, target: str, *names: str) -> list[Part]:
     return lost
 
 
-def _write_checkpoints(claim: Claim, done: Sequence[_Saved], gone: Mapping[Key, int | None]) -> None:
+def _write_checkpoints(
+    claim: Claim, done: Sequence[_Saved], gone: Mapping[Key, int | None]
+) -> None:
     """Write the starts and ends of the copies.
 
     The lines of other partitions are kept.
@@ -411,7 +477,11 @@ def _write_checkpoints(claim: Claim, done: Sequence[_Saved], gone: Mapping[Key, 
     ends = {**gone, **{one.job.key: one.report.log_end_offset for one in done}}
     # Lines that exist already under the name of a copy are those of another log, unless
     # they are the source's own.
-    stale = {one.job.key: None for one in done if one.job.known_as.get(claim.directory) != one.job.key}
+    stale = {
+        one.job.key: None
+        for one in done
+        if one.job.known_as.get(claim.directory) != one.job.key
+    }
     for name in (checkpoint.HIGH_WATERMARK, checkpoint.CLEANER):
         claim.checkpoints.set(name, stale)
     claim.checkpoints.set(checkpoint.LOG_START, starts)
@@ -433,7 +503,9 @@ class _Staged:
         self.given: dict[Key, int] = {}
         self.lost: list[Part] = []
         self.kept: list[str] = []  # files of the staging directory to copy
-        self.txids: set[str] = set()  # its directories to copy: a kept manifest names their files
+        self.txids: set[str] = (
+            set()
+        )  # its directories to copy: a kept manifest names their files
         self.unplaced: set[str] = set()  # its directories of the writes in `given`
         if fs.is_directory(self.path):
             self.names = or_else([], fs.listdir, self.path)
@@ -443,7 +515,9 @@ class _Staged:
             try:
                 self._take(name)
             except LogcoreError as error:
-                self.lost.append(Part(path=os.path.join(self.path, name), reason=error.reason))
+                self.lost.append(
+                    Part(path=os.path.join(self.path, name), reason=error.reason)
+                )
 
     def _take(self, name: str) -> None:
         stem, suffix = os.path.splitext(name)
@@ -453,7 +527,12 @@ class _Staged:
             self.txids.add(self._manifest(name).txid)
             self.kept.append(name)
         elif suffix == DAMAGED:
-            self.lost.append(Part(path=os.path.join(self.path, name), reason="a staged write with a damaged manifest"))
+            self.lost.append(
+                Part(
+                    path=os.path.join(self.path, name),
+                    reason="a staged write with a damaged manifest",
+                )
+            )
         elif suffix == ASSIGNED:
             manifest = self._manifest(name)
             self.unplaced.add(manifest.txid)
@@ -464,7 +543,9 @@ class _Staged:
             state = read_state(self.fs, self.path, manifest.app_id)
             if state is None or state["version"] < manifest.version:
                 reason = "a staged write that was being put in place; opening the source, where it can be, ends it"
-                self.lost.append(Part(path=os.path.join(self.path, name), reason=reason))
+                self.lost.append(
+                    Part(path=os.path.join(self.path, name), reason=reason)
+                )
 
     def _manifest(self, name: str) -> Manifest:
         content = checkpoint.read(self.fs, self.path, name)
@@ -479,7 +560,11 @@ class _Staged:
         for name in sorted(self.names):
             path = os.path.join(self.path, name)
             if fs.is_directory(path) and name not in accounted:
-                left_out.append(Part(path=path, reason="staged files that no write was published of"))
+                left_out.append(
+                    Part(
+                        path=path, reason="staged files that no write was published of"
+                    )
+                )
         if not self.kept:
             return
         make_directories(fs, target)
@@ -495,16 +580,21 @@ class _Staged:
     def _copy(self, name: str, target: str, lost: list[Part]) -> None:
         fs = self.fs
         path = os.path.join(self.path, name)
-        with opened(fs, os.path.join(target, name), write=True, create=True, exclusive=True) as out:
+        with opened(
+            fs, os.path.join(target, name), write=True, create=True, exclusive=True
+        ) as out:
             try:
                 with opened(fs, path) as handle:
                     copy_range(fs, handle, out, 0, fs.size(handle))
             except StorageReadError as error:
-                lost.append(Part(path=path, reason=f"it cannot be read: {error.reason}"))
+                lost.append(
+                    Part(path=path, reason=f"it cannot be read: {error.reason}")
+                )
             fs.fsync(out)
 
 
-# -- one partition ---------------------------------------------------------------------------------------------------
+# -- one partition
+# ---------------------------------------------------------------------------------------------------
 
 
 @attrs.frozen
@@ -519,7 +609,9 @@ class _Saved:
 class _Partition:
     """Plans the copy of one partition, then makes it."""
 
-    def __init__(self, fs: FS, job: _Job, tick: Callable[[int], None], *, given: int) -> None:
+    def __init__(
+        self, fs: FS, job: _Job, tick: Callable[[int], None], *, given: int
+    ) -> None:
         self.fs = fs
         self.job = job
         self.source = job.source
@@ -528,30 +620,55 @@ class _Partition:
         self.work = unfinished(fs.real_path(job.target))
         self.names = sorted(fs.listdir(self.source))
         self.bases = bases_in(self.names)
-        spares = [name for suffix in _SPARE_SUFFIXES for name in self.names if name.endswith(suffix)]
+        spares = [
+            name
+            for suffix in _SPARE_SUFFIXES
+            for name in self.names
+            if name.endswith(suffix)
+        ]
         self.spares: dict[str, Source | None] = dict.fromkeys(
             name for name in spares if leading_offset(name) is not None
         )
         self.files = 0
         self.lost: list[Part] = []
         self.left_out: list[Part] = []
-        self.losses: list[int] = []  # offsets in front of which something is lost, rising
+        self.losses: list[
+            int
+        ] = []  # offsets in front of which something is lost, rising
         self.found: list[Extent | BadStretch] = []  # in the files of the log
         # Spare files are read when the first gap needs them. The two lists below cover
         # all of them, by first offset; spare_ends is the highest end up to each extent.
-        self.read_spares: dict[str, list[Extent]] = {}  # name of a spare file -> its extents that belong to this log
+        self.read_spares: dict[
+            str, list[Extent]
+        ] = {}  # name of a spare file -> its extents that belong to this log
         self.spare_extents: list[tuple[Extent, int, str]] | None = None
         self.spare_ends: list[int] = []
-        self.noted = [Noted.read(fs, self.source, directory, key) for directory, key in job.known_as.items()]
+        self.noted = [
+            Noted.read(fs, self.source, directory, key)
+            for directory, key in job.known_as.items()
+        ]
         if not self.noted:
-            self.noted = [Noted.read(fs, self.source, os.path.dirname(fs.real_path(self.source)), None)]
+            self.noted = [
+                Noted.read(
+                    fs, self.source, os.path.dirname(fs.real_path(self.source)), None
+                )
+            ]
         notes = self.noted[0].notes
         known = [one.gaps for one in self.noted]
         # If two sets of checkpoints list the partition, use only facts on which both
         # agree.
-        self.gaps = Gaps(gaps.Noted(max(one.dense_from for one in known), all(one.has_seals for one in known)))
-        was_opened_here = notes.policy is not None  # by this library, which notes where gaps may be
-        self.is_compacted = any(one.cleaned_to for one in self.noted) or (was_opened_here and notes.dense_from > 0)
+        self.gaps = Gaps(
+            gaps.Noted(
+                max(one.dense_from for one in known),
+                all(one.has_seals for one in known),
+            )
+        )
+        was_opened_here = (
+            notes.policy is not None
+        )  # by this library, which notes where gaps may be
+        self.is_compacted = any(one.cleaned_to for one in self.noted) or (
+            was_opened_here and notes.dense_from > 0
+        )
 
     def save(self) -> _Saved:
         fs = self.fs
@@ -561,16 +678,24 @@ class _Partition:
         for extent in extents:
             segments.setdefault(extent.base, []).append(extent)
         if not extents or extents[-1].next_offset < end:
-            segments[end] = []  # an empty segment, so that the copy continues above the lost end
+            segments[
+                end
+            ] = []  # an empty segment, so that the copy continues above the lost end
         copy = _Copy(fs, self.work, self._producers(start, end), self.losses)
         for base, parts in segments.items():
             copy.write(base, parts)
         self.lost += [Part(path=self.source, reason=reason) for reason in copy.doubts()]
         epochs = or_else([], checkpoint.read_epochs, fs, self.source) or copy.epochs
-        checkpoint.write_epochs(fs, self.work, [one for one in epochs if one[1] <= end] or [(0, start)])
+        checkpoint.write_epochs(
+            fs, self.work, [one for one in epochs if one[1] <= end] or [(0, start)]
+        )
         if len(copy.producers):
-            checkpoint.write(fs, self.work, file_name(end, SNAPSHOT), copy.producers.pack())
-        self.lost += _copy_small(fs, self.source, self.work, checkpoint.PARTITION_METADATA)
+            checkpoint.write(
+                fs, self.work, file_name(end, SNAPSHOT), copy.producers.pack()
+            )
+        self.lost += _copy_small(
+            fs, self.source, self.work, checkpoint.PARTITION_METADATA
+        )
         # The policy file records the offset from which the log has no gaps. A copy with
         # a loss has gaps, so it gets none.
         if self.gaps.dense_from < order.NEVER and not self.lost:
@@ -592,9 +717,15 @@ class _Partition:
 
     def _producers(self, start: int, end: int) -> Producers:
         """Return the producers in the newest sound snapshot within the copy."""
-        offsets = [offset for name in self.names if (offset := base_offset_of(name, SNAPSHOT)) is not None]
+        offsets = [
+            offset
+            for name in self.names
+            if (offset := base_offset_of(name, SNAPSHOT)) is not None
+        ]
         for offset in sorted(offsets, reverse=True):
-            content = or_else(None, checkpoint.read, self.fs, self.source, file_name(offset, SNAPSHOT))
+            content = or_else(
+                None, checkpoint.read, self.fs, self.source, file_name(offset, SNAPSHOT)
+            )
             producers = None
             if content and start <= offset <= end:
                 producers = Producers.unpack(content, offset)
@@ -602,7 +733,8 @@ class _Partition:
                 return producers
         return Producers()
 
-    # -- the plan --------------------------------------------------------------------------------------------------
+    # -- the plan
+    # --------------------------------------------------------------------------------------------------
 
     def _plan(self) -> tuple[int, int, list[Extent]]:
         """Return (log start offset, log end offset, extents to copy, by offset).
@@ -618,22 +750,31 @@ class _Partition:
                     high = _limit(base)
                 else:
                     high = min(next_base, _limit(base))
-                found += Search(source, base, base, high, is_dense=base >= self.gaps.dense_from).found
+                found += Search(
+                    source, base, base, high, is_dense=base >= self.gaps.dense_from
+                ).found
                 found += self._cut_short(source, base, next_base, found)
         # The copy ends at or above every offset that was given out: to a staged write,
         # to records that were on disk or visible by the checkpoints, to the last
         # segment, to the last batch.
         ends = [one.next_offset for one in found if one.next_offset]
-        end = max([self.given, *(one.end for one in self.noted), *self.bases[-1:], *ends[-1:]])
+        end = max(
+            [self.given, *(one.end for one in self.noted), *self.bases[-1:], *ends[-1:]]
+        )
         start = self._begin(end)
         for base, next_base in itertools.pairwise(self.bases):
             if next_base <= start:
-                self._leave(file_name(base, LOG), "all of it lies below the log start offset")
+                self._leave(
+                    file_name(base, LOG), "all of it lies below the log start offset"
+                )
                 found = [one for one in found if one.base != base]
         self.found = found
         extents = self._account(found, start, end)
         for name in self.spares:
-            self._leave(name, "left by a recovery, a deletion or a compaction; used to fill gaps only")
+            self._leave(
+                name,
+                "left by a recovery, a deletion or a compaction; used to fill gaps only",
+            )
         # An extent of a spare file may have a base below that of the preceding segment,
         # or too far below its offsets.
         base = 0
@@ -650,7 +791,11 @@ class _Partition:
         return start, end, extents
 
     def _cut_short(
-        self, source: Source, base: int, next_base: int | None, found: Sequence[Extent | BadStretch]
+        self,
+        source: Source,
+        base: int,
+        next_base: int | None,
+        found: Sequence[Extent | BadStretch],
     ) -> list[BadStretch]:
         """Return the loss after the last batch of a segment.
 
@@ -701,7 +846,10 @@ class _Partition:
                 end = max(one.next_offset for one in parts if isinstance(one, Extent))
                 for old in [old for old in self.bases if base <= old < end]:
                     self.bases.remove(old)
-                    self._leave(file_name(old, LOG), f"replaced by {name}, which a compaction has made")
+                    self._leave(
+                        file_name(old, LOG),
+                        f"replaced by {name}, which a compaction has made",
+                    )
                 taken[base] = source
                 self.bases = sorted([*self.bases, base])
                 del self.spares[name]
@@ -721,12 +869,16 @@ class _Partition:
     def _leave(self, name: str, reason: str) -> None:
         self.left_out.append(Part(path=os.path.join(self.source, name), reason=reason))
 
-    def _account(self, found: Sequence[Extent | BadStretch], start: int, end: int) -> list[Extent]:
+    def _account(
+        self, found: Sequence[Extent | BadStretch], start: int, end: int
+    ) -> list[Extent]:
         """Return all extents by offset, with those that fill gaps.
 
         The missing offsets of each gap and each damage are recorded.
         """
-        is_compacted = self.is_compacted or any(one.has_gaps for one in found if isinstance(one, Extent))
+        is_compacted = self.is_compacted or any(
+            one.has_gaps for one in found if isinstance(one, Extent)
+        )
         extents: list[Extent] = []
         here: list[BadStretch] = []  # damages since the last extent
         low = start  # the next offset to be found
@@ -763,11 +915,18 @@ class _Partition:
             for gap_low, gap_high in _gaps(low, high, filling):
                 # A filling must not cross the border of a segment, so the gap is cut at
                 # each base offset inside it.
-                borders = [gap_low, *(base for base in self.bases if gap_low < base < gap_high), gap_high]
+                borders = [
+                    gap_low,
+                    *(base for base in self.bases if gap_low < base < gap_high),
+                    gap_high,
+                ]
                 for part_low, part_high in itertools.pairwise(borders):
                     base = leading_offset(name) or 0
                     if not part_low <= base < part_high:
-                        base = max([base for base in self.bases if base <= part_low], default=part_low)
+                        base = max(
+                            [base for base in self.bases if base <= part_low],
+                            default=part_low,
+                        )
                     for one in spare:
                         more += one.cut(base, part_low, part_high)
             filling = sorted(filling + more, key=lambda one: one.first)
@@ -776,11 +935,19 @@ class _Partition:
     def _spares_in(self, low: int, high: int) -> list[tuple[str, list[Extent]]]:
         """Return the extents of spare files in [low, high), by file and priority."""
         if self.spare_extents is None:
-            found = [(one, order, name) for order, name in enumerate(self.spares) for one in self._spare(name)]
+            found = [
+                (one, order, name)
+                for order, name in enumerate(self.spares)
+                for one in self._spare(name)
+            ]
             self.spare_extents = sorted(found, key=lambda row: row[0].first)
             # The search below runs back from high. It may stop once the highest end so
             # far is at or below low.
-            self.spare_ends = [*itertools.accumulate((row[0].next_offset for row in self.spare_extents), max)]
+            self.spare_ends = [
+                *itertools.accumulate(
+                    (row[0].next_offset for row in self.spare_extents), max
+                )
+            ]
         at = bisect_left(self.spare_extents, high, key=lambda row: row[0].first) - 1
         found_in: dict[tuple[int, str], list[Extent]] = {}
         while at >= 0 and self.spare_ends[at] > low:
@@ -804,23 +971,34 @@ class _Partition:
             theirs: list[Extent] = []
             if source is not None:
                 theirs = Search(source, low, low, _limit(low), is_marked=True).extents
-            cut = quarantined_position(name)  # None unless the name is <base>.<position of the cut>.quarantine
+            cut = quarantined_position(
+                name
+            )  # None unless the name is <base>.<position of the cut>.quarantine
             was_written_again = cut is not None and any(
-                one.base > low or (one.base == low and one.end > cut) for one in self.found
+                one.base > low or (one.base == low and one.end > cut)
+                for one in self.found
             )
             is_same_log = True
             if not self.gaps.dense_from and theirs:
                 ours = [one for one in self.found if isinstance(one, Extent)]
                 known = _crcs(ours, theirs[0].first, theirs[-1].next_offset)
                 crcs = _crcs(theirs, low, _limit(low))
-                is_same_log = all(known.get(offset, crc) == crc for offset, crc in crcs.items())
+                is_same_log = all(
+                    known.get(offset, crc) == crc for offset, crc in crcs.items()
+                )
             if was_written_again or not is_same_log:
                 theirs = []
             self.read_spares[name] = theirs
         return self.read_spares[name]
 
     def _note_lost(
-        self, low: int, high: int, here: Sequence[BadStretch], filling: Sequence[Extent], *, is_end: bool
+        self,
+        low: int,
+        high: int,
+        here: Sequence[BadStretch],
+        filling: Sequence[Extent],
+        *,
+        is_end: bool,
     ) -> None:
         gaps = _gaps(low, high, filling)
         if not gaps:
@@ -840,7 +1018,15 @@ class _Partition:
         self.losses += [gap_high for _, gap_high in gaps]
         for gap_low, gap_high in gaps:
             offsets = {"first_offset": gap_low, "last_offset": gap_high - 1}
-            self.lost.append(Part(path=path, position=position, size_bytes=size, reason=reason, **offsets))
+            self.lost.append(
+                Part(
+                    path=path,
+                    position=position,
+                    size_bytes=size,
+                    reason=reason,
+                    **offsets,
+                )
+            )
 
     def _note_damage(self, here: Sequence[BadStretch], *, is_end: bool) -> None:
         """Record damage that costs no offset.
@@ -851,7 +1037,12 @@ class _Partition:
         for one in here:
             size = one.end - one.position
             reason = one.source.why(one.position, one.end, one.reason)
-            part = Part(path=one.source.path, position=one.position, size_bytes=size, reason=reason)
+            part = Part(
+                path=one.source.path,
+                position=one.position,
+                size_bytes=size,
+                reason=reason,
+            )
             if is_end and reason != ZEROS:
                 self.lost.append(part)
                 self.losses.append(INT64_MAX)
@@ -870,16 +1061,28 @@ def _crcs(extents: Sequence[Extent], low: int, high: int) -> dict[int, int]:
     for one in extents:
         position, end = one.around(low, high)
         while position < end:
-            facts, position, _ = kernel.walk(one.source.view, position, end, WALK_BATCHES, False)
+            facts, position, _ = kernel.walk(
+                one.source.view, position, end, WALK_BATCHES, False
+            )
             facts = facts[(facts["base_offset"] >= low) & (facts["base_offset"] < high)]
-            found.update(zip(facts["base_offset"].tolist(), facts["crc"].tolist(), strict=True))
+            found.update(
+                zip(facts["base_offset"].tolist(), facts["crc"].tolist(), strict=True)
+            )
     return found
 
 
 def _gaps(low: int, high: int, filling: Sequence[Extent]) -> list[tuple[int, int]]:
     """Return the parts of [low, high) that the extents, by offset, do not cover."""
-    edges = [low, *(offset for one in filling for offset in (one.first, one.next_offset)), high]
-    return [(edges[at], edges[at + 1]) for at in range(0, len(edges), 2) if edges[at] < edges[at + 1]]
+    edges = [
+        low,
+        *(offset for one in filling for offset in (one.first, one.next_offset)),
+        high,
+    ]
+    return [
+        (edges[at], edges[at + 1])
+        for at in range(0, len(edges), 2)
+        if edges[at] < edges[at + 1]
+    ]
 
 
 class _Copy:
@@ -893,14 +1096,18 @@ class _Copy:
         producer_ids: One above the highest producer id in the heads.
     """
 
-    def __init__(self, fs: FS, directory: str, producers: Producers, losses: Sequence[int]) -> None:
+    def __init__(
+        self, fs: FS, directory: str, producers: Producers, losses: Sequence[int]
+    ) -> None:
         self.fs = fs
         self.directory = directory
         self.producers = producers
         self.losses = losses
         self.config = LogConfig.parse(None)
         self.transactions = Transactions()
-        self.doubtful: dict[tuple[int, int], None] = {}  # (producer id, first offset), of transactions
+        self.doubtful: dict[
+            tuple[int, int], None
+        ] = {}  # (producer id, first offset), of transactions
         self.epochs: list[tuple[int, int]] = []
         self.producer_ids = 0
 
@@ -920,7 +1127,10 @@ class _Copy:
         for producer_id, first in self.doubtful:
             if self.transactions.open.get(producer_id) == first:
                 shown = "in the copy it is open, and readers of committed records wait for its end"
-            elif any(begin == first for begin, _ in self.transactions.aborted.get(producer_id, [])):
+            elif any(
+                begin == first
+                for begin, _ in self.transactions.aborted.get(producer_id, [])
+            ):
                 shown = "in the copy the next marker of that producer aborts it"
             else:
                 shown = "in the copy the next marker of that producer commits it"
@@ -938,22 +1148,41 @@ class _Copy:
             view = part.source.view
             position = part.position
             while position < part.end:
-                facts, behind, _ = kernel.walk(view, position, part.end, WALK_BATCHES, False)
-                columns = (facts[name].tolist() for name in ("position", "size_bytes", "last_offset", "max_timestamp"))
-                batches = [(at - position, size, last, newest) for at, size, last, newest in zip(*columns, strict=True)]
+                facts, behind, _ = kernel.walk(
+                    view, position, part.end, WALK_BATCHES, False
+                )
+                columns = (
+                    facts[name].tolist()
+                    for name in (
+                        "position",
+                        "size_bytes",
+                        "last_offset",
+                        "max_timestamp",
+                    )
+                )
+                batches = [
+                    (at - position, size, last, newest)
+                    for at, size, last, newest in zip(*columns, strict=True)
+                ]
                 segment.append(view[position:behind], *batches[-1][2:], batches)
                 self._note(facts, part.source, segment)
                 position = behind
         segment.seal()
 
-    def _note(self, facts: layout.Facts, source: Source, segment: ActiveSegment) -> None:
+    def _note(
+        self, facts: layout.Facts, source: Source, segment: ActiveSegment
+    ) -> None:
         modern = facts[facts["magic"] == 2]
         ids = modern[modern["producer_id"] >= 0]
         if len(ids):
-            self.producer_ids = max(self.producer_ids, int(ids["producer_id"].max()) + 1)
+            self.producer_ids = max(
+                self.producer_ids, int(ids["producer_id"].max()) + 1
+            )
             behind = ids[ids["base_offset"] >= self.producers.next_offset]
             epochs_of = coordinator_epochs(cast(Segment, source))
-            self.producers.add_facts(behind, lambda position: or_else(-1, epochs_of, position))
+            self.producers.add_facts(
+                behind, lambda position: or_else(-1, epochs_of, position)
+            )
         # No CRC covers the leader epoch of a batch. Epochs never fall, so one that is
         # above the next one is damaged.
         epochs = modern["partition_leader_epoch"]

@@ -40,7 +40,12 @@ import attrs
 import numpy as np
 
 from logcore.config import INT64_MAX
-from logcore.errors import LogcoreError, RecordTooLargeError, StorageReadError, UnsupportedCodecError
+from logcore.errors import (
+    LogcoreError,
+    RecordTooLargeError,
+    StorageReadError,
+    UnsupportedCodecError,
+)
 from logcore.format.compression import Codec
 from logcore.fs import FS, opened
 from logcore.kernels import kernel, layout
@@ -100,7 +105,13 @@ class Source:
             fs.truncate(copy, self.size)
             for position in range(0, self.size, _SECTOR_BYTES):
                 try:
-                    fs.pwrite(copy, fs.pread(handle, min(_SECTOR_BYTES, self.size - position), position), position)
+                    fs.pwrite(
+                        copy,
+                        fs.pread(
+                            handle, min(_SECTOR_BYTES, self.size - position), position
+                        ),
+                        position,
+                    )
                 except StorageReadError:
                     self.unreadable.append((position, position + _SECTOR_BYTES))
             return fs.map(copy, self.size)
@@ -235,10 +246,13 @@ class Search:
     def extents(self) -> list[Extent]:
         return [one for one in self.found if isinstance(one, Extent)]
 
-    def _walk(self, position: int, count: int = 1, *, crc: bool = True) -> tuple[layout.Facts, int, int]:
+    def _walk(
+        self, position: int, count: int = 1, *, crc: bool = True
+    ) -> tuple[layout.Facts, int, int]:
         return kernel.walk(self.source.view, position, self.stop, count, crc)
 
-    # -- sound batches ---------------------------------------------------------------------------------------------
+    # -- sound batches
+    # ---------------------------------------------------------------------------------------------
 
     def _chain(self, position: int) -> tuple[int, str]:
         """Keep whole batches from a position on.
@@ -255,9 +269,14 @@ class Search:
                     break
                 # The first of `facts` contradicts the last batch kept. Which of the two
                 # has the wrong offset?
-                if self._is_last_wrong(facts[0]) or (reason == _GAP and self._is_last_unproven()):
+                if self._is_last_wrong(facts[0]) or (
+                    reason == _GAP and self._is_last_unproven()
+                ):
                     self._take_back()
-                elif reason == _GAP and self._base_at(facts[0]) == int(facts[0]["last_offset"]) + 1:
+                elif (
+                    reason == _GAP
+                    and self._base_at(facts[0]) == int(facts[0]["last_offset"]) + 1
+                ):
                     # Neither: the next batch continues this one, so batches in front of
                     # this one are missing.
                     start = int(facts[0]["position"])
@@ -279,15 +298,21 @@ class Search:
         if not self.is_dense:
             dense_from = order.NEVER
         if self.is_dense and self.found and isinstance(self.found[-1], BadStretch):
-            dense_from = int(facts["base_offset"][0])  # a gap in front of the first batch is explained by the damage
-        row, fault = order.first_fault(facts, self.expected, self.high, dense_from=dense_from)
+            dense_from = int(
+                facts["base_offset"][0]
+            )  # a gap in front of the first batch is explained by the damage
+        row, fault = order.first_fault(
+            facts, self.expected, self.high, dense_from=dense_from
+        )
         if fault is None:
             return row, ""
         return row, fault.value
 
     def _base_at(self, before: Any) -> int | None:
         """Return the base offset of the batch after another one, from its head."""
-        facts, _, _ = self._walk(int(before["position"] + before["size_bytes"]), crc=False)
+        facts, _, _ = self._walk(
+            int(before["position"] + before["size_bytes"]), crc=False
+        )
         if len(facts):
             return int(facts["base_offset"][0])
         return None
@@ -299,11 +324,18 @@ class Search:
         """
         base = int(facts["base_offset"])
         last = int(facts["last_offset"])
-        if not self.last_size or self.last_base == self.before_last or not self.before_last <= base < self.expected:
+        if (
+            not self.last_size
+            or self.last_base == self.before_last
+            or not self.before_last <= base < self.expected
+        ):
             return False
         # This one continues the batch before the last, or leaves just the room that the
         # last one takes.
-        if base in (self.before_last, self.before_last + self.expected - self.last_base):
+        if base in (
+            self.before_last,
+            self.before_last + self.expected - self.last_base,
+        ):
             return True
         return self._base_at(facts) == last + 1
 
@@ -352,11 +384,15 @@ class Search:
         while row < len(facts):
             at = int(positions[row])
             view = self.source.view
-            end, rows, _ = kernel.plan_run(view, at, stop, _DECODE_ROWS, _PIECE_BYTES, INT64_MAX)
+            end, rows, _ = kernel.plan_run(
+                view, at, stop, _DECODE_ROWS, _PIECE_BYTES, INT64_MAX
+            )
             behind = int(np.searchsorted(positions, end))
             try:
                 if end > at:
-                    kernel.decode_columns(view, at, end, np.empty(rows * layout.ROW_SIZE, np.uint8), rows)
+                    kernel.decode_columns(
+                        view, at, end, np.empty(rows * layout.ROW_SIZE, np.uint8), rows
+                    )
                     row = behind
                     continue
             except LogcoreError:
@@ -431,7 +467,11 @@ class Search:
         self.expected = int(last[-1]) + 1
         if self.is_marked:
             marked = facts[::_MARK_BATCHES]
-            extent.marks += zip([first, *marked["base_offset"][1:].tolist()], marked["position"].tolist(), strict=True)
+            extent.marks += zip(
+                [first, *marked["base_offset"][1:].tolist()],
+                marked["position"].tolist(),
+                strict=True,
+            )
         extent.end = int(facts["position"][-1]) + self.last_size
         extent.batches += len(facts)
         extent.records += records
@@ -453,9 +493,12 @@ class Search:
             self.found.pop()
         self._damage(end - self.last_size, end, _FAR)
 
-    # -- damage ----------------------------------------------------------------------------------------------------
+    # -- damage
+    # ----------------------------------------------------------------------------------------------------
 
-    def _damage(self, position: int, end: int, reason: str, next_offset: int = 0) -> None:
+    def _damage(
+        self, position: int, end: int, reason: str, next_offset: int = 0
+    ) -> None:
         self.last_size = 0
         last = None
         if self.found:
@@ -464,7 +507,9 @@ class Search:
             last.end = end
             last.next_offset = max(last.next_offset, next_offset)
         else:
-            self.found.append(BadStretch(self.source, self.base, position, end, reason, next_offset))
+            self.found.append(
+                BadStretch(self.source, self.base, position, end, reason, next_offset)
+            )
 
     def _behind(self, position: int) -> int:
         """Return the position of the next sound batch after damage, or the end."""
@@ -495,21 +540,29 @@ class Search:
         if left < layout.PREFIX_SIZE:
             return None
         offset, length, _, magic = _PREFIX.unpack_from(self.source.view, position)
-        is_head = self.expected <= offset < self.high and layout.MIN_LENGTH <= length <= left - layout.LOG_OVERHEAD
+        is_head = (
+            self.expected <= offset < self.high
+            and layout.MIN_LENGTH <= length <= left - layout.LOG_OVERHEAD
+        )
         if is_head and 0 <= magic <= 2:
             return position + int(length) + layout.LOG_OVERHEAD
         return None
 
     def _proven_end(self, position: int) -> int | None:
-        """Return the end of a v2 batch if only its magic or one bit of its length is wrong.
+        """Return the end of a v2 batch if only its magic or one bit of its length is
+        wrong.
 
         With the right length its CRC is right.
         """
         view = self.source.view
         if self.stop - position < layout.HEADER_SIZE:
             return None
-        crc = int.from_bytes(view[position + layout.PREFIX_SIZE : position + layout.CRC_START], "big")
-        length = int.from_bytes(view[position + 8 : position + layout.LOG_OVERHEAD], "big", signed=True)
+        crc = int.from_bytes(
+            view[position + layout.PREFIX_SIZE : position + layout.CRC_START], "big"
+        )
+        length = int.from_bytes(
+            view[position + 8 : position + layout.LOG_OVERHEAD], "big", signed=True
+        )
         for flipped in (0, *(1 << bit for bit in range(31)), -1 << 31):
             end = position + (length ^ flipped) + layout.LOG_OVERHEAD
             if not position + layout.HEADER_SIZE <= end <= self.stop:
@@ -553,7 +606,9 @@ class Search:
             base = facts["base_offset"]
             last = facts["last_offset"]
             before = np.concatenate(([expected - 1], last[:-1]))
-            wrong = (np.where(facts["magic"] == 2, base, last) <= before) | (last >= self.high)
+            wrong = (np.where(facts["magic"] == 2, base, last) <= before) | (
+                last >= self.high
+            )
             if wrong.any():
                 behind = int(facts["position"][wrong.argmax()])
                 why = layout.WALK_COUNT
@@ -594,7 +649,9 @@ class Search:
         is_near = expected <= offset <= expected + _NEAR_OFFSETS
         is_length = layout.MIN_LENGTH <= length <= left - layout.LOG_OVERHEAD
         fitting = is_near + is_length + (magic == 2)
-        return fitting >= 2 or self.source.is_zero(position, position + layout.HEADER_SIZE)
+        return fitting >= 2 or self.source.is_zero(
+            position, position + layout.HEADER_SIZE
+        )
 
     def _candidates(self, start: int) -> Iterator[int]:
         """Yield positions from start on with the bytes of a head.
@@ -609,14 +666,21 @@ class Search:
             count = len(data) - layout.MAGIC_POSITION
             # A known magic, and neither the offset nor the length is negative.
             is_known = data[layout.MAGIC_POSITION :] <= 2
-            here = np.flatnonzero(is_known & (data[:count] < 0x80) & (data[8 : 8 + count] < 0x80))
+            here = np.flatnonzero(
+                is_known & (data[:count] < 0x80) & (data[8 : 8 + count] < 0x80)
+            )
             length = _big_endian(data, here + 8, 4)
-            here = here[(length >= layout.MIN_LENGTH) & (length + layout.LOG_OVERHEAD <= size - start - here)]
+            here = here[
+                (length >= layout.MIN_LENGTH)
+                & (length + layout.LOG_OVERHEAD <= size - start - here)
+            ]
             offset = _big_endian(data, here, 8)
             for at in here[(offset >= self.expected) & (offset < self.high)].tolist():
                 yield start + at
             start += count
-            piece = min(2 * piece, _PIECE_BYTES)  # begins small, because the next batch is usually near
+            piece = min(
+                2 * piece, _PIECE_BYTES
+            )  # begins small, because the next batch is usually near
 
 
 class _Checksums:
@@ -656,7 +720,9 @@ class _Checksums:
         """Return the CRC of the file up to a position."""
         while len(self.fronts) <= end // _SECTOR_BYTES:
             at = (len(self.fronts) - 1) * _SECTOR_BYTES
-            self.fronts.append(self.crc(self.data[at : at + _SECTOR_BYTES], self.fronts[-1]))
+            self.fronts.append(
+                self.crc(self.data[at : at + _SECTOR_BYTES], self.fronts[-1])
+            )
         start = end - end % _SECTOR_BYTES
         return self.crc(self.data[start:end], self.fronts[start // _SECTOR_BYTES])
 

@@ -60,9 +60,16 @@ def partitions(path: str | os.PathLike[str], *, fs: FS = OS) -> list[str]:
     names = fs.listdir(directory)
     if _is_partition(fs, directory, names):
         return [directory]
-    paths = [os.path.join(directory, name) for name in names if partition_of(name) is not None]
+    paths = [
+        os.path.join(directory, name)
+        for name in names
+        if partition_of(name) is not None
+    ]
     # These are read and not written to, so that links to partitions may be followed.
-    found = sorted((path for path in paths if fs.is_directory(fs.real_path(path))), key=_by_partition)
+    found = sorted(
+        (path for path in paths if fs.is_directory(fs.real_path(path))),
+        key=_by_partition,
+    )
     if not found and not any(name in DIRECTORY_FILES for name in names):
         raise LogNotFoundError(
             "this is neither a partition directory (like orders-0, with .log files) nor a directory that holds some",
@@ -74,7 +81,10 @@ def partitions(path: str | os.PathLike[str], *, fs: FS = OS) -> list[str]:
 def _is_partition(fs: FS, directory: str, names: list[str]) -> bool:
     if any(kind_of(name) == "log" or name in PARTITION_FILES for name in names):
         return True
-    return not names and partition_of(os.path.basename(fs.real_path(directory))) is not None
+    return (
+        not names
+        and partition_of(os.path.basename(fs.real_path(directory))) is not None
+    )
 
 
 def _by_partition(path: str) -> tuple[str, int]:

@@ -37,7 +37,12 @@ import numpy.typing as npt
 from logcore import checkpoint
 from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES
 from logcore.config import Durability
-from logcore.errors import InvalidNameError, LogcoreError, LogNotFoundError, StorageReadError
+from logcore.errors import (
+    InvalidNameError,
+    LogcoreError,
+    LogNotFoundError,
+    StorageReadError,
+)
 from logcore.fs import FS, OS
 from logcore.index import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY
 from logcore.inspect.dump import DUMPERS, IndexTable, LogFile
@@ -138,7 +143,8 @@ def _verify_directory(fs: FS, directory: str, found: list[str]) -> Iterator[Verd
         key = partition_of(os.path.basename(fs.real_path(partition)))
         if key is not None and key[0] in going:
             detail = (
-                "of a topic that is being made or deleted; if no process does this, opening the directory removes it"
+                "of a topic that is being made or deleted; "
+                "if no process does this, opening the directory removes it"
             )
             yield Verdict(path=partition, kind="other", status="ok", detail=detail)
         else:
@@ -154,7 +160,11 @@ def _topics_going(fs: FS, directory: str) -> set[str]:
     """
     content = or_else(None, checkpoint.read, fs, directory, checkpoint.TOPICS)
     rows = checkpoint.unpack_topics(content or b"") or ()
-    return {str(row.get("topic")) for row in rows if isinstance(row, dict) and row.get("deleting")}
+    return {
+        str(row.get("topic"))
+        for row in rows
+        if isinstance(row, dict) and row.get("deleting")
+    }
 
 
 def _verify_missing(fs: FS, directory: str) -> Iterator[Verdict]:
@@ -197,11 +207,17 @@ def _verify_small(fs: FS, path: str, kind: str) -> Verdict:
     size = 0
     try:
         size = fs.file_size(path)
-        rows = sum(1 for row in DUMPERS[kind](fs, path) if row["type"] not in ("padding", "fragment"))
+        rows = sum(
+            1
+            for row in DUMPERS[kind](fs, path)
+            if row["type"] not in ("padding", "fragment")
+        )
         detail = ""
         if rows != 1:  # most small files hold one fact and are not lists of entries
             detail = _entries(rows)
-        return Verdict(path=path, kind=kind, status="ok", detail=detail, size_bytes=size)
+        return Verdict(
+            path=path, kind=kind, status="ok", detail=detail, size_bytes=size
+        )
     except (FileNotFoundError, LogNotFoundError):
         return Verdict(path=path, kind=kind, status="ok", detail="removed meanwhile")
     except LogcoreError as error:
@@ -210,7 +226,12 @@ def _verify_small(fs: FS, path: str, kind: str) -> Verdict:
         if kind in (checkpoint.POLICY, checkpoint.DURABLE_END):
             status = "warning"
         return Verdict(
-            path=path, kind=kind, status=status, detail=_reason(error), position=error.position, size_bytes=size
+            path=path,
+            kind=kind,
+            status=status,
+            detail=_reason(error),
+            position=error.position,
+            size_bytes=size,
         )
 
 
@@ -258,7 +279,11 @@ class _Look:
     @functools.cached_property
     def swaps(self) -> list[int]:
         """Base offsets of segments that a compaction is putting in place of others."""
-        return [base for name in self.names if (base := base_offset_of(name, LOG + SWAP)) is not None]
+        return [
+            base
+            for name in self.names
+            if (base := base_offset_of(name, LOG + SWAP)) is not None
+        ]
 
     @functools.cached_property
     def files(self) -> dict[str, list[str]]:
@@ -278,7 +303,12 @@ class _Look:
         if slot < len(self.bases):
             next_base = self.bases[slot]
         is_active = next_base is None
-        return _FileContext(next_base, self.noted, self.swaps, is_rebuilt=is_active and not self.is_clean)
+        return _FileContext(
+            next_base,
+            self.noted,
+            self.swaps,
+            is_rebuilt=is_active and not self.is_clean,
+        )
 
 
 @attrs.frozen
@@ -296,7 +326,9 @@ class _FileContext:
     is_rebuilt: bool
 
 
-def _verify_partition(fs: FS, directory: str, *, only: str | None = None) -> Iterator[Verdict]:
+def _verify_partition(
+    fs: FS, directory: str, *, only: str | None = None
+) -> Iterator[Verdict]:
     try:
         first = _Look.at(fs, directory)
     except FileNotFoundError:
@@ -306,12 +338,18 @@ def _verify_partition(fs: FS, directory: str, *, only: str | None = None) -> Ite
         if only is None or only in first.files_of(base):
             path = os.path.join(directory, file_name(base, LOG))
             for verdict in _settled(
-                fs, directory, first, path, functools.partial(_verify_segment, fs, directory, base)
+                fs,
+                directory,
+                first,
+                path,
+                functools.partial(_verify_segment, fs, directory, base),
             ):
                 if only is None or os.path.basename(verdict.path) == only:
                     yield verdict
     if only is None:
-        yield from _settled(fs, directory, first, directory, functools.partial(_verify_front, directory))
+        yield from _settled(
+            fs, directory, first, directory, functools.partial(_verify_front, directory)
+        )
     for name in first.names:
         if only is None or name == only:
             other = _verify_other(fs, os.path.join(directory, name), name, known)
@@ -320,7 +358,11 @@ def _verify_partition(fs: FS, directory: str, *, only: str | None = None) -> Ite
 
 
 def _settled(
-    fs: FS, directory: str, look: _Look, path: str, judge: Callable[[_Look], Iterable[Verdict]]
+    fs: FS,
+    directory: str,
+    look: _Look,
+    path: str,
+    judge: Callable[[_Look], Iterable[Verdict]],
 ) -> list[Verdict]:
     """Return the verdicts on the file at `path`, in a partition that may be changing.
 
@@ -374,12 +416,18 @@ def _verify_front(directory: str, look: _Look) -> Iterator[Verdict]:
     if begin < end:
         detail = f"offsets {begin} to {end - 1} lie in no segment, and were not deleted"
     elif not bases:
-        left = [name for name in look.names if base_offset_of(name, os.path.splitext(name)[1]) is not None]
+        left = [
+            name
+            for name in look.names
+            if base_offset_of(name, os.path.splitext(name)[1]) is not None
+        ]
         if left:
             detail = f"there is no segment, only a file that belonged to one: {left[0]}"
     if detail:
         path = os.path.join(directory, file_name(begin, LOG))
-        yield Verdict(path=path, kind="log", status="damaged", detail=detail, offset=begin)
+        yield Verdict(
+            path=path, kind="log", status="damaged", detail=detail, offset=begin
+        )
 
 
 def _verify_other(fs: FS, path: str, name: str, bases: set[int]) -> Verdict | None:
@@ -395,15 +443,29 @@ def _verify_other(fs: FS, path: str, name: str, bases: set[int]) -> Verdict | No
         size = 0
     if is_misnamed(name):
         detail = "its 20 digits are no offset, and Kafka fails over such a name; move the file away"
-        return Verdict(path=path, kind="other", status="damaged", detail=detail, size_bytes=size)
+        return Verdict(
+            path=path, kind="other", status="damaged", detail=detail, size_bytes=size
+        )
     if name != living_name(name):
         if name.endswith(SWAP):
             detail = "a compaction was interrupted; Kafka finishes it when it opens the partition"
-            return Verdict(path=path, kind=kind or "other", status="warning", detail=detail, size_bytes=size)
+            return Verdict(
+                path=path,
+                kind=kind or "other",
+                status="warning",
+                detail=detail,
+                size_bytes=size,
+            )
         what = "left by a compaction"
         if name.endswith(DELETED):
             what = "waits for deletion"
-        return Verdict(path=path, kind=kind or "other", status="ok", detail=f"{what}; not checked", size_bytes=size)
+        return Verdict(
+            path=path,
+            kind=kind or "other",
+            status="ok",
+            detail=f"{what}; not checked",
+            size_bytes=size,
+        )
     base = None
     if kind is not None:
         base = base_offset_of(name, f".{kind}")
@@ -411,20 +473,30 @@ def _verify_other(fs: FS, path: str, name: str, bases: set[int]) -> Verdict | No
         if kind == "snapshot":
             return _verify_small(fs, path, kind)
         detail = "belongs to no .log file"
-        return Verdict(path=path, kind=kind, status="warning", detail=detail, size_bytes=size)
+        return Verdict(
+            path=path, kind=kind, status="warning", detail=detail, size_bytes=size
+        )
     if kind is None and name.endswith(QUARANTINE):
         detail = "what a recovery cut off; kept for you"
-        return Verdict(path=path, kind="other", status="ok", detail=detail, size_bytes=size)
+        return Verdict(
+            path=path, kind="other", status="ok", detail=detail, size_bytes=size
+        )
     return None
 
 
-def _verify_segment(fs: FS, directory: str, base: int, look: _Look) -> Iterator[Verdict]:
+def _verify_segment(
+    fs: FS, directory: str, base: int, look: _Look
+) -> Iterator[Verdict]:
     """Judge a .log file and the other files of its segment, in one walk."""
     names = look.files_of(base)
     place = look.place(base)
     checks: list[_Check] = []
     early: list[Verdict] = []
-    for suffix, kind in ((INDEX, _IndexCheck), (TIME_INDEX, _TimeCheck), (TXN_INDEX, _TxnCheck)):
+    for suffix, kind in (
+        (INDEX, _IndexCheck),
+        (TIME_INDEX, _TimeCheck),
+        (TXN_INDEX, _TxnCheck),
+    ):
         name = file_name(base, suffix)
         if name in names:
             try:
@@ -433,15 +505,29 @@ def _verify_segment(fs: FS, directory: str, base: int, look: _Look) -> Iterator[
                 pass  # deleted together with its segment
             except LogcoreError as error:
                 path = os.path.join(directory, name)
-                early.append(Verdict(path=path, kind=suffix[1:], status="damaged", detail=_reason(error)))
+                early.append(
+                    Verdict(
+                        path=path,
+                        kind=suffix[1:],
+                        status="damaged",
+                        detail=_reason(error),
+                    )
+                )
     yield _verify_log(fs, directory, base, place, checks)
     yield from early
     for check in checks:
         yield check.verdict()
     if file_name(base, SEAL) in names:
-        yield _verify_seal(fs, os.path.join(directory, file_name(base, SEAL)), base, place.noted.log_start)
+        yield _verify_seal(
+            fs,
+            os.path.join(directory, file_name(base, SEAL)),
+            base,
+            place.noted.log_start,
+        )
     if file_name(base, SNAPSHOT) in names:
-        yield _verify_small(fs, os.path.join(directory, file_name(base, SNAPSHOT)), "snapshot")
+        yield _verify_small(
+            fs, os.path.join(directory, file_name(base, SNAPSHOT)), "snapshot"
+        )
 
 
 def _verify_seal(fs: FS, path: str, base: int, log_start: int) -> Verdict:
@@ -459,9 +545,15 @@ def _verify_seal(fs: FS, path: str, base: int, log_start: int) -> Verdict:
         if seal is None:
             if not fs.exists(path):
                 return attrs.evolve(verdict, detail="removed meanwhile")
-            return attrs.evolve(verdict, status="warning", detail="not a seal; scrubbing the log rewrites it")
+            return attrs.evolve(
+                verdict,
+                status="warning",
+                detail="not a seal; scrubbing the log rewrites it",
+            )
         if not seal.is_of(segment.size_bytes, modified_ms):
-            return attrs.evolve(verdict, detail="the segment was rewritten since it was sealed")
+            return attrs.evolve(
+                verdict, detail="the segment was rewritten since it was sealed"
+            )
         detail = seals.follows(fs, directory, base, seal, log_start)
         if seals.checksum(segment) != seal.crc32c:
             detail = "the segment is not what was sealed"
@@ -489,7 +581,9 @@ class _Walked:
     is_refused: bool = False
 
 
-def _verify_log(fs: FS, directory: str, base: int, place: _FileContext, checks: list[_Check]) -> Verdict:
+def _verify_log(
+    fs: FS, directory: str, base: int, place: _FileContext, checks: list[_Check]
+) -> Verdict:
     path = os.path.join(directory, file_name(base, LOG))
     try:
         # The last segment is read, not mapped: its writer may truncate it, and a
@@ -512,7 +606,12 @@ def _verify_log(fs: FS, directory: str, base: int, place: _FileContext, checks: 
         return Verdict(path=path, kind="log", status="ok", detail="removed meanwhile")
     except LogcoreError as error:
         return Verdict(
-            path=path, kind="log", status="damaged", detail=_reason(error), position=error.position, offset=error.offset
+            path=path,
+            kind="log",
+            status="damaged",
+            detail=_reason(error),
+            position=error.position,
+            offset=error.offset,
         )
 
 
@@ -524,8 +623,13 @@ def _walk(segment: Segment, place: _FileContext, checks: list[_Check]) -> _Walke
         if count:
             good = facts[:count]
             walked.end_offset = int(good["last_offset"][-1]) + 1
-            if walked.recovery_position is None and walked.end_offset > place.noted.recovery_point:
-                first_above = np.argmax(good["last_offset"] >= place.noted.recovery_point)
+            if (
+                walked.recovery_position is None
+                and walked.end_offset > place.noted.recovery_point
+            ):
+                first_above = np.argmax(
+                    good["last_offset"] >= place.noted.recovery_point
+                )
                 walked.recovery_position = int(good["position"][first_above])
             for check in checks:
                 check.add(good)
@@ -539,15 +643,23 @@ def _walk(segment: Segment, place: _FileContext, checks: list[_Check]) -> _Walke
     return walked
 
 
-def _in_order(facts: layout.Facts, walked: _Walked, base_offset: int, place: _FileContext) -> tuple[int, str]:
-    """Return how many batches continue the log in this segment, and the next one's fault."""
+def _in_order(
+    facts: layout.Facts, walked: _Walked, base_offset: int, place: _FileContext
+) -> tuple[int, str]:
+    """Return how many batches continue the log in this segment, and the next one's
+    fault.
+    """
     dense_from = place.noted.gaps.dense_from
     if dense_from < order.NEVER:
-        dense_from = max(dense_from, place.noted.log_start)  # deleted offsets may be missing
+        dense_from = max(
+            dense_from, place.noted.log_start
+        )  # deleted offsets may be missing
     limit = order.reach(base_offset)
     if place.next_base is not None:
         limit = min(limit, place.next_base)
-    row, fault = order.first_fault(facts, walked.end_offset, limit, dense_from=dense_from)
+    row, fault = order.first_fault(
+        facts, walked.end_offset, limit, dense_from=dense_from
+    )
     walked.is_refused = fault is order.Fault.GAP
     if fault is None:
         return row, ""
@@ -557,13 +669,21 @@ def _in_order(facts: layout.Facts, walked: _Walked, base_offset: int, place: _Fi
     first = int(facts[field][row])
     last = int(facts["last_offset"][row])
     if fault is not order.Fault.FAR:
-        return row, f"offset {first} does not follow {order.end_of(facts[:row], walked.end_offset) - 1}"
+        return (
+            row,
+            f"offset {first} does not follow {order.end_of(facts[:row], walked.end_offset) - 1}",
+        )
     if place.next_base is not None and last >= place.next_base:
-        return row, f"offset {last} lies in the next segment, which begins at {place.next_base}"
+        return (
+            row,
+            f"offset {last} lies in the next segment, which begins at {place.next_base}",
+        )
     return row, f"offset {last} is further from {base_offset} than a segment can hold"
 
 
-def _count(segment: Segment, facts: layout.Facts, count: int, reason: str, walked: _Walked) -> tuple[int, str]:
+def _count(
+    segment: Segment, facts: layout.Facts, count: int, reason: str, walked: _Walked
+) -> tuple[int, str]:
     """Count the first batches and their records.
 
     Returns (count, reason), or the values for the first bad v0 or v1 entry if there is
@@ -586,11 +706,15 @@ def _count(segment: Segment, facts: layout.Facts, count: int, reason: str, walke
     offsets_spanned = good["last_offset"] - good["base_offset"] + 1
     walked.batches += count
     walked.records += int(good["record_count"].sum(dtype=np.int64))
-    walked.has_gaps |= bool(np.any(good["record_count"] < offsets_spanned))  # as compaction leaves them
+    walked.has_gaps |= bool(
+        np.any(good["record_count"] < offsets_spanned)
+    )  # as compaction leaves them
     return count, reason
 
 
-def _judge_log(segment: GrowingSegment, walked: _Walked, place: _FileContext) -> Verdict:
+def _judge_log(
+    segment: GrowingSegment, walked: _Walked, place: _FileContext
+) -> Verdict:
     size = segment.size_bytes
     position = walked.bad_position
     verdict = Verdict(
@@ -608,14 +732,24 @@ def _judge_log(segment: GrowingSegment, walked: _Walked, place: _FileContext) ->
     if position is None and not lost:
         if is_active or walked.end_offset == place.next_base:
             return verdict
-        return attrs.evolve(verdict, **_judge_gap(segment, walked, place.next_base or 0, place))
+        return attrs.evolve(
+            verdict, **_judge_gap(segment, walked, place.next_base or 0, place)
+        )
     if position is None:
         detail = f"the log ends at offset {walked.end_offset}, but up to {place.noted.recovery_point} it was on disk"
-        return attrs.evolve(verdict, status="damaged", detail=detail, position=size, offset=walked.end_offset)
+        return attrs.evolve(
+            verdict,
+            status="damaged",
+            detail=detail,
+            position=size,
+            offset=walked.end_offset,
+        )
     # The decision is that of partition/recovery.py, as when the log is opened. The
     # writer may have truncated the file since it was walked.
     segment.refresh()
-    only_zeros, next_batch_bytes = recovery.look_behind(cast(ActiveSegment, segment), position, walked.end_offset)
+    only_zeros, next_batch_bytes = recovery.look_behind(
+        cast(ActiveSegment, segment), position, walked.end_offset
+    )
     known = position  # bytes below this position were on disk
     if lost:
         known = size + 1
@@ -626,7 +760,9 @@ def _judge_log(segment: GrowingSegment, walked: _Walked, place: _FileContext) ->
     left = f"{size - position} bytes from here on"
     if only_zeros:
         left = f"{size - position} zero bytes from here on"
-    is_torn = next_batch_bytes is None and action is not Action.FAIL and not walked.is_refused
+    is_torn = (
+        next_batch_bytes is None and action is not Action.FAIL and not walked.is_refused
+    )
     if is_active and is_torn:
         detail = f"torn tail: {walked.reason}; opening the log cuts the {left}"
         status: Status = "warning"
@@ -637,10 +773,18 @@ def _judge_log(segment: GrowingSegment, walked: _Walked, place: _FileContext) ->
             detail = f"{walked.reason}; the next whole batch is {next_batch_bytes} bytes further, {left}"
         elif lost:
             detail += f", but up to offset {place.noted.recovery_point} all was on disk"
-    return attrs.evolve(verdict, status=status, detail=detail, position=position, offset=walked.end_offset)
+    return attrs.evolve(
+        verdict,
+        status=status,
+        detail=detail,
+        position=position,
+        offset=walked.end_offset,
+    )
 
 
-def _judge_gap(segment: Segment, walked: _Walked, next_base: int, place: _FileContext) -> dict[str, Any]:
+def _judge_gap(
+    segment: Segment, walked: _Walked, next_base: int, place: _FileContext
+) -> dict[str, Any]:
     """Judge a segment that ends before the next one begins."""
     gap = f"offsets {walked.end_offset} to {next_base - 1} lie in no segment"
     if next_base <= place.noted.log_start:
@@ -649,10 +793,18 @@ def _judge_gap(segment: Segment, walked: _Walked, next_base: int, place: _FileCo
         return {"detail": f"{gap}: a compaction that has not ended has them"}
     lost = Gaps(place.noted.gaps).loss_behind(segment, walked.end_offset, next_base)
     if lost:
-        return {"status": "damaged", "detail": f"{gap}: {lost}", "offset": walked.end_offset}
+        return {
+            "status": "damaged",
+            "detail": f"{gap}: {lost}",
+            "offset": walked.end_offset,
+        }
     if walked.has_gaps:
         return {"detail": f"{gap}: compacted away"}
-    return {"status": "warning", "detail": f"{gap}: normal only after compaction", "offset": walked.end_offset}
+    return {
+        "status": "warning",
+        "detail": f"{gap}: normal only after compaction",
+        "offset": walked.end_offset,
+    }
 
 
 class _Check(Protocol):
@@ -709,21 +861,36 @@ class _EntriesCheck:
 
     def verdict(self) -> Verdict:
         table = self.table
-        size = len(self.entries) * self.dtype.itemsize + table.padding_bytes + table.fragment_bytes
+        size = (
+            len(self.entries) * self.dtype.itemsize
+            + table.padding_bytes
+            + table.fragment_bytes
+        )
         detail = _entries(len(self.entries))
         if table.padding_bytes:
             detail += ", zero-padded while it is written"
-        found = Verdict(path=self.path, kind=self.kind, status="ok", detail=detail, size_bytes=size)
+        found = Verdict(
+            path=self.path, kind=self.kind, status="ok", detail=detail, size_bytes=size
+        )
         if self.reason:
             position = None
             if self.slot is not None:
                 position = self.slot * self.dtype.itemsize
-            return attrs.evolve(found, status=self.status, detail=self.reason, position=position)
+            return attrs.evolve(
+                found, status=self.status, detail=self.reason, position=position
+            )
         if table.fragment_bytes:
             detail = f"{table.fragment_bytes} bytes of an entry at the end"
-            return attrs.evolve(found, status="warning", detail=detail, position=size - table.fragment_bytes)
+            return attrs.evolve(
+                found,
+                status="warning",
+                detail=detail,
+                position=size - table.fragment_bytes,
+            )
         if table.padding_bytes and not self.is_active:
-            return attrs.evolve(found, status="warning", detail="zero-padded, but the segment is sealed")
+            return attrs.evolve(
+                found, status="warning", detail="zero-padded, but the segment is sealed"
+            )
         return found
 
 
@@ -746,12 +913,20 @@ class _IndexCheck(_EntriesCheck):
             return
         start = int(facts["position"][0])
         end = int(facts["position"][-1]) + int(facts["size_bytes"][-1])
-        first, stop = np.searchsorted(self.positions, [start, end]).tolist()  # entries that point into these batches
+        first, stop = np.searchsorted(
+            self.positions, [start, end]
+        ).tolist()  # entries that point into these batches
         here = self.positions[first:stop]
-        rows = np.searchsorted(facts["position"], here, side="right") - 1  # the batch that each entry points into
-        self.fault(facts["position"][rows] != here, "no batch begins at its position", first)
+        rows = (
+            np.searchsorted(facts["position"], here, side="right") - 1
+        )  # the batch that each entry points into
         self.fault(
-            facts["last_offset"][rows] > self.offsets[first:stop], "the batch it points at lies behind it", first
+            facts["position"][rows] != here, "no batch begins at its position", first
+        )
+        self.fault(
+            facts["last_offset"][rows] > self.offsets[first:stop],
+            "the batch it points at lies behind it",
+            first,
         )
 
     def finish(self, size: int | None) -> None:
@@ -773,7 +948,9 @@ class _TimeCheck(_EntriesCheck):
         self.timestamps = self.entries["timestamp"].astype(np.int64)
         self.largest = -1
         self.fault(self.entries["relative_offset"] < 0, "offset below the segment's")
-        self.fault(self.timestamps[1:] <= self.timestamps[:-1], "timestamp does not rise", 1)
+        self.fault(
+            self.timestamps[1:] <= self.timestamps[:-1], "timestamp does not rise", 1
+        )
         self.fault(np.diff(self.offsets) < 0, "offset falls", 1)
         self.end = self.base
 
@@ -781,15 +958,23 @@ class _TimeCheck(_EntriesCheck):
         if not self.reason and len(self.entries):
             # A search for an entry's time starts at its offset, so no batch wholly
             # before it may be newer.
-            largest = np.maximum(np.maximum.accumulate(facts["max_timestamp"]), self.largest)
+            largest = np.maximum(
+                np.maximum.accumulate(facts["max_timestamp"]), self.largest
+            )
             last = facts["last_offset"]
-            first, stop = np.searchsorted(self.offsets, [int(self.end), int(last[-1]) + 1]).tolist()
+            first, stop = np.searchsorted(
+                self.offsets, [int(self.end), int(last[-1]) + 1]
+            ).tolist()
             # For each entry in the range of these batches: the last batch wholly before
             # it, -1 if that was in an earlier call, and the largest timestamp up to the
             # end of that batch.
             rows = np.searchsorted(last, self.offsets[first:stop]) - 1
             before = np.where(rows >= 0, largest[np.maximum(rows, 0)], self.largest)
-            self.fault(before > self.timestamps[first:stop], "an older record has a larger timestamp", first)
+            self.fault(
+                before > self.timestamps[first:stop],
+                "an older record has a larger timestamp",
+                first,
+            )
         self.largest = max(self.largest, int(facts["max_timestamp"].max(initial=-1)))
         self.end = int(facts["last_offset"][-1]) + 1
 
@@ -803,7 +988,8 @@ class _TimeCheck(_EntriesCheck):
         if not self.reason and not self.is_active and last != self.largest:
             self.slot = None
             self.reason = (
-                f"its last timestamp is {last}, the segment's largest {self.largest}; retention goes by the former"
+                f"its last timestamp is {last}, the segment's largest {self.largest}; "
+                "retention goes by the former"
             )
 
 
@@ -837,4 +1023,7 @@ class _TxnCheck(_EntriesCheck):
 
     def finish(self, size: int | None) -> None:
         if size is not None:
-            self.fault(self.entries["last_offset"] >= self.end, "its marker lies behind the end of the segment")
+            self.fault(
+                self.entries["last_offset"] >= self.end,
+                "its marker lies behind the end of the segment",
+            )

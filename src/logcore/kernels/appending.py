@@ -58,7 +58,9 @@ class SegmentFields:
     limit_offset: int
     _indexes: Any
 
-    def is_full(self, size: int, max_timestamp: int, last_offset: int, now_ms: int) -> bool:
+    def is_full(
+        self, size: int, max_timestamp: int, last_offset: int, now_ms: int
+    ) -> bool:
         """Whether an append needs a new segment first (storage format section 3.2)."""
         if self._size == 0:
             return last_offset > self.limit_offset
@@ -70,7 +72,9 @@ class SegmentFields:
             or last_offset > self.limit_offset
         )
 
-    def note(self, position: int, size: int, last_offset: int, max_timestamp: int) -> None:
+    def note(
+        self, position: int, size: int, last_offset: int, max_timestamp: int
+    ) -> None:
         """Update indexes and largest timestamp for a batch (storage format 4.1, 4.2)."""
         if max_timestamp > self.largest_timestamp:
             self.largest_timestamp = max_timestamp
@@ -97,7 +101,9 @@ class SegmentFields:
         indexes = self._indexes
         base_offset = self.base_offset
         its_offset = self.largest_timestamp_offset - base_offset
-        indexes.add(last_offset - base_offset, position, self.largest_timestamp, its_offset)
+        indexes.add(
+            last_offset - base_offset, position, self.largest_timestamp, its_offset
+        )
         self.since_entry_bytes = 0
         if indexes.until_look <= 0:
             self._look_at_indexes()

@@ -44,7 +44,9 @@ PREFIX_SIZE: Final = 17  # bytes needed to choose a decoder
 #: A length below this cannot even hold the fixed part of a v0 message
 #: (LegacyRecord.RECORD_OVERHEAD_V0).
 MIN_LENGTH: Final = 14
-MIN_RECORD_SIZE: Final = 7  # length, attributes, two deltas, two lengths and a header count of one byte each
+MIN_RECORD_SIZE: Final = (
+    7  # length, attributes, two deltas, two lengths and a header count of one byte each
+)
 #: Maximum size of a record in addition to its key, value and headers: 36 bytes, if all
 #: its varints have their full width. The rule for closing a batch uses it, so that no
 #: kernel needs the exact size of a record in advance.
@@ -103,7 +105,9 @@ COLUMNS: Final = (
 ROW_SIZE: Final = sum(np.dtype(kind).itemsize for _, kind in COLUMNS)
 
 #: Reasons for the end of a walk over batch heads.
-WALK_END, WALK_LIMIT, WALK_SHORT, WALK_LENGTH, WALK_MAGIC, WALK_CRC, WALK_COUNT = range(7)
+WALK_END, WALK_LIMIT, WALK_SHORT, WALK_LENGTH, WALK_MAGIC, WALK_CRC, WALK_COUNT = range(
+    7
+)
 WALK_REASONS: Final = {
     WALK_END: "end of data",
     WALK_LIMIT: "as many batches as asked for",
@@ -115,7 +119,16 @@ WALK_REASONS: Final = {
 }
 
 #: Faults in the records of a batch whose CRC is right. Kafka: INVALID_RECORD.
-BODY_SHORT, BODY_VARINT, BODY_LENGTH, BODY_HEADERS, BODY_HEADER_KEY, BODY_SIZE, BODY_LEFT, BODY_COUNT = range(1, 9)
+(
+    BODY_SHORT,
+    BODY_VARINT,
+    BODY_LENGTH,
+    BODY_HEADERS,
+    BODY_HEADER_KEY,
+    BODY_SIZE,
+    BODY_LEFT,
+    BODY_COUNT,
+) = range(1, 9)
 BODY_BELOW_NULL = 9
 BODY_REASONS: Final = {
     BODY_SHORT: "fewer records than the batch header says",

@@ -95,7 +95,9 @@ _SPARSE_BYTES: Final = 2048
 _new_tuple: Final[Any] = tuple.__new__
 
 Path = str | None
-Column = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.uint8] | None]
+Column = tuple[
+    npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.uint8] | None
+]
 
 
 def _int64(value: int) -> int:
@@ -112,7 +114,9 @@ def _check_head(data: memoryview, position: int, limit: int) -> int:
     if left < PREFIX_SIZE:
         return WALK_SHORT
     _, length, _, magic = _PREFIX.unpack_from(data, position)
-    if not MIN_LENGTH <= length <= INT32_MAX - LOG_OVERHEAD:  # a size is kept in 32 bits
+    if (
+        not MIN_LENGTH <= length <= INT32_MAX - LOG_OVERHEAD
+    ):  # a size is kept in 32 bits
         return WALK_LENGTH
     if not 0 <= magic <= 2:
         return WALK_MAGIC
@@ -128,9 +132,21 @@ def _facts(data: memoryview, position: int) -> tuple[int, ...]:
     offset, length, epoch, magic = _PREFIX.unpack_from(data, position)
     size = length + LOG_OVERHEAD
     if magic == 2:
-        _, _, _, _, crc, attributes, delta, base_ts, max_ts, pid, pid_epoch, sequence, count = _HEADER.unpack_from(
-            data, position
-        )
+        (
+            _,
+            _,
+            _,
+            _,
+            crc,
+            attributes,
+            delta,
+            base_ts,
+            max_ts,
+            pid,
+            pid_epoch,
+            sequence,
+            count,
+        ) = _HEADER.unpack_from(data, position)
         last = _int64(offset + delta)
         return (
             position,
@@ -152,7 +168,22 @@ def _facts(data: memoryview, position: int) -> tuple[int, ...]:
     if magic == 1 and size >= 26:
         timestamp = struct.unpack_from(">q", data, position + 18)[0]
     crc = epoch & 0xFFFFFFFF
-    return (position, offset, offset, timestamp, timestamp, -1, size, -1, -1, -1, crc, -1, data[position + 17], magic)
+    return (
+        position,
+        offset,
+        offset,
+        timestamp,
+        timestamp,
+        -1,
+        size,
+        -1,
+        -1,
+        -1,
+        crc,
+        -1,
+        data[position + 17],
+        magic,
+    )
 
 
 def _crc_matches(data: memoryview, position: int, size: int) -> bool:
@@ -163,7 +194,9 @@ def _crc_matches(data: memoryview, position: int, size: int) -> bool:
     return bool(zlib.crc32(data[position + MAGIC_POSITION : position + size]) == stored)
 
 
-def walk(data: Buffer, position: int, limit: int, max_batches: int, crc: bool) -> tuple[npt.NDArray[Any], int, int]:
+def walk(
+    data: Buffer, position: int, limit: int, max_batches: int, crc: bool
+) -> tuple[npt.NDArray[Any], int, int]:
     """Walk batch heads from `position` towards `limit`, and check CRCs if `crc` is set.
 
     Returns (facts, next_position, why). `facts` is an array of at most `max_batches`
@@ -255,19 +288,29 @@ def plan_run(
     limit = min(limit, len(view))
     start = position
     rows = 0
-    while position < limit and _check_head(view, position, limit) == WALK_END and view[position + MAGIC_POSITION] == 2:
+    while (
+        position < limit
+        and _check_head(view, position, limit) == WALK_END
+        and view[position + MAGIC_POSITION] == 2
+    ):
         facts = _facts(view, position)
         last = facts[2]
         size = facts[6]
         count = facts[9]
         attributes = facts[12]
-        if attributes & (CODEC_MASK | CONTROL_BIT) or last >= end_offset or last < facts[1]:
+        if (
+            attributes & (CODEC_MASK | CONTROL_BIT)
+            or last >= end_offset
+            or last < facts[1]
+        ):
             break
         if expected >= 0 and (facts[1] < expected or (dense and facts[1] > expected)):
             break
         if not 0 <= count <= (size - HEADER_SIZE) // MIN_RECORD_SIZE:
             break
-        if position > start and (rows + count > max_rows or position + size - start > max_bytes):
+        if position > start and (
+            rows + count > max_rows or position + size - start > max_bytes
+        ):
             break
         rows += count
         position += size
@@ -279,7 +322,9 @@ class _Wrong(Exception):
     """The bytes break a rule of the record format. Carries the BODY_ constant."""
 
 
-def _read_varint(data: memoryview, position: int, end: int, bits: int) -> tuple[int, int]:
+def _read_varint(
+    data: memoryview, position: int, end: int, bits: int
+) -> tuple[int, int]:
     value = 0
     for shift in range(0, 35 if bits == 32 else 70, 7):
         if position >= end:
@@ -288,12 +333,16 @@ def _read_varint(data: memoryview, position: int, end: int, bits: int) -> tuple[
         position += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            value &= (1 << bits) - 1  # surplus high bits of the last byte are dropped, as Kafka does
+            value &= (
+                1 << bits
+            ) - 1  # surplus high bits of the last byte are dropped, as Kafka does
             return (value >> 1) ^ -(value & 1), position
     raise _Wrong(BODY_VARINT)
 
 
-def _read_size(data: memoryview, position: int, end: int, strict: bool) -> tuple[int, int]:
+def _read_size(
+    data: memoryview, position: int, end: int, strict: bool
+) -> tuple[int, int]:
     """Read a 32-bit varint.
 
     With `strict`, surplus bits are an error, because a reader of 64-bit varints would
@@ -305,7 +354,9 @@ def _read_size(data: memoryview, position: int, end: int, strict: bool) -> tuple
     return value, next_position
 
 
-def _read_headers(data: memoryview, position: int, end: int, count: int, strict: bool = False) -> Headers:
+def _read_headers(
+    data: memoryview, position: int, end: int, count: int, strict: bool = False
+) -> Headers:
     headers = []
     for _ in range(count):
         size, position = _read_size(data, position, end, strict)
@@ -319,14 +370,18 @@ def _read_headers(data: memoryview, position: int, end: int, count: int, strict:
             raise _Wrong(BODY_BELOW_NULL)
         if size > end - position and size > 0:
             raise _Wrong(BODY_LENGTH)
-        headers.append((name, None if size < 0 else bytes(data[position : position + size])))
+        headers.append(
+            (name, None if size < 0 else bytes(data[position : position + size]))
+        )
         position += max(size, 0)
     if position != end:
         raise _Wrong(BODY_SIZE)
     return tuple(headers)
 
 
-def _read_row(data: memoryview, position: int, end: int, strict: bool = False) -> tuple[tuple[int, ...], int]:
+def _read_row(
+    data: memoryview, position: int, end: int, strict: bool = False
+) -> tuple[tuple[int, ...], int]:
     """Read one record.
 
     Returns (fields, next position) with the fields (timestamp_delta, offset_delta,
@@ -348,12 +403,16 @@ def _read_row(data: memoryview, position: int, end: int, strict: bool = False) -
     key_size, key_position = _read_size(data, position, stop, strict)
     if key_size > stop - key_position:
         raise _Wrong(BODY_LENGTH)
-    value_size, value_position = _read_size(data, key_position + max(key_size, 0), stop, strict)
+    value_size, value_position = _read_size(
+        data, key_position + max(key_size, 0), stop, strict
+    )
     if value_size > stop - value_position:
         raise _Wrong(BODY_LENGTH)
     if strict and min(key_size, value_size) < -1:
         raise _Wrong(BODY_BELOW_NULL)
-    header_count, position = _read_size(data, value_position + max(value_size, 0), stop, strict)
+    header_count, position = _read_size(
+        data, value_position + max(value_size, 0), stop, strict
+    )
     if header_count == 0:
         if position != stop:
             raise _Wrong(BODY_SIZE)
@@ -361,11 +420,20 @@ def _read_row(data: memoryview, position: int, end: int, strict: bool = False) -
         raise _Wrong(BODY_HEADERS)
     else:
         _read_headers(data, position, stop, header_count, strict)
-    sizes = (key_position, max(key_size, -1), value_position, max(value_size, -1), position, header_count)
+    sizes = (
+        key_position,
+        max(key_size, -1),
+        value_position,
+        max(value_size, -1),
+        position,
+        header_count,
+    )
     return (timestamp_delta, offset_delta, *sizes), stop
 
 
-def _read_rows(data: memoryview, position: int, end: int, count: int, strict: bool) -> npt.NDArray[np.int64]:
+def _read_rows(
+    data: memoryview, position: int, end: int, count: int, strict: bool
+) -> npt.NDArray[np.int64]:
     """Read all records of one batch one by one.
 
     Returns the fields of _read_row as shape (8, count).
@@ -406,7 +474,9 @@ def _varints(
         shift += 7
     if bits == 32:
         value &= np.uint64(0xFFFFFFFF)
-    return (value >> np.uint64(1)).astype(np.int64) ^ -(value & np.uint64(1)).astype(np.int64), positions
+    return (value >> np.uint64(1)).astype(np.int64) ^ -(value & np.uint64(1)).astype(
+        np.int64
+    ), positions
 
 
 def _read_rows_at_once(
@@ -431,7 +501,9 @@ def _read_rows_at_once(
                         position += 1
                         length = length & 0x7F | second << 7
                     else:
-                        value, position = _read_size(memoryview(raw), position - 1, end, strict)
+                        value, position = _read_size(
+                            memoryview(raw), position - 1, end, strict
+                        )
                         length = value << 1
                 if length & 1 or length < 0:  # a negative number, zig-zag or not
                     return None
@@ -446,12 +518,22 @@ def _read_rows_at_once(
     stop = np.array(stops, np.int64)
     fields: list[npt.NDArray[np.int64]] = []
     at = np.array(starts, np.int64) + 1  # after the attributes
-    for bits, is_size in ((64, False), (32, False), (32, True), (32, True), (32, False)):
+    for bits, is_size in (
+        (64, False),
+        (32, False),
+        (32, True),
+        (32, True),
+        (32, False),
+    ):
         found = _varints(view, at, bits)
         if found is None:
             return None
         numbers, next_at = found
-        if strict and bits == 32 and np.any((next_at - at == 5) | (is_size & (numbers < -1))):
+        if (
+            strict
+            and bits == 32
+            and np.any((next_at - at == 5) | (is_size & (numbers < -1)))
+        ):
             return None
         at = next_at
         if is_size:
@@ -492,7 +574,10 @@ def _run_at_once(raw: bytes, position: int, limit: int) -> npt.NDArray[np.int64]
     heads = []
     counts = []
     while position < limit:
-        if _check_head(view, position, limit) != WALK_END or view[position + MAGIC_POSITION] != 2:
+        if (
+            _check_head(view, position, limit) != WALK_END
+            or view[position + MAGIC_POSITION] != 2
+        ):
             return None
         facts = _facts(view, position)
         size = facts[6]
@@ -502,14 +587,20 @@ def _run_at_once(raw: bytes, position: int, limit: int) -> npt.NDArray[np.int64]
         crcs.append((position + CRC_START, position + size, facts[10]))
         appended = facts[12] & APPEND_TIME_BIT
         spans.append((position + HEADER_SIZE, position + size, count))
-        heads.append((facts[1], facts[4] if appended else facts[3], 0 if appended else 1))
+        heads.append(
+            (facts[1], facts[4] if appended else facts[3], 0 if appended else 1)
+        )
         counts.append(count)
         position += size
-    if sum(counts) < _FEW or any(crc32c(view[start:stop]) != crc for start, stop, crc in crcs):
+    if sum(counts) < _FEW or any(
+        crc32c(view[start:stop]) != crc for start, stop, crc in crcs
+    ):
         return None
     rows = _read_rows_at_once(raw, spans)
     if rows is not None:
-        offsets, timestamps, is_delta = np.repeat(np.array(heads, np.int64), counts, axis=0).T
+        offsets, timestamps, is_delta = np.repeat(
+            np.array(heads, np.int64), counts, axis=0
+        ).T
         rows[0] = rows[0] * is_delta + timestamps
         rows[1] += offsets
     return rows
@@ -526,12 +617,16 @@ def _rows(
 ) -> npt.NDArray[np.int64]:
     try:
         if count >= _FEW:
-            rows = _read_rows_at_once(bytes(data[position:end]), [(0, end - position, count)], strict)
+            rows = _read_rows_at_once(
+                bytes(data[position:end]), [(0, end - position, count)], strict
+            )
             if rows is not None:
                 return _moved(rows, position)
         return _read_rows(data, position, end, count, strict)
     except _Wrong as wrong:
-        raise InvalidRecordError(BODY_REASONS[wrong.args[0]], path=path, position=batch_position) from None
+        raise InvalidRecordError(
+            BODY_REASONS[wrong.args[0]], path=path, position=batch_position
+        ) from None
 
 
 def _moved(rows: npt.NDArray[np.int64], distance: int) -> npt.NDArray[np.int64]:
@@ -562,12 +657,18 @@ def _fill(
     stop = at + rows.shape[1]
     with np.errstate(over="ignore"):
         columns[0][at:stop] = rows[1] + np.int64(base_offset)
-        columns[1][at:stop] = rows[0] + np.int64(base_timestamp) if append_timestamp is None else append_timestamp
+        columns[1][at:stop] = (
+            rows[0] + np.int64(base_timestamp)
+            if append_timestamp is None
+            else append_timestamp
+        )
     for column, field in zip(columns[2:], rows[2:], strict=True):
         column[at:stop] = field
 
 
-def _check_whole(data: memoryview, position: int, limit: int, path: Path) -> tuple[int, ...]:
+def _check_whole(
+    data: memoryview, position: int, limit: int, path: Path
+) -> tuple[int, ...]:
     """Return the facts of the v2 batch at `position`. Checks its head and CRC."""
     why = _check_head(data, position, limit)
     if why != WALK_END:
@@ -576,7 +677,11 @@ def _check_whole(data: memoryview, position: int, limit: int, path: Path) -> tup
     crc = crc32c(data[position + CRC_START : position + facts[6]])
     if crc != facts[10]:
         raise CorruptBatchError(
-            "CRC-32C does not match", path=path, position=position, expected=f"{facts[10]:#010x}", found=f"{crc:#010x}"
+            "CRC-32C does not match",
+            path=path,
+            position=position,
+            expected=f"{facts[10]:#010x}",
+            found=f"{crc:#010x}",
         )
     return facts
 
@@ -586,7 +691,12 @@ def _append_time(facts: tuple[int, ...]) -> int | None:
 
 
 def decode_columns(
-    data: Buffer, position: int, limit: int, block: npt.NDArray[np.uint8], rows: int, path: Path = None
+    data: Buffer,
+    position: int,
+    limit: int,
+    block: npt.NDArray[np.uint8],
+    rows: int,
+    path: Path = None,
 ) -> int:
     """Decode at most `rows` records of the plain batches in [position, limit).
 
@@ -604,7 +714,11 @@ def decode_columns(
     limit = min(limit, len(view))
     columns = _columns(block, rows)
     at = 0
-    run = _run_at_once(view[position:limit].tobytes(), 0, limit - position) if position < limit else None
+    run = (
+        _run_at_once(view[position:limit].tobytes(), 0, limit - position)
+        if position < limit
+        else None
+    )
     if run is not None and run.shape[1] <= rows:
         _fill(columns, 0, _moved(run, position), 0, 0, None)
         return int(run.shape[1])
@@ -613,8 +727,12 @@ def decode_columns(
         size = facts[6]
         count = facts[9]
         if not 0 <= count <= rows - at:
-            raise InvalidRecordError(BODY_REASONS[BODY_COUNT], path=path, position=position)
-        found = _rows(view, position + HEADER_SIZE, position + size, count, path, position)
+            raise InvalidRecordError(
+                BODY_REASONS[BODY_COUNT], path=path, position=position
+            )
+        found = _rows(
+            view, position + HEADER_SIZE, position + size, count, path, position
+        )
         _fill(columns, at, found, facts[1], facts[3], _append_time(facts))
         at += count
         position += size
@@ -651,17 +769,28 @@ def sound_batch(data: Buffer) -> tuple[int, int, int, int] | None:
     try:
         first = int(head["base_offset"])
         base_timestamp = int(head["base_timestamp"])
-        decode_body_columns(view[HEADER_SIZE:], count, first, base_timestamp, None, block, strict=True)
+        decode_body_columns(
+            view[HEADER_SIZE:], count, first, base_timestamp, None, block, strict=True
+        )
     except LogcoreError:
         return None
-    columns = dict(zip((name for name, _ in COLUMNS), _columns(block, count), strict=True))
+    columns = dict(
+        zip((name for name, _ in COLUMNS), _columns(block, count), strict=True)
+    )
     times = columns["timestamps_ms"]
     newest = max(-1, int(times.max()))
     offsets = columns["offsets"] - int(head["base_offset"])
-    if newest != int(head["max_timestamp"]) or not np.array_equal(offsets, np.arange(count)):
+    if newest != int(head["max_timestamp"]) or not np.array_equal(
+        offsets, np.arange(count)
+    ):
         return None
     given = times[times != -1]
-    return count, int(given.min()) if len(given) else -1, newest, int((columns["key_sizes"] < 0).sum())
+    return (
+        count,
+        int(given.min()) if len(given) else -1,
+        newest,
+        int((columns["key_sizes"] < 0).sum()),
+    )
 
 
 def decode_body_columns(
@@ -689,10 +818,18 @@ def decode_body_columns(
     if not 0 <= count <= len(view) // MIN_RECORD_SIZE:
         raise InvalidRecordError(BODY_REASONS[BODY_COUNT], path=path, position=position)
     rows = _rows(view, 0, len(view), count, path, position, strict)
-    _fill(_columns(block, count), 0, rows, base_offset, base_timestamp, append_timestamp)
+    _fill(
+        _columns(block, count), 0, rows, base_offset, base_timestamp, append_timestamp
+    )
 
 
-def skip_records(body: Buffer, position: int, count: int, path: Path = None, batch_position: int | None = None) -> int:
+def skip_records(
+    body: Buffer,
+    position: int,
+    count: int,
+    path: Path = None,
+    batch_position: int | None = None,
+) -> int:
     """Return the position after `count` decompressed records of one batch.
 
     Only their lengths are read. `path` and `batch_position` identify the batch in
@@ -711,12 +848,18 @@ def skip_records(body: Buffer, position: int, count: int, path: Path = None, bat
                 raise _Wrong(BODY_LENGTH)
             position += length
     except _Wrong as wrong:
-        raise InvalidRecordError(BODY_REASONS[wrong.args[0]], path=path, position=batch_position) from None
+        raise InvalidRecordError(
+            BODY_REASONS[wrong.args[0]], path=path, position=batch_position
+        ) from None
     return position
 
 
 def _objects(
-    raw: bytes, rows: npt.NDArray[np.int64], base_offset: int, base_timestamp: int, append_timestamp: int | None
+    raw: bytes,
+    rows: npt.NDArray[np.int64],
+    base_offset: int,
+    base_timestamp: int,
+    append_timestamp: int | None,
 ) -> list[Record]:
     with np.errstate(over="ignore"):
         offsets = (rows[1] + np.int64(base_offset)).tolist()
@@ -741,7 +884,9 @@ def _objects(
     return list(map(_new_tuple, itertools.repeat(Record), fields))
 
 
-def _cut(raw: bytes, positions: npt.NDArray[Any], sizes: npt.NDArray[Any]) -> list[bytes | None]:
+def _cut(
+    raw: bytes, positions: npt.NDArray[Any], sizes: npt.NDArray[Any]
+) -> list[bytes | None]:
     """Return the slices of `raw`. A size below 0 gives None."""
     edges = zip(positions.tolist(), (positions + sizes).tolist(), strict=True)
     if sizes.size and int(sizes.min()) < 0:
@@ -756,7 +901,9 @@ def _headers_end(data: memoryview, position: int, count: int) -> int:
     return position
 
 
-def decode_objects(data: Buffer, position: int, limit: int, path: Path = None) -> list[Record]:
+def decode_objects(
+    data: Buffer, position: int, limit: int, path: Path = None
+) -> list[Record]:
     """Decode the plain batches in [position, limit) to records, and check each CRC.
 
     Errors are those of decode_columns.
@@ -774,7 +921,9 @@ def decode_objects(data: Buffer, position: int, limit: int, path: Path = None) -
         size = facts[6]
         count = facts[9]
         if not 0 <= count <= (size - HEADER_SIZE) // MIN_RECORD_SIZE:
-            raise InvalidRecordError(BODY_REASONS[BODY_COUNT], path=path, position=position)
+            raise InvalidRecordError(
+                BODY_REASONS[BODY_COUNT], path=path, position=position
+            )
         body = view[position + HEADER_SIZE : position + size]
         rows = _rows(body, 0, len(body), count, path, position)
         records += _objects(bytes(body), rows, facts[1], facts[3], _append_time(facts))
@@ -783,7 +932,12 @@ def decode_objects(data: Buffer, position: int, limit: int, path: Path = None) -
 
 
 def decode_placed(
-    data: Buffer, position: int, limit: int, topic: str, partition: int, path: Path = None
+    data: Buffer,
+    position: int,
+    limit: int,
+    topic: str,
+    partition: int,
+    path: Path = None,
 ) -> list[TopicRecord]:
     """Decode like decode_objects(), to records with their topic and partition."""
     return place_records(topic, partition, decode_objects(data, position, limit, path))
@@ -814,7 +968,9 @@ def place_record(topic: str, partition: int, record: Record) -> TopicRecord:
     return TopicRecord(topic, partition, *record)
 
 
-def place_records(topic: str, partition: int, records: list[Record]) -> list[TopicRecord]:
+def place_records(
+    topic: str, partition: int, records: list[Record]
+) -> list[TopicRecord]:
     """Return a list of records with their topic and partition."""
     return [_PLACE((topic, partition, *record)) for record in records]
 
@@ -849,9 +1005,15 @@ def read_one(
     view = memoryview(data).cast("B")
     limit = min(limit, len(view))
     position = find_batch(view, position, limit, offset)
-    if position >= limit or _check_head(view, position, limit) != WALK_END or view[position + MAGIC_POSITION] != 2:
+    if (
+        position >= limit
+        or _check_head(view, position, limit) != WALK_END
+        or view[position + MAGIC_POSITION] != 2
+    ):
         return position
-    if int.from_bytes(view[position + CRC_START : position + CRC_START + 2], "big") & (CODEC_MASK | CONTROL_BIT):
+    if int.from_bytes(view[position + CRC_START : position + CRC_START + 2], "big") & (
+        CODEC_MASK | CONTROL_BIT
+    ):
         return position
     facts = _check_whole(view, position, limit, path)
     size = facts[6]
@@ -885,11 +1047,20 @@ def read_one(
         if at != end:
             raise _Wrong(BODY_LEFT)
     except _Wrong as wrong:
-        raise InvalidRecordError(BODY_REASONS[wrong.args[0]], path=path, position=position) from None
+        raise InvalidRecordError(
+            BODY_REASONS[wrong.args[0]], path=path, position=position
+        ) from None
     return position + size
 
 
-def _is_followed(view: memoryview, behind: int, limit: int, last_offset: int, end_offset: int, dense: bool) -> bool:
+def _is_followed(
+    view: memoryview,
+    behind: int,
+    limit: int,
+    last_offset: int,
+    end_offset: int,
+    dense: bool,
+) -> bool:
     if behind + 8 <= limit:
         following = int.from_bytes(view[behind : behind + 8], "big", signed=True)
     elif behind == limit:
@@ -900,14 +1071,25 @@ def _is_followed(view: memoryview, behind: int, limit: int, last_offset: int, en
 
 
 def _record(body: memoryview, row: tuple[int, ...], facts: tuple[int, ...]) -> Record:
-    timestamp_delta, offset_delta, key_at, key_size, value_at, value_size, headers_at, header_count = row
+    (
+        timestamp_delta,
+        offset_delta,
+        key_at,
+        key_size,
+        value_at,
+        value_size,
+        headers_at,
+        header_count,
+    ) = row
     appended = _append_time(facts)
     return Record(
         _int64(facts[1] + offset_delta),
         _int64(facts[3] + timestamp_delta) if appended is None else appended,
         None if key_size < 0 else bytes(body[key_at : key_at + key_size]),
         None if value_size < 0 else bytes(body[value_at : value_at + value_size]),
-        _read_headers(body, headers_at, _headers_end(body, headers_at, header_count), header_count),
+        _read_headers(
+            body, headers_at, _headers_end(body, headers_at, header_count), header_count
+        ),
     )
 
 
@@ -968,7 +1150,9 @@ def search_offsets(data: Buffer, count: int, target: int) -> int:
     return low - 1
 
 
-def start_position(index: Buffer, entries: int, data: Buffer, limit: int, base_offset: int, offset: int) -> int:
+def start_position(
+    index: Buffer, entries: int, data: Buffer, limit: int, base_offset: int, offset: int
+) -> int:
     """Return the position of a whole batch at or before `offset`, by the offset index.
 
     `index` and `entries` are an offset index and the number of its valid entries.
@@ -1010,11 +1194,15 @@ def gather(
     total = int(offsets[-1])
     if total > INT32_MAX:
         raise ValueError("more than 2^31-1 bytes in one chunk")
-    source = np.repeat(positions.astype(np.int64) - offsets[:-1], lengths) + np.arange(total)
+    source = np.repeat(positions.astype(np.int64) - offsets[:-1], lengths) + np.arange(
+        total
+    )
     return offsets.astype(np.int32), view[source]
 
 
-def pieces(data: Buffer, positions: npt.NDArray[np.int32], sizes: npt.NDArray[np.int32]) -> list[bytes | None]:
+def pieces(
+    data: Buffer, positions: npt.NDArray[np.int32], sizes: npt.NDArray[np.int32]
+) -> list[bytes | None]:
     """Copy scattered slices to bytes objects. A size below 0 gives None.
 
     `positions` and `sizes` are int32, shape (n,), contiguous.
@@ -1035,7 +1223,10 @@ def pieces(data: Buffer, positions: npt.NDArray[np.int32], sizes: npt.NDArray[np
         raise ValueError("a piece lies outside the data")
     if stop - first > _SPARSE_BYTES * len(used):
         pairs = zip(starts.tolist(), sizes.tolist(), strict=True)
-        return [None if size < 0 else bytes(view[at : at + size]) if size else b"" for at, size in pairs]
+        return [
+            None if size < 0 else bytes(view[at : at + size]) if size else b""
+            for at, size in pairs
+        ]
     raw = bytes(view[first:stop])
     starts -= first
     starts[sizes <= 0] = 0
@@ -1073,7 +1264,9 @@ def _as_bytes(value: object, what: str, index: int) -> bytes:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     raise InvalidRecordError(
-        f"record {index}: {what} must be bytes or None", expected="bytes", found=type(value).__name__
+        f"record {index}: {what} must be bytes or None",
+        expected="bytes",
+        found=type(value).__name__,
     )
 
 
@@ -1082,7 +1275,8 @@ def _as_headers(headers: Any, index: int) -> tuple[Any, ...]:
         return tuple(headers)
     except TypeError as error:
         raise InvalidRecordError(
-            f"record {index}: headers must be (name, value) pairs", found=type(headers).__name__
+            f"record {index}: headers must be (name, value) pairs",
+            found=type(headers).__name__,
         ) from error
 
 
@@ -1092,13 +1286,19 @@ def _pack_headers(headers: Iterable[tuple[str, bytes | None]], index: int) -> by
         try:
             name, value = header
         except (TypeError, ValueError):
-            raise InvalidRecordError(f"record {index}: a header is a (name, value) pair", found=repr(header)) from None
+            raise InvalidRecordError(
+                f"record {index}: a header is a (name, value) pair", found=repr(header)
+            ) from None
         if not isinstance(name, str):
-            raise InvalidRecordError(f"record {index}: a header name must be str", found=type(name).__name__)
+            raise InvalidRecordError(
+                f"record {index}: a header name must be str", found=type(name).__name__
+            )
         try:
             raw = name.encode("utf-8", HEADER_NAME_ERRORS)
         except UnicodeEncodeError as error:
-            raise InvalidRecordError(f"record {index}: a header name cannot be encoded as UTF-8") from error
+            raise InvalidRecordError(
+                f"record {index}: a header name cannot be encoded as UTF-8"
+            ) from error
         packed += _encode(len(raw)) + raw
         if value is None:
             packed.append(1)
@@ -1159,12 +1359,25 @@ class _Writer:
         last = self.base_offset + self.count - 1
         if self.attributes & APPEND_TIME_BIT:
             self.max_timestamp = self.now_ms
-        fields = (self.attributes, self.count - 1, self.base_timestamp, self.max_timestamp)
-        producer = (self.producer_id, self.producer_epoch, self.base_sequence, self.count)
+        fields = (
+            self.attributes,
+            self.count - 1,
+            self.base_timestamp,
+            self.max_timestamp,
+        )
+        producer = (
+            self.producer_id,
+            self.producer_epoch,
+            self.base_sequence,
+            self.count,
+        )
         head = (self.base_offset, size - LOG_OVERHEAD, self.leader_epoch, 2)
         covered = _HEADER.pack(*head, 0, *fields, *producer)[CRC_START:] + body
         self.batches.append((len(self.done), size, last, self.max_timestamp))
-        self.done += _HEADER.pack(*head, crc32c(covered), *fields, *producer)[:CRC_START] + covered
+        self.done += (
+            _HEADER.pack(*head, crc32c(covered), *fields, *producer)[:CRC_START]
+            + covered
+        )
         if self.base_sequence >= 0:
             self.base_sequence = (self.base_sequence + self.count) & INT32_MAX
         self.base_offset = last + 1
@@ -1173,12 +1386,20 @@ class _Writer:
         self.count = 0
 
     def add(
-        self, index: int, timestamp: int, key: bytes | None, value: bytes | None, header_count: int, headers: bytes
+        self,
+        index: int,
+        timestamp: int,
+        key: bytes | None,
+        value: bytes | None,
+        header_count: int,
+        headers: bytes,
     ) -> None:
         """Add one record. Closes the open batch first if it would get too large."""
         payload = (len(key) if key else 0) + (len(value) if value else 0) + len(headers)
         if timestamp < -1:
-            raise InvalidTimestampError(f"record {index}: a timestamp is -1 or at least 0", found=timestamp)
+            raise InvalidTimestampError(
+                f"record {index}: a timestamp is -1 or at least 0", found=timestamp
+            )
         if self.count and self.size + payload + OVERHEAD > self.batch_bytes:
             self.finish()
         if payload > self.max_bytes and self.compress is None:
@@ -1200,9 +1421,17 @@ class _Writer:
                 b"\0",
                 small[delta] if 0 <= delta < limit else _encode(delta),
                 small[count] if count < limit else _encode(count),
-                b"\1" if key is None else small[len(key)] if len(key) < limit else _encode(len(key)),
+                b"\1"
+                if key is None
+                else small[len(key)]
+                if len(key) < limit
+                else _encode(len(key)),
                 key or b"",
-                b"\1" if value is None else small[len(value)] if len(value) < limit else _encode(len(value)),
+                b"\1"
+                if value is None
+                else small[len(value)]
+                if len(value) < limit
+                else _encode(len(value)),
                 value or b"",
                 _encode(header_count) + headers if header_count else b"\0",
             )
@@ -1242,8 +1471,17 @@ class _Writer:
                         else:
                             key_head = _varint(key_size)
                             value_head = _varint(value_size)
-                            length = 3 + len(number) + len(key_head) + key_size + len(value_head) + value_size
-                            head = _varint(length) + b"\0\0"  # then the attributes and the timestamp delta
+                            length = (
+                                3
+                                + len(number)
+                                + len(key_head)
+                                + key_size
+                                + len(value_head)
+                                + value_size
+                            )
+                            head = (
+                                _varint(length) + b"\0\0"
+                            )  # then the attributes and the timestamp delta
                             total = length + len(head) - 2
                             heads[shape] = head, key_head, value_head, total
                         body += (head, number, key_head, key, value_head, value, b"\0")
@@ -1256,7 +1494,11 @@ class _Writer:
             body = self.body
             size = self.size
             count = self.count
-            room = min(self.batch_bytes, self.max_bytes) if self.base_timestamp == now_ms else 0
+            room = (
+                min(self.batch_bytes, self.max_bytes)
+                if self.base_timestamp == now_ms
+                else 0
+            )
         self.size = size
         self.count = count
 
@@ -1340,8 +1582,21 @@ def encode_one(
     `headers` is an iterable of (name, value), or None. A `timestamp_ms` of None means
     `now_ms`. The batch and the errors are those of encode_records for this one tuple.
     """
-    writer = _Writer(base_offset, leader_epoch, now_ms, INT32_MAX, max_bytes, attributes, -1, -1, -1, compress)
-    writer.add(0, *_normalised((key, value, headers, timestamp_ms), 0, now_ms, require_key))
+    writer = _Writer(
+        base_offset,
+        leader_epoch,
+        now_ms,
+        INT32_MAX,
+        max_bytes,
+        attributes,
+        -1,
+        -1,
+        -1,
+        compress,
+    )
+    writer.add(
+        0, *_normalised((key, value, headers, timestamp_ms), 0, now_ms, require_key)
+    )
     writer.finish()
     return bytes(writer.done), writer.max_timestamp
 
@@ -1354,17 +1609,23 @@ def _normalised(
     try:
         row = record if type(record) is tuple else tuple(record)
     except TypeError:
-        raise InvalidRecordError(f"record {index}: {shape}", found=type(record).__name__) from None
+        raise InvalidRecordError(
+            f"record {index}: {shape}", found=type(record).__name__
+        ) from None
     fields = len(row)
     if not 2 <= fields <= 4:
-        raise InvalidRecordError(f"record {index}: {shape}", expected="2 to 4 fields", found=fields)
+        raise InvalidRecordError(
+            f"record {index}: {shape}", expected="2 to 4 fields", found=fields
+        )
     key = row[0]
     value = row[1]
     if type(key) is not bytes:
         if key is not None:
             key = _as_bytes(key, "a key", index)
         elif require_key:
-            raise InvalidRecordError(f"record {index}: a compacted topic takes no record without a key")
+            raise InvalidRecordError(
+                f"record {index}: a compacted topic takes no record without a key"
+            )
     if type(value) is not bytes and value is not None:
         value = _as_bytes(value, "a value", index)
     header_count = 0
@@ -1441,11 +1702,16 @@ def encode_columns(
                 cut[row] = None
         cells.append(cut)
     if require_key and None in cells[0]:
-        raise InvalidRecordError(f"record {cells[0].index(None)}: a compacted topic takes no record without a key")
+        raise InvalidRecordError(
+            f"record {cells[0].index(None)}: a compacted topic takes no record without a key"
+        )
     if timestamps_ms is None:
         writer.extend(zip(*cells, strict=True), require_key)
     else:
-        writer.extend(zip(*cells, itertools.repeat(()), timestamps_ms.tolist(), strict=False), require_key)
+        writer.extend(
+            zip(*cells, itertools.repeat(()), timestamps_ms.tolist(), strict=False),
+            require_key,
+        )
     return writer.result(out)
 
 
@@ -1496,8 +1762,15 @@ def hash_keys(
         rows = np.flatnonzero(words == count)
         columns = np.arange(4 * count)
         inside = columns < lengths[rows, None]
-        cells = np.where(inside, raw[np.where(inside, starts[rows, None] + columns, 0)], 0).astype(np.uint8)
-        keys = np.ascontiguousarray(cells).view("<u4").reshape(len(rows), count).astype(np.uint64)
+        cells = np.where(
+            inside, raw[np.where(inside, starts[rows, None] + columns, 0)], 0
+        ).astype(np.uint8)
+        keys = (
+            np.ascontiguousarray(cells)
+            .view("<u4")
+            .reshape(len(rows), count)
+            .astype(np.uint64)
+        )
         sums = coefficients[0] + lengths[rows, None].astype(np.uint64) * coefficients[1]
         for word in range(count):
             sums = sums + keys[:, word, None] * coefficients[word + 2]
@@ -1507,7 +1780,9 @@ def hash_keys(
     return found
 
 
-def plain_rows(rows: list[Any]) -> tuple[list[bytes | None] | None, npt.NDArray[np.int64]] | None:
+def plain_rows(
+    rows: list[Any],
+) -> tuple[list[bytes | None] | None, npt.NDArray[np.int64]] | None:
     """Return the keys and sizes of records if all are tuples of key and value.
 
     Returns None otherwise. Each key and value must be bytes or None. The keys are None
@@ -1542,19 +1817,27 @@ def murmur2(key: bytes) -> int:
 
 
 def _slots_of(hashes: npt.NDArray[np.uint64], slots: int) -> npt.NDArray[np.int64]:
-    return ((hashes[:, 0] >> np.uint64(32)) * np.uint64(slots) >> np.uint64(32)).astype(np.int64)
+    return ((hashes[:, 0] >> np.uint64(32)) * np.uint64(slots) >> np.uint64(32)).astype(
+        np.int64
+    )
 
 
-def _mark(superseded: npt.NDArray[np.uint8], first: int, offsets: npt.NDArray[np.int64]) -> None:
+def _mark(
+    superseded: npt.NDArray[np.uint8], first: int, offsets: npt.NDArray[np.int64]
+) -> None:
     """Set the bits of the offsets. Offsets without a bit are skipped."""
     bits = offsets - first
     bits = bits[(bits >= 0) & (bits < 8 * len(superseded))]
     np.bitwise_or.at(superseded, bits >> 3, (1 << (bits & 7)).astype(np.uint8))
 
 
-def _decoded(data: Buffer, position: int, limit: int, path: Path) -> dict[str, npt.NDArray[Any]]:
+def _decoded(
+    data: Buffer, position: int, limit: int, path: Path
+) -> dict[str, npt.NDArray[Any]]:
     """Return the columns of the plain batches in [position, limit), by name."""
-    facts, _, _ = walk(data, position, limit, max(1, (limit - position) // HEADER_SIZE), False)
+    facts, _, _ = walk(
+        data, position, limit, max(1, (limit - position) // HEADER_SIZE), False
+    )
     rows = int(np.maximum(facts["record_count"], 0).sum())
     block = np.empty(rows * ROW_SIZE, np.uint8)
     decode_columns(data, position, limit, block, rows, path)
@@ -1592,7 +1875,9 @@ def hash_run(
         return -1
     positions = np.ascontiguousarray(columns["key_positions"][has_key])
     taken = len(positions)
-    hashes[:taken] = hash_keys(data, positions, np.ascontiguousarray(sizes[has_key]), coefficients)
+    hashes[:taken] = hash_keys(
+        data, positions, np.ascontiguousarray(sizes[has_key]), coefficients
+    )
     offsets[:taken] = columns["offsets"][has_key]
     return taken
 
@@ -1626,14 +1911,20 @@ def survey_run(
     bits = columns["offsets"] - first
     has_bit = (bits >= 0) & (bits < 8 * len(superseded))
     is_marked = np.zeros(len(bits), bool)
-    is_marked[has_bit] = superseded[bits[has_bit] >> 3] >> (bits[has_bit] & 7).astype(np.uint8) & 1
+    is_marked[has_bit] = (
+        superseded[bits[has_bit] >> 3] >> (bits[has_bit] & 7).astype(np.uint8) & 1
+    )
     stays = ~is_marked
     keep[: len(stays)] = stays
     owner = np.repeat(np.arange(batches), facts["record_count"])
     found = np.zeros((batches, 3), np.int64)
     found[:, 0] = np.bincount(owner[stays], minlength=batches)
-    found[:, 1] = np.bincount(owner[stays & (columns["value_sizes"] < 0)], minlength=batches)
-    rows = np.flatnonzero(stays)[::-1]  # the first record of each batch is assigned last
+    found[:, 1] = np.bincount(
+        owner[stays & (columns["value_sizes"] < 0)], minlength=batches
+    )
+    rows = np.flatnonzero(stays)[
+        ::-1
+    ]  # the first record of each batch is assigned last
     found[owner[rows], 2] = columns["timestamps_ms"][rows]
     return found
 
@@ -1659,7 +1950,9 @@ def map_put(
     once `most` slots are used.
     """
     count = len(slots)
-    if used + len(hashes) > most:  # near the limit the order of the rows decides which one is left out
+    if (
+        used + len(hashes) > most
+    ):  # near the limit the order of the rows decides which one is left out
         for row in range(len(hashes)):
             slot = int(_slots_of(hashes[row : row + 1], count)[0])
             while slots[slot, 2] and not (slots[slot, :2] == hashes[row]).all():
@@ -1673,23 +1966,39 @@ def map_put(
             slots[slot, :2] = hashes[row]
             slots[slot, 2] = offsets[row] + 1
         return len(hashes), used
-    order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable, so the last of equal ones is the newest
+    order = np.lexsort(
+        (hashes[:, 1], hashes[:, 0])
+    )  # stable, so the last of equal ones is the newest
     ranked = hashes[order]
     is_last = np.ones(len(order), bool)
     is_last[:-1] = (ranked[1:] != ranked[:-1]).any(axis=1)
     left = order[is_last]
     followed = np.flatnonzero(~is_last)
     ranked_offsets = offsets[order]
-    _mark(superseded, first, ranked_offsets[followed][ranked_offsets[followed] < ranked_offsets[followed + 1]])
+    _mark(
+        superseded,
+        first,
+        ranked_offsets[followed][
+            ranked_offsets[followed] < ranked_offsets[followed + 1]
+        ],
+    )
     is_first = np.ones(len(order), bool)
     is_first[1:] = is_last[:-1]
     earliest = ranked_offsets[is_first]
     at = _slots_of(hashes[left], count)
     while len(left):
         free = slots[at, 2] == 0
-        same = ~free & (slots[at, 0] == hashes[left, 0]) & (slots[at, 1] == hashes[left, 1])
-        slots[at[free], :2] = hashes[left[free]]  # if several keys choose one slot, the last one gets it
-        has = same | free & (slots[at, 0] == hashes[left, 0]) & (slots[at, 1] == hashes[left, 1])
+        same = (
+            ~free
+            & (slots[at, 0] == hashes[left, 0])
+            & (slots[at, 1] == hashes[left, 1])
+        )
+        slots[at[free], :2] = hashes[
+            left[free]
+        ]  # if several keys choose one slot, the last one gets it
+        has = same | free & (slots[at, 0] == hashes[left, 0]) & (
+            slots[at, 1] == hashes[left, 1]
+        )
         before = slots[at[same], 2].astype(np.int64) - 1
         _mark(superseded, first, before[before < earliest[same]])
         slots[at[has], 2] = (offsets[left[has]] + 1).astype(np.uint64)
@@ -1705,18 +2014,26 @@ def map_move(source: npt.NDArray[np.uint64], slots: npt.NDArray[np.uint64]) -> i
     taken = source[source[:, 2] != 0]
     offsets = taken[:, 2].astype(np.int64) - 1
     none = np.zeros(0, np.uint8)
-    _, used = map_put(slots, np.ascontiguousarray(taken[:, :2]), offsets, 0, len(slots) - 1, none, 0)
+    _, used = map_put(
+        slots, np.ascontiguousarray(taken[:, :2]), offsets, 0, len(slots) - 1, none, 0
+    )
     return used
 
 
-def map_get(slots: npt.NDArray[np.uint64], hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+def map_get(
+    slots: npt.NDArray[np.uint64], hashes: npt.NDArray[np.uint64]
+) -> npt.NDArray[np.int64]:
     """Return the offset stored for each key, int64 of shape (m,); -1 if none."""
     found = np.full(len(hashes), -1, np.int64)
     left = np.arange(len(hashes))
     at = _slots_of(hashes, len(slots))
     while len(left):
         taken = slots[at, 2] != 0
-        same = taken & (slots[at, 0] == hashes[left, 0]) & (slots[at, 1] == hashes[left, 1])
+        same = (
+            taken
+            & (slots[at, 0] == hashes[left, 0])
+            & (slots[at, 1] == hashes[left, 1])
+        )
         found[left[same]] = slots[at[same], 2].astype(np.int64) - 1
         on = taken & ~same
         left = left[on]
@@ -1758,13 +2075,19 @@ def rewrite_batches(
     view = memoryview(data).cast("B")
     sizes = np.zeros(len(positions), np.int32)
     at = row = 0
-    columns = (array.tolist() for array in (positions, actions, attributes, base_timestamps))
-    for batch, (position, action, attribute, base_timestamp) in enumerate(zip(*columns, strict=True)):
+    columns = (
+        array.tolist() for array in (positions, actions, attributes, base_timestamps)
+    )
+    for batch, (position, action, attribute, base_timestamp) in enumerate(
+        zip(*columns, strict=True)
+    ):
         facts = _facts(view, position)
         size = facts[6]
         count = max(0, facts[9])
         if action == COPY:
-            out[at : at + size] = np.frombuffer(view[position : position + size], np.uint8)
+            out[at : at + size] = np.frombuffer(
+                view[position : position + size], np.uint8
+            )
         elif action != DROP:
             head = list(_HEADER.unpack_from(view, position))
             head[5] = attribute
@@ -1772,13 +2095,17 @@ def rewrite_batches(
             body = b""
             head[12] = 0
             if action == FILTER:
-                body, head[12], newest = _filter(view, position, facts, keep[row : row + count], base_timestamp)
+                body, head[12], newest = _filter(
+                    view, position, facts, keep[row : row + count], base_timestamp
+                )
                 if not attribute & APPEND_TIME_BIT:
                     head[8] = newest
             size = HEADER_SIZE + len(body)
             head[1] = size - LOG_OVERHEAD
             raw = bytearray(_HEADER.pack(*head) + body)
-            struct.pack_into(">I", raw, PREFIX_SIZE, crc32c(memoryview(raw)[CRC_START:]))
+            struct.pack_into(
+                ">I", raw, PREFIX_SIZE, crc32c(memoryview(raw)[CRC_START:])
+            )
             out[at : at + size] = np.frombuffer(raw, np.uint8)
         sizes[batch] = 0 if action == DROP else size
         at += int(sizes[batch])
@@ -1787,7 +2114,11 @@ def rewrite_batches(
 
 
 def _filter(
-    view: memoryview, position: int, facts: tuple[int, ...], keep: npt.NDArray[np.uint8], base_timestamp: int
+    view: memoryview,
+    position: int,
+    facts: tuple[int, ...],
+    keep: npt.NDArray[np.uint8],
+    base_timestamp: int,
 ) -> tuple[bytes, int, int]:
     """Return (kept records, their count, their largest timestamp)."""
     at = position + HEADER_SIZE
@@ -1806,8 +2137,14 @@ def _filter(
             delta, rest = _read_varint(view, start + 1, at, 64)
             timestamp = _int64(facts[3] + delta) if append_time is None else append_time
             newest = max(newest, timestamp)
-            record = bytes(view[start : start + 1]) + _varint(_int64(timestamp - base_timestamp)) + bytes(view[rest:at])
+            record = (
+                bytes(view[start : start + 1])
+                + _varint(_int64(timestamp - base_timestamp))
+                + bytes(view[rest:at])
+            )
             parts.append(_varint(len(record)) + record)
     except _Wrong as wrong:
-        raise InvalidRecordError(BODY_REASONS[wrong.args[0]], position=position) from None
+        raise InvalidRecordError(
+            BODY_REASONS[wrong.args[0]], position=position
+        ) from None
     return b"".join(parts), len(parts), newest

@@ -27,7 +27,9 @@ from logcore.partition.writer import Writer
 from logcore.recordbatch import RecordBatch, encode
 
 
-def append_whole(writer: Writer, records: Sequence[RecordInput], *, durability: Level | None = None) -> Receipt:
+def append_whole(
+    writer: Writer, records: Sequence[RecordInput], *, durability: Level | None = None
+) -> Receipt:
     """Append records as one batch of at most max.message.bytes.
 
     Raises the same errors as Log.append().
@@ -41,12 +43,19 @@ def append_whole(writer: Writer, records: Sequence[RecordInput], *, durability: 
             base_offset=first,
             leader_epoch=writer.leader_epoch,
             now_ms=now_ms,
-            max_bytes=min(writer.state.config.max_message_bytes, writer.state.config.segment_bytes),
+            max_bytes=min(
+                writer.state.config.max_message_bytes, writer.state.config.segment_bytes
+            ),
         )
         batch = RecordBatch.parse(data)
         assert batch is not None
         last = batch.last_offset
-        writer.store_locked(memoryview(data), [(0, len(data), last, batch.max_timestamp)], now_ms, durability)
+        writer.store_locked(
+            memoryview(data),
+            [(0, len(data), last, batch.max_timestamp)],
+            now_ms,
+            durability,
+        )
     return writer.acknowledge(first, last, now_ms, durability)
 
 
@@ -87,7 +96,9 @@ def append_to_transaction(
         last = batch.last_offset
         # No sequence: a coordinator's batches are fenced by the epoch alone.
         sequenced = SequencedBatch(-1, -1, first, last, batch.max_timestamp)
-        with writer.producers.storing([(producer_id, producer_epoch, True, sequenced)], is_judged=True):
+        with writer.producers.storing(
+            [(producer_id, producer_epoch, True, sequenced)], is_judged=True
+        ):
             placed = [(0, len(data), last, batch.max_timestamp)]
             writer.store_locked(memoryview(data), placed, now_ms, durability)
     return writer.acknowledge(first, last, now_ms, durability)
@@ -103,7 +114,9 @@ def marker_epoch(writer: Writer, producer_id: int, home_epoch: int) -> int:
         CorruptBatchError, StorageReadError: the producers could not be loaded.
     """
     with writer.state.lock:
-        return max(0, home_epoch, writer.producers.known().coordinator_epoch_of(producer_id))
+        return max(
+            0, home_epoch, writer.producers.known().coordinator_epoch_of(producer_id)
+        )
 
 
 def knows_producer(writer: Writer, producer_id: int) -> bool:

@@ -19,7 +19,12 @@ from collections.abc import Callable, Sequence
 
 from logcore import checkpoint
 from logcore.config import LogConfig
-from logcore.errors import CorruptBatchError, DiskFullError, OffsetOutOfRangeError, ResourceError
+from logcore.errors import (
+    CorruptBatchError,
+    DiskFullError,
+    OffsetOutOfRangeError,
+    ResourceError,
+)
 from logcore.invariants import keeps_order, locked
 from logcore.notices import INFO, tell
 from logcore.partition import epochs, order, recovery, transactions
@@ -44,20 +49,31 @@ def delete_below_locked(writer: Writer, offset: int) -> None:
     count = max(0, slot_of(state.segments, offset))
     if count:
         _retire_locked(writer, state.segments[:count], state.segments[count:])
-        tell("deletion", INFO, "%s: %d segments deleted, the log begins at offset %d", writer.path, count, offset)
+        tell(
+            "deletion",
+            INFO,
+            "%s: %d segments deleted, the log begins at offset %d",
+            writer.path,
+            count,
+            offset,
+        )
     kept = epochs.truncate_start(writer.epochs, offset)
     # If the checkpoint is lost, the start of the first epoch still shows that the
     # segments before it were deleted and not lost. While no segment is deleted, that is
     # not worth two syncs. On a full disk, this is left to the next opening, because the
     # deletion is needed to free space.
     try:
-        writer.set_epochs_locked(kept, write=bool(count) or len(kept) < len(writer.epochs))
+        writer.set_epochs_locked(
+            kept, write=bool(count) or len(kept) < len(writer.epochs)
+        )
     except (DiskFullError, ResourceError):
         writer.set_epochs_locked(kept, write=False)
 
 
 @locked
-def _retire_locked(writer: Writer, old: Sequence[Segment], remaining: Sequence[Segment]) -> None:
+def _retire_locked(
+    writer: Writer, old: Sequence[Segment], remaining: Sequence[Segment]
+) -> None:
     """Remove segments from the log.
 
     Their files are renamed at once. They are deleted after file.delete.delay.ms, so
@@ -66,7 +82,10 @@ def _retire_locked(writer: Writer, old: Sequence[Segment], remaining: Sequence[S
     for segment in old:
         segment.keep()
     writer.state.segments = list(remaining)
-    writer.files.retire([segment.base_offset for segment in old], writer.state.config.file_delete_delay_ms)
+    writer.files.retire(
+        [segment.base_offset for segment in old],
+        writer.state.config.file_delete_delay_ms,
+    )
     writer.stir_locked()
     writer.fs.sync_dir(writer.path)
 
@@ -90,19 +109,25 @@ def truncate_locked(writer: Writer, offset: int, cut_epochs: CutEpochs) -> None:
     if offset == state.end:
         # A follower drops epochs in which it was the leader and stored no records.
         if cut_epochs is epochs.truncate_end:
-            writer.set_epochs_locked(cut_epochs(writer.epochs, offset) or writer.epochs[:1])
+            writer.set_epochs_locked(
+                cut_epochs(writer.epochs, offset) or writer.epochs[:1]
+            )
         return
     # Sync everything first. The durable end may then be set to the truncation offset,
     # and no running sync can report a higher one.
     writer.sync_locked()
     with writer.commit.held():
         slot = max(0, slot_of(state.segments, offset))
-        position, tail = plan_cut(state.segments[slot], offset, state.config, writer.epochs)
+        position, tail = plan_cut(
+            state.segments[slot], offset, state.config, writer.epochs
+        )
         try:
             # A search for transactions sees the log before or after the truncation.
             with state.scanning:
                 _cut_locked(writer, offset, slot, position, tail)
-            writer.set_epochs_locked(cut_epochs(writer.epochs, offset) or writer.epochs[:1])
+            writer.set_epochs_locked(
+                cut_epochs(writer.epochs, offset) or writer.epochs[:1]
+            )
         except BaseException as error:
             # Half done: the files are valid, but the state in memory does not match
             # them.
@@ -110,7 +135,9 @@ def truncate_locked(writer: Writer, offset: int, cut_epochs: CutEpochs) -> None:
             raise
 
 
-def plan_cut(segment: Segment, offset: int, config: LogConfig, entries: list[epochs.Entry]) -> tuple[int, bytes]:
+def plan_cut(
+    segment: Segment, offset: int, config: LogConfig, entries: list[epochs.Entry]
+) -> tuple[int, bytes]:
     """Return (position, tail): how to truncate `segment` at `offset`.
 
     The segment keeps its bytes before `position`, followed by `tail`. `entries` are the
@@ -125,7 +152,11 @@ def plan_cut(segment: Segment, offset: int, config: LogConfig, entries: list[epo
     position = segment.find(offset)
     batch = segment.batch(position)
     if batch is None and position < segment.size_bytes:
-        raise CorruptBatchError("damaged batch before the offset to cut at", path=segment.path, position=position)
+        raise CorruptBatchError(
+            "damaged batch before the offset to cut at",
+            path=segment.path,
+            position=position,
+        )
     tail = b""
     if batch is not None:
         # The batch's records below the offset; empty if the batch begins at the offset.
@@ -152,13 +183,18 @@ def plan_cut(segment: Segment, offset: int, config: LogConfig, entries: list[epo
 
 
 @locked
-def _cut_locked(writer: Writer, offset: int, slot: int, position: int, tail: bytes) -> None:
+def _cut_locked(
+    writer: Writer, offset: int, slot: int, position: int, tail: bytes
+) -> None:
     """Truncate the segment in a slot as planned, and remove the later segments."""
     fs = writer.fs
     state = writer.state
     # 1. Lower the checkpoints. Records below the offset are durable; above it, none
     # are.
-    if max(writer.recovery_point, writer.own_checkpoint(checkpoint.RECOVERY_POINT)) > offset:
+    if (
+        max(writer.recovery_point, writer.own_checkpoint(checkpoint.RECOVERY_POINT))
+        > offset
+    ):
         # Set first: a LogDir that has collected the old value checks it before it
         # writes.
         writer.recovery_point = offset
@@ -217,7 +253,10 @@ def _lower_visible_locked(writer: Writer, offset: int) -> None:
         # Synced for a replicated log, whose next opening reads the high watermark
         # there.
         writer.shown.show(state.visible, sync=writer.is_replicated)
-    if writer.is_replicated and writer.own_checkpoint(checkpoint.HIGH_WATERMARK) > offset:
+    if (
+        writer.is_replicated
+        and writer.own_checkpoint(checkpoint.HIGH_WATERMARK) > offset
+    ):
         # The leader writes other records here next. The next opening uses the larger of
         # the two stored values as the high watermark.
         writer.set_checkpoint(checkpoint.HIGH_WATERMARK, offset)

@@ -103,5 +103,7 @@ def walked(segments: Iterable[Segment], log_start: int) -> list[Entry]:
             changes = np.flatnonzero(np.diff(numbers, prepend=-1) > 0)
             for row in changes[numbers[changes] > 0].tolist():
                 if int(numbers[row]) > found[-1][0]:
-                    found = assign(found, int(numbers[row]), int(facts["base_offset"][row]))
+                    found = assign(
+                        found, int(numbers[row]), int(facts["base_offset"][row])
+                    )
     return found

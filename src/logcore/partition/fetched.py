@@ -58,14 +58,20 @@ def fetched_columns(
         UnsupportedCodecError.
     """
     # Aborted transactions whose first offset was not reached yet, the next one last.
-    waiting = sorted(((first, producer_id) for producer_id, first in aborted), reverse=True)
-    discarded: set[int] = set()  # producers inside an aborted transaction, until its ABORT marker
+    waiting = sorted(
+        ((first, producer_id) for producer_id, first in aborted), reverse=True
+    )
+    discarded: set[int] = (
+        set()
+    )  # producers inside an aborted transaction, until its ABORT marker
     at = 0
     limit = len(data)
     while at < limit:
         # Decode many batches at once if none of them must be left out.
         if not aborted:
-            stop, rows, _ = kernel.plan_run(data, at, limit, _RUN_ROWS, _RUN_BYTES, end, -1, False)
+            stop, rows, _ = kernel.plan_run(
+                data, at, limit, _RUN_ROWS, _RUN_BYTES, end, -1, False
+            )
             if stop > at and rows <= _RUN_ROWS:
                 run = Run(data, at, stop, rows, 0, source)
                 at = stop

@@ -27,7 +27,14 @@ from logcore.segment import ActiveSegment
 
 
 @locked
-def store_locked(writer: Writer, data: Buffer, *, begins_segment: bool, durability: Level | None, now_ms: int) -> int:
+def store_locked(
+    writer: Writer,
+    data: Buffer,
+    *,
+    begins_segment: bool,
+    durability: Level | None,
+    now_ms: int,
+) -> int:
     """Store batches of the leader, and return the first offset.
 
     With begins_segment=True, the first batch begins a new segment.
@@ -66,7 +73,11 @@ def store_locked(writer: Writer, data: Buffer, *, begins_segment: bool, durabili
 
 @locked
 def _store_run_locked(
-    writer: Writer, view: memoryview, run: layout.Facts, now_ms: int, durability: Level | None
+    writer: Writer,
+    view: memoryview,
+    run: layout.Facts,
+    now_ms: int,
+    durability: Level | None,
 ) -> None:
     """Store a run of batches, and update the index of aborted transactions.
 
@@ -114,7 +125,9 @@ def _begin_at_locked(writer: Writer, offset: int) -> None:
     with writer.commit.held():
         try:
             writer.is_midway = True
-            new = ActiveSegment(writer.fs, writer.path, offset, writer.state.config, create=True)
+            new = ActiveSegment(
+                writer.fs, writer.path, offset, writer.state.config, create=True
+            )
             writer.fs.sync_dir(writer.path)
             writer.set_checkpoint(checkpoint.LOG_START, offset)
             writer.state.log_start = offset
@@ -127,7 +140,9 @@ def _begin_at_locked(writer: Writer, offset: int) -> None:
         except BaseException as error:
             # A lack of space or descriptors is temporary, unless a file already claims
             # that the log begins at the offset.
-            if isinstance(error, (DiskFullError, ResourceError)) and not writer.fs.exists(path):
+            if isinstance(
+                error, (DiskFullError, ResourceError)
+            ) and not writer.fs.exists(path):
                 writer.is_midway = False
             else:
                 writer.commit.poison(error)

@@ -53,7 +53,9 @@ class Continuation:
     @property
     def has_producers(self) -> bool:
         """Whether any batch is a marker or comes from an idempotent producer."""
-        return bool(np.any((self.facts["producer_id"] >= 0) & (self.facts["magic"] == 2)))
+        return bool(
+            np.any((self.facts["producer_id"] >= 0) & (self.facts["magic"] == 2))
+        )
 
     def runs(self) -> Iterator[layout.Facts]:
         """Yield the batches in runs that may be written together.
@@ -77,8 +79,14 @@ def is_marker(facts: layout.Facts) -> bool:
 
 def encoded(facts: layout.Facts, start: int) -> list[EncodedBatch]:
     """Return the places of batches in a buffer that begins at `start` of the data."""
-    columns = (facts[name].tolist() for name in ("position", "size_bytes", "last_offset", "max_timestamp"))
-    return [(position - start, size, last, newest) for position, size, last, newest in zip(*columns, strict=True)]
+    columns = (
+        facts[name].tolist()
+        for name in ("position", "size_bytes", "last_offset", "max_timestamp")
+    )
+    return [
+        (position - start, size, last, newest)
+        for position, size, last, newest in zip(*columns, strict=True)
+    ]
 
 
 def control_types_in(data: Buffer) -> Callable[[int], str]:

@@ -55,7 +55,9 @@ class Noted(NamedTuple):
 class Gaps:
     """Decides which gaps of one log are losses."""
 
-    def __init__(self, noted: Noted | None, ask: Callable[[], Noted] | None = None) -> None:
+    def __init__(
+        self, noted: Noted | None, ask: Callable[[], Noted] | None = None
+    ) -> None:
         """Create the object without reading files.
 
         The metadata is given as `noted`. With None, it is read at the first gap, which
@@ -104,7 +106,9 @@ class Gaps:
         """
         if reached >= next_base:
             return ""
-        return self._confirmed(lambda noted: _loss_behind(noted, segment, reached, next_base))
+        return self._confirmed(
+            lambda noted: _loss_behind(noted, segment, reached, next_base)
+        )
 
     def _confirmed(self, judge: Callable[[Noted], str]) -> str:
         """Return the result of `judge`; an error is confirmed with current metadata."""
@@ -123,7 +127,9 @@ class Gaps:
             return  # each batch reveals a missing predecessor
         reason = self._confirmed(lambda noted: _cut_short(noted, segment))
         if reason:
-            raise CorruptLogError(f"a part of a segment is missing: {reason}", path=segment.path)
+            raise CorruptLogError(
+                f"a part of a segment is missing: {reason}", path=segment.path
+            )
 
     def check_behind(self, segment: Segment, reached: int, next_base: int) -> None:
         """Raise CorruptLogError if loss_behind() finds a loss."""
@@ -166,7 +172,12 @@ class Gaps:
         return readable(segments, self._walk(segments, start, end, crc, passed))
 
     def _walk(
-        self, segments: Sequence[Segment], start: int, end: int, crc: bool, passed: Callable[[Segment], int]
+        self,
+        segments: Sequence[Segment],
+        start: int,
+        end: int,
+        crc: bool,
+        passed: Callable[[Segment], int],
     ) -> Iterator[tuple[Segment, layout.Facts]]:
         self.check_front(segments, start)
         expected = start  # the offset at which the next batch must continue
@@ -191,7 +202,11 @@ class Gaps:
             self.check_whole(segment)
             reached = passed(segment)
             if reached >= 0:
-                if reached > next_base and following is not None and following.is_there():
+                if (
+                    reached > next_base
+                    and following is not None
+                    and following.is_there()
+                ):
                     raise CorruptBatchError(
                         "a segment reaches into the next one",
                         path=segment.path,
@@ -216,7 +231,12 @@ class Gaps:
             )
 
     def _walk_one(
-        self, segment: Segment, following: Segment | None, start: int, end: int, crc: bool
+        self,
+        segment: Segment,
+        following: Segment | None,
+        start: int,
+        end: int,
+        crc: bool,
     ) -> Iterator[layout.Facts]:
         """Yield the headers of one segment from the batch that contains `start`.
 
@@ -250,9 +270,17 @@ class Gaps:
                 self.check_order(segment, None, above[:1], expected)
                 return
             if why not in (layout.WALK_END, layout.WALK_LIMIT):
-                raise CorruptBatchError(layout.WALK_REASONS[why], path=segment.path, position=behind)
+                raise CorruptBatchError(
+                    layout.WALK_REASONS[why], path=segment.path, position=behind
+                )
 
-    def check_order(self, segment: Segment, following: Segment | None, facts: layout.Facts, expected: int) -> None:
+    def check_order(
+        self,
+        segment: Segment,
+        following: Segment | None,
+        facts: layout.Facts,
+        expected: int,
+    ) -> None:
         """Check that batches of a segment continue each other from `expected` on.
 
         A damaged offset, which no CRC covers, would hide the batches after it, and a
@@ -269,7 +297,11 @@ class Gaps:
         if kernel.follow_on(facts, expected) and int(lasts[-1]) < next_base:
             return  # the usual case, in a fraction of the time
         limit = next_base
-        if following is not None and int(lasts[-1]) >= limit and not following.is_there():
+        if (
+            following is not None
+            and int(lasts[-1]) >= limit
+            and not following.is_there()
+        ):
             limit = INT64_MAX  # a compaction joined the two after they were listed
         dense_from = self.dense_from
         count, fault = first_fault(facts, expected, limit, dense_from=dense_from)
@@ -285,12 +317,16 @@ class Gaps:
                     expected=f"base offset {before}",
                     found=base_offset,
                 )
-            assert self.dense_from > dense_from, "the notes say now that this gap is none"
+            assert self.dense_from > dense_from, (
+                "the notes say now that this gap is none"
+            )
             dense_from = self.dense_from
             count, fault = first_fault(facts, expected, limit, dense_from=dense_from)
 
 
-def check_growing(segment: GrowingSegment, end: int, dense_from: int, *, is_end_noted: bool) -> int:
+def check_growing(
+    segment: GrowingSegment, end: int, dense_from: int, *, is_end_noted: bool
+) -> int:
     """Check the batches of the last segment below `end` that were not checked before.
 
     Checks CRCs and offsets, and returns the offset after all checked batches. The time
@@ -321,12 +357,18 @@ def check_growing(segment: GrowingSegment, end: int, dense_from: int, *, is_end_
             position = int(facts["position"][count])
         expected = end_of(facts, expected)
         if count < len(facts) or (is_behind and expected < end):
-            raise CorruptBatchError("a batch does not continue the one before it", path=segment.path, position=position)
+            raise CorruptBatchError(
+                "a batch does not continue the one before it",
+                path=segment.path,
+                position=position,
+            )
         # After the end there may be a torn batch. Before it, a damaged length appears
         # as one.
         is_torn = expected >= end and (is_end_noted or why == layout.WALK_SHORT)
         if why not in (layout.WALK_END, layout.WALK_LIMIT) and not is_torn:
-            raise CorruptBatchError(layout.WALK_REASONS[why], path=segment.path, position=position)
+            raise CorruptBatchError(
+                layout.WALK_REASONS[why], path=segment.path, position=position
+            )
         segment.checked = (position, expected)
         if is_end_noted and expected >= end:
             break

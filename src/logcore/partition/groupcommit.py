@@ -95,7 +95,11 @@ class GroupCommit:
         try:
             with self._mutex:
                 self._arrived += 1
-                while self._leader not in (None, me) and self.durable_end < target and self.failure is None:
+                while (
+                    self._leader not in (None, me)
+                    and self.durable_end < target
+                    and self.failure is None
+                ):
                     self._block()
                 # Released by the leader. Its sync covered the target, failed, or began
                 # too early for the target.
@@ -169,7 +173,9 @@ class GroupCommit:
 
     def _check(self) -> None:
         if self.failure is not None:
-            raise DurabilityUnknownError("the sync failed that this call waited for", path=self._path) from self.failure
+            raise DurabilityUnknownError(
+                "the sync failed that this call waited for", path=self._path
+            ) from self.failure
 
     def _block(self) -> None:
         self._blocked += 1
@@ -215,7 +221,8 @@ class GroupCommit:
         except StorageWriteError as error:
             self.poison(error)
             raise DurabilityUnknownError(
-                "a sync failed: what was written may or may not be on disk", path=self._path
+                "a sync failed: what was written may or may not be on disk",
+                path=self._path,
             ) from error
         except BaseException as error:
             # Interrupted: the result is unknown, and another sync would not reveal it.

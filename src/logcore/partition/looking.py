@@ -61,11 +61,15 @@ class FileLook:
         try:
             is_same = self._fs.modified_ms(self._path) == self._listed_ms
         except FileNotFoundError:
-            raise LogNotFoundError("the partition directory is gone", path=self._path) from None
+            raise LogNotFoundError(
+                "the partition directory is gone", path=self._path
+            ) from None
         # If no name in the directory has changed and the last file is the same, only
         # the end may have moved. Listing thousands of segments each time would cost too
         # much.
-        if is_same and all(segment.is_current() for segment in self._state.segments[-1:]):
+        if is_same and all(
+            segment.is_current() for segment in self._state.segments[-1:]
+        ):
             self._refresh_end(has_same_names=True)
             self._miss_end()
         else:
@@ -90,7 +94,9 @@ class FileLook:
                 # A writer rolls and deletes concurrently, so a file may be missing when
                 # it is opened. Try again.
                 if attempt == _LOOKS:
-                    raise LogNotFoundError("the files of the partition keep vanishing", path=self._path) from None
+                    raise LogNotFoundError(
+                        "the files of the partition keep vanishing", path=self._path
+                    ) from None
         self._refresh_end()
         self._miss_end()
 
@@ -109,7 +115,9 @@ class FileLook:
             known = self.noted(checkpoint.RECOVERY_POINT)
             if known <= self._state.end:
                 return
-            if list_bases(self._fs, self._path)[-1:] != [one.base_offset for one in self._state.segments[-1:]]:
+            if list_bases(self._fs, self._path)[-1:] != [
+                one.base_offset for one in self._state.segments[-1:]
+            ]:
                 return
             # A truncation may have put another file there.
             if not all(one.is_current() for one in self._state.segments[-1:]):
@@ -125,14 +133,24 @@ class FileLook:
         bases = bases_in(names)
         swapped = self._look_for_swaps(bases, names)
         again = list_names(self._fs, self._path)
-        if {name for name in again if LOG in name} != {name for name in names if LOG in name}:
+        if {name for name in again if LOG in name} != {
+            name for name in names if LOG in name
+        }:
             # A listing during a rename may lack a segment. Try again.
             raise FileNotFoundError(self._path)
         if swapped:
-            bases = [base for base in bases if not any(one.base_offset <= base < end for one, end in swapped)]
+            bases = [
+                base
+                for base in bases
+                if not any(one.base_offset <= base < end for one, end in swapped)
+            ]
         # A truncation puts another file under an old name; cached data of the old file
         # is then invalid.
-        known = {segment.base_offset: segment for segment in self._state.segments if segment.is_current()}
+        known = {
+            segment.base_offset: segment
+            for segment in self._state.segments
+            if segment.is_current()
+        }
         segments: list[Segment] = []
         for base in bases[:-1]:
             kept = known.get(base)
@@ -153,14 +171,18 @@ class FileLook:
             self.replacements += 1
         return segments
 
-    def _look_for_swaps(self, bases: list[int], names: list[str]) -> list[tuple[Segment, int]]:
+    def _look_for_swaps(
+        self, bases: list[int], names: list[str]
+    ) -> list[tuple[Segment, int]]:
         """Return the segments that a compaction is about to rename, with their ends.
 
         The new segment is part of the log once the first of the old segments has been
         moved away. This lasts for the milliseconds of the renames or, after a crash,
         until the log is opened for writing.
         """
-        swaps = (base_offset_of(name, LOG + SWAP) for name in names if name.endswith(SWAP))
+        swaps = (
+            base_offset_of(name, LOG + SWAP) for name in names if name.endswith(SWAP)
+        )
         found = sorted(base for base in swaps if base is not None and base not in bases)
         segments = [Segment(self._fs, self._path, base, SWAP) for base in found]
         return [(one, max(one.next_offset(), one.base_offset + 1)) for one in segments]
@@ -187,7 +209,9 @@ class FileLook:
         self._state.log_start = self._noted_start()
         # Segments below the start are being deleted. Some may already be deleted, which
         # leaves gaps between the remaining ones.
-        self._state.segments = self._state.segments[max(0, slot_of(self._state.segments, self._state.log_start)) :]
+        self._state.segments = self._state.segments[
+            max(0, slot_of(self._state.segments, self._state.log_start)) :
+        ]
         if not self._state.segments:
             self._state.end = self._state.log_start
             self._state.visible = self._state.log_start

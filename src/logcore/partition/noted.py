@@ -68,7 +68,11 @@ class Noted(NamedTuple):
 
         def lines(name: str) -> dict[Key, int]:
             found = or_else({}, checkpoint.read_offsets, fs, directory, name)
-            return {one: offset for one, offset in found.items() if one == key and 0 <= offset <= INT64_MAX}
+            return {
+                one: offset
+                for one, offset in found.items()
+                if one == key and 0 <= offset <= INT64_MAX
+            }
 
         points = lines(checkpoint.RECOVERY_POINT)
         starts = lines(checkpoint.LOG_START)
@@ -76,7 +80,9 @@ class Noted(NamedTuple):
         epoch_start = None
         if epochs:
             epoch_start = epochs[0][1]
-        shown: checkpoint.ShownEnd | None = or_else(None, checkpoint.read_shown_end, fs, path)
+        shown: checkpoint.ShownEnd | None = or_else(
+            None, checkpoint.read_shown_end, fs, path
+        )
         durable_end = 0
         if shown is not None:
             durable_end = max(0, shown.offset)  # -1 means that the file is damaged
@@ -86,11 +92,14 @@ class Noted(NamedTuple):
             recovery_point=max(points.values(), default=0),
             high_watermark=max(lines(checkpoint.HIGH_WATERMARK).values(), default=0),
             cleaned_to=max(lines(checkpoint.CLEANER).values(), default=0),
-            is_listed=bool(points) and (bool(starts) or is_understood(fs, directory, checkpoint.LOG_START)),
+            is_listed=bool(points)
+            and (bool(starts) or is_understood(fs, directory, checkpoint.LOG_START)),
             durable_end=durable_end,
             epoch_start=epoch_start,
             notes=or_else(checkpoint.Notes(), checkpoint.read_notes, fs, path),
-            has_seals=or_else(False, fs.exists, os.path.join(path, checkpoint.SEALS_HOLD)),
+            has_seals=or_else(
+                False, fs.exists, os.path.join(path, checkpoint.SEALS_HOLD)
+            ),
         )
 
     @property
@@ -121,7 +130,10 @@ def is_understood(fs: FS, directory: str, name: str) -> bool:
     """Return whether an offset checkpoint is missing, empty or valid."""
     content = or_else(b"?", checkpoint.read, fs, directory, name)
     lines = (content or b"").split()
-    if lines in ([], [b"0", b"0"]):  # no file, an empty one, or version 0 with 0 entries
+    if lines in (
+        [],
+        [b"0", b"0"],
+    ):  # no file, an empty one, or version 0 with 0 entries
         return True
     return bool(or_else({}, checkpoint.read_offsets, fs, directory, name))
 
@@ -141,7 +153,9 @@ def noted_offset(fs: FS, path: str, name: str) -> int:
     """Return the partition's offset in a checkpoint of the log directory, or 0."""
     with contextlib.suppress(InvalidNameError):
         parent, partition = os.path.split(fs.real_path(path))
-        return checkpoint.read_offsets(fs, parent, name).get(parse_partition_name(partition), 0)
+        return checkpoint.read_offsets(fs, parent, name).get(
+            parse_partition_name(partition), 0
+        )
     return 0
 
 
@@ -203,7 +217,9 @@ def noted_gaps(fs: FS, path: str) -> gaps.Noted:
     """Read the metadata that decides which gaps of a partition are losses."""
     notes = checkpoint.read_notes(fs, path)
     has_seals = fs.exists(os.path.join(path, checkpoint.SEALS_HOLD))
-    return gaps.Noted.of(notes.dense_from, noted_offset(fs, path, checkpoint.CLEANER), has_seals)
+    return gaps.Noted.of(
+        notes.dense_from, noted_offset(fs, path, checkpoint.CLEANER), has_seals
+    )
 
 
 def begin(fs: FS, path: str, first_base: int) -> int:

@@ -29,7 +29,13 @@ import attrs
 from logcore import checkpoint
 from logcore.checkpoint import Key, Notes, OffsetCheckpoints
 from logcore.config import Durability, LogConfig
-from logcore.errors import CorruptBatchError, CorruptLogError, DiskFullError, InvalidRecordError, ResourceError
+from logcore.errors import (
+    CorruptBatchError,
+    CorruptLogError,
+    DiskFullError,
+    InvalidRecordError,
+    ResourceError,
+)
 from logcore.fs import FS
 from logcore.names import (
     CLEANED,
@@ -141,7 +147,9 @@ def open_partition(place: Place) -> Opened:
     notes = checkpoint.read_notes(fs, place.path)
     # Kafka may have written since. It does not change our metadata, but it leaves a
     # snapshot at each roll and close.
-    has_producers = not found.is_new and (notes.producers or any(name.endswith(SNAPSHOT) for name in names))
+    has_producers = not found.is_new and (
+        notes.producers or any(name.endswith(SNAPSHOT) for name in names)
+    )
     is_sure = place.is_clean or place.believed_end is not None
     if found.is_new or not is_sure or notes.policy is None:
         # A killed writer may have left names of files and directories that are not
@@ -155,7 +163,9 @@ def open_partition(place: Place) -> Opened:
     # 4. Remove leftovers. In a shared log, .cleaned files may belong to another process
     # that is compacting.
     if place.believed_end is None:
-        found.files.remove_leftovers([name for name in names if not (place.is_shared and name.endswith(CLEANED))])
+        found.files.remove_leftovers(
+            [name for name in names if not (place.is_shared and name.endswith(CLEANED))]
+        )
     if recovery.FAILED_SYNC in names:
         # All remaining data has been synced.
         fs.unlink(os.path.join(place.path, recovery.FAILED_SYNC))
@@ -178,7 +188,9 @@ def open_partition(place: Place) -> Opened:
     has_seals = checkpoint.SEALS_HOLD in names
     if 0 < dense_from < order.NEVER and not has_seals:
         has_seals = seals.drop_stale(fs, place.path, found.segments[:-1])
-    noted_gaps = gaps.Noted.of(dense_from, place.checkpointed(checkpoint.CLEANER), has_seals)
+    noted_gaps = gaps.Noted.of(
+        dense_from, place.checkpointed(checkpoint.CLEANER), has_seals
+    )
     remove_snapshots_above(fs, place.path, end)
     return Opened(
         segments=found.segments,
@@ -190,7 +202,9 @@ def open_partition(place: Place) -> Opened:
         recovery_point=min(noted_point, end),
         epochs=_epochs_below(place, found, end),
         notes=notes,
-        own_notes=Notes(place.durability, dense_from, has_producers, place.is_replicated),
+        own_notes=Notes(
+            place.durability, dense_from, has_producers, place.is_replicated
+        ),
         gaps=noted_gaps,
         left_below=found.left_below,
         report=report,
@@ -233,7 +247,12 @@ def _find(place: Place, names: Sequence[str], recovery_point: int) -> _Found:
     # that declares them deleted may belong to other files, as after a restore.
     low = file_name(bases[0], "")
     kinds = (*SEGMENT_FILES, SNAPSHOT)
-    below = {base_offset_of(name, kind) for name in names if name[:20] < low for kind in kinds}
+    below = {
+        base_offset_of(name, kind)
+        for name in names
+        if name[:20] < low
+        for kind in kinds
+    }
     active = ActiveSegment(fs, place.path, bases[-1], place.config, create=is_new)
     return _Found(
         segments=[*(Segment(fs, place.path, base) for base in bases[:-1]), active],
@@ -246,7 +265,12 @@ def _find(place: Place, names: Sequence[str], recovery_point: int) -> _Found:
 
 
 def _recover(
-    place: Place, found: _Found, names: Sequence[str], notes: Notes, recovery_point: int, has_producers: bool
+    place: Place,
+    found: _Found,
+    names: Sequence[str],
+    notes: Notes,
+    recovery_point: int,
+    has_producers: bool,
 ) -> recovery.RecoveryReport:
     # After a crash, the front of an index is valid and saves reading its batches. It
     # does not cover producers and transactions. If there are any, all headers are read.
@@ -284,8 +308,15 @@ def _recover_once(
     active = found.active
     cleaned_to = place.checkpointed(checkpoint.CLEANER)
     dense_from = gaps.Noted.of(notes.dense_from, cleaned_to, has_seals=False).dense_from
-    damage = recovery.check_front(found.segments, found.log_start, keeps_damage=place.keeps_damage)
-    damage += recovery.check_sealed(fs, found.segments, recovery_point=recovery_point, keeps_damage=place.keeps_damage)
+    damage = recovery.check_front(
+        found.segments, found.log_start, keeps_damage=place.keeps_damage
+    )
+    damage += recovery.check_sealed(
+        fs,
+        found.segments,
+        recovery_point=recovery_point,
+        keeps_damage=place.keeps_damage,
+    )
     try:
         report = recovery.recover(
             fs,
@@ -311,7 +342,9 @@ def _recover_once(
     # After a crash these indexes may disagree with their batches. Once the recovery
     # point has moved, no later opening would check them.
     if indexes != "whole":
-        _index_unsynced(place, found.segments, recovery_point, {one.path for one in damage})
+        _index_unsynced(
+            place, found.segments, recovery_point, {one.path for one in damage}
+        )
     return attrs.evolve(report, damage=(*damage, *report.damage))
 
 
@@ -324,13 +357,17 @@ def _successor(place: Place, last: ActiveSegment, names: Sequence[str]) -> int |
         seal = seals.read(place.fs, place.path, last.base_offset)
         # A seal is deleted before the segment after it. A seal that fits therefore
         # proves that the successor was lost.
-        if seal is not None and seal.is_of(last.size_bytes, place.fs.modified_ms(last.path)):
+        if seal is not None and seal.is_of(
+            last.size_bytes, place.fs.modified_ms(last.path)
+        ):
             return seal.next_base_offset
         place.fs.unlink(last.file(SEAL))
     return None
 
 
-def _index_unsynced(place: Place, segments: list[Segment], recovery_point: int, damaged: Container[str]) -> None:
+def _index_unsynced(
+    place: Place, segments: list[Segment], recovery_point: int, damaged: Container[str]
+) -> None:
     """Rebuild the indexes of sealed segments above the recovery point.
 
     After a crash of Kafka, they may disagree with the batches. No later opening would
@@ -343,7 +380,9 @@ def _index_unsynced(place: Place, segments: list[Segment], recovery_point: int, 
         end = following.base_offset
         if end <= recovery_point or segment.path in damaged:
             continue
-        rebuilt = ActiveSegment(fs, place.path, segment.base_offset, place.config, create=False)
+        rebuilt = ActiveSegment(
+            fs, place.path, segment.base_offset, place.config, create=False
+        )
         try:
             # A segment damaged below the recovery point keeps its indexes, because they
             # may lead past the damage.
@@ -359,7 +398,10 @@ def _index_unsynced(place: Place, segments: list[Segment], recovery_point: int, 
             segments[slot] = rebuilt.seal()
         except (CorruptBatchError, InvalidRecordError):  # its transactions are unknown
             continue
-        except (DiskFullError, ResourceError):  # Kafka rebuilds indexes that do not exist
+        except (
+            DiskFullError,
+            ResourceError,
+        ):  # Kafka rebuilds indexes that do not exist
             for suffix in INDEXES:
                 with contextlib.suppress(FileNotFoundError):
                     fs.unlink(segment.file(suffix))
@@ -384,7 +426,9 @@ def _end_of(place: Place, found: _Found, least: int) -> int:
     return end
 
 
-def _write_active_indexes(place: Place, found: _Found, end: int, *, was_cut: bool) -> None:
+def _write_active_indexes(
+    place: Place, found: _Found, end: int, *, was_cut: bool
+) -> None:
     """Update the indexes of the active segment to the batches that recovery kept."""
     active = found.active
     if active.is_resumed and not active.resume_aborted(end, is_whole=place.is_clean):

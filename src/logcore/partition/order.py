@@ -72,7 +72,12 @@ def is_gap(expected: int, base_offset: int, dense_from: int) -> bool:
 
 
 def fault_of(
-    magic: int, base_offset: int, last_offset: int, expected: int, limit: int, dense_from: int
+    magic: int,
+    base_offset: int,
+    last_offset: int,
+    expected: int,
+    limit: int,
+    dense_from: int,
 ) -> Fault | None:
     """Return the fault of a batch, or None. Earlier batches end below `expected`."""
     if magic == 2:
@@ -88,7 +93,9 @@ def fault_of(
     return None
 
 
-def first_fault(facts: layout.Facts, expected: int, limit: int, *, dense_from: int = NEVER) -> tuple[int, Fault | None]:
+def first_fault(
+    facts: layout.Facts, expected: int, limit: int, *, dense_from: int = NEVER
+) -> tuple[int, Fault | None]:
     """Return (index of the first batch with a fault, the fault), or (count, None).
 
     `expected` is the offset after the batch before the first one.
@@ -97,7 +104,9 @@ def first_fault(facts: layout.Facts, expected: int, limit: int, *, dense_from: i
         return 0, None
     last = facts["last_offset"]
     is_new = facts["magic"] == 2
-    base = np.where(is_new, facts["base_offset"], last)  # a v0/v1 wrapper has the offset of its last record
+    base = np.where(
+        is_new, facts["base_offset"], last
+    )  # a v0/v1 wrapper has the offset of its last record
     before = np.concatenate(([expected - 1], last[:-1]))  # last offsets of predecessors
     falls = (base <= before) | (last < base)
     is_wrong = falls | (last >= limit)
@@ -113,7 +122,9 @@ def first_fault(facts: layout.Facts, expected: int, limit: int, *, dense_from: i
     return row, Fault.GAP
 
 
-def in_order(facts: layout.Facts, expected: int, limit: int, *, dense_from: int = NEVER) -> int:
+def in_order(
+    facts: layout.Facts, expected: int, limit: int, *, dense_from: int = NEVER
+) -> int:
     """Return how many of these batches continue each other from `expected` on."""
     return first_fault(facts, expected, limit, dense_from=dense_from)[0]
 
@@ -127,7 +138,9 @@ def end_of(facts: layout.Facts, expected: int) -> int:
 
 def epochs_of(facts: layout.Facts) -> npt.NDArray[np.int32]:
     """Return the leader epoch of each batch; -1 if it has none, as in old formats."""
-    numbers: npt.NDArray[np.int32] = np.where(facts["magic"] == 2, facts["partition_leader_epoch"], -1)
+    numbers: npt.NDArray[np.int32] = np.where(
+        facts["magic"] == 2, facts["partition_leader_epoch"], -1
+    )
     return numbers
 
 
@@ -137,7 +150,9 @@ def epochs_in_order(facts: layout.Facts, latest: int) -> int:
     `latest` is the latest leader epoch of the log.
     """
     numbers = epochs_of(facts)
-    is_below = (numbers >= 0) & (numbers < np.maximum.accumulate(np.maximum(numbers, latest)))
+    is_below = (numbers >= 0) & (
+        numbers < np.maximum.accumulate(np.maximum(numbers, latest))
+    )
     if is_below.any():
         return int(is_below.argmax())
     return len(facts)

@@ -57,7 +57,9 @@ assert SNAPSHOT_HEAD.itemsize == 10 and SNAPSHOT_ENTRY.itemsize == 46
 
 
 class SequencedBatch(NamedTuple):
-    """One batch of a producer. The sequence wraps from 2147483647 to 0, within a batch too."""
+    """One batch of a producer. The sequence wraps from 2147483647 to 0, within a batch
+    too.
+    """
 
     first_sequence: int
     last_sequence: int
@@ -114,7 +116,13 @@ class Producers:
         return producer_id in self._known
 
     def duplicate_of(
-        self, producer_id: int, epoch: int, first_sequence: int, record_count: int, *, is_transactional: bool = False
+        self,
+        producer_id: int,
+        epoch: int,
+        first_sequence: int,
+        record_count: int,
+        *,
+        is_transactional: bool = False,
     ) -> SequencedBatch | None:
         """Return the stored batch that this one repeats, or None for a new valid one.
 
@@ -132,7 +140,10 @@ class Producers:
         # every batch that the client may resend.
         if epoch == known.epoch:
             for batch in known.batches:
-                if batch.first_sequence == first_sequence and batch.last_sequence == last:
+                if (
+                    batch.first_sequence == first_sequence
+                    and batch.last_sequence == last
+                ):
                     return batch
         if epoch < known.epoch:
             raise InvalidProducerEpochError(
@@ -177,7 +188,12 @@ class Producers:
                 last = known.batches[-1].last_sequence
             found.append(
                 ProducerFacts(
-                    producer_id, known.epoch, last, known.timestamp_ms, known.coordinator_epoch, known.open_offset
+                    producer_id,
+                    known.epoch,
+                    last,
+                    known.timestamp_ms,
+                    known.coordinator_epoch,
+                    known.open_offset,
                 )
             )
         return found
@@ -215,7 +231,9 @@ class Producers:
             )
         return known.open_offset
 
-    def end_transaction(self, producer_id: int, epoch: int, coordinator_epoch: int, timestamp_ms: int) -> None:
+    def end_transaction(
+        self, producer_id: int, epoch: int, coordinator_epoch: int, timestamp_ms: int
+    ) -> None:
         """Add a marker that was stored."""
         known = self._known.setdefault(producer_id, _Producer(epoch))
         known.enter_epoch(epoch)
@@ -225,7 +243,11 @@ class Producers:
 
     def open_transactions(self) -> dict[int, int]:
         """Return the first offset of each open transaction, by producer id."""
-        return {producer_id: known.open_offset for producer_id, known in self._known.items() if known.open_offset >= 0}
+        return {
+            producer_id: known.open_offset
+            for producer_id, known in self._known.items()
+            if known.open_offset >= 0
+        }
 
     def add(
         self,
@@ -259,7 +281,12 @@ class Producers:
             count = fact["record_count"]
             if fact["attributes"] & CONTROL_BIT:
                 if count:  # compaction leaves empty control batches, without a marker
-                    self.end_transaction(producer_id, epoch, coordinator_epoch(fact["position"]), fact["max_timestamp"])
+                    self.end_transaction(
+                        producer_id,
+                        epoch,
+                        coordinator_epoch(fact["position"]),
+                        fact["max_timestamp"],
+                    )
                 continue
             # Compaction may have removed records, but it keeps both offsets of a batch.
             # They give the number of records that were sent.
@@ -272,7 +299,12 @@ class Producers:
                 fact["last_offset"],
                 fact["max_timestamp"],
             )
-            self.add(producer_id, epoch, batch, is_transactional=bool(fact["attributes"] & TRANSACTIONAL_BIT))
+            self.add(
+                producer_id,
+                epoch,
+                batch,
+                is_transactional=bool(fact["attributes"] & TRANSACTIONAL_BIT),
+            )
         self.next_offset = int(facts["last_offset"][-1]) + 1
 
     def fill(self, others: Producers) -> None:
@@ -282,7 +314,11 @@ class Producers:
         """
         for producer_id, known in self._known.items():
             other = others._known.get(producer_id)
-            if other is None or other.epoch != known.epoch or not (known.batches and other.batches):
+            if (
+                other is None
+                or other.epoch != known.epoch
+                or not (known.batches and other.batches)
+            ):
                 continue
             # The time is not compared: a snapshot has one time for each producer, which
             # may be the time of a marker after the batch.
@@ -346,13 +382,29 @@ class Producers:
             return None
         producers = cls(next_offset=offset)
         for row in entries.tolist():
-            producer_id, epoch, sequence, last_offset, delta, timestamp_ms, coordinator_epoch, open_offset = row
+            (
+                producer_id,
+                epoch,
+                sequence,
+                last_offset,
+                delta,
+                timestamp_ms,
+                coordinator_epoch,
+                open_offset,
+            ) = row
             known = _Producer(
-                epoch, timestamp_ms=timestamp_ms, coordinator_epoch=coordinator_epoch, open_offset=open_offset
+                epoch,
+                timestamp_ms=timestamp_ms,
+                coordinator_epoch=coordinator_epoch,
+                open_offset=open_offset,
             )
             if last_offset >= 0:
                 first = (sequence - delta) & INT32_MAX
-                known.batches.append(SequencedBatch(first, sequence, last_offset - delta, last_offset, timestamp_ms))
+                known.batches.append(
+                    SequencedBatch(
+                        first, sequence, last_offset - delta, last_offset, timestamp_ms
+                    )
+                )
             producers._known[producer_id] = known
         return producers
 
@@ -365,11 +417,20 @@ def snapshot_entries(content: bytes, path: str | None = None) -> npt.NDArray[np.
     """
     if len(content) < SNAPSHOT_HEAD.itemsize:
         raise CorruptLogError(
-            "a snapshot cut short", path=path, expected="at least 10 bytes", found=f"{len(content)} bytes"
+            "a snapshot cut short",
+            path=path,
+            expected="at least 10 bytes",
+            found=f"{len(content)} bytes",
         )
     version, crc, count = np.frombuffer(content, SNAPSHOT_HEAD, 1)[0].tolist()
     if version != 1:
-        raise CorruptLogError("unknown version of a snapshot", path=path, position=0, expected=1, found=version)
+        raise CorruptLogError(
+            "unknown version of a snapshot",
+            path=path,
+            position=0,
+            expected=1,
+            found=version,
+        )
     found = crc32c(memoryview(content)[SNAPSHOT_CRC_START:])
     if found != crc:
         raise CorruptLogError(

@@ -47,7 +47,8 @@ from logcore.partition.producers import Producers, SequencedBatch, last_sequence
 from logcore.partition.scan import slot_of
 from logcore.segment import Segment
 
-#: Producer id, producer epoch, base sequence and record count, from byte 43 of a v2 batch on.
+#: Producer id, producer epoch, base sequence and record count, from byte 43 of a v2
+#: batch on.
 _PRODUCER: Final = struct.Struct(">qhii")
 
 #: How far before a snapshot to search for batches that a client may still resend: five
@@ -64,7 +65,11 @@ class ProducerState:
     """The producers of the log in a directory."""
 
     def __init__(
-        self, fs: FS, path: str, extent: Callable[[], tuple[Sequence[Segment], int]], now_ms: Callable[[], int]
+        self,
+        fs: FS,
+        path: str,
+        extent: Callable[[], tuple[Sequence[Segment], int]],
+        now_ms: Callable[[], int],
     ) -> None:
         """Create an empty state; the producers are loaded later.
 
@@ -75,7 +80,9 @@ class ProducerState:
         self._now_ms = now_ms
         self._path = path
         self._extent = extent
-        self._known: Producers | None = None  # None until the first known(), and after forget()
+        self._known: Producers | None = (
+            None  # None until the first known(), and after forget()
+        )
         self._storing_from: int | None = None  # the log end before a running append
 
     def forget(self) -> None:
@@ -120,9 +127,13 @@ class ProducerState:
         for segment in segments[max(0, slot_of(segments, producers.next_offset)) :]:
             start = max(producers.next_offset, segment.base_offset)
             for facts, position, why in segment.walk(segment.find(start), crc=False):
-                producers.add_facts(facts[facts["last_offset"] < end], coordinator_epochs(segment))
+                producers.add_facts(
+                    facts[facts["last_offset"] < end], coordinator_epochs(segment)
+                )
                 if why not in (layout.WALK_END, layout.WALK_LIMIT):
-                    raise CorruptBatchError(layout.WALK_REASONS[why], path=segment.path, position=position)
+                    raise CorruptBatchError(
+                        layout.WALK_REASONS[why], path=segment.path, position=position
+                    )
         producers.expire(self._now_ms())
         return producers
 
@@ -143,7 +154,9 @@ class ProducerState:
 
     # -- appending ---------------------------------------------------------------------
 
-    def judge(self, raw: bytearray, batches: Sequence[EncodedBatch]) -> Sequenced | SequencedBatch | None:
+    def judge(
+        self, raw: bytearray, batches: Sequence[EncodedBatch]
+    ) -> Sequenced | SequencedBatch | None:
         """Check the sequence numbers of batches before they are appended.
 
         Returns the facts that storing() needs, or None if no batch has a producer. If a
@@ -159,28 +172,48 @@ class ProducerState:
         # The state after the batches of this call that were checked but not stored yet.
         ahead = Producers()
         for position, _, last_offset, max_timestamp in batches:
-            producer_id, epoch, first_sequence, count = _PRODUCER.unpack_from(raw, position + 43)
+            producer_id, epoch, first_sequence, count = _PRODUCER.unpack_from(
+                raw, position + 43
+            )
             if producer_id < 0:
                 continue
             if producer_id in ahead:
                 judge = ahead
             else:
                 judge = self.known()
-            is_transactional = bool(raw[position + layout.CRC_START + 1] & layout.TRANSACTIONAL_BIT)
-            duplicate = judge.duplicate_of(producer_id, epoch, first_sequence, count, is_transactional=is_transactional)
+            is_transactional = bool(
+                raw[position + layout.CRC_START + 1] & layout.TRANSACTIONAL_BIT
+            )
+            duplicate = judge.duplicate_of(
+                producer_id,
+                epoch,
+                first_sequence,
+                count,
+                is_transactional=is_transactional,
+            )
             if duplicate is not None:
                 if len(batches) == 1:
                     return duplicate
                 # One receipt cannot describe both old and new batches.
-                raise OutOfOrderSequenceError("a batch among several was stored before", found=first_sequence)
+                raise OutOfOrderSequenceError(
+                    "a batch among several was stored before", found=first_sequence
+                )
             last = last_sequence(first_sequence, count)
-            batch = SequencedBatch(first_sequence, last, last_offset - count + 1, last_offset, max_timestamp)
+            batch = SequencedBatch(
+                first_sequence,
+                last,
+                last_offset - count + 1,
+                last_offset,
+                max_timestamp,
+            )
             found.append((producer_id, epoch, is_transactional, batch))
             ahead.add(producer_id, epoch, batch, is_transactional=is_transactional)
         return found or None
 
     @contextlib.contextmanager
-    def storing(self, sequenced: Sequenced | None, *, is_judged: bool) -> Generator[None, None, None]:
+    def storing(
+        self, sequenced: Sequenced | None, *, is_judged: bool
+    ) -> Generator[None, None, None]:
         """Wrap the writing of batches, and add them to the state once all are stored.
 
         `sequenced` is the result of judge(). With is_judged=False the batches were not
@@ -197,7 +230,9 @@ class ProducerState:
                 # stored.
                 self.forget()
             for producer_id, epoch, is_transactional, batch in sequenced or ():
-                self.known().add(producer_id, epoch, batch, is_transactional=is_transactional)
+                self.known().add(
+                    producer_id, epoch, batch, is_transactional=is_transactional
+                )
         except BaseException:
             self.forget()  # a part of the append may remain
             raise
@@ -260,7 +295,9 @@ class ProducerState:
         producers.expire(self._now_ms())
         segments, end = self._extent()
         with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
-            checkpoint.write(self._fs, self._path, file_name(end, SNAPSHOT), producers.pack())
+            checkpoint.write(
+                self._fs, self._path, file_name(end, SNAPSHOT), producers.pack()
+            )
             self._remove_all_but({end, *(segment.base_offset for segment in segments)})
 
     def _remove_all_but(self, kept: Collection[int]) -> None:
@@ -298,7 +335,9 @@ def _last_below(segments: Sequence[Segment], end: int) -> Producers:
             if len(facts) and expected < 0:
                 expected = int(facts["base_offset"][0])
             is_sound = why in (layout.WALK_END, layout.WALK_LIMIT)
-            if not is_sound or in_order(facts, expected, end, dense_from=0) < len(facts):
+            if not is_sound or in_order(facts, expected, end, dense_from=0) < len(
+                facts
+            ):
                 return Producers()
             expected = end_of(facts, expected)
             found.add_facts(facts, lambda position: -1)
@@ -311,7 +350,9 @@ def _start_near(segment: Segment, position: int) -> int:
     slot = int(np.searchsorted(entries["position"], position, side="right")) - 1
     if slot < 0:
         return 0
-    return segment.start_position(segment.base_offset + int(entries["relative_offset"][slot]))
+    return segment.start_position(
+        segment.base_offset + int(entries["relative_offset"][slot])
+    )
 
 
 def coordinator_epochs(segment: Segment) -> Callable[[int], int]:
@@ -339,4 +380,8 @@ def remove_snapshots_above(fs: FS, path: str, offset: int) -> None:
 
 def _snapshot_offsets(fs: FS, path: str) -> list[int]:
     """Return the offsets in the names of a directory's snapshots, in rising order."""
-    return sorted(offset for name in fs.listdir(path) if (offset := base_offset_of(name, SNAPSHOT)) is not None)
+    return sorted(
+        offset
+        for name in fs.listdir(path)
+        if (offset := base_offset_of(name, SNAPSHOT)) is not None
+    )

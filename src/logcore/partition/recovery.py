@@ -29,7 +29,13 @@ import attrs
 import numpy as np
 
 from logcore.config import INT64_MAX, Durability
-from logcore.errors import CorruptLogError, DiskFullError, LogcoreError, StorageReadError, StorageWriteError
+from logcore.errors import (
+    CorruptLogError,
+    DiskFullError,
+    LogcoreError,
+    StorageReadError,
+    StorageWriteError,
+)
 from logcore.fs import FS, copy_range, opened
 from logcore.kernels import kernel, layout
 from logcore.names import (
@@ -124,7 +130,8 @@ class Damage:
         if self.next_offset is not None:
             end = f"to {self.next_offset - 1}"
         return (
-            f"{self.path}: damaged at position {self.position}, offsets from {self.first_offset} {end} ({self.reason})"
+            f"{self.path}: damaged at position {self.position}, "
+            f"offsets from {self.first_offset} {end} ({self.reason})"
         )
 
 
@@ -187,16 +194,22 @@ def recover(
     start = 0
     if indexes != "none":
         start = segment.resume(recovery_point, is_whole=indexes == "whole")
-    below, recovery_position = _walk_to(segment, start, recovery_point, dense_from <= segment.base_offset)
+    below, recovery_position = _walk_to(
+        segment, start, recovery_point, dense_from <= segment.base_offset
+    )
     # 2. Sync the data above that before reading it: a kept batch must be on disk, and
     # not only in memory.
     is_on_disk = size <= recovery_position or _settle(fs, segment, recovery_position)
     # 3. Index both parts up to the first invalid batch. Above the point, check the
     # CRCs.
-    bad = next((at for facts in below if (at := _note(segment, facts)) is not None), None)
+    bad = next(
+        (at for facts in below if (at := _note(segment, facts)) is not None), None
+    )
     why = layout.WALK_COUNT
     if bad is None:
-        bad, why = _take(segment, recovery_position, size, crc=True, dense_from=dense_from)
+        bad, why = _take(
+            segment, recovery_position, size, crc=True, dense_from=dense_from
+        )
     end_offset = segment.last_offset + 1
     if bad is None and end_offset >= recovery_point:
         if not is_on_disk:
@@ -210,7 +223,10 @@ def recover(
     reason = layout.WALK_REASONS[why]
     if bad == recovery_position:
         # The last batch below the point: as read, or the one that resume() ended with.
-        last = next((int(facts["position"][-1]) for facts in reversed(below) if len(facts)), None)
+        last = next(
+            (int(facts["position"][-1]) for facts in reversed(below) if len(facts)),
+            None,
+        )
         if last is None:
             last = start - segment.since_entry_bytes
         _check_before(segment, last)
@@ -223,7 +239,9 @@ def recover(
         known = size + 1
     # Kafka stores no policy and syncs rarely: many batches may have waited for one
     # sync.
-    action = decide(TailFacts(bad, known, only_zeros, next_batch_bytes, policy or Durability("os")))
+    action = decide(
+        TailFacts(bad, known, only_zeros, next_batch_bytes, policy or Durability("os"))
+    )
     if action is Action.FAIL:
         expected = None
         found = None
@@ -247,7 +265,9 @@ def recover(
         segment.cut(bad)
     else:
         _keep(fs, segment, bad)
-    return RecoveryReport(segment.path, size - recovery_position, bad, size - bad, reason, quarantine)
+    return RecoveryReport(
+        segment.path, size - recovery_position, bad, size - bad, reason, quarantine
+    )
 
 
 def _check_before(segment: ActiveSegment, position: int) -> None:
@@ -276,7 +296,9 @@ def _check_before(segment: ActiveSegment, position: int) -> None:
         )
 
 
-def look_past(segment: ActiveSegment, error: CorruptLogError, recovery_point: int) -> RecoveryReport:
+def look_past(
+    segment: ActiveSegment, error: CorruptLogError, recovery_point: int
+) -> RecoveryReport:
     """Index the valid batches after damage that recover() found.
 
     Continues as far as the lengths in damaged headers lead to valid batches.
@@ -311,7 +333,9 @@ def look_past(segment: ActiveSegment, error: CorruptLogError, recovery_point: in
             at = position
     if segment.last_offset + 1 < recovery_point:
         next_offset = None  # the log was longer than this, so its end is unknown
-    damage = Damage(segment.path, bad, first_offset, next_offset, error.reason.partition(", but")[0])
+    damage = Damage(
+        segment.path, bad, first_offset, next_offset, error.reason.partition(", but")[0]
+    )
     return RecoveryReport(segment.path, segment.size_bytes - bad, damage=(damage,))
 
 
@@ -350,7 +374,9 @@ def _settle(fs: FS, segment: Segment, position: int) -> bool:
             raise
 
 
-def check_front(segments: Sequence[Segment], log_start: int, *, keeps_damage: bool = False) -> tuple[Damage, ...]:
+def check_front(
+    segments: Sequence[Segment], log_start: int, *, keeps_damage: bool = False
+) -> tuple[Damage, ...]:
     """Check that the first segment contains the log start, and return the damage.
 
     A deletion at the front stores the new log start before it deletes segments. A later
@@ -362,14 +388,24 @@ def check_front(segments: Sequence[Segment], log_start: int, *, keeps_damage: bo
     first = segments[0]
     if first.base_offset <= log_start:
         return ()
-    damage = Damage(first.path, 0, log_start, first.base_offset, "the segments before this one are missing")
+    damage = Damage(
+        first.path,
+        0,
+        log_start,
+        first.base_offset,
+        "the segments before this one are missing",
+    )
     if not keeps_damage:
         raise front_missing(first, log_start)
     return (damage,)
 
 
 def check_sealed(
-    fs: FS, segments: Sequence[Segment], *, recovery_point: int, keeps_damage: bool = False
+    fs: FS,
+    segments: Sequence[Segment],
+    *,
+    recovery_point: int,
+    keeps_damage: bool = False,
 ) -> tuple[Damage, ...]:
     """Sync the sealed segments that reach above the recovery point, and check them.
 
@@ -414,10 +450,16 @@ def _damage_in(segment: Segment, start: int, end: int) -> Damage | None:
         expected = end_of(facts[:count], expected)
         if count < len(facts):
             return Damage(
-                segment.path, int(facts["position"][count]), expected, end, layout.WALK_REASONS[layout.WALK_COUNT]
+                segment.path,
+                int(facts["position"][count]),
+                expected,
+                end,
+                layout.WALK_REASONS[layout.WALK_COUNT],
             )
         if why not in (layout.WALK_END, layout.WALK_LIMIT):
-            return Damage(segment.path, position, expected, end, layout.WALK_REASONS[why])
+            return Damage(
+                segment.path, position, expected, end, layout.WALK_REASONS[why]
+            )
     return None
 
 
@@ -470,7 +512,9 @@ def finish_swaps(fs: FS, directory: str) -> None:
     names = fs.listdir(directory)
     cleaned = [base for name in names if (base := _base_of(name, CLEANED)) is not None]
     plans: list[tuple[int, int, SwapAction]] = []  # (base offset, end offset, action)
-    for base in sorted(base for name in names if (base := base_offset_of(name, LOG + SWAP)) is not None):
+    for base in sorted(
+        base for name in names if (base := base_offset_of(name, LOG + SWAP)) is not None
+    ):
         new = Segment(fs, directory, base, SWAP)
         end = base + 1
         is_whole = True
@@ -485,12 +529,20 @@ def finish_swaps(fs: FS, directory: str) -> None:
         action = decide_swap(SwapFacts(is_whole, was_begun, has_retired))
         if action is SwapAction.FAIL:
             raise CorruptLogError(
-                "an interrupted compaction left neither the old segments nor a whole new one", path=new.path
+                "an interrupted compaction left neither the old segments nor a whole new one",
+                path=new.path,
             )
         plans.append((base, end, action))
     # A crash may keep any of the first renames: of an index, and not of its .log file.
-    begun = {base for name in names if (base := base_offset_of(name, LOG + CLEANED)) is not None}
-    plans += [(base, base, SwapAction.DISCARD) for base in begun - {base for base, _, _ in plans}]
+    begun = {
+        base
+        for name in names
+        if (base := base_offset_of(name, LOG + CLEANED)) is not None
+    }
+    plans += [
+        (base, base, SwapAction.DISCARD)
+        for base in begun - {base for base, _, _ in plans}
+    ]
     # 2. Make the .swap names durable before the old segments are deleted. The process
     # that created them may have died or failed before it synced them.
     fs.sync_dir(directory)
@@ -502,7 +554,9 @@ def finish_swaps(fs: FS, directory: str) -> None:
             continue
         for name in names:
             file = parse_file_name(name)
-            is_old = file is not None and not file.state and base <= file.base_offset < end
+            is_old = (
+                file is not None and not file.state and base <= file.base_offset < end
+            )
             # The snapshot at the base describes earlier records, and remains valid.
             if is_old and name != file_name(base, SNAPSHOT):
                 fs.unlink(os.path.join(directory, name))
@@ -540,7 +594,10 @@ def rebuild_sound(segment: ActiveSegment, end: int) -> bool:
     """
     segment.reset()
     for facts, _, why in segment.walk(0, crc=True):
-        if _note(segment, facts) is not None or why not in (layout.WALK_END, layout.WALK_LIMIT):
+        if _note(segment, facts) is not None or why not in (
+            layout.WALK_END,
+            layout.WALK_LIMIT,
+        ):
             return False
     return segment.last_offset < end
 
@@ -557,14 +614,18 @@ def _note(segment: ActiveSegment, facts: layout.Facts) -> int | None:
     return None
 
 
-def _take(segment: ActiveSegment, start: int, stop: int, *, crc: bool, dense_from: int) -> tuple[int | None, int]:
+def _take(
+    segment: ActiveSegment, start: int, stop: int, *, crc: bool, dense_from: int
+) -> tuple[int | None, int]:
     """Index the valid batches in [start, stop).
 
     Returns the position of the first invalid batch, or None, and the reason.
     """
     for facts, position, why in segment.walk(start, stop=stop, crc=crc):
         expected = segment.last_offset + 1
-        count, fault = first_fault(facts, expected, reach(segment.base_offset), dense_from=dense_from)
+        count, fault = first_fault(
+            facts, expected, reach(segment.base_offset), dense_from=dense_from
+        )
         segment.note_all(facts[:count])
         if fault is Fault.GAP:
             # A crash never leaves a gap before a valid batch. The offset in the header,
@@ -583,7 +644,9 @@ def _take(segment: ActiveSegment, start: int, stop: int, *, crc: bool, dense_fro
     return None, layout.WALK_END
 
 
-def _walk_to(segment: ActiveSegment, start: int, recovery_point: int, dense: bool) -> tuple[list[layout.Facts], int]:
+def _walk_to(
+    segment: ActiveSegment, start: int, recovery_point: int, dense: bool
+) -> tuple[list[layout.Facts], int]:
     """Return the headers from `start` to the recovery point, and its position.
 
     All data before the position was durable. The segment has already indexed its
@@ -614,7 +677,9 @@ def _walk_to(segment: ActiveSegment, start: int, recovery_point: int, dense: boo
             # reaches beyond it is damaged.
             reached = np.flatnonzero(lasts[:count] + 1 == recovery_point)
             if len(reached):
-                found = int(facts["position"][reached[0]] + facts["size_bytes"][reached[0]])
+                found = int(
+                    facts["position"][reached[0]] + facts["size_bytes"][reached[0]]
+                )
                 break
             dense = count == len(facts) and int(lasts[-1]) + 1 < recovery_point
             expected = int(lasts[-1]) + 1
@@ -625,7 +690,9 @@ def _walk_to(segment: ActiveSegment, start: int, recovery_point: int, dense: boo
     return [facts[facts["position"] < found] for facts in walked], found
 
 
-def look_behind(segment: ActiveSegment, position: int, expected: int) -> tuple[bool, int | None]:
+def look_behind(
+    segment: ActiveSegment, position: int, expected: int
+) -> tuple[bool, int | None]:
     """Search for valid data after damage.
 
     Returns whether only zeros follow, and the distance to a later valid batch that
@@ -680,11 +747,16 @@ def _rewrite(fs: FS, path: str, size: int) -> None:
     """
     temporary = path + ".tmp"
     try:
-        with opened(fs, path) as source, opened(fs, temporary, write=True, create=True) as target:
+        with (
+            opened(fs, path) as source,
+            opened(fs, temporary, write=True, create=True) as target,
+        ):
             fs.truncate(target, 0)
             copied = copy_range(fs, source, target, 0, size)
             if copied < size:
-                raise StorageReadError("the file became shorter", path=path, position=copied)
+                raise StorageReadError(
+                    "the file became shorter", path=path, position=copied
+                )
             fs.fsync(target)
     except DiskFullError:
         with contextlib.suppress(FileNotFoundError):
@@ -702,7 +774,10 @@ def _copy_tail(fs: FS, segment: ActiveSegment, position: int) -> str:
     numbers = itertools.count()
     path = ""
     while not path or fs.exists(path):  # keep the copies of earlier recoveries
-        path = os.path.join(segment.directory, quarantine_name(segment.base_offset, position, next(numbers)))
+        path = os.path.join(
+            segment.directory,
+            quarantine_name(segment.base_offset, position, next(numbers)),
+        )
     try:
         with opened(fs, path, write=True, create=True, exclusive=True) as handle:
             copy_range(fs, segment.handle, handle, position, segment.size_bytes)

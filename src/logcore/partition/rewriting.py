@@ -53,7 +53,9 @@ class Adoption:
 
     def has_room(self, size: int, max_timestamp: int, last_offset: int) -> bool:
         """Return whether the active segment has room for a batch of this size."""
-        return not self._writer.active.is_full(size, max_timestamp, last_offset, self._writer.fs.now_ms())
+        return not self._writer.active.is_full(
+            size, max_timestamp, last_offset, self._writer.fs.now_ms()
+        )
 
     def seal(self) -> None:
         """Sync and index the active segment, so that another segment may follow it.
@@ -87,10 +89,16 @@ class Adoption:
             # The previous active segment, if it has batches, is from now on read as a
             # sealed one.
             sealed = [*(segment.base_offset for segment in before[-1:]), *bases[:-1]]
-            new = ActiveSegment(writer.fs, writer.path, bases[-1], state.config, create=False)
+            new = ActiveSegment(
+                writer.fs, writer.path, bases[-1], state.config, create=False
+            )
             recovery.rebuild(new)  # staged writes contain no markers
             new.write_indexes(whole=True)
-            state.segments = [*before[:-1], *(Segment(writer.fs, writer.path, base) for base in sealed), new]
+            state.segments = [
+                *before[:-1],
+                *(Segment(writer.fs, writer.path, base) for base in sealed),
+                new,
+            ]
             writer.active = new
         else:
             # This writer has not seen the bytes that were added. A roll must not seal
@@ -133,7 +141,11 @@ class Rewriting:
     """
 
     def __init__(
-        self, writer: Writer, *, last_stable_offset: Callable[[], int], transactions: Callable[[], Transactions]
+        self,
+        writer: Writer,
+        *,
+        last_stable_offset: Callable[[], int],
+        transactions: Callable[[], Transactions],
     ) -> None:
         """Take a view of the log. The caller holds the log's lock.
 
@@ -181,7 +193,9 @@ class Rewriting:
             CompactionAbandonedError: it was.
         """
         if len(self._writer.state.cuts) != self._cuts:
-            raise CompactionAbandonedError("the log was truncated meanwhile; try again", path=self.path)
+            raise CompactionAbandonedError(
+                "the log was truncated meanwhile; try again", path=self.path
+            )
 
     def last_batches(self) -> dict[int, tuple[int, int]]:
         """Return the last batch of each living producer.
@@ -208,11 +222,18 @@ class Rewriting:
             if is_free and writer.sharing is not None:
                 is_free = writer.sharing.take_rewriting()
             if not is_free:
-                raise LogLockedError("the log is being compacted already", path=self.path, pid=None, host=None)
+                raise LogLockedError(
+                    "the log is being compacted already",
+                    path=self.path,
+                    pid=None,
+                    host=None,
+                )
             writer.rewriter = self
         self._remove_cleaned()
         config = writer.state.config
-        self._created = ActiveSegment(self.fs, self.path, base_offset, config, create=True, state=CLEANED)
+        self._created = ActiveSegment(
+            self.fs, self.path, base_offset, config, create=True, state=CLEANED
+        )
         return self._created
 
     def keep_aborted(self, marker_offset: int) -> None:
@@ -220,7 +241,9 @@ class Rewriting:
 
         Called if the transaction still has batches.
         """
-        for entry in self.transactions().entries_between(marker_offset, marker_offset + 1):
+        for entry in self.transactions().entries_between(
+            marker_offset, marker_offset + 1
+        ):
             assert self._created is not None
             self._created.add_aborted(entry)
 
@@ -262,14 +285,20 @@ class Rewriting:
             self.check_unchanged()
             # Compare objects and order, because retention may have deleted some
             # segments while the new one was written.
-            at = next((slot for slot, one in enumerate(segments) if one is old[0]), None)
+            at = next(
+                (slot for slot, one in enumerate(segments) if one is old[0]), None
+            )
             if at is None or [*segments[at : at + len(old)]] != [*old]:
-                raise CompactionAbandonedError("segments were deleted meanwhile; compact again", path=self.path)
+                raise CompactionAbandonedError(
+                    "segments were deleted meanwhile; compact again", path=self.path
+                )
             # Durable before a gap exists. This writes only the first time in a round,
             # because the offset covers all segments up to the active one, and no
             # compaction of this round reaches that.
             writer.note_gaps_locked(self.active_base)
-            writer.files.exchange(old, new, writer.state.config.file_delete_delay_ms, writer.commit.poison)
+            writer.files.exchange(
+                old, new, writer.state.config.file_delete_delay_ms, writer.commit.poison
+            )
             sealed = Segment(self.fs, self.path, new.base_offset)
             writer.state.segments = [*segments[:at], sealed, *segments[at + len(old) :]]
             self._created = None
@@ -313,7 +342,9 @@ def save_recovery_points(writers: Collection[Writer]) -> None:
     with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
         # Each log has its own claim, and all claims of a directory share its
         # checkpoints. They are written once.
-        for claim in {id(writer.claim.checkpoints): writer.claim for writer in writers}.values():
+        for claim in {
+            id(writer.claim.checkpoints): writer.claim for writer in writers
+        }.values():
             claim.checkpoints.set(checkpoint.RECOVERY_POINT, points)
         for writer in writers:
             writer.recovery_point = points[writer.key]
@@ -334,7 +365,10 @@ def adopting(writer: Writer) -> Generator[Adoption, None, None]:
 
 @contextlib.contextmanager
 def rewriting(
-    writer: Writer, *, last_stable_offset: Callable[[], int], transactions: Callable[[], Transactions]
+    writer: Writer,
+    *,
+    last_stable_offset: Callable[[], int],
+    transactions: Callable[[], Transactions],
 ) -> Generator[Rewriting, None, None]:
     """Give the cleaner or a copy the present segments and a way to replace them.
 
@@ -342,7 +376,9 @@ def rewriting(
     """
     with writer.state.lock:
         writer.check_writable_locked()
-        view = Rewriting(writer, last_stable_offset=last_stable_offset, transactions=transactions)
+        view = Rewriting(
+            writer, last_stable_offset=last_stable_offset, transactions=transactions
+        )
         # Another process may put other files under these names, so map them now.
         if writer.sharing is not None:
             for segment in view.sealed:

@@ -26,8 +26,18 @@ import numpy.typing as npt
 
 from logcore import htmltable
 from logcore.config import INT64_MAX
-from logcore.errors import CorruptBatchError, CorruptLogError, LogcoreError, MissingDependencyError
-from logcore.format.columns import ARROW_COLUMNS, RecordColumns, arrow_schema, checked_columns
+from logcore.errors import (
+    CorruptBatchError,
+    CorruptLogError,
+    LogcoreError,
+    MissingDependencyError,
+)
+from logcore.format.columns import (
+    ARROW_COLUMNS,
+    RecordColumns,
+    arrow_schema,
+    checked_columns,
+)
 from logcore.kernels import Record, TopicRecord, kernel, layout
 from logcore.partition.gaps import Gaps, readable
 from logcore.partition.order import NEVER, Fault, fault_of
@@ -86,7 +96,9 @@ class Run(NamedTuple):
         Doing this in one step saves a fifth of the time of poll().
         """
         with self._placed():
-            return kernel.decode_placed(self.data, self.at, self.stop, topic, partition, self.path)
+            return kernel.decode_placed(
+                self.data, self.at, self.stop, topic, partition, self.path
+            )
 
     def column_slices(self, rows: int, *, max_size: int) -> Iterator[RecordColumns]:
         """Yield one chunk of columns, as for record_slices()."""
@@ -96,13 +108,21 @@ class Run(NamedTuple):
         """Decode all records to columns."""
         block = np.empty(self.rows * layout.ROW_SIZE, np.uint8)
         with self._placed():
-            rows = kernel.decode_columns(self.data, self.at, self.stop, block, self.rows, self.path)
+            rows = kernel.decode_columns(
+                self.data, self.at, self.stop, block, self.rows, self.path
+            )
         assert rows == self.rows, (rows, self.rows)
         return RecordColumns.from_block(self.data, block, rows)
 
     def timestamp_types(self) -> npt.NDArray[np.int32]:
         """Return the timestamp type of each record, as in Stretch.typed_columns()."""
-        facts, _, _ = kernel.walk(self.data, self.at, self.stop, (self.stop - self.at) // layout.HEADER_SIZE + 1, False)
+        facts, _, _ = kernel.walk(
+            self.data,
+            self.at,
+            self.stop,
+            (self.stop - self.at) // layout.HEADER_SIZE + 1,
+            False,
+        )
         types = ((facts["attributes"] & layout.APPEND_TIME_BIT) != 0).astype(np.int32)
         if types.any():
             return np.repeat(types, facts["record_count"])
@@ -112,7 +132,9 @@ class Run(NamedTuple):
         """Yield the batches one by one."""
         at = self.at
         while at < self.stop:
-            batch = RecordBatch.parse(self.data, at, self.stop, path=self.path, origin=self.origin)
+            batch = RecordBatch.parse(
+                self.data, at, self.stop, path=self.path, origin=self.origin
+            )
             assert batch is not None, "a run holds whole batches"
             yield batch
             at += batch.size_bytes
@@ -207,7 +229,9 @@ class Stretch(NamedTuple):
             for records in item.record_slices(SLICE_ROWS, max_size=self.max_size):
                 yield self._within(records)
 
-    def placed_lists(self, topic: str, partition: int) -> Iterator[tuple[int, list[TopicRecord]]]:
+    def placed_lists(
+        self, topic: str, partition: int
+    ) -> Iterator[tuple[int, list[TopicRecord]]]:
         """Yield lists of records with their topic and partition.
 
         Each list comes with the size in bytes of the stored batches that it was read
@@ -215,13 +239,21 @@ class Stretch(NamedTuple):
         """
         return readable(self.segments, self._placed_lists(topic, partition))
 
-    def _placed_lists(self, topic: str, partition: int) -> Iterator[tuple[int, list[TopicRecord]]]:
+    def _placed_lists(
+        self, topic: str, partition: int
+    ) -> Iterator[tuple[int, list[TopicRecord]]]:
         for item in self._decodable(None):
             if isinstance(item, Run):
-                yield item.size_bytes, self._within(item.placed_records(topic, partition))
+                yield (
+                    item.size_bytes,
+                    self._within(item.placed_records(topic, partition)),
+                )
                 continue
             for records in item.record_slices(SLICE_ROWS, max_size=self.max_size):
-                yield item.size_bytes, kernel.place_records(topic, partition, self._within(records))
+                yield (
+                    item.size_bytes,
+                    kernel.place_records(topic, partition, self._within(records)),
+                )
 
     def _decodable(self, max_bytes: int | None) -> Iterator[Run | RecordBatch]:
         """Yield runs and batches with records, in sizes for decoding to objects."""
@@ -259,7 +291,9 @@ class Stretch(NamedTuple):
                 if len(columns):
                     yield columns
 
-    def typed_columns(self, rows: int, size_bytes: int) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
+    def typed_columns(
+        self, rows: int, size_bytes: int
+    ) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
         """Yield chunks of columns, each with the timestamp types of its records.
 
         A type is 0 for CreateTime, 1 for LogAppendTime and -1 for none. `rows` and
@@ -267,7 +301,9 @@ class Stretch(NamedTuple):
         """
         return readable(self.segments, self._typed_chunks(rows, size_bytes))
 
-    def _typed_chunks(self, rows: int, size_bytes: int) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
+    def _typed_chunks(
+        self, rows: int, size_bytes: int
+    ) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
         for item in self._runs(size_bytes, rows):
             if isinstance(item, RecordBatch) and item.is_control:
                 item.verify()  # only a valid CRC proves that it is one
@@ -377,7 +413,14 @@ class Stretch(NamedTuple):
                     following = expected
                     if committed is None:
                         stop, rows, following = kernel.plan_run(
-                            data, at, limit, run_rows, most, min(end, next_base), expected, dense
+                            data,
+                            at,
+                            limit,
+                            run_rows,
+                            most,
+                            min(end, next_base),
+                            expected,
+                            dense,
                         )
                     # A batch with very many records is not a run: it is decoded alone,
                     # in slices. A first batch that begins above `start` is not a run
@@ -397,13 +440,18 @@ class Stretch(NamedTuple):
                     if ran and expected >= end:
                         return
                     ran = False
-                    batch = RecordBatch.parse(data, at, limit, path=segment.path, origin=origin)
+                    batch = RecordBatch.parse(
+                        data, at, limit, path=segment.path, origin=origin
+                    )
                     # The batch is larger than the piece, or not complete at all.
                     if batch is None and at == begin:
                         batch = segment.batch(position)
                     if batch is None:  # it continues in the next piece
                         break
-                    if batch.last_offset >= next_base and not self.segments[number].is_there():
+                    if (
+                        batch.last_offset >= next_base
+                        and not self.segments[number].is_there()
+                    ):
                         # A compaction joined them after this object was created.
                         next_base = INT64_MAX
                         continue
@@ -423,7 +471,9 @@ class Stretch(NamedTuple):
                 # There is no complete batch at the position, so the loop would not end.
                 if at == begin:
                     raise CorruptBatchError(
-                        layout.WALK_REASONS[layout.WALK_SHORT], path=segment.path, position=position
+                        layout.WALK_REASONS[layout.WALK_SHORT],
+                        path=segment.path,
+                        position=position,
                     )
                 position = origin + at
         if before is not None and max(start, expected) < end:
@@ -449,7 +499,9 @@ class Stretch(NamedTuple):
         heads, _, _ = kernel.walk(*segment.head(position), 1, False)
         if not len(heads):
             return position, -1
-        base, last, behind = (int(heads[name][0]) for name in ("base_offset", "last_offset", "size_bytes"))
+        base, last, behind = (
+            int(heads[name][0]) for name in ("base_offset", "last_offset", "size_bytes")
+        )
         # The index gives the last offset of the batch, unless Kafka has written the
         # entry.
         if 0 < before == position:
@@ -485,7 +537,9 @@ class Stretch(NamedTuple):
         """
         return int.from_bytes(data[at : at + 8], "big") > self.start
 
-    def _check_order(self, batch: RecordBatch, expected: int, next_base: int, dense: bool) -> bool:
+    def _check_order(
+        self, batch: RecordBatch, expected: int, next_base: int, dense: bool
+    ) -> bool:
         """Compare the offset in a header, which no CRC covers, with its neighbors.
 
         A damaged offset would give the records other offsets, or hide all later ones.
@@ -524,7 +578,9 @@ class Stretch(NamedTuple):
 
 
 def _is_aborted(batch: RecordBatch, committed: Transactions) -> bool:
-    return batch.is_transactional and committed.is_aborted(batch.producer_id, batch.base_offset)
+    return batch.is_transactional and committed.is_aborted(
+        batch.producer_id, batch.base_offset
+    )
 
 
 class Span(NamedTuple):
@@ -548,7 +604,12 @@ def _shown(column: str, columns: RecordColumns, record: Record) -> object:
     if column == "timestamp":
         return htmltable.shown_time(record.timestamp_ms)
     if column == "headers":
-        return htmltable.cut(", ".join(f"{name}={htmltable.shown_bytes(value)}" for name, value in record.headers))
+        return htmltable.cut(
+            ", ".join(
+                f"{name}={htmltable.shown_bytes(value)}"
+                for name, value in record.headers
+            )
+        )
     value = getattr(record, column)
     if isinstance(value, int):
         return value
@@ -566,7 +627,9 @@ class Scan:
     are not created.
     """
 
-    def __init__(self, spans: Sequence[Span], columns: Iterable[str] = ARROW_COLUMNS) -> None:
+    def __init__(
+        self, spans: Sequence[Span], columns: Iterable[str] = ARROW_COLUMNS
+    ) -> None:
         """Not for users.
 
         Raises:
@@ -600,7 +663,11 @@ class Scan:
         return htmltable.table(caption, self.columns, rows, note=note)
 
     def _where(self) -> str:
-        names = [f"{span.topic}-{span.partition}" for span in self._spans if span.topic is not None]
+        names = [
+            f"{span.topic}-{span.partition}"
+            for span in self._spans
+            if span.topic is not None
+        ]
         if len(names) > _SHOWN_NAMES:
             return f"{', '.join(names[:_SHOWN_NAMES])} and {len(names) - _SHOWN_NAMES} more"
         return ", ".join(names) or "a log"
@@ -629,7 +696,9 @@ class Scan:
         schema = arrow_schema(self.columns)
         import pyarrow as pa
 
-        return pa.RecordBatchReader.from_batches(schema, (columns.to_arrow(self.columns) for columns in self))
+        return pa.RecordBatchReader.from_batches(
+            schema, (columns.to_arrow(self.columns) for columns in self)
+        )
 
     def to_table(self) -> pyarrow.Table:
         """Return all records as one pyarrow.Table."""
@@ -660,7 +729,9 @@ class Scan:
         try:
             import polars
         except ImportError as error:
-            raise MissingDependencyError("to_polars needs polars: pip install polars") from error
+            raise MissingDependencyError(
+                "to_polars needs polars: pip install polars"
+            ) from error
         return polars.DataFrame(self.to_table())
 
     def __array__(self, dtype: object = None, copy: object = None) -> NoReturn:

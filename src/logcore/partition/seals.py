@@ -31,7 +31,13 @@ from typing import Final, NamedTuple, TypeVar
 import attrs
 
 from logcore import checkpoint
-from logcore.errors import DiskFullError, LogcoreError, ResourceError, StorageReadError, StorageWriteError
+from logcore.errors import (
+    DiskFullError,
+    LogcoreError,
+    ResourceError,
+    StorageReadError,
+    StorageWriteError,
+)
 from logcore.fs import FS, opened
 from logcore.kernels import layout
 from logcore.kernels.checksum import crc32c
@@ -87,7 +93,9 @@ class Seal:
             return None
         # Exactly these fields, and all numbers: a later version may give them another
         # meaning.
-        is_known = fields.keys() == attrs.fields_dict(cls).keys() and all(type(one) is int for one in fields.values())
+        is_known = fields.keys() == attrs.fields_dict(cls).keys() and all(
+            type(one) is int for one in fields.values()
+        )
         if is_known:
             return cls(**fields)
         return None
@@ -110,7 +118,9 @@ def write(fs: FS, path: str, seal: Seal) -> None:
             fs.pwrite(handle, seal.pack(), 0)
 
 
-def seal(fs: FS, segment: GrowingSegment, end_offset: int, next_base_offset: int) -> None:
+def seal(
+    fs: FS, segment: GrowingSegment, end_offset: int, next_base_offset: int
+) -> None:
     """Write the seal of a segment.
 
     The segment and the next one must be durable, and its bytes known to be valid.
@@ -139,7 +149,9 @@ def _slices(segment: GrowingSegment, start: int, stop: int) -> Iterator[bytes]:
         yield segment.fs.pread(segment.handle, min(_SLICE_BYTES, stop - at), at)
 
 
-def follows(fs: FS, directory: str, base_offset: int, seal: Seal, log_start: int) -> str:
+def follows(
+    fs: FS, directory: str, base_offset: int, seal: Seal, log_start: int
+) -> str:
     """Check that the segment after a sealed one is the one that the seal names.
 
     Returns a description of the error, or an empty string. A segment that begins
@@ -148,7 +160,10 @@ def follows(fs: FS, directory: str, base_offset: int, seal: Seal, log_start: int
     segments reached, so the last of them may still exist.
     """
     bases = (base_offset_of(name) for name in fs.listdir(directory))
-    following = min((base for base in bases if base is not None and base > base_offset), default=None)
+    following = min(
+        (base for base in bases if base is not None and base > base_offset),
+        default=None,
+    )
     if following is not None and following <= seal.next_base_offset:
         if following >= seal.end_offset:
             return ""
@@ -265,7 +280,14 @@ def scrubbing(
 class _Scrub:
     """One scrub of one log."""
 
-    def __init__(self, fs: FS, directory: str, bases: Sequence[int], placing: Placing, writes: bool) -> None:
+    def __init__(
+        self,
+        fs: FS,
+        directory: str,
+        bases: Sequence[int],
+        placing: Placing,
+        writes: bool,
+    ) -> None:
         self.fs = fs
         self.directory = directory
         self.bases = bases
@@ -282,7 +304,9 @@ class _Scrub:
     def run(self) -> Generator[Progress, None, ScrubReport]:
         for base in self.bases:
             with contextlib.suppress(FileNotFoundError):
-                self.total += self.fs.file_size(os.path.join(self.directory, file_name(base, LOG)))
+                self.total += self.fs.file_size(
+                    os.path.join(self.directory, file_name(base, LOG))
+                )
         for base in self.bases:
             yield from self._look_at(base)
         return ScrubReport(
@@ -322,7 +346,9 @@ class _Scrub:
                 # Only this process deletes files of the log, and never inside
                 # placing().
                 if self.writes:
-                    self.findings.append(Finding(path, None, base, place.next_base, "the file is gone"))
+                    self.findings.append(
+                        Finding(path, None, base, place.next_base, "the file is gone")
+                    )
                 else:  # the writer has deleted it since the log was listed
                     self.skipped += 1
                 return
@@ -340,15 +366,27 @@ class _Scrub:
         else:
             finding, facts = yield from self._walk(segment, place.next_base, place)
             if finding is None and place.next_base is not None and self.writes:
-                new = Seal(size_bytes=size, modified_ms=modified_ms, next_base_offset=place.next_base, **facts)
+                new = Seal(
+                    size_bytes=size,
+                    modified_ms=modified_ms,
+                    next_base_offset=place.next_base,
+                    **facts,
+                )
         # If the segment was replaced, truncated or touched during the read, the result
         # does not apply to the present file.
         with self.placing(base) as after:
-            is_same = after == place and segment.is_current() and fs.size(segment.handle) >= size
+            is_same = (
+                after == place
+                and segment.is_current()
+                and fs.size(segment.handle) >= size
+            )
             # The modification time of the growing segment changes with each append.
             if is_same and (is_sealed or place.next_base is not None):
                 try:
-                    is_same = fs.modified_ms(path) == modified_ms and read(fs, self.directory, base) == known
+                    is_same = (
+                        fs.modified_ms(path) == modified_ms
+                        and read(fs, self.directory, base) == known
+                    )
                 except FileNotFoundError:  # another process has just removed it
                     is_same = False
             if not is_same:
@@ -372,11 +410,23 @@ class _Scrub:
         if crc != known.crc32c:
             # Finds the position, if a batch reveals it.
             found, _ = yield from self._walk(segment, next_base, place)
-            return found or Finding(segment.path, None, base, next_base, "bytes that no CRC of a batch covers changed")
+            return found or Finding(
+                segment.path,
+                None,
+                base,
+                next_base,
+                "bytes that no CRC of a batch covers changed",
+            )
         # Damage below the log start is not checked.
         reason = follows(self.fs, self.directory, base, known, 0)
         if reason:
-            return Finding(segment.path, known.size_bytes, known.end_offset, place.next_base, reason)
+            return Finding(
+                segment.path,
+                known.size_bytes,
+                known.end_offset,
+                place.next_base,
+                reason,
+            )
         return None
 
     def _walk(
@@ -414,11 +464,17 @@ class _Scrub:
         else:
             # The batches must reach the next segment, unless compaction may have left a
             # gap.
-            is_sound = not reason and (expected == next_base or next_base <= place.dense_from)
+            is_sound = not reason and (
+                expected == next_base or next_base <= place.dense_from
+            )
         if is_sound:
             return None, {"crc32c": crc, "end_offset": expected}
         found = Finding(
-            segment.path, bad, expected, next_base or place.end, reason or "the offsets from here on lie in no segment"
+            segment.path,
+            bad,
+            expected,
+            next_base or place.end,
+            reason or "the offsets from here on lie in no segment",
         )
         return found, {}
 
@@ -431,11 +487,17 @@ def drop_stale(fs: FS, directory: str, segments: Iterable[Segment]) -> bool:
     """
     for segment in segments:
         seal = read(fs, directory, segment.base_offset)
-        if seal is not None and not seal.is_of(fs.file_size(segment.path), fs.modified_ms(segment.path)):
+        if seal is not None and not seal.is_of(
+            fs.file_size(segment.path), fs.modified_ms(segment.path)
+        ):
             fs.unlink(segment.file(SEAL))
     try:
         fs.sync_dir(directory)
-        fs.close(fs.open(os.path.join(directory, checkpoint.SEALS_HOLD), write=True, create=True))
+        fs.close(
+            fs.open(
+                os.path.join(directory, checkpoint.SEALS_HOLD), write=True, create=True
+            )
+        )
         fs.sync_dir(directory)
     except (DiskFullError, ResourceError):
         return False
@@ -444,5 +506,7 @@ def drop_stale(fs: FS, directory: str, segments: Iterable[Segment]) -> bool:
 
 def unopened(path: str, error: LogcoreError) -> ScrubReport:
     """Return the report on a partition that could not be opened or read completely."""
-    found = Finding(error.path or path, error.position, error.offset, None, error.reason)
+    found = Finding(
+        error.path or path, error.position, error.offset, None, error.reason
+    )
     return ScrubReport(path=path, findings=(found,))

@@ -23,7 +23,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from logcore import checkpoint
-from logcore.errors import CompactionAbandonedError, CorruptLogError, LogcoreError, LogNotFoundError
+from logcore.errors import (
+    CompactionAbandonedError,
+    CorruptLogError,
+    LogcoreError,
+    LogNotFoundError,
+)
 from logcore.fs import FS, opened
 from logcore.names import (
     CLEANED,
@@ -67,13 +72,17 @@ class SegmentFiles:
         due_ms = self._fs.monotonic_ms() + delay_ms
         self._retired += [(due_ms, path) for path in paths]
 
-    def _put_away(self, base_offset: int, suffixes: Sequence[str] | None = None) -> list[str]:
+    def _put_away(
+        self, base_offset: int, suffixes: Sequence[str] | None = None
+    ) -> list[str]:
         """Rename the files of a segment to .deleted, and return their new paths.
 
         With `suffixes`, only the files with these suffixes are renamed.
         """
         prefix = file_name(base_offset, ".")
-        names = [name for name in self._fs.listdir(self._path) if name.startswith(prefix)]
+        names = [
+            name for name in self._fs.listdir(self._path) if name.startswith(prefix)
+        ]
         # Skip files that are renamed already, or belong to a compaction.
         names = [name for name in names if not name.endswith(STATES)]
         if suffixes is not None:
@@ -94,9 +103,13 @@ class SegmentFiles:
 
         Returns whether there were any.
         """
-        due = [path for due_ms, path in self._retired if now_ms is None or due_ms <= now_ms]
+        due = [
+            path for due_ms, path in self._retired if now_ms is None or due_ms <= now_ms
+        ]
         if due:
-            self._retired = [(due_ms, path) for due_ms, path in self._retired if path not in due]
+            self._retired = [
+                (due_ms, path) for due_ms, path in self._retired if path not in due
+            ]
             for path in due:
                 # A file that cannot be deleted only takes space until the next opening.
                 with contextlib.suppress(FileNotFoundError, LogcoreError):
@@ -126,7 +139,9 @@ class SegmentFiles:
         for name in names:
             stem, suffix = os.path.splitext(name)
             is_index = suffix in INDEXES and base_offset_of(name, suffix) is not None
-            is_left = suffix in (DELETED, CLEANED, ".tmp") and name != checkpoint.SEALS_HOLD
+            is_left = (
+                suffix in (DELETED, CLEANED, ".tmp") and name != checkpoint.SEALS_HOLD
+            )
             if is_left or (is_index and stem not in logs):
                 # Recovery may have used the same name in the meantime.
                 with contextlib.suppress(FileNotFoundError):
@@ -140,7 +155,9 @@ class SegmentFiles:
         This includes segments that lose the segment after them. A seal that remained
         after a crash would report a loss.
         """
-        paths = [path for segment in segments if self._fs.exists(path := segment.file(SEAL))]
+        paths = [
+            path for segment in segments if self._fs.exists(path := segment.file(SEAL))
+        ]
         for path in paths:
             self._fs.unlink(path)
         if paths:
@@ -166,7 +183,11 @@ class SegmentFiles:
         fs.sync_dir(self._path)
 
     def exchange(
-        self, old: Sequence[Segment], new: ActiveSegment, delay_ms: int, failed: Callable[[BaseException], None]
+        self,
+        old: Sequence[Segment],
+        new: ActiveSegment,
+        delay_ms: int,
+        failed: Callable[[BaseException], None],
     ) -> None:
         """Replace consecutive old segments by a new one.
 
@@ -179,10 +200,17 @@ class SegmentFiles:
         for segment in old:
             segment.keep()  # readers can continue to read it under any name
         present = set(fs.listdir(self._path))
-        suffixes = [suffix for suffix in SEGMENT_FILES if os.path.basename(new.file(suffix)) in present]
+        suffixes = [
+            suffix
+            for suffix in SEGMENT_FILES
+            if os.path.basename(new.file(suffix)) in present
+        ]
         if LOG not in suffixes:
             raise new_segment_gone(new)
-        paths = [os.path.join(self._path, file_name(new.base_offset, suffix)) for suffix in suffixes]
+        paths = [
+            os.path.join(self._path, file_name(new.base_offset, suffix))
+            for suffix in suffixes
+        ]
         # 1. Rename the new files to .swap. A crash here leaves some of these names.
         # Opening discards them, unless all of them exist.
         try:
@@ -208,7 +236,9 @@ class SegmentFiles:
             raise
         self._note_retired(away, delay_ms)
 
-    def _take_back(self, paths: Sequence[str], failed: Callable[[BaseException], None]) -> None:
+    def _take_back(
+        self, paths: Sequence[str], failed: Callable[[BaseException], None]
+    ) -> None:
         """Delete files that mark a new segment as complete.
 
         All must be deleted. After another compaction, a remaining one would return to
@@ -223,14 +253,20 @@ class SegmentFiles:
             raise
 
 
-def write_front(fs: FS, path: str, segment: Segment, position: int, tail: bytes) -> None:
+def write_front(
+    fs: FS, path: str, segment: Segment, position: int, tail: bytes
+) -> None:
     """Write a segment's bytes before `position`, and `tail`, to a file, durably."""
     with opened(fs, path, write=True, create=True) as handle:
         fs.truncate(handle, 0)
         at = 0
         while at < position:
             piece = segment.piece(at, min(_COPY_BYTES, position - at))
-            part = piece.data[piece.at : min(piece.limit, piece.at + _COPY_BYTES, piece.at + position - at)]
+            part = piece.data[
+                piece.at : min(
+                    piece.limit, piece.at + _COPY_BYTES, piece.at + position - at
+                )
+            ]
             fs.pwrite(handle, part, at)
             at += len(part)
         if tail:
@@ -243,7 +279,9 @@ def list_names(fs: FS, directory: str) -> list[str]:
     try:
         return fs.listdir(directory)
     except FileNotFoundError:
-        raise LogNotFoundError("the partition directory is gone", path=directory) from None
+        raise LogNotFoundError(
+            "the partition directory is gone", path=directory
+        ) from None
 
 
 def list_bases(fs: FS, directory: str) -> list[int]:
@@ -253,7 +291,9 @@ def list_bases(fs: FS, directory: str) -> list[int]:
 
 def new_segment_gone(new: Segment) -> CompactionAbandonedError:
     """Return the error for a replacement segment whose .log file is missing."""
-    return CompactionAbandonedError("the new segment was removed by another program", path=new.path)
+    return CompactionAbandonedError(
+        "the new segment was removed by another program", path=new.path
+    )
 
 
 def segments_gone(path: str, known: int) -> CorruptLogError:

@@ -75,7 +75,9 @@ class Writer(Protocol):
     is_midway: bool
 
     def adopt_locked(self, end: int, size_bytes: int) -> None: ...
-    def renew_locked(self, opened: Opened, durable_end: int, cut_offset: int | None) -> None: ...
+    def renew_locked(
+        self, opened: Opened, durable_end: int, cut_offset: int | None
+    ) -> None: ...
     def begin_after_locked(self, opened: Opened) -> None: ...
     def show_elsewhere(self, end: int) -> None: ...
 
@@ -95,7 +97,8 @@ class SharedLock:
         self._fs = fs
         self._forks = fs.forks
         self._path = path
-        # Reentrant only to detect an interrupted release(): no thread acquires it twice.
+        # Reentrant only to detect an interrupted release(): no thread acquires it
+        # twice.
         self._mutex: Any = threading.RLock()
         self._is_held = False
         self._turn = Turn(fs, handle, key, path)
@@ -119,7 +122,10 @@ class SharedLock:
         return self.acquire()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.release()
 
@@ -133,7 +139,8 @@ class SharedLock:
             StorageReadError, CorruptLogError and others of open_partition(): the state
                 could not be brought up to date.
         """
-        # Ctrl-C at the entry of __enter__() or __exit__() left the lock with this thread.
+        # Ctrl-C at the entry of __enter__() or __exit__() left the lock with this
+        # thread.
         if self._mutex._is_owned():
             self.release()
         # Threads first, then processes, because record locks do not exclude threads.
@@ -195,12 +202,16 @@ class SharedLock:
         writer = self._writer
         assert writer is not None, "entered before the log was opened"
         is_ours = self._fs.forks == self._forks
-        return writer.state.is_closed or writer.commit.failure is not None or not is_ours
+        return (
+            writer.state.is_closed or writer.commit.failure is not None or not is_ours
+        )
 
     # -- opening and closing -----------------------------------------------------------
 
     @contextlib.contextmanager
-    def opening(self, *, is_alone: bool, check: Callable[[], object]) -> Generator[int | None]:
+    def opening(
+        self, *, is_alone: bool, check: Callable[[], object]
+    ) -> Generator[int | None]:
         """Hold the lock while the log is opened; the caller calls attach() inside.
 
         Yields the end up to which the partition is trusted, or None to run recovery.
@@ -215,13 +226,21 @@ class SharedLock:
                 note = self._turn.note()
                 synced = self._turn.synced()
                 if note is not None and note.is_deleted and not is_alone:
-                    raise LogNotFoundError("another process is deleting the partition", path=self._path)
+                    raise LogNotFoundError(
+                        "another process is deleting the partition", path=self._path
+                    )
                 if note is not None and not is_alone:
                     check()
                 # Recover unless running processes keep the log in order. After a power
                 # cut, a crash of a holder or a failed sync, they do not. A record whose
                 # processes have all ended is not trusted either.
-                if note is None or synced is None or is_alone or note.is_busy or synced.has_failed:
+                if (
+                    note is None
+                    or synced is None
+                    or is_alone
+                    or note.is_busy
+                    or synced.has_failed
+                ):
                     self._note = Note(self._turn.new_number(), 0, 0, is_busy=True)
                     believed_end = None
                 else:
@@ -234,7 +253,14 @@ class SharedLock:
                 self._is_held = False
                 self._turn.give()
 
-    def attach(self, writer: Writer, opened: Opened, open_again: Open, *, believed_end: int | None) -> None:
+    def attach(
+        self,
+        writer: Writer,
+        opened: Opened,
+        open_again: Open,
+        *,
+        believed_end: int | None,
+    ) -> None:
         """Bind the lock to the writer of the log that was just opened.
 
         The writer has not changed anything yet. `believed_end` is the value that
@@ -267,7 +293,9 @@ class SharedLock:
                 durable_end = opened.log_start
             synced = Synced(durable_end, self._turn.new_number())
         else:
-            synced = attrs.evolve(synced.cut(opened.end), durable_end=opened.end, has_failed=False)
+            synced = attrs.evolve(
+                synced.cut(opened.end), durable_end=opened.end, has_failed=False
+            )
         self._turn.note_synced(synced)
         return synced
 
@@ -278,7 +306,9 @@ class SharedLock:
         # After an error half way, the record remains "busy" and the next holder
         # recovers.
         failure = writer.commit.failure
-        has_failed = failure is not None and not isinstance(failure.__cause__, LogClosedError)
+        has_failed = failure is not None and not isinstance(
+            failure.__cause__, LogClosedError
+        )
         if writer.is_midway or has_failed:
             return
         # Each part is replaced when it changes: identical objects mean the same
@@ -327,7 +357,14 @@ class SharedLock:
         writer = self._writer
         assert writer is not None, "the log is open"
         state = writer.state
-        return state.segments, writer.active, writer.notes, writer.epochs, state.gaps.noted, state.log_start
+        return (
+            state.segments,
+            writer.active,
+            writer.notes,
+            writer.epochs,
+            state.gaps.noted,
+            state.log_start,
+        )
 
     # -- changes by other processes ----------------------------------------------------
 
@@ -358,9 +395,17 @@ class SharedLock:
         synced = self._turn.synced()
         known = self._note
         # The record of a holder that is still busy does not differ: it has no news yet.
-        if note is None or note.is_deleted or (note.structure, note.end) != (known.structure, known.end):
+        if (
+            note is None
+            or note.is_deleted
+            or (note.structure, note.end) != (known.structure, known.end)
+        ):
             return True
-        return synced is None or synced.durable_end > writer.commit.durable_end or synced.cuts != self._cuts
+        return (
+            synced is None
+            or synced.durable_end > writer.commit.durable_end
+            or synced.cuts != self._cuts
+        )
 
     def _catch_up(self, note: Note | None, synced: Synced | None) -> None:
         """Load the changes of other processes. The caller holds the write lock.
@@ -371,9 +416,15 @@ class SharedLock:
         writer = self._writer
         assert writer is not None, "the log is open"
         if note is not None and note.is_deleted:
-            writer.commit.poison(LogNotFoundError("another process has deleted the partition", path=self._path))
+            writer.commit.poison(
+                LogNotFoundError(
+                    "another process has deleted the partition", path=self._path
+                )
+            )
         elif synced is not None and synced.has_failed:
-            writer.commit.poison(StorageWriteError("a sync failed in another process", path=self._path))
+            writer.commit.poison(
+                StorageWriteError("a sync failed in another process", path=self._path)
+            )
         elif note is None or synced is None or note.is_busy:
             self._note = _UNKNOWN
             self._renew(None)
@@ -436,7 +487,11 @@ class SharedLock:
             if synced is None or synced.cuts != self._cuts:
                 return False
             if synced.has_failed:
-                writer.commit.poison(StorageWriteError("a sync failed in another process", path=self._path))
+                writer.commit.poison(
+                    StorageWriteError(
+                        "a sync failed in another process", path=self._path
+                    )
+                )
                 return False
             if end > synced.durable_end:
                 # If the write fails, others read the new end after the next sync.
@@ -486,10 +541,13 @@ class SharedLock:
                 has_failed = writer.commit.failure is not None
                 # The truncation may have been loaded by another thread, before this
                 # wait.
-                is_cut = writer.state.end <= last or any(offset <= last for offset in cuts[known:])
+                is_cut = writer.state.end <= last or any(
+                    offset <= last for offset in cuts[known:]
+                )
             if has_failed or is_cut:
                 raise DurabilityUnknownError(
-                    "the log was cut or has failed while a record waited for the disk", path=self._path
+                    "the log was cut or has failed while a record waited for the disk",
+                    path=self._path,
                 )
             if writer.commit.durable_end <= last:
                 writer.commit.wait(last + 1)

@@ -52,7 +52,13 @@ class ShownEnd:
             return
         # Written under another name and then renamed, so that a crash leaves the old
         # file and no reader sees a partial one.
-        checkpoint.write(fs, self._directory, checkpoint.DURABLE_END, content, reserve=os.path.dirname(self._directory))
+        checkpoint.write(
+            fs,
+            self._directory,
+            checkpoint.DURABLE_END,
+            content,
+            reserve=os.path.dirname(self._directory),
+        )
         self._handle = fs.open(self._path, write=True)
 
     def remove(self) -> None:

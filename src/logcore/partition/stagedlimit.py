@@ -46,7 +46,9 @@ class StagedLimit:
             StorageReadError: the staging directory or a file in it cannot be read.
         """
         if not self._staging:
-            self._staging = staging_path(os.path.dirname(self._fs.real_path(self._path)))
+            self._staging = staging_path(
+                os.path.dirname(self._fs.real_path(self._path))
+            )
         try:
             changed_ms = self._fs.modified_ms(self._staging)
         except FileNotFoundError:
@@ -68,9 +70,15 @@ class StagedLimit:
                     # Read the manifest first: it is deleted only after the state file
                     # contains its version.
                     manifest = self._facts(name)
-                    application, _, version = name.removesuffix(ASSIGNED).rpartition("@")
+                    application, _, version = name.removesuffix(ASSIGNED).rpartition(
+                        "@"
+                    )
                     done = self._facts(application + STATE).get("version")
-                    if type(done) is int and version.isdecimal() and int(version) <= done:
+                    if (
+                        type(done) is int
+                        and version.isdecimal()
+                        and int(version) <= done
+                    ):
                         continue
                     limits += [
                         place["base"]
@@ -80,4 +88,9 @@ class StagedLimit:
         return min(limits, default=None)
 
     def _facts(self, name: str) -> dict[str, Any]:
-        return checkpoint.unpack_checked(checkpoint.read(self._fs, self._staging, name) or b"") or {}
+        return (
+            checkpoint.unpack_checked(
+                checkpoint.read(self._fs, self._staging, name) or b""
+            )
+            or {}
+        )

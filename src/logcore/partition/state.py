@@ -31,7 +31,11 @@ class Turns(Protocol):
 
     def __enter__(self) -> bool: ...
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
     ) -> None: ...
     def acquire(self, blocking: bool = True) -> bool: ...
     def release(self) -> None: ...
@@ -102,8 +106,14 @@ class PartitionState(PartitionFields):
         bases = [segment.base_offset for segment in self.segments]
         assert bases == sorted(set(bases)), f"segments out of order: {bases}"
         assert self.segments[-1] is active, "another segment is written than the last"
-        assert bases[-1] <= self.end, f"the log ends at {self.end}, before its last segment: {bases}"
-        assert self.log_start <= self.visible <= self.end, (self.log_start, self.visible, self.end)
+        assert bases[-1] <= self.end, (
+            f"the log ends at {self.end}, before its last segment: {bases}"
+        )
+        assert self.log_start <= self.visible <= self.end, (
+            self.log_start,
+            self.visible,
+            self.end,
+        )
 
     def show(self, end: int) -> None:
         """Raise the visible end, and call the listeners."""

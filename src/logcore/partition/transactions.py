@@ -46,7 +46,9 @@ class Transactions:
         """
         if not len(facts):
             return
-        rows = facts[(facts["magic"] == 2) & ((facts["attributes"] & TRANSACTIONAL_BIT) != 0)]
+        rows = facts[
+            (facts["magic"] == 2) & ((facts["attributes"] & TRANSACTIONAL_BIT) != 0)
+        ]
         # Read all markers before any change, because reading one may fail.
         kinds: list[str] = []
         for row in rows:
@@ -62,11 +64,15 @@ class Transactions:
             elif kind in TRANSACTION_ENDS:
                 first = self.open.pop(producer_id, None)
                 if first is not None and kind == "ABORT":
-                    self.aborted.setdefault(producer_id, []).append((first, base_offset))
+                    self.aborted.setdefault(producer_id, []).append(
+                        (first, base_offset)
+                    )
                     # As in Kafka's .txnindex: the start of the oldest transaction that
                     # is still open, or the offset after the marker.
                     stable = min(self.open.values(), default=base_offset + 1)
-                    self.entries.append(AbortedTransaction(producer_id, first, base_offset, stable))
+                    self.entries.append(
+                        AbortedTransaction(producer_id, first, base_offset, stable)
+                    )
         self.next_offset = int(facts["last_offset"][-1]) + 1
 
     def last_stable_offset(self, high_watermark: int) -> int:

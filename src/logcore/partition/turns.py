@@ -106,7 +106,9 @@ class Synced:
         latest = (*self.latest, offset)
         if len(latest) > _CUTS:
             latest = (min(latest[:2]), *latest[2:])
-        return Synced(min(self.durable_end, offset), self.cuts + 1, latest, self.has_failed)
+        return Synced(
+            min(self.durable_end, offset), self.cuts + 1, latest, self.has_failed
+        )
 
     def lowest_cut_since(self, cuts: int, log_start: int) -> int | None:
         """Return the lowest offset of the truncations since the count was `cuts`.
@@ -116,7 +118,9 @@ class Synced:
         missed = self.cuts - cuts
         if missed == 0:
             return None
-        is_counted = missed <= len(self.latest) or (len(self.latest) == _CUTS and missed < _MOST_MISSED)
+        is_counted = missed <= len(self.latest) or (
+            len(self.latest) == _CUTS and missed < _MOST_MISSED
+        )
         if missed < 0 or not is_counted:
             return log_start
         return min(self.latest[-missed:])
@@ -152,7 +156,9 @@ class Turn:
         # share a byte: within one process, releasing one lock would release the other.
         # With 56 bits this happens in one of a billion directories of 10,000
         # partitions.
-        number = int.from_bytes(hashlib.sha256("{}-{}".format(*key).encode()).digest()[:7], "big")
+        number = int.from_bytes(
+            hashlib.sha256("{}-{}".format(*key).encode()).digest()[:7], "big"
+        )
         self._byte = PARTITIONS_FROM + 4 * number
         self._path = path
         self._boot = self._fs.boot().boot_id
@@ -163,7 +169,9 @@ class Turn:
         # the previous holder, the bytes are unchanged and need no decoding.
         self._known_note: tuple[bytes, Note] = b"", Note(0, 0, 0)
         self._known_synced: tuple[bytes, Synced] = b"", Synced(0, 0)
-        self._note_handle = self._fs.open(os.path.join(path, TURN), write=True, create=True)
+        self._note_handle = self._fs.open(
+            os.path.join(path, TURN), write=True, create=True
+        )
         # Closed once no thread refers to this object: a reader may be about to read it.
         weakref.finalize(self, self._fs.close, self._note_handle).atexit = False
         self.publishing = ByteLock(self._fs, handle, self._byte + 1, path)
@@ -181,7 +189,9 @@ class Turn:
         if not waits:
             return False
         note = self.note()
-        while not self._fs.lock_byte(self._lock_handle, self._byte, timeout_ms=1000 * TURN_SECONDS):
+        while not self._fs.lock_byte(
+            self._lock_handle, self._byte, timeout_ms=1000 * TURN_SECONDS
+        ):
             before = note
             note = self.note()
             if note == before:  # if it changed, others acquired the lock: wait again
@@ -249,10 +259,14 @@ class Turn:
             return None
         boot, structure, end, size_bytes, flags = _NOTE.unpack_from(content)
         pid, mark = _HOLDER.unpack_from(content, _HOLDER_AT)
-        is_sound = zlib.crc32(content[: _NOTE.size]) == int.from_bytes(content[_NOTE.size : _HOLDER_AT], "big")
+        is_sound = zlib.crc32(content[: _NOTE.size]) == int.from_bytes(
+            content[_NOTE.size : _HOLDER_AT], "big"
+        )
         if not is_sound or boot != self._boot or mark not in (_NOTE_MARK, _BUSY_MARK):
             return None
-        return Note(structure, end, size_bytes, mark == _BUSY_MARK, bool(flags & _DELETED), pid)
+        return Note(
+            structure, end, size_bytes, mark == _BUSY_MARK, bool(flags & _DELETED), pid
+        )
 
     def begin(self) -> None:
         """Mark the existing lock record as busy. The caller holds the write lock."""
@@ -261,7 +275,13 @@ class Turn:
 
     def leave(self, note: Note) -> None:
         """Replace the lock record. The caller holds the write lock."""
-        packed = _NOTE.pack(self._boot, note.structure, note.end, note.size_bytes, _DELETED * note.is_deleted)
+        packed = _NOTE.pack(
+            self._boot,
+            note.structure,
+            note.end,
+            note.size_bytes,
+            _DELETED * note.is_deleted,
+        )
         if note.is_busy:
             holder = self._busy
         else:
@@ -291,7 +311,9 @@ class Turn:
 
     def note_synced(self, synced: Synced) -> None:
         """Write the durable end to the older slot. The caller holds `publishing`."""
-        content = self._fs.pread(self._note_handle, _SYNCED_BYTES, _SYNCED_AT).ljust(_SYNCED_BYTES, b"\0")
+        content = self._fs.pread(self._note_handle, _SYNCED_BYTES, _SYNCED_AT).ljust(
+            _SYNCED_BYTES, b"\0"
+        )
         before = self._newest(content)
         number = 1
         at = 0
@@ -300,7 +322,10 @@ class Turn:
             at = _SYNCED.size - before.at
         packed = self._packed_synced(number, synced)
         self._fs.pwrite(self._note_handle, packed, _SYNCED_AT + at)
-        self._known_synced = content[:at] + packed + content[at + _SYNCED.size :], synced
+        self._known_synced = (
+            content[:at] + packed + content[at + _SYNCED.size :],
+            synced,
+        )
 
     def _newest(self, content: bytes) -> _Written | None:
         """Return the newest valid slot in `content`, or None if neither is valid."""
@@ -309,16 +334,33 @@ class Turn:
             piece = content[at : at + _SYNCED.size]
             if len(piece) < _SYNCED.size:
                 continue
-            mark, boot, number, durable_end, cuts, *latest, flags, crc = _SYNCED.unpack(piece)
-            if mark != _SYNCED_MARK or boot != self._boot or crc != zlib.crc32(piece[:-4]):
+            mark, boot, number, durable_end, cuts, *latest, flags, crc = _SYNCED.unpack(
+                piece
+            )
+            if (
+                mark != _SYNCED_MARK
+                or boot != self._boot
+                or crc != zlib.crc32(piece[:-4])
+            ):
                 continue
             if newest is None or number > newest.number:
                 known = tuple(offset for offset in latest if offset >= 0)
-                newest = _Written(number, at, Synced(durable_end, cuts, known, bool(flags & _FAILED)))
+                newest = _Written(
+                    number, at, Synced(durable_end, cuts, known, bool(flags & _FAILED))
+                )
         return newest
 
     def _packed_synced(self, number: int, synced: Synced) -> bytes:
         flags = _FAILED * synced.has_failed
         latest = (*synced.latest, *itertools.repeat(-1, _CUTS - len(synced.latest)))
-        packed = _SYNCED.pack(_SYNCED_MARK, self._boot, number, synced.durable_end, synced.cuts, *latest, flags, 0)
+        packed = _SYNCED.pack(
+            _SYNCED_MARK,
+            self._boot,
+            number,
+            synced.durable_end,
+            synced.cuts,
+            *latest,
+            flags,
+            0,
+        )
         return packed[:-4] + zlib.crc32(packed[:-4]).to_bytes(4, "big")

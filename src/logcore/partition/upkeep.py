@@ -63,7 +63,10 @@ class Upkeep:
             writer.check_writable_locked()
             clock_ms = writer.fs.monotonic_ms()
             target = writer.state.end
-            is_sync_due = writer.commit.durable_end < target and clock_ms - writer.last_sync_ms >= self._sync_wait_ms
+            is_sync_due = (
+                writer.commit.durable_end < target
+                and clock_ms - writer.last_sync_ms >= self._sync_wait_ms
+            )
         # A deletion is enough work for one call. The next call runs the other due
         # tasks.
         if self._retain_when_due(clock_ms, now_ms):
@@ -85,11 +88,17 @@ class Upkeep:
                     wall_ms = writer.fs.now_ms()
                 else:
                     wall_ms = now_ms
-                if wall_ms - writer.active.begun_ms > writer.state.config.max_segment_ms:
+                if (
+                    wall_ms - writer.active.begun_ms
+                    > writer.state.config.max_segment_ms
+                ):
                     writer.roll_locked()
                     acted = True
             point = writer.commit.durable_end
-            if point <= writer.recovery_point or clock_ms - writer.last_recovery_ms < RECOVERY_LAG_MS:
+            if (
+                point <= writer.recovery_point
+                or clock_ms - writer.last_recovery_ms < RECOVERY_LAG_MS
+            ):
                 return acted, None
             # The lag of the recovery point bounds the data that opening checks after a
             # crash.
@@ -133,7 +142,9 @@ class Upkeep:
 
     # -- retention ---------------------------------------------------------------------
 
-    def retain_by(self, policy: retention.Policy, committed: Callable[[], Mapping[str, int]]) -> None:
+    def retain_by(
+        self, policy: retention.Policy, committed: Callable[[], Mapping[str, int]]
+    ) -> None:
         """Set the policy by which tick() deletes from now on.
 
         `committed` returns the committed offsets of consumer groups, for policies that
@@ -142,7 +153,9 @@ class Upkeep:
         self._policy = policy
         self._committed = committed
 
-    def facts(self, now_ms: int | None = None, committed: Mapping[str, int] | None = None) -> retention.PartitionFacts:
+    def facts(
+        self, now_ms: int | None = None, committed: Mapping[str, int] | None = None
+    ) -> retention.PartitionFacts:
         """Return the facts from which a retention policy decides.
 
         PartitionFacts documents `committed`.
@@ -154,13 +167,18 @@ class Upkeep:
             self._writer.check_writable_locked()
             return self._facts_locked(now_ms, committed)
 
-    def _facts_locked(self, now_ms: int | None, committed: Mapping[str, int] | None) -> retention.PartitionFacts:
+    def _facts_locked(
+        self, now_ms: int | None, committed: Mapping[str, int] | None
+    ) -> retention.PartitionFacts:
         state = self._writer.state
         ends = [*(segment.base_offset for segment in state.segments[1:]), state.end]
         if now_ms is None:
             now_ms = self._writer.fs.now_ms()
         return retention.PartitionFacts(
-            segments=[self._age_of(segment, end) for segment, end in zip(state.segments, ends, strict=True)],
+            segments=[
+                self._age_of(segment, end)
+                for segment, end in zip(state.segments, ends, strict=True)
+            ],
             log_start=state.log_start,
             high_watermark=state.visible,
             now_ms=now_ms,
@@ -207,7 +225,10 @@ class Upkeep:
             # If the active segment is deleted too, the next append needs a new one.
             if count == len(writer.state.segments):
                 writer.roll_locked()
-            delete_below_locked(writer, max(writer.state.log_start, writer.state.segments[count].base_offset))
+            delete_below_locked(
+                writer,
+                max(writer.state.log_start, writer.state.segments[count].base_offset),
+            )
             return count
 
     def _retain_when_due(self, clock_ms: int, now_ms: int | None) -> bool:

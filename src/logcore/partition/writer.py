@@ -55,7 +55,14 @@ from logcore.fs import FS, offers_descriptors
 from logcore.invariants import keeps_order, locked
 from logcore.kernels import Appender, Receipt
 from logcore.kernels.appending import QUICK_BYTES
-from logcore.kernels.layout import APPEND_TIME_BIT, CONTROL_BIT, CRC_START, TRANSACTIONAL_BIT, EncodedBatch, Level
+from logcore.kernels.layout import (
+    APPEND_TIME_BIT,
+    CONTROL_BIT,
+    CRC_START,
+    TRANSACTIONAL_BIT,
+    EncodedBatch,
+    Level,
+)
 from logcore.names import LOG, file_name
 from logcore.notices import ERROR, tell
 from logcore.partition import epochs, gaps, recovery, seals, transactions
@@ -87,7 +94,11 @@ _TRANSACTIONS_MASK: Final = TRANSACTIONAL_BIT | CONTROL_BIT
 def check_level(durability: object) -> None:
     """Raise InvalidConfigError unless `durability` is a level for appends."""
     if durability not in ("os", "disk"):
-        raise InvalidConfigError("durability of an append", expected="'os', 'disk' or None", found=repr(durability))
+        raise InvalidConfigError(
+            "durability of an append",
+            expected="'os', 'disk' or None",
+            found=repr(durability),
+        )
 
 
 class Writer(Appender):
@@ -105,7 +116,14 @@ class Writer(Appender):
     #: any.
     commit: GroupCommit
 
-    def __init__(self, place: Place, *, claim: Claim, opened: Opened, sharing: SharedLock | None = None) -> None:
+    def __init__(
+        self,
+        place: Place,
+        *,
+        claim: Claim,
+        opened: Opened,
+        sharing: SharedLock | None = None,
+    ) -> None:
         """Set the fields only; start_locked() begins to write.
 
         `opened` is the partition as opening left it.
@@ -159,7 +177,9 @@ class Writer(Appender):
         # Maximum number of unsynced bytes besides the next write. recovery.decide()
         # relies on it under `group` and `always`. A valid batch that is further above
         # the damage was synced after it, so the damage is not a torn write.
-        self._unsynced_limit = {"group": policy.max_bytes, "always": 0}.get(policy.kind, _NO_LIMIT)
+        self._unsynced_limit = {"group": policy.max_bytes, "always": 0}.get(
+            policy.kind, _NO_LIMIT
+        )
         self._apply_config()
         publish = None if sharing is None else sharing.publish
         hooks = Hooks(
@@ -177,7 +197,9 @@ class Writer(Appender):
         state.segments = opened.segments
         state.log_start = opened.log_start
         state.end = opened.end
-        state.plain_from = opened.end  # records below were not searched for transactions yet
+        state.plain_from = (
+            opened.end
+        )  # records below were not searched for transactions yet
         self.report = opened.report
         self.active = opened.active
         self.files = opened.files
@@ -224,14 +246,33 @@ class Writer(Appender):
         # one record, and for many.
         self.encoding_one = (max_bytes, attributes, compress, require_key)
         batch_bytes = min(config.batch_size, config.segment_bytes)
-        self.encoding = (batch_bytes, max_bytes, attributes, *no_producer, compress, require_key)
-        self.is_os = self.durability.kind == "os" and config.flush_messages == INT64_MAX and not self.is_replicated
-        limits = (config.message_timestamp_before_max_ms, config.message_timestamp_after_max_ms)
+        self.encoding = (
+            batch_bytes,
+            max_bytes,
+            attributes,
+            *no_producer,
+            compress,
+            require_key,
+        )
+        self.is_os = (
+            self.durability.kind == "os"
+            and config.flush_messages == INT64_MAX
+            and not self.is_replicated
+        )
+        limits = (
+            config.message_timestamp_before_max_ms,
+            config.message_timestamp_after_max_ms,
+        )
         self.checks_times = min(limits) < INT64_MAX and not config.is_append_time
         self.requires_key = require_key
         self.is_mirror = bool(config.mirror_source)
         # The conditions of kernels/_appending.pxi for the fast path of appends.
-        is_plain = self.is_os and self.sharing is None and attributes == 0 and not self.checks_times
+        is_plain = (
+            self.is_os
+            and self.sharing is None
+            and attributes == 0
+            and not self.checks_times
+        )
         is_plain = is_plain and not self.is_mirror
         self.quick_bytes = 0
         if is_plain and offers_descriptors(self.fs):
@@ -252,7 +293,9 @@ class Writer(Appender):
         """Finish opening before the first write: handle damage or save the recovery."""
         lost = opened.lost
         if lost is not None:
-            self.commit.poison(CorruptLogError(lost.reason, path=lost.path, position=lost.position))
+            self.commit.poison(
+                CorruptLogError(lost.reason, path=lost.path, position=lost.position)
+            )
         elif opened.is_damaged_at_its_end:
             self.roll_locked()
         elif self.recovery_point < self.state.end == self.commit.durable_end:
@@ -262,7 +305,9 @@ class Writer(Appender):
             self.save_recovery_point_locked()
 
     @locked
-    def renew_locked(self, opened: Opened, durable_end: int, cut_offset: int | None) -> None:
+    def renew_locked(
+        self, opened: Opened, durable_end: int, cut_offset: int | None
+    ) -> None:
         """Continue with a reopened partition after another process changed it or died.
 
         `cut_offset` is the offset at which the log was truncated since this process
@@ -279,11 +324,16 @@ class Writer(Appender):
             # counters() derives the number of own appends from the log end. Exclude the
             # records of other processes.
             self._opened_end += opened.end - state.end
-            known = {one.base_offset: one for one in state.segments[:-1] if one.is_current()}
+            known = {
+                one.base_offset: one for one in state.segments[:-1] if one.is_current()
+            }
             self._hold(opened)
             # Keep known segments: they remain mapped, and a running compaction still
             # finds the segments that it read.
-            state.segments = [*(known.get(one.base_offset, one) for one in state.segments[:-1]), self.active]
+            state.segments = [
+                *(known.get(one.base_offset, one) for one in state.segments[:-1]),
+                self.active,
+            ]
         # The durable part of the active segment is unknown. Counting all of it as
         # unsynced makes the next sync earlier.
         self.written_bytes += opened.active.size_bytes
@@ -342,12 +392,18 @@ class Writer(Appender):
             self.followed = transactions.walked(self.state.segments)
         else:
             transactions.walk_on(self.followed, self.state.segments)
-        self.active.set_aborted(self.followed.entries_between(self.active.base_offset, INT64_MAX), writes=True)
+        self.active.set_aborted(
+            self.followed.entries_between(self.active.base_offset, INT64_MAX),
+            writes=True,
+        )
         self.lacks_aborted = False
 
     def _open_shown_end(self) -> None:
         if self.durability.waits or self.is_replicated:
-            self.shown.open(self.state.visible, keeps=self.sharing is not None and self.sharing.is_believed)
+            self.shown.open(
+                self.state.visible,
+                keeps=self.sharing is not None and self.sharing.is_believed,
+            )
         else:
             self.shown.remove()
 
@@ -400,7 +456,9 @@ class Writer(Appender):
             # An interrupt may have cut the release of an earlier call short.
             self.claim.release()
             return
-        if self.fs.forks != self.forks:  # a forked child: the files and the lock are its parent's
+        if (
+            self.fs.forks != self.forks
+        ):  # a forked child: the files and the lock are its parent's
             self._is_released = True
             state.is_closed = True
             state.segments = []
@@ -409,14 +467,18 @@ class Writer(Appender):
             # Inside: an interrupt after these lines still releases the claim.
             self._is_released = True
             state.is_closed = True
-            if self.commit.failure is None and (self.sharing is None or self.sharing.has_turn):
+            if self.commit.failure is None and (
+                self.sharing is None or self.sharing.has_turn
+            ):
                 with checkpoint.expecting_directory(self.fs, self.path):
                     self._finish_locked()
         finally:
             try:
                 if self.commit.failure is not None:
                     self.claim.fail()
-                self.commit.poison(LogClosedError("the log was closed meanwhile", path=self.path))
+                self.commit.poison(
+                    LogClosedError("the log was closed meanwhile", path=self.path)
+                )
                 # A sync that another thread is running still uses the files.
                 with self.commit.held(failed=True):
                     self.shown.close()
@@ -437,9 +499,13 @@ class Writer(Appender):
             self.sync_locked()
             if self.lacks_aborted:
                 self.index_aborted_locked()
-            # The closing time entry, which Kafka reads as the largest timestamp of the segment.
+            # The closing time entry, which Kafka reads as the largest timestamp of the
+            # segment.
             time_index = active.time_index
-            time_index.add(active.largest_timestamp, active.largest_timestamp_offset - active.base_offset)
+            time_index.add(
+                active.largest_timestamp,
+                active.largest_timestamp_offset - active.base_offset,
+            )
             try:
                 # A failed append was truncated from the file. fdatasync need not sync a
                 # smaller size. Until it is synced, a power cut may restore the bytes.
@@ -459,12 +525,18 @@ class Writer(Appender):
             # writes them together. In a shared log, the point is written while the
             # write lock is held: later, another process may have truncated the log
             # below it.
-            if self.sharing is not None or not self.claim.hand_over(self.key, self.commit.durable_end):
+            if self.sharing is not None or not self.claim.hand_over(
+                self.key, self.commit.durable_end
+            ):
                 self.save_recovery_point_locked()
             if self.is_replicated:
                 # On failure, the leader raises the old value again.
                 with contextlib.suppress(DiskFullError, ResourceError):
-                    self.set_checkpoint(checkpoint.HIGH_WATERMARK, self.state.visible, may_use_reserve=True)
+                    self.set_checkpoint(
+                        checkpoint.HIGH_WATERMARK,
+                        self.state.visible,
+                        may_use_reserve=True,
+                    )
             elif self.shown.is_open:
                 # All records are durable. Readers need no limit, and Kafka may append
                 # next.
@@ -542,7 +614,10 @@ class Writer(Appender):
                 path=self.path,
                 found=f"mirror.source={self.state.config.mirror_source}",
             )
-        raise ForkedWriterError("the log was opened by a parent process; open it again in the child", path=self.path)
+        raise ForkedWriterError(
+            "the log was opened by a parent process; open it again in the child",
+            path=self.path,
+        )
 
     # -- partition metadata ------------------------------------------------------------
 
@@ -568,20 +643,30 @@ class Writer(Appender):
             return
         # Below dense_from only seals reveal a loss, so stale seals are removed before
         # the new value is on disk.
-        has_seals = self.state.gaps.noted.has_seals or seals.drop_stale(self.fs, self.path, self.state.segments[:-1])
+        has_seals = self.state.gaps.noted.has_seals or seals.drop_stale(
+            self.fs, self.path, self.state.segments[:-1]
+        )
         self._note_locked(attrs.evolve(self.notes, dense_from=dense_from))
-        self.state.gaps.noted = gaps.Noted(max(self.state.gaps.dense_from, dense_from), has_seals)
+        self.state.gaps.noted = gaps.Noted(
+            max(self.state.gaps.dense_from, dense_from), has_seals
+        )
 
     @locked
-    def set_epochs_locked(self, entries: list[epochs.Entry], *, write: bool = True) -> None:
+    def set_epochs_locked(
+        self, entries: list[epochs.Entry], *, write: bool = True
+    ) -> None:
         """Replace the leader epochs, on disk first unless write=False."""
         if entries != self.epochs:
             if write:
-                checkpoint.write_epochs(self.fs, self.path, entries, reserve=self.parent)
+                checkpoint.write_epochs(
+                    self.fs, self.path, entries, reserve=self.parent
+                )
             self.epochs = entries
             self.leader_epoch = entries[-1][0]
 
-    def set_checkpoint(self, name: str, offset: int, *, may_use_reserve: bool = False) -> None:
+    def set_checkpoint(
+        self, name: str, offset: int, *, may_use_reserve: bool = False
+    ) -> None:
         """Set this partition's entry in a checkpoint of the log directory."""
         changes = {self.key: offset}
         self.claim.checkpoints.set(name, changes, may_use_reserve=may_use_reserve)
@@ -609,7 +694,9 @@ class Writer(Appender):
 
     # -- appending ---------------------------------------------------------------------
 
-    def may_wait(self, size_bytes: int, max_timestamp: int, *, has_producer: bool) -> bool:
+    def may_wait(
+        self, size_bytes: int, max_timestamp: int, *, has_producer: bool
+    ) -> bool:
         """Return whether appending such a batch without durability may block now.
 
         It may wait for another thread, a roll or a sync, or read the state of
@@ -620,7 +707,10 @@ class Writer(Appender):
         try:
             if self.state.is_closed or self.commit.failure is not None:
                 return False
-            if self.durability.kind in ("every", "interval") or self.state.config.flush_messages < INT64_MAX:
+            if (
+                self.durability.kind in ("every", "interval")
+                or self.state.config.flush_messages < INT64_MAX
+            ):
                 return True  # an append may be the one that syncs
             if has_producer and not (self.notes.producers and self.producers.is_known):
                 return True
@@ -633,19 +723,30 @@ class Writer(Appender):
 
     @locked
     def store_scratch_locked(
-        self, size: int, batches: list[EncodedBatch], now_ms: int, durability: Level | None
+        self,
+        size: int,
+        batches: list[EncodedBatch],
+        now_ms: int,
+        durability: Level | None,
     ) -> None:
         """Write the batches in the scratch buffer."""
         try:
-            self.store_locked(memoryview(self.scratch)[:size], batches, now_ms, durability)
+            self.store_locked(
+                memoryview(self.scratch)[:size], batches, now_ms, durability
+            )
         except BaseException:
-            # The traceback of the error may keep views of the buffer, and a buffer with views cannot grow.
+            # The traceback of the error may keep views of the buffer, and a buffer with
+            # views cannot grow.
             self.scratch = bytearray()
             raise
 
     @locked
     def store_locked(
-        self, data: bytes | memoryview, batches: Sequence[EncodedBatch], now_ms: int, durability: Level | None
+        self,
+        data: bytes | memoryview,
+        batches: Sequence[EncodedBatch],
+        now_ms: int,
+        durability: Level | None,
     ) -> None:
         """Write batches in as few calls as the segments and the policy allow."""
         if not batches:
@@ -663,7 +764,13 @@ class Writer(Appender):
             ((_, _, last_offset, max_timestamp),) = batches
             self.write_locked(data, last_offset, max_timestamp, now_ms, batches)
         elif len(data) <= most:
-            self.write_locked(data, batches[-1][2], max(batch[3] for batch in batches), now_ms, batches)
+            self.write_locked(
+                data,
+                batches[-1][2],
+                max(batch[3] for batch in batches),
+                now_ms,
+                batches,
+            )
         else:
             before = self.state.end
             try:
@@ -692,14 +799,18 @@ class Writer(Appender):
             if durability != "os":
                 self._sync_written_locked()
             return
-        # The policies `every` and `interval` let readers see records that a power cut may lose.
+        # The policies `every` and `interval` let readers see records that a power cut
+        # may lose.
         if not self.is_replicated:
             state.show(state.end)
         unsynced = state.end - self.commit.durable_end
         if kind == "every":
             due = unsynced >= self.durability.amount
         else:
-            due = kind == "interval" and self.fs.monotonic_ms() - self.last_sync_ms >= self.durability.amount
+            due = (
+                kind == "interval"
+                and self.fs.monotonic_ms() - self.last_sync_ms >= self.durability.amount
+            )
         if due or unsynced >= state.config.flush_messages:
             self._sync_written_locked()
 
@@ -731,12 +842,17 @@ class Writer(Appender):
         if self.is_midway:
             self._refuse_midway_locked()
         if self.is_held:
-            raise DiskFullError("the disk is nearly full, below the directory's min_free_bytes", path=self.path)
+            raise DiskFullError(
+                "the disk is nearly full, below the directory's min_free_bytes",
+                path=self.path,
+            )
         segment = self.active
         if segment.is_full(size, max_timestamp, last_offset, now_ms):
             self.roll_locked()  # which syncs all written data
             segment = self.active
-        elif self.written_bytes + size - self.commit.synced_bytes > self._unsynced_limit:
+        elif (
+            self.written_bytes + size - self.commit.synced_bytes > self._unsynced_limit
+        ):
             self.sync_locked()
         state = self.state
         if may_change_transactions(data, batches):  # before readers see the batches
@@ -757,10 +873,14 @@ class Writer(Appender):
         except DiskFullError:  # the segment has undone its write: the log is unchanged
             self.is_midway = False
             raise
-        except StorageWriteError as error:  # the file may contain unknown bytes above its end
+        except (
+            StorageWriteError
+        ) as error:  # the file may contain unknown bytes above its end
             self.commit.poison(error)
             raise
-        except BaseException:  # an interrupt after the write: no receipt names these records
+        except (
+            BaseException
+        ):  # an interrupt after the write: no receipt names these records
             self._take_back_locked(start, end, written_bytes)
             self.is_midway = False
             raise
@@ -783,7 +903,11 @@ class Writer(Appender):
 
     @locked
     def _write_parts_locked(
-        self, data: bytes | memoryview, batches: Sequence[EncodedBatch], now_ms: int, most: int
+        self,
+        data: bytes | memoryview,
+        batches: Sequence[EncodedBatch],
+        now_ms: int,
+        most: int,
     ) -> None:
         """Write batches in parts of at most `most` bytes.
 
@@ -792,7 +916,12 @@ class Writer(Appender):
         newest = max(batch[3] for batch in batches)
         # Roll first if a roll is needed: parts in the active segment can be undone, but
         # parts in a sealed one cannot.
-        if self.active.is_full(min(len(data), self.state.config.segment_bytes), newest, batches[-1][2], now_ms):
+        if self.active.is_full(
+            min(len(data), self.state.config.segment_bytes),
+            newest,
+            batches[-1][2],
+            now_ms,
+        ):
             self.roll_locked()
         segment = self.active
         start = self.active.size_bytes
@@ -805,12 +934,20 @@ class Writer(Appender):
                 # positions are relative to the first of them.
                 first = batches[stored][0]
                 stop = stored + 1
-                while stop < len(batches) and batches[stop][0] + batches[stop][1] - first <= most:
+                while (
+                    stop < len(batches)
+                    and batches[stop][0] + batches[stop][1] - first <= most
+                ):
                     stop += 1
-                part = [(at - first, size, last, newest) for at, size, last, newest in batches[stored:stop]]
+                part = [
+                    (at - first, size, last, newest)
+                    for at, size, last, newest in batches[stored:stop]
+                ]
                 at, size, last_offset, _ = part[-1]
                 newest = max(batch[3] for batch in part)
-                self.write_locked(data[first : first + at + size], last_offset, newest, now_ms, part)
+                self.write_locked(
+                    data[first : first + at + size], last_offset, newest, now_ms, part
+                )
                 stored = stop
                 if self.durability.kind == "always" and stored < len(batches):
                     self.sync_locked()
@@ -832,9 +969,13 @@ class Writer(Appender):
         No receipt names their records. Returns False if a sync of another thread has
         made some batches visible in the meantime; all batches then remain.
         """
-        with self.commit.held():  # otherwise a running sync would count the removed bytes
+        with (
+            self.commit.held()
+        ):  # otherwise a running sync would count the removed bytes
             is_seen = self.state.visible > end
-            may_be_copied = self.is_replicated and self.state.end > end  # followers read up to the log end
+            may_be_copied = (
+                self.is_replicated and self.state.end > end
+            )  # followers read up to the log end
             if is_seen or may_be_copied:
                 return False
             try:
@@ -861,7 +1002,11 @@ class Writer(Appender):
         if expected_offset is None:
             return
         if not isinstance(expected_offset, (int, np.integer)):
-            raise InvalidConfigError("expected_offset is no offset", expected="an int", found=repr(expected_offset))
+            raise InvalidConfigError(
+                "expected_offset is no offset",
+                expected="an int",
+                found=repr(expected_offset),
+            )
         if expected_offset != self.state.end:
             raise OffsetConflictError(
                 "the log does not end where this append expects its end",
@@ -870,7 +1015,9 @@ class Writer(Appender):
                 found=self.state.end,
             )
 
-    def acknowledge(self, first: int, last: int, now_ms: int, durability: Level | None) -> Receipt:
+    def acknowledge(
+        self, first: int, last: int, now_ms: int, durability: Level | None
+    ) -> Receipt:
         """Wait for the promised durability, and return the receipt.
 
         The append lock is not held, so other threads can append concurrently.
@@ -891,7 +1038,11 @@ class Writer(Appender):
                 with self.state.lock:
                     # Check again: if several threads find it due, only the first saves
                     # it.
-                    if not self.state.is_closed and commit.synced_bytes - self.recovery_bytes > _RECOVERY_LAG_BYTES:
+                    if (
+                        not self.state.is_closed
+                        and commit.synced_bytes - self.recovery_bytes
+                        > _RECOVERY_LAG_BYTES
+                    ):
                         self.save_recovery_point_locked()
         return Receipt(first, last, now_ms, reached, *self.key)
 
@@ -900,7 +1051,9 @@ class Writer(Appender):
 
         An error that invites the caller to append again would store the record twice.
         """
-        return DurabilityUnknownError(f"it is not known whether the record is on disk: {error}", path=self.path)
+        return DurabilityUnknownError(
+            f"it is not known whether the record is on disk: {error}", path=self.path
+        )
 
     # -- the durable end and the visible end -------------------------------------------
 
@@ -966,7 +1119,13 @@ class Writer(Appender):
             if self.sharing is not None:
                 self.sharing.fail()
         if not isinstance(cause, LogClosedError):
-            tell("log", ERROR, "%s refuses writes until it is opened again: %r", self.path, cause)
+            tell(
+                "log",
+                ERROR,
+                "%s refuses writes until it is opened again: %r",
+                self.path,
+                cause,
+            )
 
     @locked
     def stir_locked(self) -> None:
@@ -991,7 +1150,8 @@ class Writer(Appender):
             base = base_offset
         old = self.active
         path = os.path.join(self.path, file_name(base, LOG))
-        # Take the snapshot before the new segment exists: it covers the records below the new base offset.
+        # Take the snapshot before the new segment exists: it covers the records below
+        # the new base offset.
         producers = self.producers.to_save(has_producers=self.notes.producers)
         if self.lacks_aborted:
             self.index_aborted_locked()
@@ -999,7 +1159,9 @@ class Writer(Appender):
             try:
                 sealed = old.seal()
                 self.is_midway = True
-                new = ActiveSegment(self.fs, self.path, base, self.state.config, create=True)
+                new = ActiveSegment(
+                    self.fs, self.path, base, self.state.config, create=True
+                )
                 self.fs.sync_dir(self.path)
                 self.state.segments = [*self.state.segments[:-1], sealed, new]
                 self.active = new
@@ -1013,18 +1175,25 @@ class Writer(Appender):
                 # space or descriptors is temporary, and the append may be repeated.
                 goes_on = False  # even if there is no memory for the check
                 try:
-                    goes_on = isinstance(error, (DiskFullError, ResourceError)) and not self.fs.exists(path)
+                    goes_on = isinstance(
+                        error, (DiskFullError, ResourceError)
+                    ) and not self.fs.exists(path)
                 finally:
                     if goes_on:
                         self.is_midway = False
                     else:
                         self.commit.poison(error)
                 if isinstance(error, (FileExistsError, FileNotFoundError)):
-                    raise CorruptLogError("another program changed the directory", path=path) from error
+                    raise CorruptLogError(
+                        "another program changed the directory", path=path
+                    ) from error
                 raise
         self.rolls += 1
         self.producers.save(producers)
-        if self.on_stir is None or self.commit.synced_bytes - self.recovery_bytes > _RECOVERY_LAG_BYTES:
+        if (
+            self.on_stir is None
+            or self.commit.synced_bytes - self.recovery_bytes > _RECOVERY_LAG_BYTES
+        ):
             self.save_recovery_point_locked()
         else:
             # The LogDir saves the recovery point at its next tick(), together with
@@ -1040,11 +1209,16 @@ class Writer(Appender):
             seals.seal(self.fs, old, old.last_offset + 1, new.base_offset)
 
 
-def may_change_transactions(data: bytes | memoryview, batches: Sequence[EncodedBatch] | None) -> bool:
+def may_change_transactions(
+    data: bytes | memoryview, batches: Sequence[EncodedBatch] | None
+) -> bool:
     """Return whether a batch is part of a transaction, or is a control batch.
 
     `batches` is as for write_locked().
     """
     if batches is None:
         return bool(data[_ATTRIBUTES_POSITION] & _TRANSACTIONS_MASK)
-    return any(data[position + _ATTRIBUTES_POSITION] & _TRANSACTIONS_MASK for position, _, _, _ in batches)
+    return any(
+        data[position + _ATTRIBUTES_POSITION] & _TRANSACTIONS_MASK
+        for position, _, _, _ in batches
+    )

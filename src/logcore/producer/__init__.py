@@ -1,7 +1,21 @@
-"""The producer of LogDir.producer(): collects records into batches, and writes them in the background."""
+"""The producer of LogDir.producer(): collects records into batches, and writes them in
+the background.
+"""
 
 from logcore.producer.futures import RecordFuture
 from logcore.producer.producer import Producer
-from logcore.producer.values import Interceptor, ProducerMetrics, ProducerRecord, RecordMetadata
+from logcore.producer.values import (
+    Interceptor,
+    ProducerMetrics,
+    ProducerRecord,
+    RecordMetadata,
+)
 
-__all__ = ["Interceptor", "Producer", "ProducerMetrics", "ProducerRecord", "RecordFuture", "RecordMetadata"]
+__all__ = [
+    "Interceptor",
+    "Producer",
+    "ProducerMetrics",
+    "ProducerRecord",
+    "RecordFuture",
+    "RecordMetadata",
+]

@@ -123,7 +123,13 @@ class Batch(BatchFields):
         "written",
     )
 
-    def __init__(self, delivery: Delivery, created_ms: int, limit_bytes: int = 0, most_records: int = 0) -> None:
+    def __init__(
+        self,
+        delivery: Delivery,
+        created_ms: int,
+        limit_bytes: int = 0,
+        most_records: int = 0,
+    ) -> None:
         self.delivery = delivery
         self.created_ms = created_ms
         #: Limits of the encoded size and of the number of records.
@@ -157,7 +163,10 @@ class Batch(BatchFields):
 
     def fits(self, size_bytes: int) -> bool:
         """Return whether another record of at most `size_bytes` fits."""
-        return self.size_bytes + size_bytes <= self.limit_bytes and len(self.records) < self.most_records
+        return (
+            self.size_bytes + size_bytes <= self.limit_bytes
+            and len(self.records) < self.most_records
+        )
 
     def forget_attempt(self) -> None:
         """Reset a batch that is not stored.
@@ -174,7 +183,10 @@ class Batch(BatchFields):
         """Return two batches with the first and the second half of the records."""
         middle = len(self.records) // 2
         deliveries = self.delivery.split(self.delivery.first + middle)
-        halves = Batch(deliveries[0], self.created_ms), Batch(deliveries[1], self.created_ms)
+        halves = (
+            Batch(deliveries[0], self.created_ms),
+            Batch(deliveries[1], self.created_ms),
+        )
         if isinstance(self.records, Columns):
             halves[0].records = self.records.cut(0, middle)
             halves[1].records = self.records.cut(middle, len(self.records))
@@ -221,7 +233,9 @@ class Queue(QueueFields):
         if identity is None or identity is not self.identity:
             return  # it was never encoded, or its identity was given up
         identity.next_sequence = batch.sequence
-        for behind in itertools.islice(self.batches, self.batches.index(batch) + 1, None):
+        for behind in itertools.islice(
+            self.batches, self.batches.index(batch) + 1, None
+        ):
             if behind.identity is identity:
                 behind.forget_attempt()
 
@@ -285,7 +299,9 @@ class Accumulator(AccumulatorFields):
         """Append an open batch to a queue."""
         queue.close()
         # batch_size limits the compressed batch, but records are counted uncompressed.
-        limit_bytes = int(self._settings.batch_size / self.ratios.of(queue.topic, self._codec))
+        limit_bytes = int(
+            self._settings.batch_size / self.ratios.of(queue.topic, self._codec)
+        )
         delivery = Delivery(queue.topic, queue.partition, self._teller)
         batch = Batch(delivery, now_ms, limit_bytes, self._most_records)
         queue.batches.append(batch)
@@ -293,7 +309,9 @@ class Accumulator(AccumulatorFields):
         self.active[queue] = None
         return batch
 
-    def add(self, queue: Queue, records: list[Row] | Columns, size_bytes: int, now_ms: int) -> Batch:
+    def add(
+        self, queue: Queue, records: list[Row] | Columns, size_bytes: int, now_ms: int
+    ) -> Batch:
         """Append a closed batch of these records to a queue.
 
         The records occupy `size_bytes`.
@@ -311,7 +329,9 @@ class Accumulator(AccumulatorFields):
         for queue in self.active:
             queue.close()
 
-    def ready(self, queue: Queue, now_ms: int, most_bytes: int, *, closed_only: bool = False) -> list[Batch]:
+    def ready(
+        self, queue: Queue, now_ms: int, most_bytes: int, *, closed_only: bool = False
+    ) -> list[Batch]:
         """Return the batches at the front that are ready now, and close an open one.
 
         They have at most `most_bytes`, except that a single batch may be larger.
@@ -340,7 +360,9 @@ class Accumulator(AccumulatorFields):
         if not fronts:
             return None
         timeout_ms = self._settings.delivery_timeout_ms
-        return min(min(self._ready_ms(one), one.created_ms + timeout_ms) for one in fronts)
+        return min(
+            min(self._ready_ms(one), one.created_ms + timeout_ms) for one in fronts
+        )
 
     def is_expired(self, batch: Batch, now_ms: int) -> bool:
         """Return whether a batch is older than delivery_timeout_ms."""
@@ -350,7 +372,10 @@ class Accumulator(AccumulatorFields):
         """Delay a batch after a failed attempt that may be retried (2.3, rule 7)."""
         batch.attempts += 1
         settings = self._settings
-        wait_ms = min(settings.retry_backoff_ms * 2 ** min(batch.attempts - 1, 20), settings.retry_backoff_max_ms)
+        wait_ms = min(
+            settings.retry_backoff_ms * 2 ** min(batch.attempts - 1, 20),
+            settings.retry_backoff_max_ms,
+        )
         # 80 to 120 %, so that not all retry at the same time
         batch.due_ms = now_ms + wait_ms * (800 + self._draw(401)) // 1000
 
@@ -384,8 +409,16 @@ class Accumulator(AccumulatorFields):
 
     def all(self) -> Iterator[tuple[Queue, Batch]]:
         """Return every batch without an outcome."""
-        return ((queue, batch) for queue in list(self.active) for batch in list(queue.batches))
+        return (
+            (queue, batch)
+            for queue in list(self.active)
+            for batch in list(queue.batches)
+        )
 
     def pending(self) -> list[Delivery]:
         """Return the deliveries that are open now."""
-        return list(itertools.chain.from_iterable([one.delivery for one in queue.batches] for queue in self.active))
+        return list(
+            itertools.chain.from_iterable(
+                [one.delivery for one in queue.batches] for queue in self.active
+            )
+        )

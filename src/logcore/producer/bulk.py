@@ -1,4 +1,5 @@
-"""Many records at once: how large they are, where their batches are cut, and one outcome for all of them.
+"""Many records at once: how large they are, where their batches are cut, and one
+outcome for all of them.
 
 Nothing here chooses a partition (routing.py) or writes.
 """
@@ -27,7 +28,9 @@ Sizes = npt.NDArray[np.int64]
 
 
 class Gathered:
-    """The outcome of one send_many() or send_columns(): a receipt for each batch, or the first error."""
+    """The outcome of one send_many() or send_columns(): a receipt for each batch, or
+    the first error.
+    """
 
     def __init__(self) -> None:
         self.future: Future[list[Receipt]] = Future()
@@ -43,7 +46,9 @@ class Gathered:
             self._open += 1
 
     def fail(self, error: Exception) -> None:
-        """The call could not send all. Raises the error where it had sent nothing; else the future has it."""
+        """The call could not send all. Raises the error where it had sent nothing; else
+        the future has it.
+        """
         with self._lock:
             if self._open == 1 and not self._receipts and self._error is None:
                 raise error
@@ -61,11 +66,14 @@ class Gathered:
         if self._error is not None:
             self.future.set_exception(self._error)
         else:
-            self.future.set_result(sorted(self._receipts, key=lambda one: (one.partition, one.offset)))
+            self.future.set_result(
+                sorted(self._receipts, key=lambda one: (one.partition, one.offset))
+            )
 
 
 def keys_and_sizes(rows: Sequence[Any]) -> tuple[list[bytes | None] | None, Sizes]:
-    """The keys of records, None where none has one; and what each takes in a batch at most, bytes, int64 of shape (n,).
+    """The keys of records, None where none has one; and what each takes in a batch at
+    most, bytes, int64 of shape (n,).
 
     Raises InvalidRecordError for what is no record.
     """
@@ -84,10 +92,15 @@ def keys_and_sizes(rows: Sequence[Any]) -> tuple[list[bytes | None] | None, Size
         if max(map(len, rows), default=2) > 2:
             for at, row in enumerate(rows):
                 if len(row) > 2 and row[2]:
-                    sizes[at] += sum(len(name) * 4 + len(content or b"") + HEADER_BYTES for name, content in row[2])
+                    sizes[at] += sum(
+                        len(name) * 4 + len(content or b"") + HEADER_BYTES
+                        for name, content in row[2]
+                    )
     except (TypeError, ValueError, IndexError, KeyError) as error:
         raise InvalidRecordError(
-            "a record is a tuple", expected="(key, value[, headers[, timestamp_ms]])", found=repr(error)
+            "a record is a tuple",
+            expected="(key, value[, headers[, timestamp_ms]])",
+            found=repr(error),
         ) from error
     return keys if has_keys else None, sizes + RECORD_BYTES
 
@@ -108,8 +121,11 @@ def sizes_of_columns(columns: Columns) -> Sizes:
     return sizes
 
 
-def cuts(sizes: Sizes, limit_bytes: int, most_records: int) -> Iterator[tuple[int, int, int]]:
-    """Where batches begin and end among records of such sizes, and what their records take: (start, stop, bytes).
+def cuts(
+    sizes: Sizes, limit_bytes: int, most_records: int
+) -> Iterator[tuple[int, int, int]]:
+    """Where batches begin and end among records of such sizes, and what their records
+    take: (start, stop, bytes).
 
     A batch holds limit_bytes, but never less than one record.
     """
@@ -117,7 +133,9 @@ def cuts(sizes: Sizes, limit_bytes: int, most_records: int) -> Iterator[tuple[in
     start = 0
     before = 0
     while start < len(sizes):
-        stop = int(np.searchsorted(reached, before + limit_bytes - BATCH_BYTES, side="right"))
+        stop = int(
+            np.searchsorted(reached, before + limit_bytes - BATCH_BYTES, side="right")
+        )
         stop = min(max(stop, start + 1), start + most_records)
         behind = int(reached[stop - 1])
         yield start, stop, behind - before
@@ -126,7 +144,9 @@ def cuts(sizes: Sizes, limit_bytes: int, most_records: int) -> Iterator[tuple[in
 
 
 def taken(columns: Columns, places: npt.NDArray[np.int64]) -> Columns:
-    """The rows at some places, copied. Raises InvalidRecordError where a column is too large for that."""
+    """The rows at some places, copied. Raises InvalidRecordError where a column is too
+    large for that.
+    """
     times = None
     if columns.times is not None:
         times = columns.times[places]
@@ -139,12 +159,21 @@ def taken(columns: Columns, places: npt.NDArray[np.int64]) -> Columns:
     return Columns(keys, values, times, len(places))
 
 
-def _taken(column: tuple[Any, Any, Any], places: npt.NDArray[np.int64]) -> tuple[Any, Any, Any]:
+def _taken(
+    column: tuple[Any, Any, Any], places: npt.NDArray[np.int64]
+) -> tuple[Any, Any, Any]:
     data, edges, nulls = column
     first = int(edges[0])
     if int(edges[-1]) - first > INT32_MAX:
-        raise InvalidRecordError("a column is too large to be divided by its keys", expected="at most 2^31-1 bytes")
+        raise InvalidRecordError(
+            "a column is too large to be divided by its keys",
+            expected="at most 2^31-1 bytes",
+        )
     positions = np.ascontiguousarray((edges[:-1] - first)[places], np.int32)
     sizes = np.ascontiguousarray(np.diff(edges)[places], np.int32)
     offsets, pieces = kernel.gather(data[first : int(edges[-1])], positions, sizes)
-    return pieces, offsets.astype(np.int64), None if nulls is None else np.ascontiguousarray(nulls[places])
+    return (
+        pieces,
+        offsets.astype(np.int64),
+        None if nulls is None else np.ascontiguousarray(nulls[places]),
+    )

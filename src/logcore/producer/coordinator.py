@@ -57,7 +57,13 @@ from logcore.errors import (
     TopicNotFoundError,
 )
 from logcore.format.grouprecords import partition_of
-from logcore.format.transactionrecords import Partition, Status, StoredTransaction, transaction_key, transaction_value
+from logcore.format.transactionrecords import (
+    Partition,
+    Status,
+    StoredTransaction,
+    transaction_key,
+    transaction_value,
+)
 from logcore.fs import FS
 from logcore.log import Log
 from logcore.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
@@ -95,7 +101,9 @@ class Directory(Protocol):
     def was_clean(self) -> bool: ...
     def topics(self) -> list[str]: ...
     def __contains__(self, topic: object) -> bool: ...
-    def ensure_topic(self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None) -> bool: ...
+    def ensure_topic(
+        self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None
+    ) -> bool: ...
     def partitions(self, name: str) -> tuple[int, ...]: ...
     def partition(self, topic: str, number: int) -> Log: ...
     def open_again(self, topic: str, number: int) -> Log: ...
@@ -207,10 +215,17 @@ class TransactionCoordinator:
                     client_version=2,
                 )
             )
-        if result is TransactionError.INVALID_TXN_STATE or result is TransactionError.PRODUCER_FENCED:
-            raise InvalidTransactionStateError(f"no transaction of {transactional_id!r} is open")
+        if (
+            result is TransactionError.INVALID_TXN_STATE
+            or result is TransactionError.PRODUCER_FENCED
+        ):
+            raise InvalidTransactionStateError(
+                f"no transaction of {transactional_id!r} is open"
+            )
         if isinstance(result, TransactionError):
-            raise ResourceError(f"the transaction of {transactional_id!r} cannot be ended now: {result.name}")
+            raise ResourceError(
+                f"the transaction of {transactional_id!r} cannot be ended now: {result.name}"
+            )
 
     def verified(
         self,
@@ -353,7 +368,12 @@ class TransactionCoordinator:
                 case Cancel(name):
                     self._timers.cancel(name)
                 case TimedOut(name):
-                    tell("transactions", WARNING, "the transaction of %r was open too long and is aborted", name)
+                    tell(
+                        "transactions",
+                        WARNING,
+                        "the transaction of %r was open too long and is aborted",
+                        name,
+                    )
 
     def _store(self, machine: Transactions, effect: Store) -> None:
         if machine.is_over:  # an earlier record failed
@@ -365,7 +385,12 @@ class TransactionCoordinator:
             value = transaction_value(effect.stored)
         try:
             log = self._home(name)
-            receipt = log.append(value, key=transaction_key(name), timestamp_ms=self._fs.now_ms(), durability="os")
+            receipt = log.append(
+                value,
+                key=transaction_key(name),
+                timestamp_ms=self._fs.now_ms(),
+                durability="os",
+            )
         except (LogcoreError, OSError) as error:
             self._have_stored(machine, effect, error)
             return
@@ -375,12 +400,23 @@ class TransactionCoordinator:
             self._have_stored(machine, effect, None)
             return
         ends = {log: receipt.last_offset + 1}
-        self._unsynced.add(ends, lambda failures: self._have_stored(machine, effect, failures.get(log)))
+        self._unsynced.add(
+            ends, lambda failures: self._have_stored(machine, effect, failures.get(log))
+        )
 
-    def _have_stored(self, machine: Transactions, effect: Store, failure: Exception | None) -> None:
+    def _have_stored(
+        self, machine: Transactions, effect: Store, failure: Exception | None
+    ) -> None:
         if failure is not None and not machine.is_over:
             name = effect.transaction.transactional_id
-            tell("transactions", ERROR, "%s: a record of %r was not stored: %s", TRANSACTIONS_TOPIC, name, failure)
+            tell(
+                "transactions",
+                ERROR,
+                "%s: a record of %r was not stored: %s",
+                TRANSACTIONS_TOPIC,
+                name,
+                failure,
+            )
             self._is_loaded = False
         self._act(machine.stored(effect, self.now_ms(), failed=failure is not None))
 
@@ -390,13 +426,17 @@ class TransactionCoordinator:
         ends: dict[Log, int] = {}
         for partition in sorted(effect.partitions):
             try:
-                home_epoch = self._home(effect.transaction.transactional_id).leader_epoch
+                home_epoch = self._home(
+                    effect.transaction.transactional_id
+                ).leader_epoch
                 log = self._marked(partition)
                 receipt = log.end_transaction(
                     effect.producer_id,
                     effect.producer_epoch,
                     commit=effect.commit,
-                    coordinator_epoch=marker_epoch(log.writer, effect.producer_id, home_epoch),
+                    coordinator_epoch=marker_epoch(
+                        log.writer, effect.producer_id, home_epoch
+                    ),
                     durability="os",
                 )
             except _SETTLED:
@@ -406,7 +446,9 @@ class TransactionCoordinator:
                 continue
             written[partition] = log
             ends[log] = receipt.last_offset + 1
-        self._unsynced.add(ends, functools.partial(self._have_marked, machine, effect, written, left))
+        self._unsynced.add(
+            ends, functools.partial(self._have_marked, machine, effect, written, left)
+        )
 
     def _abort(self, orphan: AbortOrphan) -> None:
         for partition in sorted(orphan.partitions):
@@ -419,7 +461,13 @@ class TransactionCoordinator:
                     coordinator_epoch=marker_epoch(log.writer, orphan.producer_id, 0),
                 )
             except (LogcoreError, OSError) as error:
-                tell("transactions", ERROR, "%s-%d: what was left open was not aborted: %s", *partition, error)
+                tell(
+                    "transactions",
+                    ERROR,
+                    "%s-%d: what was left open was not aborted: %s",
+                    *partition,
+                    error,
+                )
                 continue
             # Otherwise, groups that were read earlier would wait for these offsets
             # forever.
@@ -433,8 +481,16 @@ class TransactionCoordinator:
             return self._directory.open_again(*partition)
         return log
 
-    def _miss(self, partition: Partition, error: Exception, left: set[Partition]) -> None:
-        tell("transactions", ERROR, "%s-%d: the marker of a transaction was not stored: %s", *partition, error)
+    def _miss(
+        self, partition: Partition, error: Exception, left: set[Partition]
+    ) -> None:
+        tell(
+            "transactions",
+            ERROR,
+            "%s-%d: the marker of a transaction was not stored: %s",
+            *partition,
+            error,
+        )
         left.add(partition)
 
     def _have_marked(

@@ -1,11 +1,15 @@
-"""The outcome of a batch, and the futures of its records, which all wait for that one outcome.
+"""The outcome of a batch, and the futures of its records, which all wait for that one
+outcome.
 
 Rules:
-- A plain Future makes a lock of its own, which costs more than sending the record. Here all futures of a batch share
-  the condition of its Delivery; concurrent.futures.wait(), as_completed() and asyncio.wrap_future() work with them.
-- An outcome is final. Callbacks run once, those of one partition in the order of its offsets, outside all locks.
-- A batch that is split has two Deliveries instead of its own, which share its condition and those who wait. Records are
-  numbered by their place in the batch that they were sent in, also in the parts.
+- A plain Future makes a lock of its own, which costs more than sending the record. Here
+  all futures of a batch share the condition of its Delivery; concurrent.futures.wait(),
+  as_completed() and asyncio.wrap_future() work with them.
+- An outcome is final. Callbacks run once, those of one partition in the order of its
+  offsets, outside all locks.
+- A batch that is split has two Deliveries instead of its own, which share its condition
+  and those who wait. Records are numbered by their place in the batch that they were
+  sent in, also in the parts.
 
 Nothing here sends or encodes.
 """
@@ -34,7 +38,9 @@ _FINISHED: Final = "FINISHED"
 
 
 class Teller:
-    """Runs the callbacks of one producer. thread: the one that runs them now; written by that thread alone."""
+    """Runs the callbacks of one producer. thread: the one that runs them now; written
+    by that thread alone.
+    """
 
     def __init__(self, interceptors: tuple[Interceptor, ...]) -> None:
         self.interceptors = interceptors
@@ -46,7 +52,9 @@ class Teller:
         return self.thread == threading.get_ident()
 
     def tell(self, delivery: Delivery) -> None:
-        """Runs the callbacks of a delivery that is resolved. One thread at a time, which the sender sees to."""
+        """Runs the callbacks of a delivery that is resolved. One thread at a time,
+        which the sender sees to.
+        """
         self.thread = threading.get_ident()
         try:
             delivery.tell(self.interceptors)
@@ -62,12 +70,15 @@ class Gathered(Protocol):
 
 
 class Delivery:
-    """The outcome of one batch. Written by the sender under the condition; read by anyone.
+    """The outcome of one batch. Written by the sender under the condition; read by
+    anyone.
 
-    first: number of its first record. receipt: of its append, once that is done. error: why it failed. resolved: one of
-    them is final. has_told: its callbacks have run. parts: the two it was split into, and the number that the second
-    begins with. gives_time: the log has set the times of the records. callbacks: those of records, in their order;
-    later: those of futures. gathered: who waits for the outcome of many batches.
+    first: number of its first record. receipt: of its append, once that is done. error:
+    why it failed. resolved: one of them is final. has_told: its callbacks have run.
+    parts: the two it was split into, and the number that the second begins with.
+    gives_time: the log has set the times of the records. callbacks: those of records,
+    in their order; later: those of futures. gathered: who waits for the outcome of many
+    batches.
     """
 
     __slots__ = (
@@ -90,7 +101,12 @@ class Delivery:
     )
 
     def __init__(
-        self, topic: str, partition: int, teller: Teller, first: int = 0, origin: Delivery | None = None
+        self,
+        topic: str,
+        partition: int,
+        teller: Teller,
+        first: int = 0,
+        origin: Delivery | None = None,
     ) -> None:
         self.topic = topic
         self.partition = partition
@@ -130,14 +146,24 @@ class Delivery:
             return self.condition.wait_for(lambda: self.is_told, seconds)
 
     def split(self, at: int) -> tuple[Delivery, Delivery]:
-        """Two for the records before number `at` and from it on. Their futures find their way from this one."""
+        """Two for the records before number `at` and from it on. Their futures find
+        their way from this one.
+        """
         with self.condition:
             front = Delivery(self.topic, self.partition, self.teller, self.first, self)
             back = Delivery(self.topic, self.partition, self.teller, at, self)
-            front.callbacks = deque(entry for entry in self.callbacks if entry[0].index < at)
-            back.callbacks = deque(entry for entry in self.callbacks if entry[0].index >= at)
-            front.later = [listener for listener in self.later if listener[0].index < at]
-            back.later = [listener for listener in self.later if listener[0].index >= at]
+            front.callbacks = deque(
+                entry for entry in self.callbacks if entry[0].index < at
+            )
+            back.callbacks = deque(
+                entry for entry in self.callbacks if entry[0].index >= at
+            )
+            front.later = [
+                listener for listener in self.later if listener[0].index < at
+            ]
+            back.later = [
+                listener for listener in self.later if listener[0].index >= at
+            ]
             self.callbacks = deque()
             self.later = []
             if self.gathered is not None:
@@ -145,9 +171,16 @@ class Delivery:
             self.parts = (front, back, at)
             return front, back
 
-    def resolve(self, receipt: Receipt | None, error: Exception | None, *, level: Level, gives_time: bool) -> None:
-        """Makes the outcome final, and wakes threads that wait for it. tell() follows, outside the sender's locks. A
-        second call, after an interrupt, changes nothing.
+    def resolve(
+        self,
+        receipt: Receipt | None,
+        error: Exception | None,
+        *,
+        level: Level,
+        gives_time: bool,
+    ) -> None:
+        """Makes the outcome final, and wakes threads that wait for it. tell() follows,
+        outside the sender's locks. A second call, after an interrupt, changes nothing.
         """
         with self.condition:
             if self.resolved:
@@ -203,15 +236,25 @@ class Delivery:
 
 
 class RecordFuture(FutureFields, Future[RecordMetadata]):
-    """Of one record that was sent. Cannot be cancelled: a record is never taken out of its batch.
+    """Of one record that was sent. Cannot be cancelled: a record is never taken out of
+    its batch.
 
     Made by Producer.send(). All methods may be called from several threads.
     """
 
     __slots__ = ()
 
-    def __init__(self, delivery: Delivery, index: int, sent_ms: int, key_size: int, value_size: int) -> None:
-        """Not for users. Does not call Future's, which makes a lock; nor does send_quickly() call this."""
+    def __init__(
+        self,
+        delivery: Delivery,
+        index: int,
+        sent_ms: int,
+        key_size: int,
+        value_size: int,
+    ) -> None:
+        """Not for users. Does not call Future's, which makes a lock; nor does
+        send_quickly() call this.
+        """
         self.batch = delivery
         self.index = index
         self.sent_ms = sent_ms
@@ -219,7 +262,9 @@ class RecordFuture(FutureFields, Future[RecordMetadata]):
         self.value_size = value_size
 
     def delivery(self) -> Delivery:
-        """The one whose outcome is this record's: that of its batch, or of the part it went to."""
+        """The one whose outcome is this record's: that of its batch, or of the part it
+        went to.
+        """
         found: Delivery = self.batch
         while found.parts is not None:
             front, back, at = found.parts
@@ -245,9 +290,21 @@ class RecordFuture(FutureFields, Future[RecordMetadata]):
                 sent_ms = receipt.timestamp_ms
         topic = delivery.topic
         partition = delivery.partition
-        return _MAKE((topic, partition, offset, sent_ms, kind, self.key_size, self.value_size, delivery.level))
+        return _MAKE(
+            (
+                topic,
+                partition,
+                offset,
+                sent_ms,
+                kind,
+                self.key_size,
+                self.value_size,
+                delivery.level,
+            )
+        )
 
-    # -- as of a Future ----------------------------------------------------------------------------------------------
+    # -- as of a Future
+    # ----------------------------------------------------------------------------------------------
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
@@ -289,8 +346,8 @@ class RecordFuture(FutureFields, Future[RecordMetadata]):
     def result(self, timeout: float | None = None) -> RecordMetadata:
         """The metadata of the stored record. timeout: seconds.
 
-        Raises concurrent.futures.TimeoutError, why the record failed, or ProducerStateError in a callback of a delivery
-        that would have to end first.
+        Raises concurrent.futures.TimeoutError, why the record failed, or
+        ProducerStateError in a callback of a delivery that would have to end first.
         """
         error = self.exception(timeout)
         if error is not None:
@@ -298,7 +355,9 @@ class RecordFuture(FutureFields, Future[RecordMetadata]):
         return self.metadata(self.delivery())
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Why the record failed, None where it is stored. Waits and raises as result() does."""
+        """Why the record failed, None where it is stored. Waits and raises as result()
+        does.
+        """
         delivery = self.delivery()
         if not delivery.resolved:
             delivery = self._wait(timeout)
@@ -306,14 +365,18 @@ class RecordFuture(FutureFields, Future[RecordMetadata]):
 
     def _wait(self, timeout: float | None) -> Delivery:
         if self.batch.teller.is_me:
-            raise ProducerStateError("a delivery callback waits for a delivery that comes after it")
+            raise ProducerStateError(
+                "a delivery callback waits for a delivery that comes after it"
+            )
         with self.batch.condition:
             if not self.batch.condition.wait_for(self.done, timeout):
                 raise FutureTimeoutError
         return self.delivery()
 
     def add_done_callback(self, fn: Callable[[Future[RecordMetadata]], object]) -> None:
-        """Calls fn(future) when the outcome is final; at once if it is. Its errors go to sys.unraisablehook."""
+        """Calls fn(future) when the outcome is final; at once if it is. Its errors go
+        to sys.unraisablehook.
+        """
         with self.batch.condition:
             delivery = self.delivery()
             if not delivery.has_told:

@@ -1,4 +1,5 @@
-"""Which partition a producer sends a record to: Kafka's choosers and librdkafka's, by name.
+"""Which partition a producer sends a record to: Kafka's choosers and librdkafka's, by
+name.
 
 | name | rule | as |
 |---|---|---|
@@ -10,8 +11,10 @@
 | `random` | any, whatever the key | librdkafka |
 
 Rules (clients reference 2.6):
-- The sticky partition stays until its batch is full and has taken batch_size bytes; then another is drawn, all alike.
-- A chooser of the caller's gets the key and the numbers of the partitions, and gives one of them.
+- The sticky partition stays until its batch is full and has taken batch_size bytes;
+  then another is drawn, all alike.
+- A chooser of the caller's gets the key and the numbers of the partitions, and gives
+  one of them.
 
 This module knows no queue and no directory.
 """
@@ -35,7 +38,8 @@ _Hash = Callable[[bytes], int]
 #: A number below that given, all alike.
 Draw = Callable[[int], int]
 
-#: Name -> the hash of a key, and what stands for a null key: None for the sticky partition.
+#: Name -> the hash of a key, and what stands for a null key: None for the sticky
+#: partition.
 _HASHES: Final[dict[str, tuple[_Hash, bytes | None]]] = {
     "default": (kernel.murmur2, None),
     "murmur2": (kernel.murmur2, b""),
@@ -46,14 +50,23 @@ PARTITIONERS: Final = (*_HASHES, "round_robin", "random")
 
 
 class Chooser:
-    """Chooses partitions of one topic, under the lock of its producer. numbers: of the partitions, from 0 without gaps.
+    """Chooses partitions of one topic, under the lock of its producer. numbers: of the
+    partitions, from 0 without gaps.
 
-    is_sticky: whether records without a key have a partition in common, which sticky names; the producer calls move()
-    when that has had its share.
+    is_sticky: whether records without a key have a partition in common, which sticky
+    names; the producer calls move() when that has had its share.
     """
 
-    def __init__(self, partitioner: str | Choose, ignores_keys: bool, numbers: Sequence[int], draw: Draw) -> None:
-        """Raises InvalidConfigError where some numbers are missing: then a key has no partition."""
+    def __init__(
+        self,
+        partitioner: str | Choose,
+        ignores_keys: bool,
+        numbers: Sequence[int],
+        draw: Draw,
+    ) -> None:
+        """Raises InvalidConfigError where some numbers are missing: then a key has no
+        partition.
+        """
         self.numbers = PartitionNumbers(numbers)
         if self.numbers != tuple(range(len(numbers))):
             raise InvalidConfigError(
@@ -86,7 +99,9 @@ class Chooser:
         self.sticky = self._draw(self._count)
 
     def choose(self, key: bytes | None) -> int:
-        """For one record; -1 for the sticky partition. Raises InvalidConfigError for what a caller's chooser gives."""
+        """For one record; -1 for the sticky partition. Raises InvalidConfigError for
+        what a caller's chooser gives.
+        """
         own = self._own
         if own is not None:
             number = own(key, self.numbers)
@@ -110,28 +125,40 @@ class Chooser:
         self._turn = (self._turn + 1) & 0x7FFFFFFF
         return number
 
-    def choose_all(self, keys: Sequence[bytes | None] | None, count: int) -> npt.NDArray[np.int64] | int:
-        """For count records at once: the partitions, int64 of shape (count,), -1 for the sticky one; or one for all.
+    def choose_all(
+        self, keys: Sequence[bytes | None] | None, count: int
+    ) -> npt.NDArray[np.int64] | int:
+        """For count records at once: the partitions, int64 of shape (count,), -1 for
+        the sticky one; or one for all.
 
         keys: None for none at all. The same choices as choose() of one after the other.
         """
         if self._count == 1 and self._own is None:
             return 0
-        if self._hash is not None and self._null is None and (keys is None or self._ignores_keys):
+        if (
+            self._hash is not None
+            and self._null is None
+            and (keys is None or self._ignores_keys)
+        ):
             return -1
         every: Sequence[bytes | None] = [None] * count
         if keys is not None:
             every = keys
         if self._hash is None or self._ignores_keys:
             return np.fromiter(map(self.choose, every), np.int64, count)
-        numbers = np.fromiter(map(self._hash, [key or b"" for key in every]), np.int64, count) % self._count
+        numbers = (
+            np.fromiter(map(self._hash, [key or b"" for key in every]), np.int64, count)
+            % self._count
+        )
         if self._name == "consistent_random":
             numbers[[not key for key in every]] = -1
         elif self._null is None:
             numbers[[key is None for key in every]] = -1
         return numbers
 
-    def choose_packed(self, data: npt.NDArray[np.uint8], edges: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def choose_packed(
+        self, data: npt.NDArray[np.uint8], edges: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
         """By murmur2, for keys data[edges[i]:edges[i + 1]]."""
         return (murmur2(data, edges).astype(np.int64) & 0x7FFFFFFF) % self._count
 

@@ -44,14 +44,25 @@ from logcore.errors import (
     RecordTooLargeError,
     SerializationError,
 )
-from logcore.format.columns import ColumnInput, TimesInput, input_column, input_timestamps
+from logcore.format.columns import (
+    ColumnInput,
+    TimesInput,
+    input_column,
+    input_timestamps,
+)
 from logcore.fs import FS, offers_descriptors
 from logcore.kernels import ProducerFields, Receipt, WorkFields
 from logcore.kernels.layout import HeadersInput, RecordInput, Time
 from logcore.kernels.sending import HELD_BYTES, RECORD_BYTES
 from logcore.notices import ERROR, tell
 from logcore.producer import bulk
-from logcore.producer.accumulator import HEADER_BYTES, NO_LIMIT, Accumulator, Columns, Queue
+from logcore.producer.accumulator import (
+    HEADER_BYTES,
+    NO_LIMIT,
+    Accumulator,
+    Columns,
+    Queue,
+)
 from logcore.producer.coordinator import TransactionCoordinator
 from logcore.producer.futures import Delivery, RecordFuture, Teller
 from logcore.producer.partitioners import Draw
@@ -60,7 +71,13 @@ from logcore.producer.routing import Routes
 from logcore.producer.sender import Directory as SenderDirectory
 from logcore.producer.sender import Sender
 from logcore.producer.transacting import Transacting
-from logcore.producer.values import OnDelivery, ProducerMetrics, ProducerRecord, ProducerSettings, Serializer
+from logcore.producer.values import (
+    OnDelivery,
+    ProducerMetrics,
+    ProducerRecord,
+    ProducerSettings,
+    Serializer,
+)
 from logcore.recordbatch import time_ms
 
 #: How long the exit of the interpreter waits for a producer that was not closed.
@@ -117,7 +134,15 @@ class _Work(WorkFields):
             else:
                 timeout_ms = settings.transaction_timeout_ms
             self.transacting = Transacting(fs, coordinator, name, timeout_ms, self.room)
-        self.sender = Sender(fs, directory, settings, self.accumulator, self.teller, self.room, self.transacting)
+        self.sender = Sender(
+            fs,
+            directory,
+            settings,
+            self.accumulator,
+            self.teller,
+            self.room,
+            self.transacting,
+        )
 
     def round(self, *, closed_only: bool = False) -> bool:
         """Write the ready batches, and return whether there were any.
@@ -188,10 +213,16 @@ class Producer(ProducerFields):
         # Computed once, because each send() uses these values.
         self._memory_bytes = settings.buffer_memory
         self._memory_records = settings.buffer_records or NO_LIMIT
-        self._most_bytes = min(settings.max_request_size, settings.buffer_memory - HELD_BYTES)
+        self._most_bytes = min(
+            settings.max_request_size, settings.buffer_memory - HELD_BYTES
+        )
         self._now_ms = fs.now_ms
         self._is_told = bool(settings.interceptors) or settings.on_delivery is not None
-        self._prepares = bool(settings.interceptors or settings.key_serializer or settings.value_serializer)
+        self._prepares = bool(
+            settings.interceptors
+            or settings.key_serializer
+            or settings.value_serializer
+        )
         self._forks = fs.forks
         # If records are only bytes and the result is only a future, send() can use the
         # fast path of kernels/sending.py.
@@ -208,7 +239,10 @@ class Producer(ProducerFields):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -282,10 +316,13 @@ class Producer(ProducerFields):
     def _check_open(self) -> None:
         if self._fs.forks != self._forks:
             raise ForkedWriterError(
-                "the producer was made by a parent process; make another in the child", path=self._directory.path
+                "the producer was made by a parent process; make another in the child",
+                path=self._directory.path,
             )
         if self._work.is_closing:
-            raise ProducerClosedError("the producer is closed", path=self._directory.path)
+            raise ProducerClosedError(
+                "the producer is closed", path=self._directory.path
+            )
         if self._work.transacting is not None:
             self._work.transacting.check_sending()
 
@@ -348,7 +385,10 @@ class Producer(ProducerFields):
             size_bytes += value_size
         if headers:
             headers = _copied_headers(headers)
-            size_bytes += sum(len(name.encode()) + len(content or b"") + HEADER_BYTES for name, content in headers)
+            size_bytes += sum(
+                len(name.encode()) + len(content or b"") + HEADER_BYTES
+                for name, content in headers
+            )
         sent_ms: int | None
         if timestamp_ms is None:
             sent_ms = self._now_ms()
@@ -362,7 +402,11 @@ class Producer(ProducerFields):
         work = self._work
         is_new = False
         with self._lock:
-            if work.is_closing or work.transacting is not None or self._fs.forks != self._forks:
+            if (
+                work.is_closing
+                or work.transacting is not None
+                or self._fs.forks != self._forks
+            ):
                 self._check_open()
             if accumulator.waiting or self._lacks_room(size_bytes + HELD_BYTES, 1):
                 self._wait_for_room(size_bytes + HELD_BYTES, 1)
@@ -379,7 +423,9 @@ class Producer(ProducerFields):
                 batch = accumulator.begin(queue, self._fs.monotonic_ms())
             # Always a list, because a batch that accepts records has no columns.
             rows: Any = batch.records
-            future = RecordFuture(batch.delivery, len(rows), sent_ms, key_size, value_size)
+            future = RecordFuture(
+                batch.delivery, len(rows), sent_ms, key_size, value_size
+            )
             rows.append((key, value, headers, sent_ms))
             batch.size_bytes += size_bytes
             accumulator.used_bytes += size_bytes + HELD_BYTES
@@ -395,7 +441,11 @@ class Producer(ProducerFields):
         return future
 
     def send_many(
-        self, topic: str, records: Iterable[RecordInput], *, partition: int | None = None
+        self,
+        topic: str,
+        records: Iterable[RecordInput],
+        *,
+        partition: int | None = None,
     ) -> Future[list[Receipt]]:
         """Send (key, value[, headers[, timestamp_ms]]) tuples, with one future for all.
 
@@ -413,13 +463,19 @@ class Producer(ProducerFields):
         gathered = bulk.Gathered()
         with self._lock:
             self._check_open()
-            shares = list(self._routes.divide(topic, partition, keys if partition is None else None, sizes))
+            shares = list(
+                self._routes.divide(
+                    topic, partition, keys if partition is None else None, sizes
+                )
+            )
         for queue, places in shares:
             if places is None:
                 part = rows
             else:
                 part = [rows[place] for place in places.tolist()]
-            if not self._send_part(queue, part, sizes if places is None else sizes[places], gathered):
+            if not self._send_part(
+                queue, part, sizes if places is None else sizes[places], gathered
+            ):
                 break
         gathered.add(None, None)
         return gathered.future
@@ -447,9 +503,16 @@ class Producer(ProducerFields):
         value_column = None
         if values is not None:
             value_column = input_column(values, "values")
-        counts = {len(column[1]) - 1 for column in (key_column, value_column) if column is not None}
+        counts = {
+            len(column[1]) - 1
+            for column in (key_column, value_column)
+            if column is not None
+        }
         if len(counts) != 1:
-            raise InvalidRecordError("keys and values must have as many rows as each other", found=sorted(counts))
+            raise InvalidRecordError(
+                "keys and values must have as many rows as each other",
+                found=sorted(counts),
+            )
         count = counts.pop()
         times = None
         if timestamps_ms is not None:
@@ -466,7 +529,9 @@ class Producer(ProducerFields):
                 part = columns
             else:
                 part = bulk.taken(columns, places)
-            if not self._send_part(queue, part, sizes if places is None else sizes[places], gathered):
+            if not self._send_part(
+                queue, part, sizes if places is None else sizes[places], gathered
+            ):
                 break
         gathered.add(None, None)
         return gathered.future
@@ -478,7 +543,9 @@ class Producer(ProducerFields):
             if isinstance(found, ProducerRecord):
                 record = found
         key = _serialized(self._settings.key_serializer, record.key, "key_serializer")
-        value = _serialized(self._settings.value_serializer, record.value, "value_serializer")
+        value = _serialized(
+            self._settings.value_serializer, record.value, "value_serializer"
+        )
         return record._replace(key=key, value=value)
 
     def _refuse_size(self, size_bytes: int) -> None:
@@ -489,7 +556,11 @@ class Producer(ProducerFields):
         )
 
     def _send_part(
-        self, queue: Queue, records: Sequence[Any] | Columns, sizes: bulk.Sizes, gathered: bulk.Gathered
+        self,
+        queue: Queue,
+        records: Sequence[Any] | Columns,
+        sizes: bulk.Sizes,
+        gathered: bulk.Gathered,
     ) -> bool:
         """Queue the records of one partition as separate batches.
 
@@ -499,7 +570,11 @@ class Producer(ProducerFields):
         largest = int(sizes.max(initial=0))
         if largest > self._most_bytes:
             self._refuse_size(largest)
-        most_bytes = min(_BULK_BATCHES * settings.batch_size, settings.max_request_size, settings.buffer_memory // 2)
+        most_bytes = min(
+            _BULK_BATCHES * settings.batch_size,
+            settings.max_request_size,
+            settings.buffer_memory // 2,
+        )
         accumulator = self._accumulator
         most_records = min(settings.batch_records or NO_LIMIT, self._memory_records)
         for start, stop, size_bytes in bulk.cuts(sizes, most_bytes, most_records):
@@ -507,7 +582,9 @@ class Producer(ProducerFields):
             with self._lock:
                 try:
                     self._check_open()
-                    if accumulator.waiting or self._lacks_room(held_bytes, stop - start):
+                    if accumulator.waiting or self._lacks_room(
+                        held_bytes, stop - start
+                    ):
                         self._wait_for_room(held_bytes, stop - start)
                 except LogcoreError as error:
                     gathered.fail(error)
@@ -517,7 +594,9 @@ class Producer(ProducerFields):
                     part = records.cut(start, stop)
                 else:
                     part = list(records[start:stop])
-                batch = accumulator.add(queue, part, size_bytes, self._fs.monotonic_ms())
+                batch = accumulator.add(
+                    queue, part, size_bytes, self._fs.monotonic_ms()
+                )
                 batch.delivery.gathered = gathered
                 gathered.expect()
                 self._work.news.notify()
@@ -541,16 +620,22 @@ class Producer(ProducerFields):
         work = self._work
         accumulator = self._accumulator
         if work.teller.is_me:
-            raise BufferFullError("the memory of the producer is full, and callbacks must end before any is freed")
+            raise BufferFullError(
+                "the memory of the producer is full, and callbacks must end before any is freed"
+            )
         ticket = object()  # this thread's place in the queue
         accumulator.waiting.append(ticket)
         began_ms = self._fs.monotonic_ms()
         try:
             work.news.notify()  # while a thread waits, open batches are ready too
-            while accumulator.waiting[0] is not ticket or self._lacks_room(held_bytes, records):
+            while accumulator.waiting[0] is not ticket or self._lacks_room(
+                held_bytes, records
+            ):
                 if not self._settings.threaded and self._round_unlocked():
                     continue
-                left_ms = began_ms + self._settings.max_block_ms - self._fs.monotonic_ms()
+                left_ms = (
+                    began_ms + self._settings.max_block_ms - self._fs.monotonic_ms()
+                )
                 if left_ms <= 0:
                     raise BufferFullError(
                         "the memory of the producer is full",
@@ -586,7 +671,9 @@ class Producer(ProducerFields):
         elif self._thread is None:
             with self._lock:
                 if self._thread is None and not self._work.is_over:
-                    self._thread = threading.Thread(target=self._work.run, name="logcore-producer", daemon=True)
+                    self._thread = threading.Thread(
+                        target=self._work.run, name="logcore-producer", daemon=True
+                    )
                     self._thread.start()
 
     def poll(self, timeout_ms: int = 0) -> int:
@@ -629,7 +716,9 @@ class Producer(ProducerFields):
         if not self._wait_for(pending, timeout):
             left = sum(not one.is_told for one in pending)
             raise DeliveryTimeoutError(
-                "flush() did not end in time", expected=f"within {timeout} s", found=f"{left} batches left"
+                "flush() did not end in time",
+                expected=f"within {timeout} s",
+                found=f"{left} batches left",
             )
         if self._settings.acks != -1:
             with self._work.writing:
@@ -672,7 +761,9 @@ class Producer(ProducerFields):
         if self._fs.forks != self._forks:
             self._check_open()
         if self._work.teller.is_me:
-            raise ProducerStateError(f"{what} in a delivery callback would wait for itself")
+            raise ProducerStateError(
+                f"{what} in a delivery callback would wait for itself"
+            )
 
     # -- information -------------------------------------------------------------------
 
@@ -751,10 +842,14 @@ def _copied_headers(given: HeadersInput) -> tuple[tuple[str, bytes | None], ...]
     try:
         pairs = [(name, content) for name, content in given]
     except (TypeError, ValueError) as error:
-        raise InvalidRecordError("headers are pairs of a name and bytes", found=repr(given)[:80]) from error
+        raise InvalidRecordError(
+            "headers are pairs of a name and bytes", found=repr(given)[:80]
+        ) from error
     for name, _ in pairs:
         if not isinstance(name, str):
-            raise InvalidRecordError("the name of a header is a text", found=type(name).__name__)
+            raise InvalidRecordError(
+                "the name of a header is a text", found=type(name).__name__
+            )
     copied: list[tuple[str, bytes | None]] = []
     for name, content in pairs:
         if content is None:
@@ -775,4 +870,6 @@ def _serialized(serializer: Serializer | None, given: Any, what: str) -> Any:
     try:
         return serializer(given)
     except Exception as error:
-        raise SerializationError(f"{what} failed", found=f"{type(error).__name__}: {error}") from error
+        raise SerializationError(
+            f"{what} failed", found=f"{type(error).__name__}: {error}"
+        ) from error

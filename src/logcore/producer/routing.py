@@ -1,9 +1,11 @@
-"""The destinations of a producer's records: the partitions of its topics, and their queues.
+"""The destinations of a producer's records: the partitions of its topics, and their
+queues.
 
 Rules:
-- Partitions are looked up when a topic is first used, whenever a batch begins, and when a record names one that is not
-  known.
-- Records without a key stay with the sticky partition until it has had batch_size bytes and its batch is full.
+- Partitions are looked up when a topic is first used, whenever a batch begins, and when
+  a record names one that is not known.
+- Records without a key stay with the sticky partition until it has had batch_size bytes
+  and its batch is full.
 - Changed under the lock of the producer.
 
 This module puts nothing into a queue.
@@ -37,15 +39,18 @@ class Directory(Protocol):
 
 
 class Route(RouteFields):
-    """One topic. queues: of its partitions, by number. hashes_keys: whether a key goes to the partition of its murmur2.
+    """One topic. queues: of its partitions, by number. hashes_keys: whether a key goes
+    to the partition of its murmur2.
 
-    sticky: the queue of records without a key, None where the chooser places these too; sticky_bytes: that went there
-    since it was drawn.
+    sticky: the queue of records without a key, None where the chooser places these too;
+    sticky_bytes: that went there since it was drawn.
     """
 
     __slots__ = ("chooser", "numbers")
 
-    def __init__(self, numbers: tuple[int, ...], chooser: Chooser, queues: list[Queue]) -> None:
+    def __init__(
+        self, numbers: tuple[int, ...], chooser: Chooser, queues: list[Queue]
+    ) -> None:
         self.numbers = numbers
         self.chooser = chooser
         self.queues = queues
@@ -66,7 +71,13 @@ class Route(RouteFields):
 class Routes:
     """The topics that a producer has sent to. known: topic -> its route."""
 
-    def __init__(self, directory: Directory, settings: ProducerSettings, accumulator: Accumulator, draw: Draw) -> None:
+    def __init__(
+        self,
+        directory: Directory,
+        settings: ProducerSettings,
+        accumulator: Accumulator,
+        draw: Draw,
+    ) -> None:
         self._directory = directory
         self._settings = settings
         self._accumulator = accumulator
@@ -74,8 +85,12 @@ class Routes:
         self._batch_size = settings.batch_size
         self.known: dict[str, Route] = {}
 
-    def queue(self, topic: str, key: bytes | None, partition: int | None, size_bytes: int) -> Queue:
-        """That of one record. Raises TopicNotFoundError, and InvalidConfigError where no partition can be chosen."""
+    def queue(
+        self, topic: str, key: bytes | None, partition: int | None, size_bytes: int
+    ) -> Queue:
+        """That of one record. Raises TopicNotFoundError, and InvalidConfigError where
+        no partition can be chosen.
+        """
         route = self.known.get(topic) or self._look(topic)
         if partition is not None:
             return route.at(partition) or self._added(topic, partition)
@@ -92,9 +107,14 @@ class Routes:
         return sticky
 
     def divide(
-        self, topic: str, partition: int | None, keys: Sequence[bytes | None] | InputColumn | None, sizes: Places
+        self,
+        topic: str,
+        partition: int | None,
+        keys: Sequence[bytes | None] | InputColumn | None,
+        sizes: Places,
     ) -> Iterator[tuple[Queue, Places]]:
-        """The queues of many records, each with the places of its own, rising. sizes: of the records, in bytes.
+        """The queues of many records, each with the places of its own, rising. sizes:
+        of the records, in bytes.
 
         keys: of the records; None where they have none, or where partition is given.
         """
@@ -127,14 +147,19 @@ class Routes:
             route.sticky_bytes = self._batch_size
 
     def _numbers(
-        self, route: Route, keys: Sequence[bytes | None] | InputColumn | None, count: int
+        self,
+        route: Route,
+        keys: Sequence[bytes | None] | InputColumn | None,
+        count: int,
     ) -> npt.NDArray[np.int64] | int:
         if not isinstance(keys, tuple):
             return route.chooser.choose_all(keys, count)
         data, edges, nulls = cast("InputColumn", keys)
         if not route.chooser.hashes_columns:
             raw = memoryview(cast("Any", data))
-            pieces: list[bytes | None] = [bytes(raw[edges[at] : edges[at + 1]]) for at in range(count)]
+            pieces: list[bytes | None] = [
+                bytes(raw[edges[at] : edges[at + 1]]) for at in range(count)
+            ]
             for at in np.flatnonzero(nulls).tolist() if nulls is not None else ():
                 pieces[at] = None
             return route.chooser.choose_all(pieces, count)
@@ -145,7 +170,12 @@ class Routes:
 
     def _look(self, topic: str) -> Route:
         numbers = self._directory.partitions(topic)
-        chooser = Chooser(self._settings.partitioner, self._settings.partitioner_ignore_keys, numbers, self._draw)
+        chooser = Chooser(
+            self._settings.partitioner,
+            self._settings.partitioner_ignore_keys,
+            numbers,
+            self._draw,
+        )
         queues = [self._accumulator.queue(topic, number) for number in numbers]
         route = self.known[topic] = Route(numbers, chooser, queues)
         return route
@@ -156,7 +186,9 @@ class Routes:
         return self._look(topic)
 
     def refresh(self, topic: str) -> None:
-        """When a batch begins: partitions may have been added. A topic that was deleted is told by the write."""
+        """When a batch begins: partitions may have been added. A topic that was deleted
+        is told by the write.
+        """
         route = self.known.get(topic)
         if route is None:
             return
@@ -177,7 +209,9 @@ class Routes:
         return queue
 
     def _move(self, route: Route, size_bytes: int) -> None:
-        """Draws another sticky partition, unless the batch of the present one still takes the next record."""
+        """Draws another sticky partition, unless the batch of the present one still
+        takes the next record.
+        """
         assert route.sticky is not None
         batch = route.sticky.filling
         if batch is not None and batch.fits(size_bytes):

@@ -51,7 +51,15 @@ from logcore.kernels.layout import INT32_MAX, TRANSACTIONAL_BIT, Level
 from logcore.kernels.sending import RECORD_BYTES
 from logcore.log import Log
 from logcore.notices import ERROR, WARNING, tell
-from logcore.producer.accumulator import BATCH_BYTES, Accumulator, Batch, Columns, Identity, Queue, Row
+from logcore.producer.accumulator import (
+    BATCH_BYTES,
+    Accumulator,
+    Batch,
+    Columns,
+    Identity,
+    Queue,
+    Row,
+)
 from logcore.producer.futures import Delivery, Teller
 from logcore.producer.transacting import Transacting
 from logcore.producer.values import ProducerSettings
@@ -65,7 +73,14 @@ _KEPT: Final = 1_024
 #: After one of these errors of an append, the batch may be stored.
 _UNKNOWN: Final = (LogFailedError, StorageWriteError)
 #: After one of these errors, no record is stored and a later attempt may succeed.
-_LATER: Final = (DiskFullError, ResourceError, LogLockedError, LogFailedError, StorageWriteError, MemoryError)
+_LATER: Final = (
+    DiskFullError,
+    ResourceError,
+    LogLockedError,
+    LogFailedError,
+    StorageWriteError,
+    MemoryError,
+)
 #: Errors that a single record of a batch may cause.
 _OF_RECORDS: Final = (InvalidRecordError, RecordTooLargeError)
 
@@ -150,11 +165,15 @@ class Sender:
         if self._transacting is not None:
             self._transacting.look()
             if self._transacting.has_failed:
-                self.end_all("the transaction of the record failed, and is to be aborted")
+                self.end_all(
+                    "the transaction of the record failed, and is to be aborted"
+                )
         with self._room:
             for queue in list(self._accumulator.active):
                 self._expire(queue, now_ms)
-                batches = self._accumulator.ready(queue, now_ms, _ROUND_BYTES, closed_only=closed_only)
+                batches = self._accumulator.ready(
+                    queue, now_ms, _ROUND_BYTES, closed_only=closed_only
+                )
                 if batches:
                     work.append((queue, batches))
         # Step 2: write and sync without the lock, so that other threads can send.
@@ -190,7 +209,9 @@ class Sender:
         """Fail every batch after the timeout of close()."""
         with self._room:
             for queue, batch in list(self._accumulator.all()):
-                error = ProducerClosedError("the producer was closed before the record was written")
+                error = ProducerClosedError(
+                    "the producer was closed before the record was written"
+                )
                 self._give_up(queue, batch, error)
         # In a callback, a running _tell() calls the new callbacks.
         if not self._teller.is_me:
@@ -217,7 +238,9 @@ class Sender:
         self, transacting: Transacting, work: list[tuple[Queue, list[Batch]]]
     ) -> list[tuple[Queue, list[Batch]]]:
         """Add new partitions to the transaction, and return the writable batches."""
-        new = transacting.new_partitions((queue.topic, queue.partition) for queue, _ in work)
+        new = transacting.new_partitions(
+            (queue.topic, queue.partition) for queue, _ in work
+        )
         if not new:
             return work
         try:
@@ -248,7 +271,9 @@ class Sender:
             )
             self._give_up(queue, batch, error)
 
-    def _write_all(self, queue: Queue, batches: list[Batch], written: list[_Written]) -> None:
+    def _write_all(
+        self, queue: Queue, batches: list[Batch], written: list[_Written]
+    ) -> None:
         """Write batches in order, up to the first one that must be retried."""
         for batch in batches:
             if batch.delivery.resolved:  # an interrupt prevented its removal
@@ -286,10 +311,21 @@ class Sender:
         if not log.has_failed:
             return log
         now_ms = self._fs.monotonic_ms()
-        if queue.reopened_ms is not None and now_ms - queue.reopened_ms < self._settings.retry_backoff_max_ms:
-            raise ResourceError("a write or sync failed again; the log is opened again later", path=log.path)
+        if (
+            queue.reopened_ms is not None
+            and now_ms - queue.reopened_ms < self._settings.retry_backoff_max_ms
+        ):
+            raise ResourceError(
+                "a write or sync failed again; the log is opened again later",
+                path=log.path,
+            )
         queue.reopened_ms = now_ms
-        tell("producer", ERROR, "%s: a write or sync failed; the log is opened again", log.path)
+        tell(
+            "producer",
+            ERROR,
+            "%s: a write or sync failed; the log is opened again",
+            log.path,
+        )
         return self._directory.open_again(queue.topic, queue.partition)
 
     def _settle_attempt(self, queue: Queue, batch: Batch, log: Log) -> None:
@@ -307,7 +343,9 @@ class Sender:
             if self._is_stored(log, batch):
                 return
         except LogcoreError as error:
-            raise LogFailedError("what the log holds of the batch cannot be read", path=log.path) from error
+            raise LogFailedError(
+                "what the log holds of the batch cannot be read", path=log.path
+            ) from error
         batch.written = None
         batch.is_unknown = False
         # An earlier batch gave up the identity, so this one needs a new one.
@@ -331,7 +369,10 @@ class Sender:
         pieces = log.stored(receipt.offset, up_to="log_end", max_bytes=1)
         found = RecordBatch.parse(pieces[0])
         assert found is not None  # stored() returns whole batches
-        return (found.producer_id, found.base_sequence) == (identity.producer_id, batch.sequence)
+        return (found.producer_id, found.base_sequence) == (
+            identity.producer_id,
+            batch.sequence,
+        )
 
     def _write(self, queue: Queue, batch: Batch, log: Log) -> None:
         if batch.data is None:
@@ -350,7 +391,9 @@ class Sender:
             # The batch was not stored. The next attempt detects whether the topic was
             # deleted.
             batch.is_unknown = was_unknown
-            raise ResourceError("the log was closed before the batch was written", path=log.path) from error
+            raise ResourceError(
+                "the log was closed before the batch was written", path=log.path
+            ) from error
         except LogcoreError as error:
             # All other errors mean that this attempt stored no record. Earlier attempts
             # are not covered.
@@ -377,19 +420,29 @@ class Sender:
             attributes |= TRANSACTIONAL_BIT
         producer = (-1, -1, -1)
         if identity is not None:
-            producer = (identity.producer_id, identity.producer_epoch, identity.next_sequence)
+            producer = (
+                identity.producer_id,
+                identity.producer_epoch,
+                identity.next_sequence,
+            )
         most = min(config.max_message_bytes, config.segment_bytes)
         # Arguments of the encoders after the records: offsets begin at 0, and all
         # records are in one batch.
         head = (0, -1, self._fs.now_ms(), INT32_MAX, most, attributes, *producer)
-        data = _encoded(self._scratch, batch.records, (*head, compressor(codec, config), config.is_compacted))
+        data = _encoded(
+            self._scratch,
+            batch.records,
+            (*head, compressor(codec, config), config.is_compacted),
+        )
         if identity is not None:
             batch.identity = identity
             batch.sequence = identity.next_sequence
             identity.next_sequence = (batch.sequence + len(batch.records)) & INT32_MAX
         if codec is not Codec.NONE:
             with self._room:
-                self._accumulator.ratios.observe(queue.topic, codec, len(data) / batch.size_bytes)
+                self._accumulator.ratios.observe(
+                    queue.topic, codec, len(data) / batch.size_bytes
+                )
         batch.data = data
 
     def _identity(self, queue: Queue) -> Identity:
@@ -438,14 +491,18 @@ class Sender:
         assert receipt is not None
         counts = self.counts
         counts.records += len(batch.records)
-        counts.bytes += batch.size_bytes - BATCH_BYTES - RECORD_BYTES * len(batch.records)
+        counts.bytes += (
+            batch.size_bytes - BATCH_BYTES - RECORD_BYTES * len(batch.records)
+        )
         counts.batches += 1
         counts.latencies_ms.append(self._fs.monotonic_ms() - batch.created_ms)
         counts.sizes_bytes.append(len(batch.data or b""))
         level: Level = "disk"
         if self._settings.acks != -1:
             level = receipt.durability
-        batch.delivery.resolve(receipt, None, level=level, gives_time=log.config.is_append_time)
+        batch.delivery.resolve(
+            receipt, None, level=level, gives_time=log.config.is_append_time
+        )
         self._leave(queue, batch)
 
     def _leave(self, queue: Queue, batch: Batch) -> None:
@@ -464,7 +521,9 @@ class Sender:
         If the batch may be stored, its error reports that.
         """
         if batch.is_unknown:
-            error = DurabilityUnknownError("the batch may be stored, and no attempt could find out in time")
+            error = DurabilityUnknownError(
+                "the batch may be stored, and no attempt could find out in time"
+            )
             self._end_identity(queue)
         else:
             queue.renumber_behind(batch)
@@ -494,24 +553,37 @@ class Sender:
             return
         # It may be stored. Only an idempotent batch can be retried without a duplicate.
         if batch.is_unknown and not self._settings.idempotent:
-            unknown = DurabilityUnknownError("the batch may be stored; without idempotence it is not written again")
+            unknown = DurabilityUnknownError(
+                "the batch may be stored; without idempotence it is not written again"
+            )
             unknown.__cause__ = error
             self._end(queue, batch, unknown)
         elif batch.is_unknown or isinstance(error, _LATER):
             self.counts.retries += 1
             self._accumulator.put_off(batch, self._fs.monotonic_ms())
-        elif len(batch.records) > 1 and (isinstance(error, _OF_RECORDS) or not isinstance(error, LogcoreError)):
+        elif len(batch.records) > 1 and (
+            isinstance(error, _OF_RECORDS) or not isinstance(error, LogcoreError)
+        ):
             queue.renumber_behind(batch)
             self._accumulator.split(queue, batch)
         else:
             if isinstance(error, OutOfOrderSequenceError):
-                tell("producer", WARNING, "%s-%d: %s; a new producer id follows", queue.topic, queue.partition, error)
+                tell(
+                    "producer",
+                    WARNING,
+                    "%s-%d: %s; a new producer id follows",
+                    queue.topic,
+                    queue.partition,
+                    error,
+                )
                 self._end_identity(queue)
             queue.renumber_behind(batch)
             self._end(queue, batch, error)
 
 
-def _encoded(scratch: bytearray, records: list[Row] | Columns, head: tuple[Any, ...]) -> bytes:
+def _encoded(
+    scratch: bytearray, records: list[Row] | Columns, head: tuple[Any, ...]
+) -> bytes:
     """Encode one batch.
 
     `head` contains the arguments of kernel.encode_records() after the records.
@@ -522,7 +594,9 @@ def _encoded(scratch: bytearray, records: list[Row] | Columns, head: tuple[Any, 
         RecordTooLargeError: the batch is too large.
     """
     if isinstance(records, Columns):
-        size, _ = kernel.encode_columns(scratch, records.keys, records.values, records.times, records.count, *head)
+        size, _ = kernel.encode_columns(
+            scratch, records.keys, records.values, records.times, records.count, *head
+        )
     else:
         size, _ = kernel.encode_records(scratch, records, *head)
     return bytes(memoryview(scratch)[:size])

@@ -52,8 +52,14 @@ _LONGEST_WAIT_MS: Final = 100
 _LOOK_MS: Final = 1_000
 #: All producers of this library get a new epoch for each transaction (KIP-890).
 _VERSION: Final = 2
-_LATER: Final = (TransactionError.COORDINATOR_NOT_AVAILABLE, TransactionError.CONCURRENT_TRANSACTIONS)
-_FENCED: Final = (TransactionError.PRODUCER_FENCED, TransactionError.INVALID_PRODUCER_ID_MAPPING)
+_LATER: Final = (
+    TransactionError.COORDINATOR_NOT_AVAILABLE,
+    TransactionError.CONCURRENT_TRANSACTIONS,
+)
+_FENCED: Final = (
+    TransactionError.PRODUCER_FENCED,
+    TransactionError.INVALID_PRODUCER_ID_MAPPING,
+)
 
 
 class State(enum.Enum):
@@ -74,11 +80,19 @@ class State(enum.Enum):
 NEXT: Final[Mapping[State, frozenset[State]]] = MappingProxyType(
     {
         State.UNINITIALIZED: frozenset({State.INITIALIZING}),
-        State.INITIALIZING: frozenset({State.READY, State.INITIALIZING, State.PREPARED}),
+        State.INITIALIZING: frozenset(
+            {State.READY, State.INITIALIZING, State.PREPARED}
+        ),
         State.READY: frozenset({State.IN_TRANSACTION}),
-        State.IN_TRANSACTION: frozenset({State.PREPARED, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR}),
-        State.PREPARED: frozenset({State.PREPARED, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR}),
-        State.COMMITTING: frozenset({State.COMMITTING, State.READY, State.ABORTABLE_ERROR}),
+        State.IN_TRANSACTION: frozenset(
+            {State.PREPARED, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR}
+        ),
+        State.PREPARED: frozenset(
+            {State.PREPARED, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR}
+        ),
+        State.COMMITTING: frozenset(
+            {State.COMMITTING, State.READY, State.ABORTABLE_ERROR}
+        ),
         State.ABORTING: frozenset({State.ABORTING, State.READY}),
         State.ABORTABLE_ERROR: frozenset({State.ABORTING, State.ABORTABLE_ERROR}),
         State.FATAL_ERROR: frozenset(),
@@ -128,7 +142,9 @@ class Transacting:
             return
         if self.failure is not None:
             raise self.failure
-        allowed = sorted(before.name for before, after in NEXT.items() if wanted in after)
+        allowed = sorted(
+            before.name for before, after in NEXT.items() if wanted in after
+        )
         raise ProducerStateError(
             f"a producer cannot get to {wanted.name} from {self.state.name}",
             expected=" or ".join(allowed),
@@ -170,7 +186,9 @@ class Transacting:
         """
         if self.state not in (State.PREPARED, State.COMMITTING, State.ABORTING):
             raise self.failure or ProducerStateError(
-                "no transaction is prepared", expected=State.PREPARED.name, found=self.state.name
+                "no transaction is prepared",
+                expected=State.PREPARED.name,
+                found=self.state.name,
             )
 
     @property
@@ -183,7 +201,12 @@ class Transacting:
 
         A prepared transaction waits for its decision instead.
         """
-        return self.state in (State.IN_TRANSACTION, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR)
+        return self.state in (
+            State.IN_TRANSACTION,
+            State.COMMITTING,
+            State.ABORTING,
+            State.ABORTABLE_ERROR,
+        )
 
     def fail(self, error: Exception) -> None:
         """Change to an error state after a permanent failure. The lock is held."""
@@ -200,7 +223,9 @@ class Transacting:
 
     # -- requests
 
-    def initialize(self, deadline_ms: int | None, *, keeps_prepared: bool = False) -> None:
+    def initialize(
+        self, deadline_ms: int | None, *, keeps_prepared: bool = False
+    ) -> None:
         """Fence earlier producers with this id, and end their open transaction.
 
         The state must be INITIALIZING. With `keeps_prepared`, the transaction remains
@@ -215,9 +240,13 @@ class Transacting:
             else:
                 self.enter(State.READY)
 
-    def _initialized(self, deadline_ms: int | None, keeps_prepared: bool = False) -> Identity | Unended:
+    def _initialized(
+        self, deadline_ms: int | None, keeps_prepared: bool = False
+    ) -> Identity | Unended:
         asked = Initialize(
-            transactional_id=self.transactional_id, timeout_ms=self._timeout_ms, keeps_open=keeps_prepared
+            transactional_id=self.transactional_id,
+            timeout_ms=self._timeout_ms,
+            keeps_open=keeps_prepared,
         )
         return self._ask_until(deadline_ms, asked)
 
@@ -228,7 +257,9 @@ class Transacting:
         identity = self.known_identity()
         return f"{identity.producer_id}:{identity.producer_epoch}"
 
-    def new_partitions(self, partitions: Iterable[tuple[str, int]]) -> frozenset[tuple[str, int]]:
+    def new_partitions(
+        self, partitions: Iterable[tuple[str, int]]
+    ) -> frozenset[tuple[str, int]]:
         """Return the partitions that are not in the transaction yet."""
         return frozenset(partitions) - self._partitions
 
@@ -291,20 +322,30 @@ class Transacting:
             try:
                 self._coordinator.look()
             except LogcoreError as error:
-                tell("transactions", WARNING, "transactions that are overdue were not ended: %s", error)
+                tell(
+                    "transactions",
+                    WARNING,
+                    "transactions that are overdue were not ended: %s",
+                    error,
+                )
 
     def known_identity(self) -> Identity:
         """Return the identity. init_transactions() must have succeeded."""
         assert self.identity is not None, self.state
         return self.identity
 
-    def _ask_until(self, deadline_ms: int | None, request: Request) -> Identity | Unended:
+    def _ask_until(
+        self, deadline_ms: int | None, request: Request
+    ) -> Identity | Unended:
         wait_ms = _FIRST_WAIT_MS
         while True:
             try:
                 found = self._ask(request)
             except (ResourceError, LogLockedError):
-                if deadline_ms is not None and self._fs.monotonic_ms() + wait_ms > deadline_ms:
+                if (
+                    deadline_ms is not None
+                    and self._fs.monotonic_ms() + wait_ms > deadline_ms
+                ):
                     raise
                 with self._room:
                     self._room.wait(wait_ms / 1000)
@@ -323,9 +364,15 @@ class Transacting:
         """Raise the exception for a refused request."""
         name = self.transactional_id
         if error in _LATER:
-            raise ResourceError(f"the transactions of {name!r} cannot be looked after now: {error.name}")
+            raise ResourceError(
+                f"the transactions of {name!r} cannot be looked after now: {error.name}"
+            )
         if error is TransactionError.INVALID_TRANSACTION_TIMEOUT:
-            raise InvalidConfigError("transaction_timeout_ms", expected="1 to 900,000 ms", found=self._timeout_ms)
+            raise InvalidConfigError(
+                "transaction_timeout_ms",
+                expected="1 to 900,000 ms",
+                found=self._timeout_ms,
+            )
         failure: LogcoreError
         if error in _FENCED:
             failure = ProducerFencedError(

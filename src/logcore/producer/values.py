@@ -1,7 +1,8 @@
 """Values of a producer: its settings, the metadata of a stored record, its counters.
 
 Rules:
-- Settings have the names of Kafka's Java client, with underscores. They are checked when they are given.
+- Settings have the names of Kafka's Java client, with underscores. They are checked
+  when they are given.
 - `config=` takes Kafka's dotted names too; see clientconfig.py.
 
 Nothing here sends or waits.
@@ -28,10 +29,12 @@ Serializer = Callable[[Any], bytes | None]
 
 
 class RecordMetadata(NamedTuple):
-    """Where a record was stored, or was to be stored: then offset is -1, and so is a timestamp_ms that the log gives.
+    """Where a record was stored, or was to be stored: then offset is -1, and so is a
+    timestamp_ms that the log gives.
 
-    timestamp_type: "create", or "append" where the topic has the log's clock. serialized_key_size,
-    serialized_value_size: bytes; -1 for null. durability: "disk" once a sync that began after the write has returned.
+    timestamp_type: "create", or "append" where the topic has the log's clock.
+    serialized_key_size, serialized_value_size: bytes; -1 for null. durability: "disk"
+    once a sync that began after the write has returned.
     """
 
     topic: str
@@ -45,7 +48,9 @@ class RecordMetadata(NamedTuple):
 
 
 class ProducerRecord(NamedTuple):
-    """A record as send() was given it; what an interceptor sees, and may replace. Before any serializer."""
+    """A record as send() was given it; what an interceptor sees, and may replace.
+    Before any serializer.
+    """
 
     topic: str
     value: Any
@@ -56,14 +61,20 @@ class ProducerRecord(NamedTuple):
 
 
 class Interceptor(Protocol):
-    """Sees every record of send(). What it raises is reported to sys.unraisablehook and disturbs nothing else."""
+    """Sees every record of send(). What it raises is reported to sys.unraisablehook and
+    disturbs nothing else.
+    """
 
     def on_send(self, record: ProducerRecord) -> ProducerRecord:
         """The record to send; in the thread of send()."""
         ...
 
-    def on_acknowledgement(self, metadata: RecordMetadata, error: Exception | None) -> None:
-        """Called with the outcome of a record, before the callbacks and in their thread."""
+    def on_acknowledgement(
+        self, metadata: RecordMetadata, error: Exception | None
+    ) -> None:
+        """Called with the outcome of a record, before the callbacks and in their
+        thread.
+        """
         ...
 
 
@@ -74,11 +85,13 @@ OnDelivery = Callable[[Exception | None, RecordMetadata], object]
 class ProducerMetrics:
     """Counters of a producer since it was made; a snapshot.
 
-    records, bytes: acknowledged, bytes of keys, values and headers. batches: acknowledged ones. retries: batches that
-    were tried again. errors: class name -> failed records. queued_records, queued_bytes: sent and not yet acknowledged.
-    waiting_threads: those that wait for memory now; blocked_ms: how long they waited in all. syncs: fdatasync calls
-    asked for. latency_ms_p50, latency_ms_p99, latency_ms_max: from the creation of a batch to its end, over the last
-    1,024 batches; batch_bytes_mean: of the same, as stored.
+    records, bytes: acknowledged, bytes of keys, values and headers. batches:
+    acknowledged ones. retries: batches that were tried again. errors: class name ->
+    failed records. queued_records, queued_bytes: sent and not yet acknowledged.
+    waiting_threads: those that wait for memory now; blocked_ms: how long they waited in
+    all. syncs: fdatasync calls asked for. latency_ms_p50, latency_ms_p99,
+    latency_ms_max: from the creation of a batch to its end, over the last 1,024
+    batches; batch_bytes_mean: of the same, as stored.
     """
 
     records: int
@@ -98,19 +111,23 @@ class ProducerMetrics:
 
 
 class ProducerOptions(TypedDict, total=False):
-    """The settings of LogDir.producer(), by the names of Kafka's Java client, with its defaults.
+    """The settings of LogDir.producer(), by the names of Kafka's Java client, with its
+    defaults.
 
-    acks: 0 or 1: a result waits for the write; "all" (default): for a sync that began after it. durability="os" or
-    "disk" says 1 or "all". linger_ms (5): how long a batch waits for more records. batch_size
-    (16,384): bytes of a batch; batch_records: its records (no limit). buffer_memory (33,554,432): bytes of records
-    without an outcome; buffer_records: how many of them (no limit); max_block_ms (60,000): how long send() waits for
-    some. delivery_timeout_ms (120,000): how long a batch may be tried. retry_backoff_ms (100), retry_backoff_max_ms
-    (1,000): between attempts, doubling. max_request_size (1,048,576): bytes of a record. compression_type: a codec; by
-    default the topic's. partitioner ("default"): a name of producer/partitioners.py, or f(key, partitions) -> int.
-    partitioner_ignore_keys (False). key_serializer, value_serializer: f(given) -> bytes or None, never called with
-    null. interceptors: see Interceptor. enable_idempotence: True unless acks is another than "all". client_id: a name
-    for the metrics. on_delivery: f(error, metadata) for every record. threaded (True): whether a thread of the producer
-    writes.
+    acks: 0 or 1: a result waits for the write; "all" (default): for a sync that began
+    after it. durability="os" or "disk" says 1 or "all". linger_ms (5): how long a batch
+    waits for more records. batch_size (16,384): bytes of a batch; batch_records: its
+    records (no limit). buffer_memory (33,554,432): bytes of records without an outcome;
+    buffer_records: how many of them (no limit); max_block_ms (60,000): how long send()
+    waits for some. delivery_timeout_ms (120,000): how long a batch may be tried.
+    retry_backoff_ms (100), retry_backoff_max_ms (1,000): between attempts, doubling.
+    max_request_size (1,048,576): bytes of a record. compression_type: a codec; by
+    default the topic's. partitioner ("default"): a name of producer/partitioners.py, or
+    f(key, partitions) -> int. partitioner_ignore_keys (False). key_serializer,
+    value_serializer: f(given) -> bytes or None, never called with null. interceptors:
+    see Interceptor. enable_idempotence: True unless acks is another than "all".
+    client_id: a name for the metrics. on_delivery: f(error, metadata) for every record.
+    threaded (True): whether a thread of the producer writes.
     """
 
     acks: Literal[0, 1, -1, "0", "1", "-1", "all"]
@@ -140,8 +157,9 @@ class ProducerOptions(TypedDict, total=False):
 class TransactionOptions(ProducerOptions, total=False):
     """Further settings of LogDir.producer(), for a producer with a transactional_id.
 
-    transaction_timeout_ms (60,000): how long a transaction may be open before it is aborted, at most 900,000.
-    two_phase (False): only the producer ends a transaction, however long that takes; see prepare_transaction().
+    transaction_timeout_ms (60,000): how long a transaction may be open before it is
+    aborted, at most 900,000. two_phase (False): only the producer ends a transaction,
+    however long that takes; see prepare_transaction().
     """
 
     transaction_timeout_ms: int
@@ -149,7 +167,15 @@ class TransactionOptions(ProducerOptions, total=False):
 
 
 #: acks -> what a result waits for. Kafka writes them as numbers or as text.
-_ACKS: Final[Mapping[object, Literal[0, 1, -1]]] = {0: 0, 1: 1, -1: -1, "0": 0, "1": 1, "-1": -1, "all": -1}
+_ACKS: Final[Mapping[object, Literal[0, 1, -1]]] = {
+    0: 0,
+    1: 1,
+    -1: -1,
+    "0": 0,
+    "1": 1,
+    "-1": -1,
+    "all": -1,
+}
 _LEVELS: Final[Mapping[str, Literal[1, -1]]] = {"os": 1, "disk": -1}
 #: Settings of Kafka's producer alone that need a network, or threads of their own.
 _NETWORK: Final = words("""
@@ -170,14 +196,20 @@ _OTHER_NAMES: Final = {
 def _whole(name: str, least: int) -> Any:
     def check(_settings: ProducerSettings, _attribute: object, value: object) -> None:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise InvalidConfigError(name, expected=f"a whole number from {least} on", found=repr(value))
+            raise InvalidConfigError(
+                name, expected=f"a whole number from {least} on", found=repr(value)
+            )
 
     return check
 
 
-def _flag(_settings: ProducerSettings, attribute: attrs.Attribute[bool], value: object) -> None:
+def _flag(
+    _settings: ProducerSettings, attribute: attrs.Attribute[bool], value: object
+) -> None:
     if not isinstance(value, bool):
-        raise InvalidConfigError(attribute.name, expected="True or False", found=repr(value))
+        raise InvalidConfigError(
+            attribute.name, expected="True or False", found=repr(value)
+        )
 
 
 def _codec(_settings: ProducerSettings, _attribute: object, value: str | None) -> None:
@@ -185,9 +217,13 @@ def _codec(_settings: ProducerSettings, _attribute: object, value: str | None) -
         codec_named("uncompressed" if value == "none" else value)
 
 
-def _callable(_settings: ProducerSettings, attribute: attrs.Attribute[Any], value: object) -> None:
+def _callable(
+    _settings: ProducerSettings, attribute: attrs.Attribute[Any], value: object
+) -> None:
     if value is not None and not callable(value):
-        raise InvalidConfigError(attribute.name, expected="a function, or None", found=repr(value))
+        raise InvalidConfigError(
+            attribute.name, expected="a function, or None", found=repr(value)
+        )
 
 
 def _acks(given: object) -> Literal[0, 1, -1]:
@@ -201,7 +237,9 @@ def _acks(given: object) -> Literal[0, 1, -1]:
 
 @attrs.frozen(kw_only=True)
 class ProducerSettings:
-    """See LogDir.producer(). acks: 0, 1, or -1 for all. idempotent: enable_idempotence, as far as acks allow it."""
+    """See LogDir.producer(). acks: 0, 1, or -1 for all. idempotent: enable_idempotence,
+    as far as acks allow it.
+    """
 
     acks: Literal[0, 1, -1] = attrs.field(default=-1, converter=_acks)
     linger_ms: int = attrs.field(default=5, validator=_whole("linger_ms", 0))
@@ -209,15 +247,25 @@ class ProducerSettings:
     batch_records: int | None = attrs.field(
         default=None, validator=attrs.validators.optional(_whole("batch_records", 1))
     )
-    buffer_memory: int = attrs.field(default=33_554_432, validator=_whole("buffer_memory", 1))
+    buffer_memory: int = attrs.field(
+        default=33_554_432, validator=_whole("buffer_memory", 1)
+    )
     buffer_records: int | None = attrs.field(
         default=None, validator=attrs.validators.optional(_whole("buffer_records", 1))
     )
     max_block_ms: int = attrs.field(default=60_000, validator=_whole("max_block_ms", 0))
-    delivery_timeout_ms: int = attrs.field(default=120_000, validator=_whole("delivery_timeout_ms", 0))
-    retry_backoff_ms: int = attrs.field(default=100, validator=_whole("retry_backoff_ms", 0))
-    retry_backoff_max_ms: int = attrs.field(default=1_000, validator=_whole("retry_backoff_max_ms", 0))
-    max_request_size: int = attrs.field(default=1_048_576, validator=_whole("max_request_size", 1))
+    delivery_timeout_ms: int = attrs.field(
+        default=120_000, validator=_whole("delivery_timeout_ms", 0)
+    )
+    retry_backoff_ms: int = attrs.field(
+        default=100, validator=_whole("retry_backoff_ms", 0)
+    )
+    retry_backoff_max_ms: int = attrs.field(
+        default=1_000, validator=_whole("retry_backoff_max_ms", 0)
+    )
+    max_request_size: int = attrs.field(
+        default=1_048_576, validator=_whole("max_request_size", 1)
+    )
     compression_type: str | None = attrs.field(default=None, validator=_codec)
     partitioner: str | Choose = "default"
     partitioner_ignore_keys: bool = attrs.field(default=False, validator=_flag)
@@ -229,7 +277,9 @@ class ProducerSettings:
     on_delivery: OnDelivery | None = attrs.field(default=None, validator=_callable)
     threaded: bool = attrs.field(default=True, validator=_flag)
     transactional_id: str | None = None
-    transaction_timeout_ms: int = attrs.field(default=60_000, validator=_whole("transaction_timeout_ms", 1))
+    transaction_timeout_ms: int = attrs.field(
+        default=60_000, validator=_whole("transaction_timeout_ms", 1)
+    )
     two_phase: bool = attrs.field(default=False, validator=_flag)
 
     def __attrs_post_init__(self) -> None:
@@ -252,26 +302,47 @@ class ProducerSettings:
                 found=repr(self.partitioner),
             )
         if not isinstance(self.partitioner, str) and not callable(self.partitioner):
-            raise InvalidConfigError("partitioner", expected="a name, or a function", found=repr(self.partitioner))
+            raise InvalidConfigError(
+                "partitioner",
+                expected="a name, or a function",
+                found=repr(self.partitioner),
+            )
         if self.enable_idempotence and self.acks != -1:
-            raise InvalidConfigError("enable_idempotence needs acks='all'", expected="'all'", found=self.acks)
+            raise InvalidConfigError(
+                "enable_idempotence needs acks='all'", expected="'all'", found=self.acks
+            )
         if self.transactional_id is None:
             return
         if not isinstance(self.transactional_id, str) or not self.transactional_id:
-            raise InvalidConfigError("transactional_id", expected="a text", found=repr(self.transactional_id))
-        if len(self.transactional_id.encode("utf-8", "surrogatepass")) > _LONGEST_ID_BYTES:
+            raise InvalidConfigError(
+                "transactional_id", expected="a text", found=repr(self.transactional_id)
+            )
+        if (
+            len(self.transactional_id.encode("utf-8", "surrogatepass"))
+            > _LONGEST_ID_BYTES
+        ):
             raise InvalidConfigError(
                 "transactional_id is too long",
                 expected=f"at most {_LONGEST_ID_BYTES} bytes",
                 found=f"{len(self.transactional_id)} characters",
             )
-        if any("\ud800" <= character <= "\udfff" for character in self.transactional_id):
-            raise InvalidConfigError("transactional_id", expected="valid Unicode", found=repr(self.transactional_id))
+        if any(
+            "\ud800" <= character <= "\udfff" for character in self.transactional_id
+        ):
+            raise InvalidConfigError(
+                "transactional_id",
+                expected="valid Unicode",
+                found=repr(self.transactional_id),
+            )
         if not self.idempotent:
-            raise InvalidConfigError("transactional_id needs acks='all' and enable_idempotence")
+            raise InvalidConfigError(
+                "transactional_id needs acks='all' and enable_idempotence"
+            )
         if self.transaction_timeout_ms > MAX_TIMEOUT_MS:
             raise InvalidConfigError(
-                "transaction_timeout_ms", expected=f"at most {MAX_TIMEOUT_MS}", found=self.transaction_timeout_ms
+                "transaction_timeout_ms",
+                expected=f"at most {MAX_TIMEOUT_MS}",
+                found=self.transaction_timeout_ms,
             )
 
     @property
@@ -282,11 +353,16 @@ class ProducerSettings:
         return self.enable_idempotence
 
 
-_VOCABULARY: Final = Vocabulary(ProducerSettings, _NETWORK, _OTHER_NAMES, kept=frozenset({"acks"}))
+_VOCABULARY: Final = Vocabulary(
+    ProducerSettings, _NETWORK, _OTHER_NAMES, kept=frozenset({"acks"})
+)
 
 
-def chosen_settings(config: Mapping[str, object] | None, given: Mapping[str, Any]) -> ProducerSettings:
-    """Settings of a config by Kafka's names, and of keywords, which win. Raises InvalidConfigError.
+def chosen_settings(
+    config: Mapping[str, object] | None, given: Mapping[str, Any]
+) -> ProducerSettings:
+    """Settings of a config by Kafka's names, and of keywords, which win. Raises
+    InvalidConfigError.
 
     durability="os" or "disk" stands for acks 1 or all.
     """
@@ -307,5 +383,7 @@ def _acks_of(durability: object, has_acks: bool) -> Literal[1, -1]:
     if isinstance(durability, str):
         found = _LEVELS.get(durability)
     if found is None:
-        raise InvalidConfigError("durability", expected="'os' or 'disk'", found=repr(durability))
+        raise InvalidConfigError(
+            "durability", expected="'os' or 'disk'", found=repr(durability)
+        )
     return found

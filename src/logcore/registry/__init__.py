@@ -13,4 +13,12 @@ docs/registry.md is the introduction; protocol.py has the rules.
 from logcore.registry.files import FileRegistry, open_registry
 from logcore.registry.protocol import ANY, Node, Registry, Session, Watch
 
-__all__ = ["ANY", "FileRegistry", "Node", "Registry", "Session", "Watch", "open_registry"]
+__all__ = [
+    "ANY",
+    "FileRegistry",
+    "Node",
+    "Registry",
+    "Session",
+    "Watch",
+    "open_registry",
+]

@@ -1,4 +1,5 @@
-"""The registry as plain files in `<dir>.registry/`, shared by processes of one machine; no server, no thread.
+"""The registry as plain files in `<dir>.registry/`, shared by processes of one machine;
+no server, no thread.
 
     .format                    `logcore registry 1`
     .lock                      one byte for each domain, locked during a change
@@ -6,7 +7,8 @@
     consumers.node             the node /consumers, see nodefile.py; a name is percent-encoded
     consumers/g/ids/c1.node    /consumers/g/ids/c1
 
-A domain is the first name of a path, for groups the first two. It is what a change locks.
+A domain is the first name of a path, for groups the first two. It is what a change
+locks.
 
 | operation | steps under the lock of the domain and the gate of the session | killed in between |
 |---|---|---|
@@ -19,12 +21,15 @@ A domain is the first name of a path, for groups the first two. It is what a cha
 
 Rules:
 - Reads take no lock. A node with a session exists only while the session lives.
-- A persistent version is on disk before the call returns, and before the slot of the version before it is overwritten:
-  a writer that was killed before its sync must not cost both.
-- Ephemeral nodes are never synced: a power cut ends all sessions. The state of a group and the view of topics, which
-  can be written again from elsewhere, are not synced either.
+- A persistent version is on disk before the call returns, and before the slot of the
+  version before it is overwritten: a writer that was killed before its sync must not
+  cost both.
+- Ephemeral nodes are never synced: a power cut ends all sessions. The state of a group
+  and the view of topics, which can be written again from elsewhere, are not synced
+  either.
 - No two domains are locked at once. The gate of a session is locked after the domain.
-- A value that was read may be lost in a power cut if its writer was killed between its write and its sync.
+- A value that was read may be lost in a power cut if its writer was killed between its
+  write and its sync.
 - A damaged, foreign or newer file raises an error and is kept.
 
 This module knows no Kafka names but CONSUMERS; paths.py does.
@@ -75,7 +80,15 @@ from logcore.registry.protocol import (
     node_names,
     split,
 )
-from logcore.registry.sessions import DIRECTORY, Facts, Lease, Observer, SessionInfo, Sessions, read_file
+from logcore.registry.sessions import (
+    DIRECTORY,
+    Facts,
+    Lease,
+    Observer,
+    SessionInfo,
+    Sessions,
+    read_file,
+)
 from logcore.registry.watching import FileWatch
 
 ENDING: Final = ".registry"
@@ -83,11 +96,14 @@ _FORMAT: Final = ".format"
 _FORMAT_TEXT: Final = b"logcore registry 1\n"
 _FORMAT_WORDS: Final = b"logcore registry "
 _LOCK: Final = ".lock"
-#: The state of a group is found again in __consumer_offsets after a power cut: its writes need no sync.
+#: The state of a group is found again in __consumer_offsets after a power cut: its
+#: writes need no sync.
 _UNSYNCED_NAME: Final = "group"
-#: Nodes below these show the topics of the log directory, and can be written again from there.
+#: Nodes below these show the topics of the log directory, and can be written again from
+#: there.
 _VIEWS: Final = (("brokers", "topics"), ("config", "topics"))
-#: Nodes that live as long as a session: members of groups and what they own, brokers, the controller.
+#: Nodes that live as long as a session: members of groups and what they own, brokers,
+#: the controller.
 _OF_MEMBERS: Final = ("ids", "owners")
 _BROKERS: Final = ("brokers", "ids")
 _CONTROLLER: Final = ("controller",)
@@ -105,8 +121,9 @@ Result = TypeVar("Result")
 
 
 def domain_of(names: Names) -> str:
-    """The domain that a change of a node locks, as the path of a directory below the registry's: that of the first
-    name; that of the group for a group and all nodes below it.
+    """The domain that a change of a node locks, as the path of a directory below the
+    registry's: that of the first name; that of the group for a group and all nodes
+    below it.
     """
     depth = 1
     if names[0] == CONSUMERS:
@@ -115,7 +132,9 @@ def domain_of(names: Names) -> str:
 
 
 def domain_byte(domain: str) -> int:
-    """The byte of `.lock` that stands for a domain. A collision costs waiting and nothing else."""
+    """The byte of `.lock` that stands for a domain. A collision costs waiting and
+    nothing else.
+    """
     digest = hashlib.sha256(domain.encode()).digest()
     return int.from_bytes(digest[:8], "big") >> (64 - _BYTE_BITS)
 
@@ -130,11 +149,16 @@ def kind_of(names: Names) -> Kind:
 
 
 def _is_lost_with_power(names: Names) -> bool:
-    """Whether the node of these names in paths.py is never synced. After a power cut its file may hold anything, and
-    counts as missing.
+    """Whether the node of these names in paths.py is never synced. After a power cut
+    its file may hold anything, and counts as missing.
     """
     of_member = len(names) > 3 and names[0] == CONSUMERS and names[2] in _OF_MEMBERS
-    return of_member or names[:2] == _BROKERS or names == _CONTROLLER or kind_of(names) is Kind.UNSYNCED
+    return (
+        of_member
+        or names[:2] == _BROKERS
+        or names == _CONTROLLER
+        or kind_of(names) is Kind.UNSYNCED
+    )
 
 
 def open_registry(
@@ -145,17 +169,23 @@ def open_registry(
     lock_timeout_ms: int = _LOCK_TIMEOUT_MS,
     fs: SharedFS = OS,
 ) -> FileRegistry:
-    """The registry of files beside a log directory, made if it is missing; `with` closes it.
+    """The registry of files beside a log directory, made if it is missing; `with`
+    closes it.
 
-    directory: of the logs; the registry is `<directory>.registry`. read_only: takes no session and changes nothing;
-    LogNotFoundError if there is no registry. max_poll_interval_ms: call poll() at least that often, or others declare
-    this session stuck; 0: never stuck. lock_timeout_ms: how long a change waits for another process's.
+    directory: of the logs; the registry is `<directory>.registry`. read_only: takes no
+    session and changes nothing; LogNotFoundError if there is no registry.
+    max_poll_interval_ms: call poll() at least that often, or others declare this
+    session stuck; 0: never stuck. lock_timeout_ms: how long a change waits for another
+    process's.
 
-    InvalidConfigError: living sessions belong to another machine or another time namespace. CorruptRegistryError: the
-    directory holds other things. UnsupportedRegistryError: a newer version made it.
+    InvalidConfigError: living sessions belong to another machine or another time
+    namespace. CorruptRegistryError: the directory holds other things.
+    UnsupportedRegistryError: a newer version made it.
     """
     if max_poll_interval_ms < 0 or lock_timeout_ms < 0:
-        raise InvalidConfigError("a time is not negative", found=min(max_poll_interval_ms, lock_timeout_ms))
+        raise InvalidConfigError(
+            "a time is not negative", found=min(max_poll_interval_ms, lock_timeout_ms)
+        )
     logs = fs.real_path(os.fspath(directory))
     root = logs + ENDING
     permissions = _permissions(fs, logs, root)
@@ -190,17 +220,27 @@ def _permissions(fs: SharedFS, logs: str, root: str) -> tuple[int, int]:
 
 
 def _make(fs: SharedFS, root: str, permissions: tuple[int, int]) -> None:
-    """Makes the directory of a registry, or ends what a process that was killed had begun."""
+    """Makes the directory of a registry, or ends what a process that was killed had
+    begun.
+    """
     for_directories, for_files = permissions
     with contextlib.suppress(FileExistsError):
         fs.mkdir(root, permissions=for_directories)
     place = posixpath.join(root, _FORMAT)
     if not fs.exists(place):
         foreign = [name for name in fs.listdir(root) if not name.startswith(_FORMAT)]
-        if foreign and not fs.exists(place):  # asked again: another process may have made it since
-            raise CorruptRegistryError("the directory is no registry, and not empty", path=root, found=sorted(foreign))
+        if foreign and not fs.exists(
+            place
+        ):  # asked again: another process may have made it since
+            raise CorruptRegistryError(
+                "the directory is no registry, and not empty",
+                path=root,
+                found=sorted(foreign),
+            )
         unfinished = f"{place}-{fs.random_bytes(8).hex()}{UNFINISHED}"
-        handle = fs.open(unfinished, write=True, create=True, exclusive=True, permissions=for_files)
+        handle = fs.open(
+            unfinished, write=True, create=True, exclusive=True, permissions=for_files
+        )
         try:
             fs.pwrite(handle, _FORMAT_TEXT, 0)
             fs.fdatasync(handle)
@@ -213,7 +253,15 @@ def _make(fs: SharedFS, root: str, permissions: tuple[int, int]) -> None:
     with contextlib.suppress(FileExistsError):
         fs.mkdir(posixpath.join(root, DIRECTORY), permissions=for_directories)
     with contextlib.suppress(FileExistsError):
-        fs.close(fs.open(posixpath.join(root, _LOCK), write=True, create=True, exclusive=True, permissions=for_files))
+        fs.close(
+            fs.open(
+                posixpath.join(root, _LOCK),
+                write=True,
+                create=True,
+                exclusive=True,
+                permissions=for_files,
+            )
+        )
 
 
 def _check_format(fs: SharedFS, root: str) -> None:
@@ -231,7 +279,9 @@ def _check_format(fs: SharedFS, root: str) -> None:
     kind: type[RegistryError] = CorruptRegistryError
     if found.startswith(_FORMAT_WORDS):
         kind = UnsupportedRegistryError
-    raise kind("not the format of a registry", path=place, expected=_FORMAT_TEXT, found=found)
+    raise kind(
+        "not the format of a registry", path=place, expected=_FORMAT_TEXT, found=found
+    )
 
 
 class FileSession:
@@ -258,13 +308,18 @@ class _OuterMissingError(Exception):
 class FileRegistry:
     """See protocol.Registry. Made by open_registry(); may be used by several threads.
 
-    Fields that change, all under _mutex: _lease and _lock (None when closed or forked), _is_busy (inside a change),
-    _held (the domain that holding() holds), _known (file of a node -> creation id and version that this process knows
-    to be on disk).
+    Fields that change, all under _mutex: _lease and _lock (None when closed or forked),
+    _is_busy (inside a change), _held (the domain that holding() holds), _known (file of
+    a node -> creation id and version that this process knows to be on disk).
     """
 
     def __init__(
-        self, fs: SharedFS, root: str, facts: Facts | None, permissions: tuple[int, int], lock_timeout_ms: int
+        self,
+        fs: SharedFS,
+        root: str,
+        facts: Facts | None,
+        permissions: tuple[int, int],
+        lock_timeout_ms: int,
     ) -> None:
         self.path = root
         self._fs = fs
@@ -283,7 +338,9 @@ class FileRegistry:
         if facts is not None:
             self._lock = fs.open(posixpath.join(root, _LOCK), write=True)
             try:
-                self._lease = Lease.take(fs, self._sessions.directory, facts, self._for_files)
+                self._lease = Lease.take(
+                    fs, self._sessions.directory, facts, self._for_files
+                )
             except BaseException:
                 fs.close(self._lock)
                 raise
@@ -306,10 +363,16 @@ class FileRegistry:
 
     def __del__(self) -> None:
         if getattr(self, "_lease", None) is not None and self._fs.forks == self._forks:
-            warnings.warn(f"registry {self.path} was not closed", ResourceWarning, stacklevel=2, source=self)
+            warnings.warn(
+                f"registry {self.path} was not closed",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )
             self._release()
 
-    # -- reading ---------------------------------------------------------------------------------------------------
+    # -- reading
+    # ---------------------------------------------------------------------------------------------------
 
     def get(self, path: str) -> Node:
         names = node_names(path)
@@ -329,9 +392,15 @@ class FileRegistry:
         self._check_open()
         values = [node_names(path) for path in paths]
         parents = [split(path) for path in children]
-        directories = {self._directory(names[:-1]) for names in values} | {self._directory(each) for each in parents}
+        directories = {self._directory(names[:-1]) for names in values} | {
+            self._directory(each) for each in parents
+        }
         return FileWatch(
-            self._fs, self.path, directories, self._sessions.directory, lambda: self._state(values, parents)
+            self._fs,
+            self.path,
+            directories,
+            self._sessions.directory,
+            lambda: self._state(values, parents),
         )
 
     def _state(self, values: list[Names], parents: list[Names]) -> object:
@@ -343,7 +412,9 @@ class FileRegistry:
                 versions.append(None)
             else:
                 head, slot = found
-                versions.append((head.creation, slot.version))  # a node that was deleted and made again has another
+                versions.append(
+                    (head.creation, slot.version)
+                )  # a node that was deleted and made again has another
         return versions, [sorted(self._children(names)) for names in parents]
 
     @property
@@ -369,8 +440,9 @@ class FileRegistry:
         return self._sessions.all()
 
     def stuck(self) -> list[str]:
-        """Ids of sessions whose owner has not called poll() for its max_poll_interval_ms. Call it repeatedly, more
-        often than every third of the shortest interval: this process's own looks are what is compared.
+        """Ids of sessions whose owner has not called poll() for its
+        max_poll_interval_ms. Call it repeatedly, more often than every third of the
+        shortest interval: this process's own looks are what is compared.
         """
         self._check_open()
         with self._mutex:
@@ -388,17 +460,24 @@ class FileRegistry:
         return self._believed(self._file(names))
 
     def _believed(self, file: str) -> tuple[Head, Slot] | None:
-        """The node in a file. None also if its session is over, or if it is damaged and was never synced: a power cut
-        leaves such files.
+        """The node in a file. None also if its session is over, or if it is damaged and
+        was never synced: a power cut leaves such files.
         """
         try:
             found = self._read(file)
         except CorruptRegistryError as error:
             # The names of the layout are files of the same names.
-            names = tuple(posixpath.relpath(file, self.path).removesuffix(SUFFIX).split("/"))
+            names = tuple(
+                posixpath.relpath(file, self.path).removesuffix(SUFFIX).split("/")
+            )
             if not _is_lost_with_power(names):
                 raise
-            tell("registry", WARNING, "a node that is not synced is damaged, and counts as none: %s", error)
+            tell(
+                "registry",
+                WARNING,
+                "a node that is not synced is damaged, and counts as none: %s",
+                error,
+            )
             return None
         if found is None:
             return None
@@ -431,17 +510,22 @@ class FileRegistry:
                 yield self._name(posixpath.join(directory, file), found[0])
 
     def _name(self, path: str, head: Head) -> str:
-        """The name of a node, from that of its file, or from its head where the name was too long for a file."""
+        """The name of a node, from that of its file, or from its head where the name
+        was too long for a file.
+        """
         file = posixpath.basename(path).removesuffix(SUFFIX)
         if nodefile.is_hashed(file):
             name = head.name
         else:
             name = nodefile.node_name(file)
         if name is None or file_name(name) != file:
-            raise CorruptRegistryError("the name of the file is not one of a node", path=path, found=head.name)
+            raise CorruptRegistryError(
+                "the name of the file is not one of a node", path=path, found=head.name
+            )
         return name
 
-    # -- changing --------------------------------------------------------------------------------------------------
+    # -- changing
+    # --------------------------------------------------------------------------------------------------
 
     def create(self, path: str, value: bytes = b"", *, ephemeral: bool = False) -> int:
         names = node_names(path)
@@ -480,7 +564,9 @@ class FileRegistry:
 
         self._change(names, remove)
 
-    def update(self, path: str, change: Callable[[bytes | None], bytes | None]) -> Node | None:
+    def update(
+        self, path: str, change: Callable[[bytes | None], bytes | None]
+    ) -> Node | None:
         names = node_names(path)
 
         def replace() -> Node | None:
@@ -497,21 +583,25 @@ class FileRegistry:
             if value is None:  # leave it as it is
                 return Node(slot.value, slot.version, slot.session)
             check_value(value, path)
-            return Node(bytes(value), self._write(names, *found, bytes(value)), slot.session)
+            return Node(
+                bytes(value), self._write(names, *found, bytes(value)), slot.session
+            )
 
         return self._change(names, replace)
 
     @contextlib.contextmanager
     def holding(self, path: str) -> Generator[None]:
-        """Inside the `with`, no other session changes the domain of a path, and this session is not expired.
+        """Inside the `with`, no other session changes the domain of a path, and this
+        session is not expired.
 
-        For several changes that others see as one, and for a step elsewhere that depends on the registry, such as a
-        commit of a group's offsets. Inside, nodes of that domain may be changed, and no others. Keep it short: others
-        wait.
+        For several changes that others see as one, and for a step elsewhere that
+        depends on the registry, such as a commit of a group's offsets. Inside, nodes of
+        that domain may be changed, and no others. Keep it short: others wait.
         """
         domain = domain_of(node_names(path))
         with self._turn(domain):
-            # Changes inside the block are allowed to enter _turn() again, which finds the domain held.
+            # Changes inside the block are allowed to enter _turn() again, which finds
+            # the domain held.
             before = self._held
             self._held = domain
             self._is_busy = False
@@ -522,7 +612,9 @@ class FileRegistry:
                 self._is_busy = True
 
     def poll(self) -> None:
-        """Tells others that this session's owner is not stuck; see max_poll_interval_ms. Costs one small write."""
+        """Tells others that this session's owner is not stuck; see
+        max_poll_interval_ms. Costs one small write.
+        """
         with self._mutex:
             lease = self._writing()
             if lease.is_expired:
@@ -538,8 +630,8 @@ class FileRegistry:
                 with self._turn(domain):
                     return act()
             except _OuterMissingError:
-                # /consumers, which belongs to a domain of its own: no two are locked at once, so it is made first and
-                # the change is tried again.
+                # /consumers, which belongs to a domain of its own: no two are locked at
+                # once, so it is made first and the change is tried again.
                 outer = names[:1]
                 with self._turn(domain_of(outer)):
                     if self._look(outer) is None:
@@ -547,11 +639,15 @@ class FileRegistry:
 
     @contextlib.contextmanager
     def _turn(self, domain: str) -> Generator[None]:
-        """Holds the lock of a domain and the gate of this session, which is not expired."""
+        """Holds the lock of a domain and the gate of this session, which is not
+        expired.
+        """
         with self._mutex:
             lease = self._writing()
             if self._is_busy or self._held not in (None, domain):
-                raise RegistryError("the registry was used from inside a change of it", path=self.path)
+                raise RegistryError(
+                    "the registry was used from inside a change of it", path=self.path
+                )
             self._is_busy = True
             try:
                 if self._held is not None:  # its lock and the gate are taken already
@@ -559,7 +655,9 @@ class FileRegistry:
                     return
                 with self._locked(domain):
                     if not lease.enter(self._lock_timeout_ms):
-                        raise RegistryLockedError("this session is being declared over", path=self.path)
+                        raise RegistryLockedError(
+                            "this session is being declared over", path=self.path
+                        )
                     try:
                         if lease.is_expired:
                             raise self._expired(lease)
@@ -589,18 +687,27 @@ class FileRegistry:
             self._fs.unlock_byte(self._lock, byte)
 
     def _expired(self, lease: Lease) -> SessionExpiredError:
-        return SessionExpiredError("this session was declared over; open the registry again", path=lease.id)
+        return SessionExpiredError(
+            "this session was declared over; open the registry again", path=lease.id
+        )
 
     def _expected(self, names: Names, path: str, version: int) -> tuple[Head, Slot]:
         found = self._look(names)
         if found is None:
             raise NodeNotFoundError("no such node", path=path)
         if version not in (ANY, found[1].version):
-            raise BadVersionError("the node was changed", path=path, expected=version, found=found[1].version)
+            raise BadVersionError(
+                "the node was changed",
+                path=path,
+                expected=version,
+                found=found[1].version,
+            )
         return found
 
     def _make_node(self, names: Names, value: bytes, kind: Kind) -> None:
-        """Under the lock. A file that exists there already does not count: it is torn, or its session is over."""
+        """Under the lock. A file that exists there already does not count: it is torn,
+        or its session is over.
+        """
         self._make_parents(names)
         file = self._file(names)
         creation = self._fs.random_bytes(16)
@@ -619,10 +726,15 @@ class FileRegistry:
             if domains is not None and domain not in domains:
                 # First, so that the process that ends this session finds the node.
                 lease.rewrite(self._facts_with(lease, (*domains, domain)))
-        with contextlib.suppress(FileNotFoundError):  # of a session that is over, or torn
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # of a session that is over, or torn
             self._fs.unlink(file)
-        # Not under another name first: killed before or within its one write, it leaves a file that is no node.
-        handle = self._fs.open(file, write=True, create=True, exclusive=True, permissions=self._for_files)
+        # Not under another name first: killed before or within its one write, it leaves
+        # a file that is no node.
+        handle = self._fs.open(
+            file, write=True, create=True, exclusive=True, permissions=self._for_files
+        )
         try:
             self._fs.pwrite(handle, nodefile.new_file(head, Slot(0, value, session)), 0)
         except BaseException:
@@ -633,15 +745,21 @@ class FileRegistry:
             self._fs.close(handle)
 
     def _facts_with(self, lease: Lease, domains: tuple[str, ...]) -> Facts:
-        """The facts of this session with another domain, the last of these. If they do not fit, without the domains in
-        which it has no node any more; if the others take more than half of the room, without saying which.
+        """The facts of this session with another domain, the last of these. If they do
+        not fit, without the domains in which it has no node any more; if the others
+        take more than half of the room, without saying which.
         """
         facts = attrs.evolve(lease.facts, domains=domains)
         if lease.holds(facts):
             return facts
-        # Only this session makes nodes of its own, and under the mutex: there can come none while it looks.
+        # Only this session makes nodes of its own, and under the mutex: there can come
+        # none while it looks.
         *others, last = domains
-        kept = [one for one in others if any(self._session_of(file) == lease.id for file in self._files_of(one))]
+        kept = [
+            one
+            for one in others
+            if any(self._session_of(file) == lease.id for file in self._files_of(one))
+        ]
         facts = attrs.evolve(facts, domains=(*kept, last))
         if lease.holds(facts, 2):
             return facts
@@ -653,7 +771,10 @@ class FileRegistry:
             found = self._look(names[:depth])
             if found is not None:
                 if found[1].session is not None:
-                    raise InvalidNodeError("an ephemeral node has no children", path="/" + "/".join(names[:depth]))
+                    raise InvalidNodeError(
+                        "an ephemeral node has no children",
+                        path="/" + "/".join(names[:depth]),
+                    )
                 break
         else:
             depth = 0
@@ -665,14 +786,24 @@ class FileRegistry:
             self._make_node(parent, b"", kind_of(parent))
         if len(names) > 1:
             with contextlib.suppress(FileExistsError):
-                self._fs.mkdir(self._directory(names[:-1]), permissions=self._for_directories)
+                self._fs.mkdir(
+                    self._directory(names[:-1]), permissions=self._for_directories
+                )
 
     def _put(self, file: str, head: Head, slot: Slot) -> None:
-        """Replaces the file of a name by a whole one; on disk before it has the name, if the node is persistent."""
+        """Replaces the file of a name by a whole one; on disk before it has the name,
+        if the node is persistent.
+        """
         unfinished = file + UNFINISHED
         with contextlib.suppress(FileNotFoundError):
             self._fs.unlink(unfinished)
-        handle = self._fs.open(unfinished, write=True, create=True, exclusive=True, permissions=self._for_files)
+        handle = self._fs.open(
+            unfinished,
+            write=True,
+            create=True,
+            exclusive=True,
+            permissions=self._for_files,
+        )
         try:
             self._fs.pwrite(handle, nodefile.new_file(head, slot), 0)
             if head.kind is Kind.PERSISTENT:
@@ -686,7 +817,9 @@ class FileRegistry:
             self._fs.close(handle)
 
     def _write(self, names: Names, head: Head, slot: Slot, value: bytes) -> int:
-        """Under the lock: writes the next version of an existing node; returns its number."""
+        """Under the lock: writes the next version of an existing node; returns its
+        number.
+        """
         file = self._file(names)
         new = Slot(slot.version + 1, value, slot.session)
         is_synced = head.kind is Kind.PERSISTENT
@@ -699,8 +832,9 @@ class FileRegistry:
         handle = self._fs.open(file, write=True)
         try:
             if is_synced and self._known.get(file) != (head.creation, slot.version):
-                # The process that wrote this version may have been killed before its sync. Then the older slot, which
-                # is overwritten next, may be all that a power cut would leave: sync first.
+                # The process that wrote this version may have been killed before its
+                # sync. Then the older slot, which is overwritten next, may be all that
+                # a power cut would leave: sync first.
                 self._fs.fdatasync(handle)
                 self._sync_names(names)
             self._fs.pwrite(handle, new.pack(head), head.place(new.version))
@@ -713,14 +847,17 @@ class FileRegistry:
         return new.version
 
     def _sync(self, handle: int, head: Head, new: Slot) -> None:
-        """Syncs a version that was just written. After a failure it is taken back: later it could not be told that it
-        is not on disk, and the next writer would overwrite the version before it.
+        """Syncs a version that was just written. After a failure it is taken back:
+        later it could not be told that it is not on disk, and the next writer would
+        overwrite the version before it.
         """
         try:
             self._fs.fdatasync(handle)
         except StorageWriteError:
             with contextlib.suppress(Exception):
-                self._fs.pwrite(handle, bytes(len(new.pack(head))), head.place(new.version))
+                self._fs.pwrite(
+                    handle, bytes(len(new.pack(head))), head.place(new.version)
+                )
             raise
 
     def _sync_names(self, names: Names) -> None:
@@ -752,19 +889,26 @@ class FileRegistry:
             path = posixpath.join(directory, name)
             if self._fs.is_directory(path):
                 self._purge(path)
-            elif name.endswith(SUFFIX + UNFINISHED) or (name.endswith(SUFFIX) and self._believed(path) is None):
+            elif name.endswith(SUFFIX + UNFINISHED) or (
+                name.endswith(SUFFIX) and self._believed(path) is None
+            ):
                 self._fs.unlink(path)
             else:
-                raise CorruptRegistryError("a file that belongs to no node of its directory", path=path)
+                raise CorruptRegistryError(
+                    "a file that belongs to no node of its directory", path=path
+                )
         self._fs.rmdir(directory)
 
-    # -- the end of sessions ---------------------------------------------------------------------------------------
+    # -- the end of sessions
+    # ---------------------------------------------------------------------------------------
 
     def expire(self, session: str) -> None:
-        """Declares a session over, dead or alive: when this returns, it writes nothing more and its nodes are removed.
+        """Declares a session over, dead or alive: when this returns, it writes nothing
+        more and its nodes are removed.
 
-        RegistryLockedError when its process is stopped inside a change. The session is over then too, and its nodes do
-        not exist any more; clean() removes their files later.
+        RegistryLockedError when its process is stopped inside a change. The session is
+        over then too, and its nodes do not exist any more; clean() removes their files
+        later.
         """
         with self._mutex:
             self._writing()
@@ -784,8 +928,8 @@ class FileRegistry:
                 self._sweep(domain, lambda file: self._session_of(file) == session)
 
     def _session_of(self, file: str) -> str | None:
-        """The session of the node in a file. None also for a damaged file, which must not keep another session from
-        its end.
+        """The session of the node in a file. None also for a damaged file, which must
+        not keep another session from its end.
         """
         try:
             found = self._read(file)
@@ -797,13 +941,22 @@ class FileRegistry:
 
     def _all_domains(self) -> list[str]:
         groups = f"{CONSUMERS}/"
-        names = [name for name in self._fs.listdir(self.path) if not name.startswith(".")]
+        names = [
+            name for name in self._fs.listdir(self.path) if not name.startswith(".")
+        ]
         with contextlib.suppress(FileNotFoundError):
-            names += [groups + name for name in self._fs.listdir(posixpath.join(self.path, CONSUMERS))]
-        return sorted({name.removesuffix(UNFINISHED).removesuffix(SUFFIX) for name in names})
+            names += [
+                groups + name
+                for name in self._fs.listdir(posixpath.join(self.path, CONSUMERS))
+            ]
+        return sorted(
+            {name.removesuffix(UNFINISHED).removesuffix(SUFFIX) for name in names}
+        )
 
     def _sweep(self, domain: str, is_garbage: Callable[[str], bool]) -> None:
-        """Under the lock of a domain: unlinks the files of nodes that are garbage, and those that were not finished."""
+        """Under the lock of a domain: unlinks the files of nodes that are garbage, and
+        those that were not finished.
+        """
         for file in self._files_of(domain):
             if file.endswith(UNFINISHED) or is_garbage(file):
                 self._fs.unlink(file)
@@ -811,7 +964,11 @@ class FileRegistry:
     def _files_of(self, domain: str) -> list[str]:
         """The files of the nodes of a domain, and those that were not finished."""
         place = posixpath.join(self.path, domain)
-        files = [file for file in (place + SUFFIX, place + SUFFIX + UNFINISHED) if self._fs.exists(file)]
+        files = [
+            file
+            for file in (place + SUFFIX, place + SUFFIX + UNFINISHED)
+            if self._fs.exists(file)
+        ]
         waiting = [place]
         if domain == CONSUMERS:
             waiting = []  # the directories below are those of groups, which are domains of their own
@@ -827,9 +984,11 @@ class FileRegistry:
         return files
 
     def clean(self) -> list[str]:
-        """Removes the files of sessions that are over, and unfinished files; returns the ids of the sessions.
+        """Removes the files of sessions that are over, and unfinished files; returns
+        the ids of the sessions.
 
-        Nothing depends on it. Call it from time to time in one process, such as the one that holds /controller.
+        Nothing depends on it. Call it from time to time in one process, such as the one
+        that holds /controller.
         """
         with self._mutex:
             self._writing()
@@ -844,24 +1003,32 @@ class FileRegistry:
             return over
 
     def _remove_unfinished(self, directory: str) -> None:
-        """Removes the files of processes that were killed while they opened the registry."""
+        """Removes the files of processes that were killed while they opened the
+        registry.
+        """
         for name in self._fs.listdir(directory):
             path = posixpath.join(directory, name)
             if name.endswith(UNFINISHED) and not name.endswith(SUFFIX + UNFINISHED):
                 with contextlib.suppress(FileNotFoundError):
-                    is_old = self._fs.now_ms() - self._fs.modified_ms(path) > _GARBAGE_MS
+                    is_old = (
+                        self._fs.now_ms() - self._fs.modified_ms(path) > _GARBAGE_MS
+                    )
                     if is_old and not self._sessions.is_alive(name):
                         self._fs.unlink(path)
 
     def close(self) -> None:
-        """Deletes this session's ephemeral nodes and ends it. A second call does nothing."""
+        """Deletes this session's ephemeral nodes and ends it. A second call does
+        nothing.
+        """
         with self._mutex:
             lease = self._lease
             if lease is None or self._fs.forks != self._forks:
                 self._is_closed = True
                 return
             try:
-                self._is_closed = True  # inside: an interrupt after it still releases the lease
+                self._is_closed = (
+                    True  # inside: an interrupt after it still releases the lease
+                )
                 if not lease.is_expired:
                     self._end(lease.id)
             except RegistryLockedError:
@@ -880,13 +1047,18 @@ class FileRegistry:
             self._fs.close(lock)
 
     def _forget(self) -> None:
-        """In a forked child: the session and the locks are the parent's, and must not outlive it here."""
+        """In a forked child: the session and the locks are the parent's, and must not
+        outlive it here.
+        """
         self._mutex = threading.RLock()
         self._release()
 
     def _check_open(self) -> None:
         if self._fs.forks != self._forks:
-            raise ForkedWriterError("a registry does not cross a fork; open it again in the child", path=self.path)
+            raise ForkedWriterError(
+                "a registry does not cross a fork; open it again in the child",
+                path=self.path,
+            )
         if self._is_closed:
             raise RegistryClosedError("the registry was closed", path=self.path)
 

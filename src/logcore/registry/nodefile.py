@@ -1,17 +1,21 @@
-"""The bytes of a node's file: a head and two slots, of which each change overwrites the older one.
+"""The bytes of a node's file: a head and two slots, of which each change overwrites the
+older one.
 
     0                head: magic `LCNODE1\\n`, head size u32, capacity u32, creation id 16 bytes, kind u8, 3 zeros,
-                     length of the name u32, the name if the file's is a hash of it, CRC-32C u32; all big-endian
+                     length of the name u32, the name if the file's is a hash of it,
+                     CRC-32C u32; all big-endian
     head size        slot 0: version u64, length u32, session 16 bytes (zeros: none), flags u16, 2 zeros, CRC-32C u32,
                      value
     + capacity       slot 1: the same
 
 Rules:
-- Version v stands in slot v & 1. So a write that is cut off hurts one slot, and the other holds the version before it.
-- The CRC of a slot covers its fields, its value and the creation id: a slot of another life is no slot.
-- A file is torn when its writer died before the head was whole. Then it is no node. Only ephemeral and unsynced nodes
-  are written in place; a persistent one gets its name when all of it is on disk, so that a persistent node without a
-  valid slot is damage.
+- Version v stands in slot v & 1. So a write that is cut off hurts one slot, and the
+  other holds the version before it.
+- The CRC of a slot covers its fields, its value and the creation id: a slot of another
+  life is no slot.
+- A file is torn when its writer died before the head was whole. Then it is no node.
+  Only ephemeral and unsynced nodes are written in place; a persistent one gets its name
+  when all of it is on disk, so that a persistent node without a valid slot is damage.
 
 This module knows no disk: it is given the bytes of a file and gives back bytes.
 """
@@ -37,14 +41,16 @@ UNFINISHED: Final = ".tmp"
 PAGE_BYTES: Final = 4096
 
 _MAGIC: Final = b"LCNODE1\n"
-#: The mark of any version; a write that a power cut garbled may begin with a part of one.
+#: The mark of any version; a write that a power cut garbled may begin with a part of
+#: one.
 _ANY_MAGIC: Final = re.compile(rb"LCNODE[0-9]+\n?")
 _HEAD: Final = struct.Struct(">8sII16sB3xI")
 _SLOT: Final = struct.Struct(">QI16sH2x")
 _CRC: Final = struct.Struct(">I")
 _SLOT_BYTES: Final = _SLOT.size + _CRC.size
 _NO_SESSION: Final = bytes(16)
-#: Longer names of files are replaced by a hash: a file system takes 255 bytes, suffixes included.
+#: Longer names of files are replaced by a hash: a file system takes 255 bytes, suffixes
+#: included.
 _LONGEST_FILE_NAME: Final = 180
 _HASH: Final = "%hash-"
 _LARGEST_HEAD: Final = 16 * PAGE_BYTES
@@ -52,7 +58,9 @@ _LARGEST_CAPACITY: Final = 1 << 21
 
 
 class Kind(enum.IntEnum):
-    """How long a node must last. PERSISTENT: any crash. EPHEMERAL: its session. UNSYNCED: any kill, not a power cut."""
+    """How long a node must last. PERSISTENT: any crash. EPHEMERAL: its session.
+    UNSYNCED: any kill, not a power cut.
+    """
 
     PERSISTENT = 0
     EPHEMERAL = 1
@@ -61,7 +69,9 @@ class Kind(enum.IntEnum):
 
 @attrs.frozen
 class Head:
-    """creation: 16 bytes that no other life of any node has. name: of the node, where the file's name is a hash."""
+    """creation: 16 bytes that no other life of any node has. name: of the node, where
+    the file's name is a hash.
+    """
 
     creation: bytes
     kind: Kind
@@ -93,7 +103,12 @@ class Head:
 
     def pack(self) -> bytes:
         name = (self.name or "").encode()
-        fields = _HEAD.pack(_MAGIC, self.size, self.capacity, self.creation, self.kind, len(name)) + name
+        fields = (
+            _HEAD.pack(
+                _MAGIC, self.size, self.capacity, self.creation, self.kind, len(name)
+            )
+            + name
+        )
         return (fields + _CRC.pack(crc32c(fields))).ljust(self.size, b"\0")
 
 
@@ -110,7 +125,9 @@ class Slot:
         if self.session is not None:
             session = bytes.fromhex(self.session)
         fields = _SLOT.pack(self.version, len(self.value), session, 0)
-        return fields + _CRC.pack(crc32c(head.creation + fields + self.value)) + self.value
+        return (
+            fields + _CRC.pack(crc32c(head.creation + fields + self.value)) + self.value
+        )
 
 
 def new_file(head: Head, slot: Slot) -> bytes:
@@ -121,34 +138,51 @@ def new_file(head: Head, slot: Slot) -> bytes:
 def read_head(data: bytes, path: str) -> Head | None:
     """The head at the beginning of a file; None for a torn one.
 
-    CorruptRegistryError for what no crash of ours leaves, UnsupportedRegistryError for a newer version's.
+    CorruptRegistryError for what no crash of ours leaves, UnsupportedRegistryError for
+    a newer version's.
     """
     written = len(data.rstrip(b"\0"))
     start = data[: len(_MAGIC)]
     if start != _MAGIC and _ANY_MAGIC.fullmatch(start) and written >= _HEAD.size:
-        raise UnsupportedRegistryError("a node of another version", path=path, expected=_MAGIC, found=start)
+        raise UnsupportedRegistryError(
+            "a node of another version", path=path, expected=_MAGIC, found=start
+        )
     if not _MAGIC.startswith(start.rstrip(b"\0")):
-        raise CorruptRegistryError("the file is no node", path=path, position=0, expected=_MAGIC, found=start)
+        raise CorruptRegistryError(
+            "the file is no node", path=path, position=0, expected=_MAGIC, found=start
+        )
     if written < _HEAD.size:
         return None
     _, size, capacity, creation, kind, length = _HEAD.unpack_from(data)
     stop = _HEAD.size + length
-    if len(data) < stop + _CRC.size or _CRC.unpack_from(data, stop)[0] != crc32c(data[:stop]):
+    if len(data) < stop + _CRC.size or _CRC.unpack_from(data, stop)[0] != crc32c(
+        data[:stop]
+    ):
         if written < stop + _CRC.size <= _LARGEST_HEAD:
             return None
-        raise CorruptRegistryError("the head of a node is damaged", path=path, position=0)
+        raise CorruptRegistryError(
+            "the head of a node is damaged", path=path, position=0
+        )
     try:
-        head = Head(creation, Kind(kind), capacity, data[_HEAD.size : stop].decode() or None)
+        head = Head(
+            creation, Kind(kind), capacity, data[_HEAD.size : stop].decode() or None
+        )
     except ValueError as error:
-        raise UnsupportedRegistryError("a node of a kind that this version does not know", path=path) from error
+        raise UnsupportedRegistryError(
+            "a node of a kind that this version does not know", path=path
+        ) from error
     if head.size != size or not PAGE_BYTES <= capacity <= _LARGEST_CAPACITY:
-        raise CorruptRegistryError("the head of a node contradicts itself", path=path, position=0)
+        raise CorruptRegistryError(
+            "the head of a node contradicts itself", path=path, position=0
+        )
     return head
 
 
 def read_slot(head: Head, data: bytes) -> Slot | None:
     """The newest version in a file; None if neither slot is valid."""
-    found = [slot for number in (0, 1) if (slot := _slot(head, data, number)) is not None]
+    found = [
+        slot for number in (0, 1) if (slot := _slot(head, data, number)) is not None
+    ]
     return max(found, key=lambda slot: slot.version, default=None)
 
 
@@ -158,22 +192,32 @@ def _slot(head: Head, data: bytes, number: int) -> Slot | None:
         return None
     version, length, session, _ = _SLOT.unpack_from(data, start)
     at = start + _SLOT_BYTES
-    if length > head.capacity - _SLOT_BYTES or len(data) < at + length or version & 1 != number:
+    if (
+        length > head.capacity - _SLOT_BYTES
+        or len(data) < at + length
+        or version & 1 != number
+    ):
         return None
     fields = data[start : start + _SLOT.size]
     value = data[at : at + length]
-    if _CRC.unpack_from(data, start + _SLOT.size)[0] != crc32c(head.creation + fields + value):
+    if _CRC.unpack_from(data, start + _SLOT.size)[0] != crc32c(
+        head.creation + fields + value
+    ):
         return None
     if session == _NO_SESSION:
         return Slot(version, value)
     return Slot(version, value, session.hex())
 
 
-@functools.lru_cache(maxsize=1_024)  # five times for each change of a node: 25 us of 135
+@functools.lru_cache(
+    maxsize=1_024
+)  # five times for each change of a node: 25 us of 135
 def file_name(name: str) -> str:
-    """The name of a node's directory, and without SUFFIX of its file; no two nodes share one.
+    """The name of a node's directory, and without SUFFIX of its file; no two nodes
+    share one.
 
-    Dots are encoded where they would hide the file or make it look like another kind of file.
+    Dots are encoded where they would hide the file or make it look like another kind of
+    file.
     """
     encoded = quote(name, safe="")
     if name.startswith(".") or name.endswith((SUFFIX, UNFINISHED)):
@@ -195,7 +239,9 @@ def is_hashed(file: str) -> bool:
 
 
 def node_name(file: str) -> str | None:
-    """The reverse of file_name(), for names that are not hashed; None for a name that it does not return."""
+    """The reverse of file_name(), for names that are not hashed; None for a name that
+    it does not return.
+    """
     name = unquote(file, errors="surrogateescape")
     try:
         is_made_of_it = bool(name) and file_name(name) == file

@@ -22,7 +22,12 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from logcore.errors import CorruptRegistryError, NodeExistsError, NodeNotEmptyError, NodeNotFoundError
+from logcore.errors import (
+    CorruptRegistryError,
+    NodeExistsError,
+    NodeNotEmptyError,
+    NodeNotFoundError,
+)
 from logcore.registry import paths
 from logcore.registry.protocol import CONSUMERS, Registry
 
@@ -44,7 +49,11 @@ def committed(registry: Registry, group_id: str) -> dict[tuple[str, int], int]:
             path = f"{above}/{element}/{name}"
             match = _PARTITION.fullmatch(name)
             if match is None:
-                raise CorruptRegistryError("no partition", path=path, expected="<partition> or <broker>-<partition>")
+                raise CorruptRegistryError(
+                    "no partition",
+                    path=path,
+                    expected="<partition> or <broker>-<partition>",
+                )
             partition = int(match["partition"])
             broker = match["broker"]
             if broker is not None and brokers.setdefault(partition, broker) != broker:
@@ -60,7 +69,9 @@ def committed(registry: Registry, group_id: str) -> dict[tuple[str, int], int]:
     return found
 
 
-def commit(registry: Registry, group_id: str, offsets: Mapping[tuple[str, int], int]) -> None:
+def commit(
+    registry: Registry, group_id: str, offsets: Mapping[tuple[str, int], int]
+) -> None:
     """Store offsets of a group. If the registry raises an error, some may be stored."""
     for (topic, partition), offset in sorted(offsets.items()):
         path = paths.offset(group_id, topic, partition)
@@ -75,7 +86,9 @@ def commit(registry: Registry, group_id: str, offsets: Mapping[tuple[str, int], 
                 registry.set(path, value)
 
 
-def rewind(registry: Registry, group_id: str, offsets: Mapping[tuple[str, int], int]) -> None:
+def rewind(
+    registry: Registry, group_id: str, offsets: Mapping[tuple[str, int], int]
+) -> None:
     """Store offsets like commit(), even if an offset in the oldest layout is larger.
 
     The node of the larger offset is deleted.
@@ -85,7 +98,11 @@ def rewind(registry: Registry, group_id: str, offsets: Mapping[tuple[str, int], 
         above = f"{paths.group(group_id)}/offsets/{paths.element(topic)}"
         for name in registry.children(above):
             match = _PARTITION.fullmatch(name)
-            if match is not None and match["broker"] is not None and int(match["partition"]) == partition:
+            if (
+                match is not None
+                and match["broker"] is not None
+                and int(match["partition"]) == partition
+            ):
                 with contextlib.suppress(NodeNotFoundError):
                     registry.delete(f"{above}/{name}")
 

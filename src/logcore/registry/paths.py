@@ -17,10 +17,12 @@
 | `/admin/delete_topics/<t>` | empty | persistent |
 
 Rules:
-- JSON is UTF-8 without spaces. What cannot be read is CorruptRegistryError; an unpack function reads what
-  its pack function wrote.
-- A name that holds `/`, `%` or NUL, as a group's may, is percent-encoded in these three signs.
-- elect() is the only function here that changes a registry; views.py has those that write brokers and topics.
+- JSON is UTF-8 without spaces. What cannot be read is CorruptRegistryError; an unpack
+  function reads what its pack function wrote.
+- A name that holds `/`, `%` or NUL, as a group's may, is percent-encoded in these three
+  signs.
+- elect() is the only function here that changes a registry; views.py has those that
+  write brokers and topics.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ CONTROLLER: Final = "/controller"
 CONTROLLER_EPOCH: Final = "/controller_epoch"
 _CLUSTER_ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,22}")
 
-#: How a subscription is meant: names of topics, an expression that they match, one that they do not match.
+#: How a subscription is meant: names of topics, an expression that they match, one that
+#: they do not match.
 Pattern = Literal["static", "white_list", "black_list"]
 
 
@@ -86,7 +89,9 @@ def member(name: str, consumer: str) -> str:
 
 
 def owner(name: str, topic_name: str, partition: int) -> str:
-    return f"{group(name)}/owners/{element(topic_name)}/{_count(partition, 'a partition')}"
+    return (
+        f"{group(name)}/owners/{element(topic_name)}/{_count(partition, 'a partition')}"
+    )
 
 
 def offset(name: str, topic_name: str, partition: int) -> str:
@@ -112,7 +117,8 @@ def _count(number: int, what: str) -> int:
     return number
 
 
-# -- values ----------------------------------------------------------------------------------------------------------
+# -- values
+# ----------------------------------------------------------------------------------------------------------
 
 
 def pack_json(values: Mapping[str, Any]) -> bytes:
@@ -125,7 +131,9 @@ def unpack_json(data: bytes, path: str) -> dict[str, Any]:
     except ValueError as error:
         raise CorruptRegistryError("the value is no JSON", path=path) from error
     if not isinstance(values, dict):
-        raise CorruptRegistryError("the value is no JSON object", path=path, found=type(values).__name__)
+        raise CorruptRegistryError(
+            "the value is no JSON object", path=path, found=type(values).__name__
+        )
     return values
 
 
@@ -142,7 +150,10 @@ def unpack_number(data: bytes, path: str) -> int:
 
 def pack_cluster_id(cluster_id: str) -> bytes:
     if not _CLUSTER_ID.fullmatch(cluster_id):
-        raise InvalidNodeError("a cluster id has 1 to 22 letters, digits, '_' and '-'", found=cluster_id[:100])
+        raise InvalidNodeError(
+            "a cluster id has 1 to 22 letters, digits, '_' and '-'",
+            found=cluster_id[:100],
+        )
     return pack_json({"version": "1", "id": cluster_id})
 
 
@@ -166,7 +177,9 @@ def unpack_clock(data: bytes) -> tuple[str, int]:
         raise CorruptRegistryError("no clock", path=CLOCK) from error
 
 
-def pack_broker(host: str, port: int, *, endpoints: Sequence[str] = (), timestamp_ms: int) -> bytes:
+def pack_broker(
+    host: str, port: int, *, endpoints: Sequence[str] = (), timestamp_ms: int
+) -> bytes:
     values = {
         "version": 5,
         "host": host,
@@ -177,9 +190,13 @@ def pack_broker(host: str, port: int, *, endpoints: Sequence[str] = (), timestam
     return pack_json(values)
 
 
-def pack_topic(replicas: Mapping[int, Sequence[int]], *, topic_id: str | None = None) -> bytes:
+def pack_topic(
+    replicas: Mapping[int, Sequence[int]], *, topic_id: str | None = None
+) -> bytes:
     """replicas: broker ids of each partition."""
-    partitions = {str(number): list(brokers) for number, brokers in sorted(replicas.items())}
+    partitions = {
+        str(number): list(brokers) for number, brokers in sorted(replicas.items())
+    }
     return pack_json({"version": 2, "partitions": partitions, "topic_id": topic_id})
 
 
@@ -187,12 +204,19 @@ def unpack_topic(data: bytes, path: str) -> dict[int, list[int]]:
     """Broker ids of each partition."""
     try:
         partitions = unpack_json(data, path)["partitions"].items()
-        return {int(number): [int(each) for each in brokers] for number, brokers in partitions}
+        return {
+            int(number): [int(each) for each in brokers]
+            for number, brokers in partitions
+        }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CorruptRegistryError("not the partitions of a topic", path=path) from error
+        raise CorruptRegistryError(
+            "not the partitions of a topic", path=path
+        ) from error
 
 
-def pack_partition_state(*, leader: int, leader_epoch: int, isr: Sequence[int], controller_epoch: int) -> bytes:
+def pack_partition_state(
+    *, leader: int, leader_epoch: int, isr: Sequence[int], controller_epoch: int
+) -> bytes:
     values = {
         "controller_epoch": controller_epoch,
         "leader": leader,
@@ -205,8 +229,9 @@ def pack_partition_state(*, leader: int, leader_epoch: int, isr: Sequence[int], 
 
 @attrs.frozen
 class ConsumerNode:
-    """A consumer as its node below `ids` shows it. subscription: topic, or the expression of a pattern -> how many
-    streams. members: number of a stream -> its member id in the group; Kafka's own consumers do not say it.
+    """A consumer as its node below `ids` shows it. subscription: topic, or the
+    expression of a pattern -> how many streams. members: number of a stream -> its
+    member id in the group; Kafka's own consumers do not say it.
     """
 
     subscription: Mapping[str, int]
@@ -216,14 +241,20 @@ class ConsumerNode:
 
 
 def pack_consumer(
-    subscription: Mapping[str, int], *, pattern: Pattern, timestamp_ms: int, members: Mapping[int, str]
+    subscription: Mapping[str, int],
+    *,
+    pattern: Pattern,
+    timestamp_ms: int,
+    members: Mapping[int, str],
 ) -> bytes:
     values = {
         "version": 1,
         "subscription": dict(sorted(subscription.items())),
         "pattern": pattern,
         "timestamp": str(timestamp_ms),
-        "members": {str(number): member_id for number, member_id in sorted(members.items())},
+        "members": {
+            str(number): member_id for number, member_id in sorted(members.items())
+        },
     }
     return pack_json(values)
 
@@ -233,13 +264,25 @@ def unpack_consumer(data: bytes, path: str) -> ConsumerNode:
     values = unpack_json(data, path)
     pattern = values.get("pattern", "static")
     try:
-        subscription = {str(name): int(count) for name, count in values["subscription"].items()}
-        members = {int(number): str(member_id) for number, member_id in values.get("members", {}).items()}
+        subscription = {
+            str(name): int(count) for name, count in values["subscription"].items()
+        }
+        members = {
+            int(number): str(member_id)
+            for number, member_id in values.get("members", {}).items()
+        }
         timestamp_ms = int(values.get("timestamp", -1))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CorruptRegistryError("not the subscription of a consumer", path=path) from error
+        raise CorruptRegistryError(
+            "not the subscription of a consumer", path=path
+        ) from error
     if pattern not in get_args(Pattern):
-        raise CorruptRegistryError("no kind of subscription", path=path, expected=get_args(Pattern), found=pattern)
+        raise CorruptRegistryError(
+            "no kind of subscription",
+            path=path,
+            expected=get_args(Pattern),
+            found=pattern,
+        )
     return ConsumerNode(subscription, cast(Pattern, pattern), timestamp_ms, members)
 
 
@@ -252,12 +295,18 @@ def unpack_owner(data: bytes) -> tuple[str, int]:
     """The consumer and the number of its stream."""
     consumer_id, _, number = data.decode("utf-8", "replace").rpartition("-")
     if not consumer_id or not re.fullmatch(r"[0-9]{1,9}", number):
-        raise CorruptRegistryError("not the owner of a partition", expected="<consumer>-<number>", found=data[:100])
+        raise CorruptRegistryError(
+            "not the owner of a partition",
+            expected="<consumer>-<number>",
+            found=data[:100],
+        )
     return consumer_id, int(number)
 
 
 def pack_controller(broker_id: int, timestamp_ms: int) -> bytes:
-    return pack_json({"version": 1, "brokerid": broker_id, "timestamp": str(timestamp_ms)})
+    return pack_json(
+        {"version": 1, "brokerid": broker_id, "timestamp": str(timestamp_ms)}
+    )
 
 
 def unpack_controller(data: bytes) -> int:
@@ -279,18 +328,22 @@ def unpack_config(data: bytes, path: str) -> dict[str, str]:
     return {str(name): str(value) for name, value in found.items()}
 
 
-# -- the controller --------------------------------------------------------------------------------------------------
+# -- the controller
+# --------------------------------------------------------------------------------------------------
 
 
 def elect(registry: Registry, broker_id: int, timestamp_ms: int) -> int | None:
-    """Makes this process the controller, if none lives; its epoch, or None when another one is.
+    """Makes this process the controller, if none lives; its epoch, or None when another
+    one is.
 
-    The node comes first and the epoch behind it, so that only a controller raises it. Kafka does both in one
-    transaction of ZooKeeper's. Raises what Registry.create() and update() do: behind a SessionExpiredError another
-    process is the controller.
+    The node comes first and the epoch behind it, so that only a controller raises it.
+    Kafka does both in one transaction of ZooKeeper's. Raises what Registry.create() and
+    update() do: behind a SessionExpiredError another process is the controller.
     """
     try:
-        registry.create(CONTROLLER, pack_controller(broker_id, timestamp_ms), ephemeral=True)
+        registry.create(
+            CONTROLLER, pack_controller(broker_id, timestamp_ms), ephemeral=True
+        )
     except NodeExistsError:
         return None
     raised = registry.update(CONTROLLER_EPOCH, _next_epoch)

@@ -129,7 +129,9 @@ class Registry(Protocol):
         """Return the sorted names of the children; an empty list for a missing node."""
         ...
 
-    def update(self, path: str, change: Callable[[bytes | None], bytes | None]) -> Node | None:
+    def update(
+        self, path: str, change: Callable[[bytes | None], bytes | None]
+    ) -> Node | None:
         """Replace the value by the result of change(value), atomically; return the
         node.
 
@@ -161,11 +163,19 @@ def split(path: str) -> tuple[str, ...]:
         try:
             size = len(name.encode("utf-8"))
         except UnicodeEncodeError:
-            raise InvalidNodeError("a name is text that UTF-8 can hold", found=repr(path)[:200]) from None
+            raise InvalidNodeError(
+                "a name is text that UTF-8 can hold", found=repr(path)[:200]
+            ) from None
         if not size or "\0" in name:
-            raise InvalidNodeError("a name is not empty and has no NUL", found=repr(path)[:200])
+            raise InvalidNodeError(
+                "a name is not empty and has no NUL", found=repr(path)[:200]
+            )
         if size > NAME_LIMIT_BYTES:
-            raise InvalidNodeError("a name is too long", expected=f"at most {NAME_LIMIT_BYTES} bytes", found=size)
+            raise InvalidNodeError(
+                "a name is too long",
+                expected=f"at most {NAME_LIMIT_BYTES} bytes",
+                found=size,
+            )
     return names
 
 
@@ -179,13 +189,20 @@ def node_names(path: str) -> tuple[str, ...]:
 
 def check_value(value: bytes, path: str) -> None:
     if not isinstance(value, bytes | bytearray | memoryview):
-        raise InvalidNodeError("a value is bytes", path=path, found=type(value).__name__)
+        raise InvalidNodeError(
+            "a value is bytes", path=path, found=type(value).__name__
+        )
     if len(value) > VALUE_LIMIT_BYTES:
         raise NodeTooLargeError(
-            "a value is too large", path=path, expected=f"at most {VALUE_LIMIT_BYTES} bytes", found=len(value)
+            "a value is too large",
+            path=path,
+            expected=f"at most {VALUE_LIMIT_BYTES} bytes",
+            found=len(value),
         )
 
 
 def check_deletable(names: tuple[str, ...], path: str) -> None:
     if names == (CONSUMERS,):
-        raise InvalidNodeError("this node is never deleted: groups come and go below it", path=path)
+        raise InvalidNodeError(
+            "this node is never deleted: groups come and go below it", path=path
+        )

@@ -4,12 +4,14 @@
     .sessions/<id>.expired    the same file, renamed by who declared the session over
 
 Rules:
-- A session lives as long as its file has its name and byte 0 is locked. The kernel frees the lock when the process
-  ends in any way, so that a death needs no timeout.
-- A session's file gets its name when the lock is held and the record is written: it is never seen without either.
-- To declare a session over, rename its file, then pass through its gate. A later change of the session finds the file
-  renamed, and a change that it had begun is done by then.
-- A session is stuck if its count of polls does not move for its interval, on the clock of the observer.
+- A session lives as long as its file has its name and byte 0 is locked. The kernel
+  frees the lock when the process ends in any way, so that a death needs no timeout.
+- A session's file gets its name when the lock is held and the record is written: it is
+  never seen without either.
+- To declare a session over, rename its file, then pass through its gate. A later change
+  of the session finds the file renamed, and a change that it had begun is done by then.
+- A session is stuck if its count of polls does not move for its interval, on the clock
+  of the observer.
 
 The record of a session is a node's file (nodefile.py) with JSON as its value.
 This module decides nothing about nodes.
@@ -38,7 +40,8 @@ GATE: Final = 1
 
 _ID_BYTES: Final = 16
 _ID: Final = re.compile(r"[0-9a-f]{32}")
-#: Room for the record, whose size follows the number of domains; what is not written takes no blocks.
+#: Room for the record, whose size follows the number of domains; what is not written
+#: takes no blocks.
 _CAPACITY: Final = 1 << 16
 #: Room that the counter of polls keeps.
 _SPARE_BYTES: Final = 64
@@ -46,9 +49,10 @@ _SPARE_BYTES: Final = 64
 
 @attrs.frozen
 class Facts:
-    """The record of a session. polls: how often its owner has called poll(); max_poll_interval_ms: 0 for a session that
-    is never stuck. domains: those in which it may have ephemeral nodes; None if they are too many for the record, so
-    that it may have some in any. pid: for messages.
+    """The record of a session. polls: how often its owner has called poll();
+    max_poll_interval_ms: 0 for a session that is never stuck. domains: those in which
+    it may have ephemeral nodes; None if they are too many for the record, so that it
+    may have some in any. pid: for messages.
     """
 
     boot: Boot
@@ -76,14 +80,24 @@ class Facts:
             domains = values["domains"]
             if domains is not None:
                 domains = tuple(str(domain) for domain in domains)
-            return cls(boot, int(values["pid"]), int(values["max_poll_interval_ms"]), int(values["polls"]), domains)
+            return cls(
+                boot,
+                int(values["pid"]),
+                int(values["max_poll_interval_ms"]),
+                int(values["polls"]),
+                domains,
+            )
         except (ValueError, KeyError, TypeError) as error:
-            raise CorruptRegistryError("the record of a session cannot be read", path=path) from error
+            raise CorruptRegistryError(
+                "the record of a session cannot be read", path=path
+            ) from error
 
 
 @attrs.frozen
 class SessionInfo:
-    """A session as others see it. facts: None where a crash garbled the record of a session that is over."""
+    """A session as others see it. facts: None where a crash garbled the record of a
+    session that is over.
+    """
 
     id: str
     state: Literal["alive", "dead", "expired"]
@@ -91,10 +105,11 @@ class SessionInfo:
 
 
 def read_file(fs: SharedFS, handle: int, path: str) -> tuple[Head, Slot] | None:
-    """The newest version in an open file; None for no node: a torn one, or one whose writes a power cut took.
+    """The newest version in an open file; None for no node: a torn one, or one whose
+    writes a power cut took.
 
-    Takes no lock. A writer may be at work in one slot at a time, so bytes that show no valid slot twice have none.
-    CorruptRegistryError, UnsupportedRegistryError.
+    Takes no lock. A writer may be at work in one slot at a time, so bytes that show no
+    valid slot twice have none. CorruptRegistryError, UnsupportedRegistryError.
     """
     before: bytes | None = None
     while True:
@@ -108,7 +123,9 @@ def read_file(fs: SharedFS, handle: int, path: str) -> tuple[Head, Slot] | None:
             break
         before = data
     if head is not None and head.kind is Kind.PERSISTENT:
-        raise CorruptRegistryError("neither version of a node is whole", path=path, position=head.place(0))
+        raise CorruptRegistryError(
+            "neither version of a node is whole", path=path, position=head.place(0)
+        )
     return None
 
 
@@ -125,14 +142,21 @@ class Lease:
         self.id = posixpath.basename(path).removesuffix(nodefile.UNFINISHED)
 
     @classmethod
-    def take(cls, fs: SharedFS, directory: str, facts: Facts, permissions: int) -> Lease:
+    def take(
+        cls, fs: SharedFS, directory: str, facts: Facts, permissions: int
+    ) -> Lease:
         """A new session in a directory of sessions."""
         name = posixpath.join(directory, fs.random_bytes(_ID_BYTES).hex())
         unfinished = name + nodefile.UNFINISHED
-        handle = fs.open(unfinished, write=True, create=True, exclusive=True, permissions=permissions)
+        handle = fs.open(
+            unfinished, write=True, create=True, exclusive=True, permissions=permissions
+        )
         try:
             if not fs.lock_byte(handle, LIFE):
-                raise RegistryLockedError("another process holds a session that was just made", path=unfinished)
+                raise RegistryLockedError(
+                    "another process holds a session that was just made",
+                    path=unfinished,
+                )
             lease = cls(fs, unfinished, handle, facts)
             fs.pwrite(handle, nodefile.new_file(lease._head, Slot(0, facts.pack())), 0)
             fs.rename(unfinished, name)
@@ -154,12 +178,18 @@ class Lease:
         version = self._version + 1
         value = facts.pack()
         assert self._head.holds(value)
-        self._fs.pwrite(self._handle, Slot(version, value).pack(self._head), self._head.place(version))
+        self._fs.pwrite(
+            self._handle,
+            Slot(version, value).pack(self._head),
+            self._head.place(version),
+        )
         self._version = version
         self.facts = facts
 
     def enter(self, timeout_ms: int) -> bool:
-        """Takes the gate; False when a process that declares this session over held it until the timeout."""
+        """Takes the gate; False when a process that declares this session over held it
+        until the timeout.
+        """
         return self._fs.lock_byte(self._handle, GATE, timeout_ms=timeout_ms)
 
     def leave(self) -> None:
@@ -201,7 +231,9 @@ class Sessions:
             finally:
                 self._fs.close(handle)
             if facts is None and lives:
-                raise CorruptRegistryError("the record of a living session cannot be read", path=path)
+                raise CorruptRegistryError(
+                    "the record of a living session cannot be read", path=path
+                )
             if suffix:
                 return SessionInfo(session, "expired", facts)
             if lives:
@@ -212,7 +244,9 @@ class Sessions:
     def all(self) -> list[SessionInfo]:
         """Every session that has left a file, by id."""
         names = self._fs.listdir(self.directory)
-        ids = {one for name in names if _ID.fullmatch(one := name.removesuffix(EXPIRED))}
+        ids = {
+            one for name in names if _ID.fullmatch(one := name.removesuffix(EXPIRED))
+        }
         return [info for one in sorted(ids) if (info := self.look(one)) is not None]
 
     def _facts(self, handle: int, path: str) -> Facts | None:
@@ -240,10 +274,11 @@ class Sessions:
         return tuple(pids)
 
     def declare_over(self, session: str, timeout_ms: int) -> tuple[str, ...] | None:
-        """Renames the file of a session and waits until a change that it had begun is done; the domains in which it
-        may have nodes, None for any.
+        """Renames the file of a session and waits until a change that it had begun is
+        done; the domains in which it may have nodes, None for any.
 
-        RegistryLockedError when the process is stopped inside a change; the session is over nevertheless.
+        RegistryLockedError when the process is stopped inside a change; the session is
+        over nevertheless.
         """
         path = posixpath.join(self.directory, session)
         with contextlib.suppress(FileNotFoundError):
@@ -258,8 +293,13 @@ class Sessions:
                 pids: tuple[int, ...] = ()
                 if facts is not None:
                     pids = (facts.pid,)
-                raise RegistryLockedError("the session's process is stopped inside a change", path=path, pids=pids)
-            # Read with the gate held: until then the session may have made a node in another domain.
+                raise RegistryLockedError(
+                    "the session's process is stopped inside a change",
+                    path=path,
+                    pids=pids,
+                )
+            # Read with the gate held: until then the session may have made a node in
+            # another domain.
             facts = self._facts(handle, path)
         finally:
             self._fs.close(handle)
@@ -268,7 +308,9 @@ class Sessions:
         return facts.domains
 
     def forget(self, session: str) -> None:
-        """Removes the file that declare_over() left; the session's nodes are removed by now."""
+        """Removes the file that declare_over() left; the session's nodes are removed by
+        now.
+        """
         with contextlib.suppress(FileNotFoundError):
             self._fs.unlink(posixpath.join(self.directory, session + EXPIRED))
 
@@ -281,16 +323,19 @@ class _Observation:
 
 
 class Observer:
-    """Finds stuck sessions by the steady clock of this process; no other process's clock is compared."""
+    """Finds stuck sessions by the steady clock of this process; no other process's
+    clock is compared.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[str, _Observation] = {}
 
     def look(self, now_ms: int, sessions: Iterable[SessionInfo]) -> list[str]:
-        """Ids of living sessions whose count of polls has not moved for their interval, by repeated looks.
+        """Ids of living sessions whose count of polls has not moved for their interval,
+        by repeated looks.
 
-        A look that comes more than a third of the interval after the one before begins again: this process may have
-        been stopped itself, together with the session.
+        A look that comes more than a third of the interval after the one before begins
+        again: this process may have been stopped itself, together with the session.
         """
         stuck = []
         seen: dict[str, _Observation] = {}

@@ -138,7 +138,10 @@ def claim_cluster(registry: Registry, cluster_id: str) -> None:
 
 
 def publishing(
-    registry: Registry, names: Collection[str], view_of: Callable[[str], TopicView], controller_epoch: int
+    registry: Registry,
+    names: Collection[str],
+    view_of: Callable[[str], TopicView],
+    controller_epoch: int,
 ) -> Iterator[str]:
     """Make the topics in a registry equal to those of a directory, one topic per step.
 
@@ -169,7 +172,11 @@ def _publish(registry: Registry, name: str, nodes: Mapping[str, bytes]) -> None:
 def _remove(registry: Registry, name: str) -> None:
     topic = paths.topic(name)
     for number in registry.children(f"{topic}/partitions"):
-        _delete(registry, f"{topic}/partitions/{number}/state", f"{topic}/partitions/{number}")
+        _delete(
+            registry,
+            f"{topic}/partitions/{number}/state",
+            f"{topic}/partitions/{number}",
+        )
     _delete(registry, f"{topic}/partitions", paths.topic_config(name), topic)
 
 

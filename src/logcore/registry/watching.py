@@ -37,7 +37,12 @@ class FileWatch:
     """
 
     def __init__(
-        self, fs: SharedFS, root: str, directories: Iterable[str], sessions: str, state: Callable[[], object]
+        self,
+        fs: SharedFS,
+        root: str,
+        directories: Iterable[str],
+        sessions: str,
+        state: Callable[[], object],
     ) -> None:
         self._fs = fs
         self._root = root

@@ -39,14 +39,24 @@ from logcore.errors import (
     RegistryUnavailableError,
     SessionExpiredError,
 )
-from logcore.registry.protocol import ANY, Node, SessionState, check_deletable, check_value, node_names, split
+from logcore.registry.protocol import (
+    ANY,
+    Node,
+    SessionState,
+    check_deletable,
+    check_value,
+    node_names,
+    split,
+)
 
 #: The server's own node at the root.
 _SERVERS_NODE: Final = "zookeeper"
 _RETRY_SECONDS: Final = 0.1
 
 
-def connect(hosts: str, *, session_timeout_ms: int = 10_000, connect_timeout_ms: int = 10_000) -> ZooKeeperRegistry:
+def connect(
+    hosts: str, *, session_timeout_ms: int = 10_000, connect_timeout_ms: int = 10_000
+) -> ZooKeeperRegistry:
     """Return a registry on ZooKeeper; `with` closes it.
 
     `hosts` is `host:port,...`. A `/path` after it restricts the registry to a node.
@@ -58,7 +68,9 @@ def connect(hosts: str, *, session_timeout_ms: int = 10_000, connect_timeout_ms:
     try:
         from kazoo.client import KazooClient
     except ModuleNotFoundError as error:
-        raise MissingDependencyError(f"a registry on ZooKeeper needs kazoo: {install_command('zookeeper')}") from error
+        raise MissingDependencyError(
+            f"a registry on ZooKeeper needs kazoo: {install_command('zookeeper')}"
+        ) from error
     from kazoo.handlers.threading import KazooTimeoutError
 
     servers, _, below = hosts.partition("/")
@@ -84,7 +96,13 @@ def _refused(sign: str) -> bool:
     """Return whether ZooKeeper refuses this character in names, or it is the escape
     `%`.
     """
-    return sign == "%" or sign < " " or "\x7f" <= sign <= "\x9f" or "\ud800" <= sign <= "\uf8ff" or sign >= "\ufff0"
+    return (
+        sign == "%"
+        or sign < " "
+        or "\x7f" <= sign <= "\x9f"
+        or "\ud800" <= sign <= "\uf8ff"
+        or sign >= "\ufff0"
+    )
 
 
 def _encoded(names: tuple[str, ...]) -> str:
@@ -160,7 +178,9 @@ class _Connection:
 
         self.check_open()
         if is_writing and self.state == "expired":
-            raise SessionExpiredError("this session was declared over; connect again", path=path)
+            raise SessionExpiredError(
+                "this session was declared over; connect again", path=path
+            )
         try:
             yield
         except exceptions.NoNodeError as error:
@@ -172,13 +192,21 @@ class _Connection:
         except exceptions.BadVersionError as error:
             raise BadVersionError("the node was changed", path=path) from error
         except exceptions.NoChildrenForEphemeralsError as error:
-            raise InvalidNodeError("an ephemeral node has no children", path=path) from error
+            raise InvalidNodeError(
+                "an ephemeral node has no children", path=path
+            ) from error
         except exceptions.SessionExpiredError as error:
             if self.state == "expired":
-                raise SessionExpiredError("this session was declared over; connect again", path=path) from error
-            raise RegistryUnavailableError("the connection to ZooKeeper is lost", path=path) from error
+                raise SessionExpiredError(
+                    "this session was declared over; connect again", path=path
+                ) from error
+            raise RegistryUnavailableError(
+                "the connection to ZooKeeper is lost", path=path
+            ) from error
         except (exceptions.KazooException, KazooTimeoutError) as error:
-            raise RegistryUnavailableError(f"ZooKeeper: {type(error).__name__}", path=path) from error
+            raise RegistryUnavailableError(
+                f"ZooKeeper: {type(error).__name__}", path=path
+            ) from error
 
 
 class ZooKeeperSession:
@@ -225,7 +253,9 @@ class ZooKeeperRegistry:
         names = node_names(path)
         check_value(value, path)
         with self._connection.errors(path, is_writing=True):
-            self._connection.client.create(_encoded(names), bytes(value), ephemeral=ephemeral, makepath=True)
+            self._connection.client.create(
+                _encoded(names), bytes(value), ephemeral=ephemeral, makepath=True
+            )
         return 0
 
     def get(self, path: str) -> Node:
@@ -241,7 +271,11 @@ class ZooKeeperRegistry:
         names = node_names(path)
         check_value(value, path)
         with self._connection.errors(path, is_writing=True):
-            return int(self._connection.client.set(_encoded(names), bytes(value), version=version).version)
+            return int(
+                self._connection.client.set(
+                    _encoded(names), bytes(value), version=version
+                ).version
+            )
 
     def delete(self, path: str, *, version: int = ANY) -> None:
         names = node_names(path)
@@ -258,7 +292,9 @@ class ZooKeeperRegistry:
             return []
         return sorted(unquote(name) for name in found if names or name != _SERVERS_NODE)
 
-    def update(self, path: str, change: Callable[[bytes | None], bytes | None]) -> Node | None:
+    def update(
+        self, path: str, change: Callable[[bytes | None], bytes | None]
+    ) -> Node | None:
         while True:
             before: Node | None = None
             value_before: bytes | None = None
@@ -271,12 +307,18 @@ class ZooKeeperRegistry:
             try:
                 if before is None:
                     return Node(bytes(value), self.create(path, value))
-                return Node(bytes(value), self.set(path, value, version=before.version), before.session)
+                return Node(
+                    bytes(value),
+                    self.set(path, value, version=before.version),
+                    before.session,
+                )
             except (NodeExistsError, NodeNotFoundError, BadVersionError):
                 # Another process changed the node first.
                 continue
 
-    def watch(self, paths: Iterable[str], *, children: Iterable[str] = ()) -> ZooKeeperWatch:
+    def watch(
+        self, paths: Iterable[str], *, children: Iterable[str] = ()
+    ) -> ZooKeeperWatch:
         wanted = [(_encoded(node_names(path)), False) for path in paths]
         wanted += [(_encoded(split(path)), True) for path in children]
         self._connection.check_open()

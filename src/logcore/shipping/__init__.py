@@ -1,4 +1,5 @@
-"""Ships local logs to a Kafka cluster, and mirrors topics of one into a local log; see docs/shipping.md.
+"""Ships local logs to a Kafka cluster, and mirrors topics of one into a local log; see
+docs/shipping.md.
 
 The client of the cluster is confluent-kafka: pip install 'logcore-db[forward]'.
 """
@@ -6,6 +7,19 @@ The client of the cluster is confluent-kafka: pip install 'logcore-db[forward]'.
 from logcore.shipping.forwarder import Forwarder
 from logcore.shipping.kafka import KafkaCluster
 from logcore.shipping.mirror import Mirror
-from logcore.shipping.values import ForwardMetrics, ForwardOptions, MirrorMetrics, MirrorOptions
+from logcore.shipping.values import (
+    ForwardMetrics,
+    ForwardOptions,
+    MirrorMetrics,
+    MirrorOptions,
+)
 
-__all__ = ["ForwardMetrics", "ForwardOptions", "Forwarder", "KafkaCluster", "Mirror", "MirrorMetrics", "MirrorOptions"]
+__all__ = [
+    "ForwardMetrics",
+    "ForwardOptions",
+    "Forwarder",
+    "KafkaCluster",
+    "Mirror",
+    "MirrorMetrics",
+    "MirrorOptions",
+]

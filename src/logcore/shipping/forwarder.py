@@ -65,8 +65,21 @@ from logcore.shipping.planning import (
     witnessed_offset,
 )
 from logcore.shipping.quarantine import Quarantine
-from logcore.shipping.remote import Batch, Outcome, Partition, Progress, Sender, TargetCluster
-from logcore.shipping.values import QUARANTINE, ForwardMetrics, ForwardOptions, ForwardSettings, State
+from logcore.shipping.remote import (
+    Batch,
+    Outcome,
+    Partition,
+    Progress,
+    Sender,
+    TargetCluster,
+)
+from logcore.shipping.values import (
+    QUARANTINE,
+    ForwardMetrics,
+    ForwardOptions,
+    ForwardSettings,
+    State,
+)
 
 #: Interval of the search for new topics and partitions.
 _LOOK_MS: Final = 1_000
@@ -129,7 +142,12 @@ class Forwarder:
     """
 
     def __init__(
-        self, logdir: LogDir, cluster: TargetCluster, *, fs: FS = OS, **options: Unpack[ForwardOptions]
+        self,
+        logdir: LogDir,
+        cluster: TargetCluster,
+        *,
+        fs: FS = OS,
+        **options: Unpack[ForwardOptions],
     ) -> None:
         self._settings = ForwardSettings(**options)
         self._logdir = logdir
@@ -164,7 +182,9 @@ class Forwarder:
         self._look_ms = 0  # time at which _look() is due; the next two likewise
         self._note_ms = 0
         self._refresh_ms = fs.monotonic_ms() + _REFRESH_MS
-        self._noted: dict[Partition, Progress] = {}  # of delivered records, to be written by _note()
+        self._noted: dict[
+            Partition, Progress
+        ] = {}  # of delivered records, to be written by _note()
         self._cluster_id = ""
         self._turn = 0  # index of the lane with which the next batch begins
         self._closed = False
@@ -181,7 +201,10 @@ class Forwarder:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -207,9 +230,12 @@ class Forwarder:
                 self._consumer.close()
             self._notes.close()
 
-    # -- work ----------------------------------------------------------------------------------------------------
+    # -- work
+    # ----------------------------------------------------------------------------------------------------
 
-    def run(self, *, until_end: bool = False, after_step: Callable[[], None] | None = None) -> None:
+    def run(
+        self, *, until_end: bool = False, after_step: Callable[[], None] | None = None
+    ) -> None:
         """Ship until an exception ends it, such as KeyboardInterrupt.
 
         With `until_end`, it ends once all records that exist at the start are shipped.
@@ -226,15 +252,25 @@ class Forwarder:
             self.step()
             if after_step is not None:
                 after_step()
-            failures = [lane.failure for lane in self._lanes.values() if lane.failure is not None]
+            failures = [
+                lane.failure
+                for lane in self._lanes.values()
+                if lane.failure is not None
+            ]
             if failures and len(failures) == len(self._lanes):
                 raise failures[0]
             if not until_end or self._sender is None:
                 continue
             if ends is None:
                 ends = {one: self._end(lane) for one, lane in self._lanes.items()}
-            going = [lane for one, lane in self._lanes.items() if lane.failure is None and one in ends]
-            if all(lane.delivered >= ends[lane.target] and not lane.owes for lane in going):
+            going = [
+                lane
+                for one, lane in self._lanes.items()
+                if lane.failure is None and one in ends
+            ]
+            if all(
+                lane.delivered >= ends[lane.target] and not lane.owes for lane in going
+            ):
                 if failures:
                     raise failures[0]
                 return
@@ -300,7 +336,9 @@ class Forwarder:
 
     def _rest(self, timeout_s: float) -> None:
         """Update the state and wait, because there is nothing to ship now."""
-        is_stopped = self._lanes and all(lane.failure is not None for lane in self._lanes.values())
+        is_stopped = self._lanes and all(
+            lane.failure is not None for lane in self._lanes.values()
+        )
         if is_stopped:
             self._state = "stopped"
         else:
@@ -319,11 +357,22 @@ class Forwarder:
         self._attempts += 1
         self._counts.retries += 1
         if self._state != "waiting":
-            tell("shipping", WARNING, "forwarder %s waits: %s", self._settings.name, error)
+            tell(
+                "shipping",
+                WARNING,
+                "forwarder %s waits: %s",
+                self._settings.name,
+                error,
+            )
         self._state = "waiting"
         self._reason = str(error)
         chance = self._fs.random_bytes(1)[0] / 255
-        wait_ms = backoff_ms(self._attempts, first_ms=_FIRST_BACKOFF_MS, most_ms=_MOST_BACKOFF_MS, chance=chance)
+        wait_ms = backoff_ms(
+            self._attempts,
+            first_ms=_FIRST_BACKOFF_MS,
+            most_ms=_MOST_BACKOFF_MS,
+            chance=chance,
+        )
         self._retry_ms = self._fs.monotonic_ms() + wait_ms
 
     def _drop_sender(self) -> None:
@@ -354,13 +403,16 @@ class Forwarder:
             "names and other topics"
         )
 
-    # -- which partitions ----------------------------------------------------------------------------------------
+    # -- which partitions
+    # ----------------------------------------------------------------------------------------
 
     def _wanted(self) -> dict[str, str]:
         """Return the topics to ship: local name to the name in the cluster."""
         names = self._settings.topics
         if names is None:
-            names = [name for name in self._logdir.topics() if not name.startswith("__")]
+            names = [
+                name for name in self._logdir.topics() if not name.startswith("__")
+            ]
             names = [name for name in names if not name.endswith(QUARANTINE)]
         rename = self._settings.rename
         if rename is None:
@@ -377,7 +429,9 @@ class Forwarder:
         wanted = self._wanted()
         for name in wanted:
             if name not in self._logdir:
-                raise TopicNotFoundError(f"topic {name!r} is not in the directory", path=self._logdir.path)
+                raise TopicNotFoundError(
+                    f"topic {name!r} is not in the directory", path=self._logdir.path
+                )
         for target in wanted.values():
             sources = [name for name, its in wanted.items() if its == target]
             if len(sources) > 1:
@@ -397,13 +451,22 @@ class Forwarder:
         self._check_names()
         wanted = self._wanted()
         known = {lane.source for lane in self._lanes.values()}
-        new = [(name, number) for name in wanted for number in self._logdir.partitions(name)]
+        new = [
+            (name, number)
+            for name in wanted
+            for number in self._logdir.partitions(name)
+        ]
         new = [source for source in new if source not in known]
         if not new:
             return
         failure: LogcoreError | None = None
         try:
-            self._check_topics({wanted[topic]: max(self._logdir.partitions(topic)) + 1 for topic, _ in new})
+            self._check_topics(
+                {
+                    wanted[topic]: max(self._logdir.partitions(topic)) + 1
+                    for topic, _ in new
+                }
+            )
         except RemoteTopicError as error:
             if not self._lanes:
                 raise
@@ -423,19 +486,27 @@ class Forwarder:
     def _check_topics(self, counts: Mapping[str, int]) -> None:
         missing = missing_topics(counts, self._cluster.partition_counts(counts))
         if missing and self._settings.create_topics:
-            self._cluster.create_topics({name: wanted for name, (wanted, _) in missing.items()})
+            self._cluster.create_topics(
+                {name: wanted for name, (wanted, _) in missing.items()}
+            )
             missing = missing_topics(counts, self._cluster.partition_counts(counts))
             if missing:
-                raise RemoteUnavailableError(f"the cluster does not show its new topics yet: {', '.join(missing)}")
+                raise RemoteUnavailableError(
+                    f"the cluster does not show its new topics yet: {', '.join(missing)}"
+                )
         if missing:
-            found = ", ".join(f"{name}: {has} of {wanted} partitions" for name, (wanted, has) in missing.items())
+            found = ", ".join(
+                f"{name}: {has} of {wanted} partitions"
+                for name, (wanted, has) in missing.items()
+            )
             raise RemoteTopicError(
                 "topics are missing in the cluster, or have too few partitions; make them with create_topics=True "
                 f"(--create-topics), or with {advice_to_create(missing)}",
                 found=found,
             )
 
-    # -- first offsets -----------------------------------------------------------------------------------------------
+    # -- first offsets
+    # -----------------------------------------------------------------------------------------------
 
     def _connected(self) -> Sender:
         """Return a new sender, and place every lane at its delivered offset.
@@ -451,13 +522,17 @@ class Forwarder:
             sender = self._cluster.plain_sender()
             progress = {**note.progress, **self._noted}
         else:
-            sender = self._cluster.transactional_sender(self.transactional_id, self.group_id)
+            sender = self._cluster.transactional_sender(
+                self.transactional_id, self.group_id
+            )
             try:
                 progress = self._cluster.committed(self.group_id, list(self._lanes))
             except BaseException:
                 sender.close()
                 raise
-            if note.by == "directory":  # an earlier forwarder worked without transactions
+            if (
+                note.by == "directory"
+            ):  # an earlier forwarder worked without transactions
                 for target, noted in note.progress.items():
                     progress[target] = max(noted, progress.get(target, noted))
         for target, lane in self._lanes.items():
@@ -485,7 +560,9 @@ class Forwarder:
             )
         return note
 
-    def _place(self, lane: Lane, progress: Progress | None, noted: Progress | None) -> None:
+    def _place(
+        self, lane: Lane, progress: Progress | None, noted: Progress | None
+    ) -> None:
         committed = None
         if progress is not None:
             committed = progress.offset
@@ -495,7 +572,9 @@ class Forwarder:
                 self._check(log, progress)
         except ResourceError:
             raise
-        except LogcoreError as error:  # another log, damaged or deleted; the others continue
+        except (
+            LogcoreError
+        ) as error:  # another log, damaged or deleted; the others continue
             self._stop(lane, error)
             return
         # A cluster deletes the progress of a group after a week. This forwarder then
@@ -528,24 +607,47 @@ class Forwarder:
             found = None  # compaction has removed it
         check_witness(progress.witness, found, is_compacted=log.config.is_compacted)
 
-    def _decided(self, lane: Lane, log: Log, committed: int | None, noted: int | None) -> Begin | None:
+    def _decided(
+        self, lane: Lane, log: Log, committed: int | None, noted: int | None
+    ) -> Begin | None:
         """Return the offset to continue at, None if the partition was stopped."""
-        known = Known(committed=committed, noted=noted, log_start=log.log_start_offset, log_end=log.high_watermark)
-        decided = resume(known, on_gap=self._settings.on_gap, on_lost=self._settings.on_lost)
+        known = Known(
+            committed=committed,
+            noted=noted,
+            log_start=log.log_start_offset,
+            log_end=log.high_watermark,
+        )
+        decided = resume(
+            known, on_gap=self._settings.on_gap, on_lost=self._settings.on_lost
+        )
         if isinstance(decided, Stop):
             self._stop(lane, decided.error)
             return None
         if decided.skipped:
             self._counts.skipped += decided.skipped
             text = "forwarder %s: %d offsets of %s-%d were deleted before they were shipped"
-            tell("shipping", WARNING, text, self._settings.name, decided.skipped, *lane.source)
+            tell(
+                "shipping",
+                WARNING,
+                text,
+                self._settings.name,
+                decided.skipped,
+                *lane.source,
+            )
         return decided
 
     def _stop(self, lane: Lane, error: LogcoreError) -> None:
         lane.failure = error
-        tell("shipping", WARNING, "%s-%d is not shipped any more: %s", *lane.source, error)
+        tell(
+            "shipping",
+            WARNING,
+            "%s-%d is not shipped any more: %s",
+            *lane.source,
+            error,
+        )
 
-    # -- reading -------------------------------------------------------------------------------------------------
+    # -- reading
+    # -------------------------------------------------------------------------------------------------
 
     def _log(self, lane: Lane) -> Log:
         """Return the log of a lane, after checking the topic id.
@@ -586,16 +688,23 @@ class Forwarder:
                 self._read_lane(lane, reading)
             except (RemoteUnavailableError, ResourceError):
                 raise
-            except LogcoreError as error:  # a damaged or deleted log; the others continue
+            except (
+                LogcoreError
+            ) as error:  # a damaged or deleted log; the others continue
                 self._stop(lane, error)
-            if reading.is_full or self._fs.monotonic_ms() - began_ms >= self._settings.max_ms:
+            if (
+                reading.is_full
+                or self._fs.monotonic_ms() - began_ms >= self._settings.max_ms
+            ):
                 break
         self._turn += 1
         # Progress without records: for offsets that were left out, and periodically for
         # all lanes.
         is_due = began_ms >= self._refresh_ms
         owing = [lane for lane in lanes if lane.owes or (is_due and lane.delivered)]
-        progress = {lane.target: Progress(lane.delivered, lane.witness) for lane in owing} | reading.progress
+        progress = {
+            lane.target: Progress(lane.delivered, lane.witness) for lane in owing
+        } | reading.progress
         if is_due:
             self._refresh_ms = began_ms + _REFRESH_MS
         if not progress:
@@ -626,7 +735,8 @@ class Forwarder:
         else:  # markers, and records of aborted transactions
             lane.leave_out(position)
 
-    # -- settling ------------------------------------------------------------------------------------------------
+    # -- settling
+    # ------------------------------------------------------------------------------------------------
 
     def _settle(self, outcome: Outcome) -> int:
         """Process the result of the batch in progress.
@@ -659,7 +769,12 @@ class Forwarder:
             for target in batch.records:
                 self._lanes[target].rewind()
         for target, reason in outcome.failed.items():
-            self._stop(self._lanes[target], RemoteTopicError(f"the cluster refuses {target[0]}-{target[1]}: {reason}"))
+            self._stop(
+                self._lanes[target],
+                RemoteTopicError(
+                    f"the cluster refuses {target[0]}-{target[1]}: {reason}"
+                ),
+            )
         for target, reason in outcome.refused.items():
             self._refused(self._lanes[target], undelivered[target], reason)
         if delivered or outcome.delivered:
@@ -686,7 +801,13 @@ class Forwarder:
         count = len(self._logdir.partitions(lane.source[0]))
         if self._quarantine.keep(lane.source, count, record, reason):
             self._counts.quarantined += 1
-            tell("shipping", WARNING, "a record of %s-%d was refused and kept: %s", *lane.source, reason)
+            tell(
+                "shipping",
+                WARNING,
+                "a record of %s-%d was refused and kept: %s",
+                *lane.source,
+                reason,
+            )
         lane.leave_out(record.offset + 1)
         lane.owes = True
 
@@ -715,12 +836,15 @@ class Forwarder:
             return
         if self._consumer is None:
             group_id = f"forward-{self._settings.name}"
-            self._consumer = self._logdir.consumer(group_id=group_id, enable_auto_commit=False)
+            self._consumer = self._logdir.consumer(
+                group_id=group_id, enable_auto_commit=False
+            )
         lanes = [lane for lane in self._lanes.values() if lane.target in self._noted]
         with contextlib.suppress(ResourceError):  # it is committed again in a second
             self._consumer.commit({lane.source: lane.delivered for lane in lanes})
 
-    # -- metrics -----------------------------------------------------------------------------------------------------
+    # -- metrics
+    # -----------------------------------------------------------------------------------------------------
 
     def metrics(self) -> ForwardMetrics:
         """Return the current metrics; see ForwardMetrics.
@@ -761,7 +885,11 @@ class Forwarder:
             lag_records=lag_records,
             lag_bytes=lag_bytes,
             lag_age_ms=lag_age_ms,
-            failures={lane.source: str(lane.failure) for lane in self._lanes.values() if lane.failure is not None},
+            failures={
+                lane.source: str(lane.failure)
+                for lane in self._lanes.values()
+                if lane.failure is not None
+            },
             reason=self._reason,
         )
 
@@ -786,7 +914,9 @@ class _Reading:
         position = end
         for record in records:
             size = _size(record)
-            has_room = self.size_bytes + size <= self.room_bytes and self.room_records > 0
+            has_room = (
+                self.size_bytes + size <= self.room_bytes and self.room_records > 0
+            )
             if not has_room and (taken or self.records):
                 self.is_full = True
                 position = record.offset

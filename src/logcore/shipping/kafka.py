@@ -134,7 +134,9 @@ class KafkaCluster:
     before it is needed.
     """
 
-    def __init__(self, bootstrap_servers: str, config: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self, bootstrap_servers: str, config: Mapping[str, object] | None = None
+    ) -> None:
         self._kafka = _client()
         self.bootstrap_servers = bootstrap_servers
         self._given = dict(config or {})
@@ -143,7 +145,9 @@ class KafkaCluster:
         self._admin_client: Any = None
         self._readers: dict[str, Any] = {}  # by group
         self._fetching: Any = None
-        self._expected: dict[Partition, int] = {}  # the next offset of each partition that is fetched
+        self._expected: dict[
+            Partition, int
+        ] = {}  # the next offset of each partition that is fetched
         self.isolation_level = "read_committed"
 
     def __repr__(self) -> str:
@@ -183,7 +187,9 @@ class KafkaCluster:
         try:
             return kind(config)
         except self._kafka.KafkaException as error:
-            raise InvalidConfigError(f"librdkafka does not take its settings: {_text(error)}") from error
+            raise InvalidConfigError(
+                f"librdkafka does not take its settings: {_text(error)}"
+            ) from error
 
     def _note(self, error: Any) -> None:
         self._said = error.str()
@@ -196,15 +202,21 @@ class KafkaCluster:
             why = self._said
         else:
             why = _text(error)
-        return RemoteUnavailableError(f"the cluster {self.bootstrap_servers} does not answer: {why or 'no reason'}")
+        return RemoteUnavailableError(
+            f"the cluster {self.bootstrap_servers} does not answer: {why or 'no reason'}"
+        )
 
     def raised(self, error: Any, transactional_id: str = "") -> LogcoreError:
         """An exception of the client as one of ours."""
         found = error.args[0]
         if found.name() in _FENCING:
-            return ProducerFencedError(f"another forwarder has taken over the transactional id {transactional_id!r}")
+            return ProducerFencedError(
+                f"another forwarder has taken over the transactional id {transactional_id!r}"
+            )
         if found.name() in _REFUSED_ACCESS:
-            return RemoteTopicError(f"the cluster {self.bootstrap_servers} refuses: {found.str()} ({found.name()})")
+            return RemoteTopicError(
+                f"the cluster {self.bootstrap_servers} refuses: {found.str()} ({found.name()})"
+            )
         return self.unavailable(error)
 
     def _admin(self) -> Any:
@@ -214,7 +226,8 @@ class KafkaCluster:
             self._admin_client = self._made(AdminClient, self._config())
         return self._admin_client
 
-    # -- to ship to ----------------------------------------------------------------------------------------------
+    # -- to ship to
+    # ----------------------------------------------------------------------------------------------
 
     def partition_counts(self, topics: Collection[str]) -> dict[str, int]:
         """See TargetCluster.
@@ -226,20 +239,36 @@ class KafkaCluster:
             found = self._admin().list_topics(timeout=_PATIENCE_S).topics
         except self._kafka.KafkaException as error:
             raise self.raised(error) from error
-        return {name: len(found[name].partitions) for name in topics if name in found and found[name].error is None}
+        return {
+            name: len(found[name].partitions)
+            for name in topics
+            if name in found and found[name].error is None
+        }
 
     def create_topics(self, wanted: Mapping[str, int]) -> None:
         """See TargetCluster. Replication is the cluster's default."""
         from confluent_kafka.cimpl import NewPartitions, NewTopic
 
         existing = self.partition_counts(wanted)
-        new = [NewTopic(name, num_partitions=count) for name, count in wanted.items() if name not in existing]
-        more = [NewPartitions(name, count) for name, count in wanted.items() if existing.get(name, count) < count]
+        new = [
+            NewTopic(name, num_partitions=count)
+            for name, count in wanted.items()
+            if name not in existing
+        ]
+        more = [
+            NewPartitions(name, count)
+            for name, count in wanted.items()
+            if existing.get(name, count) < count
+        ]
         futures = {}
         if new:
-            futures.update(self._admin().create_topics(new, operation_timeout=_PATIENCE_S))
+            futures.update(
+                self._admin().create_topics(new, operation_timeout=_PATIENCE_S)
+            )
         if more:
-            futures.update(self._admin().create_partitions(more, operation_timeout=_PATIENCE_S))
+            futures.update(
+                self._admin().create_partitions(more, operation_timeout=_PATIENCE_S)
+            )
         for name, future in futures.items():
             try:
                 future.result(_PATIENCE_S)
@@ -248,15 +277,21 @@ class KafkaCluster:
                     continue
                 if error.args[0].retriable():
                     raise self.unavailable(error) from error
-                raise RemoteTopicError(f"topic {name!r} could not be made: {_text(error)}") from error
+                raise RemoteTopicError(
+                    f"topic {name!r} could not be made: {_text(error)}"
+                ) from error
 
-    def committed(self, group_id: str, partitions: Collection[Partition]) -> dict[Partition, Progress]:
+    def committed(
+        self, group_id: str, partitions: Collection[Partition]
+    ) -> dict[Partition, Progress]:
         """See TargetCluster.
 
         Offsets of an ending transaction are waited for, by the isolation level of the
         reader.
         """
-        wanted = [self._kafka.TopicPartition(topic, number) for topic, number in partitions]
+        wanted = [
+            self._kafka.TopicPartition(topic, number) for topic, number in partitions
+        ]
         if not wanted:
             return {}
         try:
@@ -265,9 +300,13 @@ class KafkaCluster:
             raise self.raised(error) from error
         for one in found:
             if one.error is not None:
-                raise RemoteUnavailableError(f"the offset of {one.topic}-{one.partition}: {one.error.str()}")
+                raise RemoteUnavailableError(
+                    f"the offset of {one.topic}-{one.partition}: {one.error.str()}"
+                )
         return {
-            (one.topic, one.partition): Progress(one.offset, one.metadata or "") for one in found if one.offset >= 0
+            (one.topic, one.partition): Progress(one.offset, one.metadata or "")
+            for one in found
+            if one.offset >= 0
         }
 
     def reader(self, group_id: str) -> Any:
@@ -276,7 +315,11 @@ class KafkaCluster:
         It serves for committed offsets, and for the group's metadata in transactions.
         """
         if group_id not in self._readers:
-            fixed = self._config(group_id=group_id, enable_auto_commit=False, isolation_level="read_committed")
+            fixed = self._config(
+                group_id=group_id,
+                enable_auto_commit=False,
+                isolation_level="read_committed",
+            )
             self._readers[group_id] = self._made(self._kafka.Consumer, fixed)
         return self._readers[group_id]
 
@@ -315,7 +358,8 @@ class KafkaCluster:
         )
         return _PlainSender(self, self._made(self._kafka.Producer, config))
 
-    # -- to mirror from ------------------------------------------------------------------------------------------
+    # -- to mirror from
+    # ------------------------------------------------------------------------------------------
 
     def topics(self, names: Collection[str]) -> dict[str, RemoteTopic]:
         """See SourceCluster."""
@@ -324,7 +368,9 @@ class KafkaCluster:
         found = {}
         if not names:
             return {}
-        futures = self._admin().describe_topics(TopicCollection(list(names)), request_timeout=_PATIENCE_S)
+        futures = self._admin().describe_topics(
+            TopicCollection(list(names)), request_timeout=_PATIENCE_S
+        )
         for name, future in futures.items():
             try:
                 one = future.result(_PATIENCE_S)
@@ -332,7 +378,9 @@ class KafkaCluster:
                 if error.args[0].name() in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"):
                     continue
                 raise self.raised(error) from error
-            found[name] = RemoteTopic(_topic_id(one.topic_id), len(one.partitions), self._is_compacted(name))
+            found[name] = RemoteTopic(
+                _topic_id(one.topic_id), len(one.partitions), self._is_compacted(name)
+            )
         return found
 
     def _is_compacted(self, topic: str) -> bool:
@@ -345,7 +393,11 @@ class KafkaCluster:
         kind: Any = admin
         resource = kind.ConfigResource("topic", topic)
         try:
-            (future,) = self._admin().describe_configs([resource], request_timeout=_PATIENCE_S).values()
+            (future,) = (
+                self._admin()
+                .describe_configs([resource], request_timeout=_PATIENCE_S)
+                .values()
+            )
             return "compact" in future.result(_PATIENCE_S)["cleanup.policy"].value
         except self._kafka.KafkaException as error:
             if error.args[0].name() == "TOPIC_AUTHORIZATION_FAILED":
@@ -368,7 +420,12 @@ class KafkaCluster:
         consumer = self._consumer()
         if dict(positions) != self._expected:
             self._expected = dict(positions)
-            consumer.assign([self._kafka.TopicPartition(*one, offset) for one, offset in positions.items()])
+            consumer.assign(
+                [
+                    self._kafka.TopicPartition(*one, offset)
+                    for one, offset in positions.items()
+                ]
+            )
         found: dict[Partition, list[RemoteRecord]] = {}
         reached: dict[Partition, int] = {}
         lost: list[Partition] = []
@@ -509,7 +566,9 @@ class _PlainSender:
             if self._counts.get(one, 0) == len(self._batch.records.get(one, ())):
                 self._delivered[one] = progress.offset
         if self._refused or self._failed or self._delivered:
-            return Outcome(dict(self._delivered), dict(self._refused), dict(self._failed))
+            return Outcome(
+                dict(self._delivered), dict(self._refused), dict(self._failed)
+            )
         error = None
         if self._trouble:
             error = self._kafka.KafkaException(self._trouble)
@@ -524,7 +583,9 @@ class _PlainSender:
         return left
 
     def close(self) -> None:
-        with contextlib.suppress(self._kafka.KafkaException):  # a fatal error was raised before
+        with contextlib.suppress(
+            self._kafka.KafkaException
+        ):  # a fatal error was raised before
             self._producer.purge()
             self._producer.flush(_ENDING_S)
 
@@ -532,7 +593,9 @@ class _PlainSender:
 class _TransactionalSender(_PlainSender):
     """A batch is a transaction."""
 
-    def __init__(self, cluster: KafkaCluster, producer: Any, transactional_id: str, group_id: str) -> None:
+    def __init__(
+        self, cluster: KafkaCluster, producer: Any, transactional_id: str, group_id: str
+    ) -> None:
         super().__init__(cluster, producer)
         self._transactional_id = transactional_id
         self._group_id = group_id
@@ -576,7 +639,10 @@ class _TransactionalSender(_PlainSender):
             # After any other error of a record the two calls below raise: the
             # transaction can only be aborted.
             if not self._has_offsets:
-                offsets = [self._kafka.TopicPartition(*one, *its) for one, its in self._batch.progress.items()]
+                offsets = [
+                    self._kafka.TopicPartition(*one, *its)
+                    for one, its in self._batch.progress.items()
+                ]
                 group = self._cluster.reader(self._group_id).consumer_group_metadata()
                 self._producer.send_offsets_to_transaction(offsets, group, timeout_s)
                 self._has_offsets = True
@@ -586,7 +652,9 @@ class _TransactionalSender(_PlainSender):
                 self._silent(timeout_s)
                 return None  # the next wait() makes the same call, which continues
             raise self._raised(error) from error
-        return Outcome({one: progress.offset for one, progress in self._batch.progress.items()})
+        return Outcome(
+            {one: progress.offset for one, progress in self._batch.progress.items()}
+        )
 
     def close(self) -> None:
         """Abort an open transaction if that is quick.
@@ -608,7 +676,9 @@ def _record(message: Any) -> RemoteRecord:
     leader_epoch = message.leader_epoch()
     if leader_epoch is None:
         leader_epoch = -1
-    record = Record(message.offset(), timestamp_ms, message.key(), message.value(), headers)
+    record = Record(
+        message.offset(), timestamp_ms, message.key(), message.value(), headers
+    )
     return RemoteRecord(record, leader_epoch)
 
 

@@ -58,7 +58,14 @@ from logcore.shipping import mirroring
 from logcore.shipping.mirroring import Diverged, Stopped
 from logcore.shipping.planning import backoff_ms
 from logcore.shipping.quarantine import Quarantine
-from logcore.shipping.remote import Fetched, Partition, RemoteRecord, RemoteSpan, RemoteTopic, SourceCluster
+from logcore.shipping.remote import (
+    Fetched,
+    Partition,
+    RemoteRecord,
+    RemoteSpan,
+    RemoteTopic,
+    SourceCluster,
+)
 from logcore.shipping.values import MirrorMetrics, MirrorOptions, MirrorSettings, State
 
 #: Interval at which partitions are listed, ends are read and offsets of groups are
@@ -119,11 +126,18 @@ class Mirror:
     """
 
     def __init__(
-        self, logdir: LogDir, cluster: SourceCluster, *, fs: FS = OS, **options: Unpack[MirrorOptions]
+        self,
+        logdir: LogDir,
+        cluster: SourceCluster,
+        *,
+        fs: FS = OS,
+        **options: Unpack[MirrorOptions],
     ) -> None:
         self._settings = MirrorSettings(**options)
         if logdir.is_read_only:
-            raise InvalidConfigError("a mirror writes to the directory, which was opened with read_only=True")
+            raise InvalidConfigError(
+                "a mirror writes to the directory, which was opened with read_only=True"
+            )
         self._logdir = logdir
         self._cluster = cluster
         self._fs = fs
@@ -151,7 +165,10 @@ class Mirror:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -179,9 +196,12 @@ class Mirror:
         """The local group of the progress with offsets="new", known once connected."""
         return f"logcore-mirror-{self._cluster_id}-{self._settings.name}"
 
-    # -- work ----------------------------------------------------------------------------------------------------
+    # -- work
+    # ----------------------------------------------------------------------------------------------------
 
-    def run(self, *, until_end: bool = False, after_step: Callable[[], None] | None = None) -> None:
+    def run(
+        self, *, until_end: bool = False, after_step: Callable[[], None] | None = None
+    ) -> None:
         """Mirror until an exception ends it, such as KeyboardInterrupt.
 
         With `until_end`, it ends once all present records are mirrored. `after_step` is
@@ -205,7 +225,9 @@ class Mirror:
                 continue
             if ends is None:
                 ends = {lane.source: lane.span.log_end for lane in lanes}
-            going = [lane for lane in lanes if lane.failure is None and lane.source in ends]
+            going = [
+                lane for lane in lanes if lane.failure is None and lane.source in ends
+            ]
             if all(lane.end >= ends[lane.source] for lane in going):
                 if failures:
                     raise failures[0]
@@ -254,7 +276,11 @@ class Mirror:
             self._look_ms = now_ms + _LOOK_MS
         self._place_all()
         lanes = self._lanes.values()
-        positions = {lane.source: lane.fetch_at for lane in lanes if lane.position is not None and lane.failure is None}
+        positions = {
+            lane.source: lane.fetch_at
+            for lane in lanes
+            if lane.position is not None and lane.failure is None
+        }
         if not positions:
             if self._lanes:
                 self._state = "stopped"
@@ -292,10 +318,16 @@ class Mirror:
         self._state = "waiting"
         self._reason = str(error)
         chance = self._fs.random_bytes(1)[0] / 255
-        wait_ms = backoff_ms(self._attempts, first_ms=_FIRST_BACKOFF_MS, most_ms=_MOST_BACKOFF_MS, chance=chance)
+        wait_ms = backoff_ms(
+            self._attempts,
+            first_ms=_FIRST_BACKOFF_MS,
+            most_ms=_MOST_BACKOFF_MS,
+            chance=chance,
+        )
         self._retry_ms = self._fs.monotonic_ms() + wait_ms
 
-    # -- which partitions ----------------------------------------------------------------------------------------
+    # -- which partitions
+    # ----------------------------------------------------------------------------------------
 
     def _target(self, name: str) -> str:
         if self._settings.rename is None:
@@ -307,7 +339,8 @@ class Mirror:
         targets = [self._target(name) for name in self._settings.topics]
         if self._keeps and len(set(targets)) < len(targets):
             raise InvalidConfigError(
-                "several topics can become one with offsets='new' only: their offsets would meet", found=str(targets)
+                "several topics can become one with offsets='new' only: their offsets would meet",
+                found=str(targets),
             )
 
     def _look(self) -> None:
@@ -317,7 +350,9 @@ class Mirror:
         topics = self._cluster.topics(self._settings.topics)
         missing = sorted(set(self._settings.topics) - set(topics))
         if missing:
-            raise RemoteTopicError(f"topics are missing in the cluster: {', '.join(missing)}")
+            raise RemoteTopicError(
+                f"topics are missing in the cluster: {', '.join(missing)}"
+            )
         for name, topic in topics.items():
             source_id = f"{self._cluster_id}/{topic.topic_id}"
             self._make(self._target(name), topic, source_id)
@@ -325,7 +360,11 @@ class Mirror:
                 one = (name, number)
                 known = self._lanes.get(one)
                 if known is None:
-                    known = _Lane(source=one, target=(self._target(name), number), source_id=source_id)
+                    known = _Lane(
+                        source=one,
+                        target=(self._target(name), number),
+                        source_id=source_id,
+                    )
                     self._lanes[one] = known
                 mirroring.check_same_topic(known.source_id, source_id, name)
                 known.is_compacted = topic.is_compacted
@@ -356,10 +395,15 @@ class Mirror:
         if len(self._logdir.partitions(target)) < topic.partitions:
             self._logdir.add_partitions(target, topic.partitions)
 
-    # -- positions -----------------------------------------------------------------------------------------------
+    # -- positions
+    # -----------------------------------------------------------------------------------------------
 
     def _place_all(self) -> None:
-        waiting = [lane for lane in self._lanes.values() if lane.position is None and lane.failure is None]
+        waiting = [
+            lane
+            for lane in self._lanes.values()
+            if lane.position is None and lane.failure is None
+        ]
         if not waiting:
             return
         progress: Mapping[Partition, Committed] = {}
@@ -374,7 +418,9 @@ class Mirror:
             end = None
             committed = progress.get(lane.source)
             if committed is not None:
-                mirroring.check_same_topic(committed.metadata, lane.source_id, lane.source[0])
+                mirroring.check_same_topic(
+                    committed.metadata, lane.source_id, lane.source[0]
+                )
                 end = committed.offset
             self._place(lane, end, None)
 
@@ -395,7 +441,14 @@ class Mirror:
             if decided.skipped:
                 self._skipped_offsets += decided.skipped
                 text = "mirror %s: %d offsets of %s-%d were deleted before they were mirrored"
-                tell("shipping", WARNING, text, self._settings.name, decided.skipped, *lane.source)
+                tell(
+                    "shipping",
+                    WARNING,
+                    text,
+                    self._settings.name,
+                    decided.skipped,
+                    *lane.source,
+                )
             lane.position = decided.offset
             lane.reached = min(lane.reached, decided.offset)
             if log is None or decided.skipped:
@@ -417,12 +470,21 @@ class Mirror:
             behind = lane.fetch_at
         behind = max(behind, fetched.reached.get(lane.source, 0))
         if self._keeps:
-            wrong = mirroring.contradiction(lane.own, position, records, behind, is_compacted=lane.is_compacted)
+            wrong = mirroring.contradiction(
+                lane.own, position, records, behind, is_compacted=lane.is_compacted
+            )
             if wrong is not None:
                 why = f"the two logs differ at offset {wrong.offset}"
-                self._diverge(lane, mirroring.diverged(why, lane.own.get(wrong.offset), _at(records, wrong.offset)))
+                self._diverge(
+                    lane,
+                    mirroring.diverged(
+                        why, lane.own.get(wrong.offset), _at(records, wrong.offset)
+                    ),
+                )
                 return ()
-        lane.own = {offset: record for offset, record in lane.own.items() if offset >= behind}
+        lane.own = {
+            offset: record for offset, record in lane.own.items() if offset >= behind
+        }
         if behind < position:
             lane.fetch_at = behind
         else:
@@ -440,8 +502,12 @@ class Mirror:
         log = self._logdir.partition(*lane.target)
         start = max(log.log_start_offset, lane.span.log_start)
         end = max(start, min(log.log_end_offset, lane.span.log_end))
-        cut = mirroring.common_end(start, end, lambda offset: self._is_same_at(lane, log, offset))
-        if cut >= log.log_end_offset:  # our log begins above the end of the source: no truncation makes them equal
+        cut = mirroring.common_end(
+            start, end, lambda offset: self._is_same_at(lane, log, offset)
+        )
+        if (
+            cut >= log.log_end_offset
+        ):  # our log begins above the end of the source: no truncation makes them equal
             self._stop(lane, error)
             return
         question = f"cut {lane.target[0]}-{lane.target[1]} from offset {log.log_end_offset} to {cut}?"
@@ -465,13 +531,22 @@ class Mirror:
                 return found[0].record == own
             if lane.source in fetched.reached or lane.source in fetched.lost:
                 return False
-        raise RemoteUnavailableError("a record that is needed for a comparison does not come")
+        raise RemoteUnavailableError(
+            "a record that is needed for a comparison does not come"
+        )
 
     def _stop(self, lane: _Lane, error: LogcoreError) -> None:
         lane.failure = error
-        tell("shipping", WARNING, "%s-%d is not mirrored any more: %s", *lane.source, error)
+        tell(
+            "shipping",
+            WARNING,
+            "%s-%d is not mirrored any more: %s",
+            *lane.source,
+            error,
+        )
 
-    # -- storing -------------------------------------------------------------------------------------------------
+    # -- storing
+    # -------------------------------------------------------------------------------------------------
 
     def _store(self, found: Mapping[Partition, Sequence[RemoteRecord]]) -> int:
         if not found:
@@ -487,8 +562,15 @@ class Mirror:
         log = self._logdir.partition(*lane.target)
         try:
             self._append(log, records, lane.span.log_start)
-        except OffsetOutOfRangeError as error:  # leader epochs fell, or another program wrote
-            self._diverge(lane, mirroring.diverged("what comes does not continue the local log", "", error))
+        except (
+            OffsetOutOfRangeError
+        ) as error:  # leader epochs fell, or another program wrote
+            self._diverge(
+                lane,
+                mirroring.diverged(
+                    "what comes does not continue the local log", "", error
+                ),
+            )
             return 0
         except _REFUSING as error:
             self._stop(lane, error)
@@ -497,7 +579,9 @@ class Mirror:
         lane.position = log.log_end_offset
         return len(records)
 
-    def _append(self, log: Log, records: Sequence[RemoteRecord], log_start: int) -> None:
+    def _append(
+        self, log: Log, records: Sequence[RemoteRecord], log_start: int
+    ) -> None:
         codec = log.config.compression_type
         if codec == "producer":
             codec = "uncompressed"
@@ -533,18 +617,23 @@ class Mirror:
         self._record_count += len(records)
         self._size_bytes += sum(mirroring.size_of(one.record) for one in records)
 
-    # -- new offsets ---------------------------------------------------------------------------------------------
+    # -- new offsets
+    # ---------------------------------------------------------------------------------------------
 
     def _begin_producer(self) -> None:
         if self._producer is None:
-            self._producer = self._logdir.producer(transactional_id=self.group_id, threaded=False)
+            self._producer = self._logdir.producer(
+                transactional_id=self.group_id, threaded=False
+            )
             self._producer.init_transactions()
 
     def _end_producer(self) -> None:
         if self._producer is not None:
             producer = self._producer
             self._producer = None
-            with contextlib.suppress(LogcoreError):  # an open transaction is aborted by the next producer of its id
+            with contextlib.suppress(
+                LogcoreError
+            ):  # an open transaction is aborted by the next producer of its id
                 producer.close()
 
     def _progress(self) -> Mapping[Partition, Committed]:
@@ -552,9 +641,15 @@ class Mirror:
         if OFFSETS_TOPIC not in self._logdir:
             return {}
         numbers = self._logdir.partitions(OFFSETS_TOPIC)
-        logs: list[LogReader] = [self._logdir.partition(OFFSETS_TOPIC, number) for number in numbers]
+        logs: list[LogReader] = [
+            self._logdir.partition(OFFSETS_TOPIC, number) for number in numbers
+        ]
         topics = stored_groups(logs).offsets.get(self.group_id, {})
-        return {(topic, number): one for topic, rows in topics.items() for number, one in rows.items()}
+        return {
+            (topic, number): one
+            for topic, rows in topics.items()
+            for number, one in rows.items()
+        }
 
     def _store_new(self, found: Mapping[Partition, Sequence[RemoteRecord]]) -> int:
         """Stores records and progress of all partitions in one transaction.
@@ -570,7 +665,9 @@ class Mirror:
             self._lanes[one].position = records[-1].record.offset + 1
         return sum(map(len, found.values()))
 
-    def _in_transaction(self, found: Mapping[Partition, Sequence[RemoteRecord]]) -> LogcoreError | None:
+    def _in_transaction(
+        self, found: Mapping[Partition, Sequence[RemoteRecord]]
+    ) -> LogcoreError | None:
         """Stores records and progress in one transaction.
 
         Returns the error if a record is refused; then nothing is
@@ -583,9 +680,14 @@ class Mirror:
                 for one, records in found.items():
                     lane = self._lanes[one]
                     topic, number = lane.target
-                    rows = [(each.key, each.value, each.headers, _time(each)) for each, _ in records]
+                    rows = [
+                        (each.key, each.value, each.headers, _time(each))
+                        for each, _ in records
+                    ]
                     producer.send_many(topic, rows, partition=number)
-                    offsets[one] = OffsetAndMetadata(records[-1].record.offset + 1, lane.source_id)
+                    offsets[one] = OffsetAndMetadata(
+                        records[-1].record.offset + 1, lane.source_id
+                    )
                 producer.send_offsets_to_transaction(offsets, self.group_id)
         except _REFUSING as error:
             return error
@@ -595,7 +697,9 @@ class Mirror:
             raise
         return None
 
-    def _store_new_singly(self, found: Mapping[Partition, Sequence[RemoteRecord]]) -> int:
+    def _store_new_singly(
+        self, found: Mapping[Partition, Sequence[RemoteRecord]]
+    ) -> int:
         stored = 0
         for one, records in found.items():
             lane = self._lanes[one]
@@ -609,7 +713,8 @@ class Mirror:
                 lane.position = each.record.offset + 1
         return stored
 
-    # -- groups --------------------------------------------------------------------------------------------------
+    # -- groups
+    # --------------------------------------------------------------------------------------------------
 
     def _copy_groups(self) -> None:
         """Copies the committed offsets of groups of the cluster.
@@ -623,11 +728,16 @@ class Mirror:
             if found == self._copied.get(group_id):
                 continue
             if group_id not in self._consumers:
-                self._consumers[group_id] = self._logdir.consumer(group_id=group_id, enable_auto_commit=False)
-            self._consumers[group_id].commit({self._lanes[one].target: offset for one, offset in found.items()})
+                self._consumers[group_id] = self._logdir.consumer(
+                    group_id=group_id, enable_auto_commit=False
+                )
+            self._consumers[group_id].commit(
+                {self._lanes[one].target: offset for one, offset in found.items()}
+            )
             self._copied[group_id] = found
 
-    # -- metrics -------------------------------------------------------------------------------------------------
+    # -- metrics
+    # -------------------------------------------------------------------------------------------------
 
     def metrics(self) -> MirrorMetrics:
         """The progress up to now; see MirrorMetrics."""
@@ -640,7 +750,11 @@ class Mirror:
             quarantined_count=self._quarantined_count,
             skipped_offsets=self._skipped_offsets,
             lag_records=sum(max(0, lane.span.log_end - lane.end) for lane in lanes),
-            failures={lane.source: str(lane.failure) for lane in lanes if lane.failure is not None},
+            failures={
+                lane.source: str(lane.failure)
+                for lane in lanes
+                if lane.failure is not None
+            },
             reason=self._reason,
         )
 

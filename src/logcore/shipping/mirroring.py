@@ -67,7 +67,9 @@ class Diverged:
     error: DivergedError
 
 
-def judge(end: int | None, span: RemoteSpan, *, on_gap: OnGap) -> Go | Stopped | Diverged:
+def judge(
+    end: int | None, span: RemoteSpan, *, on_gap: OnGap
+) -> Go | Stopped | Diverged:
     """Return the offset to continue at.
 
     `end` is that of our log, None if it is empty.
@@ -76,7 +78,11 @@ def judge(end: int | None, span: RemoteSpan, *, on_gap: OnGap) -> Go | Stopped |
         return Go(span.log_start)
     if end > span.log_end:
         return Diverged(
-            diverged("the remote log ends before ours: it lost records, or was recreated", end, span.log_end)
+            diverged(
+                "the remote log ends before ours: it lost records, or was recreated",
+                end,
+                span.log_end,
+            )
         )
     if end < span.log_start:
         if on_gap == "fail":
@@ -115,7 +121,12 @@ def check_same_topic(known: str, found: str, name: str) -> None:
 
 
 def contradiction(
-    own: Mapping[int, Record], end: int, found: Iterable[RemoteRecord], behind: int, *, is_compacted: bool
+    own: Mapping[int, Record],
+    end: int,
+    found: Iterable[RemoteRecord],
+    behind: int,
+    *,
+    is_compacted: bool,
 ) -> Record | None:
     """Return a record below our end that differs or that only one log holds, if any.
 
@@ -128,7 +139,14 @@ def contradiction(
             return record
     if is_compacted:
         return None
-    return next((record for offset, record in own.items() if offset < behind and offset not in theirs), None)
+    return next(
+        (
+            record
+            for offset, record in own.items()
+            if offset < behind and offset not in theirs
+        ),
+        None,
+    )
 
 
 def common_end(start: int, end: int, is_same_at: Callable[[int], bool]) -> int:
@@ -146,7 +164,9 @@ def common_end(start: int, end: int, is_same_at: Callable[[int], bool]) -> int:
     return start
 
 
-def encoded(records: Iterable[RemoteRecord], least_epoch: int, codec: str) -> Iterator[bytes]:
+def encoded(
+    records: Iterable[RemoteRecord], least_epoch: int, codec: str
+) -> Iterator[bytes]:
     """Yield batches with the offsets and leader epochs of the records.
 
     A record whose epoch is unknown gets `least_epoch`, or the highest epoch before it.
@@ -156,7 +176,9 @@ def encoded(records: Iterable[RemoteRecord], least_epoch: int, codec: str) -> It
         yield encode(rows, base_offset=run[0].offset, leader_epoch=epoch, codec=codec)
 
 
-def _runs(records: Iterable[RemoteRecord], least_epoch: int) -> Iterator[tuple[int, Sequence[Record]]]:
+def _runs(
+    records: Iterable[RemoteRecord], least_epoch: int
+) -> Iterator[tuple[int, Sequence[Record]]]:
     run: list[Record] = []
     run_epoch = -1
     run_bytes = 0
@@ -166,7 +188,9 @@ def _runs(records: Iterable[RemoteRecord], least_epoch: int) -> Iterator[tuple[i
         else:
             epoch = given
         size = size_of(record)
-        is_next = bool(run) and record.offset == run[-1].offset + 1 and epoch == run_epoch
+        is_next = (
+            bool(run) and record.offset == run[-1].offset + 1 and epoch == run_epoch
+        )
         if run and not (is_next and run_bytes + size <= _BATCH_BYTES):
             yield run_epoch, run
             run = []
@@ -182,4 +206,6 @@ def _runs(records: Iterable[RemoteRecord], least_epoch: int) -> Iterator[tuple[i
 def size_of(record: Record) -> int:
     """Return the approximate size of a record."""
     size = _RECORD_BYTES + len(record.key or b"") + len(record.value or b"")
-    return size + sum(_HEADER_BYTES + len(name) + len(value or b"") for name, value in record.headers)
+    return size + sum(
+        _HEADER_BYTES + len(name) + len(value or b"") for name, value in record.headers
+    )

@@ -42,7 +42,9 @@ class Note:
 
 def packed(note: Note) -> bytes:
     rows = [[*one, *its] for one, its in sorted(note.progress.items())]
-    return json.dumps({"by": note.by, "cluster": note.cluster_id, "progress": rows}).encode()
+    return json.dumps(
+        {"by": note.by, "cluster": note.cluster_id, "progress": rows}
+    ).encode()
 
 
 def unpacked(content: bytes, path: str) -> Note:
@@ -50,13 +52,20 @@ def unpacked(content: bytes, path: str) -> Note:
     try:
         given = json.loads(content)
         rows = given["progress"]
-        progress = {(str(topic), int(number)): Progress(int(at), str(witness)) for topic, number, at, witness in rows}
+        progress = {
+            (str(topic), int(number)): Progress(int(at), str(witness))
+            for topic, number, at, witness in rows
+        }
         by = given["by"]
         cluster_id = str(given["cluster"])
     except (KeyError, TypeError, ValueError) as error:
-        raise CorruptRegistryError("not the note of a forwarder", path=path, found=repr(content[:80])) from error
+        raise CorruptRegistryError(
+            "not the note of a forwarder", path=path, found=repr(content[:80])
+        ) from error
     if by not in ("cluster", "directory"):
-        raise CorruptRegistryError("not the note of a forwarder", path=path, found=repr(by))
+        raise CorruptRegistryError(
+            "not the note of a forwarder", path=path, found=repr(by)
+        )
     return Note(by, cluster_id, progress)
 
 

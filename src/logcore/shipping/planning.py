@@ -189,7 +189,11 @@ class Lane:
 
         If the progress is unchanged, offsets that were left out since remain left out.
         """
-        if not self.is_placed or confirmed != self.confirmed or begin.offset > self.delivered:
+        if (
+            not self.is_placed
+            or confirmed != self.confirmed
+            or begin.offset > self.delivered
+        ):
             self.delivered = begin.offset
             self.owes = confirmed is not None and confirmed != begin.offset
         self.confirmed = confirmed
@@ -236,12 +240,18 @@ class Lane:
         self.position = next_offset
 
 
-def missing_topics(wanted: Mapping[str, int], found: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+def missing_topics(
+    wanted: Mapping[str, int], found: Mapping[str, int]
+) -> dict[str, tuple[int, int]]:
     """Return topics that are missing in the remote cluster or have too few partitions.
 
     The result maps the name to (wanted, found).
     """
-    return {name: (count, found.get(name, 0)) for name, count in wanted.items() if found.get(name, 0) < count}
+    return {
+        name: (count, found.get(name, 0))
+        for name, count in wanted.items()
+        if found.get(name, 0) < count
+    }
 
 
 def advice_to_create(missing: Mapping[str, tuple[int, int]]) -> str:

@@ -23,7 +23,13 @@ from logcore.logdir import LogDir
 from logcore.shipping.remote import Partition
 from logcore.shipping.values import QUARANTINE
 
-ORIGIN_HEADERS: Final = ("logcore.shipper", "logcore.topic", "logcore.partition", "logcore.offset", "logcore.error")
+ORIGIN_HEADERS: Final = (
+    "logcore.shipper",
+    "logcore.topic",
+    "logcore.partition",
+    "logcore.offset",
+    "logcore.error",
+)
 #: Number of records that are searched for one that a crash may have left. Other
 #: shippers may have added some since.
 _LOOK_BACK: Final = 1_000
@@ -40,22 +46,36 @@ class Quarantine:
         self._logdir = logdir
         self._shipper = shipper
 
-    def keep(self, origin: Partition, partition_count: int, record: Record, reason: str) -> bool:
+    def keep(
+        self, origin: Partition, partition_count: int, record: Record, reason: str
+    ) -> bool:
         """Append the record unless it was kept before.
 
         Returns whether it was appended.
         """
         log = self._log(origin, partition_count)
         place = self._place(origin, record)
-        for kept in log.read(max(log.log_start_offset, log.high_watermark - _LOOK_BACK)):
+        for kept in log.read(
+            max(log.log_start_offset, log.high_watermark - _LOOK_BACK)
+        ):
             found = dict(kept.headers)
             if all(found.get(name) == value for name, value in place.items()):
                 return False
-        headers = [*record.headers, *place.items(), (ORIGIN_HEADERS[-1], reason.encode())]
+        headers = [
+            *record.headers,
+            *place.items(),
+            (ORIGIN_HEADERS[-1], reason.encode()),
+        ]
         timestamp_ms = None
         if record.timestamp_ms >= 0:
             timestamp_ms = record.timestamp_ms
-        log.append(record.value, key=record.key, headers=headers, timestamp_ms=timestamp_ms, durability="disk")
+        log.append(
+            record.value,
+            key=record.key,
+            headers=headers,
+            timestamp_ms=timestamp_ms,
+            durability="disk",
+        )
         return True
 
     def _place(self, origin: Partition, record: Record) -> Mapping[str, bytes]:

@@ -125,7 +125,9 @@ class TargetCluster(Protocol):
         """
         ...
 
-    def committed(self, group_id: str, partitions: Collection[Partition]) -> dict[Partition, Progress]:
+    def committed(
+        self, group_id: str, partitions: Collection[Partition]
+    ) -> dict[Partition, Progress]:
         """Return the shipped progress of transactions that have ended."""
         ...
 
@@ -200,7 +202,9 @@ class SourceCluster(Protocol):
         """
         ...
 
-    def committed(self, group_id: str, partitions: Collection[Partition]) -> dict[Partition, Progress]:
+    def committed(
+        self, group_id: str, partitions: Collection[Partition]
+    ) -> dict[Partition, Progress]:
         """Return the offsets that a group has committed in the cluster."""
         ...
 

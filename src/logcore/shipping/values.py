@@ -101,22 +101,32 @@ class ForwardSettings:
 
 def check_name(name: object) -> None:
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-        raise InvalidConfigError("name", expected="1 to 100 letters, digits, '.', '_' and '-'", found=repr(name))
+        raise InvalidConfigError(
+            "name",
+            expected="1 to 100 letters, digits, '.', '_' and '-'",
+            found=repr(name),
+        )
 
 
 def check_names(topics: object) -> None:
     if isinstance(topics, str):
-        raise InvalidConfigError("topics is a list of names", expected=f"[{topics!r}]", found=repr(topics))
+        raise InvalidConfigError(
+            "topics is a list of names", expected=f"[{topics!r}]", found=repr(topics)
+        )
 
 
 def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise InvalidConfigError(name, expected=f"one of {', '.join(allowed)}", found=repr(value))
+        raise InvalidConfigError(
+            name, expected=f"one of {', '.join(allowed)}", found=repr(value)
+        )
 
 
 def check_positive(name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InvalidConfigError(name, expected="a whole number above 0", found=repr(value))
+        raise InvalidConfigError(
+            name, expected="a whole number above 0", found=repr(value)
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -158,8 +168,13 @@ class ForwardMetrics:
 
 
 def named(metrics: ForwardMetrics | MirrorMetrics) -> dict[str, Any]:
-    found = {field.name: getattr(metrics, field.name) for field in attrs.fields(type(metrics))}
-    found["failures"] = {f"{topic}-{number}": why for (topic, number), why in metrics.failures.items()}
+    found = {
+        field.name: getattr(metrics, field.name)
+        for field in attrs.fields(type(metrics))
+    }
+    found["failures"] = {
+        f"{topic}-{number}": why for (topic, number), why in metrics.failures.items()
+    }
     return found
 
 
@@ -210,17 +225,26 @@ class MirrorSettings:
         check_names(self.topics)
         check_names(self.groups)
         if not self.topics:
-            raise InvalidConfigError("a mirror needs topics", expected="their names", found="none")
+            raise InvalidConfigError(
+                "a mirror needs topics", expected="their names", found="none"
+            )
         check_choice("offsets", self.offsets, ("keep", "new"))
         check_choice("on_gap", self.on_gap, ("fail", "skip"))
         check_choice("on_divergence", self.on_divergence, ("fail", "truncate"))
         check_choice("on_error", self.on_error, ("fail", "quarantine"))
         if self.groups and self.offsets == "new":
-            raise InvalidConfigError("groups mean the same here with offsets='keep' only", found=str(self.groups))
+            raise InvalidConfigError(
+                "groups mean the same here with offsets='keep' only",
+                found=str(self.groups),
+            )
         if self.on_error == "quarantine" and self.offsets == "keep":
-            raise InvalidConfigError("a mirror with offsets='keep' takes every record, so on_error needs offsets='new'")
+            raise InvalidConfigError(
+                "a mirror with offsets='keep' takes every record, so on_error needs offsets='new'"
+            )
         if self.on_divergence == "truncate" and self.offsets == "new":
-            raise InvalidConfigError("on_divergence='truncate' needs offsets='keep': others have records between")
+            raise InvalidConfigError(
+                "on_divergence='truncate' needs offsets='keep': others have records between"
+            )
 
 
 @attrs.frozen(kw_only=True)

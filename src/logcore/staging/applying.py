@@ -36,7 +36,15 @@ from logcore.errors import (
 from logcore.fs import FS, opened
 from logcore.kernels import kernel, layout
 from logcore.kernels.checksum import crc32c
-from logcore.names import ASSIGNED, INDEX, LOG, TIME_INDEX, file_name, partition_name, staging_path
+from logcore.names import (
+    ASSIGNED,
+    INDEX,
+    LOG,
+    TIME_INDEX,
+    file_name,
+    partition_name,
+    staging_path,
+)
 from logcore.notices import ERROR, tell
 from logcore.partition.rewriting import adopting, save_recovery_points
 from logcore.partition.segmentfiles import list_bases
@@ -96,7 +104,9 @@ class TargetDirectory(Protocol):
     @property
     def path(self) -> str: ...
     def __contains__(self, topic: object) -> bool: ...
-    def create_topics(self, wanted: Mapping[str, tuple[int, Mapping[str, object] | None]]) -> None: ...
+    def create_topics(
+        self, wanted: Mapping[str, tuple[int, Mapping[str, object] | None]]
+    ) -> None: ...
     def partitions(self, name: str) -> tuple[int, ...]: ...
     def partition(self, topic: str, number: int) -> Any: ...
 
@@ -197,9 +207,17 @@ def roll_forward(fs: FS, directory: str) -> dict[str, LogcoreError]:
         try:
             manifest = read_manifest(fs, path, name)
         except CorruptLogError as error:
-            fs.rename(os.path.join(path, name), os.path.join(path, name[: -len(ASSIGNED)] + DAMAGED))
+            fs.rename(
+                os.path.join(path, name),
+                os.path.join(path, name[: -len(ASSIGNED)] + DAMAGED),
+            )
             fs.sync_dir(path)
-            tell("staging", ERROR, "a staged write was set aside, and may be in the log in part: %s", error)
+            tell(
+                "staging",
+                ERROR,
+                "a staged write was set aside, and may be in the log in part: %s",
+                error,
+            )
             continue
         if manifest is None:
             continue
@@ -214,7 +232,10 @@ def roll_forward(fs: FS, directory: str) -> dict[str, LogcoreError]:
             _clear(fs, path, manifest, ASSIGNED)
         except LogcoreError as error:
             error.reason += f" (to give the rest of this write up, remove {os.path.join(path, name)})"
-            blocked.update((partition_name(topic, partition), error) for topic, partition in manifest.partitions())
+            blocked.update(
+                (partition_name(topic, partition), error)
+                for topic, partition in manifest.partitions()
+            )
     return blocked
 
 
@@ -235,7 +256,11 @@ def drop_topics(fs: FS, directory: str, topics: Collection[str]) -> None:
         kept = attrs.evolve(
             manifest,
             files=[file for file in manifest.files if file.topic not in topics],
-            places={key: place for key, place in manifest.places.items() if key[0] not in topics},
+            places={
+                key: place
+                for key, place in manifest.places.items()
+                if key[0] not in topics
+            },
         )
         checkpoint.write(fs, path, name, kept.pack())
 
@@ -257,7 +282,9 @@ def choose_place(target: Target, files: Sequence[StagedFile]) -> Place:
     newest = max(file.max_timestamp for file in files)
     last_offset = target.end + count - 1
     place = Place(base=target.end, leader_epoch=target.leader_epoch)
-    if size < min(target.segment_bytes // 4, _COPY_BYTES) and target.has_room(size, newest, last_offset):
+    if size < min(target.segment_bytes // 4, _COPY_BYTES) and target.has_room(
+        size, newest, last_offset
+    ):
         return attrs.evolve(place, segment=target.segment, position=target.size_bytes)
     return place
 
@@ -277,12 +304,20 @@ def _apply(fs: FS, directory: TargetDirectory, path: str, manifest: Manifest) ->
     except (CorruptLogError, InvalidNameError, InvalidConfigError) as error:
         _refuse(fs, path, manifest, str(error))
         raise
-    writers: dict[tuple[str, int], Writer] = {key: directory.partition(*key).writer for key in manifest.partitions()}
+    writers: dict[tuple[str, int], Writer] = {
+        key: directory.partition(*key).writer for key in manifest.partitions()
+    }
     with contextlib.ExitStack() as stack:
         # From here on appends to all partitions are blocked, so that the assigned
         # offsets remain free.
-        targets = {key: stack.enter_context(adopting(writer)) for key, writer in writers.items()}
-        places = {key: choose_place(targets[key], files) for key, files in manifest.partitions().items()}
+        targets = {
+            key: stack.enter_context(adopting(writer))
+            for key, writer in writers.items()
+        }
+        places = {
+            key: choose_place(targets[key], files)
+            for key, files in manifest.partitions().items()
+        }
         assigned = attrs.evolve(manifest, places=places)
         # If new segments follow, the active segment is sealed as in a roll.
         for key, place in places.items():
@@ -304,7 +339,11 @@ def _apply(fs: FS, directory: TargetDirectory, path: str, manifest: Manifest) ->
             save_recovery_points(writers.values())
             write_state(fs, path, assigned)
         except BaseException as error:
-            if fs.exists(os.path.join(path, manifest_name(manifest.app_id, manifest.version, ASSIGNED))):
+            if fs.exists(
+                os.path.join(
+                    path, manifest_name(manifest.app_id, manifest.version, ASSIGNED)
+                )
+            ):
                 # These offsets are assigned, and the state in memory may not include
                 # them. No append may use them.
                 for target in targets.values():
@@ -358,7 +397,9 @@ def units(files: Sequence[StagedFile]) -> list[list[StagedFile]]:
     found: list[list[StagedFile]] = []
     size = 0
     for file in files:
-        joins = file.position is not None and found and found[-1][-1].position is not None
+        joins = (
+            file.position is not None and found and found[-1][-1].position is not None
+        )
         if joins and size + file.size_bytes <= _UNIT_BYTES:
             found[-1].append(file)
         else:
@@ -369,7 +410,11 @@ def units(files: Sequence[StagedFile]) -> list[list[StagedFile]]:
 
 
 def _make_topics(directory: TargetDirectory, manifest: Manifest) -> None:
-    wanted = {name: (count, None) for name, count in manifest.topics.items() if name not in directory}
+    wanted = {
+        name: (count, None)
+        for name, count in manifest.topics.items()
+        if name not in directory
+    }
     if wanted:
         directory.create_topics(wanted)
     for topic, partition in manifest.partitions():
@@ -380,9 +425,16 @@ def _make_topics(directory: TargetDirectory, manifest: Manifest) -> None:
 
 
 def _refuse(fs: FS, path: str, manifest: Manifest, reason: str) -> None:
-    checkpoint.write(fs, path, manifest_name(manifest.app_id, manifest.version, REFUSED), reason.encode())
+    checkpoint.write(
+        fs,
+        path,
+        manifest_name(manifest.app_id, manifest.version, REFUSED),
+        reason.encode(),
+    )
     with contextlib.suppress(FileNotFoundError):
-        fs.unlink(os.path.join(path, manifest_name(manifest.app_id, manifest.version, READY)))
+        fs.unlink(
+            os.path.join(path, manifest_name(manifest.app_id, manifest.version, READY))
+        )
 
 
 def _claim(fs: FS, path: str, assigned: Manifest) -> bool:
@@ -391,7 +443,8 @@ def _claim(fs: FS, path: str, assigned: Manifest) -> bool:
     On an error the manifest becomes ready again, unless the assigned file exists.
     """
     ready, claim, final = (
-        manifest_name(assigned.app_id, assigned.version, suffix) for suffix in (READY, CLAIM, ASSIGNED)
+        manifest_name(assigned.app_id, assigned.version, suffix)
+        for suffix in (READY, CLAIM, ASSIGNED)
     )
     try:
         fs.rename(os.path.join(path, ready), os.path.join(path, claim))
@@ -427,21 +480,32 @@ def _finish(fs: FS, directory: str, path: str, assigned: Manifest) -> None:
     # Like the assigned manifest, this file limits readers in other processes. They see
     # the records once both permit it.
     for (topic, partition), files in assigned.partitions().items():
-        name = os.path.join(directory, partition_name(topic, partition), checkpoint.DURABLE_END)
+        name = os.path.join(
+            directory, partition_name(topic, partition), checkpoint.DURABLE_END
+        )
         end = assigned.places[topic, partition].base + sum(file.count for file in files)
-        with contextlib.suppress(FileNotFoundError), opened(fs, name, write=True) as handle:
+        with (
+            contextlib.suppress(FileNotFoundError),
+            opened(fs, name, write=True) as handle,
+        ):
             fs.pwrite(handle, checkpoint.pack_shown_end(end), 0)
             fs.fsync(handle)
     write_state(fs, path, assigned)
 
 
-def _check_undisturbed(fs: FS, path: str, target: str, files: Sequence[StagedFile], place: Place) -> None:
+def _check_undisturbed(
+    fs: FS, path: str, target: str, files: Sequence[StagedFile], place: Place
+) -> None:
     """Raise CorruptLogError if another program appended after offsets were assigned.
 
     An example is a Kafka broker that was started after the crash.
     """
     made = units(files)
-    ends = list(itertools.accumulate((sum(file.count for file in unit) for unit in made), initial=0))
+    ends = list(
+        itertools.accumulate(
+            (sum(file.count for file in unit) for unit in made), initial=0
+        )
+    )
     ours = {place.base + before for before in ends}
     bases = list_bases(fs, target)
     # Paths of segments with records of another program.
@@ -463,16 +527,25 @@ def _check_undisturbed(fs: FS, path: str, target: str, files: Sequence[StagedFil
     if place.segment is None:
         # A placed segment that is not the last must be as it was staged. Otherwise its
         # offsets would continue into the next.
-        names = [os.path.join(target, file_name(place.base + before, LOG)) for before in ends]
+        names = [
+            os.path.join(target, file_name(place.base + before, LOG)) for before in ends
+        ]
         sizes = [sum(file.size_bytes for file in unit) for unit in made]
-        waiting = [_is_waiting(fs, path, unit, name) for unit, name in zip(made, names, strict=False)]
+        waiting = [
+            _is_waiting(fs, path, unit, name)
+            for unit, name in zip(made, names, strict=False)
+        ]
         for number, name in enumerate(names[:-1]):
-            is_in_place = not waiting[number] and any(waiting[number:]) and fs.exists(name)
+            is_in_place = (
+                not waiting[number] and any(waiting[number:]) and fs.exists(name)
+            )
             if is_in_place and fs.file_size(name) != sizes[number]:
                 foreign.append(name)
     if foreign:
         raise CorruptLogError(
-            "another program appended while a write from Spark was half in place", path=foreign[0], offset=place.base
+            "another program appended while a write from Spark was half in place",
+            path=foreign[0],
+            offset=place.base,
         )
 
 
@@ -483,7 +556,9 @@ def _is_waiting(fs: FS, path: str, unit: Sequence[StagedFile], final: str) -> bo
     """
     if unit[0].position is None:
         return fs.exists(os.path.join(path, unit[0].name + LOG))
-    return not fs.exists(final) or fs.file_size(final) < sum(file.size_bytes for file in unit)
+    return not fs.exists(final) or fs.file_size(final) < sum(
+        file.size_bytes for file in unit
+    )
 
 
 def _end_of(fs: FS, target: str, base: int) -> int:
@@ -491,7 +566,9 @@ def _end_of(fs: FS, target: str, base: int) -> int:
     return segment.next_offset()
 
 
-def _place_all(fs: FS, directory: str, path: str, assigned: Manifest) -> dict[tuple[str, int], list[int]]:
+def _place_all(
+    fs: FS, directory: str, path: str, assigned: Manifest
+) -> dict[tuple[str, int], list[int]]:
     """Move or append all staged files.
 
     Returns (topic, partition) -> base offsets of the new segments.
@@ -512,7 +589,9 @@ def _place_all(fs: FS, directory: str, path: str, assigned: Manifest) -> dict[tu
     return placed
 
 
-def _make_segments(fs: FS, path: str, target: str, files: Sequence[StagedFile], place: Place) -> list[int]:
+def _make_segments(
+    fs: FS, path: str, target: str, files: Sequence[StagedFile], place: Place
+) -> list[int]:
     """Place files after the log's end as separate segments; return their base offsets."""
     bases = []
     base = place.base
@@ -527,22 +606,36 @@ def _make_segments(fs: FS, path: str, target: str, files: Sequence[StagedFile], 
     return bases
 
 
-def _move(fs: FS, path: str, target: str, file: StagedFile, base: int, leader_epoch: int) -> None:
+def _move(
+    fs: FS, path: str, target: str, file: StagedFile, base: int, leader_epoch: int
+) -> None:
     source = os.path.join(path, file.name)
     final = os.path.join(target, file_name(base, LOG))
     if fs.exists(source + LOG):
-        if fs.exists(final) and fs.file_size(final) and not _same_batches(fs, source + LOG, final):
-            raise CorruptLogError("another program appended where staged records belong", path=final)
+        if (
+            fs.exists(final)
+            and fs.file_size(final)
+            and not _same_batches(fs, source + LOG, final)
+        ):
+            raise CorruptLogError(
+                "another program appended where staged records belong", path=final
+            )
         _stamp(fs, source + LOG, file, base, leader_epoch)
         for suffix in (INDEX, TIME_INDEX):
             with contextlib.suppress(FileNotFoundError):
-                fs.rename(source + suffix, os.path.join(target, file_name(base, suffix)))
+                fs.rename(
+                    source + suffix, os.path.join(target, file_name(base, suffix))
+                )
         fs.rename(source + LOG, final)
     elif not fs.exists(final) or fs.file_size(final) < file.size_bytes:
-        raise CorruptLogError("a staged segment is gone and not in its place", path=source + LOG)
+        raise CorruptLogError(
+            "a staged segment is gone and not in its place", path=source + LOG
+        )
 
 
-def _append(fs: FS, path: str, final: str, files: Sequence[StagedFile], place: Place) -> None:
+def _append(
+    fs: FS, path: str, final: str, files: Sequence[StagedFile], place: Place
+) -> None:
     """Write files into a segment at the assigned position, with offsets from place.base
     on.
 
@@ -562,7 +655,12 @@ def _append(fs: FS, path: str, final: str, files: Sequence[StagedFile], place: P
     with opened(fs, final, write=True, create=position == 0) as handle:
         size = fs.size(handle)
         if size < position:
-            raise CorruptLogError("the segment is shorter than it was", path=final, expected=position, found=size)
+            raise CorruptLogError(
+                "the segment is shorter than it was",
+                path=final,
+                expected=position,
+                found=size,
+            )
         if size > position:
             found = fs.pread(handle, size - position, position)
             if not found.startswith(ours):
@@ -571,7 +669,9 @@ def _append(fs: FS, path: str, final: str, files: Sequence[StagedFile], place: P
                 _, end, _ = kernel.walk(found, 0, len(found), layout.INT32_MAX, True)
                 if found[:end] != ours[:end]:
                     raise CorruptLogError(
-                        "another program appended where staged records belong", path=final, position=position
+                        "another program appended where staged records belong",
+                        path=final,
+                        position=position,
                     )
                 fs.truncate(handle, position)
         # Written even if the bytes are there. After a failed sync they may be only in
@@ -611,8 +711,13 @@ def _stamps(
         if not len(facts):
             break
         spans = (facts["last_offset"] - facts["base_offset"] + 1).tolist()
-        for position, size, span in zip(facts["position"].tolist(), facts["size_bytes"].tolist(), spans, strict=True):
-            yield position, _STAMP.pack(base + count, size - layout.LOG_OVERHEAD, leader_epoch)
+        for position, size, span in zip(
+            facts["position"].tolist(), facts["size_bytes"].tolist(), spans, strict=True
+        ):
+            yield (
+                position,
+                _STAMP.pack(base + count, size - layout.LOG_OVERHEAD, leader_epoch),
+            )
             count += span
         batches += len(facts)
         at = stop
@@ -660,5 +765,7 @@ def _clear(fs: FS, path: str, manifest: Manifest, suffix: str) -> None:
     not needed.
     """
     with contextlib.suppress(FileNotFoundError):
-        fs.unlink(os.path.join(path, manifest_name(manifest.app_id, manifest.version, suffix)))
+        fs.unlink(
+            os.path.join(path, manifest_name(manifest.app_id, manifest.version, suffix))
+        )
     remove_tree(fs, os.path.join(path, manifest.txid))

@@ -1,9 +1,12 @@
-"""The files of a staging directory: their names, manifests and the states of applications.
+"""The files of a staging directory: their names, manifests and the states of
+applications.
 
 Rules:
-- Manifests and states carry a CRC. A damaged one is an error and is not carried out. Assigned manifests and states hold
-  their content twice, so that one damaged copy does no harm.
-- The content of a manifest is checked when it is read; it names nothing outside its own directory.
+- Manifests and states carry a CRC. A damaged one is an error and is not carried out.
+  Assigned manifests and states hold their content twice, so that one damaged copy does
+  no harm.
+- The content of a manifest is checked when it is read; it names nothing outside its own
+  directory.
 
 This module gives out no offset and moves no file.
 """
@@ -40,8 +43,12 @@ CARRIED: Final = "carried"
 _TXID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 #: A manifest comes from a file, so values of other types raise TypeError.
 _NUMBER: Final = attrs.validators.instance_of(int)
-_COUNT: Final = attrs.validators.and_(_NUMBER, attrs.validators.ge(0), attrs.validators.le(INT64_MAX))
-_EPOCH: Final = attrs.validators.and_(_NUMBER, attrs.validators.ge(0), attrs.validators.le(INT32_MAX))
+_COUNT: Final = attrs.validators.and_(
+    _NUMBER, attrs.validators.ge(0), attrs.validators.le(INT64_MAX)
+)
+_EPOCH: Final = attrs.validators.and_(
+    _NUMBER, attrs.validators.ge(0), attrs.validators.le(INT32_MAX)
+)
 _TEXT: Final = attrs.validators.instance_of(str)
 
 
@@ -61,7 +68,9 @@ class StagedFile:
     #: CRC-32C of these bytes as they were staged.
     crc: int = attrs.field(validator=_NUMBER)
     #: Position of a piece in its file. None for a segment, which is a whole file.
-    position: int | None = attrs.field(default=None, validator=attrs.validators.optional(_COUNT))
+    position: int | None = attrs.field(
+        default=None, validator=attrs.validators.optional(_COUNT)
+    )
 
 
 @attrs.frozen
@@ -90,8 +99,12 @@ class Place:
     leader_epoch: int = attrs.field(validator=_EPOCH)
     #: Append the files to the segment with this base offset, at this position, which
     #: was its size. None to move the files in place as separate segments.
-    segment: int | None = attrs.field(default=None, validator=attrs.validators.optional(_COUNT))
-    position: int | None = attrs.field(default=None, validator=attrs.validators.optional(_COUNT))
+    segment: int | None = attrs.field(
+        default=None, validator=attrs.validators.optional(_COUNT)
+    )
+    position: int | None = attrs.field(
+        default=None, validator=attrs.validators.optional(_COUNT)
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -107,7 +120,9 @@ class Manifest:
     #: Destinations by (topic, partition); None until a writer has claimed the manifest.
     places: Mapping[tuple[str, int], Place] | None = None
     #: The stream that this batch belongs to, or None.
-    query: str | None = attrs.field(default=None, validator=attrs.validators.optional(_TEXT))
+    query: str | None = attrs.field(
+        default=None, validator=attrs.validators.optional(_TEXT)
+    )
 
     def partitions(self) -> dict[tuple[str, int], list[StagedFile]]:
         """Return the files of each partition, in order."""
@@ -124,7 +139,10 @@ class Manifest:
         found: dict[str, dict[str, list[int]]] = {}
         for (topic, partition), files in self.partitions().items():
             base = self.places[topic, partition].base
-            found.setdefault(topic, {})[str(partition)] = [base, base + sum(file.count for file in files)]
+            found.setdefault(topic, {})[str(partition)] = [
+                base,
+                base + sum(file.count for file in files),
+            ]
         return found
 
     def pack(self) -> bytes:
@@ -164,7 +182,11 @@ class Manifest:
             for file in found.files:
                 parse_partition_name(partition_name(file.topic, file.partition))
                 directory, _, stem = file.name.partition("/")
-                if directory != found.txid or not re.fullmatch(r"[A-Za-z0-9._-]+", stem) or file.count < 1:
+                if (
+                    directory != found.txid
+                    or not re.fullmatch(r"[A-Za-z0-9._-]+", stem)
+                    or file.count < 1
+                ):
                     raise ValueError
             if not all(isinstance(count, int) for count in found.topics.values()):
                 raise ValueError
@@ -176,8 +198,17 @@ class Manifest:
                 raise ValueError
             # A lone surrogate has no name in a directory.
             found.app_id.encode()
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InvalidNameError) as error:
-            raise CorruptLogError("not a manifest of staged segments", path=path) from error
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+            InvalidNameError,
+        ) as error:
+            raise CorruptLogError(
+                "not a manifest of staged segments", path=path
+            ) from error
         return found
 
 
@@ -220,12 +251,21 @@ def write_state(fs: FS, path: str, assigned: Manifest) -> None:
         "ranges": assigned.ranges(),
         "query": assigned.query,
     }
-    checkpoint.write(fs, path, app_name(assigned.app_id) + STATE, checkpoint.pack_checked(state, copies=2))
+    checkpoint.write(
+        fs,
+        path,
+        app_name(assigned.app_id) + STATE,
+        checkpoint.pack_checked(state, copies=2),
+    )
 
 
 def check_txid(txid: str) -> str:
     if not _TXID.fullmatch(txid):
-        raise InvalidNameError("not the name of a staged write", expected="letters, digits, - and _", found=repr(txid))
+        raise InvalidNameError(
+            "not the name of a staged write",
+            expected="letters, digits, - and _",
+            found=repr(txid),
+        )
     return txid
 
 
@@ -257,7 +297,9 @@ def check_directory(fs: FS, path: str) -> None:
     """Raise CorruptLogError for a link, which may lead to files outside the log."""
     if fs.exists(path) and not fs.is_directory(path):
         raise CorruptLogError(
-            "no directory: links beside and inside a log directory are not followed", path=path, expected="a directory"
+            "no directory: links beside and inside a log directory are not followed",
+            path=path,
+            expected="a directory",
         )
 
 

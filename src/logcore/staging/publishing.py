@@ -55,7 +55,9 @@ MANIFEST_BYTES: Final = 32 << 20
 
 
 class Staging:
-    """The staging directory of one log directory, for the driver of tasks that write into it."""
+    """The staging directory of one log directory, for the driver of tasks that write
+    into it.
+    """
 
     def __init__(self, fs: FS, directory: str) -> None:
         self._fs = fs
@@ -102,14 +104,34 @@ class Staging:
         directory = os.path.join(self.path, check_txid(txid))
         files = []
         at = 0
-        with opened(fs, os.path.join(directory, CARRIED + LOG), write=True, create=True) as handle:
+        with opened(
+            fs, os.path.join(directory, CARRIED + LOG), write=True, create=True
+        ) as handle:
             for piece in pieces:
                 if crc32c(piece.data) != piece.crc:
-                    raise CorruptLogError("a carried piece is not what its task sent", path=directory, position=at)
+                    raise CorruptLogError(
+                        "a carried piece is not what its task sent",
+                        path=directory,
+                        position=at,
+                    )
                 fs.pwrite(handle, piece.data, at)
                 size = len(piece.data)
-                facts = (piece.count, size, piece.batches, piece.max_timestamp, piece.crc)
-                files.append(StagedFile(piece.topic, piece.partition, f"{txid}/{CARRIED}", *facts, position=at))
+                facts = (
+                    piece.count,
+                    size,
+                    piece.batches,
+                    piece.max_timestamp,
+                    piece.crc,
+                )
+                files.append(
+                    StagedFile(
+                        piece.topic,
+                        piece.partition,
+                        f"{txid}/{CARRIED}",
+                        *facts,
+                        position=at,
+                    )
+                )
                 at += size
             fs.fsync(handle)
         fs.sync_dir(directory)
@@ -133,7 +155,11 @@ class Staging:
         # An earlier attempt was refused and its driver did not fetch the outcome. That
         # refusal does not apply to this attempt.
         with contextlib.suppress(FileNotFoundError):
-            self._fs.unlink(os.path.join(self.path, manifest_name(manifest.app_id, manifest.version, REFUSED)))
+            self._fs.unlink(
+                os.path.join(
+                    self.path, manifest_name(manifest.app_id, manifest.version, REFUSED)
+                )
+            )
         # Two drivers of one query may run this concurrently, if one was assumed dead.
         name = manifest_name(manifest.app_id, manifest.version, READY)
         temporary = os.path.join(self.path, manifest.txid, name + ".tmp")
@@ -150,7 +176,9 @@ class Staging:
         state = read_state(self._fs, self.path, app_id)
         return state is not None and version <= state["version"]
 
-    def outcome(self, app_id: str, version: int) -> Literal["done", "pending", "unknown"]:
+    def outcome(
+        self, app_id: str, version: int
+    ) -> Literal["done", "pending", "unknown"]:
         """Return the outcome of a write.
 
         Raises:
@@ -165,14 +193,20 @@ class Staging:
         reason = checkpoint.read(self._fs, self.path, name) or b""
         with contextlib.suppress(FileNotFoundError):
             self._fs.unlink(os.path.join(self.path, name))
-        raise CorruptLogError(f"the write was refused: {reason.decode(errors='replace')}", path=self.path)
+        raise CorruptLogError(
+            f"the write was refused: {reason.decode(errors='replace')}", path=self.path
+        )
 
-    def _outcome(self, app_id: str, version: int) -> Literal["done", "pending", "refused", "unknown"]:
+    def _outcome(
+        self, app_id: str, version: int
+    ) -> Literal["done", "pending", "refused", "unknown"]:
         self._check_undamaged(app_id, version)
         # Checked before the state is read: the owner first writes the state and then
         # removes the manifest.
         pending = any(
-            self._fs.exists(os.path.join(self.path, manifest_name(app_id, version, suffix)))
+            self._fs.exists(
+                os.path.join(self.path, manifest_name(app_id, version, suffix))
+            )
             for suffix in (READY, CLAIM, ASSIGNED)
         )
         state = read_state(self._fs, self.path, app_id)
@@ -180,7 +214,9 @@ class Staging:
             return "done"
         if pending:
             return "pending"
-        if self._fs.exists(os.path.join(self.path, manifest_name(app_id, version, REFUSED))):
+        if self._fs.exists(
+            os.path.join(self.path, manifest_name(app_id, version, REFUSED))
+        ):
             return "refused"
         return "unknown"
 
@@ -208,7 +244,10 @@ class Staging:
         is not.
         """
         damaged = os.path.join(self.path, manifest_name(app_id, version, DAMAGED))
-        if not self._fs.exists(damaged) and self._outcome(app_id, version) in ("refused", "unknown"):
+        if not self._fs.exists(damaged) and self._outcome(app_id, version) in (
+            "refused",
+            "unknown",
+        ):
             self.abort_files(txid)
 
     def abort_files(self, txid: str) -> None:
@@ -252,7 +291,10 @@ class Staging:
         if any(fs.is_directory(os.path.join(self.path, name)) for name in old):
             kept = {manifest.txid for manifest in self._manifests(names)}
             old = [name for name in old if name not in kept]
-        before = checkpoint.unpack_checked(checkpoint.read(fs, self.path, _MARKS) or b"") or {}
+        before = (
+            checkpoint.unpack_checked(checkpoint.read(fs, self.path, _MARKS) or b"")
+            or {}
+        )
         marks = {}
         for name in old:
             since = before.get(name)
@@ -274,7 +316,9 @@ class Staging:
         try:
             newest = fs.modified_ms(path)
             if fs.is_directory(path):
-                inside = (fs.modified_ms(os.path.join(path, one)) for one in fs.listdir(path))
+                inside = (
+                    fs.modified_ms(os.path.join(path, one)) for one in fs.listdir(path)
+                )
                 newest = max(newest, *inside, 0)
         except FileNotFoundError:
             # Other processes clean up too.

@@ -68,7 +68,12 @@ def survey(fs: FS, path: str) -> list[Sealed]:
                 view = fs.map(handle, size)
                 one = _surveyed(view, base, name)
                 if end not in (None, base):
-                    raise InvalidRecordError("a log with gaps cannot be shipped", path=name, expected=end, found=base)
+                    raise InvalidRecordError(
+                        "a log with gaps cannot be shipped",
+                        path=name,
+                        expected=end,
+                        found=base,
+                    )
                 end = base + one.count
                 found.append(one)
     return found
@@ -78,14 +83,22 @@ def _surveyed(view: memoryview, base: int, name: str) -> Sealed:
     facts, stop, why = kernel.walk(view, 0, len(view), layout.INT32_MAX, True)
     if stop != len(view) or not len(facts):
         raise CorruptLogError(
-            f"a segment cannot be shipped: {layout.WALK_REASONS[why]}", path=name, position=stop, found=len(view)
+            f"a segment cannot be shipped: {layout.WALK_REASONS[why]}",
+            path=name,
+            position=stop,
+            found=len(view),
         )
     spans = facts["last_offset"] - facts["base_offset"] + 1
     dense = np.array_equal(facts["base_offset"], base + np.cumsum(spans) - spans)
-    tied = (facts["attributes"] & _TIED != 0) | (facts["producer_id"] >= 0) | (facts["magic"] != 2)
+    tied = (
+        (facts["attributes"] & _TIED != 0)
+        | (facts["producer_id"] >= 0)
+        | (facts["magic"] != 2)
+    )
     if not dense or (facts["record_count"] != spans).any() or tied.any():
         raise InvalidRecordError(
-            "a segment with gaps, or with records of transactions or idempotent producers, cannot be shipped", path=name
+            "a segment with gaps, or with records of transactions or idempotent producers, cannot be shipped",
+            path=name,
         )
     newest = int(facts["max_timestamp"].max())
     return Sealed(base, int(spans.sum()), len(view), len(facts), newest, crc32c(view))
@@ -94,7 +107,9 @@ def _surveyed(view: memoryview, base: int, name: str) -> Sealed:
 class Shipment:
     """The parts of one write, in the staging directory that Staging.begin() created."""
 
-    def __init__(self, fs: FS, directory: str, txid: str, carry_bytes: int = 1 << 20) -> None:
+    def __init__(
+        self, fs: FS, directory: str, txid: str, carry_bytes: int = 1 << 20
+    ) -> None:
         """Start a shipment to the log directory `directory`.
 
         Segments of at most `carry_bytes` are kept in memory, and stored in one file at
@@ -102,7 +117,9 @@ class Shipment:
         """
         self._fs = fs
         self._txid = txid
-        self._directory = os.path.join(staging_path(fs.real_path(directory)), check_txid(txid))
+        self._directory = os.path.join(
+            staging_path(fs.real_path(directory)), check_txid(txid)
+        )
         self._carry_bytes = carry_bytes
         self._held_bytes = 0
         self._is_changed = False
@@ -122,7 +139,10 @@ class Shipment:
         found: list[StagedFile | Carried] = []
         for number, one in enumerate(sealed):
             source = os.path.join(path, file_name(one.base_offset, LOG))
-            if one.size_bytes <= self._carry_bytes and self._held_bytes + one.size_bytes <= _HELD_BYTES:
+            if (
+                one.size_bytes <= self._carry_bytes
+                and self._held_bytes + one.size_bytes <= _HELD_BYTES
+            ):
                 data = self._read(source, one)
                 self._held_bytes += len(data)
                 facts = (one.count, one.batches, one.max_timestamp, one.crc)
@@ -133,10 +153,19 @@ class Shipment:
             # Index entries are relative to the base offset.
             for suffix in (INDEX, TIME_INDEX):
                 self._copy_index(
-                    os.path.join(path, file_name(one.base_offset, suffix)), os.path.join(self._directory, name + suffix)
+                    os.path.join(path, file_name(one.base_offset, suffix)),
+                    os.path.join(self._directory, name + suffix),
                 )
-            facts_of_file = (one.count, one.size_bytes, one.batches, one.max_timestamp, one.crc)
-            found.append(StagedFile(topic, partition, f"{self._txid}/{name}", *facts_of_file))
+            facts_of_file = (
+                one.count,
+                one.size_bytes,
+                one.batches,
+                one.max_timestamp,
+                one.crc,
+            )
+            found.append(
+                StagedFile(topic, partition, f"{self._txid}/{name}", *facts_of_file)
+            )
         return found
 
     def close(self) -> None:
@@ -149,7 +178,9 @@ class Shipment:
             with opened(self._fs, source) as handle:
                 data = self._fs.pread(handle, one.size_bytes + 1, 0)
         except FileNotFoundError as error:
-            raise LogNotFoundError("a segment that was to be shipped is gone", path=source) from error
+            raise LogNotFoundError(
+                "a segment that was to be shipped is gone", path=source
+            ) from error
         _compare(source, one, len(data), crc32c(data))
         return data
 
@@ -159,7 +190,10 @@ class Shipment:
         at = 0
         crc = 0
         try:
-            with opened(fs, source) as reading, opened(fs, target, write=True, create=True) as writing:
+            with (
+                opened(fs, source) as reading,
+                opened(fs, target, write=True, create=True) as writing,
+            ):
                 while at <= one.size_bytes:
                     piece = fs.pread(reading, _PIECE_BYTES, at)
                     if not piece:
@@ -169,14 +203,19 @@ class Shipment:
                     at += len(piece)
                 fs.fsync(writing)
         except FileNotFoundError as error:
-            raise LogNotFoundError("a segment that was to be shipped is gone", path=source) from error
+            raise LogNotFoundError(
+                "a segment that was to be shipped is gone", path=source
+            ) from error
         _compare(source, one, at, crc)
 
     def _copy_index(self, source: str, target: str) -> None:
         fs = self._fs
         if not fs.exists(source):
             return
-        with opened(fs, source) as reading, opened(fs, target, write=True, create=True) as writing:
+        with (
+            opened(fs, source) as reading,
+            opened(fs, target, write=True, create=True) as writing,
+        ):
             size = fs.size(reading)
             if size:
                 fs.pwrite(writing, fs.pread(reading, size, 0), 0)

@@ -72,7 +72,9 @@ class StagedWriter:
     ) -> None:
         self._fs = fs
         self._txid = txid
-        self._directory = os.path.join(staging_path(fs.real_path(directory)), check_txid(txid))
+        self._directory = os.path.join(
+            staging_path(fs.real_path(directory)), check_txid(txid)
+        )
         self._topic = topic
         self._partition = partition
         self._attempt = attempt
@@ -81,7 +83,13 @@ class StagedWriter:
         most = min(config.max_message_bytes, config.segment_bytes)
         attributes = int(codec) | layout.APPEND_TIME_BIT * config.is_append_time
         no_producer = (-1, -1, -1)
-        self._encoding = (min(batch_bytes, most), most, attributes, *no_producer, compressor(codec, config))
+        self._encoding = (
+            min(batch_bytes, most),
+            most,
+            attributes,
+            *no_producer,
+            compressor(codec, config),
+        )
         self._scratch = bytearray(1 << 16)
         self._held: bytearray | None = None
         if holds:
@@ -113,7 +121,16 @@ class StagedWriter:
         end = self._end
         require_key = self._config.is_compacted
         size, batches = kernel.encode_columns(
-            self._scratch, keys, values, timestamps_ms, count, end, 0, now_ms, *self._encoding, require_key
+            self._scratch,
+            keys,
+            values,
+            timestamps_ms,
+            count,
+            end,
+            0,
+            now_ms,
+            *self._encoding,
+            require_key,
         )
         self._store(size, batches, now_ms)
 
@@ -128,7 +145,9 @@ class StagedWriter:
             check_timestamps(np.array(given, np.int64), now_ms, self._config)
         end = self._end
         require_key = self._config.is_compacted
-        size, batches = kernel.encode_records(self._scratch, records, end, 0, now_ms, *self._encoding, require_key)
+        size, batches = kernel.encode_records(
+            self._scratch, records, end, 0, now_ms, *self._encoding, require_key
+        )
         self._store(size, batches, now_ms)
 
     @property
@@ -159,7 +178,15 @@ class StagedWriter:
         data = bytes(self._held)
         newest = max(batch[3] for batch in self._held_batches)
         count = self._end
-        return Carried(self._topic, self._partition, data, count, len(self._held_batches), newest, crc32c(data))
+        return Carried(
+            self._topic,
+            self._partition,
+            data,
+            count,
+            len(self._held_batches),
+            newest,
+            crc32c(data),
+        )
 
     @property
     def _end(self) -> int:
@@ -171,7 +198,9 @@ class StagedWriter:
             return 0
         return self._segment.last_offset + 1
 
-    def _store(self, size: int, batches: Sequence[layout.EncodedBatch], now_ms: int) -> None:
+    def _store(
+        self, size: int, batches: Sequence[layout.EncodedBatch], now_ms: int
+    ) -> None:
         """Store the encoded batches from the scratch buffer."""
         if not batches:
             return
@@ -181,16 +210,23 @@ class StagedWriter:
             return
         start = len(held)
         held += memoryview(self._scratch)[:size]
-        self._held_batches += [(start + at, length, last, time) for at, length, last, time in batches]
+        self._held_batches += [
+            (start + at, length, last, time) for at, length, last, time in batches
+        ]
 
-    def _keep(self, data: memoryview, batches: Sequence[layout.EncodedBatch], now_ms: int) -> None:
+    def _keep(
+        self, data: memoryview, batches: Sequence[layout.EncodedBatch], now_ms: int
+    ) -> None:
         """Write batches to files, in as few writes as the segment limits allow."""
         newest = max(batch[3] for batch in batches)
         end = self._end
         segment = self._segment
         if segment is None:
             segment = self._begin()
-        if not segment.is_full(len(data), newest, batches[-1][2], now_ms) and len(data) <= self._config.segment_bytes:
+        if (
+            not segment.is_full(len(data), newest, batches[-1][2], now_ms)
+            and len(data) <= self._config.segment_bytes
+        ):
             self._write(segment, data, batches)
             return
         # The batches were encoded with consecutive offsets. In each new segment offsets
@@ -213,16 +249,26 @@ class StagedWriter:
     def _begin(self) -> _StagedSegment:
         stem = f"{self._topic}-{self._partition}.{self._attempt}.{len(self._done)}"
         try:
-            self._segment = _StagedSegment(self._fs, self._directory, stem, self._config)
+            self._segment = _StagedSegment(
+                self._fs, self._directory, stem, self._config
+            )
         except FileNotFoundError as error:
             raise LogNotFoundError(
-                "this write was aborted: its staging directory is gone", path=self._directory
+                "this write was aborted: its staging directory is gone",
+                path=self._directory,
             ) from error
         self._crc = self._batches = 0
         return self._segment
 
-    def _write(self, segment: _StagedSegment, data: memoryview, batches: Sequence[layout.EncodedBatch]) -> None:
-        segment.append(data, batches[-1][2], max(batch[3] for batch in batches), batches)
+    def _write(
+        self,
+        segment: _StagedSegment,
+        data: memoryview,
+        batches: Sequence[layout.EncodedBatch],
+    ) -> None:
+        segment.append(
+            data, batches[-1][2], max(batch[3] for batch in batches), batches
+        )
         self._crc = crc32c(data, self._crc)
         self._batches += len(batches)
 
@@ -235,7 +281,18 @@ class StagedWriter:
         count = segment.last_offset + 1
         size = segment.size_bytes
         newest = segment.largest_timestamp
-        self._done.append(StagedFile(self._topic, self._partition, name, count, size, self._batches, newest, self._crc))
+        self._done.append(
+            StagedFile(
+                self._topic,
+                self._partition,
+                name,
+                count,
+                size,
+                self._batches,
+                newest,
+                self._crc,
+            )
+        )
 
     def close(self) -> list[StagedFile]:
         """Make all records durable, and return the staged files in order.

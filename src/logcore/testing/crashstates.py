@@ -94,11 +94,26 @@ class Moment:
         else:
             masks_of_old = masks
         for mask in masks:
-            yield mask, new, functools.partial(_said, self.journal, mask, "with all data"), "power"
+            yield (
+                mask,
+                new,
+                functools.partial(_said, self.journal, mask, "with all data"),
+                "power",
+            )
         for mask in masks_of_old:
-            yield mask, old, functools.partial(_said, self.journal, mask, "without unsynced data"), "power"
+            yield (
+                mask,
+                old,
+                functools.partial(_said, self.journal, mask, "without unsynced data"),
+                "power",
+            )
         if changed is not None and len(files) > 1:
-            yield every, {**old, changed: new[changed]}, f"only the data of {changed.number}", "power"
+            yield (
+                every,
+                {**old, changed: new[changed]},
+                f"only the data of {changed.number}",
+                "power",
+            )
         garbled: Sequence[File] = []
         if changed is not None:
             garbled = [changed]
@@ -114,7 +129,12 @@ class Moment:
                 for mask in {every, 0}:
                     for rest in others:
                         kind: Kind = "power"
-                        if cut and mask == every and rest is new and file is self.writing:
+                        if (
+                            cut
+                            and mask == every
+                            and rest is new
+                            and file is self.writing
+                        ):
                             kind = "kill"
                         yield mask, {**rest, file: content}, f"{what} of {path}", kind
         yield from self._subsets(names, files, by_name, changed)
@@ -130,14 +150,18 @@ class Moment:
             mixed = {file: _random_content(file, rng) for file in files}
             yield mask, mixed, "a random mixture", "power"
 
-    def _subsets(self, names: int, files: Sequence[File], by_name: bool, changed: File | None) -> Iterator[Choice]:
+    def _subsets(
+        self, names: int, files: Sequence[File], by_name: bool, changed: File | None
+    ) -> Iterator[Choice]:
         count = names + sum(len(file.pending) for file in files)
         if count <= EXHAUSTIVE:
             choices: list[Iterable[tuple[int, ...]]] = []
             ranges = [range(1 << len(file.pending)) for file in files]
             for at, file in enumerate(files):
                 if file is changed:
-                    ranges[at] = range(1 << (len(file.pending) - 1), 1 << len(file.pending))
+                    ranges[at] = range(
+                        1 << (len(file.pending) - 1), 1 << len(file.pending)
+                    )
             lowest = 0
             if by_name:
                 lowest = 1 << (names - 1)
@@ -148,7 +172,9 @@ class Moment:
                 name_masks = self._name_masks(names)
             choices = [[(mask,) for mask in name_masks], itertools.product(*ranges)]
             for (mask,), masks in itertools.product(*choices):
-                contents = {file: file.of(bits) for file, bits in zip(files, masks, strict=True)}
+                contents = {
+                    file: file.of(bits) for file, bits in zip(files, masks, strict=True)
+                }
                 yield mask, contents, "a subset of the changes", "power"
             return
         every = (1 << names) - 1
@@ -252,27 +278,64 @@ def _garbled(file: File, rng: random.Random) -> Iterator[tuple[bytes, str, bool]
     size = len(change.data)
     stop = start + size
     sectors = range(start // SECTOR * SECTOR + SECTOR, stop, SECTOR)
-    cuts = dict.fromkeys([*sectors, *(start + cut for cut in (1, size // 3, size // 2, size - 1) if 0 < cut < size)])
+    cuts = dict.fromkeys(
+        [
+            *sectors,
+            *(
+                start + cut
+                for cut in (1, size // 3, size // 2, size - 1)
+                if 0 < cut < size
+            ),
+        ]
+    )
     if len(before) >= start:
         base = before
     else:
         base = before + bytes(start - len(before))
     for cut in list(cuts)[:12]:
-        yield base[:start] + after[start:cut] + base[cut:], f"the first {cut - start} bytes of the last write", True
+        yield (
+            base[:start] + after[start:cut] + base[cut:],
+            f"the first {cut - start} bytes of the last write",
+            True,
+        )
         torn = after[:cut] + base[cut:].ljust(len(after) - cut, b"\0")
-        yield torn[: len(after)], f"the first {cut - start} bytes of the last write, at its full size", False
+        yield (
+            torn[: len(after)],
+            f"the first {cut - start} bytes of the last write, at its full size",
+            False,
+        )
         hole = base[start:cut].ljust(cut - start, b"\0")
-        yield after[:start] + hole + after[cut:], f"all but the first {cut - start} bytes of the last write", False
+        yield (
+            after[:start] + hole + after[cut:],
+            f"all but the first {cut - start} bytes of the last write",
+            False,
+        )
     if len(after) > len(file.durable):
         grown = len(file.durable)
         yield after[:grown] + bytes(len(after) - grown), "zeros in the new part", False
         garbage = rng.randbytes(len(after) - grown)
         yield after[:grown] + garbage, "garbage in the new part", False
-        yield before + rng.randbytes(max(0, len(after) - len(before))), "garbage for the last write", False
-        yield before + bytes(max(0, len(after) - len(before))), "zeros for the last write", False
-        yield file.durable + bytes(len(after) - grown), "the new size and the old data", False
+        yield (
+            before + rng.randbytes(max(0, len(after) - len(before))),
+            "garbage for the last write",
+            False,
+        )
+        yield (
+            before + bytes(max(0, len(after) - len(before))),
+            "zeros for the last write",
+            False,
+        )
+        yield (
+            file.durable + bytes(len(after) - grown),
+            "the new size and the old data",
+            False,
+        )
     else:
-        yield after[:start] + bytes(size) + after[stop:], "zeros for the last write", False
+        yield (
+            after[:start] + bytes(size) + after[stop:],
+            "zeros for the last write",
+            False,
+        )
     for _ in range(4):
         yield _random_content(file, rng), "a random mixture of sectors", False
 
@@ -294,7 +357,10 @@ def _random_content(file: File, rng: random.Random) -> bytes:
             at
             for change in file.pending
             if change.data
-            for at in range(change.position // SECTOR, -(-(change.position + len(change.data)) // SECTOR))
+            for at in range(
+                change.position // SECTOR,
+                -(-(change.position + len(change.data)) // SECTOR),
+            )
         }
     )
     for sector in touched:
@@ -304,7 +370,9 @@ def _random_content(file: File, rng: random.Random) -> bytes:
             continue
         choice = rng.randrange(4)
         if choice < 2:
-            content[at:stop] = file.of(rng.getrandbits(len(file.pending)))[at:stop].ljust(stop - at, b"\0")
+            content[at:stop] = file.of(rng.getrandbits(len(file.pending)))[
+                at:stop
+            ].ljust(stop - at, b"\0")
         elif choice == 2 and at >= len(file.durable):
             content[at:stop] = bytes(stop - at)
         elif choice == 3 and at >= len(file.durable):

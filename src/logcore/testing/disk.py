@@ -42,10 +42,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, overload
 
 from logcore.errors import StorageReadError, StorageWriteError
-from logcore.fs import DIRECTORY_PERMISSIONS, FILE_PERMISSIONS, Data, _raise, _raise_sync
+from logcore.fs import (
+    DIRECTORY_PERMISSIONS,
+    FILE_PERMISSIONS,
+    Data,
+    _raise,
+    _raise_sync,
+)
 from logcore.testing.crashstates import SECTOR, Kind, Moment, Names, Tree
 from logcore.testing.faults import FaultPlan, Operation
-from logcore.testing.fileobjects import AnyFile, BinaryFile, Handle, RawFile, TextFile, open_file
+from logcore.testing.fileobjects import (
+    AnyFile,
+    BinaryFile,
+    Handle,
+    RawFile,
+    TextFile,
+    open_file,
+)
 from logcore.testing.locks import DiskLocks
 from logcore.testing.nodes import Change, Directory, File, MappedPages, Naming, Node
 from logcore.testing.surroundings import Surroundings
@@ -122,7 +135,11 @@ class CrashState:
         return disk
 
     def __repr__(self) -> str:
-        sizes = ", ".join(f"{path}: {len(data)}" for path, data in sorted(self.files.items()) if data is not None)
+        sizes = ", ".join(
+            f"{path}: {len(data)}"
+            for path, data in sorted(self.files.items())
+            if data is not None
+        )
         return f"<CrashState {self.kind}: {self.what}; {sizes}>"
 
 
@@ -181,26 +198,35 @@ class SimulatedDisk(Surroundings, DiskLocks):
         DiskLocks.__init__(self)
         self._numbers = itertools.count(1)
         self._handles: dict[int, tuple[File, str, bool]] = {}
-        self._unreported: dict[int, int] = {}  # handle -> error of a failed sync that it has not reported
+        self._unreported: dict[
+            int, int
+        ] = {}  # handle -> error of a failed sync that it has not reported
         self._next_handle = itertools.count(3)
         self._journal: list[Naming] = []
         self._dirty: dict[File, None] = {}
-        self._newest: File | None = None  # the file changed last; None if the last change was of a name
+        self._newest: File | None = (
+            None  # the file changed last; None if the last change was of a name
+        )
         self._writing: File | None = None  # during a write
         self._crash_in: int | None = None
         self.asked: Asked | None = None  # for Known
         self._root = Directory(next(self._numbers), now_ms)
-        self._found: dict[str, Node] = {}  # paths that were looked up since a name changed
+        self._found: dict[
+            str, Node
+        ] = {}  # paths that were looked up since a name changed
         for path, content in (files or {}).items():
             self._plant(path, content)
 
     def __repr__(self) -> str:
         state = "dead"
         if not self.is_dead:
-            state = f"{len(self._journal)} names and {len(self._dirty)} files not synced"
+            state = (
+                f"{len(self._journal)} names and {len(self._dirty)} files not synced"
+            )
         return f"<SimulatedDisk {len(self.files())} files, {state}{f'; {self.history}' if self.history else ''}>"
 
-    # -- for tests -----------------------------------------------------------------------------------------------
+    # -- for tests
+    # -----------------------------------------------------------------------------------------------
 
     def _plant(self, path: str, content: bytes | None) -> None:
         """Create a file or a directory, durably."""
@@ -210,16 +236,24 @@ class SimulatedDisk(Surroundings, DiskLocks):
         for name in parts[:-1] if content is not None else parts:
             node = place.entries.get(name)
             if node is None:
-                node = place.entries[name] = place.durable[name] = Directory(next(self._numbers), self._now_ms)
+                node = place.entries[name] = place.durable[name] = Directory(
+                    next(self._numbers), self._now_ms
+                )
             assert isinstance(node, Directory), path
             place = node
         if content is not None:
-            place.entries[parts[-1]] = place.durable[parts[-1]] = File(next(self._numbers), content, self._now_ms)
+            place.entries[parts[-1]] = place.durable[parts[-1]] = File(
+                next(self._numbers), content, self._now_ms
+            )
 
     def files(self) -> dict[str, bytes]:
         """Return the visible content of every file, by path."""
         self._read_all()
-        return {path: content for path, content in self.view().items() if content is not None}
+        return {
+            path: content
+            for path, content in self.view().items()
+            if content is not None
+        }
 
     def view(self) -> dict[str, bytes | None]:
         """Return view() with None for directories. For Known, this reads names only."""
@@ -266,7 +300,9 @@ class SimulatedDisk(Surroundings, DiskLocks):
 
     def _read_all(self) -> None:
         if self.asked is not None:
-            self.asked.questions |= dict.fromkeys((path, True) for path in self.asked.nodes)
+            self.asked.questions |= dict.fromkeys(
+                (path, True) for path in self.asked.nodes
+            )
 
     def put(self, path: str, content: bytes | None) -> None:
         """Replace the content of a file, or remove the file (None).
@@ -284,7 +320,10 @@ class SimulatedDisk(Surroundings, DiskLocks):
     def flip(self, path: str, position: int, bit: int = 0) -> None:
         """Simulate bit rot: flip one bit of a file, on the disk and for its readers."""
         file = self._file(path)
-        for content in (rotten := bytearray(file.content), durable := bytearray(file.durable)):
+        for content in (
+            rotten := bytearray(file.content),
+            durable := bytearray(file.durable),
+        ):
             if position < len(content):
                 content[position] ^= 1 << bit
         file.content = rotten
@@ -336,10 +375,17 @@ class SimulatedDisk(Surroundings, DiskLocks):
         self.forks += 1  # so that objects of the killed process do nothing more
 
     def after_crash(
-        self, *, limit: int | None = None, seed: int | None = None, kind: Kind | None = None
+        self,
+        *,
+        limit: int | None = None,
+        seed: int | None = None,
+        kind: Kind | None = None,
     ) -> Iterator[SimulatedDisk]:
         """Yield each disk that a crash now may leave, once; see crash_states."""
-        return (state.disk() for state in self.crash_states(limit=limit, seed=seed, kind=kind))
+        return (
+            state.disk()
+            for state in self.crash_states(limit=limit, seed=seed, kind=kind)
+        )
 
     def crash_states(
         self,
@@ -366,7 +412,9 @@ class SimulatedDisk(Surroundings, DiskLocks):
                 before it too.
         """
         self._read_all()
-        rng = random.Random((self.seed if seed is None else seed) * 1_000_003 + len(self.operations))
+        rng = random.Random(
+            (self.seed if seed is None else seed) * 1_000_003 + len(self.operations)
+        )
         states: dict[int, CrashState] = {}
         trees: dict[int, Tree] = {}
         moment = Moment(
@@ -391,14 +439,19 @@ class SimulatedDisk(Surroundings, DiskLocks):
             for item in changed.items():
                 key ^= hash(item)
             if key not in states:
-                states[key] = CrashState(self, tree.files, changed, key, state_kind, what)
+                states[key] = CrashState(
+                    self, tree.files, changed, key, state_kind, what
+                )
         found = list(states.values())
         if limit is not None and len(found) > limit:
             first = max(2, limit // 4)
-            found = [*found[:first], *rng.sample(found[first:], max(0, limit - first))][:limit]
+            found = [*found[:first], *rng.sample(found[first:], max(0, limit - first))][
+                :limit
+            ]
         return iter(found)
 
-    # -- paths and steps ----------------------------------------------------------------------------------------
+    # -- paths and steps
+    # ----------------------------------------------------------------------------------------
 
     def _find(self, path: str) -> Node | None:
         known = self._found.get(path)
@@ -435,7 +488,9 @@ class SimulatedDisk(Surroundings, DiskLocks):
             _fail(errno.ENOTDIR, path, kind)
         return node
 
-    def _place(self, path: str, kind: _Failure = StorageWriteError) -> tuple[Directory, str]:
+    def _place(
+        self, path: str, kind: _Failure = StorageWriteError
+    ) -> tuple[Directory, str]:
         """Return the parent directory of a path that exists or will be created."""
         parts = _parts(path)
         node = self._root
@@ -454,7 +509,9 @@ class SimulatedDisk(Surroundings, DiskLocks):
         try:
             return self._handles[handle]
         except KeyError:
-            raise StorageReadError(f"handle {handle} is not open") from OSError(errno.EBADF, os.strerror(errno.EBADF))
+            raise StorageReadError(f"handle {handle} is not open") from OSError(
+                errno.EBADF, os.strerror(errno.EBADF)
+            )
 
     def _ask(self, operation: str, path: str) -> int | str | None:
         """Return the fault for the next call, None if there is none."""
@@ -484,7 +541,9 @@ class SimulatedDisk(Surroundings, DiskLocks):
         """Crash or raise the planned error after a change, if either is due."""
         if self.observer is not None:
             self.observer(operation, True)
-        if action == "crash" or (self._crash_in is not None and len(self.operations) > self._crash_in):
+        if action == "crash" or (
+            self._crash_in is not None and len(self.operations) > self._crash_in
+        ):
             self._die()
         if isinstance(action, int):
             _fail(action, path, StorageWriteError)
@@ -493,7 +552,12 @@ class SimulatedDisk(Surroundings, DiskLocks):
         self.crash()
         raise SimulatedCrash
 
-    def _name(self, what: str, gone: tuple[Directory, str] | None, come: tuple[Directory, str, Node] | None) -> None:
+    def _name(
+        self,
+        what: str,
+        gone: tuple[Directory, str] | None,
+        come: tuple[Directory, str, Node] | None,
+    ) -> None:
         if gone is not None:
             del gone[0].entries[gone[1]]
             gone[0].modified_ms = self._now_ms
@@ -512,7 +576,9 @@ class SimulatedDisk(Surroundings, DiskLocks):
             content = file.content = bytearray(content)
         change.apply(content)
         pending = file.pending
-        if len(pending) >= _REWRITES and all(change.rewrites(before) for before in pending[-_REWRITES:]):
+        if len(pending) >= _REWRITES and all(
+            change.rewrites(before) for before in pending[-_REWRITES:]
+        ):
             del pending[
                 -_REWRITES
             ]  # one place that is rewritten again and again: assume that its oldest version never got to the disk
@@ -535,7 +601,8 @@ class SimulatedDisk(Surroundings, DiskLocks):
                     waiting.append((f"{path}/{name}", node))
         return f"removed file {file.number}"
 
-    # -- files ---------------------------------------------------------------------------------------------------
+    # -- files
+    # ---------------------------------------------------------------------------------------------------
 
     @overload
     def open(
@@ -548,9 +615,13 @@ class SimulatedDisk(Surroundings, DiskLocks):
         newline: str | None = None,
     ) -> TextFile: ...
     @overload
-    def open(self, path: str | os.PathLike[str], mode: OpenBinaryMode, buffering: Literal[0]) -> RawFile: ...  # type: ignore[overload-overlap]
+    def open(  # type: ignore[overload-overlap]
+        self, path: str | os.PathLike[str], mode: OpenBinaryMode, buffering: Literal[0]
+    ) -> RawFile: ...
     @overload
-    def open(self, path: str | os.PathLike[str], mode: OpenBinaryMode, buffering: int = -1) -> BinaryFile: ...
+    def open(
+        self, path: str | os.PathLike[str], mode: OpenBinaryMode, buffering: int = -1
+    ) -> BinaryFile: ...
     @overload
     def open(
         self,
@@ -640,7 +711,11 @@ class SimulatedDisk(Surroundings, DiskLocks):
                 written = written[: len(written) // 2]
             elif action == "rot" and written:
                 at = self._random.randrange(len(written))
-                written = written[:at] + bytes([written[at] ^ 1 << self._random.randrange(8)]) + written[at + 1 :]
+                written = (
+                    written[:at]
+                    + bytes([written[at] ^ 1 << self._random.randrange(8)])
+                    + written[at + 1 :]
+                )
             elif action == "misdirect":
                 position += SECTOR
             if self.capacity_bytes is not None:
@@ -687,7 +762,9 @@ class SimulatedDisk(Surroundings, DiskLocks):
         file, path, _ = self._held(handle)
         with self._mutex:
             action = self._begin(operation, path)
-            if action == "crash" or (self._crash_in is not None and len(self.operations) > self._crash_in):
+            if action == "crash" or (
+                self._crash_in is not None and len(self.operations) > self._crash_in
+            ):
                 self._die()
             if isinstance(action, int):
                 file.forget(len(self.operations))
@@ -695,7 +772,11 @@ class SimulatedDisk(Surroundings, DiskLocks):
                     self._dirty.pop(file, None)
                 # A copy, because garbage collection may close handles during the loop.
                 handles = list(self._handles.items())
-                others = [other for other, held in handles if held[0] is file and other != handle]
+                others = [
+                    other
+                    for other, held in handles
+                    if held[0] is file and other != handle
+                ]
                 self._unreported.update((other, action) for other in others)
                 _raise_sync(OSError(action, os.strerror(action)), path)
             if action != "lie":
@@ -725,7 +806,9 @@ class SimulatedDisk(Surroundings, DiskLocks):
         """
         file, _, _ = self._held(handle)
         with self._mutex:
-            if file.mappings is not None and any(reference() is not None for reference in file.mappings):
+            if file.mappings is not None and any(
+                reference() is not None for reference in file.mappings
+            ):
                 return False
             if file.forgot:
                 file.content = file.of((1 << len(file.pending)) - 1)
@@ -748,7 +831,8 @@ class SimulatedDisk(Surroundings, DiskLocks):
         file.mappings = [*(file.mappings or ()), weakref.ref(memory)]
         return memoryview(memory).toreadonly()
 
-    # -- names ---------------------------------------------------------------------------------------------------
+    # -- names
+    # ---------------------------------------------------------------------------------------------------
 
     def is_readable(self, view: memoryview, *, touch: bool = False) -> bool:
         """Return True, because a mapping of this disk is a copy in memory."""
@@ -796,14 +880,20 @@ class SimulatedDisk(Surroundings, DiskLocks):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
             action = self._begin("mkdir", path)
             if not isinstance(action, int):
-                self._name(f"mkdir {path}", None, (directory, name, Directory(next(self._numbers), self._now_ms)))
+                self._name(
+                    f"mkdir {path}",
+                    None,
+                    (directory, name, Directory(next(self._numbers), self._now_ms)),
+                )
             self._end("mkdir", action, path)
 
     def free_bytes(self, path: str) -> int:
         """Return the free part of capacity_bytes; without a capacity, an exabyte."""
         if self.capacity_bytes is None:
             return 1 << 60
-        return self.capacity_bytes - sum(len(content) for content in self.view().values() if content is not None)
+        return self.capacity_bytes - sum(
+            len(content) for content in self.view().values() if content is not None
+        )
 
     def total_bytes(self, path: str) -> int:
         if self.capacity_bytes is None:
@@ -819,7 +909,9 @@ class SimulatedDisk(Surroundings, DiskLocks):
             if there is node:
                 return
             action = self._begin("rename", target)
-            if isinstance(node, Directory) and _parts(target)[: len(_parts(source))] == _parts(source):
+            if isinstance(node, Directory) and _parts(target)[
+                : len(_parts(source))
+            ] == _parts(source):
                 action = errno.EINVAL
             elif isinstance(there, Directory):
                 if isinstance(node, File):
@@ -829,10 +921,16 @@ class SimulatedDisk(Surroundings, DiskLocks):
             elif there is not None and isinstance(node, Directory):
                 action = errno.ENOTDIR
             if not isinstance(action, int):
-                self._name(f"rename {source} to {target}", (old, old_name), (new, new_name, node))
+                self._name(
+                    f"rename {source} to {target}",
+                    (old, old_name),
+                    (new, new_name, node),
+                )
             self._end("rename", action, source)
 
-    def replace(self, source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    def replace(
+        self, source: str | os.PathLike[str], target: str | os.PathLike[str]
+    ) -> None:
         """Rename a file, like os.replace(). This is another name for rename()."""
         self.rename(os.fspath(source), os.fspath(target))
 
@@ -884,7 +982,9 @@ class SimulatedDisk(Surroundings, DiskLocks):
         with self._mutex:
             directory = self._directory(path, StorageWriteError)
             action = self._begin("sync_dir", path)
-            if action == "crash" or (self._crash_in is not None and len(self.operations) > self._crash_in):
+            if action == "crash" or (
+                self._crash_in is not None and len(self.operations) > self._crash_in
+            ):
                 self._die()
             if isinstance(action, int):
                 _raise_sync(OSError(action, os.strerror(action)), path)
@@ -909,7 +1009,9 @@ class SimulatedDisk(Surroundings, DiskLocks):
                 is_less = is_less or name in place.durable
                 place.durable[name] = node
         self._journal = left
-        if is_less and len(self._dirty) > 4:  # only then, because the walk below is slow
+        if (
+            is_less and len(self._dirty) > 4
+        ):  # only then, because the walk below is slow
             living = {naming.come[2] for naming in left if naming.come is not None}
             waiting = [self._root]
             while waiting:
@@ -929,7 +1031,8 @@ class SimulatedDisk(Surroundings, DiskLocks):
     def real_path(self, path: str) -> str:
         return "/" + "/".join(_parts(path))
 
-    # -- to and from real directories ----------------------------------------------------------------------------
+    # -- to and from real directories
+    # ----------------------------------------------------------------------------
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str], **options: Any) -> SimulatedDisk:
@@ -937,7 +1040,9 @@ class SimulatedDisk(Surroundings, DiskLocks):
         root = Path(directory)
         files: dict[str, bytes | None] = {}
         for path in sorted(root.rglob("*")):
-            files[path.relative_to(root).as_posix()] = path.read_bytes() if path.is_file() else None
+            files[path.relative_to(root).as_posix()] = (
+                path.read_bytes() if path.is_file() else None
+            )
         return cls(files, **options)
 
     def save(self, directory: str | os.PathLike[str]) -> None:

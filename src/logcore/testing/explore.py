@@ -78,7 +78,12 @@ class Report:
     def __add__(self, other: Report) -> Report:
         mine = attrs.astuple(self)
         theirs = attrs.astuple(other)
-        return Report(**{field.name: a + b for field, a, b in zip(attrs.fields(Report), mine, theirs, strict=True)})
+        return Report(
+            **{
+                field.name: a + b
+                for field, a, b in zip(attrs.fields(Report), mine, theirs, strict=True)
+            }
+        )
 
 
 class CrashTestError(AssertionError):
@@ -92,13 +97,22 @@ class CrashTestError(AssertionError):
     """
 
     def __init__(
-        self, reason: str, state: CrashState, operations: Sequence[Operation], *, seed: int = 0, moment: int = 0
+        self,
+        reason: str,
+        state: CrashState,
+        operations: Sequence[Operation],
+        *,
+        seed: int = 0,
+        moment: int = 0,
     ) -> None:
         self.state = state
         self.operations = list(operations)
         self.seed = seed
         self.moment = moment
-        last = "\n".join(f"    {at}: {operation}" for at, operation in list(enumerate(operations))[-12:])
+        last = "\n".join(
+            f"    {at}: {operation}"
+            for at, operation in list(enumerate(operations))[-12:]
+        )
         super().__init__(
             f"{reason}\n"
             f"  after a crash ({state.kind}): {state.what}\n"
@@ -230,7 +244,9 @@ class Explorer(Generic[Found]):
         live = self._live = self._live or {}
         self._call_power(None)
         first = True
-        for state in self._disk.crash_states(limit=self.limit, seed=self.seed, newest=newest):
+        for state in self._disk.crash_states(
+            limit=self.limit, seed=self.seed, newest=newest
+        ):
             key = state.key
             if key not in self._seen:
                 self._seen[key] = self._open(state)
@@ -265,7 +281,8 @@ class Explorer(Generic[Found]):
                 other = self._recover(second)
                 if self.same is not None and not self.same(found, other):
                     raise self._finding(
-                        f"a crash during recovery changes what is found: {found} without, {other} with it", second
+                        f"a crash during recovery changes what is found: {found} without, {other} with it",
+                        second,
                     )
                 if self.same is None:
                     founds.append(other)
@@ -290,7 +307,10 @@ class Explorer(Generic[Found]):
         recover = self.recover
         known = self._known.known
         self._known.recovered += 1
-        if self.thorough is not None and self._known.recovered % self.thorough_every == 0:
+        if (
+            self.thorough is not None
+            and self._known.recovered % self.thorough_every == 0
+        ):
             recover = self.thorough
             known = self._known.thoroughly
         found = known.get(state.files, state.now_ms)
@@ -302,7 +322,9 @@ class Explorer(Generic[Found]):
             return known.run(disk, recover)
         except Exception as error:
             disk.crash()  # silences the logs that recovery left open
-            raise self._finding(f"recovery fails: {type(error).__name__}: {error}", state) from error
+            raise self._finding(
+                f"recovery fails: {type(error).__name__}: {error}", state
+            ) from error
 
     def _check(self, found: Found, state: CrashState) -> None:
         self.report.judged += 1
@@ -316,7 +338,9 @@ class Explorer(Generic[Found]):
             operations = self._disk.operations
         else:
             operations = []
-        return CrashTestError(reason, state, operations, seed=self.seed, moment=self.report.moments)
+        return CrashTestError(
+            reason, state, operations, seed=self.seed, moment=self.report.moments
+        )
 
 
 def explore(
@@ -353,13 +377,22 @@ def explore(
     promised: list[tuple[Any, Kind]] = []
 
     def verdict(found: Found, kind: Kind) -> None:
-        judge([value for value, survives in promised if survives == "power" or kind == "kill"], found)
+        judge(
+            [
+                value
+                for value, survives in promised
+                if survives == "power" or kind == "kill"
+            ],
+            found,
+        )
 
     def promise(value: Any, *, survives: Kind = "power") -> None:
         promised.append((value, survives))
         explorer.promised()
 
-    explorer = Explorer(recover, verdict, again_every=again_every, limit=limit, seed=seed)
+    explorer = Explorer(
+        recover, verdict, again_every=again_every, limit=limit, seed=seed
+    )
     disk = SimulatedDisk(files, seed=seed, names=names)
     explorer.attach(disk)
     try:
@@ -368,7 +401,9 @@ def explore(
             return explorer.finish()
     except CrashTestError as error:
         disk.crash()
-        raise error.with_traceback(_without_ours(error.__traceback__)) from error.__cause__
+        raise error.with_traceback(
+            _without_ours(error.__traceback__)
+        ) from error.__cause__
     except BaseException:
         disk.crash()
         raise

@@ -13,9 +13,13 @@ from typing import Final, Literal, NamedTuple
 import attrs
 
 #: Operations that change the set of states a crash may leave.
-CHANGES: Final = frozenset({"create", "link", "pwrite", "truncate", "mkdir", "rename", "unlink", "rmdir"})
+CHANGES: Final = frozenset(
+    {"create", "link", "pwrite", "truncate", "mkdir", "rename", "unlink", "rmdir"}
+)
 SYNCS: Final = frozenset({"fdatasync", "fsync", "sync_dir"})
-READS: Final = frozenset({"open", "pread", "size", "map", "file_size", "identity", "listdir", "modified_ms"})
+READS: Final = frozenset(
+    {"open", "pread", "size", "map", "file_size", "identity", "listdir", "modified_ms"}
+)
 LOCKS: Final = frozenset({"lock_byte"})
 OPERATIONS: Final = CHANGES | SYNCS | READS | LOCKS
 
@@ -54,7 +58,9 @@ class Fault:
 
     def __attrs_post_init__(self) -> None:
         if self.operation != "*" and self.operation not in OPERATIONS:
-            raise ValueError(f"unknown operation {self.operation!r}; known are {', '.join(sorted(OPERATIONS))}")
+            raise ValueError(
+                f"unknown operation {self.operation!r}; known are {', '.join(sorted(OPERATIONS))}"
+            )
 
 
 class FaultPlan:
@@ -76,11 +82,17 @@ class FaultPlan:
         """Return the action for this call, None if it should succeed."""
         action: int | str | None = None
         for at, fault in enumerate(self.faults):
-            if fault.operation not in ("*", operation) or not fnmatch.fnmatchcase(path, fault.path):
+            if fault.operation not in ("*", operation) or not fnmatch.fnmatchcase(
+                path, fault.path
+            ):
                 continue
             self._counts[at] += 1
             late = self._counts[at] - fault.at
-            if action is None and late >= 0 and (fault.times is None or late < fault.times):
+            if (
+                action is None
+                and late >= 0
+                and (fault.times is None or late < fault.times)
+            ):
                 self.hits.append((fault, Operation(operation, path)))
                 action = fault.action
         return action

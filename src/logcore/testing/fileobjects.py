@@ -40,13 +40,17 @@ class Handle(int):
     """
 
     def __enter__(self) -> NoReturn:
-        raise TypeError('this is a handle, for logcore; a file object takes a mode: disk.open(path, "r")')
+        raise TypeError(
+            'this is a handle, for logcore; a file object takes a mode: disk.open(path, "r")'
+        )
 
     def __exit__(self, *_: object) -> None:
         pass
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f'a handle has no {name!r}; a file object takes a mode: disk.open(path, "r")')
+        raise AttributeError(
+            f'a handle has no {name!r}; a file object takes a mode: disk.open(path, "r")'
+        )
 
 
 @contextlib.contextmanager
@@ -61,7 +65,9 @@ def _as_os_errors() -> Generator[None, None, None]:
 
 
 class RawFile(io.RawIOBase):
-    """A file without a buffer: each write reaches the disk at once. open_file() creates it."""
+    """A file without a buffer: each write reaches the disk at once. open_file() creates
+    it.
+    """
 
     def __init__(self, disk: SimulatedDisk, path: str, mode: str) -> None:
         self.name = path
@@ -73,7 +79,9 @@ class RawFile(io.RawIOBase):
         self._position = 0
         self._handle = -1  # not open yet
         with _as_os_errors():
-            self._handle = disk.open(path, write=self._writes, create="r" not in mode, exclusive="x" in mode)
+            self._handle = disk.open(
+                path, write=self._writes, create="r" not in mode, exclusive="x" in mode
+            )
             if "w" in mode:
                 disk.truncate(self._handle, 0)
             if self._appends:
@@ -235,16 +243,29 @@ def open_file(
     """Open a file on a simulated disk, with the arguments of the built-in open()."""
     letters = set(mode)
     kinds = letters & _KINDS
-    if len(letters) != len(mode) or letters - _KINDS - set("bt+") or len(kinds) != 1 or {"b", "t"} <= letters:
+    if (
+        len(letters) != len(mode)
+        or letters - _KINDS - set("bt+")
+        or len(kinds) != 1
+        or {"b", "t"} <= letters
+    ):
         raise ValueError(
             f'invalid mode: {mode!r}; expected one of "r", "w", "a", "x", with "b" for bytes and "+" for both'
         )
     is_binary = "b" in letters
-    if is_binary and (encoding is not None or errors is not None or newline is not None):
-        raise ValueError("binary mode doesn't take an encoding, errors or newline argument")
+    if is_binary and (
+        encoding is not None or errors is not None or newline is not None
+    ):
+        raise ValueError(
+            "binary mode doesn't take an encoding, errors or newline argument"
+        )
     if buffering == 0 and not is_binary:
         raise ValueError("can't have unbuffered text I/O")
-    raw = RawFile(disk, os.fspath(path), "".join(sorted(kinds)) + "b" + ("+" if "+" in letters else ""))
+    raw = RawFile(
+        disk,
+        os.fspath(path),
+        "".join(sorted(kinds)) + "b" + ("+" if "+" in letters else ""),
+    )
     if buffering == 0:
         return raw
     if buffering > 1:

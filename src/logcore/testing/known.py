@@ -30,7 +30,9 @@ class Asked:
         self.nodes = disk.nodes()
         self.questions: dict[tuple[str, bool], None] = {}
         self.written: set[File] = set()
-        self._blank: set[File] = set()  # truncated to zero: later reads are not recorded
+        self._blank: set[File] = (
+            set()
+        )  # truncated to zero: later reads are not recorded
         self._paths: dict[Node, list[str]] = {}
         for path, node in self.nodes.items():
             self._paths.setdefault(node, []).append(path)
@@ -73,7 +75,9 @@ class Known(Generic[Result]):
         """Return the cached result for such a disk, None if there is none."""
         return self._find(files, now_ms)[0]
 
-    def run(self, disk: SimulatedDisk, function: Callable[[SimulatedDisk], Result]) -> Result:
+    def run(
+        self, disk: SimulatedDisk, function: Callable[[SimulatedDisk], Result]
+    ) -> Result:
         """Return the result for this disk, by calling the function if it is not cached.
 
         The function may call run() itself.
@@ -97,7 +101,9 @@ class Known(Generic[Result]):
             outer.written |= asked.written
         return result
 
-    def _find(self, files: Mapping[str, bytes | None], now_ms: int) -> tuple[Result | None, list[tuple[str, bool]]]:
+    def _find(
+        self, files: Mapping[str, bytes | None], now_ms: int
+    ) -> tuple[Result | None, list[tuple[str, bool]]]:
         found = self._roots.get(self._root(files, now_ms))
         questions = []
         while type(found) is _Question:
@@ -106,7 +112,11 @@ class Known(Generic[Result]):
         return found, questions
 
     def _add(
-        self, files: Mapping[str, bytes | None], now_ms: int, questions: list[tuple[str, bool]], result: Result
+        self,
+        files: Mapping[str, bytes | None],
+        now_ms: int,
+        questions: list[tuple[str, bool]],
+        result: Result,
     ) -> None:
         answers = self._roots
         answer = self._root(files, now_ms)
@@ -120,7 +130,17 @@ class Known(Generic[Result]):
 
     @staticmethod
     def _root(files: Mapping[str, bytes | None], now_ms: int) -> int:
-        return hash((now_ms, frozenset([path + "/" if content is None else path for path, content in files.items()])))
+        return hash(
+            (
+                now_ms,
+                frozenset(
+                    [
+                        path + "/" if content is None else path
+                        for path, content in files.items()
+                    ]
+                ),
+            )
+        )
 
     @staticmethod
     def _answer(files: Mapping[str, bytes | None], about: tuple[str, bool]) -> int:

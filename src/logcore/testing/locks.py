@@ -35,7 +35,9 @@ class LockMembers:
 
 
 class MemberLock:
-    def __init__(self, disk: SimulatedDisk, node: Directory, held: LockMembers, member: str) -> None:
+    def __init__(
+        self, disk: SimulatedDisk, node: Directory, held: LockMembers, member: str
+    ) -> None:
         self._disk = disk
         self._node = node
         self._held = held
@@ -60,7 +62,9 @@ class ProcessLock:
     `locks` maps the path of a directory to the members of this process that locked it.
     """
 
-    def __init__(self, fs: SharedFS, locks: dict[str, LockMembers], directory: str, member: str) -> None:
+    def __init__(
+        self, fs: SharedFS, locks: dict[str, LockMembers], directory: str, member: str
+    ) -> None:
         self._fs = fs
         self._locks = locks
         self._directory = directory
@@ -85,7 +89,12 @@ class ProcessLock:
 
 
 def lock_among_processes(
-    fs: SharedFS, locks: dict[str, LockMembers], directory: str, member: str, *, shared: bool
+    fs: SharedFS,
+    locks: dict[str, LockMembers],
+    directory: str,
+    member: str,
+    *,
+    shared: bool,
 ) -> ProcessLock:
     """Lock a directory like OsFS.lock, for one of several simulated processes.
 
@@ -94,13 +103,22 @@ def lock_among_processes(
     held = locks.get(directory)
     if held is None:
         handle = fs.open(posixpath.join(directory, ".lock"), write=True, create=True)
-        if not fs.lock_byte(handle, PRESENCE_BYTE, timeout_ms=1000 * JOIN_SECONDS * shared, shared=shared):
+        if not fs.lock_byte(
+            handle,
+            PRESENCE_BYTE,
+            timeout_ms=1000 * JOIN_SECONDS * shared,
+            shared=shared,
+        ):
             fs.close(handle)
-            raise LogLockedError("another simulated process writes to the log directory", path=directory)
+            raise LogLockedError(
+                "another simulated process writes to the log directory", path=directory
+            )
         held = locks[directory] = LockMembers(handle=handle)
     if member in held.members:
         path = posixpath.join(directory, member)
-        raise LogLockedError("this process has the log open for writing already", path=path)
+        raise LogLockedError(
+            "this process has the log open for writing already", path=path
+        )
     return ProcessLock(fs, locks, directory, member)
 
 
@@ -158,7 +176,9 @@ class ByteLocks:
 
     def forget(self, handle: int) -> None:
         """Release the locks of a handle that was closed."""
-        for file, byte in [place for place, holders in self._holders.items() if handle in holders]:
+        for file, byte in [
+            place for place, holders in self._holders.items() if handle in holders
+        ]:
             self.drop(file, byte, handle)
 
     def clear(self) -> None:
@@ -193,7 +213,9 @@ class DiskLocks:
             if held is None:
                 held = LockMembers()
                 if shared:
-                    held.handle = disk.open(posixpath.join(directory, ".lock"), write=True, create=True)
+                    held.handle = disk.open(
+                        posixpath.join(directory, ".lock"), write=True, create=True
+                    )
                     try:
                         disk.lock_byte(held.handle, PRESENCE_BYTE, shared=True)
                     except BaseException:
@@ -201,10 +223,13 @@ class DiskLocks:
                         raise
                 self._locks[node] = held
             if shared != (held.handle >= 0):
-                raise LogLockedError("this process has the log directory open otherwise", path=directory)
+                raise LogLockedError(
+                    "this process has the log directory open otherwise", path=directory
+                )
             if member in held.members:
                 raise LogLockedError(
-                    "this process has the log open for writing already", path=posixpath.join(directory, member)
+                    "this process has the log open for writing already",
+                    path=posixpath.join(directory, member),
                 )
             held.members.add(member)
             return MemberLock(disk, node, held, member)
@@ -218,7 +243,9 @@ class DiskLocks:
                 if held.handle >= 0:
                     cast("SimulatedDisk", self).close(held.handle)
 
-    def lock_byte(self, handle: int, byte: int, *, timeout_ms: int = 0, shared: bool = False) -> bool:
+    def lock_byte(
+        self, handle: int, byte: int, *, timeout_ms: int = 0, shared: bool = False
+    ) -> bool:
         """Lock a byte like OsFS.lock_byte.
 
         If another handle holds the byte, the clock advances by the timeout at once.

@@ -27,7 +27,13 @@ from typing import Any, ClassVar
 
 import attrs
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 from logcore import cleaner, retention
 from logcore.errors import (
@@ -94,7 +100,9 @@ class LogStateMachine(RuleBasedStateMachine):
 
     path = "t-0"
     durabilities: st.SearchStrategy[str] = strategies.durabilities()
-    configs: st.SearchStrategy[dict[str, Any]] = strategies.configs() | strategies.configs(compacted=True)
+    configs: st.SearchStrategy[dict[str, Any]] = (
+        strategies.configs() | strategies.configs(compacted=True)
+    )
     counts: ClassVar[dict[str, int]] = {}
 
     log: Log
@@ -107,7 +115,8 @@ class LogStateMachine(RuleBasedStateMachine):
         It is called after the log was opened after a crash or fault.
         """
 
-    # -- crashing ------------------------------------------------------------------------------------------------
+    # -- crashing
+    # ------------------------------------------------------------------------------------------------
 
     @initialize(data=st.data(), seed=st.integers(0, 1 << 16))
     def begin(self, data: st.DataObject, seed: int) -> None:
@@ -122,7 +131,13 @@ class LogStateMachine(RuleBasedStateMachine):
         self._open()
 
     def _open(self) -> None:
-        self.log = open_log(self.path, create=True, config=self.config, durability=self.durability, fs=self.disk)
+        self.log = open_log(
+            self.path,
+            create=True,
+            config=self.config,
+            durability=self.durability,
+            fs=self.disk,
+        )
 
     def _forget(self) -> None:
         """Reduce the expected producer and epoch state after an open or a truncation.
@@ -137,7 +152,9 @@ class LogStateMachine(RuleBasedStateMachine):
         end = len(self.history.records)
         kept = [entry for entry in entries if entry[1] < end]
         if kept != entries:
-            kept.append((entries[-1][0], end))  # clients may have seen it, so it never falls
+            kept.append(
+                (entries[-1][0], end)
+            )  # clients may have seen it, so it never falls
         return epochs.truncate_start(kept, self.log.log_start_offset)
 
     def _forget_batches(self) -> None:
@@ -149,9 +166,16 @@ class LogStateMachine(RuleBasedStateMachine):
         end = len(self.history.records)
         start = self.log.log_start_offset
         for producer_id, batches in self.sent.items():
-            left = [attrs.evolve(one, is_known=False) for one in batches if one.offset + one.count <= end]
+            left = [
+                attrs.evolve(one, is_known=False)
+                for one in batches
+                if one.offset + one.count <= end
+            ]
             cut = [one for one in batches if one.offset < end < one.offset + one.count]
-            left += [attrs.evolve(one, count=end - one.offset, is_known=False, is_cut=True) for one in cut]
+            left += [
+                attrs.evolve(one, count=end - one.offset, is_known=False, is_cut=True)
+                for one in cut
+            ]
             if left and not left[-1].is_cut and left[-1].offset >= start:
                 left[-1].is_known = True
             self.sent[producer_id] = left
@@ -191,7 +215,10 @@ class LogStateMachine(RuleBasedStateMachine):
                 self._open()
             except SimulatedCrash:
                 self._count("crashes in recovery")
-                *_, second = itertools.islice(self.disk.crash_states(seed=crash.again.choice), crash.again.choice + 1)
+                *_, second = itertools.islice(
+                    self.disk.crash_states(seed=crash.again.choice),
+                    crash.again.choice + 1,
+                )
                 self.disk.crash()
                 self.disk = second.disk()
                 self._open()
@@ -210,7 +237,8 @@ class LogStateMachine(RuleBasedStateMachine):
         self._forget()
         self.restarted()
 
-    # -- writing -------------------------------------------------------------------------------------------------
+    # -- writing
+    # -------------------------------------------------------------------------------------------------
 
     @property
     def is_compacted(self) -> bool:
@@ -220,7 +248,10 @@ class LogStateMachine(RuleBasedStateMachine):
         """Return rows with keys for a compacted log. Few distinct keys are used."""
         if not self.is_compacted:
             return rows
-        return [row._replace(key=b"abcd"[(at := len(row.key or b"") % 4) : at + 1]) for row in rows]
+        return [
+            row._replace(key=b"abcd"[(at := len(row.key or b"") % 4) : at + 1])
+            for row in rows
+        ]
 
     def _append(
         self,
@@ -232,19 +263,33 @@ class LogStateMachine(RuleBasedStateMachine):
         end = self.log.log_end_offset
         now_ms = self.disk.now_ms()
         assert end == len(self.history.records)
-        self.history.issue((row.at(end + at, now_ms) for at, row in enumerate(rows)), transaction_of=transaction_of)
+        self.history.issue(
+            (row.at(end + at, now_ms) for at, row in enumerate(rows)),
+            transaction_of=transaction_of,
+        )
         receipts: list[Receipt] = []
         if self.call(lambda: receipts.append(action()), crash):
-            assert (receipts[0].offset, receipts[0].last_offset) == (end, end + len(rows) - 1)
+            assert (receipts[0].offset, receipts[0].last_offset) == (
+                end,
+                end + len(rows) - 1,
+            )
             self.history.acknowledge(end + len(rows), receipts[0].durability)
 
-    @rule(row=strategies.records(), level=st.sampled_from([None, None, "os", "disk"]), crash=_crash)
+    @rule(
+        row=strategies.records(),
+        level=st.sampled_from([None, None, "os", "disk"]),
+        crash=_crash,
+    )
     def append(self, row: Row, level: Any, crash: CrashPoint | None) -> None:
         (row,) = self._fit([row])
         self._append(
             [row],
             lambda: self.log.append(
-                row.value, key=row.key, headers=row.headers, timestamp_ms=row.timestamp_ms, durability=level
+                row.value,
+                key=row.key,
+                headers=row.headers,
+                timestamp_ms=row.timestamp_ms,
+                durability=level,
             ),
             crash,
         )
@@ -261,7 +306,11 @@ class LogStateMachine(RuleBasedStateMachine):
         keys = None
         if self.is_compacted:
             keys = (b"a" * len(rows), range(len(rows) + 1))
-        self._append(rows, lambda: self.log.append_columns(keys=keys, values=(b"".join(values), ends)), crash)
+        self._append(
+            rows,
+            lambda: self.log.append_columns(keys=keys, values=(b"".join(values), ends)),
+            crash,
+        )
 
     @rule(rows=_few, crash=_crash)
     def append_batch(self, rows: list[Row], crash: CrashPoint | None) -> None:
@@ -324,7 +373,10 @@ class LogStateMachine(RuleBasedStateMachine):
         self.history.truncate(offset)
         ends: list[int] = []
         before = self.epochs
-        if self.call(lambda: ends.append(self.log.truncate_to_epoch(leader_epoch, leader_end)), crash):
+        if self.call(
+            lambda: ends.append(self.log.truncate_to_epoch(leader_epoch, leader_end)),
+            crash,
+        ):
             assert ends == [offset]
             self.history.truncated()
             if offset < end:
@@ -333,7 +385,10 @@ class LogStateMachine(RuleBasedStateMachine):
             return
         # After a crash the removed epochs may or may not be in their file. If they
         # still are, the latest epoch remains.
-        kept = epochs.truncate_start(self._begun_below(self.log.log_end_offset, before), self.log.log_start_offset)
+        kept = epochs.truncate_start(
+            self._begun_below(self.log.log_end_offset, before),
+            self.log.log_start_offset,
+        )
         if self.log.leader_epoch == kept[-1][0]:
             self.epochs = kept
 
@@ -347,38 +402,58 @@ class LogStateMachine(RuleBasedStateMachine):
         before = self.epochs
         if more:
             end = self.log.log_end_offset
-            self.epochs = [*(entry for entry in before if entry[1] < end), (leader_epoch, end)]
+            self.epochs = [
+                *(entry for entry in before if entry[1] < end),
+                (leader_epoch, end),
+            ]
         if self.call(lambda: self.log.begin_epoch(leader_epoch), crash):
             assert self.log.leader_epoch == leader_epoch
             return
         allowed = [self._below_end(entries) for entries in (before, self.epochs)]
-        (self.epochs, *_) = [entries for entries in allowed if entries[-1][0] == self.log.leader_epoch]
+        (self.epochs, *_) = [
+            entries for entries in allowed if entries[-1][0] == self.log.leader_epoch
+        ]
 
     @rule()
     def epochs_are_those_of_the_batches(self) -> None:
         check_epochs(self.log)
         for leader_epoch in range(self.log.leader_epoch + 2):
             expected = epochs.end_of(self.epochs, leader_epoch, self.log.log_end_offset)
-            assert self.log.end_of_epoch(leader_epoch) == expected, (leader_epoch, self.epochs)
+            assert self.log.end_of_epoch(leader_epoch) == expected, (
+                leader_epoch,
+                self.epochs,
+            )
 
-    @rule(segments=st.none() | st.integers(1, 3), size=st.sampled_from([-1, 0, 500]), crash=_crash)
+    @rule(
+        segments=st.none() | st.integers(1, 3),
+        size=st.sampled_from([-1, 0, 500]),
+        crash=_crash,
+    )
     def retain(self, segments: int | None, size: int, crash: CrashPoint | None) -> None:
         """Delete whole segments from the start, by number or by the retention rules."""
         self.log.reconfigure({**self.config, "retention.bytes": size})
         facts = self.log.upkeep.facts()
-        wanted = min(facts.deletable, retention.kafka_rules(facts) if segments is None else segments)
+        wanted = min(
+            facts.deletable,
+            retention.kafka_rules(facts) if segments is None else segments,
+        )
         start = self.log.log_start_offset
         if wanted:
             start = max(start, facts.segments[wanted - 1].end_offset)
         self.history.delete(start)
         counts: list[int] = []
         if self.call(lambda: counts.append(self.log.retain(segments=segments)), crash):
-            assert self.log.log_start_offset == start, (self.log.log_start_offset, start)
+            assert self.log.log_start_offset == start, (
+                self.log.log_start_offset,
+                start,
+            )
             assert counts == [max(wanted, retention.below_start(facts))]
             self._started(start)
 
     @precondition(lambda self: self.is_compacted)
-    @rule(rolls=st.booleans(), wait_ms=st.sampled_from([0, 0, 600, 2_000]), crash=_crash)
+    @rule(
+        rolls=st.booleans(), wait_ms=st.sampled_from([0, 0, 600, 2_000]), crash=_crash
+    )
     def compact(self, rolls: bool, wait_ms: int, crash: CrashPoint | None) -> None:
         self.disk.advance(wait_ms)
         reports: list[cleaner.CleaningReport] = []
@@ -386,21 +461,35 @@ class LogStateMachine(RuleBasedStateMachine):
             self._count("compactions")
             self.log.flush()  # readers get durable records only
             self.history.acknowledge(self.log.log_end_offset, "disk")
-            self.history.compacted(FoundLog.of(self.log), reports[0].first_dirty, reports[0].end_offset)
+            self.history.compacted(
+                FoundLog.of(self.log), reports[0].first_dirty, reports[0].end_offset
+            )
 
     def _compact(self, rolls: bool) -> list[cleaner.CleaningReport]:
         if rolls:
             self.log.roll()
-        end = min(self.log.last_stable_offset, self.log.upkeep.facts().segments[-1].base_offset)
-        self.history.compact(end, self.disk.now_ms(), self.log.config.delete_retention_ms)
+        end = min(
+            self.log.last_stable_offset,
+            self.log.upkeep.facts().segments[-1].base_offset,
+        )
+        self.history.compact(
+            end, self.disk.now_ms(), self.log.config.delete_retention_ms
+        )
         report = cleaner.clean(self.log, force=True)
         if report is None:
             return []
         return [report]
 
-    # -- producers -----------------------------------------------------------------------------------------------
+    # -- producers
+    # -----------------------------------------------------------------------------------------------
 
-    def _send(self, producer_id: int, rows: list[Row], new_epoch: bool, crash: CrashPoint | None) -> None:
+    def _send(
+        self,
+        producer_id: int,
+        rows: list[Row],
+        new_epoch: bool,
+        crash: CrashPoint | None,
+    ) -> None:
         batches = self.sent.setdefault(producer_id, [])
         if batches and batches[-1].is_known and not new_epoch:
             epoch = batches[-1].epoch
@@ -431,16 +520,33 @@ class LogStateMachine(RuleBasedStateMachine):
             transaction_of = producer_id
         self._append(rows, lambda: self.log.append_batch(data), crash, transaction_of)
 
-    @rule(producer_id=st.sampled_from(_IDEMPOTENT), rows=_few, new_epoch=_seldom, crash=_crash)
-    def append_idempotent(self, producer_id: int, rows: list[Row], new_epoch: bool, crash: CrashPoint | None) -> None:
+    @rule(
+        producer_id=st.sampled_from(_IDEMPOTENT),
+        rows=_few,
+        new_epoch=_seldom,
+        crash=_crash,
+    )
+    def append_idempotent(
+        self,
+        producer_id: int,
+        rows: list[Row],
+        new_epoch: bool,
+        crash: CrashPoint | None,
+    ) -> None:
         self._send(producer_id, rows, new_epoch, crash)
 
     @rule(producer_id=st.sampled_from(_TRANSACTIONAL), rows=_few, crash=_crash)
-    def append_in_transaction(self, producer_id: int, rows: list[Row], crash: CrashPoint | None) -> None:
+    def append_in_transaction(
+        self, producer_id: int, rows: list[Row], crash: CrashPoint | None
+    ) -> None:
         self._send(producer_id, rows, False, crash)
 
-    @rule(producer_id=st.sampled_from(_TRANSACTIONAL), commit=st.booleans(), crash=_crash)
-    def end_transaction(self, producer_id: int, commit: bool, crash: CrashPoint | None) -> None:
+    @rule(
+        producer_id=st.sampled_from(_TRANSACTIONAL), commit=st.booleans(), crash=_crash
+    )
+    def end_transaction(
+        self, producer_id: int, commit: bool, crash: CrashPoint | None
+    ) -> None:
         batches = self.sent.get(producer_id)
         if batches:
             epoch = batches[-1].epoch
@@ -449,7 +555,12 @@ class LogStateMachine(RuleBasedStateMachine):
         end = self.log.log_end_offset
         self.history.issue_marker(producer_id, commit=commit)
         receipts: list[Receipt] = []
-        if self.call(lambda: receipts.append(self.log.end_transaction(producer_id, epoch, commit=commit)), crash):
+        if self.call(
+            lambda: receipts.append(
+                self.log.end_transaction(producer_id, epoch, commit=commit)
+            ),
+            crash,
+        ):
             self._count("transactions ended")
             assert (receipts[0].offset, receipts[0].last_offset) == (end, end)
             self.history.acknowledge(end + 1, receipts[0].durability)
@@ -461,7 +572,9 @@ class LogStateMachine(RuleBasedStateMachine):
 
         The receipt equals the first one, and nothing is stored.
         """
-        producers = [producer_id for producer_id, batches in self.sent.items() if batches]
+        producers = [
+            producer_id for producer_id, batches in self.sent.items() if batches
+        ]
         batches = self.sent[producers[choice % len(producers)]]
         in_epoch = [one for one in batches if one.epoch == batches[-1].epoch]
         again = in_epoch[-1 - min(back, len(in_epoch) - 1)]
@@ -471,7 +584,10 @@ class LogStateMachine(RuleBasedStateMachine):
         receipts: list[Receipt] = []
         if self.call(lambda: receipts.append(self.log.append_batch(again.data)), crash):
             self._count("sent again")
-            assert (receipts[0].offset, receipts[0].last_offset) == (again.offset, again.offset + again.count - 1)
+            assert (receipts[0].offset, receipts[0].last_offset) == (
+                again.offset,
+                again.offset + again.count - 1,
+            )
             assert self.log.log_end_offset == end, "a batch was stored twice"
 
     @precondition(lambda self: any(self.sent.values()))
@@ -481,7 +597,9 @@ class LogStateMachine(RuleBasedStateMachine):
 
         The log rejects both.
         """
-        producers = [producer_id for producer_id, batches in self.sent.items() if batches]
+        producers = [
+            producer_id for producer_id, batches in self.sent.items() if batches
+        ]
         producer_id = producers[choice % len(producers)]
         last = self.sent[producer_id][-1]
         is_old &= last.epoch > 0
@@ -512,7 +630,8 @@ class LogStateMachine(RuleBasedStateMachine):
             assert self.log.log_start_offset == before
             self._started(before)
 
-    # -- closing, crashes and faults -----------------------------------------------------
+    # -- closing, crashes and faults
+    # -----------------------------------------------------
 
     @rule(crash=_crash)
     def close_and_open(self, crash: CrashPoint | None) -> None:
@@ -535,7 +654,11 @@ class LogStateMachine(RuleBasedStateMachine):
         self._count("steps")
         self.disk.write_back()
 
-    @rule(row=strategies.records(), fault=strategies.faults(), then=st.sampled_from(_FAILING_CALLS))
+    @rule(
+        row=strategies.records(),
+        fault=strategies.faults(),
+        then=st.sampled_from(_FAILING_CALLS),
+    )
     def failing_disk(self, row: Row, fault: Fault, then: str) -> None:
         """Let one operation fail.
 
@@ -557,7 +680,9 @@ class LogStateMachine(RuleBasedStateMachine):
             elif then == "abort" and self.sent.get(_TRANSACTIONAL[0]):
                 self.history.issue_marker(_TRANSACTIONAL[0], commit=False)
                 receipt = self.log.end_transaction(
-                    _TRANSACTIONAL[0], self.sent[_TRANSACTIONAL[0]][-1].epoch, commit=False
+                    _TRANSACTIONAL[0],
+                    self.sent[_TRANSACTIONAL[0]][-1].epoch,
+                    commit=False,
                 )
                 self.history.acknowledge(end + 1, receipt.durability)
             elif then == "reopen":
@@ -592,7 +717,8 @@ class LogStateMachine(RuleBasedStateMachine):
         self._open()
         self._take("kill")
 
-    # -- reading -------------------------------------------------------------------------------------------------
+    # -- reading
+    # -------------------------------------------------------------------------------------------------
 
     @rule(part=_part)
     def begin_reading(self, part: int) -> None:
@@ -606,7 +732,9 @@ class LogStateMachine(RuleBasedStateMachine):
     def go_on_reading(self, count: int) -> None:
         reader, expected = self.readers[0]
         found = list(itertools.islice(reader, count))
-        assert found == expected[:count], "a reader gets other records than when it began"
+        assert found == expected[:count], (
+            "a reader gets other records than when it began"
+        )
         del expected[:count]
         if not expected:
             assert next(reader, None) is None
@@ -614,8 +742,12 @@ class LogStateMachine(RuleBasedStateMachine):
 
     @rule(timestamp_ms=st.integers(0, 1_001))
     def look_up_by_time(self, timestamp_ms: int) -> None:
-        visible = self.history.between(self.log.log_start_offset, self.log.high_watermark)
-        late = [record.offset for record in visible if record.timestamp_ms >= timestamp_ms]
+        visible = self.history.between(
+            self.log.log_start_offset, self.log.high_watermark
+        )
+        late = [
+            record.offset for record in visible if record.timestamp_ms >= timestamp_ms
+        ]
         found = self.log.offset_for_timestamp(timestamp_ms)
         assert found == (late[0] if late else None), (found, late[:1])
 
@@ -625,7 +757,12 @@ class LogStateMachine(RuleBasedStateMachine):
             seen = list(reader.read(reader.log_start_offset))
             end = reader.high_watermark
             assert end <= self.log.log_end_offset
-            committed = [record.offset for record in reader.read(reader.log_start_offset, isolation="read_committed")]
+            committed = [
+                record.offset
+                for record in reader.read(
+                    reader.log_start_offset, isolation="read_committed"
+                )
+            ]
         start = self.log.log_start_offset
         assert seen == self.history.between(start, end)
         self.history.check_committed(committed, start, end)
@@ -647,11 +784,17 @@ class LogStateMachine(RuleBasedStateMachine):
         end = self.log.log_end_offset
         assert end == len(self.history.records), (end, len(self.history.records))
         assert self.history.start_low == start, (start, self.history.start_low)
-        assert self.history.durable_end <= self.log.durable_end_offset or not self.history.durability.waits
+        assert (
+            self.history.durable_end <= self.log.durable_end_offset
+            or not self.history.durability.waits
+        )
         visible = self.log.high_watermark
         assert list(self.log.read(start)) == self.history.between(start, visible)
         if self.history.transactional:
-            committed = [record.offset for record in self.log.read(start, isolation="read_committed")]
+            committed = [
+                record.offset
+                for record in self.log.read(start, isolation="read_committed")
+            ]
             self.history.check_committed(committed, start, visible)
 
     def teardown(self) -> None:

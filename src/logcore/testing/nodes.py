@@ -33,7 +33,11 @@ class Change(NamedTuple):
     def rewrites(self, other: Change) -> bool:
         mine = self.data
         theirs = other.data
-        return mine is not None and theirs is not None and (self.position, len(mine)) == (other.position, len(theirs))
+        return (
+            mine is not None
+            and theirs is not None
+            and (self.position, len(mine)) == (other.position, len(theirs))
+        )
 
     def apply(self, content: bytearray) -> None:
         if self.data is None:
@@ -52,7 +56,16 @@ class MappedPages(bytearray):
 
 
 class File:
-    __slots__ = ("content", "durable", "forgot", "mappings", "modified_ms", "number", "pending", "variants")
+    __slots__ = (
+        "content",
+        "durable",
+        "forgot",
+        "mappings",
+        "modified_ms",
+        "number",
+        "pending",
+        "variants",
+    )
 
     def __init__(self, number: int, content: bytes, modified_ms: int) -> None:
         self.number = number
@@ -107,7 +120,11 @@ class File:
     def show(self, start: int, data: Data | None) -> None:
         """Update mappings after a write, or after a truncation if `data` is None."""
         assert self.mappings is not None
-        living = [(reference, memory) for reference in self.mappings if (memory := reference()) is not None]
+        living = [
+            (reference, memory)
+            for reference in self.mappings
+            if (memory := reference()) is not None
+        ]
         self.mappings = [reference for reference, _ in living] or None
         for _, memory in living:
             if data is not None:
@@ -150,4 +167,7 @@ class Naming(NamedTuple):
     come: tuple[Directory, str, Node] | None
 
     def touches(self, directory: Directory) -> bool:
-        return any(place is not None and place[0] is directory for place in (self.gone, self.come))
+        return any(
+            place is not None and place[0] is directory
+            for place in (self.gone, self.come)
+        )

@@ -63,7 +63,11 @@ class FoundLog:
     #: Number of records that a reader returned before recovery, None if none was asked.
     shown: int | None = None
     #: The end offset. The default is correct only for records without gaps.
-    end: int = attrs.field(default=attrs.Factory(lambda self: self.start + len(self.records), takes_self=True))
+    end: int = attrs.field(
+        default=attrs.Factory(
+            lambda self: self.start + len(self.records), takes_self=True
+        )
+    )
     #: Offsets of the records returned by read_committed, None if that was not read.
     committed: list[int] | None = None
 
@@ -71,7 +75,9 @@ class FoundLog:
     def of(cls, log: Log, shown: int | None = None) -> FoundLog:
         """Return the current content of a log."""
         start = log.log_start_offset
-        committed = [record.offset for record in log.read(start, isolation="read_committed")]
+        committed = [
+            record.offset for record in log.read(start, isolation="read_committed")
+        ]
         return cls(start, list(log.read(start)), shown, log.high_watermark, committed)
 
     def __str__(self) -> str:
@@ -111,7 +117,9 @@ class LogHistory:
         self._met_ms: dict[int, int] = {}
         self._truncating: int | None = None
 
-    def issue(self, records: Iterable[Record], *, transaction_of: int | None = None) -> None:
+    def issue(
+        self, records: Iterable[Record], *, transaction_of: int | None = None
+    ) -> None:
         """Record an append before it is called.
 
         `transaction_of` is the producer id if the append is part of a transaction.
@@ -119,7 +127,9 @@ class LogHistory:
         first = len(self.records)
         self.records += records
         if transaction_of is not None:
-            self.transactional.update(dict.fromkeys(range(first, len(self.records)), transaction_of))
+            self.transactional.update(
+                dict.fromkeys(range(first, len(self.records)), transaction_of)
+            )
 
     def issue_marker(self, producer_id: int, *, commit: bool) -> None:
         """Record an end_transaction() before it is called."""
@@ -137,7 +147,9 @@ class LogHistory:
         if level == "disk" or (level is None and self.durability.waits):
             self.durable_end = max(self.durable_end, end)
         if self.durability.kind == "every":
-            self.durable_end = max(self.durable_end, self.written_end - self.durability.amount + 1)
+            self.durable_end = max(
+                self.durable_end, self.written_end - self.durability.amount + 1
+            )
 
     def delete(self, before: int) -> None:
         """Record a deletion of the records below `before` before it is called.
@@ -152,7 +164,11 @@ class LogHistory:
         The default of `start` is the offset that was requested.
         """
         if start is not None:
-            assert self.start_low <= start <= self.start_high, (self.start_low, start, self.start_high)
+            assert self.start_low <= start <= self.start_high, (
+                self.start_low,
+                start,
+                self.start_high,
+            )
             self.start_high = start
         self.start_low = self.start_high
 
@@ -190,7 +206,11 @@ class LogHistory:
                 self.may_go[offset] = None
             elif by is not None:
                 self.may_go[offset] = by
-            elif record.value is None and now_ms - self._met_ms.setdefault(offset, now_ms) >= delete_retention_ms:
+            elif (
+                record.value is None
+                and now_ms - self._met_ms.setdefault(offset, now_ms)
+                >= delete_retention_ms
+            ):
                 self.may_go[offset] = None
             if offset not in aborted:
                 newest.setdefault(record.key, offset)
@@ -205,7 +225,9 @@ class LogHistory:
         for record in found.records:
             by = self.may_go.get(record.offset)
             is_superseded = by is not None and first_dirty <= by < end
-            assert record.offset >= end or not (is_superseded or record.offset in aborted), f"{record.offset} is left"
+            assert record.offset >= end or not (
+                is_superseded or record.offset in aborted
+            ), f"{record.offset} is left"
         self._note_gone(found)
 
     def settle(self, found: FoundLog) -> None:
@@ -250,10 +272,13 @@ class LogHistory:
 
     def _note_gone(self, found: FoundLog) -> None:
         there = {record.offset for record in found.records}
-        self.gone.update({offset: by for offset, by in self.may_go.items() if offset not in there})
+        self.gone.update(
+            {offset: by for offset, by in self.may_go.items() if offset not in there}
+        )
         self.may_go = {}
 
-    # -- expected content ----------------------------------------------------------------
+    # -- expected content
+    # ----------------------------------------------------------------
 
     def between(self, start: int, end: int) -> list[Record]:
         """Return the records that a reader of these offsets gets."""
@@ -306,7 +331,11 @@ class LogHistory:
         """
         stable = min([end, *self.open_transactions(end).values()])
         aborted = self.aborted(end)
-        expected = [record.offset for record in self.between(start, stable) if record.offset not in aborted]
+        expected = [
+            record.offset
+            for record in self.between(start, stable)
+            if record.offset not in aborted
+        ]
         if stable >= start:
             left_out = [offset for offset in expected if offset not in self.may_go]
             extra = sorted({*offsets} - {*expected})
@@ -328,17 +357,25 @@ class LogHistory:
             low = self.durable_end
         else:
             low = max(self.durable_end, self.written_end)
-        assert found.end >= low, f"acknowledged records are lost: {low - found.end} of those below {low}; found {found}"
+        assert found.end >= low, (
+            f"acknowledged records are lost: {low - found.end} of those below {low}; found {found}"
+        )
         assert found.end <= len(self.records), (
             f"records were invented: {len(self.records)} were appended, found {found}"
         )
-        assert self.start_low <= found.start, f"deleted records are back: {found}, start was {self.start_low}"
-        assert found.start <= self.start_high, f"records are gone from the front: {found}, start was {self.start_high}"
+        assert self.start_low <= found.start, (
+            f"deleted records are back: {found}, start was {self.start_low}"
+        )
+        assert found.start <= self.start_high, (
+            f"records are gone from the front: {found}, start was {self.start_high}"
+        )
         expected = self.between(found.start, found.end)
         if found.records != expected:
             self._judge_each(found, expected)
         for offset, by in self.gone.items():
-            assert by is None or by < found.end or offset < found.start, f"{offset} is gone, and so is {by} after it"
+            assert by is None or by < found.end or offset < found.start, (
+                f"{offset} is gone, and so is {by} after it"
+            )
         if found.committed is not None:
             self.check_committed(found.committed, found.start, found.end)
 
@@ -355,12 +392,18 @@ class LogHistory:
         mine = {record.offset: record for record in expected}
         for offset, record in theirs.items():
             assert offset not in self.gone, f"{offset} is back, which compaction took"
-            assert offset in mine, f"there is a record at {offset}, where none was appended"
-            assert record == mine[offset], f"records were changed: {record} was appended as {mine[offset]}"
+            assert offset in mine, (
+                f"there is a record at {offset}, where none was appended"
+            )
+            assert record == mine[offset], (
+                f"records were changed: {record} was appended as {mine[offset]}"
+            )
         for offset in mine.keys() - theirs.keys():
             assert offset in self.may_go, f"the record at {offset} of {found} is gone"
             by = self.may_go[offset]
-            assert by is None or by < found.end, f"{offset} is gone, and so is {by} after it"
+            assert by is None or by < found.end, (
+                f"{offset} is gone, and so is {by} after it"
+            )
 
 
 @attrs.define
@@ -400,7 +443,9 @@ def recover_log(
     if thorough:
         shown = _look_before(disk, path)
     is_compacted = LogConfig.parse(config).is_compacted
-    with open_log(path, create=True, config=config, durability=durability, fs=disk) as log:
+    with open_log(
+        path, create=True, config=config, durability=durability, fs=disk
+    ) as log:
         start = log.log_start_offset
         end = log.log_end_offset
         found = FoundLog.of(log, None if shown is None else len(shown))
@@ -414,21 +459,33 @@ def recover_log(
             assert len(tail) == report.cut_bytes, "the report does not say what was cut"
             if any(tail):
                 assert report.quarantine_path is not None, "what was cut is nowhere"
-                assert disk.content(report.quarantine_path) == tail, "what was put aside is not what was cut"
+                assert disk.content(report.quarantine_path) == tail, (
+                    "what was put aside is not what was cut"
+                )
         if not is_compacted:
             _check_dense(log, records)
         if shown and not is_compacted:
             seen = [record for record in shown if record.offset >= start]
             assert records[: len(seen)] == seen, "what a reader saw was taken back"
         if posixpath.join(posixpath.dirname(log.path), CLEAN_SHUTDOWN) in before:
-            assert report.cut_position is None, "marked as cleanly shut down, and there was something to mend"
+            assert report.cut_position is None, (
+                "marked as cleanly shut down, and there was something to mend"
+            )
         if thorough:
             for record in records:
-                assert log.get(record.offset) == record, "a lookup finds something else than reading through"
-                first = next(other for other in records if other.timestamp_ms >= record.timestamp_ms)
+                assert log.get(record.offset) == record, (
+                    "a lookup finds something else than reading through"
+                )
+                first = next(
+                    other
+                    for other in records
+                    if other.timestamp_ms >= record.timestamp_ms
+                )
                 assert log.offset_for_timestamp(record.timestamp_ms) == first.offset
             check_memory(log)
-        receipt = log.append(b"probe", key=b"probe" if is_compacted else None, timestamp_ms=0)
+        receipt = log.append(
+            b"probe", key=b"probe" if is_compacted else None, timestamp_ms=0
+        )
         assert receipt.offset == end, "the next offset is not the end"
         if thorough:
             check_epochs(log)
@@ -442,17 +499,23 @@ def recover_log(
         gc.collect()  # the traceback of an error may reference a segment
     assert not disk.open_handles, f"still open: {disk.open_handles}"
     probe = Record(end, 0, b"probe" if is_compacted else None, b"probe")
-    opened, verified = (None, None) if afterwards is None else (afterwards.opened, afterwards.verified)
+    opened, verified = (
+        (None, None) if afterwards is None else (afterwards.opened, afterwards.verified)
+    )
     again = _once(opened, disk, lambda disk: _reopen(disk, path, config, durability))
     assert again == (start, [*records, probe]), "opening again finds other records"
     if thorough:
-        verdicts = _once(verified, disk, lambda disk: _judge_files(disk, log.path, config))
+        verdicts = _once(
+            verified, disk, lambda disk: _judge_files(disk, log.path, config)
+        )
         damaged = [verdict for verdict in verdicts if verdict.status == "damaged"]
         assert not damaged, damaged
     return found
 
 
-def _judge_files(disk: SimulatedDisk, path: str, config: Mapping[str, object] | None) -> list[Verdict]:
+def _judge_files(
+    disk: SimulatedDisk, path: str, config: Mapping[str, object] | None
+) -> list[Verdict]:
     """Return the verdicts of verify() on a closed log, after checking its indexes.
 
     Each index must equal, entry by entry, the index rebuilt from the batches. An index
@@ -463,21 +526,32 @@ def _judge_files(disk: SimulatedDisk, path: str, config: Mapping[str, object] | 
     for base in bases:
         segment = ActiveSegment(disk, path, base, LogConfig.parse(config), create=False)
         rebuild(segment)
-        segment.time_index.add(segment.largest_timestamp, segment.largest_timestamp_offset - base)
+        segment.time_index.add(
+            segment.largest_timestamp, segment.largest_timestamp_offset - base
+        )
         for index in (segment.offset_index, segment.time_index):
             if base == bases[-1] or disk.exists(index.path):
-                assert disk.content(index.path) == bytes(index.data), f"{index.path} is not what the batches say"
+                assert disk.content(index.path) == bytes(index.data), (
+                    f"{index.path} is not what the batches say"
+                )
     return list(verify(path, fs=disk))
 
 
-def _once(known: Known[Found] | None, disk: SimulatedDisk, function: Callable[[SimulatedDisk], Found]) -> Found:
+def _once(
+    known: Known[Found] | None,
+    disk: SimulatedDisk,
+    function: Callable[[SimulatedDisk], Found],
+) -> Found:
     if known is None:
         return function(disk)
     return known.run(disk, function)
 
 
 def _reopen(
-    disk: SimulatedDisk, path: str, config: Mapping[str, object] | None, durability: str | Durability
+    disk: SimulatedDisk,
+    path: str,
+    config: Mapping[str, object] | None,
+    durability: str | Durability,
 ) -> tuple[int, list[Record]]:
     """Return the start and the records of a closed log. Opening it changes no file."""
     before = disk.view()
@@ -494,10 +568,20 @@ def _check_dense(log: Log, records: Sequence[Record]) -> None:
     """Check that no offset is missing, except those of markers."""
     offsets = [record.offset for record in records]
     if len(offsets) == log.log_end_offset - log.log_start_offset:
-        assert offsets == list(range(log.log_start_offset, log.log_end_offset)), "offsets are not dense"
+        assert offsets == list(range(log.log_start_offset, log.log_end_offset)), (
+            "offsets are not dense"
+        )
         return
-    markers = {batch.base_offset for batch in log.batches(log.log_start_offset) if batch.is_control}
-    expected = [offset for offset in range(log.log_start_offset, log.log_end_offset) if offset not in markers]
+    markers = {
+        batch.base_offset
+        for batch in log.batches(log.log_start_offset)
+        if batch.is_control
+    }
+    expected = [
+        offset
+        for offset in range(log.log_start_offset, log.log_end_offset)
+        if offset not in markers
+    ]
     assert offsets == expected, "offsets are not dense"
 
 
@@ -512,9 +596,13 @@ def check_epochs(log: Log) -> None:
         if not batch.record_count:
             continue  # an empty batch of compaction may represent several batches
         own, end = log.end_of_epoch(epoch)
-        assert own == epoch and end > batch.last_offset, f"epoch {epoch} of offset {batch.last_offset} ends at {end}"
+        assert own == epoch and end > batch.last_offset, (
+            f"epoch {epoch} of offset {batch.last_offset} ends at {end}"
+        )
         before, begin = log.end_of_epoch(epoch - 1) if epoch else (-1, -1)
-        assert before < epoch and begin <= max(batch.base_offset, log.log_start_offset), (
+        assert before < epoch and begin <= max(
+            batch.base_offset, log.log_start_offset
+        ), (
             f"epoch {before} ends at {begin}, and a batch of {epoch} begins at {batch.base_offset}"
         )
 
@@ -539,17 +627,27 @@ def check_memory(log: Log) -> None:
         for facts, _, _ in segment.walk(0, crc=False):
             replayed.add(facts, control_types(segment))
             replayed_producers.add_facts(facts, coordinator_epochs(segment))
-    for segment, end in zip(segments, [*(one.base_offset for one in segments[1:]), log.log_end_offset], strict=True):
+    for segment, end in zip(
+        segments,
+        [*(one.base_offset for one in segments[1:]), log.log_end_offset],
+        strict=True,
+    ):
         index = TransactionIndex("", bytearray())
         for entry in replayed.entries_between(segment.base_offset, end):
             index.add(*entry)
         stored = bytes(load(log.writer.fs, segment.file(TXN_INDEX), TransactionIndex))
-        assert stored == bytes(index.data), f"the transaction index of {segment} is not what its batches say"
+        assert stored == bytes(index.data), (
+            f"the transaction index of {segment} is not what its batches say"
+        )
     with state.lock:
         remembered = log.writer.producers.known()
         replayed_producers.expire(log.writer.claim.clock.now_ms(log.writer.fs.now_ms()))
-    assert remembered.open_transactions() == replayed_producers.open_transactions(), "open transactions"
-    assert remembered.last_batches() == replayed_producers.last_batches(), "what producers wrote last"
+    assert remembered.open_transactions() == replayed_producers.open_transactions(), (
+        "open transactions"
+    )
+    assert remembered.last_batches() == replayed_producers.last_batches(), (
+        "what producers wrote last"
+    )
 
 
 def _look_before(disk: SimulatedDisk, path: str) -> list[Record]:

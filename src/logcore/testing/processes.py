@@ -47,7 +47,16 @@ __tracebackhide__ = True
 
 #: Calls that are not steps, because they do not interact with other processes.
 _QUIET: Final = frozenset(
-    {"now_ms", "monotonic_ms", "thread_us", "random_bytes", "real_path", "boot", "host_name", "after_fork"}
+    {
+        "now_ms",
+        "monotonic_ms",
+        "thread_us",
+        "random_bytes",
+        "real_path",
+        "boot",
+        "host_name",
+        "after_fork",
+    }
 )
 _REPORTED: Final = frozenset({"unlink", "mkdir", "rmdir"})
 #: Factor on the chances of a kill and a stop in the middle of a write. That moment is
@@ -176,9 +185,13 @@ class SimulatedProcess:
         self._machine.report("rename", target)
 
     def lock(self, directory: str, member: str, *, shared: bool = False) -> Lock:
-        return lock_among_processes(self.fs, self._locks, directory, member, shared=shared)
+        return lock_among_processes(
+            self.fs, self._locks, directory, member, shared=shared
+        )
 
-    def lock_byte(self, handle: int, byte: int, *, timeout_ms: int = 0, shared: bool = False) -> bool:
+    def lock_byte(
+        self, handle: int, byte: int, *, timeout_ms: int = 0, shared: bool = False
+    ) -> bool:
         deadline = self._disk.monotonic_ms() + timeout_ms
         while True:
             self._machine.step(self)
@@ -201,7 +214,11 @@ class SimulatedWatch:
     """A watch like inotify's, with reports that are late, duplicated or lost."""
 
     def __init__(
-        self, process: SimulatedProcess, machine: Machine, directories: Sequence[str], closing: Sequence[str]
+        self,
+        process: SimulatedProcess,
+        machine: Machine,
+        directories: Sequence[str],
+        closing: Sequence[str],
     ) -> None:
         self.saw_close = False
         self.saw_removal = False
@@ -240,7 +257,9 @@ class SimulatedWatch:
             self._machine.step(self._process)
             due = [kind for at, kind in self._due if at <= self._machine.steps]
             if due:
-                self._due = [item for item in self._due if item[0] > self._machine.steps]
+                self._due = [
+                    item for item in self._due if item[0] > self._machine.steps
+                ]
                 self.saw_close |= "close" in due
                 self.saw_removal |= "removal" in due
                 return True
@@ -262,7 +281,9 @@ class Machine:
         on_freed: Called with a killed process once its locks are released.
     """
 
-    def __init__(self, disk: SimulatedDisk, *, seed: int = 0, chances: Chances | None = None) -> None:
+    def __init__(
+        self, disk: SimulatedDisk, *, seed: int = 0, chances: Chances | None = None
+    ) -> None:
         self.disk = disk
         self.rng = random.Random(seed)
         if chances is None:
@@ -274,7 +295,10 @@ class Machine:
         self._events = (
             (self.chances.kill, self._kill_one),
             (self.chances.stop, self._stop_one),
-            (self.chances.pass_time, lambda: self.disk.advance(self.rng.choice([1, 10, 100]))),
+            (
+                self.chances.pass_time,
+                lambda: self.disk.advance(self.rng.choice([1, 10, 100])),
+            ),
             (self.chances.power, self.cut_power),
             (self.chances.jump, self._jump),
             (self.chances.pause, self._pause),
@@ -339,7 +363,8 @@ class Machine:
             if process.error is not None:
                 raise process.error
 
-    # -- for processes -----------------------------------------------------------------------------------------------
+    # -- for processes
+    # -----------------------------------------------------------------------------------------------
 
     def step(self, process: SimulatedProcess, *, danger: int = 1) -> None:
         """Let events happen and other processes run before a call of a process.
@@ -382,7 +407,9 @@ class Machine:
         """Return how many bytes of a write or a read its first step covers."""
         if not size:
             return 0
-        return self.rng.choice([size, self.rng.randrange(size), min(size, 4096), max(0, size - 4)])
+        return self.rng.choice(
+            [size, self.rng.randrange(size), min(size, 4096), max(0, size - 4)]
+        )
 
     def kill(self, process: SimulatedProcess) -> None:
         """Kill a process now.
@@ -408,7 +435,8 @@ class Machine:
         for process in self._living(spared=True):
             self.kill(process)
 
-    # -- random events ---------------------------------------------------------------------
+    # -- random events
+    # ---------------------------------------------------------------------
 
     def _happen(self, chance: float) -> None:
         for likelihood, event in self._events:
@@ -425,20 +453,29 @@ class Machine:
     def _stop_one(self) -> None:
         living = self._living(spared=True)
         if living:  # empty if the last one has just been killed
-            self.rng.choice(living).stopped_until = self.steps + self.rng.choice(self.chances.stop_steps)
+            self.rng.choice(living).stopped_until = self.steps + self.rng.choice(
+                self.chances.stop_steps
+            )
 
     def _jump(self) -> None:
-        self.disk.set_wall_clock(self.disk.now_ms() + self.rng.choice([-1, 1]) * _JUMP_MS)
+        self.disk.set_wall_clock(
+            self.disk.now_ms() + self.rng.choice([-1, 1]) * _JUMP_MS
+        )
 
     def _pause(self) -> None:
         if not self.paused_ms:
             self.paused_ms = self.rng.choice(_PAUSES_MS)
             self.disk.advance(self.paused_ms)
 
-    # -- scheduling ------------------------------------------------------------------------
+    # -- scheduling
+    # ------------------------------------------------------------------------
 
     def _living(self, *, spared: bool = False) -> list[SimulatedProcess]:
-        living = [process for process in self.processes if not process.has_ended and not process.is_killed]
+        living = [
+            process
+            for process in self.processes
+            if not process.has_ended and not process.is_killed
+        ]
         if spared:
             return living
         return [process for process in living if process is not self.spared]

@@ -114,7 +114,9 @@ def headers() -> st.SearchStrategy[tuple[tuple[str, bytes | None], ...]]:
     return st.lists(pair, max_size=2).map(tuple)
 
 
-def records(*, max_size: int = 40, timestamps: st.SearchStrategy[int] | None = None) -> st.SearchStrategy[Row]:
+def records(
+    *, max_size: int = 40, timestamps: st.SearchStrategy[int] | None = None
+) -> st.SearchStrategy[Row]:
     """Draw records to append: key, value, headers and an explicit timestamp.
 
     With an explicit timestamp the stored record equals the drawn one.
@@ -129,7 +131,9 @@ def records(*, max_size: int = 40, timestamps: st.SearchStrategy[int] | None = N
 
 def batches(*, max_records: int = 4) -> st.SearchStrategy[bytes]:
     """Draw one encoded batch, as a client sends it and append_batch accepts it."""
-    return st.lists(records(), min_size=1, max_size=max_records).map(lambda rows: encode(rows, leader_epoch=0))
+    return st.lists(records(), min_size=1, max_size=max_records).map(
+        lambda rows: encode(rows, leader_epoch=0)
+    )
 
 
 def stored_records() -> st.SearchStrategy[Record]:
@@ -137,7 +141,9 @@ def stored_records() -> st.SearchStrategy[Record]:
 
     `st.from_type(logcore.Record)` draws from these.
     """
-    return st.builds(lambda row, offset: row.at(offset), records(), st.integers(0, 1 << 40))
+    return st.builds(
+        lambda row, offset: row.at(offset), records(), st.integers(0, 1 << 40)
+    )
 
 
 def stored_batches(*, max_records: int = 4) -> st.SearchStrategy[RecordBatch]:
@@ -146,8 +152,12 @@ def stored_batches(*, max_records: int = 4) -> st.SearchStrategy[RecordBatch]:
     `st.from_type(logcore.RecordBatch)` draws from these.
     """
 
-    def parse(rows: list[Row], base_offset: int, leader_epoch: int, codec: str) -> RecordBatch:
-        data = encode(rows, base_offset=base_offset, leader_epoch=leader_epoch, codec=codec)
+    def parse(
+        rows: list[Row], base_offset: int, leader_epoch: int, codec: str
+    ) -> RecordBatch:
+        data = encode(
+            rows, base_offset=base_offset, leader_epoch=leader_epoch, codec=codec
+        )
         batch = RecordBatch.parse(data)
         assert batch is not None, "it is whole"
         return batch
@@ -214,7 +224,15 @@ def logs(draw: st.DrawFn, *, path: str = "t-0", max_records: int = 20) -> Stored
     seed = draw(st.integers(0, 1 << 16))
     rows = draw(st.lists(records(), max_size=max_records))
     disk = SimulatedDisk(seed=seed)
-    with open_log(path, create=True, config=config, durability=durability, fs=disk) as log:
+    with open_log(
+        path, create=True, config=config, durability=durability, fs=disk
+    ) as log:
         for row in rows:
             log.append_many([row])
-    return StoredLog(disk, path, config, durability, [row.at(offset) for offset, row in enumerate(rows)])
+    return StoredLog(
+        disk,
+        path,
+        config,
+        durability,
+        [row.at(offset) for offset, row in enumerate(rows)],
+    )

@@ -1,7 +1,8 @@
 """The answers of the broker to each request: plain functions of (request, call, state).
 
-A handler returns the response, an Answer that will hold it, or None where the protocol has no response. It raises
-CloseConnection where Kafka would hang up. Requests and responses are values of netshim.wire.
+A handler returns the response, an Answer that will hold it, or None where the protocol
+has no response. It raises CloseConnection where Kafka would hang up. Requests and
+responses are values of netshim.wire.
 
 HANDLERS is the list of what is served: what is not in it is not advertised.
 """
@@ -34,34 +35,47 @@ if TYPE_CHECKING:
 
 #: Features and their levels, the highest of each; from 0 on they may be asked for.
 _FEATURES: Final = {"group.version": 1, "transaction.version": 2}
-#: What a broker that shares its directory with other processes does not serve: their members know the classic protocol.
-NOT_SHARED: Final = frozenset((wire.CONSUMER_GROUP_HEARTBEAT.key, wire.CONSUMER_GROUP_DESCRIBE.key))
+#: What a broker that shares its directory with other processes does not serve: their
+#: members know the classic protocol.
+NOT_SHARED: Final = frozenset(
+    (wire.CONSUMER_GROUP_HEARTBEAT.key, wire.CONSUMER_GROUP_DESCRIBE.key)
+)
 _FEATURES_NOT_SHARED: Final = frozenset(("group.version",))
 
 #: The request and what is given for it are of the API that a handler is listed for.
 Handler = Callable[[Any, Call, State], Any]
 
 
-def api_versions(request: ApiVersionsRequest, call: Call, state: State) -> ApiVersionsResponse:
-    """The served versions, and that clients may speak the second transaction protocol (KIP-890) and the consumer
-    protocol of groups (KIP-848).
+def api_versions(
+    request: ApiVersionsRequest, call: Call, state: State
+) -> ApiVersionsResponse:
+    """The served versions, and that clients may speak the second transaction protocol
+    (KIP-890) and the consumer protocol of groups (KIP-848).
 
-    Version 3 leaves supported features with the minimum 0 out, as Kafka does: older Java clients cannot read them.
+    Version 3 leaves supported features with the minimum 0 out, as Kafka does: older
+    Java clients cannot read them.
     """
     if call.version >= 3 and not (
-        _is_software(request.client_software_name) and _is_software(request.client_software_version)
+        _is_software(request.client_software_name)
+        and _is_software(request.client_software_version)
     ):
         return wire.API_VERSIONS.Response(error_code=wire.codes.INVALID_REQUEST)
     served = frozenset(HANDLERS)
     features = _FEATURES
     if state.is_shared:
         served = served - NOT_SHARED
-        features = {name: level for name, level in features.items() if name not in _FEATURES_NOT_SHARED}
+        features = {
+            name: level
+            for name, level in features.items()
+            if name not in _FEATURES_NOT_SHARED
+        }
     response = served_versions(0, *sorted(served))
     response_type = wire.API_VERSIONS.Response
     response.finalized_features_epoch = 0
     response.finalized_features = [
-        response_type.FinalizedFeature(name=name, max_version_level=level, min_version_level=level)
+        response_type.FinalizedFeature(
+            name=name, max_version_level=level, min_version_level=level
+        )
         for name, level in features.items()
     ]
     if call.version >= 4:
@@ -79,7 +93,9 @@ def served_versions(error_code: int = 0, *keys: int) -> ApiVersionsResponse:
         error_code=error_code,
         api_keys=[
             response_type.ApiKey(
-                api_key=key, min_version=wire.APIS[key].advertised_min, max_version=wire.APIS[key].max_version
+                api_key=key,
+                min_version=wire.APIS[key].advertised_min,
+                max_version=wire.APIS[key].max_version,
             )
             for key in keys or sorted(HANDLERS)
         ],
@@ -87,7 +103,9 @@ def served_versions(error_code: int = 0, *keys: int) -> ApiVersionsResponse:
 
 
 def _is_software(name: str) -> bool:
-    """`[a-zA-Z0-9](?:[a-zA-Z0-9\\\\-.]*[a-zA-Z0-9])?`, as Kafka demands of a client's name and version."""
+    """`[a-zA-Z0-9](?:[a-zA-Z0-9\\\\-.]*[a-zA-Z0-9])?`, as Kafka demands of a client's
+    name and version.
+    """
     return (
         name.isascii()
         and name.replace("-", "a").replace(".", "a").isalnum()

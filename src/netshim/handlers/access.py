@@ -24,19 +24,33 @@ if TYPE_CHECKING:
 _TEXT: Final = "no authorizer is configured: everybody may do everything"
 
 
-def describe_acls(request: DescribeAclsRequest, call: Call, state: State) -> DescribeAclsResponse:
-    return wire.DESCRIBE_ACLS.Response(error_code=codes.SECURITY_DISABLED, error_message=_TEXT)
+def describe_acls(
+    request: DescribeAclsRequest, call: Call, state: State
+) -> DescribeAclsResponse:
+    return wire.DESCRIBE_ACLS.Response(
+        error_code=codes.SECURITY_DISABLED, error_message=_TEXT
+    )
 
 
-def create_acls(request: CreateAclsRequest, call: Call, state: State) -> CreateAclsResponse:
+def create_acls(
+    request: CreateAclsRequest, call: Call, state: State
+) -> CreateAclsResponse:
     response_type = wire.CREATE_ACLS.Response
-    refused = [response_type.Result(error_code=codes.SECURITY_DISABLED, error_message=_TEXT) for _ in request.creations]
+    refused = [
+        response_type.Result(error_code=codes.SECURITY_DISABLED, error_message=_TEXT)
+        for _ in request.creations
+    ]
     return response_type(results=refused)
 
 
-def delete_acls(request: DeleteAclsRequest, call: Call, state: State) -> DeleteAclsResponse:
+def delete_acls(
+    request: DeleteAclsRequest, call: Call, state: State
+) -> DeleteAclsResponse:
     response_type = wire.DELETE_ACLS.Response
     refused = [
-        response_type.FilterResult(error_code=codes.SECURITY_DISABLED, error_message=_TEXT) for _ in request.filters
+        response_type.FilterResult(
+            error_code=codes.SECURITY_DISABLED, error_message=_TEXT
+        )
+        for _ in request.filters
     ]
     return response_type(filter_results=refused)

@@ -1,6 +1,8 @@
-"""Settings of topics, of groups and of the broker: described, and but for the broker's changed.
+"""Settings of topics, of groups and of the broker: described, and but for the broker's
+changed.
 
-The directory keeps them; here requests are checked for what only the protocol can get wrong.
+The directory keeps them; here requests are checked for what only the protocol can get
+wrong.
 """
 
 from __future__ import annotations
@@ -38,15 +40,25 @@ _TOPIC_RESOURCE: Final = 2
 _BROKER_RESOURCE: Final = 4
 _LOGGERS_RESOURCE: Final = 8
 _GROUP_RESOURCE: Final = 32
-#: Kinds of resources that there are; loggers and subscriptions to metrics have no settings here.
-_RESOURCES: Final = frozenset((_TOPIC_RESOURCE, _BROKER_RESOURCE, _LOGGERS_RESOURCE, 16, _GROUP_RESOURCE))
+#: Kinds of resources that there are; loggers and subscriptions to metrics have no
+#: settings here.
+_RESOURCES: Final = frozenset(
+    (_TOPIC_RESOURCE, _BROKER_RESOURCE, _LOGGERS_RESOURCE, 16, _GROUP_RESOURCE)
+)
 #: The turns of changing settings.
 _SETTINGS: Final = "settings"
 _GROUP_DOCS: Final = {
     SESSION_TIMEOUT: "how long a member may be silent",
     HEARTBEAT_INTERVAL: "how often members send heartbeats",
 }
-_CONFIG_TYPES: Final = {"boolean": 1, "string": 2, "int": 3, "long": 5, "double": 6, "list": 7}
+_CONFIG_TYPES: Final = {
+    "boolean": 1,
+    "string": 2,
+    "int": 3,
+    "long": 5,
+    "double": 6,
+    "list": 7,
+}
 _FROM_TOPIC: Final = 1
 _FROM_CLUSTER: Final = 3
 _FROM_BROKER: Final = 4
@@ -72,16 +84,24 @@ def _default(name: str) -> Any:
     return TOPIC_DEFAULTS.get(name, CONFIGS[name].default)
 
 
-def describe_configs(request: DescribeConfigsRequest, call: Call, state: State) -> Answer:
-    return state.in_background(lambda: _describe_configs(request, state))  # the directory's lock may be taken
+def describe_configs(
+    request: DescribeConfigsRequest, call: Call, state: State
+) -> Answer:
+    return state.in_background(
+        lambda: _describe_configs(request, state)
+    )  # the directory's lock may be taken
 
 
-def _describe_configs(request: DescribeConfigsRequest, state: State) -> DescribeConfigsResponse:
+def _describe_configs(
+    request: DescribeConfigsRequest, state: State
+) -> DescribeConfigsResponse:
     response_type = wire.DESCRIBE_CONFIGS.Response
     results = []
     for asked in request.resources:
         result = response_type.Resource(
-            resource_type=asked.resource_type, resource_name=asked.resource_name, configs=[]
+            resource_type=asked.resource_type,
+            resource_name=asked.resource_name,
+            configs=[],
         )
         results.append(result)
         try:
@@ -89,7 +109,9 @@ def _describe_configs(request: DescribeConfigsRequest, state: State) -> Describe
                 check_topic_name(asked.resource_name)
                 described = state.logdir.describe_topic(asked.resource_name)
                 result.configs = list(_topic_configs(asked, request, described, state))
-            elif asked.resource_type == _BROKER_RESOURCE and asked.resource_name == str(state.node_id):
+            elif asked.resource_type == _BROKER_RESOURCE and asked.resource_name == str(
+                state.node_id
+            ):
                 result.configs = list(_broker_configs(asked, state))
             elif asked.resource_type == _BROKER_RESOURCE and not asked.resource_name:
                 result.configs = list(_cluster_configs(asked, request, state))
@@ -103,7 +125,9 @@ def _describe_configs(request: DescribeConfigsRequest, state: State) -> Describe
                 result.error_message = "the name of the group is empty"
             else:
                 result.error_code = codes.INVALID_REQUEST
-                result.error_message = f"resources of type {asked.resource_type} have no settings here"
+                result.error_message = (
+                    f"resources of type {asked.resource_type} have no settings here"
+                )
         except LogcoreError as error:
             result.error_code = code_of(error)
             result.error_message = message_of(error)
@@ -111,13 +135,18 @@ def _describe_configs(request: DescribeConfigsRequest, state: State) -> Describe
 
 
 def _topic_configs(
-    asked: DescribeConfigsRequest.Resource, request: DescribeConfigsRequest, described: TopicDescription, state: State
+    asked: DescribeConfigsRequest.Resource,
+    request: DescribeConfigsRequest,
+    described: TopicDescription,
+    state: State,
 ) -> Iterable[DescribeConfigsResponse.Resource.Config]:
     config_type = wire.DESCRIBE_CONFIGS.Response.Resource.Config
     given = state.logdir.given_config
     for name, value in described.config.as_mapping().items():
         facts = CONFIGS[name].metadata
-        if facts.get("ours") or (asked.configuration_keys and name not in asked.configuration_keys):
+        if facts.get("ours") or (
+            asked.configuration_keys and name not in asked.configuration_keys
+        ):
             continue
         synonyms = []
         if request.include_synonyms:
@@ -146,7 +175,9 @@ def _topic_configs(
 def _broker_configs(
     asked: DescribeConfigsRequest.Resource, state: State
 ) -> Iterable[DescribeConfigsResponse.Resource.Config]:
-    """The settings that tools look for, by Kafka's names; they are set when the broker is started."""
+    """The settings that tools look for, by Kafka's names; they are set when the broker
+    is started.
+    """
     config_type = wire.DESCRIBE_CONFIGS.Response.Resource.Config
     settings = state.settings
     defaults = state.logdir.config
@@ -189,9 +220,13 @@ def _broker_configs(
 
 
 def _cluster_configs(
-    asked: DescribeConfigsRequest.Resource, request: DescribeConfigsRequest, state: State
+    asked: DescribeConfigsRequest.Resource,
+    request: DescribeConfigsRequest,
+    state: State,
 ) -> Iterable[DescribeConfigsResponse.Resource.Config]:
-    """What is set for all brokers of the cluster. Kafka 4 sets this one when the cluster is made."""
+    """What is set for all brokers of the cluster. Kafka 4 sets this one when the
+    cluster is made.
+    """
     config_type = wire.DESCRIBE_CONFIGS.Response.Resource.Config
     name = "min.insync.replicas"
     value = config_text(state.logdir.config.min_insync_replicas)
@@ -208,11 +243,15 @@ def _cluster_configs(
 
 
 def _group_configs(
-    asked: DescribeConfigsRequest.Resource, request: DescribeConfigsRequest, state: State
+    asked: DescribeConfigsRequest.Resource,
+    request: DescribeConfigsRequest,
+    state: State,
 ) -> Iterable[DescribeConfigsResponse.Resource.Config]:
-    """What members of the consumer protocol are held to. As in Kafka, a group need not be there to be described.
+    """What members of the consumer protocol are held to. As in Kafka, a group need not
+    be there to be described.
 
-    Kafka gives the source of a value that a group did not set itself as its default, also where the broker set it.
+    Kafka gives the source of a value that a group did not set itself as its default,
+    also where the broker set it.
     """
     config_type = wire.DESCRIBE_CONFIGS.Response.Resource.Config
     own: Mapping[str, int] = {}
@@ -225,7 +264,10 @@ def _group_configs(
         chain.append((default, _FROM_DEFAULT))
         synonyms = []
         if request.include_synonyms:
-            synonyms = [config_type.Synonym(name=name, value=str(of), source=source) for of, source in chain]
+            synonyms = [
+                config_type.Synonym(name=name, value=str(of), source=source)
+                for of, source in chain
+            ]
         value, source = chain[0]
         yield config_type(
             name=name,
@@ -254,7 +296,9 @@ class _Topics:
         self._logdir = state.logdir
 
     def own(self, name: str) -> Iterable[str]:
-        """The names of what it has of its own. Raises InvalidNameError and TopicNotFoundError, as the others do."""
+        """The names of what it has of its own. Raises InvalidNameError and
+        TopicNotFoundError, as the others do.
+        """
         check_topic_name(name)
         return self._logdir.describe_topic(name).overrides
 
@@ -266,15 +310,23 @@ class _Topics:
         present = str(self._logdir.describe_topic(name).config.as_mapping()[key])
         return present.split(",") if present else []
 
-    def alter(self, name: str, wanted: dict[str, object | None], *, check_only: bool) -> None:
+    def alter(
+        self, name: str, wanted: dict[str, object | None], *, check_only: bool
+    ) -> None:
         check_topic_name(name)
         # What nobody knows is not set, so there is nothing to take back.
-        wanted = {key: value for key, value in wanted.items() if value is not None or key in CONFIGS}
+        wanted = {
+            key: value
+            for key, value in wanted.items()
+            if value is not None or key in CONFIGS
+        }
         self._logdir.alter_topic(name, wanted, check_only=check_only)
 
 
 class _Groups:
-    """Groups of the consumer protocol, likewise. They need not exist. What is changed is written with save()."""
+    """Groups of the consumer protocol, likewise. They need not exist. What is changed
+    is written with save().
+    """
 
     def __init__(self, state: State) -> None:
         self._settings = state.group_settings
@@ -288,7 +340,9 @@ class _Groups:
     def elements(self, name: str, key: str) -> list[str] | None:
         return None
 
-    def alter(self, name: str, wanted: dict[str, object | None], *, check_only: bool) -> None:
+    def alter(
+        self, name: str, wanted: dict[str, object | None], *, check_only: bool
+    ) -> None:
         self._draft_for(name).alter(name, wanted)
 
     def save(self) -> None:
@@ -305,9 +359,15 @@ class _Groups:
         return self._draft
 
 
-def incremental_alter_configs(request: IncrementalAlterConfigsRequest, call: Call, state: State) -> Answer:
-    def changes(asked: IncrementalAlterConfigsRequest.Resource, those: _Topics | _Groups) -> dict[str, object | None]:
-        those.own(asked.resource_name)  # a topic that is not there comes before what is wrong with its settings
+def incremental_alter_configs(
+    request: IncrementalAlterConfigsRequest, call: Call, state: State
+) -> Answer:
+    def changes(
+        asked: IncrementalAlterConfigsRequest.Resource, those: _Topics | _Groups
+    ) -> dict[str, object | None]:
+        those.own(
+            asked.resource_name
+        )  # a topic that is not there comes before what is wrong with its settings
         result: dict[str, object | None] = {}
         for each in asked.configs:
             operation = each.config_operation
@@ -319,40 +379,65 @@ def incremental_alter_configs(request: IncrementalAlterConfigsRequest, call: Cal
                 continue
             parts = those.elements(asked.resource_name, each.name)
             if parts is None:
-                raise _Refused(codes.INVALID_CONFIG, f"{each.name} is no list to append to or to subtract from")
+                raise _Refused(
+                    codes.INVALID_CONFIG,
+                    f"{each.name} is no list to append to or to subtract from",
+                )
             given = (each.value or "").split(",")  # refuse() saw that there is one
             kept = [part for part in parts if part not in given]
-            result[each.name] = ",".join(kept if operation == _SUBTRACT else [*kept, *given])
+            result[each.name] = ",".join(
+                kept if operation == _SUBTRACT else [*kept, *given]
+            )
         return result
 
     def refuse(asked: IncrementalAlterConfigsRequest.Resource) -> str | None:
-        if any(each.config_operation not in (_SET, _DELETE, _APPEND, _SUBTRACT) for each in asked.configs):
+        if any(
+            each.config_operation not in (_SET, _DELETE, _APPEND, _SUBTRACT)
+            for each in asked.configs
+        ):
             return "unknown operation"
-        if any(each.value is None and each.config_operation != _DELETE for each in asked.configs):
+        if any(
+            each.value is None and each.config_operation != _DELETE
+            for each in asked.configs
+        ):
             return "a config without a value"
         return None
 
     response_type = wire.INCREMENTAL_ALTER_CONFIGS.Response
-    return _altered(state, lambda: _alter(response_type, request, call, state, changes, refuse))
+    return _altered(
+        state, lambda: _alter(response_type, request, call, state, changes, refuse)
+    )
 
 
 def alter_configs(request: AlterConfigsRequest, call: Call, state: State) -> Answer:
     """The older form: what is given replaces all that was set before."""
 
-    def changes(asked: AlterConfigsRequest.Resource, those: _Topics | _Groups) -> dict[str, object | None]:
+    def changes(
+        asked: AlterConfigsRequest.Resource, those: _Topics | _Groups
+    ) -> dict[str, object | None]:
         before = those.own(asked.resource_name)
-        return {**dict.fromkeys(before), **{each.name: each.value for each in asked.configs}}
+        return {
+            **dict.fromkeys(before),
+            **{each.name: each.value for each in asked.configs},
+        }
 
     def refuse(asked: AlterConfigsRequest.Resource) -> str | None:
         if any(each.value is None for each in asked.configs):
             return "a config without a value"
         return None
 
-    return _altered(state, lambda: _alter(wire.ALTER_CONFIGS.Response, request, call, state, changes, refuse))
+    return _altered(
+        state,
+        lambda: _alter(
+            wire.ALTER_CONFIGS.Response, request, call, state, changes, refuse
+        ),
+    )
 
 
 def _altered(state: State, work: Callable[[], Any]) -> Answer:
-    """The answer that will hold the result of work(). One at a time: who alters a group writes all of them."""
+    """The answer that will hold the result of work(). One at a time: who alters a group
+    writes all of them.
+    """
     answer = Answer()
     state.in_turn(_SETTINGS, work, answer.set)
     return answer
@@ -371,7 +456,9 @@ def _alter(
     refuse: Callable[[Any], str | None],
 ) -> Any:
     """Each resource is changed wholly or not at all. Groups are written together."""
-    times = Counter((each.resource_type, each.resource_name) for each in request.resources)
+    times = Counter(
+        (each.resource_type, each.resource_name) for each in request.resources
+    )
     kinds: dict[int, _Topics | _Groups] = {_TOPIC_RESOURCE: _Topics(state)}
     groups = None
     if any(each.resource_type == _GROUP_RESOURCE for each in request.resources):
@@ -379,16 +466,23 @@ def _alter(
     results = []
     changed = []
     for asked in request.resources:
-        result = response_type.Resource(resource_type=asked.resource_type, resource_name=asked.resource_name)
+        result = response_type.Resource(
+            resource_type=asked.resource_type, resource_name=asked.resource_name
+        )
         results.append(result)
         names = [each.name for each in asked.configs]
         those = kinds.get(asked.resource_type)
         reason = None
         if times[asked.resource_type, asked.resource_name] > 1:
             reason = "the resource is named twice"
-        reason = reason or ("a config is named twice" if len(set(names)) < len(names) else refuse(asked))
+        reason = reason or (
+            "a config is named twice" if len(set(names)) < len(names) else refuse(asked)
+        )
         if those is None:
-            reason = reason or "only settings of topics and groups can be altered; others are given at the start"
+            reason = (
+                reason
+                or "only settings of topics and groups can be altered; others are given at the start"
+            )
         if reason is not None or those is None:
             result.error_code = codes.INVALID_REQUEST
             result.error_message = reason
@@ -422,8 +516,12 @@ def _alter(
     return response_type(responses=results)
 
 
-def list_config_resources(request: ListConfigResourcesRequest, call: Call, state: State) -> ListConfigResourcesResponse:
-    """Lists the resources with settings. Version 0 asks for subscriptions to metrics alone, of which there are none."""
+def list_config_resources(
+    request: ListConfigResourcesRequest, call: Call, state: State
+) -> ListConfigResourcesResponse:
+    """Lists the resources with settings. Version 0 asks for subscriptions to metrics
+    alone, of which there are none.
+    """
     response_type = wire.LIST_CONFIG_RESOURCES.Response
     if call.version == 0:
         return response_type()

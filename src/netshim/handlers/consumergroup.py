@@ -1,7 +1,8 @@
-"""Requests of the consumer protocol (KIP-848): heartbeats, and what admin tools ask about its groups.
+"""Requests of the consumer protocol (KIP-848): heartbeats, and what admin tools ask
+about its groups.
 
-Shapes are made here. What a heartbeat means is decided in logcore.coordination; commits and everything that groups of
-both protocols have are in group.py.
+Shapes are made here. What a heartbeat means is decided in logcore.coordination; commits
+and everything that groups of both protocols have are in group.py.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from logcore.coordination.group import Group
 from logcore.format.consumergrouprecords import Partitions
 from netshim import wire
 from netshim.groups import Groups
-from netshim.handlers.group import GROUP_OPERATIONS, NOT_ASKED, code_of_group, in_steps, when_loaded
+from netshim.handlers.group import (
+    GROUP_OPERATIONS,
+    NOT_ASKED,
+    code_of_group,
+    in_steps,
+    when_loaded,
+)
 from netshim.state import Call, State
 from netshim.waiting import Answer, Pace, Steps
 from netshim.wire import codes
@@ -35,7 +42,9 @@ _CLASSIC_MEMBER: Final = 0
 _CONSUMER_MEMBER: Final = 1
 
 
-def _refuse_beat(request: ConsumerGroupHeartbeatRequest, call: Call, code: int) -> ConsumerGroupHeartbeatResponse:
+def _refuse_beat(
+    request: ConsumerGroupHeartbeatRequest, call: Call, code: int
+) -> ConsumerGroupHeartbeatResponse:
     return wire.CONSUMER_GROUP_HEARTBEAT.Response(error_code=code)
 
 
@@ -69,21 +78,26 @@ def consumer_group_heartbeat(
     return answer
 
 
-def _each(topics: Iterable[ConsumerGroupHeartbeatRequest.Topic]) -> Iterator[tuple[bytes, int]]:
+def _each(
+    topics: Iterable[ConsumerGroupHeartbeatRequest.Topic],
+) -> Iterator[tuple[bytes, int]]:
     return ((topic.topic_id, number) for topic in topics for number in topic.partitions)
 
 
 def _beat_response(result: Result, call: Call) -> ConsumerGroupHeartbeatResponse:
     response_type = wire.CONSUMER_GROUP_HEARTBEAT.Response
     if isinstance(result, BeatRefused):
-        return response_type(error_code=code_of_group(result.error, call), error_message=result.text)
+        return response_type(
+            error_code=code_of_group(result.error, call), error_message=result.text
+        )
     assert isinstance(result, Beaten), result
     assignment = None
     if result.assigned is not None:
         topic_type = response_type.Assignment.Topic
         assignment = response_type.Assignment(
             topic_partitions=[
-                topic_type(topic_id=topic_id, partitions=numbers) for topic_id, numbers in by_topic(result.assigned)
+                topic_type(topic_id=topic_id, partitions=numbers)
+                for topic_id, numbers in by_topic(result.assigned)
             ]
         )
     return response_type(
@@ -102,13 +116,19 @@ def by_topic(partitions: Partitions) -> list[tuple[bytes, list[int]]]:
     return list(found.items())
 
 
-# -- what admin tools ask ------------------------------------------------------------------------------------------
+# -- what admin tools ask
+# ------------------------------------------------------------------------------------------
 
 
-def _refuse_describe(request: ConsumerGroupDescribeRequest, call: Call, code: int) -> ConsumerGroupDescribeResponse:
+def _refuse_describe(
+    request: ConsumerGroupDescribeRequest, call: Call, code: int
+) -> ConsumerGroupDescribeResponse:
     response_type = wire.CONSUMER_GROUP_DESCRIBE.Response
     return response_type(
-        groups=[response_type.Group(group_id=group_id, error_code=code) for group_id in request.group_ids]
+        groups=[
+            response_type.Group(group_id=group_id, error_code=code)
+            for group_id in request.group_ids
+        ]
     )
 
 
@@ -117,7 +137,9 @@ def _refuse_describe(request: ConsumerGroupDescribeRequest, call: Call, code: in
 def consumer_group_describe(
     request: ConsumerGroupDescribeRequest, call: Call, groups: Groups, state: State
 ) -> Steps[ConsumerGroupDescribeResponse]:
-    operations = GROUP_OPERATIONS if request.include_authorized_operations else NOT_ASKED
+    operations = (
+        GROUP_OPERATIONS if request.include_authorized_operations else NOT_ASKED
+    )
     described = []
     pace = Pace()
     for group_id in request.group_ids:
@@ -137,7 +159,9 @@ def _described(
         text = f"Group {group_id} not found."
         if group is not None:
             text = f"Group {group_id} is not a consumer group."
-        return group_type(group_id=group_id, error_code=codes.GROUP_ID_NOT_FOUND, error_message=text)
+        return group_type(
+            group_id=group_id, error_code=codes.GROUP_ID_NOT_FOUND, error_message=text
+        )
     consumers = group.consumers
     return group_type(
         group_id=group_id,
@@ -145,7 +169,10 @@ def _described(
         group_epoch=consumers.epoch,
         assignment_epoch=consumers.target_epoch,
         assignor_name=consumers.assignor(),
-        members=[_described_member(member_id, consumers, state) for member_id in consumers.members],
+        members=[
+            _described_member(member_id, consumers, state)
+            for member_id in consumers.members
+        ],
         authorized_operations=operations,
     )
 
@@ -166,7 +193,9 @@ def _described_member(
         subscribed_topic_regex=member.pattern or "",
         assignment=_assignment(current.assigned, state),
         target_assignment=_assignment(consumers.targets.get(member_id, NOTHING), state),
-        member_type=_CLASSIC_MEMBER if consumers.is_classic(member_id) else _CONSUMER_MEMBER,
+        member_type=_CLASSIC_MEMBER
+        if consumers.is_classic(member_id)
+        else _CONSUMER_MEMBER,
     )
 
 
@@ -177,5 +206,9 @@ def _assignment(partitions: Partitions, state: State) -> Any:
     for topic_id, numbers in by_topic(partitions):
         name = state.topic_of(topic_id)
         if name is not None:
-            topics.append(assignment_type.Topic(topic_id=topic_id, topic_name=name, partitions=numbers))
+            topics.append(
+                assignment_type.Topic(
+                    topic_id=topic_id, topic_name=name, partitions=numbers
+                )
+            )
     return assignment_type(topic_partitions=topics)

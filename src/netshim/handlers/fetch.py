@@ -75,7 +75,9 @@ def fetch(request: FetchRequest, call: Call, state: State) -> FetchResponse | An
     return state.when_open(asked, begin)
 
 
-def _fetch(request: FetchRequest, names: list[str | None], call: Call, state: State) -> Steps[FetchResponse | Answer]:
+def _fetch(
+    request: FetchRequest, names: list[str | None], call: Call, state: State
+) -> Steps[FetchResponse | Answer]:
     """Run fetch() once the logs are open.
 
     `names` are the names of the requested topics.
@@ -121,7 +123,9 @@ def _fetch(request: FetchRequest, names: list[str | None], call: Call, state: St
     noted = keys if request.max_wait_ms > 0 and len(wanted) >= waiting.PIECE else []
     state.fetches.add(noted, note)
     try:
-        response, size, settled = yield from _collect(request, wanted, missing, call, state)
+        response, size, settled = yield from _collect(
+            request, wanted, missing, call, state
+        )
     finally:
         state.fetches.remove(noted, note)
     # Step 3: respond, or wait for more records.
@@ -134,7 +138,9 @@ def _fetch(request: FetchRequest, names: list[str | None], call: Call, state: St
         or size >= min(request.min_bytes, request.max_bytes)
     ):
         return response
-    parked = _ParkedFetch(request, wanted, missing, keys, call, state, deadline_ms, size, growth)
+    parked = _ParkedFetch(
+        request, wanted, missing, keys, call, state, deadline_ms, size, growth
+    )
     return parked.park(looks_again=was_called)
 
 
@@ -183,7 +189,10 @@ class _Growth:
         self._found = now
         if now is None or before is None or now.taken != before.taken:
             self._surely_found = None
-        elif all(readable >= end for readable, end in zip(now.readable, before.ends, strict=True)):
+        elif all(
+            readable >= end
+            for readable, end in zip(now.readable, before.ends, strict=True)
+        ):
             self._surely_found = before.written
         if now is not None and now.readable == now.ends:
             self._surely_found = now.written
@@ -269,13 +278,19 @@ class _ParkedFetch:
         state = self._state
         now = None
         if self._growth is not None:
-            now = _extent(self._keys, state, committed=self._request.isolation_level == 1)
+            now = _extent(
+                self._keys, state, committed=self._request.isolation_level == 1
+            )
             is_due = now_ms >= self._deadline_ms or state.is_stopping
-            if not is_due and not self._growth.may_reach(self._enough - self._size, now):
+            if not is_due and not self._growth.may_reach(
+                self._enough - self._size, now
+            ):
                 return
         self._is_looking = True
         try:
-            found = state.in_pieces(_collect(self._request, self._wanted, self._missing, self._call, state))
+            found = state.in_pieces(
+                _collect(self._request, self._wanted, self._missing, self._call, state)
+            )
         except Exception as error:
             # The exception belongs to this request, not to its waker.
             self._finish(error)
@@ -285,7 +300,12 @@ class _ParkedFetch:
         else:
             self._looked(found, now, now_ms)
 
-    def _looked(self, found: tuple[FetchResponse, int, bool] | Exception, now: _Extent | None, now_ms: int) -> None:
+    def _looked(
+        self,
+        found: tuple[FetchResponse, int, bool] | Exception,
+        now: _Extent | None,
+        now_ms: int,
+    ) -> None:
         self._is_looking = False
         if isinstance(found, Exception):
             self._finish(found)
@@ -303,7 +323,9 @@ class _ParkedFetch:
             self._look(now_ms)
 
 
-def _extent(keys: list[tuple[str, int]], state: State, *, committed: bool) -> _Extent | None:
+def _extent(
+    keys: list[tuple[str, int]], state: State, *, committed: bool
+) -> _Extent | None:
     """Measure the logs. Return None if one of them is not open or cannot be read."""
     written = 0
     taken = 0
@@ -329,7 +351,11 @@ def _extent(keys: list[tuple[str, int]], state: State, *, committed: bool) -> _E
 
 
 def _collect(
-    request: FetchRequest, wanted: list[_Wanted], missing: set[int], call: Call, state: State
+    request: FetchRequest,
+    wanted: list[_Wanted],
+    missing: set[int],
+    call: Call,
+    state: State,
 ) -> Steps[tuple[FetchResponse, int, bool]]:
     """Read the logs, and return the response, its bytes, and its urgency.
 
@@ -352,14 +378,19 @@ def _collect(
             yield
         if asked is not current:
             current = asked
-            topics.append(topic_type(topic=asked.topic, topic_id=asked.topic_id, partitions=[]))
-        part = partition_type(partition_index=partition.partition, high_watermark=-1, records=b"")
+            topics.append(
+                topic_type(topic=asked.topic, topic_id=asked.topic_id, partitions=[])
+            )
+        part = partition_type(
+            partition_index=partition.partition, high_watermark=-1, records=b""
+        )
         topics[-1].partitions.append(part)
         try:
             # The topic may have been deleted while the request waited. A new topic of
             # the same name has another id.
             if name is None or (
-                call.version >= 13 and (name not in state.logdir or state.topic_id(name) != asked.topic_id)
+                call.version >= 13
+                and (name not in state.logdir or state.topic_id(name) != asked.topic_id)
             ):
                 part.error_code = codes.UNKNOWN_TOPIC_ID
                 settled = settled or at not in missing
@@ -368,7 +399,11 @@ def _collect(
             part.aborted_transactions = None
             # Step 1: check the client's leader epoch and version.
             part.error_code = check_epoch(log, partition.current_leader_epoch)
-            if not part.error_code and call.version < _ZSTD_SINCE and log.config.compression_type == "zstd":
+            if (
+                not part.error_code
+                and call.version < _ZSTD_SINCE
+                and log.config.compression_type == "zstd"
+            ):
                 part.error_code = codes.UNSUPPORTED_COMPRESSION_TYPE
             if part.error_code:
                 settled = True
@@ -384,7 +419,9 @@ def _collect(
                     settled = True
                     continue
                 if epoch < partition.last_fetched_epoch or end < partition.fetch_offset:
-                    part.diverging_epoch = partition_type.DivergingEpoch(epoch=epoch, end_offset=end)
+                    part.diverging_epoch = partition_type.DivergingEpoch(
+                        epoch=epoch, end_offset=end
+                    )
                     part.high_watermark = log.high_watermark
                     part.log_start_offset = log.log_start_offset
                     part.last_stable_offset = log.high_watermark
@@ -405,7 +442,9 @@ def _collect(
             # out of range.
             if offset < stable or not start <= offset <= log.log_end_offset:
                 most = min(left, partition.partition_max_bytes)
-                pieces = log.stored(offset, stable, max_bytes=most, at_least_one=not total)
+                pieces = log.stored(
+                    offset, stable, max_bytes=most, at_least_one=not total
+                )
                 size = sum(map(len, pieces))
                 if len(pieces) == 1:
                     part.records = pieces[0]
@@ -421,7 +460,9 @@ def _collect(
                 if part.records:
                     aborted = aborted_transactions(log, offset, stable)
                 part.aborted_transactions = [
-                    partition_type.AbortedTransaction(producer_id=producer_id, first_offset=first)
+                    partition_type.AbortedTransaction(
+                        producer_id=producer_id, first_offset=first
+                    )
                     for producer_id, first in aborted
                 ]
         except LogcoreError as error:

@@ -1,8 +1,11 @@
-"""Requests of consumer groups: their coordinator, members and offsets, and those of admin tools.
+"""Requests of consumer groups: their coordinator, members and offsets, and those of
+admin tools.
 
 Rules (wire protocol section 7):
-- Shapes and codes that differ by version are made here; logcore.coordination decides what a request does to a group.
-- The first request waits until the stored groups have been read. If they cannot be read, clients are told to try again.
+- Shapes and codes that differ by version are made here; logcore.coordination decides
+  what a request does to a group.
+- The first request waits until the stored groups have been read. If they cannot be
+  read, clients are told to try again.
 """
 
 from __future__ import annotations
@@ -11,7 +14,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from logcore.coordination.effects import Committer, GroupError, Join, Joined, JoinRefused, Result, Sync, Synced
+from logcore.coordination.effects import (
+    Committer,
+    GroupError,
+    Join,
+    Joined,
+    JoinRefused,
+    Result,
+    Sync,
+    Synced,
+)
 from logcore.coordination.group import DEAD, EMPTY, STABLE, Group
 from logcore.format.grouprecords import Committed
 from netshim import wire
@@ -48,32 +60,54 @@ if TYPE_CHECKING:
     )
 
 _KEY_TYPES: Final = (0, 1)  # groups, transactions
-#: Bits of the operations that everybody may do with a group: READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS.
+#: Bits of the operations that everybody may do with a group: READ, DELETE, DESCRIBE,
+#: DESCRIBE_CONFIGS, ALTER_CONFIGS.
 GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
 NOT_ASKED: Final = -(2**31)
 #: The limit of a text in a record, whatever the settings say.
 _METADATA_BYTES_MAX: Final = 32_000
 
-#: The codes of errors that are named otherwise in the protocol; all others have the protocol's names.
+#: The codes of errors that are named otherwise in the protocol; all others have the
+#: protocol's names.
 _OTHER_CODES: Final = {GroupError.RECORD_TOO_LARGE: codes.INVALID_COMMIT_OFFSET_SIZE}
-_CODES: Final = {error: _OTHER_CODES.get(error) or getattr(codes, error.name) for error in GroupError}
+_CODES: Final = {
+    error: _OTHER_CODES.get(error) or getattr(codes, error.name) for error in GroupError
+}
 #: Other codes in some versions of an API: (error, API) -> (up to which version, code).
 _CODES_BY_VERSION: Final = {
-    # Kafka names a missing group since OffsetCommit 9, where members may be of the new protocol.
-    (GroupError.GROUP_ID_NOT_FOUND, wire.OFFSET_COMMIT.key): (8, codes.ILLEGAL_GENERATION),
-    # To a member that asked for an assignment, the error of a commit would mean nothing.
-    (GroupError.RECORD_TOO_LARGE, wire.JOIN_GROUP.key): (32_767, codes.UNKNOWN_SERVER_ERROR),
-    (GroupError.RECORD_TOO_LARGE, wire.SYNC_GROUP.key): (32_767, codes.UNKNOWN_SERVER_ERROR),
-    (GroupError.RECORD_TOO_LARGE, wire.CONSUMER_GROUP_HEARTBEAT.key): (32_767, codes.UNKNOWN_SERVER_ERROR),
+    # Kafka names a missing group since OffsetCommit 9, where members may be of the new
+    # protocol.
+    (GroupError.GROUP_ID_NOT_FOUND, wire.OFFSET_COMMIT.key): (
+        8,
+        codes.ILLEGAL_GENERATION,
+    ),
+    # To a member that asked for an assignment, the error of a commit would mean
+    # nothing.
+    (GroupError.RECORD_TOO_LARGE, wire.JOIN_GROUP.key): (
+        32_767,
+        codes.UNKNOWN_SERVER_ERROR,
+    ),
+    (GroupError.RECORD_TOO_LARGE, wire.SYNC_GROUP.key): (
+        32_767,
+        codes.UNKNOWN_SERVER_ERROR,
+    ),
+    (GroupError.RECORD_TOO_LARGE, wire.CONSUMER_GROUP_HEARTBEAT.key): (
+        32_767,
+        codes.UNKNOWN_SERVER_ERROR,
+    ),
     # Producers know no epochs of members.
-    (GroupError.STALE_MEMBER_EPOCH, wire.TXN_OFFSET_COMMIT.key): (32_767, codes.ILLEGAL_GENERATION),
+    (GroupError.STALE_MEMBER_EPOCH, wire.TXN_OFFSET_COMMIT.key): (
+        32_767,
+        codes.ILLEGAL_GENERATION,
+    ),
 }
-#: Since which version of JoinGroup a new dynamic member is told its id first, an error has no protocol name, and a
-#: leader may be told not to assign.
+#: Since which version of JoinGroup a new dynamic member is told its id first, an error
+#: has no protocol name, and a leader may be told not to assign.
 _MEMBER_ID_SINCE: Final = 4
 _NULL_PROTOCOL_SINCE: Final = 7
 _SKIP_ASSIGNMENT_SINCE: Final = 9
-#: Since which version of OffsetCommit a generation may be the epoch of a member of the consumer protocol.
+#: Since which version of OffsetCommit a generation may be the epoch of a member of the
+#: consumer protocol.
 _EPOCHS_SINCE: Final = 9
 #: Since which version of DescribeGroups a group that is missing is an error.
 _MISSING_SINCE: Final = 6
@@ -111,9 +145,13 @@ Handler = Callable[[RequestT, Call, State], ResponseT | Answer]
 def when_loaded(
     refuse: Refuse[RequestT, ResponseT],
 ) -> Callable[[GroupHandler[RequestT, ResponseT]], Handler[RequestT, ResponseT]]:
-    """Lets a handler run once the groups are known. refuse: the response when they cannot be."""
+    """Lets a handler run once the groups are known. refuse: the response when they
+    cannot be.
+    """
 
-    def wrap(handler: GroupHandler[RequestT, ResponseT]) -> Handler[RequestT, ResponseT]:
+    def wrap(
+        handler: GroupHandler[RequestT, ResponseT],
+    ) -> Handler[RequestT, ResponseT]:
         def handle(request: RequestT, call: Call, state: State) -> ResponseT | Answer:
             groups: AnyGroups = state.groups
             return groups.when_known(
@@ -127,20 +165,28 @@ def when_loaded(
     return wrap
 
 
-def in_steps(handler: SteppedHandler[RequestT, ResponseT]) -> GroupHandler[RequestT, ResponseT]:
+def in_steps(
+    handler: SteppedHandler[RequestT, ResponseT],
+) -> GroupHandler[RequestT, ResponseT]:
     """A handler that is done in steps, as one to be given to when_loaded()."""
 
-    def handle(request: RequestT, call: Call, groups: AnyGroups, state: State) -> ResponseT | Answer:
+    def handle(
+        request: RequestT, call: Call, groups: AnyGroups, state: State
+    ) -> ResponseT | Answer:
         return groups.in_pieces(handler(request, call, groups, state))
 
     return handle
 
 
-def find_coordinator(request: FindCoordinatorRequest, call: Call, state: State) -> FindCoordinatorResponse | Answer:
+def find_coordinator(
+    request: FindCoordinatorRequest, call: Call, state: State
+) -> FindCoordinatorResponse | Answer:
     return state.in_pieces(_find_coordinator(request, call, state))
 
 
-def _find_coordinator(request: FindCoordinatorRequest, call: Call, state: State) -> Steps[FindCoordinatorResponse]:
+def _find_coordinator(
+    request: FindCoordinatorRequest, call: Call, state: State
+) -> Steps[FindCoordinatorResponse]:
     """The coordinator of every group and transaction is this broker."""
     response_type = wire.FIND_COORDINATOR.Response
 
@@ -151,8 +197,18 @@ def _find_coordinator(request: FindCoordinatorRequest, call: Call, state: State)
             code = codes.INVALID_REQUEST
             text = "only groups and transactions have coordinators here: share groups are not served"
         if code:
-            return {"error_code": code, "error_message": text, "node_id": -1, "host": "", "port": -1}
-        return {"node_id": state.node_id, "host": call.session.host, "port": call.session.port}
+            return {
+                "error_code": code,
+                "error_message": text,
+                "node_id": -1,
+                "host": "",
+                "port": -1,
+            }
+        return {
+            "node_id": state.node_id,
+            "host": call.session.host,
+            "port": call.session.port,
+        }
 
     if call.version < 4:
         return response_type(**place(request.key))
@@ -165,7 +221,8 @@ def _find_coordinator(request: FindCoordinatorRequest, call: Call, state: State)
     return response_type(coordinators=coordinators)
 
 
-# -- members -------------------------------------------------------------------------------------------------------
+# -- members
+# -------------------------------------------------------------------------------------------------------
 
 
 def _refuse_join(request: JoinGroupRequest, call: Call, code: int) -> JoinGroupResponse:
@@ -176,11 +233,15 @@ def _join_failure(call: Call, code: int, member_id: str) -> JoinGroupResponse:
     protocol_name = None
     if call.version < _NULL_PROTOCOL_SINCE:
         protocol_name = ""
-    return wire.JOIN_GROUP.Response(error_code=code, member_id=member_id, protocol_name=protocol_name)
+    return wire.JOIN_GROUP.Response(
+        error_code=code, member_id=member_id, protocol_name=protocol_name
+    )
 
 
 @when_loaded(_refuse_join)
-def join_group(request: JoinGroupRequest, call: Call, groups: AnyGroups, state: State) -> JoinGroupResponse | Answer:
+def join_group(
+    request: JoinGroupRequest, call: Call, groups: AnyGroups, state: State
+) -> JoinGroupResponse | Answer:
     join = Join(
         group_id=request.group_id,
         member_id=request.member_id,
@@ -188,14 +249,18 @@ def join_group(request: JoinGroupRequest, call: Call, groups: AnyGroups, state: 
         client_id=call.client_id,
         client_host="/" + call.session.peer,
         protocol_type=request.protocol_type,
-        protocols=tuple((protocol.name, protocol.metadata) for protocol in request.protocols),
+        protocols=tuple(
+            (protocol.name, protocol.metadata) for protocol in request.protocols
+        ),
         session_timeout_ms=request.session_timeout_ms,
         rebalance_timeout_ms=request.rebalance_timeout_ms,
         takes_id_first=call.version >= _MEMBER_ID_SINCE,
         may_skip_assignment=call.version >= _SKIP_ASSIGNMENT_SINCE,
     )
     answer = Answer()
-    groups.join(join, call.now_ms, lambda result: answer.set(_join_response(result, call)))
+    groups.join(
+        join, call.now_ms, lambda result: answer.set(_join_response(result, call))
+    )
     return answer
 
 
@@ -213,7 +278,9 @@ def _join_response(result: Result, call: Call) -> JoinGroupResponse:
         member_id=result.member_id,
         members=[
             response_type.Member(
-                member_id=member.member_id, group_instance_id=member.instance_id, metadata=member.metadata
+                member_id=member.member_id,
+                group_instance_id=member.instance_id,
+                metadata=member.metadata,
             )
             for member in result.members
         ],
@@ -221,7 +288,9 @@ def _join_response(result: Result, call: Call) -> JoinGroupResponse:
 
 
 @when_loaded(lambda request, call, code: wire.SYNC_GROUP.Response(error_code=code))
-def sync_group(request: SyncGroupRequest, call: Call, groups: AnyGroups, state: State) -> SyncGroupResponse | Answer:
+def sync_group(
+    request: SyncGroupRequest, call: Call, groups: AnyGroups, state: State
+) -> SyncGroupResponse | Answer:
     sync = Sync(
         group_id=request.group_id,
         member_id=request.member_id,
@@ -232,7 +301,9 @@ def sync_group(request: SyncGroupRequest, call: Call, groups: AnyGroups, state: 
         assignments={each.member_id: each.assignment for each in request.assignments},
     )
     answer = Answer()
-    groups.sync(sync, call.now_ms, lambda result: answer.set(_sync_response(result, call)))
+    groups.sync(
+        sync, call.now_ms, lambda result: answer.set(_sync_response(result, call))
+    )
     return answer
 
 
@@ -241,48 +312,71 @@ def _sync_response(result: Result, call: Call) -> SyncGroupResponse:
         return wire.SYNC_GROUP.Response(error_code=_code_of(result, call))
     assert isinstance(result, Synced), result
     return wire.SYNC_GROUP.Response(
-        protocol_type=result.protocol_type, protocol_name=result.protocol, assignment=result.assignment
+        protocol_type=result.protocol_type,
+        protocol_name=result.protocol,
+        assignment=result.assignment,
     )
 
 
 @when_loaded(lambda request, call, code: wire.HEARTBEAT.Response(error_code=code))
-def heartbeat(request: HeartbeatRequest, call: Call, groups: AnyGroups, state: State) -> HeartbeatResponse:
+def heartbeat(
+    request: HeartbeatRequest, call: Call, groups: AnyGroups, state: State
+) -> HeartbeatResponse:
     error = groups.heartbeat(
-        request.group_id, request.member_id, request.group_instance_id, request.generation_id, call.now_ms
+        request.group_id,
+        request.member_id,
+        request.group_instance_id,
+        request.generation_id,
+        call.now_ms,
     )
     return wire.HEARTBEAT.Response(error_code=_code_of(error, call))
 
 
 @when_loaded(lambda request, call, code: wire.LEAVE_GROUP.Response(error_code=code))
-def leave_group(request: LeaveGroupRequest, call: Call, groups: AnyGroups, state: State) -> LeaveGroupResponse:
-    """One member up to version 2, whose error is the response's; then a list with an error for each."""
+def leave_group(
+    request: LeaveGroupRequest, call: Call, groups: AnyGroups, state: State
+) -> LeaveGroupResponse:
+    """One member up to version 2, whose error is the response's; then a list with an
+    error for each.
+    """
     response_type = wire.LEAVE_GROUP.Response
     if not request.group_id:
         return response_type(error_code=codes.INVALID_GROUP_ID)
     if call.version < 3:
-        (error,) = groups.leave(request.group_id, [(request.member_id, None)], call.now_ms)
+        (error,) = groups.leave(
+            request.group_id, [(request.member_id, None)], call.now_ms
+        )
         return response_type(error_code=_code_of(error, call))
     asked = [(member.member_id, member.group_instance_id) for member in request.members]
     results = groups.leave(request.group_id, asked, call.now_ms)
     return response_type(
         members=[
-            response_type.Member(member_id=member_id, group_instance_id=instance_id, error_code=_code_of(error, call))
+            response_type.Member(
+                member_id=member_id,
+                group_instance_id=instance_id,
+                error_code=_code_of(error, call),
+            )
             for (member_id, instance_id), error in zip(asked, results, strict=True)
         ]
     )
 
 
-# -- offsets -------------------------------------------------------------------------------------------------------
+# -- offsets
+# -------------------------------------------------------------------------------------------------------
 
 
-def _refuse_commit(request: OffsetCommitRequest, call: Call, code: int) -> OffsetCommitResponse:
+def _refuse_commit(
+    request: OffsetCommitRequest, call: Call, code: int
+) -> OffsetCommitResponse:
     topic_type = wire.OFFSET_COMMIT.Response.Topic
     return wire.OFFSET_COMMIT.Response(
         topics=[
             topic_type(
                 name=topic.name,
                 partitions=[
-                    topic_type.Partition(partition_index=partition.partition_index, error_code=code)
+                    topic_type.Partition(
+                        partition_index=partition.partition_index, error_code=code
+                    )
                     for partition in topic.partitions
                 ],
             )
@@ -296,12 +390,16 @@ def _refuse_commit(request: OffsetCommitRequest, call: Call, code: int) -> Offse
 def offset_commit(
     request: OffsetCommitRequest, call: Call, groups: AnyGroups, state: State
 ) -> Steps[OffsetCommitResponse | Answer]:
-    """Partitions that do not exist fail alone; a group that refuses the commit fails all others."""
+    """Partitions that do not exist fail alone; a group that refuses the commit fails
+    all others.
+    """
     response = _refuse_commit(request, call, codes.NONE)
     expire_ms = -1
     if request.retention_time_ms >= 0:  # of versions 2 to 4
         expire_ms = call.now_ms + min(request.retention_time_ms, 2**62)
-    offsets, results = yield from offsets_in(request.topics, response.topics, call, state, expire_ms)
+    offsets, results = yield from offsets_in(
+        request.topics, response.topics, call, state, expire_ms
+    )
     if not results:
         return response
     who = Committer(
@@ -324,28 +422,39 @@ def offset_commit(
 
 
 def offsets_in(
-    topics: Sequence[Any], answered_topics: Sequence[Any], call: Call, state: State, expire_ms: int = -1
+    topics: Sequence[Any],
+    answered_topics: Sequence[Any],
+    call: Call,
+    state: State,
+    expire_ms: int = -1,
 ) -> Steps[tuple[dict[tuple[str, int], Committed], list[Any]]]:
-    """What a request commits, and the results of partitions that exist. Others have their code afterwards, and so have
-    those whose metadata is too large.
+    """What a request commits, and the results of partitions that exist. Others have
+    their code afterwards, and so have those whose metadata is too large.
     """
     version = state.logdir.topics_version
     found = yield from _offsets_in(topics, answered_topics, call, state, expire_ms)
     if state.logdir.topics_version != version:
-        # Topics were deleted or created between two pieces. A new topic must not find offsets of an old one.
+        # Topics were deleted or created between two pieces. A new topic must not find
+        # offsets of an old one.
         found = whole(_offsets_in(topics, answered_topics, call, state, expire_ms))
     return found
 
 
 def _offsets_in(
-    topics: Sequence[Any], answered_topics: Sequence[Any], call: Call, state: State, expire_ms: int
+    topics: Sequence[Any],
+    answered_topics: Sequence[Any],
+    call: Call,
+    state: State,
+    expire_ms: int,
 ) -> Steps[tuple[dict[tuple[str, int], Committed], list[Any]]]:
     offsets: dict[tuple[str, int], Committed] = {}
     results = []
     pace = Pace()
     for topic, answered in zip(topics, answered_topics, strict=True):
         numbers = state.numbers_of(topic.name)
-        for partition, result in zip(topic.partitions, answered.partitions, strict=True):
+        for partition, result in zip(
+            topic.partitions, answered.partitions, strict=True
+        ):
             if pace.is_over():
                 yield
             if partition.partition_index not in numbers:
@@ -358,16 +467,25 @@ def _offsets_in(
                 continue
             result.error_code = codes.NONE
             offsets[topic.name, partition.partition_index] = Committed(
-                partition.committed_offset, partition.committed_leader_epoch, metadata, call.now_ms, expire_ms
+                partition.committed_offset,
+                partition.committed_leader_epoch,
+                metadata,
+                call.now_ms,
+                expire_ms,
             )
     return offsets, results
 
 
-def _refuse_fetch(request: OffsetFetchRequest, call: Call, code: int) -> OffsetFetchResponse:
+def _refuse_fetch(
+    request: OffsetFetchRequest, call: Call, code: int
+) -> OffsetFetchResponse:
     response_type = wire.OFFSET_FETCH.Response
     if call.version >= 8:
         return response_type(
-            groups=[response_type.Group(group_id=group.group_id, error_code=code) for group in request.groups]
+            groups=[
+                response_type.Group(group_id=group.group_id, error_code=code)
+                for group in request.groups
+            ]
         )
     if call.version >= 2:
         return response_type(error_code=code)
@@ -377,7 +495,12 @@ def _refuse_fetch(request: OffsetFetchRequest, call: Call, code: int) -> OffsetF
             topic_type(
                 name=topic.name,
                 partitions=[
-                    topic_type.Partition(partition_index=number, committed_offset=-1, metadata="", error_code=code)
+                    topic_type.Partition(
+                        partition_index=number,
+                        committed_offset=-1,
+                        metadata="",
+                        error_code=code,
+                    )
                     for number in topic.partition_indexes
                 ],
             )
@@ -391,29 +514,45 @@ def _refuse_fetch(request: OffsetFetchRequest, call: Call, code: int) -> OffsetF
 def offset_fetch(
     request: OffsetFetchRequest, call: Call, groups: AnyGroups, state: State
 ) -> Steps[OffsetFetchResponse]:
-    """A partition without a commit has offset -1 and no error. Null topics ask for all commits.
+    """A partition without a commit has offset -1 and no error. Null topics ask for all
+    commits.
 
-    With require_stable, a partition that an open transaction may commit has an error, so that the client asks again.
+    With require_stable, a partition that an open transaction may commit has an error,
+    so that the client asks again.
     """
     response_type = wire.OFFSET_FETCH.Response
     is_strict = request.require_stable
     pace = Pace()
     if call.version < 8:
         group = groups.get(request.group_id)
-        topics = yield from _fetched(response_type.Topic, request.topics, group, is_strict, pace)
+        topics = yield from _fetched(
+            response_type.Topic, request.topics, group, is_strict, pace
+        )
         return response_type(topics=topics)
     fetched = []
     for asked in request.groups:
         if pace.is_over():
             yield
-        fetched.append((yield from _fetched_group(asked, call, groups.get(asked.group_id), is_strict, pace)))
+        fetched.append(
+            (
+                yield from _fetched_group(
+                    asked, call, groups.get(asked.group_id), is_strict, pace
+                )
+            )
+        )
     return response_type(groups=fetched)
 
 
 def _fetched_group(
-    asked: OffsetFetchRequest.Group, call: Call, group: Group | None, is_strict: bool, pace: Pace
+    asked: OffsetFetchRequest.Group,
+    call: Call,
+    group: Group | None,
+    is_strict: bool,
+    pace: Pace,
 ) -> Steps[OffsetFetchResponse.Group]:
-    """A member of the consumer protocol that names its id has to be one, with its present epoch."""
+    """A member of the consumer protocol that names its id has to be one, with its
+    present epoch.
+    """
     group_type = wire.OFFSET_FETCH.Response.Group
     is_named = asked.member_id is not None or asked.member_epoch >= 0
     if is_named and group is not None and group.consumers is not None:
@@ -424,7 +563,9 @@ def _fetched_group(
     return group_type(group_id=asked.group_id, topics=topics)
 
 
-def _fetched(topic_type: Any, topics: Any, group: Group | None, is_strict: bool, pace: Pace) -> Steps[list[Any]]:
+def _fetched(
+    topic_type: Any, topics: Any, group: Group | None, is_strict: bool, pace: Pace
+) -> Steps[list[Any]]:
     if group is None:
         offsets = {}
     else:
@@ -444,7 +585,9 @@ def _fetched(topic_type: Any, topics: Any, group: Group | None, is_strict: bool,
         for number in numbers:
             if pace.is_over():
                 yield
-            partition = topic_type.Partition(partition_index=number, committed_offset=-1, metadata="")
+            partition = topic_type.Partition(
+                partition_index=number, committed_offset=-1, metadata=""
+            )
             partitions.append(partition)
             if is_strict and group is not None and group.is_unstable((name, number)):
                 partition.error_code = codes.UNSTABLE_OFFSET_COMMIT
@@ -458,7 +601,9 @@ def _fetched(topic_type: Any, topics: Any, group: Group | None, is_strict: bool,
     return results
 
 
-def _refuse_delete_offsets(request: OffsetDeleteRequest, call: Call, code: int) -> OffsetDeleteResponse:
+def _refuse_delete_offsets(
+    request: OffsetDeleteRequest, call: Call, code: int
+) -> OffsetDeleteResponse:
     return wire.OFFSET_DELETE.Response(error_code=code)
 
 
@@ -479,7 +624,9 @@ def offset_delete(
         for partition in topic.partitions:
             if pace.is_over():
                 yield
-            result = response_type.Topic.Partition(partition_index=partition.partition_index)
+            result = response_type.Topic.Partition(
+                partition_index=partition.partition_index
+            )
             results.append(result)
             if partition.partition_index in numbers:
                 known.append((topic.name, result))
@@ -512,13 +659,19 @@ def offset_delete(
     return answer
 
 
-# -- what admin tools ask ------------------------------------------------------------------------------------------
+# -- what admin tools ask
+# ------------------------------------------------------------------------------------------
 
 
-def _refuse_describe(request: DescribeGroupsRequest, call: Call, code: int) -> DescribeGroupsResponse:
+def _refuse_describe(
+    request: DescribeGroupsRequest, call: Call, code: int
+) -> DescribeGroupsResponse:
     group_type = wire.DESCRIBE_GROUPS.Response.Group
     return wire.DESCRIBE_GROUPS.Response(
-        groups=[group_type(group_id=group_id, error_code=code) for group_id in request.groups]
+        groups=[
+            group_type(group_id=group_id, error_code=code)
+            for group_id in request.groups
+        ]
     )
 
 
@@ -527,8 +680,8 @@ def _refuse_describe(request: DescribeGroupsRequest, call: Call, code: int) -> D
 def describe_groups(
     request: DescribeGroupsRequest, call: Call, groups: AnyGroups, state: State
 ) -> Steps[DescribeGroupsResponse]:
-    """A group that does not exist, or is not of the classic protocol, is Dead. Subscriptions and assignments are given
-    for a Stable group only.
+    """A group that does not exist, or is not of the classic protocol, is Dead.
+    Subscriptions and assignments are given for a Stable group only.
     """
     group_type = wire.DESCRIBE_GROUPS.Response.Group
     operations = NOT_ASKED
@@ -541,7 +694,9 @@ def describe_groups(
             yield
         group = groups.get(group_id)
         if group is None or group.consumers is not None:
-            missing = group_type(group_id=group_id, group_state=DEAD, authorized_operations=operations)
+            missing = group_type(
+                group_id=group_id, group_state=DEAD, authorized_operations=operations
+            )
             if call.version >= _MISSING_SINCE:
                 missing.error_code = codes.GROUP_ID_NOT_FOUND
                 missing.error_message = f"Group {group_id} not found."
@@ -579,7 +734,9 @@ def describe_groups(
 
 @when_loaded(lambda request, call, code: wire.LIST_GROUPS.Response(error_code=code))
 @in_steps
-def list_groups(request: ListGroupsRequest, call: Call, groups: AnyGroups, state: State) -> Steps[ListGroupsResponse]:
+def list_groups(
+    request: ListGroupsRequest, call: Call, groups: AnyGroups, state: State
+) -> Steps[ListGroupsResponse]:
     group_type = wire.LIST_GROUPS.Response.Group
     states = {name.lower() for name in request.states_filter}
     types = {name.lower() for name in request.types_filter}
@@ -588,7 +745,9 @@ def list_groups(request: ListGroupsRequest, call: Call, groups: AnyGroups, state
     for group in list(groups.all()):
         if pace.is_over():
             yield
-        if (not states or group.state.lower() in states) and (not types or _type_of(group) in types):
+        if (not states or group.state.lower() in states) and (
+            not types or _type_of(group) in types
+        ):
             listed.append(
                 group_type(
                     group_id=group.group_id,
@@ -606,10 +765,15 @@ def _type_of(group: Group) -> str:
     return "consumer"
 
 
-def _refuse_delete(request: DeleteGroupsRequest, call: Call, code: int) -> DeleteGroupsResponse:
+def _refuse_delete(
+    request: DeleteGroupsRequest, call: Call, code: int
+) -> DeleteGroupsResponse:
     group_type = wire.DELETE_GROUPS.Response.Group
     return wire.DELETE_GROUPS.Response(
-        results=[group_type(group_id=name, error_code=code) for name in dict.fromkeys(request.groups_names)]
+        results=[
+            group_type(group_id=name, error_code=code)
+            for name in dict.fromkeys(request.groups_names)
+        ]
     )
 
 

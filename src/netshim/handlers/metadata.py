@@ -1,7 +1,8 @@
 """Metadata and what describes the cluster: what every client asks before anything else.
 
 Rules (wire protocol section 6):
-- There is one broker, this one: it leads every partition, and is controller and coordinator.
+- There is one broker, this one: it leads every partition, and is controller and
+  coordinator.
 - The address that is told to a client is the one by which it reached us.
 """
 
@@ -13,7 +14,13 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from logcore import InvalidNameError, LogcoreError
 from logcore.groupoffsets import OFFSETS_CONFIG
-from logcore.names import INTERNAL_TOPICS, METADATA_LOG, OFFSETS_TOPIC, check_topic_name, is_topic_name
+from logcore.names import (
+    INTERNAL_TOPICS,
+    METADATA_LOG,
+    OFFSETS_TOPIC,
+    check_topic_name,
+    is_topic_name,
+)
 from netshim import wire
 from netshim.handlers.failures import code_of
 from netshim.state import NO_ID, Call, State
@@ -33,24 +40,42 @@ if TYPE_CHECKING:
     )
 
 _T = TypeVar("_T")
-#: Bits of the operations that everybody may do, since nothing is forbidden: 1 << Kafka's AclOperation code.
+#: Bits of the operations that everybody may do, since nothing is forbidden: 1 <<
+#: Kafka's AclOperation code.
 _TOPIC_OPERATIONS: Final = sum(1 << code for code in (3, 4, 5, 6, 7, 8, 10, 11))
 #: From which version on topics are asked for by their ids.
 _IDS_SINCE: Final = 12
 _CLUSTER_OPERATIONS: Final = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
 
 
-def metadata(request: MetadataRequest, call: Call, state: State) -> MetadataResponse | Answer:
-    """Brokers and topics. Missing topics that the request names are created first, if that is allowed."""
+def metadata(
+    request: MetadataRequest, call: Call, state: State
+) -> MetadataResponse | Answer:
+    """Brokers and topics. Missing topics that the request names are created first, if
+    that is allowed.
+    """
     every = request.topics is None or (call.version == 0 and not request.topics)
-    if call.version < _IDS_SINCE and any(each.topic_id != NO_ID or each.name is None for each in request.topics or ()):
+    if call.version < _IDS_SINCE and any(
+        each.topic_id != NO_ID or each.name is None for each in request.topics or ()
+    ):
         return _refused_ids(request)
     missing = []
-    if not every and request.allow_auto_topic_creation and state.settings.auto_create_topics:
-        names = {each.name for each in request.topics or () if call.version < _IDS_SINCE or each.topic_id == NO_ID}
+    if (
+        not every
+        and request.allow_auto_topic_creation
+        and state.settings.auto_create_topics
+    ):
+        names = {
+            each.name
+            for each in request.topics or ()
+            if call.version < _IDS_SINCE or each.topic_id == NO_ID
+        }
         names.discard(METADATA_LOG)
-        missing = sorted(name for name in names if is_topic_name(name) and name not in state.logdir)
-    # A slip in a client's loop, or a hostile one, must not make topics without end: each takes a directory.
+        missing = sorted(
+            name for name in names if is_topic_name(name) and name not in state.logdir
+        )
+    # A slip in a client's loop, or a hostile one, must not make topics without end:
+    # each takes a directory.
     allowed = max(0, state.settings.auto_create_limit - call.session.topics_made)
     refused = dict.fromkeys(missing[allowed:], codes.POLICY_VIOLATION)
     missing = missing[:allowed]
@@ -64,37 +89,58 @@ def metadata(request: MetadataRequest, call: Call, state: State) -> MetadataResp
             answer.set(failures)
             return
         call.session.topics_made -= len(failures)
-        answer_with(lambda: _metadata_when_known(request, call, state, every, {**refused, **failures}), answer)
+        answer_with(
+            lambda: _metadata_when_known(
+                request, call, state, every, {**refused, **failures}
+            ),
+            answer,
+        )
 
     state.submit(lambda: _make_topics(missing, state, call), done)
     return answer
 
 
 def _refused_ids(request: MetadataRequest) -> MetadataResponse:
-    """Versions 10 and 11 have room for ids and are not to use it (KAFKA-10545). Kafka names no broker then."""
+    """Versions 10 and 11 have room for ids and are not to use it (KAFKA-10545). Kafka
+    names no broker then.
+    """
     response_type = wire.METADATA.Response
     code = codes.INVALID_REQUEST
     topics = [
-        response_type.Topic(error_code=code, name=each.name or "", topic_id=each.topic_id)
+        response_type.Topic(
+            error_code=code, name=each.name or "", topic_id=each.topic_id
+        )
         for each in request.topics or ()
     ]
     return response_type(controller_id=-1, topics=topics)
 
 
 def _metadata_when_known(
-    request: MetadataRequest, call: Call, state: State, every: bool, failures: dict[str, int]
+    request: MetadataRequest,
+    call: Call,
+    state: State,
+    every: bool,
+    failures: dict[str, int],
 ) -> MetadataResponse | Answer:
     if every:
         names: Iterable[str] = state.logdir.topics()
     else:
-        names = [asked.name or state.topic_of(asked.topic_id) or "" for asked in request.topics or ()]
+        names = [
+            asked.name or state.topic_of(asked.topic_id) or ""
+            for asked in request.topics or ()
+        ]
     return _when_epochs_are_known(
-        names, lambda: state.in_pieces(_metadata(request, call, state, every, failures)), state
+        names,
+        lambda: state.in_pieces(_metadata(request, call, state, every, failures)),
+        state,
     )
 
 
-def _when_epochs_are_known(names: Iterable[str], handle: Callable[[], _T], state: State) -> _T | Answer:
-    """handle(), once the leader epochs of all partitions of these topics are known; an Answer when they are to be read.
+def _when_epochs_are_known(
+    names: Iterable[str], handle: Callable[[], _T], state: State
+) -> _T | Answer:
+    """handle(), once the leader epochs of all partitions of these topics are known; an
+    Answer when they are to be read.
 
     Each stands in a file of its partition until the log is open.
     """
@@ -110,7 +156,9 @@ def _when_epochs_are_known(names: Iterable[str], handle: Callable[[], _T], state
 
     def read() -> None:
         for name, number in unread:
-            with contextlib.suppress(LogcoreError, OSError):  # the request itself will say so
+            with contextlib.suppress(
+                LogcoreError, OSError
+            ):  # the request itself will say so
                 logdir.leader_epoch(name, number)
 
     answer = Answer()
@@ -119,12 +167,16 @@ def _when_epochs_are_known(names: Iterable[str], handle: Callable[[], _T], state
 
 
 def _make_topics(names: list[str], state: State, call: Call) -> dict[str, int]:
-    """Makes topics that clients asked for; which of them could not be made, with the code for that."""
+    """Makes topics that clients asked for; which of them could not be made, with the
+    code for that.
+    """
     failures = {}
     for name in names:
         try:
             if name == OFFSETS_TOPIC:
-                is_new = state.logdir.ensure_topic(name, state.settings.offsets_partitions, OFFSETS_CONFIG)
+                is_new = state.logdir.ensure_topic(
+                    name, state.settings.offsets_partitions, OFFSETS_CONFIG
+                )
             else:
                 is_new = state.logdir.ensure_topic(name, state.settings.num_partitions)
             if is_new:
@@ -135,7 +187,11 @@ def _make_topics(names: list[str], state: State, call: Call) -> dict[str, int]:
 
 
 def _metadata(
-    request: MetadataRequest, call: Call, state: State, every: bool, failures: dict[str, int]
+    request: MetadataRequest,
+    call: Call,
+    state: State,
+    every: bool,
+    failures: dict[str, int],
 ) -> Steps[MetadataResponse]:
     response_type = wire.METADATA.Response
     results = []
@@ -153,9 +209,15 @@ def _metadata(
             known = state.topic_of(asked.topic_id)
             if known is None:
                 unknown = codes.UNKNOWN_TOPIC_ID
-                results.append(response_type.Topic(error_code=unknown, name=None, topic_id=asked.topic_id))
+                results.append(
+                    response_type.Topic(
+                        error_code=unknown, name=None, topic_id=asked.topic_id
+                    )
+                )
             else:
-                results.append((yield from _topic_metadata(known, request, state, pace)))
+                results.append(
+                    (yield from _topic_metadata(known, request, state, pace))
+                )
         elif name in state.logdir:
             results.append((yield from _topic_metadata(name, request, state, pace)))
         else:
@@ -168,11 +230,17 @@ def _metadata(
                 code = failures[name]
             results.append(response_type.Topic(error_code=code, name=name))
     return response_type(
-        brokers=[response_type.Broker(node_id=state.node_id, host=call.session.host, port=call.session.port)],
+        brokers=[
+            response_type.Broker(
+                node_id=state.node_id, host=call.session.host, port=call.session.port
+            )
+        ],
         cluster_id=state.logdir.cluster_id,
         controller_id=state.node_id,
         topics=results,
-        cluster_authorized_operations=_asked(request.include_cluster_authorized_operations, _CLUSTER_OPERATIONS),
+        cluster_authorized_operations=_asked(
+            request.include_cluster_authorized_operations, _CLUSTER_OPERATIONS
+        ),
     )
 
 
@@ -212,38 +280,59 @@ def _topic_metadata(
         topic_id=topic_id,
         is_internal=name in INTERNAL_TOPICS,
         partitions=partitions,
-        topic_authorized_operations=_asked(request.include_topic_authorized_operations, _TOPIC_OPERATIONS),
+        topic_authorized_operations=_asked(
+            request.include_topic_authorized_operations, _TOPIC_OPERATIONS
+        ),
     )
 
 
-def describe_cluster(request: DescribeClusterRequest, call: Call, state: State) -> DescribeClusterResponse:
+def describe_cluster(
+    request: DescribeClusterRequest, call: Call, state: State
+) -> DescribeClusterResponse:
     response_type = wire.DESCRIBE_CLUSTER.Response
     if request.endpoint_type != 1:
         mismatched = request.endpoint_type == 2
         return response_type(
-            error_code=codes.MISMATCHED_ENDPOINT_TYPE if mismatched else codes.UNSUPPORTED_ENDPOINT_TYPE,
-            error_message="this is a broker, not a controller" if mismatched else "unknown endpoint type",
+            error_code=codes.MISMATCHED_ENDPOINT_TYPE
+            if mismatched
+            else codes.UNSUPPORTED_ENDPOINT_TYPE,
+            error_message="this is a broker, not a controller"
+            if mismatched
+            else "unknown endpoint type",
         )
     return response_type(
         cluster_id=state.logdir.cluster_id,
         controller_id=state.node_id,
         endpoint_type=1,
-        brokers=[response_type.Broker(broker_id=state.node_id, host=call.session.host, port=call.session.port)],
-        cluster_authorized_operations=_asked(request.include_cluster_authorized_operations, _CLUSTER_OPERATIONS),
+        brokers=[
+            response_type.Broker(
+                broker_id=state.node_id, host=call.session.host, port=call.session.port
+            )
+        ],
+        cluster_authorized_operations=_asked(
+            request.include_cluster_authorized_operations, _CLUSTER_OPERATIONS
+        ),
     )
 
 
 def describe_topic_partitions(
     request: DescribeTopicPartitionsRequest, call: Call, state: State
 ) -> DescribeTopicPartitionsResponse | Answer:
-    """The request of newer admin clients instead of Metadata; empty lists where Kafka would name other replicas."""
+    """The request of newer admin clients instead of Metadata; empty lists where Kafka
+    would name other replicas.
+    """
     names = sorted({topic.name for topic in request.topics}) or state.logdir.topics()
     if request.cursor is not None and request.cursor.partition_index < 0:
         topic_type = wire.DESCRIBE_TOPIC_PARTITIONS.Response.Topic
-        refused = [topic_type(error_code=codes.INVALID_REQUEST, name=topic.name) for topic in request.topics]
+        refused = [
+            topic_type(error_code=codes.INVALID_REQUEST, name=topic.name)
+            for topic in request.topics
+        ]
         return wire.DESCRIBE_TOPIC_PARTITIONS.Response(topics=refused)
     return _when_epochs_are_known(
-        names, lambda: state.in_pieces(_describe_topic_partitions(names, request, state)), state
+        names,
+        lambda: state.in_pieces(_describe_topic_partitions(names, request, state)),
+        state,
     )
 
 
@@ -268,16 +357,27 @@ def _describe_topic_partitions(
                 check_topic_name(name)
             except InvalidNameError:
                 code = codes.INVALID_TOPIC_EXCEPTION
-            topics.append(topic_type(error_code=code, name=name, topic_authorized_operations=_TOPIC_OPERATIONS))
+            topics.append(
+                topic_type(
+                    error_code=code,
+                    name=name,
+                    topic_authorized_operations=_TOPIC_OPERATIONS,
+                )
+            )
             continue
         first = 0
         if cursor is not None and name == cursor.topic_name:
             first = cursor.partition_index
         described = yield from _topic_metadata(name, _NOTHING_ASKED, state, pace)
-        partitions = [partition for partition in described.partitions if partition.partition_index >= first]
+        partitions = [
+            partition
+            for partition in described.partitions
+            if partition.partition_index >= first
+        ]
         if left <= 0 or len(partitions) > left:
             next_cursor = response_type.Cursor(
-                topic_name=name, partition_index=partitions[left].partition_index if left > 0 else first
+                topic_name=name,
+                partition_index=partitions[left].partition_index if left > 0 else first,
             )
         if left > 0:
             topics.append(
@@ -314,7 +414,9 @@ class _NothingAsked:
 _NOTHING_ASKED: Final = _NothingAsked()
 
 
-def describe_log_dirs(request: DescribeLogDirsRequest, call: Call, state: State) -> Answer:
+def describe_log_dirs(
+    request: DescribeLogDirsRequest, call: Call, state: State
+) -> Answer:
     return state.in_background(lambda: _log_dirs(request, state))
 
 
@@ -332,10 +434,19 @@ def _log_dirs(request: DescribeLogDirsRequest, state: State) -> DescribeLogDirsR
                 size = state.logdir.size_bytes(name, number)
             except LogcoreError:
                 continue
-            partitions.append(dir_type.Topic.Partition(partition_index=number, partition_size=size))
+            partitions.append(
+                dir_type.Topic.Partition(partition_index=number, partition_size=size)
+            )
         if partitions:
             topics.append(dir_type.Topic(name=name, partitions=partitions))
     total_bytes, free_bytes = state.logdir.space()
     return response_type(
-        results=[dir_type(log_dir=state.logdir.path, topics=topics, total_bytes=total_bytes, usable_bytes=free_bytes)]
+        results=[
+            dir_type(
+                log_dir=state.logdir.path,
+                topics=topics,
+                total_bytes=total_bytes,
+                usable_bytes=free_bytes,
+            )
+        ]
     )

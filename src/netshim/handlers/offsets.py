@@ -1,4 +1,5 @@
-"""ListOffsets and OffsetForLeaderEpoch: which offsets a log has; DeleteRecords: from which on.
+"""ListOffsets and OffsetForLeaderEpoch: which offsets a log has; DeleteRecords: from
+which on.
 
 What reads indexes or batches, or renames files, is done off the broker's thread.
 """
@@ -40,17 +41,34 @@ _MAX_TIMESTAMP: Final = -3
 _EARLIEST_LOCAL: Final = -4
 _LATEST_TIERED: Final = -5
 #: From which version of ListOffsets on a special timestamp may be asked.
-_SINCE: Final = {_LATEST: 0, _EARLIEST: 0, _MAX_TIMESTAMP: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9}
+_SINCE: Final = {
+    _LATEST: 0,
+    _EARLIEST: 0,
+    _MAX_TIMESTAMP: 7,
+    _EARLIEST_LOCAL: 8,
+    _LATEST_TIERED: 9,
+}
 
 
-def list_offsets(request: ListOffsetsRequest, call: Call, state: State) -> ListOffsetsResponse | Answer:
-    asked = [(topic.name, each.partition_index) for topic in request.topics for each in topic.partitions]
-    return state.when_open(asked, lambda: state.in_pieces(_list_offsets(request, call, state, asked)))
+def list_offsets(
+    request: ListOffsetsRequest, call: Call, state: State
+) -> ListOffsetsResponse | Answer:
+    asked = [
+        (topic.name, each.partition_index)
+        for topic in request.topics
+        for each in topic.partitions
+    ]
+    return state.when_open(
+        asked, lambda: state.in_pieces(_list_offsets(request, call, state, asked))
+    )
 
 
-def _when_shown(asked: list[tuple[str, int]], handle: Callable[[], object], state: State) -> Steps[Answer | None]:
-    """None when readers may see all that was written. Else the answer that handle() gives once what is written now is
-    on disk: under `group` what came with acks=1 would be missing for up to 100 ms.
+def _when_shown(
+    asked: list[tuple[str, int]], handle: Callable[[], object], state: State
+) -> Steps[Answer | None]:
+    """None when readers may see all that was written. Else the answer that handle()
+    gives once what is written now is on disk: under `group` what came with acks=1 would
+    be missing for up to 100 ms.
     """
     unsynced = []
     pace = Pace()
@@ -87,7 +105,9 @@ def _list_offsets(
     looked: bool = False,
 ) -> Steps[ListOffsetsResponse | Answer]:
     def again(looked: bool) -> ListOffsetsResponse | Answer:
-        return state.in_pieces(_list_offsets(request, call, state, asked, shown=True, looked=looked))
+        return state.in_pieces(
+            _list_offsets(request, call, state, asked, shown=True, looked=looked)
+        )
 
     if not shown:
         later = yield from _when_shown(asked, lambda: again(looked=False), state)
@@ -99,7 +119,9 @@ def _list_offsets(
             return later
 
     def answer(
-        asked: ListOffsetsRequest.Topic.Partition, result: ListOffsetsResponse.Topic.Partition, log: Log
+        asked: ListOffsetsRequest.Topic.Partition,
+        result: ListOffsetsResponse.Topic.Partition,
+        log: Log,
     ) -> None:
         timestamp = asked.timestamp
         if timestamp < 0 and _SINCE.get(timestamp, 99) > call.version:
@@ -140,7 +162,9 @@ def _list_offsets(
     pace = Pace()
     for topic in request.topics:
         results = []
-        for partition in {each.partition_index: each for each in topic.partitions}.values():
+        for partition in {
+            each.partition_index: each for each in topic.partitions
+        }.values():
             if pace.is_over():
                 yield
             result = topic_type.Partition(partition_index=partition.partition_index)
@@ -148,10 +172,20 @@ def _list_offsets(
             if (topic.name, partition.partition_index) in twice:
                 result.error_code = codes.INVALID_REQUEST
                 continue
-            log = log_of(topic.name, partition.partition_index, partition, result, state)
+            log = log_of(
+                topic.name, partition.partition_index, partition, result, state
+            )
             if log is not None:
-                work.append(partial(answer_into, result, partial(answer, partition, result, log)))
-                reads = reads or partition.timestamp >= 0 or partition.timestamp == _MAX_TIMESTAMP
+                work.append(
+                    partial(
+                        answer_into, result, partial(answer, partition, result, log)
+                    )
+                )
+                reads = (
+                    reads
+                    or partition.timestamp >= 0
+                    or partition.timestamp == _MAX_TIMESTAMP
+                )
         response.topics.append(topic_type(name=topic.name, partitions=results))
 
     if not reads:
@@ -174,11 +208,19 @@ def _list_offsets(
 def offset_for_leader_epoch(
     request: OffsetForLeaderEpochRequest, call: Call, state: State
 ) -> OffsetForLeaderEpochResponse | Answer:
-    asked = [(topic.topic, each.partition) for topic in request.topics for each in topic.partitions]
-    return state.when_open(asked, lambda: state.in_pieces(_offset_for_leader_epoch(request, state)))
+    asked = [
+        (topic.topic, each.partition)
+        for topic in request.topics
+        for each in topic.partitions
+    ]
+    return state.when_open(
+        asked, lambda: state.in_pieces(_offset_for_leader_epoch(request, state))
+    )
 
 
-def _offset_for_leader_epoch(request: OffsetForLeaderEpochRequest, state: State) -> Steps[OffsetForLeaderEpochResponse]:
+def _offset_for_leader_epoch(
+    request: OffsetForLeaderEpochRequest, state: State
+) -> Steps[OffsetForLeaderEpochResponse]:
     def answer(
         asked: OffsetForLeaderEpochRequest.Topic.Partition,
         result: OffsetForLeaderEpochResponse.Topic.Partition,
@@ -204,15 +246,23 @@ def _offset_for_leader_epoch(request: OffsetForLeaderEpochRequest, state: State)
 
 
 def delete_records(request: DeleteRecordsRequest, call: Call, state: State) -> Answer:
-    asked = [(topic.name, each.partition_index) for topic in request.topics for each in topic.partitions]
+    asked = [
+        (topic.name, each.partition_index)
+        for topic in request.topics
+        for each in topic.partitions
+    ]
     return state.when_open(asked, lambda: _delete_records(request, call, state))
 
 
 def _delete_records(request: DeleteRecordsRequest, call: Call, state: State) -> Answer:
-    """Deletes in the background: the records must be on disk first, and deleting renames files."""
+    """Deletes in the background: the records must be on disk first, and deleting
+    renames files.
+    """
 
     def delete(
-        asked: DeleteRecordsRequest.Topic.Partition, result: DeleteRecordsResponse.Topic.Partition, log: Log
+        asked: DeleteRecordsRequest.Topic.Partition,
+        result: DeleteRecordsResponse.Topic.Partition,
+        log: Log,
     ) -> None:
         if "delete" not in log.config.cleanup_policy:
             result.error_code = codes.POLICY_VIOLATION
@@ -227,15 +277,28 @@ def _delete_records(request: DeleteRecordsRequest, call: Call, state: State) -> 
 
     topic_type = wire.DELETE_RECORDS.Response.Topic
     response = wire.DELETE_RECORDS.Response(topics=[])
-    work: list[tuple[DeleteRecordsRequest.Topic.Partition, DeleteRecordsResponse.Topic.Partition, Log]] = []
+    work: list[
+        tuple[
+            DeleteRecordsRequest.Topic.Partition,
+            DeleteRecordsResponse.Topic.Partition,
+            Log,
+        ]
+    ] = []
     for topic in request.topics:
         results = [
-            topic_type.Partition(partition_index=each.partition_index, low_watermark=-1) for each in topic.partitions
+            topic_type.Partition(partition_index=each.partition_index, low_watermark=-1)
+            for each in topic.partitions
         ]
         response.topics.append(topic_type(name=topic.name, partitions=results))
         for partition, result in zip(topic.partitions, results, strict=True):
             try:
-                work.append((partition, result, state.log(topic.name, partition.partition_index)))
+                work.append(
+                    (
+                        partition,
+                        result,
+                        state.log(topic.name, partition.partition_index),
+                    )
+                )
             except LogcoreError as error:
                 result.error_code = code_of(error)
 
@@ -249,7 +312,11 @@ def _delete_records(request: DeleteRecordsRequest, call: Call, state: State) -> 
     answer = Answer()
 
     def done(error: object) -> None:
-        keys = [(topic.name, each.partition_index) for topic in request.topics for each in topic.partitions]
+        keys = [
+            (topic.name, each.partition_index)
+            for topic in request.topics
+            for each in topic.partitions
+        ]
         state.fetches.wake(keys, call.now_ms)
         answer.set(error if isinstance(error, Exception) else response)
 

@@ -1,6 +1,8 @@
-"""Parts of several handlers about partitions: finding the log, checking the leader epoch, loading transactions.
+"""Parts of several handlers about partitions: finding the log, checking the leader
+epoch, loading transactions.
 
-Each partition of a request succeeds or fails alone, so an error becomes the code of its result.
+Each partition of a request succeeds or fails alone, so an error becomes the code of its
+result.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from netshim.wire import codes
 MAGIC_POSITION: Final = 16
 ATTRIBUTES_POSITION: Final = 22
 ZSTD: Final = 4
-#: A consumer that reads at the end of a log is so little behind that walking is cheaper than another thread.
+#: A consumer that reads at the end of a log is so little behind that walking is cheaper
+#: than another thread.
 _WALKED_AT_ONCE: Final = 1_000
 
 
@@ -29,8 +32,12 @@ class Coded(Protocol):
     error_code: int
 
 
-def log_of(topic: str, number: int, asked: object, result: Coded, state: State) -> Log | None:
-    """The log of a partition; None, with the code in the result, when it cannot be asked."""
+def log_of(
+    topic: str, number: int, asked: object, result: Coded, state: State
+) -> Log | None:
+    """The log of a partition; None, with the code in the result, when it cannot be
+    asked.
+    """
     try:
         log = state.log(topic, number)
     except LogcoreError as error:
@@ -43,7 +50,9 @@ def log_of(topic: str, number: int, asked: object, result: Coded, state: State) 
 
 
 def check_epoch(log: Log, leader_epoch: int) -> int:
-    """The code for a client's idea of the leader epoch: whether its metadata is old, or newer than ours."""
+    """The code for a client's idea of the leader epoch: whether its metadata is old, or
+    newer than ours.
+    """
     if leader_epoch < 0 or leader_epoch == log.leader_epoch:
         return codes.NONE
     if leader_epoch < log.leader_epoch:
@@ -64,7 +73,8 @@ def when_transactions_are_known(
 ) -> Answer | None:
     """None when they are, nearly. Else the answer that handle() gives once they are.
 
-    A read_committed look at a log walks all that was not walked before, which is not for the broker's thread.
+    A read_committed look at a log walks all that was not walked before, which is not
+    for the broker's thread.
     """
     logs = []
     for name, number in asked:

@@ -18,7 +18,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from logcore import CorruptBatchError, Log, LogcoreError, OutOfOrderSequenceError, Receipt
+from logcore import (
+    CorruptBatchError,
+    Log,
+    LogcoreError,
+    OutOfOrderSequenceError,
+    Receipt,
+)
 from logcore.coordination.transactioneffects import AddPartitions, TransactionError
 from logcore.kernels.layout import HEADER_SIZE, TRANSACTIONAL_BIT
 from logcore.names import INTERNAL_TOPICS
@@ -68,7 +74,9 @@ _SAYS_LOG_START: Final = frozenset(
 )
 
 
-def produce(request: ProduceRequest, call: Call, state: State) -> ProduceResponse | Answer | None:
+def produce(
+    request: ProduceRequest, call: Call, state: State
+) -> ProduceResponse | Answer | None:
     """Append the batches of a request.
 
     With acks=all, the answer waits until the batches are as durable as the durability
@@ -79,7 +87,9 @@ def produce(request: ProduceRequest, call: Call, state: State) -> ProduceRespons
         for topic in request.topic_data:
             topic.name = state.topic_of(topic.topic_id) or ""
     if request.transactional_id is None:
-        return _produce_one(request, call, state) or _produce_in_order(request, call, state)
+        return _produce_one(request, call, state) or _produce_in_order(
+            request, call, state
+        )
     if not state.transactions:
         return _produce_in_order(request, call, state)
     partitions, producers = _transactional(request)
@@ -94,7 +104,11 @@ def produce(request: ProduceRequest, call: Call, state: State) -> ProduceRespons
         if call.version < _ADDS_SINCE or len(producers) > 1:
             go_on(None)
             return
-        known = {(name, number) for name, number in partitions if number in state.numbers_of(name)}
+        known = {
+            (name, number)
+            for name, number in partitions
+            if number in state.numbers_of(name)
+        }
         ((producer_id, producer_epoch),) = producers
         asked = AddPartitions(
             transactional_id=request.transactional_id or "",
@@ -111,7 +125,9 @@ def produce(request: ProduceRequest, call: Call, state: State) -> ProduceRespons
     return answer
 
 
-def _transactional(request: ProduceRequest) -> tuple[set[tuple[str, int]], set[tuple[int, int]]]:
+def _transactional(
+    request: ProduceRequest,
+) -> tuple[set[tuple[str, int]], set[tuple[int, int]]]:
     """Return the partitions with transactional batches, and their producers.
 
     A producer is an id and an epoch.
@@ -121,15 +137,25 @@ def _transactional(request: ProduceRequest) -> tuple[set[tuple[str, int]], set[t
     for topic in request.topic_data:
         for partition in topic.partition_data:
             records = partition.records
-            if records is None or len(records) < HEADER_SIZE or not records[ATTRIBUTES_POSITION] & TRANSACTIONAL_BIT:
+            if (
+                records is None
+                or len(records) < HEADER_SIZE
+                or not records[ATTRIBUTES_POSITION] & TRANSACTIONAL_BIT
+            ):
                 continue
             partitions.add((topic.name, partition.index))
             producers.add(_PRODUCER.unpack_from(records, _PRODUCER_POSITION))
     return partitions, producers
 
 
-def _produce_in_order(request: ProduceRequest, call: Call, state: State) -> ProduceResponse | Answer | None:
-    keys = [(topic.name, partition.index) for topic in request.topic_data for partition in topic.partition_data]
+def _produce_in_order(
+    request: ProduceRequest, call: Call, state: State
+) -> ProduceResponse | Answer | None:
+    keys = [
+        (topic.name, partition.index)
+        for topic in request.topic_data
+        for partition in topic.partition_data
+    ]
     has_begun = False
 
     def begin() -> Steps[ProduceResponse | Answer | None]:
@@ -151,24 +177,36 @@ def _keep(request: ProduceRequest) -> None:
                 partition.records = bytes(partition.records)
 
 
-def _produce_one(request: ProduceRequest, call: Call, state: State) -> ProduceResponse | Answer | None:
+def _produce_one(
+    request: ProduceRequest, call: Call, state: State
+) -> ProduceResponse | Answer | None:
     """Handle the usual request: one valid batch for one idle log.
 
     Return None for every other request, without any change. The general path handles
     these requests, and gives the same answers.
     """
     topics = request.topic_data
-    if len(topics) != 1 or len(topics[0].partition_data) != 1 or request.acks not in (1, -1):
+    if (
+        len(topics) != 1
+        or len(topics[0].partition_data) != 1
+        or request.acks not in (1, -1)
+    ):
         return None
     (topic,) = topics
     (asked,) = topic.partition_data
     log = state.free_log(topic.name, asked.index)
     records = asked.records or b""
-    if log is None or _check_batch(request, topic.name, records, call)[0] or _may_wait(log, records):
+    if (
+        log is None
+        or _check_batch(request, topic.name, records, call)[0]
+        or _may_wait(log, records)
+    ):
         return None
     response_type = wire.PRODUCE.Response
     result = response_type.Topic.Partition(index=asked.index, base_offset=-1)
-    told = response_type.Topic(name=topic.name, topic_id=topic.topic_id, partition_responses=[result])
+    told = response_type.Topic(
+        name=topic.name, topic_id=topic.topic_id, partition_responses=[result]
+    )
     response = response_type(responses=[told])
     receipt = _append(log, records)
     if isinstance(receipt, Exception):
@@ -223,7 +261,9 @@ def _append_verified(
     log: Log,
     records: Buffer,
 ) -> _Outcome:
-    outcome: _Outcome = state.transactions.verified(who, partition, lambda: append(log, records))
+    outcome: _Outcome = state.transactions.verified(
+        who, partition, lambda: append(log, records)
+    )
     return outcome
 
 
@@ -247,7 +287,13 @@ def _accept(result: ProduceResponse.Topic.Partition, log: Log, receipt: Receipt)
     return receipt.last_offset + 1
 
 
-def _refuse(result: ProduceResponse.Topic.Partition, code: int, message: str | None, call: Call, state: State) -> None:
+def _refuse(
+    result: ProduceResponse.Topic.Partition,
+    code: int,
+    message: str | None,
+    call: Call,
+    state: State,
+) -> None:
     result.error_code = code
     result.error_message = message
     result.base_offset = -1
@@ -255,7 +301,12 @@ def _refuse(result: ProduceResponse.Topic.Partition, code: int, message: str | N
 
 
 def _refuse_batch(
-    result: ProduceResponse.Topic.Partition, log: Log, records: Buffer, error: Exception, call: Call, state: State
+    result: ProduceResponse.Topic.Partition,
+    log: Log,
+    records: Buffer,
+    error: Exception,
+    call: Call,
+    state: State,
 ) -> None:
     """Write the error of a batch that the log refused into the result."""
     _refuse(result, _code_of_batch(error, records), message_of(error), call, state)
@@ -263,10 +314,15 @@ def _refuse_batch(
         result.log_start_offset = log.log_start_offset
     record_error = wire.PRODUCE.Response.Topic.Partition.RecordError
     refused = getattr(error, "record_errors", ())
-    result.record_errors = [record_error(batch_index=at, batch_index_error_message=why) for at, why in refused]
+    result.record_errors = [
+        record_error(batch_index=at, batch_index_error_message=why)
+        for at, why in refused
+    ]
 
 
-def _produce(request: ProduceRequest, call: Call, state: State) -> Steps[ProduceResponse | Answer | None]:
+def _produce(
+    request: ProduceRequest, call: Call, state: State
+) -> Steps[ProduceResponse | Answer | None]:
     response_type = wire.PRODUCE.Response
     partition_type = response_type.Topic.Partition
     acks = request.acks
@@ -276,7 +332,9 @@ def _produce(request: ProduceRequest, call: Call, state: State) -> Steps[Produce
     failed = False
     # Part 1: functions that record the result of a partition and count it.
 
-    def fail(result: ProduceResponse.Topic.Partition, code: int, message: str | None) -> None:
+    def fail(
+        result: ProduceResponse.Topic.Partition, code: int, message: str | None
+    ) -> None:
         nonlocal failed
         failed = True
         _refuse(result, code, message, call, state)
@@ -293,13 +351,19 @@ def _produce(request: ProduceRequest, call: Call, state: State) -> Steps[Produce
         else:
             answer.set(None)
 
-    def synced(result: ProduceResponse.Topic.Partition, error: LogcoreError | None) -> None:
+    def synced(
+        result: ProduceResponse.Topic.Partition, error: LogcoreError | None
+    ) -> None:
         if error is not None:
             fail(result, code_of(error), message_of(error))
         done()
 
     def stored(
-        topic: str, log: Log, records: Buffer, result: ProduceResponse.Topic.Partition, receipt: _Outcome
+        topic: str,
+        log: Log,
+        records: Buffer,
+        result: ProduceResponse.Topic.Partition,
+        receipt: _Outcome,
     ) -> None:
         nonlocal failed
         if isinstance(receipt, TransactionError):
@@ -320,7 +384,9 @@ def _produce(request: ProduceRequest, call: Call, state: State) -> Steps[Produce
 
     # Part 2: append one batch, or queue it after the earlier work on its log.
     def store(
-        of: ProduceRequest.Topic, asked: ProduceRequest.Topic.Partition, result: ProduceResponse.Topic.Partition
+        of: ProduceRequest.Topic,
+        asked: ProduceRequest.Topic.Partition,
+        result: ProduceResponse.Topic.Partition,
     ) -> None:
         topic = of.name
         try:
@@ -364,7 +430,11 @@ def _produce(request: ProduceRequest, call: Call, state: State) -> Steps[Produce
                     return
         if state.has_turns(key) or _may_wait(log, records):
             kept = bytes(records)  # the buffer of the connection will be reused
-            state.in_turn(key, lambda: append(log, kept), lambda receipt: stored(topic, log, kept, result, receipt))
+            state.in_turn(
+                key,
+                lambda: append(log, kept),
+                lambda receipt: stored(topic, log, kept, result, receipt),
+            )
             return
         stored(topic, log, records, result, append(log, records))
 
@@ -376,7 +446,11 @@ def _produce(request: ProduceRequest, call: Call, state: State) -> Steps[Produce
         asked_once = {partition.index: partition for partition in topic.partition_data}
         results = [partition_type(index=index, base_offset=-1) for index in asked_once]
         topic_id = topic.topic_id
-        response.responses.append(response_type.Topic(name=topic.name, topic_id=topic_id, partition_responses=results))
+        response.responses.append(
+            response_type.Topic(
+                name=topic.name, topic_id=topic_id, partition_responses=results
+            )
+        )
         for partition, result in zip(asked_once.values(), results, strict=True):
             if pace.is_over():
                 if not is_kept:
@@ -402,7 +476,9 @@ def _is_still(topic: ProduceRequest.Topic, state: State) -> bool:
     return topic.name in state.logdir and state.topic_id(topic.name) == topic.topic_id
 
 
-def _check_batch(request: ProduceRequest, topic: str, records: Buffer, call: Call) -> tuple[int, str | None]:
+def _check_batch(
+    request: ProduceRequest, topic: str, records: Buffer, call: Call
+) -> tuple[int, str | None]:
     """Check the rules of the Produce request that the log does not check.
 
     Return (code, message), with code 0 if the batch is valid. Bytes that are no
@@ -413,15 +489,25 @@ def _check_batch(request: ProduceRequest, topic: str, records: Buffer, call: Cal
         return codes.INVALID_TOPIC_EXCEPTION, f"{topic} is written by the broker alone"
     size = len(records)
     # Most requests contain exactly one batch of magic 2. Only others are parsed.
-    if size < HEADER_SIZE or records[MAGIC_POSITION] != 2 or int.from_bytes(records[8:12], "big") + 12 != size:
+    if (
+        size < HEADER_SIZE
+        or records[MAGIC_POSITION] != 2
+        or int.from_bytes(records[8:12], "big") + 12 != size
+    ):
         refusal = _why_not_one_batch(records)
         if refusal is not None:
             return codes.INVALID_RECORD, refusal
     if any(records[:8]):
         return codes.INVALID_RECORD, "expected base offset 0"
-    if records[ATTRIBUTES_POSITION] & TRANSACTIONAL_BIT and request.transactional_id is None:
+    if (
+        records[ATTRIBUTES_POSITION] & TRANSACTIONAL_BIT
+        and request.transactional_id is None
+    ):
         # Its transaction could never be ended, and readers would wait for its end.
-        return codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch needs a transactional id"
+        return (
+            codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+            "a transactional batch needs a transactional id",
+        )
     if records[ATTRIBUTES_POSITION] & 7 == ZSTD and call.version < 7:
         return codes.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs Produce version 7"
     return 0, None
@@ -436,7 +522,10 @@ def _refusal_of(error: TransactionError, call: Call) -> tuple[int, str | None]:
         # Old clients retry this code.
         return codes.NOT_ENOUGH_REPLICAS, "transactions are not known now"
     if error is TransactionError.CONCURRENT_TRANSACTIONS and call.version < _ADDS_SINCE:
-        return codes.NOT_ENOUGH_REPLICAS, "the last transaction of this id has not ended"
+        return (
+            codes.NOT_ENOUGH_REPLICAS,
+            "the last transaction of this id has not ended",
+        )
     code = code_for_writer(error, call.version, _ABORTABLE_SINCE)
     if error is TransactionError.TRANSACTION_ABORTABLE:
         return code, "Partition was not added to the transaction"

@@ -1,7 +1,7 @@
 """InitProducerId: the identity of idempotent producers.
 
-Ids come from the log directory, which never gives one out twice. Those of transactional producers come from the
-coordinator of transactions (transactions.py).
+Ids come from the log directory, which never gives one out twice. Those of transactional
+producers come from the coordinator of transactions (transactions.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     )
 
 
-def init_producer_id(request: InitProducerIdRequest, call: Call, state: State) -> InitProducerIdResponse | Answer:
+def init_producer_id(
+    request: InitProducerIdRequest, call: Call, state: State
+) -> InitProducerIdResponse | Answer:
     response_type = wire.INIT_PRODUCER_ID.Response
     if (request.producer_id == -1) != (request.producer_epoch == -1):
         return response_type(error_code=codes.INVALID_REQUEST, producer_epoch=-1)

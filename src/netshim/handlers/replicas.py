@@ -24,11 +24,15 @@ if TYPE_CHECKING:
 _ELECTIONS: Final = (0, 1)
 
 
-def elect_leaders(request: ElectLeadersRequest, call: Call, state: State) -> ElectLeadersResponse | Answer:
+def elect_leaders(
+    request: ElectLeadersRequest, call: Call, state: State
+) -> ElectLeadersResponse | Answer:
     return state.in_pieces(_elect_leaders(request, state))
 
 
-def _elect_leaders(request: ElectLeadersRequest, state: State) -> Steps[ElectLeadersResponse]:
+def _elect_leaders(
+    request: ElectLeadersRequest, state: State
+) -> Steps[ElectLeadersResponse]:
     """Respond that each partition has its leader.
 
     A request for all partitions gets an empty list, as from Kafka when no partition
@@ -49,7 +53,11 @@ def _elect_leaders(request: ElectLeadersRequest, state: State) -> Steps[ElectLea
                 code = codes.INVALID_REQUEST
             elif number not in numbers:
                 code = codes.UNKNOWN_TOPIC_OR_PARTITION
-            results.append(response_type.Topic.Partition(partition_id=number, error_code=code, error_message=None))
+            results.append(
+                response_type.Topic.Partition(
+                    partition_id=number, error_code=code, error_message=None
+                )
+            )
         topics.append(response_type.Topic(topic=topic.topic, partition_result=results))
     code = codes.NONE
     if not is_known:

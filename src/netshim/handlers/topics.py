@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 _TOPICS_AT_ONCE: Final = 50
 
 
-def create_topics(request: CreateTopicsRequest, call: Call, state: State) -> CreateTopicsResponse | Answer:
+def create_topics(
+    request: CreateTopicsRequest, call: Call, state: State
+) -> CreateTopicsResponse | Answer:
     response_type = wire.CREATE_TOPICS.Response
     logdir = state.logdir
     times = Counter(topic.name for topic in request.topics)
@@ -44,7 +46,10 @@ def create_topics(request: CreateTopicsRequest, call: Call, state: State) -> Cre
     excess = _excess(total, state)
     if excess is not None:
         refused = [
-            response_type.Topic(name=name, error_code=codes.POLICY_VIOLATION, error_message=excess) for name in times
+            response_type.Topic(
+                name=name, error_code=codes.POLICY_VIOLATION, error_message=excess
+            )
+            for name in times
         ]
         return response_type(topics=refused)
 
@@ -53,11 +58,15 @@ def create_topics(request: CreateTopicsRequest, call: Call, state: State) -> Cre
         wanted: dict[str, tuple[int, dict[str, object]]] = {}
         for topic in request.topics:
             result = results[topic.name] = response_type.Topic(name=topic.name)
-            result.error_code, result.error_message = _check_new_topic(topic, times[topic.name], state)
+            result.error_code, result.error_message = _check_new_topic(
+                topic, times[topic.name], state
+            )
             if result.error_code:
                 continue
             count = _partition_count(topic, state)
-            config: dict[str, object] = {each.name: each.value for each in topic.configs}
+            config: dict[str, object] = {
+                each.name: each.value for each in topic.configs
+            }
             try:
                 logdir.create_topics({topic.name: (count, config)}, check_only=True)
                 wanted[topic.name] = count, config
@@ -66,7 +75,13 @@ def create_topics(request: CreateTopicsRequest, call: Call, state: State) -> Cre
                 result.error_message = message_of(error)
         names = list(wanted)
         for first in range(0, len(names), _TOPICS_AT_ONCE):
-            _create(names[first : first + _TOPICS_AT_ONCE], wanted, results, request.validate_only, state)
+            _create(
+                names[first : first + _TOPICS_AT_ONCE],
+                wanted,
+                results,
+                request.validate_only,
+                state,
+            )
         wanted = {name: wanted[name] for name in names if not results[name].error_code}
         for name, (count, given) in wanted.items():
             result = results[name]
@@ -107,7 +122,9 @@ def _create(
     Creating them together takes one write of the topics file.
     """
     try:
-        state.logdir.create_topics({name: wanted[name] for name in names}, check_only=check_only)
+        state.logdir.create_topics(
+            {name: wanted[name] for name in names}, check_only=check_only
+        )
     except LogcoreError as error:
         if len(names) == 1:
             results[names[0]].error_code = code_of(error)
@@ -138,26 +155,45 @@ def _partition_count(topic: CreateTopicsRequest.Topic, state: State) -> int:
     return count
 
 
-def _check_new_topic(topic: CreateTopicsRequest.Topic, times: int, state: State) -> tuple[int, str | None]:
+def _check_new_topic(
+    topic: CreateTopicsRequest.Topic, times: int, state: State
+) -> tuple[int, str | None]:
     """Return the errors that depend on the request alone, as (code, message)."""
     if times > 1:
         return codes.INVALID_REQUEST, "the topic is named twice in this request"
     if topic.name == METADATA_LOG:
-        return codes.INVALID_REQUEST, f"creation of internal topic {METADATA_LOG} is prohibited"
+        return (
+            codes.INVALID_REQUEST,
+            f"creation of internal topic {METADATA_LOG} is prohibited",
+        )
     if topic.assignments:
         if topic.num_partitions != -1 or topic.replication_factor != -1:
-            return codes.INVALID_REQUEST, "a manual assignment excludes a number of partitions and replicas"
-        if sorted(each.partition_index for each in topic.assignments) != list(range(len(topic.assignments))):
+            return (
+                codes.INVALID_REQUEST,
+                "a manual assignment excludes a number of partitions and replicas",
+            )
+        if sorted(each.partition_index for each in topic.assignments) != list(
+            range(len(topic.assignments))
+        ):
             return codes.INVALID_REPLICA_ASSIGNMENT, "expected partitions 0, 1, 2, ..."
         if any(each.broker_ids != [state.node_id] for each in topic.assignments):
-            return codes.INVALID_REPLICA_ASSIGNMENT, f"the only broker is {state.node_id}"
+            return (
+                codes.INVALID_REPLICA_ASSIGNMENT,
+                f"the only broker is {state.node_id}",
+            )
     else:
         if topic.num_partitions == 0 or topic.num_partitions < -1:
-            return codes.INVALID_PARTITIONS, f"expected 1 or more partitions, found {topic.num_partitions}"
+            return (
+                codes.INVALID_PARTITIONS,
+                f"expected 1 or more partitions, found {topic.num_partitions}",
+            )
         factor = topic.replication_factor
         if factor == 0 or factor < -1 or factor > state.settings.max_replication_factor:
             most = state.settings.max_replication_factor
-            return codes.INVALID_REPLICATION_FACTOR, f"expected a replication factor of 1 to {most}, found {factor}"
+            return (
+                codes.INVALID_REPLICATION_FACTOR,
+                f"expected a replication factor of 1 to {most}, found {factor}",
+            )
     if any(each.value is None for each in topic.configs):
         return codes.INVALID_CONFIG, "a config without a value"
     if len({each.name for each in topic.configs}) < len(topic.configs):
@@ -165,7 +201,9 @@ def _check_new_topic(topic: CreateTopicsRequest.Topic, times: int, state: State)
     return codes.NONE, None
 
 
-def create_partitions(request: CreatePartitionsRequest, call: Call, state: State) -> Answer:
+def create_partitions(
+    request: CreatePartitionsRequest, call: Call, state: State
+) -> Answer:
     response_type = wire.CREATE_PARTITIONS.Response
 
     def work() -> CreatePartitionsResponse:
@@ -186,7 +224,9 @@ def create_partitions(request: CreatePartitionsRequest, call: Call, state: State
                 # With another number, groups would be searched in the wrong partitions.
                 if topic.name in INTERNAL_TOPICS:
                     result.error_code = codes.INVALID_REQUEST
-                    result.error_message = "the number of partitions of an internal topic does not change"
+                    result.error_message = (
+                        "the number of partitions of an internal topic does not change"
+                    )
                 elif topic.count <= present:
                     result.error_code = codes.INVALID_PARTITIONS
                     result.error_message = f"the topic has {present} partitions; expected more, found {topic.count}"
@@ -195,14 +235,20 @@ def create_partitions(request: CreatePartitionsRequest, call: Call, state: State
                     result.error_message = excess
                 elif topic.assignments is not None and (
                     len(topic.assignments) != topic.count - present
-                    or any(each.broker_ids != [state.node_id] for each in topic.assignments)
+                    or any(
+                        each.broker_ids != [state.node_id] for each in topic.assignments
+                    )
                 ):
                     result.error_code = codes.INVALID_REPLICA_ASSIGNMENT
                     result.error_message = f"expected {topic.count - present} assignments to broker {state.node_id}"
                 else:
-                    state.logdir.add_partitions(topic.name, topic.count, check_only=request.validate_only)
+                    state.logdir.add_partitions(
+                        topic.name, topic.count, check_only=request.validate_only
+                    )
                     if not request.validate_only:
-                        state.journal.changed(call, topic.name, f"grown to {topic.count} partitions")
+                        state.journal.changed(
+                            call, topic.name, f"grown to {topic.count} partitions"
+                        )
             except LogcoreError as error:
                 code = code_of(error)
                 if code == codes.INVALID_CONFIG:
@@ -240,8 +286,13 @@ def delete_topics(request: DeleteTopicsRequest, call: Call, state: State) -> Ans
         wanted = Counter((topic.name, topic.topic_id) for topic in request.topics)
     else:
         wanted = Counter()
-    named = Counter(name if name is not None else state.topic_of(topic_id) for name, topic_id in wanted.elements())
-    for topic in {(each.name, each.topic_id): each for each in request.topics if call.version >= 6}.values():
+    named = Counter(
+        name if name is not None else state.topic_of(topic_id)
+        for name, topic_id in wanted.elements()
+    )
+    for topic in {
+        (each.name, each.topic_id): each for each in request.topics if call.version >= 6
+    }.values():
         result = response_type.Topic(name=topic.name, topic_id=topic.topic_id)
         results.append(result)
         if (topic.name is None) == (topic.topic_id == NO_ID):
@@ -261,7 +312,9 @@ def delete_topics(request: DeleteTopicsRequest, call: Call, state: State) -> Ans
             # permanently.
             if name == TRANSACTIONS_TOPIC:
                 result.error_code = codes.POLICY_VIOLATION
-                result.error_message = f"{name} tells which transactions are to be ended"
+                result.error_message = (
+                    f"{name} tells which transactions are to be ended"
+                )
                 continue
             try:
                 result.topic_id = state.logdir.topic_id(name).bytes
@@ -279,8 +332,12 @@ def delete_topics(request: DeleteTopicsRequest, call: Call, state: State) -> Ans
     def done(error: object) -> None:
         gone = {name for name, result in doomed if not result.error_code}
         # Fetches that wait for records of these topics are answered now.
-        state.fetches.wake([key for key in state.fetches.waited_for() if key[0] in gone], call.now_ms)
-        response = error if isinstance(error, Exception) else response_type(responses=results)
+        state.fetches.wake(
+            [key for key in state.fetches.waited_for() if key[0] in gone], call.now_ms
+        )
+        response = (
+            error if isinstance(error, Exception) else response_type(responses=results)
+        )
         if state.is_shared or not gone:
             answer.set(response)
             return

@@ -1,8 +1,9 @@
-"""Requests of transactions: partitions and offsets added to one, its end, and those of admin tools.
+"""Requests of transactions: partitions and offsets added to one, its end, and those of
+admin tools.
 
 Rules (broker reference, sections 3.4 to 3.12):
-- Shapes and codes that differ by version are made here; logcore.coordination decides what a request does to a
-  transaction.
+- Shapes and codes that differ by version are made here; logcore.coordination decides
+  what a request does to a transaction.
 - The first request waits until the stored transactions have been read.
 - Batches of a producer are verified where they are appended (produce.py).
 """
@@ -57,7 +58,8 @@ if TYPE_CHECKING:
         WriteTxnMarkersResponse,
     )
 
-#: From which version on an API names a fenced producer so; before, it says INVALID_PRODUCER_EPOCH.
+#: From which version on an API names a fenced producer so; before, it says
+#: INVALID_PRODUCER_EPOCH.
 _FENCED_SINCE: Final = {
     wire.INIT_PRODUCER_ID.key: 4,
     wire.ADD_PARTITIONS_TO_TXN.key: 2,
@@ -71,14 +73,16 @@ ResponseT = TypeVar("ResponseT")
 
 
 def _code(error: TransactionError, call: Call) -> int:
-    if error is TransactionError.PRODUCER_FENCED and call.version < _FENCED_SINCE.get(call.api_key, 0):
+    if error is TransactionError.PRODUCER_FENCED and call.version < _FENCED_SINCE.get(
+        call.api_key, 0
+    ):
         return codes.INVALID_PRODUCER_EPOCH
     return int(getattr(codes, error.name))
 
 
 def code_for_writer(error: TransactionError, version: int, abortable_since: int) -> int:
-    """The code for a producer that writes records or offsets (sections 3.6 and 3.7). abortable_since: the first version
-    of the API that knows TRANSACTION_ABORTABLE.
+    """The code for a producer that writes records or offsets (sections 3.6 and 3.7).
+    abortable_since: the first version of the API that knows TRANSACTION_ABORTABLE.
     """
     if error is TransactionError.PRODUCER_FENCED:
         return codes.INVALID_PRODUCER_EPOCH
@@ -88,9 +92,14 @@ def code_for_writer(error: TransactionError, version: int, abortable_since: int)
 
 
 def when_transactions_are_loaded(
-    call: Call, state: State, handle: Callable[[], ResponseT | Answer], refuse: Callable[[int], ResponseT]
+    call: Call,
+    state: State,
+    handle: Callable[[], ResponseT | Answer],
+    refuse: Callable[[int], ResponseT],
 ) -> ResponseT | Answer:
-    """handle(), once the stored transactions have been read; refuse(code) when they cannot be."""
+    """handle(), once the stored transactions have been read; refuse(code) when they
+    cannot be.
+    """
     if state.transactions.is_loaded:
         return handle()
     answer = Answer()
@@ -112,7 +121,9 @@ def _when_looked_up(
     respond: Callable[[Mapping[str, StoredTransaction]], Steps[ResponseT]],
     refuse: Callable[[int], ResponseT],
 ) -> ResponseT | Answer:
-    """respond(the stored transactions of these ids, or all for None); refuse(code) when they cannot be read now."""
+    """respond(the stored transactions of these ids, or all for None); refuse(code) when
+    they cannot be read now.
+    """
 
     def handle() -> Answer:
         answer = Answer()
@@ -129,7 +140,9 @@ def _when_looked_up(
     return when_transactions_are_loaded(call, state, handle, refuse)
 
 
-def init_transactional_id(request: InitProducerIdRequest, call: Call, state: State) -> InitProducerIdResponse | Answer:
+def init_transactional_id(
+    request: InitProducerIdRequest, call: Call, state: State
+) -> InitProducerIdResponse | Answer:
     response_type = wire.INIT_PRODUCER_ID.Response
     asked = Initialize(
         transactional_id=request.transactional_id or "",
@@ -143,23 +156,40 @@ def init_transactional_id(request: InitProducerIdRequest, call: Call, state: Sta
 
         def done(result: Result) -> None:
             if isinstance(result, Identity):
-                answer.set(response_type(producer_id=result.producer_id, producer_epoch=result.producer_epoch))
+                answer.set(
+                    response_type(
+                        producer_id=result.producer_id,
+                        producer_epoch=result.producer_epoch,
+                    )
+                )
             else:
                 assert isinstance(result, TransactionError), result
-                answer.set(response_type(error_code=_code(result, call), producer_epoch=-1))
+                answer.set(
+                    response_type(error_code=_code(result, call), producer_epoch=-1)
+                )
 
         state.transactions.ask(asked, call.now_ms, done)
         return answer
 
-    return when_transactions_are_loaded(call, state, handle, lambda code: response_type(error_code=code))
+    return when_transactions_are_loaded(
+        call, state, handle, lambda code: response_type(error_code=code)
+    )
 
 
 def add_partitions_to_txn(
     request: AddPartitionsToTxnRequest, call: Call, state: State
 ) -> AddPartitionsToTxnResponse | Answer:
-    """If one partition is unknown, nothing is added, and the others have an error of their own (section 3.5)."""
-    wanted = {(topic.name, number) for topic in request.v3_and_below_topics for number in topic.partitions}
-    known = {(name, number) for name, number in wanted if number in state.numbers_of(name)}
+    """If one partition is unknown, nothing is added, and the others have an error of
+    their own (section 3.5).
+    """
+    wanted = {
+        (topic.name, number)
+        for topic in request.v3_and_below_topics
+        for number in topic.partitions
+    }
+    known = {
+        (name, number) for name, number in wanted if number in state.numbers_of(name)
+    }
 
     def response(code_of_known: int) -> AddPartitionsToTxnResponse:
         topic_type = wire.ADD_PARTITIONS_TO_TXN.Response.Topic
@@ -171,7 +201,9 @@ def add_partitions_to_txn(
                     results_by_partition=[
                         topic_type.Partition(
                             partition_index=number,
-                            partition_error_code=code_of_known if (topic.name, number) in known else unknown,
+                            partition_error_code=code_of_known
+                            if (topic.name, number) in known
+                            else unknown,
                         )
                         for number in topic.partitions
                     ],
@@ -188,22 +220,36 @@ def add_partitions_to_txn(
         producer_epoch=request.v3_and_below_producer_epoch,
         partitions=frozenset(wanted),
     )
-    return when_transactions_are_loaded(call, state, lambda: _asked(asked, call, state, response), response)
+    return when_transactions_are_loaded(
+        call, state, lambda: _asked(asked, call, state, response), response
+    )
 
 
-def _asked(asked: Any, call: Call, state: State, response: Callable[[int], Any]) -> Answer:
+def _asked(
+    asked: Any, call: Call, state: State, response: Callable[[int], Any]
+) -> Answer:
     """The answer that says with which code a request ended."""
     answer = Answer()
 
     def done(result: Result) -> None:
-        answer.set(response(_code(result, call) if isinstance(result, TransactionError) else codes.NONE))
+        answer.set(
+            response(
+                _code(result, call)
+                if isinstance(result, TransactionError)
+                else codes.NONE
+            )
+        )
 
     state.transactions.ask(asked, call.now_ms, done)
     return answer
 
 
-def add_offsets_to_txn(request: AddOffsetsToTxnRequest, call: Call, state: State) -> Any:
-    """Adds the group's partition of `__consumer_offsets`, which is made if it is not there."""
+def add_offsets_to_txn(
+    request: AddOffsetsToTxnRequest, call: Call, state: State
+) -> Any:
+    """Adds the group's partition of `__consumer_offsets`, which is made if it is not
+    there.
+    """
 
     def response(code: int) -> Any:
         return wire.ADD_OFFSETS_TO_TXN.Response(error_code=code)
@@ -212,11 +258,17 @@ def add_offsets_to_txn(request: AddOffsetsToTxnRequest, call: Call, state: State
         return response(codes.INVALID_GROUP_ID)
     who = (request.transactional_id, request.producer_id, request.producer_epoch)
     return _with_offsets_topic(
-        state, response, lambda: _add_group(who, request.group_id, call, state, response, client_version=0)
+        state,
+        response,
+        lambda: _add_group(
+            who, request.group_id, call, state, response, client_version=0
+        ),
     )
 
 
-def _with_offsets_topic(state: State, response: Callable[[int], Any], handle: Callable[[], Any]) -> Any:
+def _with_offsets_topic(
+    state: State, response: Callable[[int], Any], handle: Callable[[], Any]
+) -> Any:
     """handle(), once `__consumer_offsets` exists."""
     if OFFSETS_TOPIC in state.logdir:
         return handle()
@@ -233,7 +285,9 @@ def _with_offsets_topic(state: State, response: Callable[[int], Any], handle: Ca
 
 
 def _home_of(group_id: str, state: State) -> tuple[str, int]:
-    return OFFSETS_TOPIC, partition_of(group_id, state.logdir.partitions(OFFSETS_TOPIC)[-1] + 1)
+    return OFFSETS_TOPIC, partition_of(
+        group_id, state.logdir.partitions(OFFSETS_TOPIC)[-1] + 1
+    )
 
 
 def _add_group(
@@ -253,7 +307,9 @@ def _add_group(
         partitions=frozenset({_home_of(group_id, state)}),
         client_version=client_version,
     )
-    return when_transactions_are_loaded(call, state, lambda: _asked(asked, call, state, response), response)
+    return when_transactions_are_loaded(
+        call, state, lambda: _asked(asked, call, state, response), response
+    )
 
 
 def end_txn(request: EndTxnRequest, call: Call, state: State) -> Any:
@@ -274,20 +330,30 @@ def end_txn(request: EndTxnRequest, call: Call, state: State) -> Any:
             if isinstance(result, TransactionError):
                 answer.set(response_type(error_code=_code(result, call)))
             elif isinstance(result, Identity) and is_second:
-                answer.set(response_type(producer_id=result.producer_id, producer_epoch=result.producer_epoch))
+                answer.set(
+                    response_type(
+                        producer_id=result.producer_id,
+                        producer_epoch=result.producer_epoch,
+                    )
+                )
             else:
                 answer.set(response_type())
 
         state.transactions.ask(asked, call.now_ms, done)
         return answer
 
-    return when_transactions_are_loaded(call, state, handle, lambda code: response_type(error_code=code))
+    return when_transactions_are_loaded(
+        call, state, handle, lambda code: response_type(error_code=code)
+    )
 
 
-# -- offsets in a transaction --------------------------------------------------------------------------------------
+# -- offsets in a transaction
+# --------------------------------------------------------------------------------------
 
 
-def txn_offset_commit(request: TxnOffsetCommitRequest, call: Call, state: State) -> TxnOffsetCommitResponse | Answer:
+def txn_offset_commit(
+    request: TxnOffsetCommitRequest, call: Call, state: State
+) -> TxnOffsetCommitResponse | Answer:
     topic_type = wire.TXN_OFFSET_COMMIT.Response.Topic
 
     def response(code: int) -> TxnOffsetCommitResponse:
@@ -296,7 +362,9 @@ def txn_offset_commit(request: TxnOffsetCommitRequest, call: Call, state: State)
                 topic_type(
                     name=topic.name,
                     partitions=[
-                        topic_type.Partition(partition_index=each.partition_index, error_code=code)
+                        topic_type.Partition(
+                            partition_index=each.partition_index, error_code=code
+                        )
                         for each in topic.partitions
                     ],
                 )
@@ -324,7 +392,9 @@ def txn_offset_commit(request: TxnOffsetCommitRequest, call: Call, state: State)
 
     def when_added() -> Any:
         if call.version < _SECOND_OFFSETS:
-            return when_transactions_are_loaded(call, state, when_groups_are_known, refuse)
+            return when_transactions_are_loaded(
+                call, state, when_groups_are_known, refuse
+            )
         who = (request.transactional_id, request.producer_id, request.producer_epoch)
         answer = Answer()
 
@@ -335,22 +405,31 @@ def txn_offset_commit(request: TxnOffsetCommitRequest, call: Call, state: State)
             else:
                 answer_with(when_groups_are_known, answer)
 
-        asked = _add_group(who, request.group_id, call, state, lambda code: code, client_version=2)
+        asked = _add_group(
+            who, request.group_id, call, state, lambda code: code, client_version=2
+        )
         if isinstance(asked, Answer):
             asked.then(added)
         else:
             added(asked)
         return answer
 
-    answered: TxnOffsetCommitResponse | Answer = _with_offsets_topic(state, response, when_added)
+    answered: TxnOffsetCommitResponse | Answer = _with_offsets_topic(
+        state, response, when_added
+    )
     return answered
 
 
 def _commit_offsets(
-    request: TxnOffsetCommitRequest, call: Call, state: State, response: TxnOffsetCommitResponse
+    request: TxnOffsetCommitRequest,
+    call: Call,
+    state: State,
+    response: TxnOffsetCommitResponse,
 ) -> Steps[TxnOffsetCommitResponse | Answer]:
     """Checked and appended in one go, the last step, so that no marker comes between."""
-    offsets, results = yield from offsets_in(request.topics, response.topics, call, state)
+    offsets, results = yield from offsets_in(
+        request.topics, response.topics, call, state
+    )
     if not results:
         return response
     answer = Answer()
@@ -363,12 +442,19 @@ def _commit_offsets(
         refuse_all(code_of_group(error, call))
         answer.set(response)
 
-    committer = Committer(request.group_id, request.generation_id, request.member_id, request.group_instance_id)
+    committer = Committer(
+        request.group_id,
+        request.generation_id,
+        request.member_id,
+        request.group_instance_id,
+    )
     producer = request.producer_id, request.producer_epoch
     error = state.transactions.verified(
         (request.transactional_id, *producer),
         _home_of(request.group_id, state),
-        lambda: state.groups.commit_in_transaction(committer, producer, offsets, call.now_ms, done),
+        lambda: state.groups.commit_in_transaction(
+            committer, producer, offsets, call.now_ms, done
+        ),
     )
     if error is not None:
         refuse_all(code_for_writer(error, call.version, 4))
@@ -376,10 +462,13 @@ def _commit_offsets(
     return answer
 
 
-# -- what admin tools ask ------------------------------------------------------------------------------------------
+# -- what admin tools ask
+# ------------------------------------------------------------------------------------------
 
 
-def write_txn_markers(request: WriteTxnMarkersRequest, call: Call, state: State) -> WriteTxnMarkersResponse | Answer:
+def write_txn_markers(
+    request: WriteTxnMarkersRequest, call: Call, state: State
+) -> WriteTxnMarkersResponse | Answer:
     response_type = wire.WRITE_TXN_MARKERS.Response
     marker_type = response_type.Marker
     results = []
@@ -388,8 +477,13 @@ def write_txn_markers(request: WriteTxnMarkersRequest, call: Call, state: State)
         topics = []
         places: dict[tuple[str, int], Any] = {}
         for topic in marker.topics:
-            partitions = [marker_type.Topic.Partition(partition_index=number) for number in topic.partition_indexes]
-            places.update({(topic.name, each.partition_index): each for each in partitions})
+            partitions = [
+                marker_type.Topic.Partition(partition_index=number)
+                for number in topic.partition_indexes
+            ]
+            places.update(
+                {(topic.name, each.partition_index): each for each in partitions}
+            )
             topics.append(marker_type.Topic(name=topic.name, partitions=partitions))
         results.append(marker_type(producer_id=marker.producer_id, topics=topics))
         work.append((marker, places))
@@ -436,7 +530,9 @@ def describe_transactions(
 
     def described(name: str, stored: StoredTransaction | None) -> Any:
         if stored is None:
-            missing = codes.TRANSACTIONAL_ID_NOT_FOUND if name else codes.INVALID_REQUEST
+            missing = (
+                codes.TRANSACTIONAL_ID_NOT_FOUND if name else codes.INVALID_REQUEST
+            )
             return state_type(error_code=missing, transactional_id=name)
         by_topic: dict[str, list[int]] = {}
         for topic, number in sorted(stored.partitions):
@@ -448,10 +544,15 @@ def describe_transactions(
             transaction_start_time_ms=stored.start_ms,
             producer_id=stored.producer_id,
             producer_epoch=stored.producer_epoch,
-            topics=[state_type.Topic(topic=topic, partitions=numbers) for topic, numbers in by_topic.items()],
+            topics=[
+                state_type.Topic(topic=topic, partitions=numbers)
+                for topic, numbers in by_topic.items()
+            ],
         )
 
-    def respond(found: Mapping[str, StoredTransaction]) -> Steps[DescribeTransactionsResponse]:
+    def respond(
+        found: Mapping[str, StoredTransaction],
+    ) -> Steps[DescribeTransactionsResponse]:
         states = []
         pace = Pace()
         for name in request.transactional_ids:
@@ -463,14 +564,17 @@ def describe_transactions(
     def refuse(code: int) -> DescribeTransactionsResponse:
         return response_type(
             transaction_states=[
-                state_type(error_code=code, transactional_id=name) for name in request.transactional_ids
+                state_type(error_code=code, transactional_id=name)
+                for name in request.transactional_ids
             ]
         )
 
     return _when_looked_up(request.transactional_ids, call, state, respond, refuse)
 
 
-def list_transactions(request: ListTransactionsRequest, call: Call, state: State) -> ListTransactionsResponse | Answer:
+def list_transactions(
+    request: ListTransactionsRequest, call: Call, state: State
+) -> ListTransactionsResponse | Answer:
     response_type = wire.LIST_TRANSACTIONS.Response
     labels = {status.label for status in Status}
     fits = None
@@ -488,12 +592,16 @@ def list_transactions(request: ListTransactionsRequest, call: Call, state: State
         if producer_ids and stored.producer_id not in producer_ids:
             return False
         if request.duration_filter >= 0:
-            is_open = stored.status is Status.ONGOING or stored.status.label.startswith("Prepare")
+            is_open = stored.status is Status.ONGOING or stored.status.label.startswith(
+                "Prepare"
+            )
             if not is_open or call.now_ms - stored.start_ms <= request.duration_filter:
                 return False
         return fits is None or fits(name)
 
-    def respond(found: Mapping[str, StoredTransaction]) -> Steps[ListTransactionsResponse]:
+    def respond(
+        found: Mapping[str, StoredTransaction],
+    ) -> Steps[ListTransactionsResponse]:
         listed = []
         pace = Pace()
         for name, stored in list(found.items()):
@@ -502,23 +610,39 @@ def list_transactions(request: ListTransactionsRequest, call: Call, state: State
             if is_wanted(name, stored):
                 listed.append(
                     response_type.TransactionState(
-                        transactional_id=name, producer_id=stored.producer_id, transaction_state=stored.status.label
+                        transactional_id=name,
+                        producer_id=stored.producer_id,
+                        transaction_state=stored.status.label,
                     )
                 )
-        return response_type(unknown_state_filters=sorted(states - labels), transaction_states=listed)
+        return response_type(
+            unknown_state_filters=sorted(states - labels), transaction_states=listed
+        )
 
-    return _when_looked_up(None, call, state, respond, lambda code: response_type(error_code=code))
+    return _when_looked_up(
+        None, call, state, respond, lambda code: response_type(error_code=code)
+    )
 
 
 def describe_producers(
     request: DescribeProducersRequest, call: Call, state: State
 ) -> DescribeProducersResponse | Answer:
-    asked = [(topic.name, number) for topic in request.topics for number in topic.partition_indexes]
-    return state.when_open(asked, lambda: state.in_background(lambda: _describe_producers(request, state)))
+    asked = [
+        (topic.name, number)
+        for topic in request.topics
+        for number in topic.partition_indexes
+    ]
+    return state.when_open(
+        asked, lambda: state.in_background(lambda: _describe_producers(request, state))
+    )
 
 
-def _describe_producers(request: DescribeProducersRequest, state: State) -> DescribeProducersResponse:
-    """Reads what is known of producers, which may take files. Runs beside the broker's thread."""
+def _describe_producers(
+    request: DescribeProducersRequest, state: State
+) -> DescribeProducersResponse:
+    """Reads what is known of producers, which may take files. Runs beside the broker's
+    thread.
+    """
     topic_type = wire.DESCRIBE_PRODUCERS.Response.Topic
     partition_type = topic_type.Partition
     topics = []

@@ -1,12 +1,15 @@
-"""Messages and APIs: tables of fields with the functions that encode and decode them, by version.
+"""Messages and APIs: tables of fields with the functions that encode and decode them,
+by version.
 
 wire/fields.py says how a row of a table reads, wire/compiler.py writes the functions.
 
 Rules:
-- Nothing is parsed or compiled before its first use; a message and version costs about a millisecond then.
-- A value has the fields of all served versions. Absent ones are ignored by encode and set to their default by decode.
-- Decoding foreign bytes returns a value or raises ProtocolError, which names the field: it is known from the line of
-  generated code that raised.
+- Nothing is parsed or compiled before its first use; a message and version costs about
+  a millisecond then.
+- A value has the fields of all served versions. Absent ones are ignored by encode and
+  set to their default by decode.
+- Decoding foreign bytes returns a value or raises ProtocolError, which names the field:
+  it is known from the line of generated code that raised.
 
 This module knows no message, no header and no socket.
 """
@@ -36,17 +39,27 @@ _WRONG: Final = (struct.error, TypeError, AttributeError, ValueError, OverflowEr
 class ProtocolError(LogcoreError):
     """Bytes of a peer that are no message of ours. Its connection cannot go on.
 
-    The reason names message, version and field; position counts from the start of the frame.
+    The reason names message, version and field; position counts from the start of the
+    frame.
     """
 
 
 class Message(Generic[ValueT]):
-    """A request, a response, or the content of a record: its table, its values, its functions by version.
+    """A request, a response, or the content of a record: its table, its values, its
+    functions by version.
 
-    kind: "request", "response" or "". The type parameter is the class of its values, see wire/messages.pyi.
+    kind: "request", "response" or "". The type parameter is the class of its values,
+    see wire/messages.pyi.
     """
 
-    def __init__(self, name: str, kind: str, served: tuple[int, int], flexible: int | None, table: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        kind: str,
+        served: tuple[int, int],
+        flexible: int | None,
+        table: str,
+    ) -> None:
         self.name = name
         self.min_version, self.max_version = served
         self.kind = kind
@@ -54,7 +67,9 @@ class Message(Generic[ValueT]):
         self._table = table
         self._encoders: dict[int, Callable[..., list[Buffer]]] = {}
         self._decoders: dict[int, Callable[..., Any]] = {}
-        self._fields: dict[str, list[str]] = {}  # by file name of generated code: the field of each line
+        self._fields: dict[
+            str, list[str]
+        ] = {}  # by file name of generated code: the field of each line
 
     def __repr__(self) -> str:
         return f"<{self.name}{self.kind and ' ' + self.kind} {self.min_version}-{self.max_version}>"
@@ -67,7 +82,9 @@ class Message(Generic[ValueT]):
 
     @property
     def type_name(self) -> str:
-        """The name of the class of its values in messages: FetchRequest, TransactionLogKey."""
+        """The name of the class of its values in messages: FetchRequest,
+        TransactionLogKey.
+        """
         return self.name + self.kind.capitalize()
 
     @cached_property
@@ -83,11 +100,14 @@ class Message(Generic[ValueT]):
         return version >= self._flexible
 
     def encode(self, version: int, value: ValueT) -> list[Buffer]:
-        """The pieces of the body: our own bytes, and between them records as they were given.
+        """The pieces of the body: our own bytes, and between them records as they were
+        given.
 
         ValueError names the field of a value that does not fit.
         """
-        encode = self._encoders.get(version) or self._compile(version, Encoder, self._encoders)
+        encode = self._encoders.get(version) or self._compile(
+            version, Encoder, self._encoders
+        )
         try:
             return encode(value)
         except _WRONG as error:
@@ -95,23 +115,34 @@ class Message(Generic[ValueT]):
             raise ValueError(f"{self._title(version, field)}: {error}") from error
 
     def decode(self, version: int, data: Buffer, position: int = 0) -> ValueT:
-        """The value whose bytes start at position. Bytes behind it are ignored, as Kafka does.
+        """The value whose bytes start at position. Bytes behind it are ignored, as
+        Kafka does.
 
         Records are views of data and valid as long as it is; everything else is copied.
         """
         value, _ = self.decode_counted(version, data, position, sys.maxsize)
         return value
 
-    def decode_counted(self, version: int, data: Buffer, position: int, most: int) -> tuple[ValueT, int]:
-        """As decode(), and how many elements all arrays have together; more than `most` are refused unread."""
-        decode = self._decoders.get(version) or self._compile(version, Decoder, self._decoders)
+    def decode_counted(
+        self, version: int, data: Buffer, position: int, most: int
+    ) -> tuple[ValueT, int]:
+        """As decode(), and how many elements all arrays have together; more than `most`
+        are refused unread.
+        """
+        decode = self._decoders.get(version) or self._compile(
+            version, Decoder, self._decoders
+        )
         content = memoryview(data) if self.has_records else bytes(data)
         try:
             value, left = decode(content, position, len(content), most)
             return value, most - left
         except _FOREIGN as error:
             field, found_at = self._place(error)
-            reason = "the bytes end too early" if isinstance(error, IndexError | struct.error) else str(error)
+            reason = (
+                "the bytes end too early"
+                if isinstance(error, IndexError | struct.error)
+                else str(error)
+            )
             raise ProtocolError(
                 f"{self._title(version, field)}: {reason}",
                 position=position if found_at is None else found_at,
@@ -120,7 +151,10 @@ class Message(Generic[ValueT]):
             ) from None
 
     def _compile(
-        self, version: int, compiler: type[Any], functions: dict[int, Callable[..., Any]]
+        self,
+        version: int,
+        compiler: type[Any],
+        functions: dict[int, Callable[..., Any]],
     ) -> Callable[..., Any]:
         if not self.min_version <= version <= self.max_version:
             raise ValueError(f"{self!r} has no version {version}")
@@ -134,7 +168,9 @@ class Message(Generic[ValueT]):
         return f"{self.name} v{version}{self.kind and ' ' + self.kind}{field and ', ' + field}"
 
     def _place(self, error: BaseException) -> tuple[str, int | None]:
-        """The field whose generated line raised an error, and the position it had reached."""
+        """The field whose generated line raised an error, and the position it had
+        reached.
+        """
         field = ""
         position = None
         for frame, line in _frames(error):
@@ -145,8 +181,12 @@ class Message(Generic[ValueT]):
         return field, position
 
 
-def data(name: str, *, served: tuple[int, int], flexible: int | None, fields: str) -> Message[Any]:
-    """A message that is no request: the content of a record, or bytes that group members hand each other."""
+def data(
+    name: str, *, served: tuple[int, int], flexible: int | None, fields: str
+) -> Message[Any]:
+    """A message that is no request: the content of a record, or bytes that group
+    members hand each other.
+    """
     return Message(name, "", served, flexible, fields)
 
 
@@ -158,10 +198,12 @@ def _frames(error: BaseException) -> Iterator[tuple[Any, int]]:
 
 
 class Api(Generic[RequestT, ResponseT]):
-    """One API key: the versions we serve, its request and its response. The type parameters are the classes of both.
+    """One API key: the versions we serve, its request and its response. The type
+    parameters are the classes of both.
 
-    flexible: the first version with compact lengths and tagged fields, None when there is none. advertised_min may be
-    lower than min_version: a version announced for old clients to see, yet refused.
+    flexible: the first version with compact lengths and tagged fields, None when there
+    is none. advertised_min may be lower than min_version: a version announced for old
+    clients to see, yet refused.
     """
 
     def __init__(
@@ -178,10 +220,16 @@ class Api(Generic[RequestT, ResponseT]):
         self.key = key
         self.name = name
         self.min_version, self.max_version = served
-        self.advertised_min = self.min_version if advertised_min is None else advertised_min
+        self.advertised_min = (
+            self.min_version if advertised_min is None else advertised_min
+        )
         self.flexible = flexible
-        self.request: Message[RequestT] = Message(name, "request", served, flexible, request)
-        self.response: Message[ResponseT] = Message(name, "response", served, flexible, response)
+        self.request: Message[RequestT] = Message(
+            name, "request", served, flexible, request
+        )
+        self.response: Message[ResponseT] = Message(
+            name, "response", served, flexible, response
+        )
 
     def __repr__(self) -> str:
         return f"<{self.name} ({self.key}) {self.min_version}-{self.max_version}>"
@@ -210,7 +258,9 @@ def api(
     request: str,
     response: str,
 ) -> Api[Any, Any]:
-    """An API of the table. Its types are known to type checkers from table/__init__.pyi."""
+    """An API of the table. Its types are known to type checkers from
+    table/__init__.pyi.
+    """
     return Api(
         key,
         name,

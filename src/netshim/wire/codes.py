@@ -1,7 +1,7 @@
 """Kafka's error codes, by the names Kafka gives them.
 
-Plain integers: they are what responses hold. What a client makes of each is said in the protocol guide
-(https://kafka.apache.org/protocol#protocol_error_codes).
+Plain integers: they are what responses hold. What a client makes of each is said in the
+protocol guide (https://kafka.apache.org/protocol#protocol_error_codes).
 """
 
 from __future__ import annotations
@@ -144,9 +144,15 @@ STREAMS_INVALID_TOPOLOGY_EPOCH: Final = 131
 STREAMS_TOPOLOGY_FENCED: Final = 132
 SHARE_SESSION_LIMIT_REACHED: Final = 133
 
-_NAMES: Final = {code: name for name, code in list(globals().items()) if name.isupper() and isinstance(code, int)}
+_NAMES: Final = {
+    code: name
+    for name, code in list(globals().items())
+    if name.isupper() and isinstance(code, int)
+}
 
 
 def name(code: int) -> str:
-    """The name of a code, for logs and messages: "NOT_COORDINATOR", or "error 999" for one Kafka does not know."""
+    """The name of a code, for logs and messages: "NOT_COORDINATOR", or "error 999" for
+    one Kafka does not know.
+    """
     return _NAMES.get(code, f"error {code}")

@@ -1,12 +1,16 @@
-"""The compiler of the wire codec: the parsed table of a message becomes specialised encode and decode functions.
+"""The compiler of the wire codec: the parsed table of a message becomes specialised
+encode and decode functions.
 
-Shape of the generated code: one function per message, version and direction, nested structs inline as loops. Adjacent
-fixed-size fields are one struct.Struct; an empty tagged section is a pad byte of the pack around it.
+Shape of the generated code: one function per message, version and direction, nested
+structs inline as loops. Adjacent fixed-size fields are one struct.Struct; an empty
+tagged section is a pad byte of the pack around it.
 
 Rules:
-- No array is made before the bytes left could fill it, nor one with more elements than are allowed in all.
-- Nothing slows the good path for the sake of a message: where an error happened is read from the line of generated
-  code that raised it, and from its variable `pos`. wire/codec.py does that.
+- No array is made before the bytes left could fill it, nor one with more elements than
+  are allowed in all.
+- Nothing slows the good path for the sake of a message: where an error happened is read
+  from the line of generated code that raised it, and from its variable `pos`.
+  wire/codec.py does that.
 
 This module knows no message, and none of the errors that callers see.
 """
@@ -36,15 +40,20 @@ _FIXED: Final = {
 
 
 class Malformed(Exception):
-    """Raised by generated code and its helpers; codec.Message.decode turns it into a ProtocolError."""
+    """Raised by generated code and its helpers; codec.Message.decode turns it into a
+    ProtocolError.
+    """
 
-    def __init__(self, reason: str, expected: object = None, found: object = None) -> None:
+    def __init__(
+        self, reason: str, expected: object = None, found: object = None
+    ) -> None:
         super().__init__(reason)
         self.expected = expected
         self.found = found
 
 
-# --- helpers of generated code ------------------------------------------------------------------------------------
+# --- helpers of generated code
+# ------------------------------------------------------------------------------------
 
 
 def encode_varint(value: int) -> bytes:
@@ -82,7 +91,9 @@ def skip_tags(data: bytes | memoryview, pos: int, size: int) -> int:
         pos += size_bytes
         if pos > size:
             raise Malformed(
-                f"tagged field {tag} is cut off", expected=f"{size_bytes} bytes", found=size - pos + size_bytes
+                f"tagged field {tag} is cut off",
+                expected=f"{size_bytes} bytes",
+                found=size - pos + size_bytes,
             )
     return pos
 
@@ -91,13 +102,17 @@ def split_records(records: Any) -> tuple[Sequence[Buffer], int]:
     """The buffers of a records value and their size in bytes; none is copied."""
     if records.__class__ is memoryview and records.itemsize == 1 and records.ndim == 1:
         return (records,), len(records)
-    buffers: list[Buffer] = list(records) if isinstance(records, list | tuple) else [records]
+    buffers: list[Buffer] = (
+        list(records) if isinstance(records, list | tuple) else [records]
+    )
     for slot, buffer in enumerate(buffers):
         if isinstance(buffer, memoryview):
             if buffer.itemsize != 1 or buffer.ndim != 1:
                 buffers[slot] = buffer.cast("B")
         elif not isinstance(buffer, bytes | bytearray):
-            raise TypeError(f"records are bytes, a memoryview or a list of them, not {type(buffer).__name__}")
+            raise TypeError(
+                f"records are bytes, a memoryview or a list of them, not {type(buffer).__name__}"
+            )
     return buffers, sum(map(len, buffers))
 
 
@@ -108,7 +123,9 @@ def check_uuid(value: bytes) -> bytes:
 
 
 class _Varints(dict[int, bytes]):
-    """Varints by value. The first are stored; __missing__ makes the rest each time, so peers cannot grow it."""
+    """Varints by value. The first are stored; __missing__ makes the rest each time, so
+    peers cannot grow it.
+    """
 
     def __missing__(self, value: int) -> bytes:
         return encode_varint(value)
@@ -143,7 +160,8 @@ _NAMESPACE: Final[dict[str, Any]] = {
 }
 
 
-# --- generated functions ------------------------------------------------------------------------------------------
+# --- generated functions
+# ------------------------------------------------------------------------------------------
 
 
 class _Source:
@@ -174,8 +192,12 @@ class _Source:
         return name
 
     def function(self, filename: str) -> Callable[..., Any]:
-        exec(compile("\n".join(self.lines) + "\n", filename, "exec"), self.names)  # our own table, no foreign text
-        function: Callable[..., Any] = self.names[self.lines[0].partition("(")[0].removeprefix("def ")]
+        exec(
+            compile("\n".join(self.lines) + "\n", filename, "exec"), self.names
+        )  # our own table, no foreign text
+        function: Callable[..., Any] = self.names[
+            self.lines[0].partition("(")[0].removeprefix("def ")
+        ]
         return function
 
 
@@ -196,7 +218,9 @@ class _Block:
 class _Compiler:
     """The part that both directions share: one message in one version."""
 
-    def __init__(self, shape: Struct, version: int, flexible: bool, signature: str) -> None:
+    def __init__(
+        self, shape: Struct, version: int, flexible: bool, signature: str
+    ) -> None:
         self.shape = shape
         self.version = version
         self.flexible = flexible
@@ -216,7 +240,9 @@ class _Compiler:
         if field.struct:
             if field.is_nullable_in(self.version) and not element:
                 return 1
-            inner = sum(self.smallest(inner) for inner in field.struct.present(self.version))
+            inner = sum(
+                self.smallest(inner) for inner in field.struct.present(self.version)
+            )
             return inner + self.flexible
         if field.type in _FIXED:
             return struct.calcsize(">" + _FIXED[field.type])
@@ -233,7 +259,8 @@ class _Compiler:
 
 
 class Decoder(_Compiler):
-    """Writes `decode(data, pos, size, left)`: the value, and what is left of the elements of arrays that it may have.
+    """Writes `decode(data, pos, size, left)`: the value, and what is left of the
+    elements of arrays that it may have.
 
     Pending fixed-size fields wait in `targets` until something else follows.
     """
@@ -296,14 +323,18 @@ class Decoder(_Compiler):
             with self.block("else:"):
                 self.add("pos += 1")
             return
-        count, tag, end = (self.source.temporary(stem) for stem in ("count", "tag", "end"))
+        count, tag, end = (
+            self.source.temporary(stem) for stem in ("count", "tag", "end")
+        )
         self.add(f"{count}, pos = varint(data, pos)")
         with self.block(f"for _ in range({count}):"):
             self.add(f"{tag}, pos = varint(data, pos)")
             self.add(f"{end}, pos = varint(data, pos)")
             self.add(f"{end} += pos")
             with self.block(f"if {end} > size:"):
-                self.add(f"raise Malformed('a tagged field is cut off', f'{{{end} - pos}} bytes', size - pos)")
+                self.add(
+                    f"raise Malformed('a tagged field is cut off', f'{{{end} - pos}} bytes', size - pos)"
+                )
             word = "if"
             for field in tagged:
                 self.source.path.append(field.name)
@@ -311,7 +342,9 @@ class Decoder(_Compiler):
                     self.field(field, f"{value}.{field.name}")
                     self.flush()
                     with self.block(f"if pos != {end}:"):
-                        self.add(f"raise Malformed('a tagged field has another size than it says', {end}, pos)")
+                        self.add(
+                            f"raise Malformed('a tagged field has another size than it says', {end}, pos)"
+                        )
                 word = "elif"
                 self.source.path.pop()
             self.add(f"pos = {end}")
@@ -370,11 +403,23 @@ class Decoder(_Compiler):
     def content(self, type_: str, target: str) -> None:
         self.add("end = pos + n")
         with self.block("if not pos <= end <= size:"):
-            self.add(f"raise Malformed('{type_} of {{}} bytes'.format(n), f'0 to {{size - pos}}', n)")
+            self.add(
+                f"raise Malformed('{type_} of {{}} bytes'.format(n), f'0 to {{size - pos}}', n)"
+            )
         if type_ == "string":
-            self.add(f"{target} = " + ("str(data[pos:end], 'utf-8')" if self.has_records else "data[pos:end].decode()"))
+            self.add(
+                f"{target} = "
+                + (
+                    "str(data[pos:end], 'utf-8')"
+                    if self.has_records
+                    else "data[pos:end].decode()"
+                )
+            )
         elif type_ == "bytes":
-            self.add(f"{target} = " + ("bytes(data[pos:end])" if self.has_records else "data[pos:end]"))
+            self.add(
+                f"{target} = "
+                + ("bytes(data[pos:end])" if self.has_records else "data[pos:end]")
+            )
         else:
             self.add(f"{target} = data[pos:end]")
         self.add("pos = end")
@@ -393,13 +438,19 @@ class Decoder(_Compiler):
         smallest = self.smallest(field, element=True)
         assert smallest > 0, field.name  # otherwise a count of 2^31 would need no bytes
         with self.block(f"if not 0 <= n * {smallest} <= size - pos:"):
-            self.add(f"raise Malformed(f'an array of {{n}} elements', f'0 to {{(size - pos) // {smallest}}}', n)")
+            self.add(
+                f"raise Malformed(f'an array of {{n}} elements', f'0 to {{(size - pos) // {smallest}}}', n)"
+            )
         self.add("left -= n")
         with self.block("if left < 0:"):
-            self.add("raise Malformed(f'an array of {n} elements, too many in all', f'{left + n} at most', n)")
+            self.add(
+                "raise Malformed(f'an array of {n} elements, too many in all', f'{left + n} at most', n)"
+            )
         code = _FIXED.get(field.type)
         if code and len(code) == 1:
-            self.add(f"{target} = list(unpack_from(f'>{{n}}{code}', data, pos)) if n else []")
+            self.add(
+                f"{target} = list(unpack_from(f'>{{n}}{code}', data, pos)) if n else []"
+            )
             self.add(f"pos += n * {smallest}")
             return
         elements = self.source.temporary("a")
@@ -417,9 +468,11 @@ class Decoder(_Compiler):
 
 
 class Encoder(_Compiler):
-    """Writes `encode(v0)`, which returns a list of pieces: our own bytes, and records as they were given.
+    """Writes `encode(v0)`, which returns a list of pieces: our own bytes, and records
+    as they were given.
 
-    Parts of one run wait in `parts`, fixed-size fields of one pack in `arguments`, until a loop or branch comes.
+    Parts of one run wait in `parts`, fixed-size fields of one pack in `arguments`,
+    until a loop or branch comes.
     """
 
     def __init__(self, shape: Struct, version: int, flexible: bool) -> None:
@@ -542,11 +595,18 @@ class Encoder(_Compiler):
             self.flush()
 
     def length(self, code: str, count: str) -> None:
-        """Writes a length; count is one too large where null is possible, so that 0 stands for it."""
+        """Writes a length; count is one too large where null is possible, so that 0
+        stands for it.
+        """
         if self.flexible:
             self.part(f"UV[{count}]")
         else:
-            self.fixed(code, count.removesuffix(" + 1") if count.endswith(" + 1") else f"{count} - 1")
+            self.fixed(
+                code,
+                count.removesuffix(" + 1")
+                if count.endswith(" + 1")
+                else f"{count} - 1",
+            )
 
     def sized(self, type_: str, value: str, nullable: bool) -> None:
         if type_ == "records":
@@ -618,5 +678,10 @@ class Encoder(_Compiler):
 
 
 def has_records(shape: Struct) -> bool:
-    """Whether a message carries records, and so is decoded from a view of the frame and encoded into several pieces."""
-    return any(field.type == "records" or (field.struct and has_records(field.struct)) for field in shape.fields)
+    """Whether a message carries records, and so is decoded from a view of the frame and
+    encoded into several pieces.
+    """
+    return any(
+        field.type == "records" or (field.struct and has_records(field.struct))
+        for field in shape.fields
+    )

@@ -1,18 +1,22 @@
 """The field table of a message, parsed, and the classes of its values.
 
-A table row is `name type [versions] [tag N] [= default]`; rows indented below a struct are its fields.
+A table row is `name type [versions] [tag N] [= default]`; rows indented below a struct
+are its fields.
 
     type       bool int8 int16 uint16 int32 uint32 int64 float64 uuid string bytes records, a struct's name,
-               `[]` in front for an array; `?` behind: may be null, `?2-7`: in these versions
+               `[]` in front for an array; `?` behind: may be null, `?2-7`: in these
+               versions
     versions   `3+`, `0-12` or `8`; without it the field lives as long as the struct around it
     tag N      the field travels in the tagged section, and only when it differs from its default
     = default  `null`, `true`, a number or a word; without it 0, false, "", no bytes, no elements, a default struct
 
-A struct's name without rows below it means the struct of that name met before in the same message.
+A struct's name without rows below it means the struct of that name met before in the
+same message.
 
 Rules:
 - Nothing is parsed before its first use.
-- A value has the fields of all served versions; arrays and structs are not shared between values.
+- A value has the fields of all served versions; arrays and structs are not shared
+  between values.
 
 This module encodes and decodes nothing: wire/compiler.py writes the functions that do.
 """
@@ -27,13 +31,25 @@ LAST: Final = 32767
 NO_UUID: Final = bytes(16)
 
 
-# --- the table, parsed --------------------------------------------------------------------------------------------
+# --- the table, parsed
+# --------------------------------------------------------------------------------------------
 
 
 class Field:
     """One row: what it is called, what it holds, and in which versions."""
 
-    __slots__ = ("default", "first", "is_array", "last", "name", "null_first", "null_last", "struct", "tag", "type")
+    __slots__ = (
+        "default",
+        "first",
+        "is_array",
+        "last",
+        "name",
+        "null_first",
+        "null_last",
+        "struct",
+        "tag",
+        "type",
+    )
 
     def __init__(self, name: str, type_: str, rest: str, inner: Struct | None) -> None:
         base, mark, nullable = type_.partition("?")
@@ -41,11 +57,15 @@ class Field:
         self.is_array = base.startswith("[]")
         self.type = base.removeprefix("[]")
         self.struct = inner
-        words = re.fullmatch(r"(?:(\d+(?:\+|-\d+)?) ?)?(?:tag (\d+) ?)?(?:= (\S+))?", rest)
+        words = re.fullmatch(
+            r"(?:(\d+(?:\+|-\d+)?) ?)?(?:tag (\d+) ?)?(?:= (\S+))?", rest
+        )
         assert words, (name, type_, rest)
         versions, tag, default = words.groups()
         self.first, self.last = _versions(versions or "0+")
-        self.null_first, self.null_last = _versions(nullable or "0+") if mark else (LAST, -1)
+        self.null_first, self.null_last = (
+            _versions(nullable or "0+") if mark else (LAST, -1)
+        )
         if tag is None:
             self.tag = None
         else:
@@ -53,7 +73,9 @@ class Field:
         self.default = self._default(default)
 
     def _default(self, word: str | None) -> Any:
-        """None, an immutable value, or for arrays and structs ... : a fresh one each time."""
+        """None, an immutable value, or for arrays and structs ... : a fresh one each
+        time.
+        """
         if word == "null":
             return None
         if self.is_array or self.struct:
@@ -89,10 +111,18 @@ class Struct:
         self.unchanged: Any = None  # the default value that all values share where a tagged field is of this struct
 
     def present(self, version: int) -> list[Field]:
-        return [field for field in self.fields if field.lives_in(version) and field.tag is None]
+        return [
+            field
+            for field in self.fields
+            if field.lives_in(version) and field.tag is None
+        ]
 
     def tagged(self, version: int) -> list[Field]:
-        fields = [field for field in self.fields if field.lives_in(version) and field.tag is not None]
+        fields = [
+            field
+            for field in self.fields
+            if field.lives_in(version) and field.tag is not None
+        ]
         return sorted(fields, key=lambda field: field.tag or 0)
 
 
@@ -108,8 +138,14 @@ def parse(text: str) -> Struct:
     root = Struct("")
     known: dict[str, Struct] = {}
     parents: list[tuple[int, Struct]] = [(-1, root)]
-    rows = [(len(line) - len(line.lstrip()), line.split()) for line in text.splitlines() if line.strip()]
-    for (depth, (name, type_, *rest)), (next_depth, _) in zip(rows, [*rows[1:], (-1, [])]):
+    rows = [
+        (len(line) - len(line.lstrip()), line.split())
+        for line in text.splitlines()
+        if line.strip()
+    ]
+    for (depth, (name, type_, *rest)), (next_depth, _) in zip(
+        rows, [*rows[1:], (-1, [])]
+    ):
         while depth <= parents[-1][0]:
             parents.pop()
         inner = None
@@ -124,11 +160,14 @@ def parse(text: str) -> Struct:
     return root
 
 
-# --- classes of values --------------------------------------------------------------------------------------------
+# --- classes of values
+# --------------------------------------------------------------------------------------------
 
 
 class _Fresh:
-    """The mark for `make a new one` in a constructor: arrays and structs are not shared between values."""
+    """The mark for `make a new one` in a constructor: arrays and structs are not shared
+    between values.
+    """
 
     def __repr__(self) -> str:
         return "..."
@@ -138,11 +177,15 @@ _FRESH: Final = _Fresh()
 
 
 def _unchangeable(self: object, name: str, _: object) -> None:
-    raise AttributeError(f"{self!r} is the default that all messages share: assign a new one instead of its {name}")
+    raise AttributeError(
+        f"{self!r} is the default that all messages share: assign a new one instead of its {name}"
+    )
 
 
 def make_class(shape: Struct, qualname: str) -> type[Any]:
-    """The class of a struct's values, with the classes of its inner structs as attributes."""
+    """The class of a struct's values, with the classes of its inner structs as
+    attributes.
+    """
     parameters = []
     body = []
     namespace: dict[str, Any] = {"FRESH": _FRESH}
@@ -179,7 +222,9 @@ def make_class(shape: Struct, qualname: str) -> type[Any]:
     names = tuple(field.name for field in shape.fields)
     own = "".join(f"self.{name}, " for name in names)
     source += f"def values(self):\n    return ({own})\n"
-    exec(compile(source, f"<netshim.wire {qualname}>", "exec"), namespace)  # our own table, no foreign text
+    exec(
+        compile(source, f"<netshim.wire {qualname}>", "exec"), namespace
+    )  # our own table, no foreign text
     values = namespace["values"]
 
     def __eq__(self: object, other: object) -> bool:
@@ -189,7 +234,11 @@ def make_class(shape: Struct, qualname: str) -> type[Any]:
 
     def __repr__(self: object) -> str:
         plain = values(cls())
-        shown = [f"{n}={v!r}" for n, v, default in zip(names, values(self), plain) if v != default]
+        shown = [
+            f"{n}={v!r}"
+            for n, v, default in zip(names, values(self), plain)
+            if v != default
+        ]
         return f"{qualname}({', '.join(shown)})"
 
     members = {
@@ -205,5 +254,7 @@ def make_class(shape: Struct, qualname: str) -> type[Any]:
     cls = shape.cls = type(qualname.rpartition(".")[2], (), members)
     if not inner and not any(field.is_array for field in shape.fields):
         shape.unchanged = cls()
-        shape.unchanged.__class__ = type(cls.__name__, (cls,), {"__slots__": (), "__setattr__": _unchangeable})
+        shape.unchanged.__class__ = type(
+            cls.__name__, (cls,), {"__slots__": (), "__setattr__": _unchangeable}
+        )
     return cls

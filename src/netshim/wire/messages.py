@@ -1,6 +1,8 @@
-"""The classes of all messages by a name of their own: FetchRequest is `wire.FETCH.Request`.
+"""The classes of all messages by a name of their own: FetchRequest is
+`wire.FETCH.Request`.
 
-They are made when they are first asked for. Type checkers read messages.pyi instead, which tools/wire_stubs.py writes.
+They are made when they are first asked for. Type checkers read messages.pyi instead,
+which tools/wire_stubs.py writes.
 """
 
 from __future__ import annotations
@@ -13,7 +15,12 @@ from netshim.wire.codec import Api, Message
 
 def _all() -> list[Message[Any]]:
     entries = [getattr(table, name) for name in table.__all__]
-    found = [message for entry in entries if isinstance(entry, Api) for message in (entry.request, entry.response)]
+    found = [
+        message
+        for entry in entries
+        if isinstance(entry, Api)
+        for message in (entry.request, entry.response)
+    ]
     return [*found, *(entry for entry in entries if isinstance(entry, Message))]
 
 

@@ -1,12 +1,16 @@
-"""Raw requests of every API and version for two brokers, and their answers in a form that can be compared.
+"""Raw requests of every API and version for two brokers, and their answers in a form
+that can be compared.
 
-A script asks one API in one version. It gets an Asker, and its steps have names: what differs is told by API, version
-and step. Each script uses names of its own for topics, groups and transactions, so that none sees another's.
+A script asks one API in one version. It gets an Asker, and its steps have names: what
+differs is told by API, version and step. Each script uses names of its own for topics,
+groups and transactions, so that none sees another's.
 
-What two brokers may answer differently without a difference that counts is masked (`plain`): ids that are drawn, ports,
-times, texts of errors. Lists of structs are compared without their order, for Kafka's come out of hash tables.
+What two brokers may answer differently without a difference that counts is masked
+(`plain`): ids that are drawn, ports, times, texts of errors. Lists of structs are
+compared without their order, for Kafka's come out of hash tables.
 
-Here: how is asked and masked. The scripts: data.py, groups.py, admin.py, transactions.py. What comes of it: report.py.
+Here: how is asked and masked. The scripts: data.py, groups.py, admin.py,
+transactions.py. What comes of it: report.py.
 """
 
 from __future__ import annotations
@@ -23,7 +27,8 @@ from support.client import Client
 
 Script = Callable[["Asker"], None]
 
-#: Names of fields whose values are drawn, counted or read from a clock: only whether there is one is compared.
+#: Names of fields whose values are drawn, counted or read from a clock: only whether
+#: there is one is compared.
 _DRAWN = {
     "topic_id", "cluster_id", "producer_id", "log_append_time_ms", "last_timestamp", "start_timestamp",
     "transaction_start_time_ms", "log_dir", "session_id", "port", "current_txn_start_offset",
@@ -38,7 +43,11 @@ _LEFT_OUT = {
     "usable_bytes",
     "throttle_time_ms",
 }
-_UNREADY = {codes.COORDINATOR_LOAD_IN_PROGRESS, codes.NOT_COORDINATOR, codes.COORDINATOR_NOT_AVAILABLE}
+_UNREADY = {
+    codes.COORDINATOR_LOAD_IN_PROGRESS,
+    codes.NOT_COORDINATOR,
+    codes.COORDINATOR_NOT_AVAILABLE,
+}
 _PATIENCE_S = 60
 #: Who has not answered by then will not.
 _SILENCE_S = 6
@@ -53,7 +62,11 @@ def build(shape: Struct, given: Any) -> Any:
         value = given[field.name]
         if field.struct and value is not None:
             inner = field.struct
-            value = [build(inner, each) for each in value] if field.is_array else build(inner, value)
+            value = (
+                [build(inner, each) for each in value]
+                if field.is_array
+                else build(inner, value)
+            )
         values[field.name] = value
     unknown = given.keys() - values.keys()
     assert not unknown, (shape.name, unknown)
@@ -61,7 +74,8 @@ def build(shape: Struct, given: Any) -> Any:
 
 
 def plain(shape: Struct, value: Any, version: int, names: dict[str, str]) -> Any:
-    """A value of the wire as dicts and lists, with the fields of a version; what is drawn is masked.
+    """A value of the wire as dicts and lists, with the fields of a version; what is
+    drawn is masked.
 
     names: of members, by the id that was drawn for them; what is new here is added.
     """
@@ -73,7 +87,9 @@ def plain(shape: Struct, value: Any, version: int, names: dict[str, str]) -> Any
         if field.struct and each is not None:
             inner = field.struct
             if field.is_array:
-                each = sorted((plain(inner, one, version, names) for one in each), key=repr)
+                each = sorted(
+                    (plain(inner, one, version, names) for one in each), key=repr
+                )
             else:
                 each = plain(inner, each, version, names)
         elif field.name in ("member_id", "leader") and each:
@@ -97,7 +113,9 @@ def _masked(value: Any) -> Any:
 
 
 class Asker:
-    """Asks one broker one API in one version. noted: (step, answer), in the order in which they were asked."""
+    """Asks one broker one API in one version. noted: (step, answer), in the order in
+    which they were asked.
+    """
 
     def __init__(self, port: int, api: Api[Any, Any], version: int) -> None:
         self.port = port
@@ -112,14 +130,20 @@ class Asker:
         self._client.close()
 
     def ask(self, step: str, **fields: Any) -> Any:
-        """Asks, notes the answer under the name of the step, and returns it; None where the broker hung up."""
+        """Asks, notes the answer under the name of the step, and returns it; None where
+        the broker hung up.
+        """
         try:
-            answer = self._client.ask(self.api, self.version, build(self.api.request.shape, fields))
+            answer = self._client.ask(
+                self.api, self.version, build(self.api.request.shape, fields)
+            )
         except (EOFError, ConnectionError):
             return self._lost(step, "hung up")
         except TimeoutError:
             return self._lost(step, "no answer")
-        self.noted.append((step, plain(self.api.response.shape, answer, self.version, self._names)))
+        self.noted.append(
+            (step, plain(self.api.response.shape, answer, self.version, self._names))
+        )
         return answer
 
     def _lost(self, step: str, how: str) -> None:
@@ -137,7 +161,9 @@ class Asker:
         return self._client.ask(api, version, build(api.request.shape, fields))
 
     def until_ready(self, ask: Callable[[], tuple[int, Any]]) -> Any:
-        """Asks until the code is none of those with which a coordinator says that it is not ready."""
+        """Asks until the code is none of those with which a coordinator says that it is
+        not ready.
+        """
         until = time.monotonic() + _PATIENCE_S
         while True:
             code, answer = ask()
@@ -149,24 +175,45 @@ class Asker:
     # -- what scripts need
 
     def topic(self, suffix: str = "", partitions: int = 2, **config: str) -> str:
-        """Makes a topic, and returns its name once it can be written to. Its records stay, however old they are."""
+        """Makes a topic, and returns its name once it can be written to. Its records
+        stay, however old they are.
+        """
         name = f"{self.name}{suffix}"
         config = {"retention_ms": "-1", **config}
-        configs = [{"name": key.replace("_", "."), "value": value} for key, value in config.items()]
-        topic = {"name": name, "num_partitions": partitions, "replication_factor": 1, "configs": configs}
+        configs = [
+            {"name": key.replace("_", "."), "value": value}
+            for key, value in config.items()
+        ]
+        topic = {
+            "name": name,
+            "num_partitions": partitions,
+            "replication_factor": 1,
+            "configs": configs,
+        }
         made = self.other(wire.CREATE_TOPICS, 7, topics=[topic], timeout_ms=30_000)
         assert made.topics[0].error_code == 0, made
         self.wait_for(name, partitions)
         return name
 
     def wait_for(self, name: str, partitions: int) -> bytes:
-        """The id of a topic, once the broker leads all its partitions: what it says of itself may come before."""
+        """The id of a topic, once the broker leads all its partitions: what it says of
+        itself may come before.
+        """
         until = time.monotonic() + _PATIENCE_S
-        asked = [{"partition_index": number, "timestamp": -1} for number in range(partitions)]
+        asked = [
+            {"partition_index": number, "timestamp": -1} for number in range(partitions)
+        ]
         while True:
-            answer = self.other(wire.LIST_OFFSETS, 5, topics=[{"name": name, "partitions": asked}])
+            answer = self.other(
+                wire.LIST_OFFSETS, 5, topics=[{"name": name, "partitions": asked}]
+            )
             if not any(each.error_code for each in answer.topics[0].partitions):
-                known = self.other(wire.METADATA, 12, topics=[{"name": name}], allow_auto_topic_creation=False)
+                known = self.other(
+                    wire.METADATA,
+                    12,
+                    topics=[{"name": name}],
+                    allow_auto_topic_creation=False,
+                )
                 found: bytes = known.topics[0].topic_id
                 return found
             assert time.monotonic() < until, answer
@@ -176,7 +223,9 @@ class Asker:
         """Appends; raises where that is refused."""
         part = {"index": partition, "records": records}
         topic = {"name": name, "partition_data": [part]}
-        answer = self.other(wire.PRODUCE, 9, acks=-1, timeout_ms=30_000, topic_data=[topic])
+        answer = self.other(
+            wire.PRODUCE, 9, acks=-1, timeout_ms=30_000, topic_data=[topic]
+        )
         done = answer.responses[0].partition_responses[0]
         assert done.error_code == 0, done
         return done

@@ -15,11 +15,19 @@ GROUP = 32
 _SESSION = "consumer.session.timeout.ms"
 _INTERVAL = "consumer.heartbeat.interval.ms"
 #: Settings that both brokers have, with the same default.
-KNOWN = ["cleanup.policy", "retention.ms", "segment.bytes", "compression.type", "max.message.bytes"]
+KNOWN = [
+    "cleanup.policy",
+    "retention.ms",
+    "segment.bytes",
+    "compression.type",
+    "max.message.bytes",
+]
 
 
 def api_versions(asker: Asker) -> None:
-    """What is served is compared in a table of its own, see report.py; here is how it is told."""
+    """What is served is compared in a table of its own, see report.py; here is how it
+    is told.
+    """
     named = {"client_software_name": "tests", "client_software_version": "1.0"}
     steps: list[tuple[str, dict[str, Any]]] = [("asked", named)]
     if asker.version >= 3:
@@ -32,7 +40,10 @@ def api_versions(asker: Asker) -> None:
         asker.ask(step, **fields)
         _, noted = asker.noted.pop()
         if isinstance(noted, dict):
-            noted = {"error_code": noted["error_code"], "has_keys": bool(noted["api_keys"])}
+            noted = {
+                "error_code": noted["error_code"],
+                "has_keys": bool(noted["api_keys"]),
+            }
         asker.noted.append((step, noted))
 
 
@@ -41,11 +52,17 @@ def create_topics(asker: Asker) -> None:
     name = asker.name
 
     def ask(step: str, *topics: dict[str, Any], **more: Any) -> None:
-        full = [{"num_partitions": 1, "replication_factor": 1, **topic} for topic in topics]
+        full = [
+            {"num_partitions": 1, "replication_factor": 1, **topic} for topic in topics
+        ]
         asker.ask(step, topics=full, timeout_ms=30_000, **more)
         step, noted = asker.noted.pop()
-        for topic in noted["topics"]:  # of the settings those that both have: DescribeConfigs compares the lists
-            topic["configs"] = [each for each in topic.get("configs") or () if each["name"] in KNOWN]
+        for topic in noted[
+            "topics"
+        ]:  # of the settings those that both have: DescribeConfigs compares the lists
+            topic["configs"] = [
+                each for each in topic.get("configs") or () if each["name"] in KNOWN
+            ]
         asker.noted.append((step, noted))
 
     def config(key: str, value: str | None) -> list[dict[str, Any]]:
@@ -59,34 +76,74 @@ def create_topics(asker: Asker) -> None:
     ask("a name of 250 characters", {"name": "x" * 250})
     ask("no partitions", {"name": name, "num_partitions": 0})
     ask("partitions below -1", {"name": name, "num_partitions": -2})
-    ask("more partitions than one request makes", {"name": name, "num_partitions": 10_001}, {"name": f"{name}-other"})
+    ask(
+        "more partitions than one request makes",
+        {"name": name, "num_partitions": 10_001},
+        {"name": f"{name}-other"},
+    )
     ask("no replicas", {"name": name, "replication_factor": 0})
     ask("an unknown setting", {"name": name, "configs": config("no.such", "1")})
-    ask("a setting without a value", {"name": name, "configs": config("retention.ms", None)})
-    ask("a number that is none", {"name": name, "configs": config("retention.ms", "long")})
-    ask("a number below its range", {"name": name, "configs": config("segment.bytes", "1")})
-    ask("a policy that is not there", {"name": name, "configs": config("cleanup.policy", "keep")})
+    ask(
+        "a setting without a value",
+        {"name": name, "configs": config("retention.ms", None)},
+    )
+    ask(
+        "a number that is none",
+        {"name": name, "configs": config("retention.ms", "long")},
+    )
+    ask(
+        "a number below its range",
+        {"name": name, "configs": config("segment.bytes", "1")},
+    )
+    ask(
+        "a policy that is not there",
+        {"name": name, "configs": config("cleanup.policy", "keep")},
+    )
     ask("an internal name", {"name": "__consumer_offsets"})
     ask("one twice", {"name": f"{name}-twice"}, {"name": f"{name}-twice"})
     assigned = [{"partition_index": 0, "broker_ids": [1]}]
     ask("assigned and counted", {"name": name, "assignments": assigned})
-    ask("a gap in what is assigned", _assigned(name, [{"partition_index": 1, "broker_ids": [1]}]))
-    ask("assigned to no broker", _assigned(name, [{"partition_index": 0, "broker_ids": []}]))
-    ask("assigned to another broker", _assigned(name, [{"partition_index": 0, "broker_ids": [99]}]))
-    ask("assigned to a broker twice", _assigned(name, [{"partition_index": 0, "broker_ids": [1, 1]}]))
+    ask(
+        "a gap in what is assigned",
+        _assigned(name, [{"partition_index": 1, "broker_ids": [1]}]),
+    )
+    ask(
+        "assigned to no broker",
+        _assigned(name, [{"partition_index": 0, "broker_ids": []}]),
+    )
+    ask(
+        "assigned to another broker",
+        _assigned(name, [{"partition_index": 0, "broker_ids": [99]}]),
+    )
+    ask(
+        "assigned to a broker twice",
+        _assigned(name, [{"partition_index": 0, "broker_ids": [1, 1]}]),
+    )
     ask("only checked", {"name": name}, validate_only=True)
-    ask("only checked, and wrong", {"name": name, "num_partitions": 0}, validate_only=True)
+    ask(
+        "only checked, and wrong",
+        {"name": name, "num_partitions": 0},
+        validate_only=True,
+    )
     ask("made", {"name": name, "configs": config("retention.ms", "5000")})
     ask("assigned", _assigned(f"{name}-assigned", assigned))
     if asker.version >= 4:
-        ask("by default", {"name": f"{name}-d", "num_partitions": -1, "replication_factor": -1})
+        ask(
+            "by default",
+            {"name": f"{name}-d", "num_partitions": -1, "replication_factor": -1},
+        )
     ask("a dot where an underscore is", {"name": f"{name}.collides"})
     ask("an underscore where a dot is", {"name": f"{name}_collides"})
     asker.ask("none", topics=[], timeout_ms=30_000)
 
 
 def _assigned(name: str, assignments: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"name": name, "num_partitions": -1, "replication_factor": -1, "assignments": assignments}
+    return {
+        "name": name,
+        "num_partitions": -1,
+        "replication_factor": -1,
+        "assignments": assignments,
+    }
 
 
 def delete_topics(asker: Asker) -> None:
@@ -96,7 +153,9 @@ def delete_topics(asker: Asker) -> None:
 
     def ask(step: str, *names: str) -> None:
         if asker.version >= 6:
-            asker.ask(step, topics=[{"name": each} for each in names], timeout_ms=30_000)
+            asker.ask(
+                step, topics=[{"name": each} for each in names], timeout_ms=30_000
+            )
         else:
             asker.ask(step, topic_names=[*names], timeout_ms=30_000)
 
@@ -106,17 +165,31 @@ def delete_topics(asker: Asker) -> None:
     ask("one and one that is not there", name, f"{name}-none")
     ask("none")
     if asker.version >= 6:
-        asker.ask("by no id", topics=[{"name": None, "topic_id": b"\1" * 16}], timeout_ms=30_000)
+        asker.ask(
+            "by no id",
+            topics=[{"name": None, "topic_id": b"\1" * 16}],
+            timeout_ms=30_000,
+        )
         asker.ask("by neither", topics=[{"name": None}], timeout_ms=30_000)
-        asker.ask("by both", topics=[{"name": other, "topic_id": other_id}], timeout_ms=30_000)
-        asker.ask("by its id", topics=[{"name": None, "topic_id": other_id}], timeout_ms=30_000)
+        asker.ask(
+            "by both", topics=[{"name": other, "topic_id": other_id}], timeout_ms=30_000
+        )
+        asker.ask(
+            "by its id",
+            topics=[{"name": None, "topic_id": other_id}],
+            timeout_ms=30_000,
+        )
 
 
 def create_partitions(asker: Asker) -> None:
     name = asker.topic()
 
     def ask(step: str, topic: str, count: int, **more: Any) -> None:
-        asker.ask(step, topics=[{"name": topic, "count": count, "assignments": None, **more}], timeout_ms=30_000)
+        asker.ask(
+            step,
+            topics=[{"name": topic, "count": count, "assignments": None, **more}],
+            timeout_ms=30_000,
+        )
 
     ask("no such topic", f"{name}-none", 3)
     ask("as many as there are", name, 2)
@@ -126,7 +199,10 @@ def create_partitions(asker: Asker) -> None:
     ask("too few assigned", name, 4, assignments=[{"broker_ids": [1]}])
     ask("assigned to another broker", name, 3, assignments=[{"broker_ids": [99]}])
     asker.ask(
-        "only checked", topics=[{"name": name, "count": 3, "assignments": None}], timeout_ms=1, validate_only=True
+        "only checked",
+        topics=[{"name": name, "count": 3, "assignments": None}],
+        timeout_ms=1,
+        validate_only=True,
     )
     ask("more", name, 3)
     ask("assigned", name, 4, assignments=[{"broker_ids": [1]}])
@@ -138,8 +214,14 @@ def describe_configs(asker: Asker) -> None:
     name = asker.topic(retention_ms="5000")
     keys = [key for key in KNOWN if key != "segment.bytes"]
 
-    def ask(step: str, kind: int, resource: str, keys: list[str] | None = keys, **more: Any) -> None:
-        asked = {"resource_type": kind, "resource_name": resource, "configuration_keys": keys}
+    def ask(
+        step: str, kind: int, resource: str, keys: list[str] | None = keys, **more: Any
+    ) -> None:
+        asked = {
+            "resource_type": kind,
+            "resource_name": resource,
+            "configuration_keys": keys,
+        }
         asker.ask(step, resources=[asked], **more)
 
     ask("a topic", TOPIC, name)
@@ -157,16 +239,30 @@ def describe_configs(asker: Asker) -> None:
         ask("with synonyms", TOPIC, name, ["retention.ms"], include_synonyms=True)
     ask("a group that is not there", GROUP, asker.name, [_SESSION, _INTERVAL])
     ask("a group without a name", GROUP, "", [_SESSION])
-    asker.ask("all of a topic", resources=[{"resource_type": TOPIC, "resource_name": name, "configuration_keys": None}])
+    asker.ask(
+        "all of a topic",
+        resources=[
+            {"resource_type": TOPIC, "resource_name": name, "configuration_keys": None}
+        ],
+    )
     step, noted = asker.noted.pop()
-    noted["results"] = [sorted(each["name"] for each in result["configs"]) for result in noted["results"]]
+    noted["results"] = [
+        sorted(each["name"] for each in result["configs"])
+        for result in noted["results"]
+    ]
     asker.noted.append((step, noted))
 
 
 def alter_configs(asker: Asker) -> None:
     name = asker.topic(retention_ms="5000")
 
-    def ask(step: str, resource: str, *settings: tuple[str, str | None], kind: int = TOPIC, **more: Any) -> None:
+    def ask(
+        step: str,
+        resource: str,
+        *settings: tuple[str, str | None],
+        kind: int = TOPIC,
+        **more: Any,
+    ) -> None:
         configs = [{"name": key, "value": value} for key, value in settings]
         asked = {"resource_type": kind, "resource_name": resource, "configs": configs}
         asker.ask(step, resources=[asked], **more)
@@ -184,7 +280,12 @@ def alter_configs(asker: Asker) -> None:
     asker.ask("a topic twice", resources=[twice, twice])
     _shown(asker, name)
     ask("a group", asker.name, (_SESSION, "50000"), kind=GROUP)
-    ask("a group: one for all that were set", asker.name, (_INTERVAL, "6000"), kind=GROUP)
+    ask(
+        "a group: one for all that were set",
+        asker.name,
+        (_INTERVAL, "6000"),
+        kind=GROUP,
+    )
     ask("a group: an unknown setting", asker.name, ("retention.ms", "1000"), kind=GROUP)
     ask("a group: a number that is none", asker.name, (_SESSION, "long"), kind=GROUP)
     ask("a group without a name", "", (_SESSION, "50000"), kind=GROUP)
@@ -194,9 +295,21 @@ def alter_configs(asker: Asker) -> None:
 def incremental_alter_configs(asker: Asker) -> None:
     name = asker.topic(cleanup_policy="delete")
 
-    def ask(step: str, resource: str, key: str, operation: int, value: str | None, kind: int = TOPIC) -> None:
+    def ask(
+        step: str,
+        resource: str,
+        key: str,
+        operation: int,
+        value: str | None,
+        kind: int = TOPIC,
+    ) -> None:
         configs = [{"name": key, "config_operation": operation, "value": value}]
-        asker.ask(step, resources=[{"resource_type": kind, "resource_name": resource, "configs": configs}])
+        asker.ask(
+            step,
+            resources=[
+                {"resource_type": kind, "resource_name": resource, "configs": configs}
+            ],
+        )
 
     ask("no such topic", f"{name}-none", "retention.ms", 0, "1000")
     ask("set", name, "retention.ms", 0, "6000")
@@ -212,7 +325,12 @@ def incremental_alter_configs(asker: Asker) -> None:
     ask("a number that is none", name, "retention.ms", 0, "long")
     ask("a kind that is not there", name, "retention.ms", 0, "1", kind=77)
     config = {"name": "retention.ms", "config_operation": 0, "value": "1"}
-    asker.ask("one twice", resources=[{"resource_type": TOPIC, "resource_name": name, "configs": [config, config]}])
+    asker.ask(
+        "one twice",
+        resources=[
+            {"resource_type": TOPIC, "resource_name": name, "configs": [config, config]}
+        ],
+    )
     _shown(asker, name)
     ask("a group: set", asker.name, _SESSION, 0, "50000", kind=GROUP)
     ask("a group: set another", asker.name, _INTERVAL, 0, "6000", kind=GROUP)
@@ -230,17 +348,32 @@ def incremental_alter_configs(asker: Asker) -> None:
 
 def _shown(asker: Asker, name: str) -> None:
     """Notes how a topic is set in the end."""
-    asked = {"resource_type": TOPIC, "resource_name": name, "configuration_keys": [*KNOWN, "segment.ms"]}
+    asked = {
+        "resource_type": TOPIC,
+        "resource_name": name,
+        "configuration_keys": [*KNOWN, "segment.ms"],
+    }
     answer = asker.other(wire.DESCRIBE_CONFIGS, 4, resources=[asked])
-    settings = {config.name: config.value for config in answer.results[0].configs if config.config_source == 1}
+    settings = {
+        config.name: config.value
+        for config in answer.results[0].configs
+        if config.config_source == 1
+    }
     asker.noted.append(("how it is set in the end", settings))
 
 
 def _shown_group(asker: Asker) -> None:
     """Notes how the group of the asker's name is set in the end."""
-    asked = {"resource_type": GROUP, "resource_name": asker.name, "configuration_keys": [_SESSION, _INTERVAL]}
+    asked = {
+        "resource_type": GROUP,
+        "resource_name": asker.name,
+        "configuration_keys": [_SESSION, _INTERVAL],
+    }
     answer = asker.other(wire.DESCRIBE_CONFIGS, 4, resources=[asked])
-    settings = {config.name: [config.value, config.config_source] for config in answer.results[0].configs}
+    settings = {
+        config.name: [config.value, config.config_source]
+        for config in answer.results[0].configs
+    }
     asker.noted.append(("how the group is set in the end", settings))
 
 
@@ -265,7 +398,12 @@ def elect_leaders(asker: Asker) -> None:
 
     def ask(step: str, topic: str, partition: int, kind: int = 0) -> None:
         fields = {"election_type": kind} if asker.version >= 1 else {}
-        asker.ask(step, timeout_ms=30_000, topic_partitions=[{"topic": topic, "partitions": [partition]}], **fields)
+        asker.ask(
+            step,
+            timeout_ms=30_000,
+            topic_partitions=[{"topic": topic, "partitions": [partition]}],
+            **fields,
+        )
 
     ask("a leader that leads", name, 0)
     ask("no such partition", name, 7)
@@ -278,8 +416,14 @@ def elect_leaders(asker: Asker) -> None:
 
 def list_reassignments(asker: Asker) -> None:
     name = asker.topic()
-    asker.ask("a topic", timeout_ms=30_000, topics=[{"name": name, "partition_indexes": [0]}])
-    asker.ask("no such topic", timeout_ms=30_000, topics=[{"name": f"{name}-none", "partition_indexes": [0]}])
+    asker.ask(
+        "a topic", timeout_ms=30_000, topics=[{"name": name, "partition_indexes": [0]}]
+    )
+    asker.ask(
+        "no such topic",
+        timeout_ms=30_000,
+        topics=[{"name": f"{name}-none", "partition_indexes": [0]}],
+    )
     asker.ask("all", timeout_ms=30_000, topics=None)
 
 
@@ -309,14 +453,24 @@ def delete_acls(asker: Asker) -> None:
 
 
 def describe_quotas(asker: Asker) -> None:
-    asker.ask("of a user", components=[{"entity_type": "user", "match_type": 0, "match": asker.name}], strict=True)
+    asker.ask(
+        "of a user",
+        components=[{"entity_type": "user", "match_type": 0, "match": asker.name}],
+        strict=True,
+    )
     asker.ask("all", components=[])
-    asker.ask("of a kind that is not there", components=[{"entity_type": "x", "match_type": 0, "match": "a"}])
+    asker.ask(
+        "of a kind that is not there",
+        components=[{"entity_type": "x", "match_type": 0, "match": "a"}],
+    )
 
 
 def alter_quotas(asker: Asker) -> None:
     def ask(step: str, kind: str, key: str, value: float, **more: Any) -> None:
-        entry = {"entity": [{"entity_type": kind, "entity_name": asker.name}], "ops": [{"key": key, "value": value}]}
+        entry = {
+            "entity": [{"entity_type": kind, "entity_name": asker.name}],
+            "ops": [{"key": key, "value": value}],
+        }
         asker.ask(step, entries=[entry], **more)
 
     ask("only checked", "user", "producer_byte_rate", 1000.0, validate_only=True)
@@ -332,10 +486,24 @@ def describe_scram(asker: Asker) -> None:
 
 
 def alter_scram(asker: Asker) -> None:
-    user = {"name": asker.name, "mechanism": 1, "iterations": 4096, "salt": b"salt", "salted_password": b"p" * 32}
-    asker.ask("deletes one that is not there", deletions=[{"name": asker.name, "mechanism": 1}], upsertions=[])
+    user = {
+        "name": asker.name,
+        "mechanism": 1,
+        "iterations": 4096,
+        "salt": b"salt",
+        "salted_password": b"p" * 32,
+    }
+    asker.ask(
+        "deletes one that is not there",
+        deletions=[{"name": asker.name, "mechanism": 1}],
+        upsertions=[],
+    )
     asker.ask("too few rounds", deletions=[], upsertions=[{**user, "iterations": 10}])
-    asker.ask("a mechanism that is not there", deletions=[], upsertions=[{**user, "mechanism": 9}])
+    asker.ask(
+        "a mechanism that is not there",
+        deletions=[],
+        upsertions=[{**user, "mechanism": 9}],
+    )
 
 
 def sasl_handshake(asker: Asker) -> None:
@@ -350,11 +518,18 @@ def list_config_resources(asker: Asker) -> None:
     name = asker.topic()
     kinds: list[tuple[str, dict[str, Any]]] = [("all", {})]
     if asker.version >= 1:
-        kinds += [(f"kind {kind}", {"resource_types": [kind]}) for kind in (2, 4, 8, 16, 32, 77)]
+        kinds += [
+            (f"kind {kind}", {"resource_types": [kind]})
+            for kind in (2, 4, 8, 16, 32, 77)
+        ]
     for step, fields in kinds:
         asker.ask(step, **fields)
         _, noted = asker.noted.pop()
-        known = [each for each in noted["config_resources"] if each["resource_name"] in (name, "1")]
+        known = [
+            each
+            for each in noted["config_resources"]
+            if each["resource_name"] in (name, "1")
+        ]
         asker.noted.append((step, {**noted, "config_resources": known}))
 
 

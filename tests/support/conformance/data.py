@@ -18,17 +18,24 @@ _CRC_POSITION = 17
 
 def batch(*values: bytes, time_ms: int = NOW_MS, **more: Any) -> bytes:
     """A batch whose records are a millisecond apart."""
-    rows = [(b"k%d" % number, value, (), time_ms + number) for number, value in enumerate(values)]
+    rows = [
+        (b"k%d" % number, value, (), time_ms + number)
+        for number, value in enumerate(values)
+    ]
     return recordbatch.encode(rows, **more)
 
 
 def _with(records: bytes, position: int, form: str, value: int) -> bytes:
-    """A batch with another number at a position behind its CRC, and the CRC that then fits."""
+    """A batch with another number at a position behind its CRC, and the CRC that then
+    fits.
+    """
     from crc32c import crc32c
 
     changed = bytearray(records)
     struct.pack_into(form, changed, position, value)
-    struct.pack_into(">I", changed, _CRC_POSITION, crc32c(bytes(changed[_CRC_POSITION + 4 :])))
+    struct.pack_into(
+        ">I", changed, _CRC_POSITION, crc32c(bytes(changed[_CRC_POSITION + 4 :]))
+    )
     return bytes(changed)
 
 
@@ -36,7 +43,9 @@ def _old(value: bytes) -> bytes:
     """A message of the format before batches, magic 1."""
     from zlib import crc32
 
-    body = struct.pack(">bbqi", 1, 0, NOW_MS, -1) + struct.pack(">i", len(value)) + value
+    body = (
+        struct.pack(">bbqi", 1, 0, NOW_MS, -1) + struct.pack(">i", len(value)) + value
+    )
     message = struct.pack(">I", crc32(body)) + body
     return struct.pack(">qi", 0, len(message)) + message
 
@@ -47,17 +56,27 @@ def produce(asker: Asker) -> None:
     stamped = asker.topic("-append-time", message_timestamp_type="LogAppendTime")
     compacted = asker.topic("-compacted", cleanup_policy="compact")
 
-    ids_of = {each: asker.wait_for(each, 2) for each in (name, short, stamped, compacted)}
+    ids_of = {
+        each: asker.wait_for(each, 2) for each in (name, short, stamped, compacted)
+    }
 
     def place(topic: str) -> dict[str, Any]:
         if asker.version >= _TOPIC_IDS_SINCE:
             return {"topic_id": ids_of.get(topic, b"\1" * 16)}
         return {"name": topic}
 
-    def ask(step: str, records: bytes | None, topic: str = name, partition: int = 0, **more: Any) -> None:
+    def ask(
+        step: str,
+        records: bytes | None,
+        topic: str = name,
+        partition: int = 0,
+        **more: Any,
+    ) -> None:
         part = {"index": partition, "records": records}
         fields = {"acks": -1, "timeout_ms": 30_000, **more}
-        asker.ask(step, topic_data=[{**place(topic), "partition_data": [part]}], **fields)
+        asker.ask(
+            step, topic_data=[{**place(topic), "partition_data": [part]}], **fields
+        )
 
     ask("a batch", batch(b"a", b"b"))
     ask("acks=1", batch(b"c"), acks=1)
@@ -79,7 +98,11 @@ def produce(asker: Asker) -> None:
     ask("a last offset delta that does not fit", _with(batch(b"a", b"b"), 23, ">i", 9))
     ask("a control batch", _with(batch(b"a"), 21, ">h", 0x20))
     ask("too large", batch(b"x" * 3_000))
-    ask("no key in a compacted topic", recordbatch.encode([(None, b"v", (), NOW_MS)]), topic=compacted)
+    ask(
+        "no key in a compacted topic",
+        recordbatch.encode([(None, b"v", (), NOW_MS)]),
+        topic=compacted,
+    )
     ask("a time far from now", batch(b"a", time_ms=4_000_000_000_000), topic=short)
     ask("the time of append", batch(b"a"), topic=stamped)
     for codec in ("gzip", "snappy", "lz4", "zstd"):
@@ -89,17 +112,35 @@ def produce(asker: Asker) -> None:
     ask("the same again", batch(b"p", base_sequence=0, **ids))
     ask("its next batch", batch(b"p", base_sequence=1, **ids))
     ask("a gap in its sequence", batch(b"p", base_sequence=7, **ids))
-    ask("an older epoch", batch(b"p", base_sequence=2, producer_id=700, producer_epoch=2))
-    ask("a newer epoch, not at 0", batch(b"p", base_sequence=5, producer_id=700, producer_epoch=4))
-    ask("a newer epoch", batch(b"p", base_sequence=0, producer_id=700, producer_epoch=4))
-    ask("an unknown producer, not at 0", batch(b"p", base_sequence=4, producer_id=701, producer_epoch=0))
+    ask(
+        "an older epoch",
+        batch(b"p", base_sequence=2, producer_id=700, producer_epoch=2),
+    )
+    ask(
+        "a newer epoch, not at 0",
+        batch(b"p", base_sequence=5, producer_id=700, producer_epoch=4),
+    )
+    ask(
+        "a newer epoch", batch(b"p", base_sequence=0, producer_id=700, producer_epoch=4)
+    )
+    ask(
+        "an unknown producer, not at 0",
+        batch(b"p", base_sequence=4, producer_id=701, producer_epoch=0),
+    )
     ask(
         "without a transactional id",
-        batch(b"t", base_sequence=0, transactional=True, producer_id=702, producer_epoch=0),
+        batch(
+            b"t", base_sequence=0, transactional=True, producer_id=702, producer_epoch=0
+        ),
     )
     asker.ask("no topics", acks=-1, timeout_ms=30_000, topic_data=[])
     both = [{"index": 0, "records": batch(b"a")}, {"index": 9, "records": batch(b"a")}]
-    asker.ask("one of two fails", acks=-1, timeout_ms=30_000, topic_data=[{**place(name), "partition_data": both}])
+    asker.ask(
+        "one of two fails",
+        acks=-1,
+        timeout_ms=30_000,
+        topic_data=[{**place(name), "partition_data": both}],
+    )
 
 
 def fetch(asker: Asker) -> None:
@@ -113,11 +154,17 @@ def fetch(asker: Asker) -> None:
     def place(topic: str = name, partition_id: bytes = topic_id) -> dict[str, Any]:
         return {"topic_id": partition_id} if has_ids else {"topic": topic}
 
-    def ask(step: str, offset: int, where: dict[str, Any] | None = None, **more: Any) -> Any:
+    def ask(
+        step: str, offset: int, where: dict[str, Any] | None = None, **more: Any
+    ) -> Any:
         part = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 1 << 20}
         of_request = {"max_wait_ms": 0, "max_bytes": 1 << 20, "session_epoch": -1}
         for key, value in more.items():
-            (of_request if key in of_request or key in ("isolation_level", "session_id") else part)[key] = value
+            (
+                of_request
+                if key in of_request or key in ("isolation_level", "session_id")
+                else part
+            )[key] = value
         topics = [{**(place() if where is None else where), "partitions": [part]}]
         return asker.ask(step, topics=topics, **of_request)
 
@@ -138,7 +185,9 @@ def fetch(asker: Asker) -> None:
     ask("a last fetched epoch to come", 5, last_fetched_epoch=3)
     ask("a session that is not there", 0, session_id=12_345, session_epoch=3)
     ask("closing a session that is not there", 0, session_id=12_345)
-    asker.ask("nothing asked", max_wait_ms=0, max_bytes=1000, session_epoch=-1, topics=[])
+    asker.ask(
+        "nothing asked", max_wait_ms=0, max_bytes=1000, session_epoch=-1, topics=[]
+    )
 
 
 def fetch_session(asker: Asker) -> None:
@@ -146,11 +195,17 @@ def fetch_session(asker: Asker) -> None:
     name = asker.topic("-session")
     topic_id = asker.wait_for(name, 2)
     asker.produce(name, batch(b"a", b"b"))
-    where = {"topic_id": topic_id} if asker.version >= _TOPIC_IDS_SINCE else {"topic": name}
+    where = (
+        {"topic_id": topic_id} if asker.version >= _TOPIC_IDS_SINCE else {"topic": name}
+    )
 
     def ask(step: str, session_id: int, epoch: int, offsets: dict[int, int]) -> Any:
         parts = [
-            {"partition": number, "fetch_offset": offset, "partition_max_bytes": 1 << 20}
+            {
+                "partition": number,
+                "fetch_offset": offset,
+                "partition_max_bytes": 1 << 20,
+            }
             for number, offset in offsets.items()
         ]
         topics = [{**where, "partitions": parts}] if parts else []
@@ -210,8 +265,18 @@ def offset_for_leader_epoch(asker: Asker) -> None:
     name = asker.topic()
     asker.produce(name, batch(b"a", b"b"))
 
-    def ask(step: str, leader_epoch: int, topic: str = name, partition: int = 0, current: int = -1) -> None:
-        part = {"partition": partition, "leader_epoch": leader_epoch, "current_leader_epoch": current}
+    def ask(
+        step: str,
+        leader_epoch: int,
+        topic: str = name,
+        partition: int = 0,
+        current: int = -1,
+    ) -> None:
+        part = {
+            "partition": partition,
+            "leader_epoch": leader_epoch,
+            "current_leader_epoch": current,
+        }
         asker.ask(step, replica_id=-1, topics=[{"topic": topic, "partitions": [part]}])
 
     ask("the epoch", 0)
@@ -229,7 +294,9 @@ def delete_records(asker: Asker) -> None:
 
     def ask(step: str, offset: int, topic: str = name, partition: int = 0) -> None:
         part = {"partition_index": partition, "offset": offset}
-        asker.ask(step, timeout_ms=30_000, topics=[{"name": topic, "partitions": [part]}])
+        asker.ask(
+            step, timeout_ms=30_000, topics=[{"name": topic, "partitions": [part]}]
+        )
 
     ask("some", 1)
     ask("fewer than are gone", 0)
@@ -253,8 +320,18 @@ def metadata(asker: Asker) -> None:
 
     ask("a topic", [{"name": name}])
     ask("no topic", [])
-    step, noted = asker.noted.pop()  # in version 0 it means all topics, also those of other scripts
-    asker.noted.append((step, {**noted, "topics": [each for each in noted["topics"] if each["name"] == name]}))
+    step, noted = (
+        asker.noted.pop()
+    )  # in version 0 it means all topics, also those of other scripts
+    asker.noted.append(
+        (
+            step,
+            {
+                **noted,
+                "topics": [each for each in noted["topics"] if each["name"] == name],
+            },
+        )
+    )
     ask("an impossible name", [{"name": "a b"}])
     ask("a name of 250 characters", [{"name": "x" * 250}])
     ask("a topic twice", [{"name": name}, {"name": name}])
@@ -265,7 +342,11 @@ def metadata(asker: Asker) -> None:
         ask("by no id", [{"topic_id": b"\1" * 16, "name": None}])
         ask("by id and name", [{"topic_id": topic_id, "name": name}])
     if asker.version >= 8:
-        ask("with operations", [{"name": name}], include_topic_authorized_operations=True)
+        ask(
+            "with operations",
+            [{"name": name}],
+            include_topic_authorized_operations=True,
+        )
 
 
 def describe_topic_partitions(asker: Asker) -> None:
@@ -274,11 +355,15 @@ def describe_topic_partitions(asker: Asker) -> None:
     asker.ask("a topic", topics=[{"name": name}], **limit)
     asker.ask("no such topic", topics=[{"name": f"{name}-none"}], **limit)
     asker.ask("an impossible name", topics=[{"name": "a b"}], **limit)
-    asker.ask("two partitions at a time", topics=[{"name": name}], response_partition_limit=2)
+    asker.ask(
+        "two partitions at a time", topics=[{"name": name}], response_partition_limit=2
+    )
     cursor = {"topic_name": name, "partition_index": 2}
     asker.ask("from a cursor", topics=[{"name": name}], cursor=cursor, **limit)
     outside = {"topic_name": name, "partition_index": -1}
-    asker.ask("from a cursor below zero", topics=[{"name": name}], cursor=outside, **limit)
+    asker.ask(
+        "from a cursor below zero", topics=[{"name": name}], cursor=outside, **limit
+    )
 
 
 def write_markers(asker: Asker) -> None:
@@ -286,9 +371,16 @@ def write_markers(asker: Asker) -> None:
     id_and_epoch = {"producer_id": 9_000, "producer_epoch": 1}
     asker.produce(name, batch(b"a"))
 
-    def ask(step: str, topic: str = name, partition: int = 0, coordinator_epoch: int = 0) -> None:
+    def ask(
+        step: str, topic: str = name, partition: int = 0, coordinator_epoch: int = 0
+    ) -> None:
         topics = [{"name": topic, "partition_indexes": [partition]}]
-        marker = {**id_and_epoch, "transaction_result": True, "topics": topics, "coordinator_epoch": coordinator_epoch}
+        marker = {
+            **id_and_epoch,
+            "transaction_result": True,
+            "topics": topics,
+            "coordinator_epoch": coordinator_epoch,
+        }
         asker.ask(step, markers=[marker])
 
     ask("of a producer that never wrote")

@@ -10,7 +10,11 @@ from support.conformance import Asker, Script
 
 #: A subscription to a topic "t", version 0, as members hand it to one another.
 SUBSCRIPTION = b"\0\0\0\0\0\1\0\1t\0\0\0\0"
-_SESSION = {"session_timeout_ms": 30_000, "rebalance_timeout_ms": 30_000, "protocol_type": "consumer"}
+_SESSION = {
+    "session_timeout_ms": 30_000,
+    "rebalance_timeout_ms": 30_000,
+    "protocol_type": "consumer",
+}
 _BASIC_JOIN = 5
 
 
@@ -18,7 +22,9 @@ def coordinator(asker: Asker, group_id: str) -> None:
     """Waits until the broker answers for a group."""
 
     def ask() -> tuple[int, Any]:
-        answer = asker.other(wire.HEARTBEAT, 4, group_id=group_id, generation_id=1, member_id="nobody")
+        answer = asker.other(
+            wire.HEARTBEAT, 4, group_id=group_id, generation_id=1, member_id="nobody"
+        )
         return answer.error_code, answer
 
     asker.other(wire.FIND_COORDINATOR, 4, coordinator_keys=[group_id], key_type=0)
@@ -27,11 +33,18 @@ def coordinator(asker: Asker, group_id: str) -> None:
 
 def join(asker: Asker, group_id: str, **more: Any) -> Any:
     """A member of the classic protocol that has joined; in a group of its own it leads."""
-    fields = {**_SESSION, "protocols": [{"name": "range", "metadata": SUBSCRIPTION}], "group_id": group_id, **more}
+    fields = {
+        **_SESSION,
+        "protocols": [{"name": "range", "metadata": SUBSCRIPTION}],
+        "group_id": group_id,
+        **more,
+    }
     first = asker.other(wire.JOIN_GROUP, _BASIC_JOIN, **fields)
     if first.error_code != codes.MEMBER_ID_REQUIRED:
         return first
-    return asker.other(wire.JOIN_GROUP, _BASIC_JOIN, **{**fields, "member_id": first.member_id})
+    return asker.other(
+        wire.JOIN_GROUP, _BASIC_JOIN, **{**fields, "member_id": first.member_id}
+    )
 
 
 def stable(asker: Asker, suffix: str = "") -> tuple[str, str]:
@@ -62,17 +75,25 @@ def find_coordinator(asker: Asker) -> None:
         ask("of a type that is not there", asker.name, 9)
         ask("of share groups", asker.name, 2)
     if has_list:
-        asker.ask("of two", key_type=0, coordinator_keys=[asker.name, f"{asker.name}-other"])
+        asker.ask(
+            "of two", key_type=0, coordinator_keys=[asker.name, f"{asker.name}-other"]
+        )
         asker.ask("of none", key_type=0, coordinator_keys=[])
 
 
 def join_group(asker: Asker) -> None:
     group_id = asker.name
     coordinator(asker, group_id)
-    fields = {**_SESSION, "protocols": [{"name": "range", "metadata": SUBSCRIPTION}], "group_id": group_id}
+    fields = {
+        **_SESSION,
+        "protocols": [{"name": "range", "metadata": SUBSCRIPTION}],
+        "group_id": group_id,
+    }
     asker.ask("an empty group id", **{**fields, "group_id": ""})
     asker.ask("a session that is too short", **{**fields, "session_timeout_ms": 1})
-    asker.ask("a session that is too long", **{**fields, "session_timeout_ms": 2_000_000_000})
+    asker.ask(
+        "a session that is too long", **{**fields, "session_timeout_ms": 2_000_000_000}
+    )
     asker.ask("no protocols", **{**fields, "protocols": []})
     asker.ask("no type of protocol", **{**fields, "protocol_type": ""})
     asker.ask("an unknown member", **{**fields, "member_id": "nobody"})
@@ -87,7 +108,9 @@ def join_group(asker: Asker) -> None:
     if asker.version >= 5:
         static = {**fields, "group_id": f"{group_id}-static", "group_instance_id": "i"}
         made = asker.ask("a static member", **static)
-        asker.ask("a static member by its id", **{**static, "member_id": made.member_id})
+        asker.ask(
+            "a static member by its id", **{**static, "member_id": made.member_id}
+        )
         asker.ask("a static member by another id", **{**static, "member_id": "nobody"})
 
 
@@ -108,15 +131,33 @@ def sync_group(asker: Asker) -> None:
     coordinator(asker, group_id)
     joined = join(asker, group_id)
     member_id = joined.member_id
-    fields = {"group_id": group_id, "member_id": member_id, "generation_id": joined.generation_id}
+    fields = {
+        "group_id": group_id,
+        "member_id": member_id,
+        "generation_id": joined.generation_id,
+    }
     mine = [{"member_id": member_id, "assignment": b"mine"}]
     if asker.version >= 5:
         fields |= {"protocol_type": "consumer", "protocol_name": "range"}
-        asker.ask("another protocol", **{**fields, "protocol_name": "roundrobin"}, assignments=mine)
-        asker.ask("another type of protocol", **{**fields, "protocol_type": "connect"}, assignments=mine)
+        asker.ask(
+            "another protocol",
+            **{**fields, "protocol_name": "roundrobin"},
+            assignments=mine,
+        )
+        asker.ask(
+            "another type of protocol",
+            **{**fields, "protocol_type": "connect"},
+            assignments=mine,
+        )
     asker.ask("another generation", **{**fields, "generation_id": 7}, assignments=mine)
-    asker.ask("an unknown member", **{**fields, "member_id": "nobody"}, assignments=mine)
-    asker.ask("an unknown group", **{**fields, "group_id": f"{group_id}-none"}, assignments=mine)
+    asker.ask(
+        "an unknown member", **{**fields, "member_id": "nobody"}, assignments=mine
+    )
+    asker.ask(
+        "an unknown group",
+        **{**fields, "group_id": f"{group_id}-none"},
+        assignments=mine,
+    )
     asker.ask("an empty group id", **{**fields, "group_id": ""}, assignments=mine)
     asker.ask("the leader", **fields, assignments=mine)
     asker.ask("the leader again", **fields, assignments=[])
@@ -145,27 +186,39 @@ def leave_group(asker: Asker) -> None:
 def describe_groups(asker: Asker) -> None:
     name = asker.topic()
     group_id, _ = stable(asker)
-    _commit(asker, "", name)  # else it would depend on other scripts whether there is a group without a name
+    _commit(
+        asker, "", name
+    )  # else it would depend on other scripts whether there is a group without a name
     asker.ask("a group", groups=[group_id])
     asker.ask("an unknown group", groups=[f"{group_id}-none"])
     asker.ask("an empty group id", groups=[""])
     asker.ask("no group", groups=[])
     if asker.version >= 3:
-        asker.ask("with operations", groups=[group_id], include_authorized_operations=True)
+        asker.ask(
+            "with operations", groups=[group_id], include_authorized_operations=True
+        )
 
 
 def list_groups(asker: Asker) -> None:
     group_id, _ = stable(asker)
     filters: list[tuple[str, dict[str, Any]]] = [("all", {})]
     if asker.version >= 4:
-        filters += [(state, {"states_filter": [state]}) for state in ("Stable", "stable", "Dead", "no state")]
+        filters += [
+            (state, {"states_filter": [state]})
+            for state in ("Stable", "stable", "Dead", "no state")
+        ]
     if asker.version >= 5:
-        filters += [(kind, {"types_filter": [kind]}) for kind in ("classic", "Consumer", "no type")]
+        filters += [
+            (kind, {"types_filter": [kind]})
+            for kind in ("classic", "Consumer", "no type")
+        ]
     for step, fields in filters:
         answer = asker.ask(step, **fields)
         _, noted = asker.noted.pop()
         if answer is not None:
-            noted["groups"] = [each for each in noted["groups"] if each["group_id"] == group_id]
+            noted["groups"] = [
+                each for each in noted["groups"] if each["group_id"] == group_id
+            ]
         asker.noted.append((step, noted))
 
 
@@ -174,14 +227,29 @@ def offset_commit(asker: Asker) -> None:
     group_id, member_id = stable(asker, "-group")
     simple = f"{asker.name}-simple"
 
-    def ask(step: str, group_id: str, topic: str = name, partition: int = 0, **more: Any) -> None:
-        fields = {"generation_id_or_member_epoch": -1, "member_id": "", "retention_time_ms": -1}
-        part = {"partition_index": partition, "committed_offset": 5, "committed_metadata": "m"}
+    def ask(
+        step: str, group_id: str, topic: str = name, partition: int = 0, **more: Any
+    ) -> None:
+        fields = {
+            "generation_id_or_member_epoch": -1,
+            "member_id": "",
+            "retention_time_ms": -1,
+        }
+        part = {
+            "partition_index": partition,
+            "committed_offset": 5,
+            "committed_metadata": "m",
+        }
         for key, value in more.items():
             (part if key.startswith("committed") else fields)[key] = value
         if asker.version > 4:
             fields.pop("retention_time_ms")
-        asker.ask(step, group_id=group_id, topics=[{"name": topic, "partitions": [part]}], **fields)
+        asker.ask(
+            step,
+            group_id=group_id,
+            topics=[{"name": topic, "partitions": [part]}],
+            **fields,
+        )
 
     ask("without a member", simple)
     ask("no text", simple, committed_metadata=None)
@@ -190,16 +258,36 @@ def offset_commit(asker: Asker) -> None:
     ask("no such topic", simple, f"{name}-none")
     ask("no such partition", simple, partition=7)
     ask("an empty group id", "")
-    ask("a generation without a group", f"{simple}-none", generation_id_or_member_epoch=3, member_id="nobody")
+    ask(
+        "a generation without a group",
+        f"{simple}-none",
+        generation_id_or_member_epoch=3,
+        member_id="nobody",
+    )
     ask("a member", group_id, generation_id_or_member_epoch=1, member_id=member_id)
-    ask("another generation", group_id, generation_id_or_member_epoch=7, member_id=member_id)
-    ask("an unknown member", group_id, generation_id_or_member_epoch=1, member_id="nobody")
+    ask(
+        "another generation",
+        group_id,
+        generation_id_or_member_epoch=7,
+        member_id=member_id,
+    )
+    ask(
+        "an unknown member",
+        group_id,
+        generation_id_or_member_epoch=1,
+        member_id="nobody",
+    )
     ask("without a member, in a group that has some", group_id)
     asker.ask("no topics", group_id=simple, generation_id_or_member_epoch=-1, topics=[])
 
 
 def _commit(asker: Asker, group_id: str, topic: str, offset: int = 5) -> None:
-    part = {"partition_index": 0, "committed_offset": offset, "committed_leader_epoch": 0, "committed_metadata": "m"}
+    part = {
+        "partition_index": 0,
+        "committed_offset": offset,
+        "committed_leader_epoch": 0,
+        "committed_metadata": "m",
+    }
     answer = asker.other(
         wire.OFFSET_COMMIT, 8,
         group_id=group_id, generation_id_or_member_epoch=-1, topics=[{"name": topic, "partitions": [part]}],
@@ -214,7 +302,9 @@ def offset_fetch(asker: Asker) -> None:
     _commit(asker, group_id, name)
     has_groups = asker.version >= 8
 
-    def ask(step: str, group_id: str, topics: list[dict[str, Any]] | None, **more: Any) -> None:
+    def ask(
+        step: str, group_id: str, topics: list[dict[str, Any]] | None, **more: Any
+    ) -> None:
         if has_groups:
             asker.ask(step, groups=[{"group_id": group_id, "topics": topics}], **more)
         else:
@@ -233,10 +323,18 @@ def offset_fetch(asker: Asker) -> None:
     if asker.version >= 7:
         ask("what is stable", group_id, both, require_stable=True)
     if asker.version >= 9:
-        group = {"group_id": group_id, "topics": both, "member_id": "nobody", "member_epoch": 1}
+        group = {
+            "group_id": group_id,
+            "topics": both,
+            "member_id": "nobody",
+            "member_epoch": 1,
+        }
         asker.ask("an unknown member", groups=[group])
     if has_groups:
-        groups = [{"group_id": group_id, "topics": both}, {"group_id": f"{group_id}-none", "topics": None}]
+        groups = [
+            {"group_id": group_id, "topics": both},
+            {"group_id": f"{group_id}-none", "topics": None},
+        ]
         asker.ask("two groups", groups=groups)
 
 
@@ -277,7 +375,13 @@ def offset_delete(asker: Asker) -> None:
 
 def _beaten(asker: Asker, group_id: str) -> None:
     def ask() -> tuple[int, Any]:
-        answer = asker.other(wire.CONSUMER_GROUP_HEARTBEAT, 1, group_id=group_id, member_id="nobody", member_epoch=1)
+        answer = asker.other(
+            wire.CONSUMER_GROUP_HEARTBEAT,
+            1,
+            group_id=group_id,
+            member_id="nobody",
+            member_epoch=1,
+        )
         return answer.error_code, answer
 
     asker.other(wire.FIND_COORDINATOR, 4, coordinator_keys=[group_id], key_type=0)
@@ -285,15 +389,33 @@ def _beaten(asker: Asker, group_id: str) -> None:
 
 
 def consumer_group_heartbeat(asker: Asker) -> None:
-    """Its steps are in test_interop_consumer_groups.py; here are both versions, and what is refused."""
+    """Its steps are in test_interop_consumer_groups.py; here are both versions, and
+    what is refused.
+    """
     group_id = asker.name
     _beaten(asker, group_id)
-    joining = {"rebalance_timeout_ms": 30_000, "subscribed_topic_names": ["t"], "topic_partitions": []}
+    joining = {
+        "rebalance_timeout_ms": 30_000,
+        "subscribed_topic_names": ["t"],
+        "topic_partitions": [],
+    }
     asker.ask("an empty group id", **joining, group_id="", member_id="A")
     asker.ask("an unknown member", group_id=group_id, member_id="A", member_epoch=3)
     asker.ask("no id", **joining, group_id=group_id, member_id="")
-    asker.ask("no subscription", group_id=group_id, member_id="A", rebalance_timeout_ms=30_000, topic_partitions=[])
-    asker.ask("another assignor", **joining, group_id=group_id, member_id="A", server_assignor="sticky")
+    asker.ask(
+        "no subscription",
+        group_id=group_id,
+        member_id="A",
+        rebalance_timeout_ms=30_000,
+        topic_partitions=[],
+    )
+    asker.ask(
+        "another assignor",
+        **joining,
+        group_id=group_id,
+        member_id="A",
+        server_assignor="sticky",
+    )
     asker.ask("joins", **joining, group_id=group_id, member_id="A")
     asker.ask("beats", group_id=group_id, member_id="A", member_epoch=1)
     asker.ask("an epoch to come", group_id=group_id, member_id="A", member_epoch=8)
@@ -305,15 +427,23 @@ def consumer_group_heartbeat(asker: Asker) -> None:
 def consumer_group_describe(asker: Asker) -> None:
     group_id = asker.name
     _beaten(asker, group_id)
-    joining = {"rebalance_timeout_ms": 30_000, "subscribed_topic_names": ["t"], "topic_partitions": []}
-    made = asker.other(wire.CONSUMER_GROUP_HEARTBEAT, 1, **joining, group_id=group_id, member_id="A")
+    joining = {
+        "rebalance_timeout_ms": 30_000,
+        "subscribed_topic_names": ["t"],
+        "topic_partitions": [],
+    }
+    made = asker.other(
+        wire.CONSUMER_GROUP_HEARTBEAT, 1, **joining, group_id=group_id, member_id="A"
+    )
     assert made.error_code == 0, made
     asker.ask("a group", group_ids=[group_id])
     asker.ask("an unknown group", group_ids=[f"{group_id}-none"])
     asker.ask("an empty group id", group_ids=[""])
     classic, _ = stable(asker, "-classic")
     asker.ask("a classic group", group_ids=[classic])
-    asker.ask("with operations", group_ids=[group_id], include_authorized_operations=True)
+    asker.ask(
+        "with operations", group_ids=[group_id], include_authorized_operations=True
+    )
 
 
 SCRIPTS: dict[Any, list[Script]] = {

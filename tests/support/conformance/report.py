@@ -1,7 +1,9 @@
-"""Where our answers differ from those of a broker of Kafka's, and why: asked, compared, and written as a page.
+"""Where our answers differ from those of a broker of Kafka's, and why: asked, compared,
+and written as a page.
 
-Kafka's answers are kept in tests/data/kafka/answers.json.gz, so that each run of the tests compares with them. Who has
-Java asks again: `make interop` does, and writes that file and docs/conformance.md.
+Kafka's answers are kept in tests/data/kafka/answers.json.gz, so that each run of the
+tests compares with them. Who has Java asks again: `make interop` does, and writes that
+file and docs/conformance.md.
 """
 
 from __future__ import annotations
@@ -37,19 +39,47 @@ SETTINGS: dict[str, Any] = {
 Answers = dict[str, list[tuple[str, Any]]]
 
 _SESSIONS = "fetch sessions are not kept: each fetch names its partitions, which every client accepts"
-#: (API, step) -> why our answer is another. A step that ends in * stands for all that begin so.
+#: (API, step) -> why our answer is another. A step that ends in * stands for all that
+#: begin so.
 REASONS: Mapping[tuple[str, str], str] = {
-    ("Produce", "no records"): "Kafka does not answer, and its client waits until it times out",
-    ("Produce", "magic 3"): "Kafka says CORRUPT_MESSAGE, which clients try again; the batch will not be better then",
-    ("Produce", "the same again"): "Kafka tells the time of the first batch as if it were the time of the append",
-    ("Produce", "a base offset that is not 0"): "it is refused before a log is asked, so no log start is told",
-    ("Fetch", "two batches by their size"): "Kafka sends a part of the batch that does not fit; we send whole batches",
+    (
+        "Produce",
+        "no records",
+    ): "Kafka does not answer, and its client waits until it times out",
+    (
+        "Produce",
+        "magic 3",
+    ): "Kafka says CORRUPT_MESSAGE, which clients try again; the batch will not be better then",
+    (
+        "Produce",
+        "the same again",
+    ): "Kafka tells the time of the first batch as if it were the time of the append",
+    (
+        "Produce",
+        "a base offset that is not 0",
+    ): "it is refused before a log is asked, so no log start is told",
+    (
+        "Fetch",
+        "two batches by their size",
+    ): "Kafka sends a part of the batch that does not fit; we send whole batches",
     ("Fetch", "session: *"): _SESSIONS,
-    ("CreateTopics", "only checked"): "Kafka draws an id for a topic that it does not make",
-    ("DescribeConfigs", "with synonyms"): "Kafka's default of retention.ms is a setting in hours, which it leaves out",
+    (
+        "CreateTopics",
+        "only checked",
+    ): "Kafka draws an id for a topic that it does not make",
+    (
+        "DescribeConfigs",
+        "with synonyms",
+    ): "Kafka's default of retention.ms is a setting in hours, which it leaves out",
     ("AlterConfigs", "a topic twice"): "Kafka fails and does not answer",
-    ("IncrementalAlterConfigs", "an operation that is not there"): "Kafka fails with UNKNOWN_SERVER_ERROR",
-    ("AddOffsetsToTxn", "an empty group id"): "Kafka takes it, and refuses each commit of that group",
+    (
+        "IncrementalAlterConfigs",
+        "an operation that is not there",
+    ): "Kafka fails with UNKNOWN_SERVER_ERROR",
+    (
+        "AddOffsetsToTxn",
+        "an empty group id",
+    ): "Kafka takes it, and refuses each commit of that group",
 }
 #: APIs of Kafka 4.1 that we do not serve: by key, what they are and why not.
 NOT_SERVED: Mapping[str, str] = {
@@ -87,7 +117,9 @@ def served() -> list[Api[Any, Any]]:
 
 
 def ask_all(port: int, apis: Iterable[Api[Any, Any]]) -> Answers:
-    """Asks a broker everything about some APIs. What they answer does not depend on which others were asked before."""
+    """Asks a broker everything about some APIs. What they answer does not depend on
+    which others were asked before.
+    """
     found: Answers = {}
     _draw_producer_id(port)
     for api in apis:
@@ -106,7 +138,9 @@ def _draw_producer_id(port: int) -> None:
     """The first id of a broker is 0, which could not be told from none."""
     asker = Asker(port, wire.INIT_PRODUCER_ID, wire.INIT_PRODUCER_ID.max_version)
     try:
-        asker.other(wire.INIT_PRODUCER_ID, 2, transactional_id=None, transaction_timeout_ms=0)
+        asker.other(
+            wire.INIT_PRODUCER_ID, 2, transactional_id=None, transaction_timeout_ms=0
+        )
     finally:
         asker.close()
 
@@ -133,7 +167,9 @@ def differences(ours: Answers, theirs: Answers) -> list[tuple[str, int, str, str
             one = mine.get(step, "not asked")
             another = other.get(step, "not asked")
             if one != another:
-                found.append((api, int(version), step, "; ".join(_places("", one, another)[:4])))
+                found.append(
+                    (api, int(version), step, "; ".join(_places("", one, another)[:4]))
+                )
     return found
 
 
@@ -141,10 +177,22 @@ def _places(path: str, one: Any, another: Any) -> list[str]:
     """Each place in which two answers differ: the place, ours, Kafka's."""
     if one == another:
         return []
-    if isinstance(one, dict) and isinstance(another, dict) and one.keys() == another.keys():
-        return [text for key in one for text in _places(f"{path}.{key}", one[key], another[key])]
+    if (
+        isinstance(one, dict)
+        and isinstance(another, dict)
+        and one.keys() == another.keys()
+    ):
+        return [
+            text
+            for key in one
+            for text in _places(f"{path}.{key}", one[key], another[key])
+        ]
     if isinstance(one, list) and isinstance(another, list) and len(one) == len(another):
-        return [text for at, each in enumerate(one) for text in _places(f"{path}[{at}]", each, another[at])]
+        return [
+            text
+            for at, each in enumerate(one)
+            for text in _places(f"{path}[{at}]", each, another[at])
+        ]
     return [f"{path}: {str(one)[:120]}, Kafka {str(another)[:120]}"]
 
 
@@ -152,7 +200,9 @@ def reason_of(api: str, step: str) -> tuple[str, str] | None:
     """The key in REASONS."""
     for key in REASONS:
         name, pattern = key
-        is_named = step == pattern or (pattern.endswith("*") and step.startswith(pattern[:-1]))
+        is_named = step == pattern or (
+            pattern.endswith("*") and step.startswith(pattern[:-1])
+        )
         if name == api and is_named:
             return key
     return None
@@ -167,8 +217,12 @@ def page(ours: Answers, theirs: Answers) -> str:
     rows = []
     for api in served():
         versions = f"{api.min_version}-{api.max_version}"
-        rows.append(f"| {api.key} {api.name} | {versions} | {asked[api.name]} | {differing[api.name] or ''} |\n")
-    rows.append("\n## Where the answers differ, and why\n\n| API | request | reason |\n|---|---|---|\n")
+        rows.append(
+            f"| {api.key} {api.name} | {versions} | {asked[api.name]} | {differing[api.name] or ''} |\n"
+        )
+    rows.append(
+        "\n## Where the answers differ, and why\n\n| API | request | reason |\n|---|---|---|\n"
+    )
     for (api_name, step), reason in REASONS.items():
         rows.append(f"| {api_name} | {step.replace(': *', '')} | {reason} |\n")
     rows.append("\n## What is not served\n\n| keys | |\n|---|---|\n")

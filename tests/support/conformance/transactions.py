@@ -16,13 +16,21 @@ _TIMEOUT_MS = 60_000
 def begun(asker: Asker, suffix: str = "") -> dict[str, Any]:
     """The ids of a transactional producer that has none of its transactions open."""
     transactional_id = f"{asker.name}{suffix}"
-    asker.other(wire.FIND_COORDINATOR, 4, coordinator_keys=[transactional_id], key_type=1)
+    asker.other(
+        wire.FIND_COORDINATOR, 4, coordinator_keys=[transactional_id], key_type=1
+    )
 
     def ask() -> tuple[int, Any]:
-        fields = {"transactional_id": transactional_id, "transaction_timeout_ms": _TIMEOUT_MS, "producer_id": -1}
+        fields = {
+            "transactional_id": transactional_id,
+            "transaction_timeout_ms": _TIMEOUT_MS,
+            "producer_id": -1,
+        }
         answer = asker.other(wire.INIT_PRODUCER_ID, 3, **fields, producer_epoch=-1)
         code = (
-            codes.COORDINATOR_NOT_AVAILABLE if answer.error_code == codes.CONCURRENT_TRANSACTIONS else answer.error_code
+            codes.COORDINATOR_NOT_AVAILABLE
+            if answer.error_code == codes.CONCURRENT_TRANSACTIONS
+            else answer.error_code
         )
         return code, answer
 
@@ -41,15 +49,25 @@ def _added(asker: Asker, ids: dict[str, Any], topic: str) -> None:
     def ask() -> tuple[int, Any]:
         fields = {f"v3_and_below_{key}": value for key, value in ids.items()}
         topics = [{"name": topic, "partitions": [0]}]
-        answer = asker.other(wire.ADD_PARTITIONS_TO_TXN, 3, **fields, v3_and_below_topics=topics)
+        answer = asker.other(
+            wire.ADD_PARTITIONS_TO_TXN, 3, **fields, v3_and_below_topics=topics
+        )
         code = _added_code(answer)
-        return (codes.COORDINATOR_NOT_AVAILABLE if code == codes.CONCURRENT_TRANSACTIONS else code), code
+        return (
+            codes.COORDINATOR_NOT_AVAILABLE
+            if code == codes.CONCURRENT_TRANSACTIONS
+            else code
+        ), code
 
     assert asker.until_ready(ask) == 0
 
 
 def _added_code(answer: Any) -> int:
-    code: int = answer.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code
+    code: int = (
+        answer.results_by_topic_v3_and_below[0]
+        .results_by_partition[0]
+        .partition_error_code
+    )
     return code
 
 
@@ -65,18 +83,38 @@ def _records(ids: dict[str, Any], sequence: int = 0) -> bytes:
 
 def init_producer_id(asker: Asker) -> None:
     ids = begun(asker, "-first")
-    asker.ask("without a transactional id", transactional_id=None, transaction_timeout_ms=_TIMEOUT_MS)
-    asker.ask("an empty transactional id", transactional_id="", transaction_timeout_ms=_TIMEOUT_MS)
-    for step, timeout_ms in (("no timeout", 0), ("a timeout below zero", -1), ("a long timeout", 2_000_000_000)):
+    asker.ask(
+        "without a transactional id",
+        transactional_id=None,
+        transaction_timeout_ms=_TIMEOUT_MS,
+    )
+    asker.ask(
+        "an empty transactional id",
+        transactional_id="",
+        transaction_timeout_ms=_TIMEOUT_MS,
+    )
+    for step, timeout_ms in (
+        ("no timeout", 0),
+        ("a timeout below zero", -1),
+        ("a long timeout", 2_000_000_000),
+    ):
         asker.ask(step, transactional_id=asker.name, transaction_timeout_ms=timeout_ms)
-    asker.ask("a new one", transactional_id=asker.name, transaction_timeout_ms=_TIMEOUT_MS)
-    asker.ask("the same again", transactional_id=asker.name, transaction_timeout_ms=_TIMEOUT_MS)
+    asker.ask(
+        "a new one", transactional_id=asker.name, transaction_timeout_ms=_TIMEOUT_MS
+    )
+    asker.ask(
+        "the same again",
+        transactional_id=asker.name,
+        transaction_timeout_ms=_TIMEOUT_MS,
+    )
     if asker.version >= 3:
         same = {**ids, "transaction_timeout_ms": _TIMEOUT_MS}
         asker.ask("with its epoch", **same)
         asker.ask("with its former epoch", **same)
         asker.ask("with an epoch to come", **{**same, "producer_epoch": 9})
-        asker.ask("with another id", **{**same, "producer_id": ids["producer_id"] + 1_000})
+        asker.ask(
+            "with another id", **{**same, "producer_id": ids["producer_id"] + 1_000}
+        )
         asker.ask("an id without an epoch", **{**same, "producer_epoch": -1})
         asker.ask("an epoch without an id", **{**same, "producer_id": -1})
 
@@ -85,8 +123,12 @@ def add_partitions(asker: Asker) -> None:
     name = asker.topic()
     ids = begun(asker)
 
-    def ask(step: str, topic: str = name, partitions: tuple[int, ...] = (0,), **more: Any) -> None:
-        fields = {f"v3_and_below_{key}": value for key, value in {**ids, **more}.items()}
+    def ask(
+        step: str, topic: str = name, partitions: tuple[int, ...] = (0,), **more: Any
+    ) -> None:
+        fields = {
+            f"v3_and_below_{key}": value for key, value in {**ids, **more}.items()
+        }
         topics = [{"name": topic, "partitions": [*partitions]}]
         asker.ask(step, **fields, v3_and_below_topics=topics)
 
@@ -109,9 +151,21 @@ def add_offsets(asker: Asker) -> None:
     asker.ask("a group", **ids, group_id=group_id)
     asker.ask("the same again", **ids, group_id=group_id)
     asker.ask("an empty group id", **ids, group_id="")
-    asker.ask("an epoch to come", **{**ids, "producer_epoch": ids["producer_epoch"] + 5}, group_id=group_id)
-    asker.ask("another producer", **{**ids, "producer_id": ids["producer_id"] + 1_000}, group_id=group_id)
-    asker.ask("an unknown transactional id", **{**ids, "transactional_id": f"{asker.name}-none"}, group_id=group_id)
+    asker.ask(
+        "an epoch to come",
+        **{**ids, "producer_epoch": ids["producer_epoch"] + 5},
+        group_id=group_id,
+    )
+    asker.ask(
+        "another producer",
+        **{**ids, "producer_id": ids["producer_id"] + 1_000},
+        group_id=group_id,
+    )
+    asker.ask(
+        "an unknown transactional id",
+        **{**ids, "transactional_id": f"{asker.name}-none"},
+        group_id=group_id,
+    )
 
 
 def end_txn(asker: Asker) -> None:
@@ -130,22 +184,40 @@ def end_txn(asker: Asker) -> None:
             topic_data=[{"name": name, "partition_data": [part]}],
         )  # fmt: skip
         assert done.responses[0].partition_responses[0].error_code == 0, done
-        asker.ask(f"{kind}: an epoch to come", **{**ids, "producer_epoch": 9}, committed=committed)
-        asker.ask(f"{kind}: another producer", **{**ids, "producer_id": ids["producer_id"] + 999}, committed=committed)
+        asker.ask(
+            f"{kind}: an epoch to come",
+            **{**ids, "producer_epoch": 9},
+            committed=committed,
+        )
+        asker.ask(
+            f"{kind}: another producer",
+            **{**ids, "producer_id": ids["producer_id"] + 999},
+            committed=committed,
+        )
         asker.ask(kind, **ids, committed=committed)
         _ended(asker, ids)
         asker.ask(f"{kind} again", **ids, committed=committed)
         asker.ask(f"{kind}, then the other", **ids, committed=not committed)
-    asker.ask("an unknown transactional id", **{**ids, "transactional_id": f"{asker.name}-none"}, committed=True)
-    asker.ask("an empty transactional id", **{**ids, "transactional_id": ""}, committed=True)
+    asker.ask(
+        "an unknown transactional id",
+        **{**ids, "transactional_id": f"{asker.name}-none"},
+        committed=True,
+    )
+    asker.ask(
+        "an empty transactional id", **{**ids, "transactional_id": ""}, committed=True
+    )
 
 
 def _ended(asker: Asker, ids: dict[str, Any]) -> None:
     """Waits until the markers are written."""
 
     def ask() -> tuple[int, Any]:
-        answer = asker.other(wire.DESCRIBE_TRANSACTIONS, 0, transactional_ids=[ids["transactional_id"]])
-        is_over = not answer.transaction_states[0].transaction_state.startswith("Prepare")
+        answer = asker.other(
+            wire.DESCRIBE_TRANSACTIONS, 0, transactional_ids=[ids["transactional_id"]]
+        )
+        is_over = not answer.transaction_states[0].transaction_state.startswith(
+            "Prepare"
+        )
         return (0 if is_over else codes.COORDINATOR_NOT_AVAILABLE), None
 
     asker.until_ready(ask)
@@ -157,8 +229,18 @@ def txn_offset_commit(asker: Asker) -> None:
     group_id, member_id = stable(asker, "-group")
     asker.other(wire.ADD_OFFSETS_TO_TXN, 3, **ids, group_id=group_id)
 
-    def ask(step: str, topic: str = name, partition: int = 0, text: str | None = "m", **more: Any) -> None:
-        part = {"partition_index": partition, "committed_offset": 5, "committed_metadata": text}
+    def ask(
+        step: str,
+        topic: str = name,
+        partition: int = 0,
+        text: str | None = "m",
+        **more: Any,
+    ) -> None:
+        part = {
+            "partition_index": partition,
+            "committed_offset": 5,
+            "committed_metadata": text,
+        }
         fields = {**ids, "group_id": group_id, **more}
         if asker.version >= 3:
             fields = {"generation_id": -1, "member_id": "", **fields}
@@ -184,12 +266,21 @@ def describe_producers(asker: Asker) -> None:
     part = {"index": 0, "records": _records(ids)}
     topics = [{"name": name, "partition_data": [part]}]
     asker.other(
-        wire.PRODUCE, 9, transactional_id=ids["transactional_id"], acks=-1, timeout_ms=30_000, topic_data=topics
+        wire.PRODUCE,
+        9,
+        transactional_id=ids["transactional_id"],
+        acks=-1,
+        timeout_ms=30_000,
+        topic_data=topics,
     )
-    asker.ask("a transaction that is open", topics=[{"name": name, "partition_indexes": [0]}])
+    asker.ask(
+        "a transaction that is open", topics=[{"name": name, "partition_indexes": [0]}]
+    )
     asker.ask("no producer", topics=[{"name": name, "partition_indexes": [1]}])
     asker.ask("no such partition", topics=[{"name": name, "partition_indexes": [7]}])
-    asker.ask("no such topic", topics=[{"name": f"{name}-none", "partition_indexes": [0]}])
+    asker.ask(
+        "no such topic", topics=[{"name": f"{name}-none", "partition_indexes": [0]}]
+    )
 
 
 def describe_transactions(asker: Asker) -> None:
@@ -217,13 +308,18 @@ def list_transactions(asker: Asker) -> None:
     if asker.version >= 1:
         filters.append(("those that are old", {"duration_filter": 600_000}))
     if asker.version >= 2:
-        filters += [(f"by {pattern}", {"transactional_id_pattern": pattern}) for pattern in ("List.*-2", "(")]
+        filters += [
+            (f"by {pattern}", {"transactional_id_pattern": pattern})
+            for pattern in ("List.*-2", "(")
+        ]
     for step, fields in filters:
         answer = asker.ask(step, **fields)
         _, noted = asker.noted.pop()
         if answer is not None:
             states = noted["transaction_states"]
-            noted["transaction_states"] = [each for each in states if each["transactional_id"] == asker.name]
+            noted["transaction_states"] = [
+                each for each in states if each["transactional_id"] == asker.name
+            ]
         asker.noted.append((step, noted))
 
 

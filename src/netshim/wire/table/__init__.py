@@ -1,7 +1,9 @@
-"""The messages of the wire protocol, as data: each field with its type and the versions it lives in.
+"""The messages of the wire protocol, as data: each field with its type and the versions
+it lives in.
 
-Names of fields are those of Kafka's message schemas in snake case, structs have short names of our own. How a row reads
-is said in wire/fields.py. `served` is what a broker of ours answers; fields that only newer versions have are left out.
+Names of fields are those of Kafka's message schemas in snake case, structs have short
+names of our own. How a row reads is said in wire/fields.py. `served` is what a broker
+of ours answers; fields that only newer versions have are left out.
 
 Not here: the headers (wire/__init__.py), and what the fields mean.
 """
@@ -82,7 +84,13 @@ from netshim.wire.table.transactions import (
 
 #: All APIs by key.
 APIS: Final[Mapping[int, Api[Any, Any]]] = MappingProxyType(
-    dict(sorted((each.key, each) for each in list(globals().values()) if isinstance(each, Api)))
+    dict(
+        sorted(
+            (each.key, each)
+            for each in list(globals().values())
+            if isinstance(each, Api)
+        )
+    )
 )
 
 __all__ = [

@@ -1,4 +1,5 @@
-"""Messages about the cluster: which brokers there are, what they serve and what they lead.
+"""Messages about the cluster: which brokers there are, what they serve and what they
+lead.
 
 How a row reads is said in wire/fields.py.
 """

@@ -1,4 +1,5 @@
-"""Messages about consumer groups and their offsets, and the bytes that members hand to one another.
+"""Messages about consumer groups and their offsets, and the bytes that members hand to
+one another.
 
 How a row reads is said in wire/fields.py.
 """

@@ -1,4 +1,5 @@
-"""Messages about idempotent producers and transactions, and the records of `__transaction_state`.
+"""Messages about idempotent producers and transactions, and the records of
+`__transaction_state`.
 
 How a row reads is said in wire/fields.py.
 """
