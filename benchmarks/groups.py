@@ -22,9 +22,9 @@ from common import Result, Settings
 import logcore
 from netshim import wire
 from netshim.broker import Broker
+from netshim.scheduling import Answer
 from netshim.session import Session
 from netshim.settings import Settings as BrokerSettings
-from netshim.waiting import Answer
 
 BEAT = wire.CONSUMER_GROUP_HEARTBEAT
 #: From the broker reference, section 11.

@@ -35,7 +35,7 @@ import common
 from common import Result, Settings
 
 import logcore
-from logcore.format.grouprecords import Committed, commit_key, commit_value
+from logcore.format.group_records import Committed, commit_key, commit_value
 from logcore.groupoffsets import stored_groups
 from logcore.registry import open_registry
 

@@ -393,7 +393,7 @@ def stage(where: str, size_bytes: int) -> Manifest:
 def idle(path: Path) -> Result:
     """CPU time of a look, when nothing has moved for a while."""
     from pyspark_logcore.options import parse_stream
-    from pyspark_logcore.streamreader import LogcoreStreamReader
+    from pyspark_logcore.stream_reader import LogcoreStreamReader
 
     many = 500
     with logcore.open_dir(path / "log", create=True) as directory:

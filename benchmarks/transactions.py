@@ -24,7 +24,7 @@ import common
 from common import Result, Settings
 
 import logcore
-from logcore.coordination.transactioneffects import (
+from logcore.coordination.transaction_effects import (
     AddPartitions,
     Effect,
     End,
@@ -37,7 +37,7 @@ from logcore.coordination.transactioneffects import (
     WriteMarkers,
 )
 from logcore.coordination.transactions import Transactions
-from logcore.format.transactionrecords import (
+from logcore.format.transaction_records import (
     Status,
     StoredTransaction,
     transaction_key,

@@ -91,7 +91,7 @@ MISTAKES: Final = (
         "log/test_bounds.py::test_a_reading_is_of_one_moment",
     ),
     Mistake(
-        "durable_end_read_before_the_size", "logcore/partition/looking.py",
+        "durable_end_read_before_the_size", "logcore/partition/file_view.py",
         "        last.refresh()\n        self._state.end = max(self._state.log_start, last.next_offset())\n"
         "        # Read after the size. A writer creates this file before its first write, so if\n"
         "        # there were unsynced bytes, the file exists.\n"
@@ -105,7 +105,7 @@ MISTAKES: Final = (
         "log/test_bounds.py::test_what_is_not_on_disk_is_not_shown_at_any_step_of_a_look",
     ),
     Mistake(
-        "directory_listed_once", "logcore/partition/looking.py",
+        "directory_listed_once", "logcore/partition/file_view.py",
         "again = list_names(self._fs, self._path)", "again = names",
         "log/test_bounds.py::test_a_listing_in_the_middle_of_renaming_is_not_believed",
     ),
@@ -180,25 +180,25 @@ MISTAKES: Final = (
         "kernels/test_sending.py",
     ),
     Mistake(
-        "newest_retired_segment_not_kept", "logcore/partition/cutting.py",
+        "newest_retired_segment_not_kept", "logcore/partition/truncation.py",
         "    for segment in old:\n        segment.keep()\n    writer.state.segments = list(remaining)",
         "    for segment in old[:-1]:\n        segment.keep()\n    writer.state.segments = list(remaining)",
         "log/test_bounds.py::test_whoever_reads_keeps_each_segment_that_is_deleted_meanwhile",
     ),
     Mistake(
-        "indexes_put_away_before_their_log", "logcore/partition/segmentfiles.py",
+        "indexes_put_away_before_their_log", "logcore/partition/segment_files.py",
         "sorted(names, key=lambda name: not name.endswith(LOG))", "sorted(names)",
         "log/test_segments_of_logs.py::test_what_goes_goes_with_its_log_file_first",
     ),
     Mistake(
-        "seal_notes_another_size", "logcore/partition/seals.py",
+        "seal_notes_another_size", "logcore/partition/checksum_file.py",
         "            size_bytes=segment.size_bytes,\n            modified_ms=fs.modified_ms(segment.path),",
         "            size_bytes=segment.start_position(end_offset),\n"
         "            modified_ms=fs.modified_ms(segment.path),",
         "partition/test_seals.py::test_a_roll_seals_what_it_leaves_behind",
     ),
     Mistake(
-        "scrub_believes_an_old_place", "logcore/partition/seals.py",
+        "scrub_believes_an_old_place", "logcore/partition/checksum_file.py",
         "            is_same = (\n"
         "                after == place\n"
         "                and segment.is_current()\n"
@@ -220,7 +220,7 @@ MISTAKES: Final = (
         "log/test_segments_of_logs.py::test_what_each_call_asks_of_the_disk",
     ),
     Mistake(
-        "recovery_point_stays_above_a_cut", "logcore/partition/cutting.py",
+        "recovery_point_stays_above_a_cut", "logcore/partition/truncation.py",
         "        writer.recovery_point = offset\n", "        pass\n",
         "directory/test_logdir.py::test_a_recovery_point_that_was_gathered_is_not_written_for_what_came_since",
     ),
@@ -248,22 +248,22 @@ MISTAKES: Final = (
         "faults/test_processes.py::test_a_child_does_not_keep_the_lock_of_a_parent_that_was_killed",
     ),
     Mistake(
-        "producers_stay_over_a_truncation", "logcore/partition/cutting.py",
+        "producers_stay_over_a_truncation", "logcore/partition/truncation.py",
         "    state.transactions = None\n    writer.producers.forget()", "    state.transactions = None",
         "partition/test_producers.py::test_P50_what_was_known_is_known_after",
     ),
     Mistake(
-        "snapshot_in_the_middle_of_an_append", "logcore/partition/producerstate.py",
+        "snapshot_in_the_middle_of_an_append", "logcore/partition/producer_state.py",
         "            if is_midway:\n                return self._looked_up()\n", "",
         "partition/test_producers.py::test_a_roll_in_the_middle_of_an_append_leaves_no_half_snapshot",
     ),
     Mistake(
-        "an_append_that_rolls_saves_no_producers", "logcore/partition/producerstate.py",
+        "an_append_that_rolls_saves_no_producers", "logcore/partition/producer_state.py",
         "            return self.if_any()\n", "            return None\n",
         "partition/test_producers.py::test_a_batch_sent_twice_is_stored_once_whatever_happens_to_the_log",
     ),
     Mistake(
-        "only_the_newest_batch_is_known_after_a_kill", "logcore/partition/producerstate.py",
+        "only_the_newest_batch_is_known_after_a_kill", "logcore/partition/producer_state.py",
         "            producers.fill(_last_below(segments, producers.next_offset))\n", "            pass\n",
         "partition/test_producers.py::test_a_batch_sent_twice_is_stored_once_whatever_happens_to_the_log",
     ),
@@ -423,7 +423,7 @@ MISTAKES: Final = (
         "spark/test_sinks_plain.py -k order_of_their_tasks",
     ),
     Mistake(
-        "replay_asks_whether_the_last_attempt_was_refused", "pyspark_logcore/streamwriter.py",
+        "replay_asks_whether_the_last_attempt_was_refused", "pyspark_logcore/stream_writer.py",
         "staging.is_done(query, batchId)",
         "staging.outcome(query, batchId) == \"done\"",
         "spark/test_sinks_plain.py -k replay_does_not_ask",
@@ -434,7 +434,7 @@ MISTAKES: Final = (
         "spark/test_sink_crashes.py -k without_a_name",
     ),
     Mistake(
-        "parts_of_a_write_are_shown", "logcore/partition/looking.py",
+        "parts_of_a_write_are_shown", "logcore/partition/file_view.py",
         "        if staged is not None:\n            end =", "        if False:\n            end =",
         "staging/test_staging_crashes.py -k whole",
     ),
@@ -446,24 +446,24 @@ MISTAKES: Final = (
         "spark/test_local_crashes.py",
     ),
     Mistake(
-        "gathered_rows_go_before_they_are_there", "pyspark_logcore/gathering.py",
+        "gathered_rows_go_before_they_are_there", "pyspark_logcore/gather.py",
         "            done.append(self._bring(batch))\n",
         "            for one in batch.receipts if remove else ():\n                self._remove(one)\n"
         "            done.append(self._bring(batch))\n",
         "spark/test_local_crashes.py",
     ),
     Mistake(
-        "each_gather_has_a_name_of_its_own", "pyspark_logcore/gathering.py",
+        "each_gather_has_a_name_of_its_own", "pyspark_logcore/gather.py",
         'f"write_local {batch.job} {batch.topic} {topic}"', 'f"write_local {batch.receipts[0].run} {topic}"',
         "spark/test_local_plain.py -k 'second_run or run_again or in_order'",
     ),
     Mistake(
-        "batch_behind_a_later_one_is_overlooked", "pyspark_logcore/gathering.py",
+        "batch_behind_a_later_one_is_overlooked", "pyspark_logcore/gather.py",
         "if batch.number != expected:", "if batch.number < expected:",
         "spark/test_local_plain.py -k not_all_of_it",
     ),
     Mistake(
-        "rows_of_two_runs_are_mixed", "pyspark_logcore/gathering.py",
+        "rows_of_two_runs_are_mixed", "pyspark_logcore/gather.py",
         "        if note.run != one.run:\n            raise", "        if note.run == '':\n            raise",
         "spark/test_local_plain.py -k run_again",
     ),
@@ -492,17 +492,17 @@ MISTAKES: Final = (
     ),
     # -- groups
     Mistake(
-        "assignment_of_an_older_generation", "logcore/coordination/membership.py",
+        "assignment_of_an_older_generation", "logcore/coordination/classic_transitions.py",
         "if group.state != COMPLETING or group.generation != done.generation:", "if group.state != COMPLETING:",
         "netshim/test_commits.py::test_an_assignment_of_an_older_generation_is_not_given_out",
     ),
     Mistake(
-        "static_name_of_who_left_stays", "logcore/coordination/group.py",
+        "static_name_of_who_left_stays", "logcore/coordination/classic_group.py",
         "            del self.static[member.instance_id]\n", "            pass\n",
         "netshim/test_groups.py::test_P58_P61_in_any_order_nothing_has_two_owners_and_nobody_waits_for_ever",
     ),
     Mistake(
-        "heartbeat_renews_nothing", "logcore/coordination/membership.py",
+        "heartbeat_renews_nothing", "logcore/coordination/classic_transitions.py",
         "    step.renew(group.members[member_id])\n    if group.state", "    if group.state",
         "netshim/test_membership.py::test_who_never_syncs_is_dropped",
     ),
@@ -514,34 +514,36 @@ MISTAKES: Final = (
         "netshim/test_commits.py::test_P60_a_commit_is_answered_and_seen_when_it_is_on_disk",
     ),
     Mistake(
-        "commit_outlives_its_topic", "logcore/coordination/group.py",
+        "commit_outlives_its_topic", "logcore/coordination/classic_group.py",
         "            found.update((key, None) for key in keys if key[0] in topics)\n", "            pass\n",
         "netshim/test_commits.py::test_deleting_a_topic_deletes_what_was_committed_for_it",
     ),
     Mistake(
-        "sync_timer_of_the_last_generation_stays", "logcore/coordination/membership.py",
+        "sync_timer_of_the_last_generation_stays", "logcore/coordination/classic_transitions.py",
         "        self.cancel_sync_timer()\n        group.is_first", "        group.is_first",
         "netshim/test_groups.py::test_P58_P61_in_any_order_nothing_has_two_owners_and_nobody_waits_for_ever",
     ),
     Mistake(
         "session_not_begun_after_a_restart", "logcore/coordination/coordinator.py",
-        "                effects += membership.begin_sessions(group, now_ms, rules=self._rules)\n",
+        "                effects += classic_transitions.begin_sessions(\n"
+        "                    group, now_ms, rules=self._rules\n"
+        "                )\n",
         "                pass\n",
         "netshim/test_commits.py::test_a_member_that_does_not_come_back_after_a_restart_expires",
     ),
     Mistake(
-        "waiting_member_expires", "logcore/coordination/membership.py",
+        "waiting_member_expires", "logcore/coordination/classic_transitions.py",
         "if member.is_waiting and not member.is_new and not member.is_absent:", "if False:",
         "netshim/test_membership.py::test_a_pending_member_holds_up_a_rebalance_until_its_time_is_over",
     ),
     Mistake(
-        "replaced_member_keeps_others_waiting", "logcore/coordination/group.py",
+        "replaced_member_keeps_others_waiting", "logcore/coordination/classic_group.py",
         "            self.unsynced.discard(old.member_id)\n            self.unsynced.add(new.member_id)\n",
         "            pass\n",
         "netshim/test_groups.py::test_P58_P61_in_any_order_nothing_has_two_owners_and_nobody_waits_for_ever",
     ),
     Mistake(
-        "static_member_answered_again_after_a_rebalance", "logcore/coordination/membership.py",
+        "static_member_answered_again_after_a_rebalance", "logcore/coordination/classic_transitions.py",
         "        if (\n"
         "            member.joining is not done.waiter\n"
         "            or group.generation != done.generation\n"
@@ -551,26 +553,26 @@ MISTAKES: Final = (
         "coordination/test_coordination.py",
     ),
     Mistake(
-        "join_timer_outlives_its_rebalance", "logcore/coordination/membership.py",
+        "join_timer_outlives_its_rebalance", "logcore/coordination/classic_transitions.py",
         "        self.cancel_join_timer()\n        assert group.state == PREPARING",
         "        self.group.join_timer = None\n        assert group.state == PREPARING",
         "coordination/test_coordination.py::test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever",
     ),
     Mistake(
-        "session_timer_outlives_its_member", "logcore/coordination/membership.py",
+        "session_timer_outlives_its_member", "logcore/coordination/classic_transitions.py",
         "        self.cancel_session(member)\n        self.group.take_out(member)\n",
         "        self.group.take_out(member)\n",
         "coordination/test_coordination.py::test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever",
     ),
     Mistake(
-        "assigned_before_it_is_stored", "logcore/coordination/membership.py",
+        "assigned_before_it_is_stored", "logcore/coordination/classic_transitions.py",
         "            self.effects.append(Store(group, group.records(request.assignments), done))\n",
         "            self.effects.append(Store(group, group.records(request.assignments), done))\n"
         "            self.assigned(done, None)\n",
         "coordination/test_coordination.py::test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever",
     ),
     Mistake(
-        "members_that_joined_are_not_renewed", "logcore/coordination/membership.py",
+        "members_that_joined_are_not_renewed", "logcore/coordination/classic_transitions.py",
         "                member.joining = None\n                self._renew_answered(member)\n"
         "            member.is_new = False\n",
         "                member.joining = None\n            member.is_new = False\n",
@@ -657,38 +659,38 @@ MISTAKES: Final = (
     ),
     # -- several processes write one log
     Mistake(
-        "turn_that_leaves_no_sign", "logcore/partition/sharing.py",
+        "turn_that_leaves_no_sign", "logcore/partition/shared_writer.py",
         "                self._turn.begin()\n            return True",
         "                pass\n            return True",
         "partition/test_sharing_exploration.py",
     ),
     Mistake(
-        "note_is_called_done_before_it_is", "logcore/partition/turns.py",
+        "note_is_called_done_before_it_is", "logcore/partition/shared_lock.py",
         "        self._fs.pwrite(self._note_handle, content, 0)\n        self._known_note",
         "        self._fs.pwrite(self._note_handle, holder, _HOLDER_AT)\n"
         "        self._fs.pwrite(self._note_handle, content, 0)\n        self._known_note",
         "partition/test_sharing_exploration.py",
     ),
     Mistake(
-        "unfinished_turn_is_believed", "logcore/partition/sharing.py",
+        "unfinished_turn_is_believed", "logcore/partition/shared_writer.py",
         "        elif note is None or synced is None or note.is_busy:\n",
         "        elif note is None or synced is None:\n",
         "partition/test_sharing_exploration.py",
     ),
     Mistake(
-        "structure_is_not_compared", "logcore/partition/sharing.py",
+        "structure_is_not_compared", "logcore/partition/shared_writer.py",
         "        elif note.structure != self._note.structure or synced.cuts != self._cuts:\n",
         "        elif False:\n",
         "partition/test_sharing_exploration.py",
     ),
     Mistake(
-        "structure_is_not_raised", "logcore/partition/sharing.py",
+        "structure_is_not_raised", "logcore/partition/shared_writer.py",
         "            structure += 1\n",
         "            structure += 0\n",
         "partition/test_sharing_exploration.py",
     ),
     Mistake(
-        "recovery_keeps_the_structure", "logcore/partition/sharing.py",
+        "recovery_keeps_the_structure", "logcore/partition/shared_writer.py",
         "            self._renew(None)\n            self._note = Note(self._turn.new_number(), 0, 0)\n",
         "            self._renew(None)\n            self._note = note or Note(0, 0, 0)\n",
         "partition/test_sharing_exploration.py",
@@ -703,13 +705,13 @@ MISTAKES: Final = (
         "partition/test_sharing_exploration.py",
     ),
     Mistake(
-        "sync_published_over_a_cut", "logcore/partition/sharing.py",
+        "sync_published_over_a_cut", "logcore/partition/shared_writer.py",
         "            if synced is None or synced.cuts != self._cuts:\n                return False\n",
         "            if synced is None:\n                return False\n",
         "partition/test_sharing.py",
     ),
     Mistake(
-        "end_published_that_came_during_the_sync", "logcore/partition/groupcommit.py",
+        "end_published_that_came_during_the_sync", "logcore/partition/group_commit.py",
         "        self._note(target, written_bytes)\n",
         "        self._note(self._written()[1], written_bytes)\n",
         "partition/test_sharing.py",
@@ -721,7 +723,7 @@ MISTAKES: Final = (
         "partition/test_sharing.py",
     ),
     Mistake(
-        "cut_by_the_own_recovery_point", "logcore/partition/cutting.py",
+        "cut_by_the_own_recovery_point", "logcore/partition/truncation.py",
         "    if (\n"
         "        max(writer.recovery_point, writer.own_checkpoint(checkpoint.RECOVERY_POINT))\n"
         "        > offset\n"
@@ -730,7 +732,7 @@ MISTAKES: Final = (
         "partition/test_sharing.py",
     ),
     Mistake(
-        "two_compactions_at_once", "logcore/partition/turns.py",
+        "two_compactions_at_once", "logcore/partition/shared_lock.py",
         "        return self._fs.lock_byte(self._lock_handle, self._byte + 2)\n",
         "        return True\n",
         "partition/test_sharing_exploration.py",
@@ -748,7 +750,7 @@ MISTAKES: Final = (
         "partition/test_sharing.py",
     ),
     Mistake(
-        "shown_when_written_and_not_when_synced", "logcore/partition/sharing.py",
+        "shown_when_written_and_not_when_synced", "logcore/partition/shared_writer.py",
         "                visible = writer.commit.durable_end\n            self.show(visible)\n",
         "                visible = writer.state.end\n            self.show(visible)\n",
         "partition/test_sharing.py",
@@ -760,7 +762,7 @@ MISTAKES: Final = (
         "partition/test_sharing_exploration.py directory/test_shared_directory.py",
     ),
     Mistake(
-        "note_of_an_earlier_life_is_believed", "logcore/partition/sharing.py",
+        "note_of_an_earlier_life_is_believed", "logcore/partition/shared_writer.py",
         "                if (\n"
         "                    note is None\n"
         "                    or synced is None\n"
@@ -772,13 +774,13 @@ MISTAKES: Final = (
         "partition/test_sharing.py",
     ),
     Mistake(
-        "deleted_partition_takes_appends", "logcore/directory/sharing.py",
+        "deleted_partition_takes_appends", "logcore/directory/shared_topics.py",
         "                say_deleted(self._fs, self._claim.lock_handle, (topic, number), path)\n",
         "                pass\n",
         "directory/test_shared_directory.py",
     ),
     Mistake(
-        "topics_of_others_overwritten", "logcore/directory/sharing.py",
+        "topics_of_others_overwritten", "logcore/directory/shared_topics.py",
         "        with self._claim.changing():\n            self.look()\n            yield\n",
         "        with self._claim.changing():\n            yield\n",
         "directory/test_shared_directory.py",
@@ -941,7 +943,7 @@ MISTAKES: Final = (
         "consumer/test_shared_groups.py",
     ),
     Mistake(
-        "partition_is_read_without_a_claim", "logcore/consumer/ownership.py",
+        "partition_is_read_without_a_claim", "logcore/consumer/registry_identity.py",
         "        registry.create(path, self._name, ephemeral=True)\n        return True\n",
         "        return True\n",
         "consumer/test_shared_groups_exploration.py",
@@ -955,20 +957,20 @@ MISTAKES: Final = (
         "consumer/test_ownership.py",
     ),
     Mistake(
-        "owner_that_was_removed_keeps_others_out", "logcore/consumer/ownership.py",
+        "owner_that_was_removed_keeps_others_out", "logcore/consumer/registry_identity.py",
         "            paths.unpack_consumer(consumer.value, path).members.get(number)\n"
         "            in group.members",
         "            paths.unpack_consumer(consumer.value, path).members.get(number) is not None",
         "consumer/test_ownership.py",
     ),
     Mistake(
-        "owner_that_lives_is_passed_over", "logcore/consumer/ownership.py",
+        "owner_that_lives_is_passed_over", "logcore/consumer/registry_identity.py",
         "        if node is not None and self._counts(registry, group, node):\n",
         "        if node is not None and node.value == self._name:\n",
         "consumer/test_shared_groups_exploration.py",
     ),
     Mistake(
-        "removed_member_deletes_anothers_node", "logcore/consumer/ownership.py",
+        "removed_member_deletes_anothers_node", "logcore/consumer/registry_identity.py",
         "        if node is not None and node.value == self._name:\n            registry.delete(path)\n",
         "        if node is not None:\n            registry.delete(path)\n",
         "consumer/test_ownership.py",
@@ -980,32 +982,32 @@ MISTAKES: Final = (
         "consumer/test_shared_groups_exploration.py",
     ),
     Mistake(
-        "owner_may_not_die_between_two_looks", "logcore/consumer/ownership.py",
+        "owner_may_not_die_between_two_looks", "logcore/consumer/registry_identity.py",
         "            with contextlib.suppress(NodeNotFoundError):\n"
         "                registry.delete(path)\n",
         "            registry.delete(path)\n",
         "consumer/test_shared_groups_exploration.py",
     ),
     Mistake(
-        "dual_commits_are_read_from_the_log_alone", "logcore/consumer/offsetstores.py",
+        "dual_commits_are_read_from_the_log_alone", "logcore/consumer/offset_stores.py",
         "            if key not in found or found[key].offset < offset:\n",
         "            if key not in found:\n",
         "consumer/test_offset_stores.py",
     ),
     Mistake(
-        "zombies_commit_to_the_registry", "logcore/consumer/offsetstores.py",
+        "zombies_commit_to_the_registry", "logcore/consumer/offset_stores.py",
         "            if error is None:\n                offsets.commit(",
         "            if True:\n                offsets.commit(",
         "consumer/test_offset_stores.py",
     ),
     Mistake(
-        "dual_commit_goes_to_the_chosen_storage_alone", "logcore/consumer/offsetstores.py",
+        "dual_commit_goes_to_the_chosen_storage_alone", "logcore/consumer/offset_stores.py",
         "        if error is None and self.is_dual:\n            # Refused here",
         "        if False:\n            # Refused here",
         "consumer/test_offset_stores.py consumer/test_shared_groups_exploration.py -k move",
     ),
     Mistake(
-        "rewind_stands_in_the_log_alone", "logcore/consumer/offsetstores.py",
+        "rewind_stands_in_the_log_alone", "logcore/consumer/offset_stores.py",
         "        _set_back(registry, group_id, rows)  # also",
         "        pass  # also",
         "consumer/test_offset_stores.py",
@@ -1087,7 +1089,7 @@ MISTAKES: Final = (
         "consumer/test_consumer.py consumer/test_consumer_groups.py",
     ),
     Mistake(
-        "last_commit_is_of_the_old_generation", "logcore/consumer/member.py",
+        "last_commit_is_of_the_old_generation", "logcore/consumer/group_member.py",
         "        if self._joining is None or not isinstance(self._joining.result, Joined):\n",
         "        if self.generation >= 0 or not isinstance(self._joining, Answer):\n",
         "consumer/test_consumer_groups.py",
@@ -1099,13 +1101,13 @@ MISTAKES: Final = (
         "consumer/test_consumer_groups.py",
     ),
     Mistake(
-        "checkpoints_are_read_once", "logcore/partition/noted.py",
+        "checkpoints_are_read_once", "logcore/partition/persisted.py",
         "        if fresh is not None and fresh[0] == changed_ms:\n",
         "        if fresh is not None:\n",
         "partition/test_noted_offsets.py",
     ),
     Mistake(
-        "shown_end_is_never_looked_for_again", "logcore/partition/looking.py",
+        "shown_end_is_never_looked_for_again", "logcore/partition/file_view.py",
         "        if self._has_shown_end or not has_same_names:\n",
         "        if self._has_shown_end:\n",
         "partition/test_noted_offsets.py",
@@ -1136,7 +1138,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "requests_that_wait_first_are_overtaken_in_pieces", "netshim/broker.py",
-        "response.is_in_pieces or entries > waiting.PIECE",
+        "response.is_in_pieces or entries > scheduling.PIECE",
         "response.is_in_pieces",
         "netshim/test_pieces.py",
     ),
@@ -1177,19 +1179,19 @@ MISTAKES: Final = (
         "netshim/test_pieces.py",
     ),
     Mistake(
-        "any_number_of_requests_in_pieces", "netshim/waiting.py",
+        "any_number_of_requests_in_pieces", "netshim/scheduling.py",
         "            while self.is_full:\n",
         "            while False:\n",
         "netshim/test_pieces.py",
     ),
     Mistake(
-        "what_a_failed_change_left_is_not_read", "logcore/directory/groupsettings.py",
+        "what_a_failed_change_left_is_not_read", "logcore/directory/group_settings.py",
         "                self._settings = self._read()\n            raise",
         "                self._read()\n            raise",
         "netshim/test_group_settings.py",
     ),
     Mistake(
-        "members_keep_the_session_timeout_of_the_broker", "logcore/coordination/heartbeats.py",
+        "members_keep_the_session_timeout_of_the_broker", "logcore/coordination/consumer_transitions.py",
         "timeout_ms = self.around.rules.session_timeout_ms_of(self.group.group_id)",
         "timeout_ms = self.around.rules.consumer_session_timeout_ms",
         "netshim/test_group_settings.py",
@@ -1261,7 +1263,7 @@ MISTAKES: Final = (
         "consumer/test_consumer.py",
     ),
     Mistake(
-        "damage_hides_what_stands_before_it", "logcore/consumer/readings.py",
+        "damage_hides_what_stands_before_it", "logcore/consumer/positions.py",
         "                return Taken(found, size_bytes, is_stopped=True)\n",
         "                raise\n",
         "consumer/test_consumer.py",
@@ -1304,7 +1306,7 @@ MISTAKES: Final = (
     ),
     # -- asyncio
     Mistake(
-        "opened_for_nobody_stays_open", "logcore/aio/home.py",
+        "opened_for_nobody_stays_open", "logcore/aio/loop_thread.py",
         "            self.submit(give_back)\n",
         "",
         "aio/test_aio_cancellation.py",
@@ -1352,13 +1354,13 @@ MISTAKES: Final = (
         "aio/test_aio_consumer.py",
     ),
     Mistake(
-        "listener_blocks_its_own_commit", "logcore/aio/home.py",
+        "listener_blocks_its_own_commit", "logcore/aio/loop_thread.py",
         "        if asked is not None:\n            asked.jobs.put(job)\n",
         "        if False:\n            asked.jobs.put(job)\n",
         "aio/test_aio_consumer.py::test_listeners_may_be_coroutines_that_seek_and_commit",
     ),
     Mistake(
-        "news_told_twice_before_it_is_heard", "logcore/aio/following.py",
+        "news_told_twice_before_it_is_heard", "logcore/aio/notify.py",
         "        self._is_told = False  # first: events from now on schedule another wake()\n",
         "",
         "aio/test_aio_log.py::test_a_tail_hears_of_appends_in_other_threads_and_of_the_end",
@@ -1435,7 +1437,7 @@ MISTAKES: Final = (
         "netshim/test_memory.py",
     ),
     Mistake(
-        "memory_is_counted_only_up", "logcore/coordination/remembered.py",
+        "memory_is_counted_only_up", "logcore/coordination/memory_budget.py",
         "            self._most_bytes = self._counted_bytes = sum(\n"
         "                held() for held in self.holders\n"
         "            )",
@@ -1449,7 +1451,7 @@ MISTAKES: Final = (
         "netshim/test_connection.py",
     ),
     Mistake(
-        "answers_of_clients_that_left_early_go_on", "netshim/waiting.py",
+        "answers_of_clients_that_left_early_go_on", "netshim/scheduling.py",
         "    if answer.is_cancelled:\n        answer.cancel()\n",
         "",
         "netshim/test_cycles.py",
@@ -1461,7 +1463,7 @@ MISTAKES: Final = (
         "netshim/test_produce.py",
     ),
     Mistake(
-        "actions_of_cancelled_timers_are_kept", "netshim/waiting.py",
+        "actions_of_cancelled_timers_are_kept", "netshim/scheduling.py",
         "        if self._actions.pop(token, None) is not None:\n            self._timers.cancel(token)\n",
         "        self._timers.cancel(token)\n",
         "netshim/test_cycles.py",
@@ -1496,13 +1498,13 @@ MISTAKES: Final = (
         "netshim/test_pieces.py",
     ),
     Mistake(
-        "answers_keep_their_callbacks", "netshim/waiting.py",
+        "answers_keep_their_callbacks", "netshim/scheduling.py",
         "            self._then = self._cancel = None\n            if then",
         "            if then",
         "netshim/test_cycles.py",
     ),
     Mistake(
-        "refused_batches_keep_their_frames", "netshim/waiting.py",
+        "refused_batches_keep_their_frames", "netshim/scheduling.py",
         "        each.__traceback__ = None\n",
         "",
         "netshim/test_cycles.py",
@@ -1520,12 +1522,12 @@ MISTAKES: Final = (
         "registry/test_registry_exploration.py -k every_order",
     ),
     Mistake(
-        "registry_has_one_slot", "logcore/registry/nodefile.py",
+        "registry_has_one_slot", "logcore/registry/node_file.py",
         "return self.size + (version & 1) * self.capacity", "return self.size",
         "registry/test_registry_exploration.py -k every_order",
     ),
     Mistake(
-        "registry_believes_a_slot_without_its_crc", "logcore/registry/nodefile.py",
+        "registry_believes_a_slot_without_its_crc", "logcore/registry/node_file.py",
         "    if _CRC.unpack_from(data, start + _SLOT.size)[0] != crc32c(\n"
         "        head.creation + fields + value\n"
         "    ):",
@@ -1579,7 +1581,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "registry_session_is_seen_before_its_lock", "logcore/registry/sessions.py",
-        "        unfinished = name + nodefile.UNFINISHED\n", "        unfinished = name\n",
+        "        unfinished = name + node_file.UNFINISHED\n", "        unfinished = name\n",
         "registry/test_registry_sessions.py -k cleaning",
     ),
     Mistake(
@@ -1680,7 +1682,7 @@ MISTAKES: Final = (
     ),
     # -- groups of the consumer protocol
     Mistake(
-        "unreleased_partition_is_given_away", "logcore/coordination/consumergroup.py",
+        "unreleased_partition_is_given_away", "logcore/coordination/consumer_group.py",
         "        unreleased = frozenset(\n"
         "            partition for partition in new if partition in self.owners\n"
         "        )",
@@ -1688,67 +1690,67 @@ MISTAKES: Final = (
         "coordination/test_consumer_group_lives.py::test_no_partition_is_with_two_members_and_all_becomes_stable",
     ),
     Mistake(
-        "silence_confirms_a_revocation", "logcore/coordination/consumergroup.py",
+        "silence_confirms_a_revocation", "logcore/coordination/consumer_group.py",
         "if owned is None or owned & current.revoking:",
         "if owned is not None and owned & current.revoking:",
         "coordination/test_heartbeats.py::test_the_six_steps_that_were_seen_with_kafka",
     ),
     Mistake(
-        "late_joining_begins_anew", "logcore/coordination/consumergroup.py",
+        "late_joining_begins_anew", "logcore/coordination/consumer_group.py",
         "if member_epoch == current.member_epoch:\n            return True",
         "if member_epoch in (0, current.member_epoch):\n            return True",
         "coordination/test_heartbeats.py",
     ),
     Mistake(
-        "epoch_stays_after_a_revocation", "logcore/coordination/consumergroup.py",
+        "epoch_stays_after_a_revocation", "logcore/coordination/consumer_group.py",
         "return self._next(member_id, current, current.member_epoch + 1, owned)",
         "return self._next(member_id, current, current.member_epoch, owned)",
         "coordination/test_heartbeats.py::test_how_far_a_member_comes",
     ),
     Mistake(
-        "answer_overtakes_the_steps_before", "logcore/coordination/heartbeats.py",
+        "answer_overtakes_the_steps_before", "logcore/coordination/consumer_transitions.py",
         "elif consumers.is_busy:\n            last",
         "elif consumers.queued:\n            last",
         "coordination/test_heartbeats.py",
     ),
     Mistake(
-        "only_the_batch_that_failed_is_taken_back", "logcore/coordination/heartbeats.py",
+        "only_the_batch_that_failed_is_taken_back", "logcore/coordination/consumer_transitions.py",
         "lost = [*consumers.storing, *consumers.queued]",
         "lost = [*consumers.storing]",
         "coordination/test_consumer_group_lives.py coordination/test_heartbeats.py",
     ),
     Mistake(
-        "doubtful_record_is_not_written_again", "logcore/coordination/heartbeats.py",
+        "doubtful_record_is_not_written_again", "logcore/coordination/consumer_transitions.py",
         "again = [fact for fact in consumers.unsure if fact not in changed]",
         "again: list[Fact] = []",
         "coordination/test_heartbeats.py",
     ),
     Mistake(
-        "answered_while_the_disk_may_say_something_else", "logcore/coordination/heartbeats.py",
+        "answered_while_the_disk_may_say_something_else", "logcore/coordination/consumer_transitions.py",
         "elif consumers.unsure and answers:",
         "elif consumers.unsure and not answers:",
         "coordination/test_heartbeats.py",
     ),
     Mistake(
-        "revocation_is_timed_again_with_each_change", "logcore/coordination/heartbeats.py",
+        "revocation_is_timed_again_with_each_change", "logcore/coordination/consumer_transitions.py",
         "if kind is Kind.CURRENT:\n                self._settle_revocation(name)",
         "self._settle_revocation(name)",
         "coordination/test_heartbeats.py",
     ),
     Mistake(
-        "commit_of_an_older_epoch", "logcore/coordination/consumergroup.py",
+        "commit_of_an_older_epoch", "logcore/coordination/consumer_group.py",
         "if self.current(member_id).member_epoch == member_epoch:\n            return None",
         "if self.current(member_id).member_epoch >= member_epoch:\n            return None",
         "coordination/test_heartbeats.py",
     ),
     Mistake(
-        "claims_are_passed_over_in_an_upgrade", "logcore/coordination/classicmembers.py",
+        "claims_are_passed_over_in_an_upgrade", "logcore/coordination/migration.py",
         "        kept = _with_ids(subscription.owned, around.topics).difference(taken)\n",
         "        kept = _with_ids((), around.topics).difference(taken)\n",
         "coordination/test_group_conversions.py",
     ),
     Mistake(
-        "zombie_joins_by_the_classic_protocol", "logcore/coordination/classicmembers.py",
+        "zombie_joins_by_the_classic_protocol", "logcore/coordination/migration.py",
         "        if member_id not in self.consumers.members and subscription.owned:\n",
         "        if member_id is None:\n",
         "coordination/test_group_conversions.py",
@@ -1764,19 +1766,19 @@ MISTAKES: Final = (
         "coordination/test_group_conversions.py",
     ),
     Mistake(
-        "generations_begin_anew_after_a_downgrade", "logcore/coordination/classicmembers.py",
+        "generations_begin_anew_after_a_downgrade", "logcore/coordination/migration.py",
         "    group.generation = consumers.target_epoch\n",
         "    group.generation = 0\n",
         "coordination/test_group_conversions.py",
     ),
     Mistake(
-        "late_classic_members_stay", "logcore/coordination/heartbeats.py",
+        "late_classic_members_stay", "logcore/coordination/consumer_transitions.py",
         "LateMemberRemoved(self.group.group_id, member_id))\n        self._remove(member_id)\n",
         "LateMemberRemoved(self.group.group_id, member_id))\n",
         "coordination/test_group_conversions.py",
     ),
     Mistake(
-        "request_in_several_batches", "netshim/offsets.py",
+        "request_in_several_batches", "netshim/stored_offsets.py",
         "return append_whole(log.writer, rows, durability=\"os\")",
         "return log.append_many(rows, durability=\"os\")",
         "netshim/test_consumer_protocol.py::test_the_records_of_a_request_are_one_batch",
@@ -1789,7 +1791,7 @@ MISTAKES: Final = (
         "netshim/test_transaction_crashes.py",
     ),
     Mistake(
-        "record_counts_before_it_is_on_disk", "netshim/internal.py",
+        "record_counts_before_it_is_on_disk", "netshim/internal_topics.py",
         "            self._unsynced.setdefault(log, deque()).append((end, done))\n",
         "            done(None)\n",
         "netshim/test_transaction_crashes.py",
@@ -1813,7 +1815,7 @@ MISTAKES: Final = (
         "netshim/test_transaction_requests.py",
     ),
     Mistake(
-        "earlier_transactional_offset_covers_a_later_one", "logcore/coordination/group.py",
+        "earlier_transactional_offset_covers_a_later_one", "logcore/coordination/classic_group.py",
         "        if key in self.applied and order < self.applied[key]:\n            return\n",
         "",
         "netshim/test_transaction_requests.py",
@@ -1846,20 +1848,20 @@ MISTAKES: Final = (
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(
-        "failed_batch_commits_all_the_same", "logcore/producer/transactional.py",
+        "failed_batch_commits_all_the_same", "logcore/producer/transactional_producer.py",
         "            if self._transacting.failure is not None:\n"
         "                raise self._transacting.failure\n",
         "            pass\n",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(
-        "next_transaction_keeps_its_sequences", "logcore/producer/transactional.py",
+        "next_transaction_keeps_its_sequences", "logcore/producer/transactional_producer.py",
         "                queue.identity = None  # each transaction has an epoch of its own\n",
         "                pass\n",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(
-        "refused_offsets_commit_with_the_rest", "logcore/producer/transactional.py",
+        "refused_offsets_commit_with_the_rest", "logcore/producer/transactional_producer.py",
         "                self._transacting.fail(error)\n"
         "            raise error\n",
         "                pass\n"
@@ -1970,14 +1972,14 @@ MISTAKES: Final = (
         "producer/test_producer_transactions.py",
     ),
     Mistake(
-        "completer_shares_the_epoch_of_who_prepared", "logcore/producer/transacting.py",
+        "completer_shares_the_epoch_of_who_prepared", "logcore/producer/transaction_manager.py",
         "            if self._is_of_before:\n"
         "                found = self._initialized(deadline_ms)\n",
         "",
         "producer/test_producer_transactions.py",
     ),
     Mistake(
-        "prepared_before_it_is_written", "logcore/producer/transactional.py",
+        "prepared_before_it_is_written", "logcore/producer/transactional_producer.py",
         "        self._write_all(self._deadline_ms(timeout))\n"
         "        return",
         "        return",
@@ -2034,7 +2036,7 @@ MISTAKES: Final = (
         "netshim/test_produce.py",
     ),
     Mistake(
-        "each_tick_looks_at_all_settings", "logcore/directory/sharing.py",
+        "each_tick_looks_at_all_settings", "logcore/directory/shared_topics.py",
         "        if not self.is_behind:\n            return\n        stale",
         "        stale",
         "directory/test_upkeep.py",
@@ -2081,14 +2083,14 @@ MISTAKES: Final = (
         "shipping/test_forwarder.py",
     ),
     Mistake(
-        "undelivered_batch_not_read_again", "logcore/shipping/planning.py",
+        "undelivered_batch_not_read_again", "logcore/shipping/forward_rules.py",
         "        self.is_placed = True\n"
         "        self.rewind()\n",
         "        self.is_placed = True\n",
         "shipping/test_forwarder.py",
     ),
     Mistake(
-        "lost_progress_starts_again_in_silence", "logcore/shipping/planning.py",
+        "lost_progress_starts_again_in_silence", "logcore/shipping/forward_rules.py",
         '        if on_lost == "fail":',
         '        if on_lost == "never":',
         "shipping/test_forwarder.py",
@@ -2109,7 +2111,7 @@ MISTAKES: Final = (
         "shipping/test_mirror.py",
     ),
     Mistake(
-        "missing_record_taken_for_compacted", "logcore/shipping/mirroring.py",
+        "missing_record_taken_for_compacted", "logcore/shipping/mirror_rules.py",
         "    if is_compacted:\n        return None\n",
         "    if True:\n        return None\n",
         "shipping/test_mirror.py",
@@ -2146,7 +2148,7 @@ MISTAKES: Final = (
         "consumer/test_shared_groups_exploration.py::test_a_member_that_froze_in_a_commit_changes_nothing",
     ),
     Mistake(
-        "durable_end_published_before_the_sync", "logcore/partition/groupcommit.py",
+        "durable_end_published_before_the_sync", "logcore/partition/group_commit.py",
         "        try:\n            self._sync()\n",
         "        if self._publish is not None:\n            self._publish(target)\n"
         "        try:\n            self._sync()\n",
@@ -2154,7 +2156,7 @@ MISTAKES: Final = (
     ),
     # -- static members that are gone
     Mistake(
-        "static_member_is_gone_at_once", "logcore/coordination/membership.py",
+        "static_member_is_gone_at_once", "logcore/coordination/classic_transitions.py",
         "            step.renew(member, member.absence_ms)\n",
         "            step.renew(member, 0)\n",
         "consumer/test_shared_groups_exploration.py -k static",
@@ -2166,7 +2168,7 @@ MISTAKES: Final = (
         "consumer/test_shared_groups_exploration.py -k static",
     ),
     Mistake(
-        "static_member_that_is_heard_stays_absent", "logcore/coordination/membership.py",
+        "static_member_that_is_heard_stays_absent", "logcore/coordination/classic_transitions.py",
         "        member.is_absent = False\n",
         "",
         "coordination/test_coordination.py -k absent",
@@ -2179,13 +2181,13 @@ MISTAKES: Final = (
     ),
     # -- how much is read at once
     Mistake(
-        "bytes_of_a_poll_are_not_counted", "logcore/consumer/readings.py",
+        "bytes_of_a_poll_are_not_counted", "logcore/consumer/positions.py",
         "            size_bytes += run_bytes\n",
         "",
         "consumer/test_consumer.py -k large_records",
     ),
     Mistake(
-        "records_of_a_run_are_passed_over", "logcore/consumer/readings.py",
+        "records_of_a_run_are_passed_over", "logcore/consumer/positions.py",
         "            self._at = min(most - len(found), len(self._records))\n",
         "            self._at = len(self._records)\n",
         "consumer/test_consumer.py",
@@ -2236,13 +2238,13 @@ MISTAKES: Final = (
         "consumer/test_consumer_groups.py",
     ),
     Mistake(
-        "join_is_not_noted_before_it_is_asked", "logcore/consumer/member.py",
+        "join_is_not_noted_before_it_is_asked", "logcore/consumer/group_member.py",
         "        self._asking = answer\n",
         "",
         "consumer/test_consumer_groups.py",
     ),
     Mistake(
-        "topic_that_replaced_another_is_read_on", "logcore/consumer/readings.py",
+        "topic_that_replaced_another_is_read_on", "logcore/consumer/positions.py",
         "            if is_other:\n                reading.begin_again(topic_id)\n",
         "            reading.topic_id = topic_id\n",
         "consumer/test_consumer_groups.py",
@@ -2286,7 +2288,7 @@ MISTAKES: Final = (
         "producer/test_transaction_exploration.py -k clock",
     ),
     Mistake(
-        "what_was_opened_for_a_cancelled_task_stays_open", "logcore/aio/home.py",
+        "what_was_opened_for_a_cancelled_task_stays_open", "logcore/aio/loop_thread.py",
         "            self.submit(give_back)\n",
         "",
         "aio/test_aio_cancellation.py",

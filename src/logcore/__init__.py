@@ -14,7 +14,7 @@ The public names are those in __all__. See docs/map.md for where things are.
 from typing import TYPE_CHECKING, Any
 
 from logcore.config import Durability, LogConfig, every, interval
-from logcore.directory.upkeep import Upkeep
+from logcore.directory.maintenance import Upkeep
 from logcore.distribution import check_package as _check_package
 from logcore.errors import (
     CompactionAbandonedError,
@@ -55,9 +55,9 @@ from logcore.log import Log, LogStatistics
 from logcore.log import open_log as open
 from logcore.logdir import LogDir, TopicDescription, open_dir
 from logcore.notices import Incident
+from logcore.partition.checksum_file import ScrubReport
 from logcore.partition.recovery import RecoveryReport
 from logcore.partition.scan import Scan
-from logcore.partition.seals import ScrubReport
 from logcore.recordbatch import RecordBatch
 from logcore.table import Table, TopicTable
 from logcore.topic import Topic

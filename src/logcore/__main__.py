@@ -13,10 +13,10 @@ import sys
 
 
 def main() -> None:
-    """The entry point. Exit codes are those of cli/program.py."""
+    """The entry point. Exit codes are those of cli/options.py."""
     arguments = sys.argv[1:]
     if arguments in (["info"], ["info", "--json"]):
-        from logcore.cli.installation import installation, installation_text
+        from logcore.cli.packages import installation, installation_text
 
         print(
             json.dumps(installation()) if "--json" in arguments else installation_text()

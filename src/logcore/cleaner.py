@@ -48,11 +48,11 @@ from logcore.kernels.layout import (
 )
 from logcore.log import Log, rewriting_of
 from logcore.notices import INFO, tell
+from logcore.partition.aborted_transactions import Transactions
+from logcore.partition.checksum_file import Progress
 from logcore.partition.order import in_order
 from logcore.partition.rewriting import Rewriting
 from logcore.partition.scan import Run
-from logcore.partition.seals import Progress
-from logcore.partition.transactions import Transactions
 from logcore.recordbatch import (
     TRANSACTION_ENDS,
     RecordBatch,

@@ -7,7 +7,7 @@ Rules:
   it is refused.
 - An unknown name is an error, which names the nearest known one.
 
-Nothing here knows what a setting means (producer/values.py, consumer/values.py).
+Nothing here knows what a setting means (producer/settings.py, consumer/settings.py).
 """
 
 from __future__ import annotations

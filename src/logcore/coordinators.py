@@ -23,7 +23,7 @@ from logcore.fs import FS, SharedFS
 from logcore.log import Log
 from logcore.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from logcore.notices import WARNING, tell
-from logcore.partition.coordinated import producers_of
+from logcore.partition.coordinator_append import producers_of
 
 if TYPE_CHECKING:
     from logcore.consumer.groups import Directory as GroupsDirectory
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from logcore.consumer.sharedgroups import SharedGroups
     from logcore.directory.controller import Controller
     from logcore.directory.controller import Directory as ControlledDirectory
-    from logcore.directory.groupsettings import GroupSettings
-    from logcore.format.transactionrecords import Partition
+    from logcore.directory.group_settings import GroupSettings
+    from logcore.format.transaction_records import Partition
     from logcore.producer.coordinator import Directory as TransactionsDirectory
     from logcore.producer.coordinator import TransactionCoordinator
     from logcore.registry import FileRegistry
@@ -174,7 +174,7 @@ class Coordinators:
         Raises:
             CorruptLogError, StorageReadError: the file is damaged or cannot be read.
         """
-        from logcore.directory.groupsettings import GroupSettings
+        from logcore.directory.group_settings import GroupSettings
 
         with self._lock:
             if self._group_settings is None:

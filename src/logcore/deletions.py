@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from logcore.coordinators import Coordinators
 from logcore.directory.incidents import Incidents
-from logcore.directory.sharing import Sharing
+from logcore.directory.shared_topics import Sharing
 from logcore.directory.topics import TopicRegistry
 from logcore.fs import FS
 from logcore.names import OFFSETS_TOPIC, partition_name

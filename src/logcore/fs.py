@@ -782,7 +782,7 @@ def _raise_sync(error: OSError, path: str) -> NoReturn:
 
 #: Bytes of the lock file of a shared directory. Each process that shares the directory
 #: holds the first one for reading. Only a process that uses the directory alone locks
-#: the second, because it locks all bytes. claim.py and partition/turns.py use further
+#: the second, because it locks all bytes. claim.py and partition/shared_lock.py use further
 #: bytes.
 PRESENCE_BYTE: Final = 0
 PRIVATE_BYTE: Final = 4

@@ -8,7 +8,7 @@ Rules:
   offset, not by that of the marker.
 - A record that is not understood is left out; not_understood is their number.
 
-The bytes of a record are read in format/grouprecords.py.
+The bytes of a record are read in format/group_records.py.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from logcore.config import INT64_MAX
-from logcore.format.consumergrouprecords import (
+from logcore.format.consumer_group_records import (
     CONSUMER_KEY_VERSIONS,
     ConsumerValue,
     Kind,
     read_consumer_key,
     read_consumer_value,
 )
-from logcore.format.grouprecords import (
+from logcore.format.group_records import (
     KEY_VERSIONS,
     CommitKey,
     Committed,

@@ -60,15 +60,15 @@ from logcore.index import AbortedTransaction
 from logcore.kernels import Receipt, kernel, layout
 from logcore.kernels.layout import Buffer, HeadersInput, Level, Piece, RecordInput, Time
 from logcore.names import parse_partition_name
-from logcore.partition import epochs, recovery, seals
-from logcore.partition.cutting import delete_below_locked, truncate_locked
-from logcore.partition.noted import noted_gaps
+from logcore.partition import checksum_file, epochs, recovery
 from logcore.partition.opening import Opened, Place, open_partition
+from logcore.partition.persisted import noted_gaps
 from logcore.partition.producers import SequencedBatch
 from logcore.partition.rewriting import Rewriting, rewriting
 from logcore.partition.scan import slot_of
+from logcore.partition.schedule import Upkeep
 from logcore.partition.state import PartitionState
-from logcore.partition.upkeep import Upkeep
+from logcore.partition.truncation import delete_below_locked, truncate_locked
 from logcore.partition.writer import Writer, check_level
 from logcore.reader import Isolation, LogReader, open_reader, transactions_of
 from logcore.recordbatch import (
@@ -239,7 +239,7 @@ def _join(place: Place, claim: Claim) -> tuple[Writer, Opened]:
     open_log().
     """
     # Imported here because few directories are shared.
-    from logcore.partition.sharing import SharedLock
+    from logcore.partition.shared_writer import SharedLock
 
     fs = place.fs
     with claim.alone() as found_alone:
@@ -833,13 +833,13 @@ class Log(LogReader):
                 "append_as_follower takes the bytes of batches",
                 found=type(data).__name__,
             )
-        from logcore.partition import follower
+        from logcore.partition import replication
 
         writer = self.writer
         with self._state.lock:
             writer.check_writable_locked()
             now_ms = self._fs.now_ms()
-            first = follower.store_locked(
+            first = replication.store_locked(
                 writer,
                 data,
                 begins_segment=begins_segment,
@@ -1040,7 +1040,7 @@ class Log(LogReader):
             with checkpoint.expecting_directory(writer.fs, writer.path):
                 truncate_locked(writer, operator.index(offset), epochs.cut_end)
 
-    def scrub(self) -> seals.ScrubReport:
+    def scrub(self) -> checksum_file.ScrubReport:
         """Read every byte from the disk, and report damage.
 
         A segment with a checksum file must have the bytes that the file describes, and
@@ -1050,9 +1050,11 @@ class Log(LogReader):
         StorageReadError, LogClosedError, and for a log that is open for writing
         LogFailedError and ForkedWriterError.
         """
-        return seals.finish(self.scrubbing())
+        return checksum_file.finish(self.scrubbing())
 
-    def scrubbing(self) -> Generator[seals.Progress, None, seals.ScrubReport]:
+    def scrubbing(
+        self,
+    ) -> Generator[checksum_file.Progress, None, checksum_file.ScrubReport]:
         """Check like scrub(), in steps of some milliseconds.
 
         This is a generator that yields Progress and returns the report.
@@ -1065,7 +1067,7 @@ class Log(LogReader):
                 max(0, slot_of(self._state.segments, self._state.log_start)) :
             ]
             bases = [segment.base_offset for segment in kept]
-        steps = seals.scrubbing(
+        steps = checksum_file.scrubbing(
             self._fs, self.path, bases, self._placing, writes=self._writer is not None
         )
         return (yield from steps)
@@ -1073,7 +1075,7 @@ class Log(LogReader):
     @contextlib.contextmanager
     def _placing(
         self, base_offset: int
-    ) -> Generator[seals.SegmentContext | None, None, None]:
+    ) -> Generator[checksum_file.SegmentContext | None, None, None]:
         """Hold the lock, and yield the context of one segment; None if it does not
         exist.
         """
@@ -1095,7 +1097,7 @@ class Log(LogReader):
                 self._state.gaps.noted = noted_gaps(
                     self._fs, self.path
                 )  # a compaction may have begun since
-            yield seals.SegmentContext(
+            yield checksum_file.SegmentContext(
                 next_base, self._state.gaps.dense_from, self.times_truncated, end
             )
 

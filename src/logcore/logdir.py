@@ -7,8 +7,8 @@ Rules:
 - All methods may be called from several threads; one lock orders what changes topics or
   opens logs.
 
-directory/topics.py keeps the topics, directory/openlogs.py the open logs, and
-directory/upkeep.py does the work of tick(). log.py appends and reads, and consumer/
+directory/topics.py keeps the topics, directory/open_logs.py the open logs, and
+directory/maintenance.py does the work of tick(). log.py appends and reads, and consumer/
 reads topics for members of a group. This module starts no thread.
 """
 
@@ -33,13 +33,13 @@ from logcore.deletions import Deletions
 from logcore.directory.forking import fork_topic
 from logcore.directory.identity import Identity, ProducerIds, check_kind
 from logcore.directory.incidents import Incidents
-from logcore.directory.openlogs import OpenLogs
-from logcore.directory.sharing import Sharing
+from logcore.directory.maintenance import Upkeep, Upkeeper, high_watermarks
+from logcore.directory.open_logs import OpenLogs
+from logcore.directory.shared_topics import Sharing
 from logcore.directory.snapshots import take_snapshot
-from logcore.directory.topicfile import TopicEntry, new_id
+from logcore.directory.topic_file import TopicEntry, new_id
 from logcore.directory.topics import TopicDescription as TopicDescription  # noqa: PLC0414 -- others import it from here
 from logcore.directory.topics import TopicRegistry
-from logcore.directory.upkeep import Upkeep, Upkeeper, high_watermarks
 from logcore.errors import (
     ConsumerStateError,
     CorruptBatchError,
@@ -72,9 +72,9 @@ from logcore.names import (
     partition_name,
 )
 from logcore.notices import Incident
+from logcore.partition.checksum_file import Progress, ScrubReport, finish, unopened
 from logcore.partition.scan import Scan
-from logcore.partition.seals import Progress, ScrubReport, finish, unopened
-from logcore.partition.segmentfiles import list_bases
+from logcore.partition.segment_files import list_bases
 from logcore.partitioner import Partitioner
 from logcore.reader import Isolation, LogReader
 from logcore.recordbatch import time_ms
@@ -85,13 +85,13 @@ if (
     TYPE_CHECKING
 ):  # imported in the methods that use them: every user waits for `import logcore`
     from logcore.consumer.consumer import Consumer
+    from logcore.consumer.settings import ConsumerOptions, OffsetAndMetadata
     from logcore.consumer.simple import SimpleConsumer
     from logcore.consumer.streams import Connector
-    from logcore.consumer.values import ConsumerOptions, OffsetAndMetadata
-    from logcore.format.transactionrecords import StoredTransaction
+    from logcore.format.transaction_records import StoredTransaction
     from logcore.producer.producer import Producer
-    from logcore.producer.transactional import TransactionalProducer
-    from logcore.producer.values import ProducerOptions, TransactionOptions
+    from logcore.producer.settings import ProducerOptions, TransactionOptions
+    from logcore.producer.transactional_producer import TransactionalProducer
 
 #: The member under which the directory itself is claimed; no partition directory can
 #: have this name.
@@ -679,7 +679,7 @@ class LogDir:
         Raises ConsumerStateError if it does not exist, if it has members, or if the
         deletion cannot be stored; otherwise what consumer() with a group raises.
         """
-        from logcore.consumer.offsetstores import delete
+        from logcore.consumer.offset_stores import delete
 
         self._check_writable()
         refused = delete(
@@ -710,7 +710,7 @@ class LogDir:
         without force while the group has members, and if the offsets cannot be stored;
         InvalidConfigError; otherwise what consumer() with a group raises.
         """
-        from logcore.consumer.offsetstores import alter, committed_rows
+        from logcore.consumer.offset_stores import alter, committed_rows
 
         self._check_writable()
         groups = self._coordinators.groups(self)
@@ -957,7 +957,7 @@ class LogDir:
         raises.
         """
         from logcore.consumer.consumer import Consumer
-        from logcore.consumer.values import consumer_settings
+        from logcore.consumer.settings import consumer_settings
 
         self._check_open()
         chosen = consumer_settings(config, settings)
@@ -1024,8 +1024,8 @@ class LogDir:
         with read_only=True.
         """
         from logcore.producer.producer import Producer
-        from logcore.producer.transactional import TransactionalProducer
-        from logcore.producer.values import chosen_settings
+        from logcore.producer.settings import chosen_settings
+        from logcore.producer.transactional_producer import TransactionalProducer
 
         self._check_writable()
         chosen = chosen_settings(config, settings)

@@ -41,12 +41,12 @@ from logcore.invariants import VERIFIES
 from logcore.kernels import Record, TopicRecord, kernel, layout
 from logcore.kernels.layout import Time
 from logcore.names import is_file_of_log, partition_of
+from logcore.partition.aborted_transactions import Transactions, control_types
+from logcore.partition.file_view import FileLook
 from logcore.partition.gaps import Gaps, check_growing
-from logcore.partition.looking import FileLook
-from logcore.partition.noted import noted_gaps
+from logcore.partition.persisted import noted_gaps
 from logcore.partition.scan import Cursor, Scan, Span, Stretch, slot_of
 from logcore.partition.state import PartitionState
-from logcore.partition.transactions import Transactions, control_types
 from logcore.recordbatch import SLICE_ROWS, RecordBatch, time_ms
 from logcore.segment import GrowingSegment, PiecedSegment, Segment
 

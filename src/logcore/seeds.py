@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple, Protocol, Self, cast
 from logcore.errors import InvalidConfigError, InvalidRecordError
 from logcore.producer import Producer as PlainProducer
 from logcore.producer import RecordFuture, RecordMetadata
-from logcore.producer.values import ProducerOptions
+from logcore.producer.settings import ProducerOptions
 
 #: The settings of both of Kafka's first producers, 0.7 and 0.8: name -> ours, or what
 #: the layer does with it.

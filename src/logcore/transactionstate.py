@@ -1,7 +1,7 @@
 """The present state of each transactional id, by the logs of `__transaction_state`.
 
 A record of another form is an error, since a transaction that was passed over would
-stay open for ever. The bytes of a record are read in format/transactionrecords.py; what
+stay open for ever. The bytes of a record are read in format/transaction_records.py; what
 follows from them is decided in logcore.coordination.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from logcore.format.transactionrecords import (
+from logcore.format.transaction_records import (
     StoredTransaction,
     read_transaction,
     read_transaction_key,

@@ -9,7 +9,7 @@ import sys
 
 
 def main() -> None:
-    """The entry point. Exit codes are those of logcore/cli/program.py."""
+    """The entry point. Exit codes are those of logcore/cli/options.py."""
     if importlib.util.find_spec("click") is None:
         from logcore.distribution import install_command
 

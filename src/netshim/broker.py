@@ -13,16 +13,16 @@ from functools import partial
 from typing import Any, Final
 
 from logcore import LogDir
-from netshim import waiting, wire
+from netshim import scheduling, wire
 from netshim.groups import Groups
 from netshim.handlers import HANDLERS, NOT_SHARED, served_versions
-from netshim.journal import errors_in, shown
+from netshim.request_log import errors_in, shown
+from netshim.scheduling import Answer, CloseConnection, Later, Submit
 from netshim.session import Session
 from netshim.settings import Settings
 from netshim.sharing import GroupsBesideOthers, TransactionsBesideOthers
 from netshim.state import Call, State
 from netshim.transactions import TransactionHost
-from netshim.waiting import Answer, CloseConnection, Later, Submit
 from netshim.wire import codes
 
 _log = logging.getLogger("netshim")
@@ -197,7 +197,7 @@ class Broker:
         if isinstance(response, Answer):
             # Step 3: encode the response, when it is available. A request that waits is
             # not processed in chunks yet; a later request would overtake its chunks.
-            is_large = response.is_in_pieces or entries > waiting.PIECE
+            is_large = response.is_in_pieces or entries > scheduling.PIECE
             encoded = Answer(is_parked=api.key in _PARKED, is_in_pieces=is_large)
             encoded.held_bytes = len(frame) + entries * _ENTRY_BYTES
             waited = response

@@ -21,9 +21,9 @@ import attrs
 import click
 
 import logcore
-from logcore.cli.program import Group, config_option, fail, setting
+from logcore.cli.options import Group, config_option, fail, setting
 from logcore.config import INT32_MAX
-from netshim.journal import Repeated
+from netshim.request_log import Repeated
 from netshim.server import Server, loop_factory
 from netshim.settings import Settings
 

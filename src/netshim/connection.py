@@ -33,8 +33,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from netshim.scheduling import Answer, CloseConnection
 from netshim.settings import Settings
-from netshim.waiting import Answer, CloseConnection
 
 Piece = bytes | bytearray | memoryview
 #: Result of a frame handler: the pieces of a response, None for no response, or an

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 import attrs
 
+from logcore.coordination.classic_group import Group
 from logcore.coordination.coordinator import EXPIRY_CHECK_MS, Coordinator
 from logcore.coordination.effects import (
     At,
@@ -49,16 +50,15 @@ from logcore.coordination.effects import (
     TargetsChanged,
     Timeout,
 )
-from logcore.coordination.group import Group
-from logcore.directory.groupsettings import GroupSettings
-from logcore.format.grouprecords import Committed
+from logcore.directory.group_settings import GroupSettings
+from logcore.format.group_records import Committed
 from logcore.names import OFFSETS_TOPIC
-from netshim.journal import shown
-from netshim.offsets import OffsetsTopic
+from netshim.request_log import shown
+from netshim.scheduling import Answer, Steps, answer_with
 from netshim.settings import Settings
 from netshim.state import State
-from netshim.subscriptions import ServedTopics, compile_pattern
-from netshim.waiting import Answer, Steps, answer_with
+from netshim.stored_offsets import OffsetsTopic
+from netshim.topic_patterns import ServedTopics, compile_pattern
 
 _log = logging.getLogger("netshim")
 

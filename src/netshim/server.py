@@ -37,15 +37,15 @@ import attrs
 
 import logcore
 from logcore import Durability, LogDir
-from logcore.directory.upkeep import Upkeep
+from logcore.directory.maintenance import Upkeep
 from logcore.errors import ConsumerStateError
 from logcore.fs import FS, OS
 from logcore.registry.views import register_broker
 from netshim.broker import Broker, tells
 from netshim.connection import Budget, Connection, Workload
+from netshim.scheduling import CloseConnection
 from netshim.session import Session
 from netshim.settings import TOPIC_DEFAULTS, Settings
-from netshim.waiting import CloseConnection
 
 _log = logging.getLogger("netshim")
 

@@ -29,6 +29,7 @@ import attrs
 from logcore import LogcoreError, LogDir
 from logcore.consumer import groups as process_groups
 from logcore.consumer.sharedgroups import SharedGroups
+from logcore.coordination.classic_group import Group
 from logcore.coordination.coordinator import Coordinator
 from logcore.coordination.effects import (
     Committer,
@@ -41,22 +42,21 @@ from logcore.coordination.effects import (
     Result,
     Sync,
 )
-from logcore.coordination.group import Group
-from logcore.coordination.transactioneffects import (
+from logcore.coordination.transaction_effects import (
     Request,
     TransactionError,
     WriteMarkers,
 )
-from logcore.coordination.transactioneffects import Result as TransactionResult
+from logcore.coordination.transaction_effects import Result as TransactionResult
 from logcore.errors import InvalidNodeError, NodeTooLargeError
-from logcore.format.grouprecords import Committed
-from logcore.format.transactionrecords import Partition, StoredTransaction
+from logcore.format.group_records import Committed
+from logcore.format.transaction_records import Partition, StoredTransaction
 from logcore.names import TRANSACTIONS_TOPIC
 from logcore.producer.coordinator import TransactionCoordinator
 from netshim.groups import group_rules, news_of
+from netshim.scheduling import Answer, Steps, pass_on, whole
 from netshim.state import State
 from netshim.transactions import Markers
-from netshim.waiting import Answer, Steps, pass_on, whole
 
 _log = logging.getLogger("netshim")
 

@@ -4,7 +4,7 @@ Rules:
 - The broker has one thread. Every function here is called from it, except for the work
   that is given to `submit`.
 - This module reads no clock and never blocks. The time is an argument of each call, and
-  delayed actions use a timer or an Answer (waiting.py).
+  delayed actions use a timer or an Answer (scheduling.py).
 - The host passes the current time to hear() before it delivers the result of submitted
   work. The disk may have stalled for longer than a session timeout.
 - Work that requires a sync is passed to `submit`. The host may run it in another
@@ -35,14 +35,12 @@ from logcore import (
     TopicNotFoundError,
 )
 from logcore.checkpoint import Key
-from logcore.coordination.remembered import Remembered
-from logcore.directory.groupsettings import GroupSettings
+from logcore.coordination.memory_budget import Remembered
+from logcore.directory.group_settings import GroupSettings
 from logcore.names import INTERNAL_TOPICS
-from netshim import waiting
-from netshim.journal import Journal
-from netshim.session import Session
-from netshim.settings import Settings
-from netshim.waiting import (
+from netshim import scheduling
+from netshim.request_log import Journal
+from netshim.scheduling import (
     Answer,
     Later,
     Pace,
@@ -56,6 +54,8 @@ from netshim.waiting import (
     as_value,
     pass_on,
 )
+from netshim.session import Session
+from netshim.settings import Settings
 
 _log = logging.getLogger("netshim")
 
@@ -259,7 +259,7 @@ class State:
         delay the other requests.
         """
         those = list(dict.fromkeys(keys))
-        if len(those) > waiting.PIECE:
+        if len(those) > scheduling.PIECE:
             return self.in_pieces(self._look_and_open(those, handle))
         return self._open_first([key for key in those if self._is_to_open(key)], handle)
 

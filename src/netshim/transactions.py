@@ -35,7 +35,7 @@ from logcore import (
     Receipt,
     TopicNotFoundError,
 )
-from logcore.coordination.transactioneffects import (
+from logcore.coordination.transaction_effects import (
     AbortOrphan,
     At,
     Cancel,
@@ -56,21 +56,21 @@ from logcore.coordination.transactions import (
     Transactions,
 )
 from logcore.coordinators import left_open
-from logcore.format.grouprecords import partition_of
-from logcore.format.transactionrecords import (
+from logcore.format.group_records import partition_of
+from logcore.format.transaction_records import (
     Partition,
     StoredTransaction,
     transaction_key,
     transaction_value,
 )
 from logcore.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
-from logcore.partition.coordinated import marker_epoch
+from logcore.partition.coordinator_append import marker_epoch
 from logcore.settling import sync_present
 from logcore.transactionstate import stored_transactions
-from netshim.internal import InternalTopic
-from netshim.journal import shown
+from netshim.internal_topics import InternalTopic
+from netshim.request_log import shown
+from netshim.scheduling import Pace, Steps, as_value, guarded
 from netshim.state import State
-from netshim.waiting import Pace, Steps, as_value, guarded
 
 _log = logging.getLogger("netshim")
 

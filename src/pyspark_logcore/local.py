@@ -13,7 +13,7 @@ Rules:
   a directory never holds rows of two runs. The file logcore.local says which run that
   is, and has the checksums of all segments.
 
-This module brings nothing together: gathering.py does.
+This module brings nothing together: gather.py does.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class LogcoreDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from pyspark_logcore.columns import chosen
         from pyspark_logcore.options import parse_stream
-        from pyspark_logcore.streamreader import LogcoreStreamReader
+        from pyspark_logcore.stream_reader import LogcoreStreamReader
 
         options = parse_stream(self.options)
         return LogcoreStreamReader(
@@ -63,7 +63,7 @@ class LogcoreDataSource(DataSource):
     def streamWriter(
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
-        from pyspark_logcore.streamwriter import LogcoreStreamWriter
+        from pyspark_logcore.stream_writer import LogcoreStreamWriter
 
         return LogcoreStreamWriter.of(self.options, schema)
 

@@ -13,9 +13,9 @@ import logcore
 from support.vectors import VECTORS
 
 click_testing = pytest.importorskip("click.testing")
+from logcore.cli.arguments import place_in  # noqa: E402
 from logcore.cli.commands import main  # noqa: E402
-from logcore.cli.reading import last_records  # noqa: E402
-from logcore.cli.sources import place_in  # noqa: E402
+from logcore.cli.read import last_records  # noqa: E402
 from logcore.cli.terminal import print_table  # noqa: E402
 
 SOURCE = str(Path(logcore.__file__).resolve().parents[1])
@@ -477,7 +477,7 @@ def test_retention_says_before_it_does(updates):
 
 
 def test_dump_says_what_groups_have_committed(tmp_path):
-    from logcore.format.grouprecords import (
+    from logcore.format.group_records import (
         Committed,
         commit_key,
         commit_value,
@@ -530,7 +530,7 @@ def test_dump_says_what_groups_have_committed(tmp_path):
 
 
 def test_groups_that_lag_hold_retention(updates):
-    from logcore.format.grouprecords import Committed, commit_key, commit_value
+    from logcore.format.group_records import Committed, commit_key, commit_value
     from logcore.groupoffsets import committed_in
 
     with logcore.open_dir(updates) as logdir:
@@ -789,9 +789,9 @@ def test_a_command_imports_no_other(path):
     assert "logcore.cli.groups" in modules_after("--help")
     needed = modules_after("verify", str(path), "--help")
     assert {name for name in needed if name.startswith("logcore.cli.")} == {
-        "logcore.cli.care",
+        "logcore.cli.maintenance",
         "logcore.cli.commands",
-        "logcore.cli.program",
+        "logcore.cli.options",
         "logcore.cli.terminal",
     }
 

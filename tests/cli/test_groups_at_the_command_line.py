@@ -17,7 +17,7 @@ import pytest
 import logcore
 from logcore.consumer import Consumer
 from logcore.errors import ConsumerStateError, RebalanceInProgressError
-from logcore.format.consumergrouprecords import (
+from logcore.format.consumer_group_records import (
     ConsumerKey,
     ConsumerMember,
     ConsumerValue,
@@ -26,7 +26,7 @@ from logcore.format.consumergrouprecords import (
     consumer_key,
     consumer_value,
 )
-from logcore.format.grouprecords import (
+from logcore.format.group_records import (
     StoredGroup,
     StoredMember,
     assignment_value,
@@ -37,7 +37,7 @@ from logcore.registry import open_registry
 
 click_testing = pytest.importorskip("click.testing")
 from logcore.cli.commands import main  # noqa: E402
-from logcore.cli.consuming import Printed  # noqa: E402
+from logcore.cli.consume import Printed  # noqa: E402
 
 T0 = 1_700_000_000_000
 

@@ -118,7 +118,7 @@ def test_verbose_says_where_each_record_went(
         for line, offset in ((1, 1), (2, 2), (3, 3))
     ]
     assert found[-1]["records"] == 3
-    monkeypatch.setattr("logcore.cli.writing.wants_json", lambda as_json: as_json)
+    monkeypatch.setattr("logcore.cli.append.wants_json", lambda as_json: as_json)
     first, last = run(data / "t", "-p", 1, "-v", said="d\n").stdout.splitlines()
     assert first == "line 1: t:1 offset 4"
     assert last.startswith("1 records (t:1 offsets 4 to 4) appended to t")

@@ -10,7 +10,7 @@ import pytest
 import logcore
 
 click = pytest.importorskip("click")
-from logcore.cli.where import Condition, Where  # noqa: E402
+from logcore.cli.filters import Condition, Where  # noqa: E402
 
 RECORDS: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]] = [
     (b"anna", b"4 apples", [("trace", b"1")]),

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logcore.consumer.assignors import ASSIGNORS, COOPERATIVE_STICKY, STICKY
-from logcore.consumer.membership import Member, TopicPartition
-from logcore.format.grouprecords import (
+from logcore.consumer.topic_partition import Member, TopicPartition
+from logcore.format.group_records import (
     Subscription,
     assignment_value,
     read_assignment,

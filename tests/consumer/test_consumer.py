@@ -13,7 +13,7 @@ import pytest
 
 import logcore
 from logcore.consumer import OffsetAndMetadata, TopicPartition
-from logcore.consumer.readings import Reading
+from logcore.consumer.positions import Reading
 from logcore.errors import (
     CommitFailedError,
     ConsumerStateError,

@@ -31,7 +31,7 @@ from logcore.errors import (
     InvalidConfigError,
     RegistryLockedError,
 )
-from logcore.format.grouprecords import Committed, partition_of
+from logcore.format.group_records import Committed, partition_of
 from logcore.groupoffsets import OFFSETS_CONFIG
 from logcore.logdir import LogDir
 from logcore.names import OFFSETS_TOPIC

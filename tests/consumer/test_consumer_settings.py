@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import logcore
-from logcore.consumer.values import consumer_settings, duration_ms
+from logcore.consumer.settings import consumer_settings, duration_ms
 from logcore.errors import InvalidConfigError
 from logcore.fs import OsFS
 from logcore.logdir import LogDir

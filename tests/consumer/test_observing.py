@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logcore.consumer.observing import Observations
+from logcore.coordination.classic_group import Group, Member
 from logcore.coordination.effects import (
     DelayEnds,
     JoinEnds,
@@ -14,7 +15,6 @@ from logcore.coordination.effects import (
     SyncEnds,
     Timeout,
 )
-from logcore.coordination.group import Group, Member
 
 SESSION_MS = 3_000
 REBALANCE_MS = 60_000

@@ -15,7 +15,7 @@ import pytest
 import logcore
 from logcore import LogDir
 from logcore.consumer import Blacklist, RebalanceListener, TopicPartition
-from logcore.consumer.offsetstores import OffsetStores
+from logcore.consumer.offset_stores import OffsetStores
 from logcore.errors import CorruptRegistryError, RegistryLockedError
 from logcore.registry import FileRegistry, open_registry, paths
 from logcore.testing import SimulatedDisk

@@ -19,6 +19,7 @@ import logcore
 from logcore import LogDir
 from logcore.consumer import OffsetAndMetadata
 from logcore.consumer.sharedgroups import SharedGroups
+from logcore.coordination.classic_group import STABLE, Group, Member
 from logcore.coordination.effects import (
     GroupError,
     Joined,
@@ -28,14 +29,13 @@ from logcore.coordination.effects import (
     SessionEnds,
     Synced,
 )
-from logcore.coordination.group import STABLE, Group, Member
 from logcore.coordination.packing import GroupNode
 from logcore.errors import (
     CommitFailedError,
     InconsistentGroupError,
     UnsupportedRegistryError,
 )
-from logcore.format.grouprecords import Committed, commit_key, commit_value
+from logcore.format.group_records import Committed, commit_key, commit_value
 from logcore.names import OFFSETS_TOPIC
 from logcore.recordbatch import encode
 from logcore.registry.paths import group_state

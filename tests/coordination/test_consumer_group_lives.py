@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from logcore.coordination import heartbeats
-from logcore.coordination.consumergroup import ConsumerGroup
+from logcore.coordination import consumer_transitions
+from logcore.coordination.consumer_assignors import uniform
+from logcore.coordination.consumer_group import ConsumerGroup
 from logcore.coordination.effects import GroupError
-from logcore.coordination.targets import uniform
-from logcore.format.consumergrouprecords import Current, Partitions
+from logcore.format.consumer_group_records import Current, Partitions
 from support.consumerlives import NOTHING, STEPS, Life, live
 
 
@@ -39,7 +39,7 @@ def test_the_same_in_many_more_lives(first: int) -> None:
 def test_the_same_when_no_two_steps_share_a_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(heartbeats, "_BATCH_BYTES", 1)
+    monkeypatch.setattr(consumer_transitions, "_BATCH_BYTES", 1)
     for seed in range(1_000, 1_030):
         live(seed)
 
@@ -110,24 +110,26 @@ def any_word_confirms(patch: pytest.MonkeyPatch) -> None:
 
 
 def answered_before_the_disk(patch: pytest.MonkeyPatch) -> None:
-    real = heartbeats.Step.finish
+    real = consumer_transitions.Step.finish
 
-    def hasty(self: heartbeats.Step, answers: Any) -> None:
-        self.effects += [heartbeats.Reply(waiter, result) for waiter, result in answers]
+    def hasty(self: consumer_transitions.Step, answers: Any) -> None:
+        self.effects += [
+            consumer_transitions.Reply(waiter, result) for waiter, result in answers
+        ]
         real(self, [])
 
-    patch.setattr(heartbeats.Step, "finish", hasty)
+    patch.setattr(consumer_transitions.Step, "finish", hasty)
 
 
 def not_written_again(patch: pytest.MonkeyPatch) -> None:
     """What may be on disk though that failed stays there."""
-    real = heartbeats.Step.have_failed
+    real = consumer_transitions.Step.have_failed
 
-    def forgetful(self: heartbeats.Step, error: GroupError) -> None:
+    def forgetful(self: consumer_transitions.Step, error: GroupError) -> None:
         real(self, error)
         self.consumers.unsure.clear()
 
-    patch.setattr(heartbeats.Step, "have_failed", forgetful)
+    patch.setattr(consumer_transitions.Step, "have_failed", forgetful)
 
 
 def revoking_is_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -143,11 +145,15 @@ def revoking_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def nobody_is_silent(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(heartbeats.Step, "end_session", lambda self, member_id: None)
+    patch.setattr(
+        consumer_transitions.Step, "end_session", lambda self, member_id: None
+    )
 
 
 def nobody_is_slow(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(heartbeats.Step, "end_revocation", lambda self, member_id: None)
+    patch.setattr(
+        consumer_transitions.Step, "end_revocation", lambda self, member_id: None
+    )
 
 
 def topics_stay_what_they_were(patch: pytest.MonkeyPatch) -> None:
@@ -166,11 +172,11 @@ def one_partition_is_left_out(patch: pytest.MonkeyPatch) -> None:
         }
 
     monkey = {"uniform": careless, "range": careless}
-    patch.setattr("logcore.coordination.consumergroup.ASSIGNORS", monkey)
+    patch.setattr("logcore.coordination.consumer_group.ASSIGNORS", monkey)
 
 
 def sessions_do_not_begin_with_the_process(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(heartbeats, "begin_sessions", lambda group, around: [])
+    patch.setattr(consumer_transitions, "begin_sessions", lambda group, around: [])
 
 
 MISTAKES = [

@@ -16,8 +16,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logcore.coordination import membership
+from logcore.coordination import classic_transitions
+from logcore.coordination.classic_group import (
+    COMPLETING,
+    DEAD,
+    EMPTY,
+    PREPARING,
+    STABLE,
+    Group,
+)
 from logcore.coordination.coordinator import Coordinator
+from logcore.coordination.deadlines import Timers
 from logcore.coordination.effects import (
     Assigned,
     At,
@@ -40,9 +49,7 @@ from logcore.coordination.effects import (
     SyncEnds,
     Timeout,
 )
-from logcore.coordination.group import COMPLETING, DEAD, EMPTY, PREPARING, STABLE, Group
-from logcore.coordination.timers import Timers
-from logcore.format.grouprecords import (
+from logcore.format.group_records import (
     Committed,
     commit_key,
     commit_value,
@@ -447,11 +454,13 @@ def test_a_transition_changes_nothing_but_its_group() -> None:
             takes_id_first=False,
             may_skip_assignment=False,
         )
-        effects = membership.join(
+        effects = classic_transitions.join(
             group, request, "w", T0, rules=rules, new_id=lambda: "1"
         )
-        effects += membership.heartbeat(group, "c-1", None, 1, T0 + 1, rules=rules)[1]
-        effects += membership.timed_out(
+        effects += classic_transitions.heartbeat(
+            group, "c-1", None, 1, T0 + 1, rules=rules
+        )[1]
+        effects += classic_transitions.timed_out(
             group, SyncEnds(1), T0 + SESSION_MS, rules=rules
         )
         return [repr(effect) for effect in effects]

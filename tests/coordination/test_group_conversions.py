@@ -21,8 +21,8 @@ from logcore.coordination.effects import (
     JoinRefused,
     Synced,
 )
-from logcore.format.consumergrouprecords import ClassicMember, Kind, MemberState
-from logcore.format.grouprecords import (
+from logcore.format.consumer_group_records import ClassicMember, Kind, MemberState
+from logcore.format.group_records import (
     Subscription,
     assignment_value,
     read_assignment,

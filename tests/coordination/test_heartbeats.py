@@ -12,11 +12,11 @@ from typing import Any
 import attrs
 import pytest
 
-from logcore.coordination import heartbeats
-from logcore.coordination.consumergroup import AWAY
+from logcore.coordination import consumer_transitions
+from logcore.coordination.consumer_group import AWAY
+from logcore.coordination.consumer_transitions import check_beat
 from logcore.coordination.effects import Beat, Committer, GroupError, JoinRefused, Reply
-from logcore.coordination.heartbeats import check_beat
-from logcore.format.consumergrouprecords import (
+from logcore.format.consumer_group_records import (
     ConsumerKey,
     Current,
     GroupEpoch,
@@ -26,7 +26,7 @@ from logcore.format.consumergrouprecords import (
     consumer_key,
     consumer_value,
 )
-from logcore.format.grouprecords import Committed, StoredGroup, group_key, group_value
+from logcore.format.group_records import Committed, StoredGroup, group_key, group_value
 from support.consumerworld import REBALANCE_MS, SESSION_MS, T0, World, of, topic_id
 
 STABLE = MemberState.STABLE
@@ -714,7 +714,7 @@ def test_steps_that_came_meanwhile_are_stored_together(world: World) -> None:
 def test_steps_that_are_too_much_for_one_batch_are_stored_one_after_the_other(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heartbeats, "_BATCH_BYTES", 1)
+    monkeypatch.setattr(consumer_transitions, "_BATCH_BYTES", 1)
     world.holds = True
     waiters = [world.send(name, 0) for name in "ABC"]
     for count in range(1, 4):

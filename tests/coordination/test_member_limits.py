@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from logcore.coordination.effects import GroupError, Joined, JoinRefused, Rules, Synced
-from logcore.format.grouprecords import Subscription, subscription_value
+from logcore.format.group_records import Subscription, subscription_value
 from support.consumerworld import World
 
 WANTS = subscription_value(Subscription(("t",)))

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from logcore.coordination import classicmembers, heartbeats
-from logcore.coordination.consumergroup import ConsumerGroup
-from logcore.format.grouprecords import read_subscription
+from logcore.coordination import consumer_transitions, migration
+from logcore.coordination.consumer_group import ConsumerGroup
+from logcore.format.group_records import read_subscription
 from support.consumerlives import NOTHING, STEPS
 from support.mixedlives import MixedLife
 
@@ -91,12 +91,12 @@ def claims_are_passed_over(patch: pytest.MonkeyPatch) -> None:
         found = read_subscription(data)
         return None if found is None else found._replace(owned=())
 
-    patch.setattr(classicmembers, "read_subscription", careless)
+    patch.setattr(migration, "read_subscription", careless)
 
 
 def assignments_are_passed_over(patch: pytest.MonkeyPatch) -> None:
-    real = classicmembers.read_whole_assignment
-    patch.setattr(classicmembers, "read_whole_assignment", lambda data: real(b""))
+    real = migration.read_whole_assignment
+    patch.setattr(migration, "read_whole_assignment", lambda data: real(b""))
 
 
 def joining_gives_all_up(patch: pytest.MonkeyPatch) -> None:
@@ -110,19 +110,19 @@ def joining_gives_all_up(patch: pytest.MonkeyPatch) -> None:
 
 
 def nobody_is_told_to_join_again(patch: pytest.MonkeyPatch) -> None:
-    real = classicmembers.heartbeat
+    real = migration.heartbeat
     patch.setattr(
-        classicmembers, "heartbeat", lambda *arguments: (None, real(*arguments)[1])
+        migration, "heartbeat", lambda *arguments: (None, real(*arguments)[1])
     )
 
 
 def what_was_converted_is_not_stored(patch: pytest.MonkeyPatch) -> None:
-    real = heartbeats.beat
+    real = consumer_transitions.beat
 
     def forgetful(*arguments: Any, owed: Any = ()) -> Any:
         return real(*arguments)
 
-    patch.setattr(heartbeats, "beat", forgetful)
+    patch.setattr(consumer_transitions, "beat", forgetful)
 
 
 def a_group_goes_back_too_early(patch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def a_group_goes_back_too_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def waiting_requests_are_forgotten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(classicmembers.membership, "end_rebalance", lambda group: [])
+    patch.setattr(migration.membership, "end_rebalance", lambda group: [])
 
 
 MISTAKES = [

@@ -10,8 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logcore.coordination.targets import ASSIGNORS, Subscriber, Targets, range_, uniform
-from logcore.format.consumergrouprecords import Partition
+from logcore.coordination.consumer_assignors import (
+    ASSIGNORS,
+    Subscriber,
+    Targets,
+    range_,
+    uniform,
+)
+from logcore.format.consumer_group_records import Partition
 from support.consumerworld import of, topic_id
 
 NAMES = "uvwxyz"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from logcore.coordination import transactions
-from logcore.coordination.transactioneffects import (
+from logcore.coordination.transaction_effects import (
     AbortOrphan,
     AddPartitions,
     At,
@@ -30,7 +30,7 @@ from logcore.coordination.transactioneffects import (
     WriteMarkers,
 )
 from logcore.coordination.transactions import EXPIRATION_MS, RETRY_MS, Transactions
-from logcore.format.transactionrecords import Status, StoredTransaction
+from logcore.format.transaction_records import Status, StoredTransaction
 from support.transactionworld import TIMEOUT_MS, Broken, World, with_mistakes
 
 T0 = 1_700_000_000_000

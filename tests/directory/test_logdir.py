@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import logcore
 from logcore import checkpoint, recordbatch
-from logcore.directory.topicfile import PartitionNumbers, id_text, parse_id
+from logcore.directory.topic_file import PartitionNumbers, id_text, parse_id
 from logcore.errors import CorruptLogError, LogNotFoundError, TopicNotFoundError
 from logcore.fs import OS, OsFS
 from logcore.testing import Fault, FaultPlan, SimulatedCrash, SimulatedDisk

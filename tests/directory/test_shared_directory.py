@@ -20,7 +20,7 @@ import logcore
 from logcore import LogDir
 from logcore.bytelocks import TRANSACTIONS_BYTE
 from logcore.claiming import claim_directory
-from logcore.directory.topicfile import TopicEntry, new_id, read_topics, write_topics
+from logcore.directory.topic_file import TopicEntry, new_id, read_topics, write_topics
 from logcore.fs import OS, OsFS
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 

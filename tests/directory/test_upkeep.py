@@ -1,4 +1,4 @@
-"""logcore.directory.upkeep: what tick() does and when, and which failures are told that
+"""logcore.directory.maintenance: what tick() does and when, and which failures are told that
 no caller waits for.
 """
 
@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 import logcore
 from logcore import checkpoint
-from logcore.directory.agenda import Agenda
+from logcore.directory.deadlines import Agenda
 from logcore.fs import OS
-from logcore.partition.upkeep import Upkeep
+from logcore.partition.schedule import Upkeep
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 
 

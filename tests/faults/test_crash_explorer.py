@@ -43,8 +43,8 @@ from logcore.testing import (
     SimulatedCrash,
     SimulatedDisk,
 )
+from logcore.testing.expected import Known
 from logcore.testing.explore import Seen
-from logcore.testing.known import Known
 from logcore.testing.oracle import Afterwards
 from support.exploring import LARGE, LIVES, explored, failing, is_log
 from support.programs import (

@@ -35,7 +35,7 @@ from logcore.staging.manifest import Manifest
 from logcore.staging.publishing import Staging
 from logcore.staging.writing import StagedWriter
 from logcore.testing import Explorer, FoundLog, LogHistory, Report, SimulatedDisk
-from logcore.testing.crashstates import Kind
+from logcore.testing.crash_states import Kind
 from support.programs import POLICIES
 
 STATES = int(os.environ.get("LOGCORE_DIRECTORY_STATES", "300"))

@@ -36,10 +36,10 @@ from crc32c import crc32c
 import logcore
 from logcore import checkpoint, groupoffsets, recordbatch
 from logcore.config import LogConfig
-from logcore.directory.groupsettings import GroupSettings
-from logcore.format import grouprecords
+from logcore.directory.group_settings import GroupSettings
+from logcore.format import group_records
 from logcore.format.compression import Codec, compress, decompress
-from logcore.format.groupsettings import SESSION_TIMEOUT
+from logcore.format.group_settings import SESSION_TIMEOUT
 from logcore.inspect.dump import DUMPERS, dump
 from logcore.kernels import kernel
 from logcore.names import file_name
@@ -421,9 +421,9 @@ def decoders() -> dict[
         assert message in MESSAGES
         is_commit = message is group_messages.OFFSET_COMMIT_VALUE
         key = (
-            grouprecords.commit_key("g", "t", 1)
+            group_records.commit_key("g", "t", 1)
             if is_commit
-            else grouprecords.group_key("g")
+            else group_records.group_key("g")
         )
         for version in range(message.min_version, message.max_version + 1):
             data = encode(

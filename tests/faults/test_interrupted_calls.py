@@ -16,7 +16,7 @@ import pytest
 import logcore
 from logcore import claim, claiming, deletions, fs
 from logcore.consumer import fetcher
-from logcore.directory import openlogs
+from logcore.directory import open_logs
 from support import interruptedcalls as calls
 from support.interrupting import interrupted
 
@@ -77,7 +77,7 @@ def test_interrupted_opening_of_a_partition_keeps_no_claim(tmp_path: Path) -> No
                 fs.__file__,
                 claim.__file__,
                 claiming.__file__,
-                openlogs.__file__,
+                open_logs.__file__,
             ).left
             data.append("t", b"a", partition=0)
         with logcore.open_dir(tmp_path / str(nth)) as data:

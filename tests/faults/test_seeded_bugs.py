@@ -34,17 +34,17 @@ from logcore.fs import OsFS
 from logcore.index import OffsetIndex, TimeIndex
 from logcore.log import Log
 from logcore.partition import (
+    aborted_transactions,
     epochs,
     gaps,
     opening,
     producers,
     recovery,
     scan,
-    transactions,
 )
-from logcore.partition.groupcommit import GroupCommit
+from logcore.partition.group_commit import GroupCommit
 from logcore.partition.order import NEVER
-from logcore.partition.producerstate import ProducerState
+from logcore.partition.producer_state import ProducerState
 from logcore.partition.recovery import Action
 from logcore.partition.writer import Writer
 from logcore.segment import ActiveSegment, Segment
@@ -399,7 +399,7 @@ def b42_marker_removed_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def b43_transaction_index_not_rebuilt(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(transactions, "index_aborted", lambda active, segments: None)
+    patch.setattr(aborted_transactions, "index_aborted", lambda active, segments: None)
 
 
 #: These take two seconds or more to be found.

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logcore.format.consumergrouprecords import (
+from logcore.format.consumer_group_records import (
     ClassicMember,
     ConsumerKey,
     ConsumerMember,

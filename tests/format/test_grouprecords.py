@@ -1,4 +1,4 @@
-"""logcore.format.grouprecords: bytes that Kafka wrote, and the tables of the wire codec
+"""logcore.format.group_records: bytes that Kafka wrote, and the tables of the wire codec
 as a second opinion.
 """
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logcore.format.grouprecords import (
+from logcore.format.group_records import (
     CommitKey,
     Committed,
     StoredGroup,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logcore import CorruptLogError
-from logcore.format.transactionrecords import (
+from logcore.format.transaction_records import (
     Status,
     StoredTransaction,
     read_transaction,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import logcore
 from logcore.glance import describe
+from logcore.inspect.catalog import kind_of, partitions
 from logcore.inspect.dump import dump, shown
-from logcore.inspect.survey import kind_of, partitions
 from logcore.inspect.verify import verify
 from logcore.names import STATES
 from support.vectors import VECTORS

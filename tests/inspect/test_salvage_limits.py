@@ -21,7 +21,7 @@ import logcore
 from logcore import checkpoint, kernels
 from logcore.config import LogConfig
 from logcore.fs import OS
-from logcore.inspect import searching
+from logcore.inspect import batch_search
 from logcore.inspect.salvage import salvage
 from logcore.inspect.verify import verify
 from logcore.kernels import layout
@@ -79,9 +79,11 @@ class Counted:
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
     found = Counted()
-    monkeypatch.setattr(searching, "kernel", found)
-    monkeypatch.setattr(searching, "crc32c", found.checksum(searching.crc32c))
-    monkeypatch.setattr(searching.zlib, "crc32", found.checksum(searching.zlib.crc32))
+    monkeypatch.setattr(batch_search, "kernel", found)
+    monkeypatch.setattr(batch_search, "crc32c", found.checksum(batch_search.crc32c))
+    monkeypatch.setattr(
+        batch_search.zlib, "crc32", found.checksum(batch_search.zlib.crc32)
+    )
     return found
 
 
@@ -323,7 +325,7 @@ def test_the_command(tmp_path: Path, own: Path) -> None:
 def test_the_command_for_people(
     tmp_path: Path, own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("logcore.cli.care.wants_json", lambda as_json: as_json)
+    monkeypatch.setattr("logcore.cli.maintenance.wants_json", lambda as_json: as_json)
     done = run("recover", own, tmp_path / "b" / "t-0")
     assert done.exit_code == 0 and "all of it was saved" in done.stdout
     for path in sorted(own.glob("*.log"))[:2]:
@@ -487,14 +489,14 @@ def test_gaps_look_only_at_the_spare_files_that_reach_them(
     """Each gap looked at each spare file: 4,000 of both took ten seconds."""
     count = 200
     looked = 0
-    real = searching.Extent.cut
+    real = batch_search.Extent.cut
 
     def cut(self: Any, *arguments: Any) -> Any:
         nonlocal looked
         looked += 1
         return real(self, *arguments)
 
-    monkeypatch.setattr(searching.Extent, "cut", cut)
+    monkeypatch.setattr(batch_search.Extent, "cut", cut)
     files = {"/d/recovery-point-offset-checkpoint": b"0\n1\nt 0 %d\n" % count}
     for offset in range(0, count, 2):
         for name in (f"{offset:020d}.log", f"{offset + 1:020d}.log.deleted"):

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 import logcore
 from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES
 from logcore.fs import OsFS
+from logcore.inspect.catalog import kind_of
 from logcore.inspect.dump import dump
-from logcore.inspect.survey import kind_of
 from logcore.inspect.verify import Verdict, verify
 from logcore.names import SUFFIXES
 from logcore.recordbatch import encode

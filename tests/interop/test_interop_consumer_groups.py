@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 import logcore
-from logcore.format.consumergrouprecords import (
+from logcore.format.consumer_group_records import (
     Current,
     GroupEpoch,
     consumer_value,
     read_consumer_key,
     read_consumer_value,
 )
-from logcore.format.grouprecords import (
+from logcore.format.group_records import (
     Subscription,
     assignment_value,
     read_assignment,

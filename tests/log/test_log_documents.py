@@ -13,7 +13,7 @@ import pytest
 
 import logcore
 from logcore.cleaner import clean
-from logcore.directory.upkeep import Upkeep
+from logcore.directory.maintenance import Upkeep
 from logcore.recordbatch import encode
 from logcore.retention import PartitionFacts
 from logcore.testing import SimulatedDisk

@@ -21,7 +21,7 @@ from logcore import checkpoint, retention
 from logcore.checkpoint import SEALS_HOLD
 from logcore.cleaner import clean
 from logcore.config import LogConfig
-from logcore.directory.upkeep import Upkeep
+from logcore.directory.maintenance import Upkeep
 from logcore.log import Log
 from logcore.partition import epochs
 from logcore.recordbatch import encode

@@ -18,8 +18,8 @@ import pytest
 import logcore
 import netshim
 from logcore import LogDir
-from logcore.coordination import group as machine
-from logcore.format.grouprecords import (
+from logcore.coordination import classic_group as machine
+from logcore.format.group_records import (
     Committed,
     StoredGroup,
     StoredMember,
@@ -245,7 +245,7 @@ def test_a_disk_that_fails_is_told_as_something_to_try_again(
         raise logcore.DiskFullError("no space left", path="x")
 
     with monkeypatch.context() as patch:
-        patch.setattr("netshim.offsets.append_whole", full)
+        patch.setattr("netshim.stored_offsets.append_whole", full)
         assert (
             code_of(rig.commit({("orders", 0): 2}, group="h"))
             == codes.COORDINATOR_NOT_AVAILABLE
@@ -283,7 +283,7 @@ def test_a_static_member_is_put_back_when_its_return_cannot_be_stored(
         raise logcore.DiskFullError("no space left", path="x")
 
     with monkeypatch.context() as patch:
-        patch.setattr("netshim.offsets.append_whole", full)
+        patch.setattr("netshim.stored_offsets.append_whole", full)
         assert (
             code_of(rig.join(instance="b", version=5))
             == codes.COORDINATOR_NOT_AVAILABLE

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netshim.connection import Budget, Connection, Workload
+from netshim.scheduling import Answer, CloseConnection
 from netshim.settings import Settings
-from netshim.waiting import Answer, CloseConnection
 
 
 def frame(body: bytes) -> bytes:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 import logcore
-from logcore.format.grouprecords import (
+from logcore.format.group_records import (
     Subscription,
     assignment_value,
     read_assignment,
@@ -28,8 +28,8 @@ from logcore.format.grouprecords import (
 )
 from logcore.names import OFFSETS_TOPIC
 from netshim import wire
+from netshim.scheduling import Answer
 from netshim.testing import Kafka
-from netshim.waiting import Answer
 from netshim.wire import codes
 from support.client import Client
 from support.rig import Rig, code_of

@@ -18,7 +18,7 @@ import pytest
 from logcore import LogFailedError
 from logcore.recordbatch import encode
 from netshim import wire
-from netshim.waiting import Answer, Timers, Waiting
+from netshim.scheduling import Answer, Timers, Waiting
 from netshim.wire.codec import Api
 from support.bench import Bench
 from support.conformance.report import SCRIPTS, served

@@ -11,9 +11,9 @@ import pytest
 
 import logcore
 from logcore import checkpoint
-from logcore.directory.groupsettings import GroupSettings
+from logcore.directory.group_settings import GroupSettings
 from logcore.errors import CorruptLogError, InvalidConfigError, StorageWriteError
-from logcore.format.groupsettings import HEARTBEAT_INTERVAL, SESSION_TIMEOUT
+from logcore.format.group_settings import HEARTBEAT_INTERVAL, SESSION_TIMEOUT
 from logcore.inspect.dump import dump
 from logcore.inspect.salvage import salvage
 from logcore.inspect.verify import verify

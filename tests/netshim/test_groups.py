@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from logcore.coordination import group as machine
+from logcore.coordination import classic_group as machine
 from netshim import wire
-from netshim.waiting import Answer
+from netshim.scheduling import Answer
 from netshim.wire import codes
 from support.rig import Rig, code_of, in_both_homes
 

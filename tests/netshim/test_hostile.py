@@ -25,8 +25,8 @@ import netshim
 from logcore import recordbatch
 from logcore.fs import OS
 from netshim import wire
+from netshim.scheduling import Answer
 from netshim.testing import Kafka
-from netshim.waiting import Answer
 from netshim.wire import codes
 from support.client import DEADLINE_S, Client
 

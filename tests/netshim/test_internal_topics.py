@@ -11,7 +11,7 @@ import pytest
 
 import logcore
 from logcore import InvalidNameError, TopicNotFoundError
-from logcore.directory.topicfile import TopicEntry, write_topics
+from logcore.directory.topic_file import TopicEntry, write_topics
 from logcore.fs import OS
 from logcore.names import INTERNAL_TOPICS, METADATA_LOG
 from logcore.recordbatch import encode

@@ -9,7 +9,7 @@ import pytest
 from logcore.reader import newest_place
 from logcore.recordbatch import encode
 from netshim import wire
-from netshim.waiting import Answer
+from netshim.scheduling import Answer
 from netshim.wire import codes
 from support.bench import Bench
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from logcore.coordination import group as machine
-from logcore.format.grouprecords import (
+from logcore.coordination import classic_group as machine
+from logcore.format.group_records import (
     group_key,
 )
 from netshim import wire

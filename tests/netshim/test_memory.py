@@ -15,8 +15,8 @@ import netshim
 from logcore.recordbatch import encode
 from netshim import wire
 from netshim.connection import Budget, Connection, Workload
+from netshim.scheduling import Answer
 from netshim.settings import Settings
-from netshim.waiting import Answer
 from netshim.wire import codes
 from support.bench import SESSION, Bench
 from support.client import Client

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pytest
 
-from netshim import waiting, wire
+from netshim import scheduling, wire
 from support.hostileframes import Variants
 from support.hostileworld import Errors, World, resident_bytes
 
@@ -61,7 +61,7 @@ def lived(seed: int, strangers: int, errors: Errors) -> World:
     before = resident_bytes()
     with pytest.MonkeyPatch.context() as patch:
         if seed % 2:
-            patch.setattr(waiting, "PIECE", 3)
+            patch.setattr(scheduling, "PIECE", 3)
         world = World(seed, strangers, errors)
         try:
             world.live()

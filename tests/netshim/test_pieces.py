@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logcore.errors import LogClosedError
-from logcore.format.grouprecords import Subscription, subscription_value
+from logcore.format.group_records import Subscription, subscription_value
 from logcore.recordbatch import encode
-from netshim import waiting, wire
+from netshim import scheduling, wire
 from netshim.connection import Budget, Connection, Workload
+from netshim.scheduling import Answer, CloseConnection, Pace, Pieces
 from netshim.settings import Settings
 from netshim.testing import Kafka
-from netshim.waiting import Answer, CloseConnection, Pace, Pieces
 from netshim.wire import codes
 from support.bench import SESSION, Bench
 from support.client import DEADLINE_S
@@ -36,7 +36,7 @@ MANY = 35
 
 def of_one(patch: pytest.MonkeyPatch) -> None:
     """Each piece is one partition, topic or name."""
-    patch.setattr(waiting, "PIECE", 1)
+    patch.setattr(scheduling, "PIECE", 1)
 
 
 class Turns:
@@ -60,7 +60,7 @@ class Turns:
 
 @pytest.fixture
 def turns(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Turns:
-    monkeypatch.setattr(waiting, "PIECE", PIECE)
+    monkeypatch.setattr(scheduling, "PIECE", PIECE)
     bench.logdir.create_topic("t", MANY)
     bench.ask(wire.OFFSET_FETCH, 5, offsets_of(1))  # so that the groups are known
     return Turns(bench)
@@ -120,18 +120,18 @@ def test_each_turn_does_one_piece_of_one_request(sizes: list[int]) -> None:
         before = sum(map(len, found))
         assert len(later) == 1, "only one turn is asked for"
         later.popleft()()
-        assert sum(map(len, found)) - before <= waiting.PIECE
+        assert sum(map(len, found)) - before <= scheduling.PIECE
     for answer, size, into in zip(answers, sizes, found, strict=True):
         assert into == list(range(size))
         value = answer.value if isinstance(answer, Answer) else answer
         assert value == size
-        assert isinstance(answer, Answer) == (size >= waiting.PIECE)
+        assert isinstance(answer, Answer) == (size >= scheduling.PIECE)
 
 
 def test_where_too_many_are_in_pieces_another_is_done_whole() -> None:
     later: deque[Callable[[], None]] = deque()
     pieces = Pieces(later.append)
-    for _ in range(waiting.MOST_IN_PIECES):
+    for _ in range(scheduling.MOST_IN_PIECES):
         assert isinstance(pieces.run(counted(1_500, [])), Answer)
     assert pieces.is_full
     assert pieces.run(counted(9_000, [])) == 9_000
@@ -349,7 +349,7 @@ def test_a_later_commit_of_the_connection_waits_for_one_in_pieces(
     """Else the commit of 5 would take effect after that of 6, which came behind it.
     Also where both wait until the groups are known.
     """
-    monkeypatch.setattr(waiting, "PIECE", PIECE)
+    monkeypatch.setattr(scheduling, "PIECE", PIECE)
     with contextlib.closing(Bench(tmp_path / "other")) as bench:
         bench.logdir.create_topic("t", MANY)
         turns = Turns(bench)
@@ -755,7 +755,7 @@ def test_clients_are_served_in_pieces(
     """
     confluent_kafka = pytest.importorskip("confluent_kafka")
     kafka_python = pytest.importorskip("kafka")
-    monkeypatch.setattr(waiting, "PIECE", 3)
+    monkeypatch.setattr(scheduling, "PIECE", 3)
     broker = kafka_factory(tmp_path / "data", num_partitions=20)
     address = broker.bootstrap_servers
     producer = confluent_kafka.Producer(
@@ -822,7 +822,7 @@ def test_large_requests_are_refused_where_many_are_in_pieces(
 ) -> None:
     answers = [
         bench.send(wire.OFFSET_FETCH, 5, offsets_of(MANY))
-        for _ in range(waiting.MOST_IN_PIECES)
+        for _ in range(scheduling.MOST_IN_PIECES)
     ]
     with pytest.raises(CloseConnection, match="OffsetFetch of 10001 entries"):
         bench.send(wire.OFFSET_FETCH, 5, offsets_of(10_000))

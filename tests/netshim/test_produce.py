@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from logcore import recordbatch
 from netshim import wire
 from netshim.handlers import produce as handler
-from netshim.waiting import Answer
+from netshim.scheduling import Answer
 from netshim.wire import codes
 from support.conformance import build
 from support.rig import T0, Rig

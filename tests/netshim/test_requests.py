@@ -26,10 +26,10 @@ from netshim import wire
 from netshim.handlers import HANDLERS
 from netshim.handlers.failures import code_of, message_of
 from netshim.handlers.fetch import _Extent, _Growth
-from netshim.journal import Repeated
+from netshim.request_log import Repeated
+from netshim.scheduling import Answer, CloseConnection
 from netshim.session import Session
 from netshim.state import NO_ID
-from netshim.waiting import Answer, CloseConnection
 from netshim.wire import codes
 from support.bench import SESSION, Bench
 from support.client import Client

@@ -19,8 +19,8 @@ import pytest
 import logcore
 from logcore.coordination import offsets as group_offsets
 from logcore.coordination import transactions
-from logcore.coordination.group import Group
-from logcore.format.transactionrecords import Status
+from logcore.coordination.classic_group import Group
+from logcore.format.transaction_records import Status
 from logcore.producer.coordinator import TransactionCoordinator
 from logcore.recordbatch import encode
 from logcore.testing import SimulatedDisk, explore

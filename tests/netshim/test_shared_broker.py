@@ -20,7 +20,7 @@ import pytest
 
 import logcore
 from logcore import LogDir
-from logcore.format.grouprecords import (
+from logcore.format.group_records import (
     Subscription,
     assignment_value,
     subscription_value,

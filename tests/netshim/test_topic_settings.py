@@ -15,7 +15,7 @@ import logcore
 import netshim
 from logcore import InvalidConfigError
 from logcore.config import CONFIGS, LogConfig
-from logcore.directory.topicfile import TopicEntry, write_topics
+from logcore.directory.topic_file import TopicEntry, write_topics
 from logcore.fs import OS
 from support import topicsettings
 

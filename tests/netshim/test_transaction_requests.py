@@ -12,9 +12,9 @@ import pytest
 import logcore
 from logcore.coordination.transactions import RETRY_MS
 from logcore.errors import TopicNotFoundError
-from logcore.format.grouprecords import partition_of
+from logcore.format.group_records import partition_of
 from logcore.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
-from logcore.partition.coordinated import producers_of
+from logcore.partition.coordinator_append import producers_of
 from logcore.recordbatch import encode
 from logcore.testing import SimulatedDisk
 from netshim import wire

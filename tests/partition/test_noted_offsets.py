@@ -11,7 +11,7 @@ import pytest
 import logcore
 from logcore import checkpoint
 from logcore.fs import OS, OsFS
-from logcore.partition.noted import NotedOffsets
+from logcore.partition.persisted import NotedOffsets
 from logcore.testing import SimulatedDisk
 
 NAME = checkpoint.LOG_START

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import logcore
 from logcore import cleaner
-from logcore.inspect.searching import BadStretch, Search, Source
+from logcore.inspect.batch_search import BadStretch, Search, Source
 from logcore.inspect.verify import verify
 from logcore.kernels import kernel, layout
 from logcore.partition.gaps import NEVER, Gaps, Noted

@@ -20,13 +20,13 @@ import logcore
 from logcore import recordbatch, retention
 from logcore.index import TXN_ENTRY
 from logcore.log import Log
+from logcore.partition.producer_state import coordinator_epochs
 from logcore.partition.producers import (
     Producers,
     SequencedBatch,
     last_sequence,
     snapshot_entries,
 )
-from logcore.partition.producerstate import coordinator_epochs
 from logcore.recordbatch import Marker, encode
 from logcore.segment import Segment
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
@@ -413,7 +413,7 @@ def test_only_so_much_below_a_snapshot_is_read_for_batches_that_may_come_again(
             log.append_batch(batch(n))
     for known in (0, 1, 3, 5):
         monkeypatch.setattr(
-            "logcore.partition.producerstate._LOOK_BACK_BYTES", known * size
+            "logcore.partition.producer_state._LOOK_BACK_BYTES", known * size
         )
         with logcore.open("t-0", config=config, fs=disk) as log:
             for n in range(14, 20):
@@ -500,7 +500,7 @@ def test_what_kafka_says_of_a_log_is_what_its_batches_say() -> None:
         producers = Producers()
         for found in log.batches(log.log_start_offset):
             from logcore.kernels import kernel
-            from logcore.partition.producerstate import coordinator_epochs
+            from logcore.partition.producer_state import coordinator_epochs
 
             if found.base_offset >= 16:
                 break
@@ -678,7 +678,7 @@ def test_a_roll_reads_no_batch_a_second_time_though_all_producers_have_expired(
         add_facts(self, facts, coordinator_epoch)
 
     monkeypatch.setattr(Producers, "add_facts", counting)
-    monkeypatch.setattr("logcore.partition.producerstate._LOOK_BACK_BYTES", 0)
+    monkeypatch.setattr("logcore.partition.producer_state._LOOK_BACK_BYTES", 0)
     with logcore.open(
         "t-0", create=True, config={"segment.bytes": 300}, durability="os", fs=disk
     ) as log:

@@ -25,8 +25,8 @@ from logcore.inspect.dump import dump
 from logcore.inspect.verify import verify
 from logcore.kernels.checksum import crc32c
 from logcore.names import LOG, SEAL, file_name
-from logcore.partition import seals
-from logcore.partition.seals import Seal
+from logcore.partition import checksum_file
+from logcore.partition.checksum_file import Seal
 from logcore.recordbatch import encode
 from logcore.testing import Fault, FaultPlan, SimulatedDisk, explore
 from logcore.testing.oracle import recover_log
@@ -151,7 +151,7 @@ def test_what_is_no_seal_is_none(text: bytes) -> None:
 def test_a_segment_too_large_for_a_roll_is_left_to_the_scrub(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(seals, "ROLL_BYTES", 10)
+    monkeypatch.setattr(checksum_file, "ROLL_BYTES", 10)
     disk = SimulatedDisk(now_ms=T0)
     with filled(disk) as log:
         assert not bases_with(disk.files(), SEAL)
@@ -554,7 +554,7 @@ def test_a_change_at_any_step_of_a_scrub_is_no_damage(
     what: str, read_only: bool, monkeypatch: Any
 ) -> None:
     """At each time that it reads from a segment, beside the writer or as the writer."""
-    monkeypatch.setattr(seals, "_STEP_BYTES", 1)
+    monkeypatch.setattr(checksum_file, "_STEP_BYTES", 1)
     real = SimulatedDisk.pread
     for count in itertools.count(1):
         disk = SimulatedDisk(now_ms=T0)
@@ -668,7 +668,7 @@ def test_a_seal_that_cannot_be_written_is_no_failure() -> None:
 
 
 def test_a_scrub_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seals, "_STEP_BYTES", 1)
+    monkeypatch.setattr(checksum_file, "_STEP_BYTES", 1)
     disk = SimulatedDisk(now_ms=T0)
     with filled(disk) as log:
         steps = list(log.scrubbing())

@@ -21,7 +21,7 @@ from logcore.checkpoint import TURN
 from logcore.fs import OsFS
 from logcore.index import TXN_ENTRY
 from logcore.log import rewriting_of
-from logcore.partition import turns
+from logcore.partition import shared_lock
 from logcore.settling import sync_present
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 
@@ -258,7 +258,7 @@ def test_who_waits_too_long_learns_whose_turn_it_is(
     both: tuple[logcore.Log, logcore.Log], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = both
-    monkeypatch.setattr(turns, "TURN_SECONDS", 0.01)
+    monkeypatch.setattr(shared_lock, "TURN_SECONDS", 0.01)
     one.append(b"1")
     with (
         one.writer.state.lock,
@@ -302,9 +302,9 @@ def tear_next(log: logcore.Log, left: int) -> None:
     """
     turn: Any = log.writer.sharing._turn  # type: ignore[union-attr]
     with open(Path(log.path) / TURN, "r+b") as file:
-        file.seek(turns._SYNCED_AT)
-        newest = turn._newest(file.read(turns._SYNCED_BYTES))
-        file.seek(turns._SYNCED_AT + turns._SYNCED.size - newest.at)
+        file.seek(shared_lock._SYNCED_AT)
+        newest = turn._newest(file.read(shared_lock._SYNCED_BYTES))
+        file.seek(shared_lock._SYNCED_AT + shared_lock._SYNCED.size - newest.at)
         file.write(b"\xa5" * left)
 
 
@@ -340,9 +340,9 @@ def test_what_is_on_disk_has_the_newer_number_of_two(path: Path) -> None:
         turn: Any = one.writer.sharing._turn  # type: ignore[union-attr]
         with turn.publishing.held():
             for end in range(5):
-                turn.note_synced(turns.Synced(end, 7))
-                assert turn.synced() == turns.Synced(end, 7)
-                assert turn.look()[1] == turns.Synced(end, 7)
+                turn.note_synced(shared_lock.Synced(end, 7))
+                assert turn.synced() == shared_lock.Synced(end, 7)
+                assert turn.look()[1] == shared_lock.Synced(end, 7)
 
 
 def test_many_recoveries_are_no_truncation(path: Path) -> None:
@@ -358,7 +358,7 @@ def test_many_recoveries_are_no_truncation(path: Path) -> None:
             b"3",
             b"4",
         ]
-        for _ in range(2 * turns._CUTS):
+        for _ in range(2 * shared_lock._CUTS):
             turn: Any = other.writer.sharing._turn  # type: ignore[union-attr]
             turn.take()
             turn.begin()  # and dies
@@ -369,7 +369,7 @@ def test_many_recoveries_are_no_truncation(path: Path) -> None:
 
 @pytest.mark.parametrize("offsets", [[5, 9, 3, *range(20, 29)], [*range(20, 40)]])
 def test_the_oldest_cut_stands_for_all_before_it(offsets: list[int]) -> None:
-    synced = turns.Synced(100, 1 << 60)
+    synced = shared_lock.Synced(100, 1 << 60)
     known = [synced]
     for offset in offsets:
         synced = synced.cut(offset)
@@ -378,7 +378,7 @@ def test_the_oldest_cut_stands_for_all_before_it(offsets: list[int]) -> None:
         found = synced.lowest_cut_since(before.cuts, 0)
         assert found is not None
         assert found <= min(offsets[number:])
-        if len(offsets) - number < turns._CUTS:
+        if len(offsets) - number < shared_lock._CUTS:
             assert found == min(offsets[number:])
     assert synced.lowest_cut_since(synced.cuts, 0) is None
     assert synced.lowest_cut_since(12345, 2) == 2, "counted from another beginning"
@@ -679,12 +679,13 @@ def test_partitions_whose_names_have_nearly_the_same_hash_have_turns_of_their_ow
     for number in range(2):
         (tmp_path / str(number)).mkdir()
     first, second = [
-        turns.Turn(fs, here, key, str(tmp_path / str(n))) for n, key in enumerate(keys)
+        shared_lock.Turn(fs, here, key, str(tmp_path / str(n)))
+        for n, key in enumerate(keys)
     ]
     assert first.take() and second.take()
     first.give()
     others = [
-        turns.Turn(fs, elsewhere, key, str(tmp_path / str(n)))
+        shared_lock.Turn(fs, elsewhere, key, str(tmp_path / str(n)))
         for n, key in enumerate(keys)
     ]
     assert [one.take(waits=False) for one in others] == [True, False]

@@ -19,8 +19,8 @@ import logcore
 from logcore import settling
 from logcore.consumer import TopicPartition
 from logcore.consumer.groups import Groups
-from logcore.consumer.values import GroupMetadata
-from logcore.coordination.transactioneffects import (
+from logcore.consumer.settings import GroupMetadata
+from logcore.coordination.transaction_effects import (
     NO_TIMEOUT,
     Initialize,
     Reply,
@@ -38,15 +38,15 @@ from logcore.errors import (
     ResourceError,
     TransactionAbortedError,
 )
-from logcore.format.grouprecords import Committed, commit_key, commit_value
-from logcore.format.transactionrecords import Status
+from logcore.format.group_records import Committed, commit_key, commit_value
+from logcore.format.transaction_records import Status
 from logcore.logdir import LogDir
 from logcore.names import OFFSETS_TOPIC
-from logcore.partition.coordinated import append_to_transaction
+from logcore.partition.coordinator_append import append_to_transaction
 from logcore.producer import coordinator as producer_coordinator
 from logcore.producer.coordinator import TransactionCoordinator
-from logcore.producer.transacting import NEXT, State, Transacting
-from logcore.producer.transactional import TransactionalProducer
+from logcore.producer.transaction_manager import NEXT, State, Transacting
+from logcore.producer.transactional_producer import TransactionalProducer
 from logcore.recordbatch import encode
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 from support.interrupting import Interrupt

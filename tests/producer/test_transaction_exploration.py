@@ -13,7 +13,7 @@ import pytest
 
 import logcore
 from logcore.consumer import TopicPartition
-from logcore.coordination.transactioneffects import Identity
+from logcore.coordination.transaction_effects import Identity
 from logcore.fs import SharedFS
 from logcore.testing import SimulatedDisk
 from logcore.testing.processes import Chances, Machine

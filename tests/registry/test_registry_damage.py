@@ -18,8 +18,8 @@ from logcore.errors import (
     StorageWriteError,
     UnsupportedRegistryError,
 )
-from logcore.registry import FileRegistry, Node, nodefile, open_registry
-from logcore.registry.nodefile import Head, Kind, Slot, new_file, read_head, read_slot
+from logcore.registry import FileRegistry, Node, node_file, open_registry
+from logcore.registry.node_file import Head, Kind, Slot, new_file, read_head, read_slot
 from logcore.registry.sessions import read_file
 from logcore.testing import SimulatedDisk
 
@@ -303,11 +303,11 @@ def test_who_may_write_to_the_logs_may_write_to_the_registry(
 
 def test_names_of_files_are_the_nodes_and_no_others() -> None:
     for name in ("a", "a.b", ".a", "..", "%", "a/b", "ä", "x" * 200, "a.node", "a.tmp"):
-        file = nodefile.file_name(name)
+        file = node_file.file_name(name)
         assert "/" not in file
         assert not file.startswith(".")
         assert not file.endswith((".node", ".tmp"))
-        assert nodefile.is_hashed(file) or nodefile.node_name(file) == name
-    assert nodefile.node_name("%61") is None, "another name for the file of 'a'"
-    assert nodefile.node_name("%ff") is None
-    assert nodefile.node_name("") is None
+        assert node_file.is_hashed(file) or node_file.node_name(file) == name
+    assert node_file.node_name("%61") is None, "another name for the file of 'a'"
+    assert node_file.node_name("%ff") is None
+    assert node_file.node_name("") is None

@@ -26,8 +26,8 @@ from logcore.errors import (
     TopicNotFoundError,
 )
 from logcore.shipping import Forwarder
-from logcore.shipping.notes import Note, Notes
-from logcore.shipping.remote import Batch, Progress
+from logcore.shipping.cluster import Batch, Progress
+from logcore.shipping.progress import Note, Notes
 from logcore.testing import SimulatedDisk
 from support.shippingworld import Faults, Killed, ModelCluster, ModelSender
 

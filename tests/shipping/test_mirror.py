@@ -26,8 +26,8 @@ from logcore.errors import (
 )
 from logcore.kernels import Record
 from logcore.shipping import Mirror
-from logcore.shipping.mirroring import common_end
-from logcore.shipping.remote import RemoteRecord
+from logcore.shipping.cluster import RemoteRecord
+from logcore.shipping.mirror_rules import common_end
 from logcore.testing import SimulatedDisk
 from support.shippingworld import Faults, Killed, ModelSource
 

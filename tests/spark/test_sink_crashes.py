@@ -20,7 +20,7 @@ pytest.importorskip("pyarrow")
 
 from logcore.inspect.verify import verify
 from logcore.testing import Explorer, Report, SimulatedDisk
-from logcore.testing.crashstates import Kind, Names
+from logcore.testing.crash_states import Kind, Names
 from support.sinks import (
     BATCHES,
     CARRY_BYTES,

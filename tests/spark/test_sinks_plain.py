@@ -27,9 +27,9 @@ from logcore.names import staging_path
 from logcore.staging.manifest import Manifest
 from logcore.staging.publishing import Staging
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
-from pyspark_logcore import staged, streamwriter
+from pyspark_logcore import staged, stream_writer
 from pyspark_logcore.identity import OtherDirectoryError
-from pyspark_logcore.streamwriter import LogcoreStreamWriter
+from pyspark_logcore.stream_writer import LogcoreStreamWriter
 from support.staged import create, publish
 from support.tasks import frame, source, spark_types, write
 
@@ -270,7 +270,7 @@ def test_rows_without_a_key_go_where_each_attempt_sends_them(tmp_path: Path) -> 
 def test_rows_where_spark_has_no_arrow_for_streams(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streamwriter, "_HAS_ARROW", False)
+    monkeypatch.setattr(stream_writer, "_HAS_ARROW", False)
     path = tmp_path / "data"
     row = pyspark.Row("value", "key")
     planned = made(path)

@@ -30,12 +30,12 @@ from logcore.errors import (
     TopicNotFoundError,
 )
 from netshim.testing import start as start_broker
-from pyspark_logcore import limits
+from pyspark_logcore import admission
 from pyspark_logcore.identity import OtherDirectoryError
 from pyspark_logcore.options import parse_stream
 from pyspark_logcore.ranges import DataLossError
 from pyspark_logcore.source import LogcoreDataSource
-from pyspark_logcore.streamreader import (
+from pyspark_logcore.stream_reader import (
     HAS_LIMITS,
     FirstBatchError,
     LogcoreStreamReader,
@@ -196,7 +196,7 @@ def test_offsets_are_kafkas_json(tmp_path: Path) -> None:
 )
 def test_offsets_that_are_none(wrong: Any) -> None:
     with pytest.raises(InvalidConfigError, match="offsets of a checkpoint"):
-        limits.from_json(wrong)
+        admission.from_json(wrong)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_a_limit_is_divided_as_kafka_divides_it(
 ) -> None:
     start = {key: first for key, (first, _) in partitions.items()}
     ends = {key: first + size for key, (first, size) in partitions.items()}
-    found = limits.at_most(start, ends, most)
+    found = admission.at_most(start, ends, most)
     sizes = {key: found[key] - start[key] for key in found}
     total = sum(size for _, size in partitions.values())
     assert found.keys() == ends.keys()
@@ -376,7 +376,7 @@ def test_a_batch_waits_for_enough_records_or_long_enough(data: Path) -> None:
 def test_limits_need_a_spark_that_has_them(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pyspark_logcore.streamreader.HAS_LIMITS", False)
+    monkeypatch.setattr("pyspark_logcore.stream_reader.HAS_LIMITS", False)
     with pytest.raises(InvalidConfigError, match=r"needs pyspark 4\.2"):
         reader_of(data, subscribe="orders", maxOffsetsPerTrigger=5)
     made = reader_of(data, subscribe="orders")

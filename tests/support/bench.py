@@ -10,9 +10,9 @@ from typing import Any
 import logcore
 from netshim import wire
 from netshim.broker import Broker
+from netshim.scheduling import Answer
 from netshim.session import Session
 from netshim.settings import Settings
-from netshim.waiting import Answer
 
 SESSION = Session("127.0.0.1", 9092, "127.0.0.1")
 

@@ -12,9 +12,9 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from logcore.coordination.consumergroup import ConsumerGroup
+from logcore.coordination.consumer_group import ConsumerGroup
 from logcore.coordination.effects import Beaten, Committer, ConsumersChanged, GroupError
-from logcore.format.consumergrouprecords import Partitions
+from logcore.format.consumer_group_records import Partitions
 from support.consumerworld import World
 
 NOTHING: Partitions = frozenset()

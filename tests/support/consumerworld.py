@@ -12,8 +12,10 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from logcore.coordination.consumergroup import ConsumerGroup
+from logcore.coordination.classic_group import Group
+from logcore.coordination.consumer_group import ConsumerGroup
 from logcore.coordination.coordinator import Coordinator
+from logcore.coordination.deadlines import Timers
 from logcore.coordination.effects import (
     At,
     Beat,
@@ -29,15 +31,13 @@ from logcore.coordination.effects import (
     Sync,
     Timeout,
 )
-from logcore.coordination.group import Group
-from logcore.coordination.timers import Timers
-from logcore.format.consumergrouprecords import (
+from logcore.format.consumer_group_records import (
     Kind,
     Partitions,
     read_consumer_key,
     read_consumer_value,
 )
-from logcore.format.grouprecords import GroupRecord
+from logcore.format.group_records import GroupRecord
 from logcore.groupoffsets import StoredGroups
 
 T0 = 1_700_000_000_000

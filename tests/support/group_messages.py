@@ -1,5 +1,5 @@
 """The records of `__consumer_offsets` as tables of the wire codec: a second opinion on
-logcore.format.grouprecords.
+logcore.format.group_records.
 
 No tests: the tests of the wire compare these with what Kafka and other clients wrote,
 and those of grouprecords compare that module with these.

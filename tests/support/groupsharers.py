@@ -46,9 +46,9 @@ import attrs
 import logcore
 from logcore.consumer import OffsetAndMetadata, RebalanceListener
 from logcore.consumer.assignors import ASSIGNORS, Assignment
-from logcore.consumer.membership import Member, TopicPartition
 from logcore.consumer.sharedgroups import SharedGroups
-from logcore.coordination.group import STABLE
+from logcore.consumer.topic_partition import Member, TopicPartition
+from logcore.coordination.classic_group import STABLE
 from logcore.coordination.packing import GroupNode
 from logcore.errors import (
     CommitFailedError,
@@ -57,7 +57,7 @@ from logcore.errors import (
     RebalanceInProgressError,
     RegistryLockedError,
 )
-from logcore.format.grouprecords import read_assignment
+from logcore.format.group_records import read_assignment
 from logcore.fs import SharedFS
 from logcore.groupoffsets import committed_in
 from logcore.names import OFFSETS_TOPIC

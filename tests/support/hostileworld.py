@@ -39,9 +39,9 @@ from logcore.testing import SimulatedDisk
 from netshim import wire
 from netshim.broker import Broker
 from netshim.connection import Budget, Connection, Workload
+from netshim.scheduling import CloseConnection
 from netshim.session import Session
 from netshim.settings import Settings
-from netshim.waiting import CloseConnection
 from netshim.wire.codec import Api
 from support.conformance import Asker, Script, build
 from support.conformance.report import SCRIPTS, served

@@ -20,8 +20,8 @@ from logcore.coordination.effects import (
     Sync,
     Synced,
 )
-from logcore.format.consumergrouprecords import Partitions
-from logcore.format.grouprecords import (
+from logcore.format.consumer_group_records import Partitions
+from logcore.format.group_records import (
     Subscription,
     assignment_value,
     read_assignment,

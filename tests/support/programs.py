@@ -24,8 +24,8 @@ from logcore.testing import (
     Report,
     SimulatedDisk,
 )
+from logcore.testing.expected import Known
 from logcore.testing.explore import Seen
-from logcore.testing.known import Known
 from logcore.testing.oracle import Afterwards, recover_log, restart_log
 
 STATES = int(

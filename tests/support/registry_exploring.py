@@ -21,7 +21,7 @@ from logcore.errors import (
 from logcore.fs import SharedFS
 from logcore.registry import FileRegistry, open_registry
 from logcore.registry.files import kind_of
-from logcore.registry.nodefile import SUFFIX, Kind, read_head, read_slot
+from logcore.registry.node_file import SUFFIX, Kind, read_head, read_slot
 from logcore.registry.protocol import split
 from logcore.testing import SimulatedDisk
 from logcore.testing.disk import CrashState

@@ -20,11 +20,11 @@ from logcore.names import OFFSETS_TOPIC
 from netshim import wire
 from netshim.groups import Groups
 from netshim.handlers import HANDLERS
+from netshim.scheduling import Answer
 from netshim.session import Session
 from netshim.settings import Settings
 from netshim.sharing import GroupsBesideOthers
 from netshim.state import Call, State
-from netshim.waiting import Answer
 
 T0 = 1_700_000_000_000
 SESSION_MS = 10_000

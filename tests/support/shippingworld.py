@@ -21,7 +21,7 @@ import attrs
 
 from logcore.errors import ProducerFencedError, RemoteUnavailableError
 from logcore.kernels import Record
-from logcore.shipping.remote import (
+from logcore.shipping.cluster import (
     Batch,
     Fetched,
     Outcome,

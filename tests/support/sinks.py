@@ -17,8 +17,8 @@ import pytest
 
 import logcore
 from logcore.fs import FS
-from pyspark_logcore import rows, staged, streamwriter, writer
-from pyspark_logcore.streamwriter import LogcoreStreamWriter
+from pyspark_logcore import rows, staged, stream_writer, writer
+from pyspark_logcore.stream_writer import LogcoreStreamWriter
 from support.tasks import frame, source
 
 QUERY = "5a0c3a4e-query"
@@ -89,7 +89,7 @@ class Stream:
         )
 
     def use(self, fs: FS) -> None:
-        for module in (rows, staged, streamwriter, writer):
+        for module in (rows, staged, stream_writer, writer):
             self._patch.setattr(module, "OS", fs)
         self._patch.setattr(logcore, "open_dir", functools.partial(self.opening, fs=fs))
         self._patch.setattr(
@@ -105,7 +105,7 @@ class Stream:
         return source(Path(self.path), **self.given).streamWriter(TYPES, False)
 
     def write(self, batch_id: int, tasks: int) -> None:
-        planned = streamwriter._numbered(self.writer().planned, batch_id)
+        planned = stream_writer._numbered(self.writer().planned, batch_id)
         messages = self.stage(planned, batch_id, tasks, self.query)
         try:
             self.writer().commit(messages, batch_id)

@@ -22,7 +22,7 @@ from typing import Any
 
 from pyspark_logcore import staged
 from pyspark_logcore.source import LogcoreDataSource
-from pyspark_logcore.streamwriter import LogcoreStreamWriter
+from pyspark_logcore.stream_writer import LogcoreStreamWriter
 from pyspark_logcore.writer import LogcoreWriter
 
 STEPS = ("task", "staged", "manifest", "done")

@@ -11,9 +11,9 @@ import logcore
 from logcore.testing import SimulatedDisk
 from netshim import wire
 from netshim.broker import Broker
+from netshim.scheduling import Answer
 from netshim.session import Session
 from netshim.settings import Settings
-from netshim.waiting import Answer
 
 
 class StillBroker:

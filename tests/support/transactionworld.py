@@ -26,8 +26,8 @@ from typing import Any
 import attrs
 
 from logcore.coordination import transactions as real
-from logcore.coordination.timers import Timers
-from logcore.coordination.transactioneffects import (
+from logcore.coordination.deadlines import Timers
+from logcore.coordination.transaction_effects import (
     AddPartitions,
     At,
     Cancel,
@@ -42,7 +42,7 @@ from logcore.coordination.transactioneffects import (
     TransactionError,
     WriteMarkers,
 )
-from logcore.format.transactionrecords import (
+from logcore.format.transaction_records import (
     Partition,
     read_transaction,
     read_transaction_key,

@@ -22,7 +22,7 @@ from collections import Counter
 from typing import Any, Final
 
 import logcore
-from logcore.consumer.membership import TopicPartition
+from logcore.consumer.topic_partition import TopicPartition
 from logcore.errors import (
     CommitFailedError,
     DeliveryTimeoutError,
@@ -35,8 +35,8 @@ from logcore.errors import (
 )
 from logcore.fs import SharedFS
 from logcore.logdir import LogDir
-from logcore.producer.transacting import State
-from logcore.producer.transactional import TransactionalProducer
+from logcore.producer.transaction_manager import State
+from logcore.producer.transactional_producer import TransactionalProducer
 from logcore.testing import SimulatedDisk
 from logcore.testing.processes import Chances, Machine, SimulatedProcess
 

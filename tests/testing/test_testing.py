@@ -39,7 +39,7 @@ from logcore.testing import (
     recover_log,
     strategies,
 )
-from logcore.testing.crashstates import SECTOR
+from logcore.testing.crash_states import SECTOR
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = Path(logcore.__file__).resolve().parents[1]

@@ -10,11 +10,11 @@
 See docs/aio.md.
 """
 
+from logcore.aio.awaitable_open import Opening
 from logcore.aio.consumer import Consumer, Listener, RebalanceListener
-from logcore.aio.following import Lists
 from logcore.aio.log import Log, open
 from logcore.aio.logdir import LogDir, open_dir
-from logcore.aio.opening import Opening
+from logcore.aio.notify import Lists
 from logcore.aio.producer import Producer, TransactionalProducer
 
 __all__ = [

@@ -23,12 +23,12 @@ from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, 
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
-from logcore.aio.following import News, Watching
-from logcore.aio.home import Home
-from logcore.aio.opening import Opening
+from logcore.aio.awaitable_open import Opening
+from logcore.aio.loop_thread import Home
+from logcore.aio.notify import News, Watching
 from logcore.callbacks import call
 from logcore.consumer import consumer as synchronous
-from logcore.consumer import values
+from logcore.consumer import settings as consumer_settings
 from logcore.consumer.commits import OnCommit
 from logcore.consumer.fetcher import (
     MAX_COLUMN_BYTES,
@@ -37,9 +37,8 @@ from logcore.consumer.fetcher import (
     check_columns,
     columns_of,
 )
-from logcore.consumer.membership import TopicPartition
-from logcore.consumer.readings import Move, Reading
-from logcore.consumer.values import (
+from logcore.consumer.positions import Move, Reading
+from logcore.consumer.settings import (
     ConsumerMetrics,
     ConsumerRecords,
     ConsumerSettings,
@@ -47,6 +46,7 @@ from logcore.consumer.values import (
     OffsetAndMetadata,
     intercepted,
 )
+from logcore.consumer.topic_partition import TopicPartition
 from logcore.errors import ConsumerBusyError, ConsumerStateError, WakeupError
 from logcore.format.columns import RecordColumns
 from logcore.fs import FS
@@ -114,7 +114,7 @@ class Listener(Protocol):
     ) -> Awaitable[None] | None: ...
 
 
-class _InLoop(values.RebalanceListener):
+class _InLoop(consumer_settings.RebalanceListener):
     """Calls a listener in the loop.
 
     The thread of the consumer calls it, and executes the calls that the listener makes
@@ -589,7 +589,7 @@ class Consumer:
 
         See logcore.consumer.Consumer.poll_arrow().
         """
-        from logcore.consumer.tables import table_of
+        from logcore.consumer.arrow import table_of
 
         return await self._poll_columns(timeout_ms, max_bytes, table_of)
 

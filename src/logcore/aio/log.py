@@ -21,9 +21,9 @@ from types import TracebackType
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
 from logcore import log as synchronous
-from logcore.aio.following import Following, Lists, Pieces, Tail, followed, plain
-from logcore.aio.home import Home
-from logcore.aio.opening import Opening
+from logcore.aio.awaitable_open import Opening
+from logcore.aio.loop_thread import Home
+from logcore.aio.notify import Following, Lists, Pieces, Tail, followed, plain
 from logcore.config import Durability, LogConfig
 from logcore.errors import InvalidRecordError, RecordTooLargeError
 from logcore.format.columns import ColumnInput, TimesInput

@@ -15,19 +15,23 @@ from typing import Any, Self, Unpack, overload
 from logcore import logdir as synchronous
 from logcore.aio import consumer as consumers
 from logcore.aio import producer as producers
-from logcore.aio.following import Following, Lists, Pieces, Tail, followed
-from logcore.aio.home import Home
+from logcore.aio.awaitable_open import Opening
 from logcore.aio.log import Log
-from logcore.aio.opening import Opening
+from logcore.aio.loop_thread import Home
+from logcore.aio.notify import Following, Lists, Pieces, Tail, followed
 from logcore.config import Durability
-from logcore.consumer.values import ConsumerOptions, consumer_settings
-from logcore.directory.upkeep import Upkeep
+from logcore.consumer.settings import ConsumerOptions, consumer_settings
+from logcore.directory.maintenance import Upkeep
 from logcore.fs import FS, OS
 from logcore.kernels import Receipt, Record, TopicRecord, kernel
 from logcore.kernels.layout import HeadersInput, Level, Piece, Time
 from logcore.log import OnCorruption
 from logcore.notices import Incident
-from logcore.producer.values import ProducerOptions, TransactionOptions, chosen_settings
+from logcore.producer.settings import (
+    ProducerOptions,
+    TransactionOptions,
+    chosen_settings,
+)
 from logcore.topic import Position
 
 

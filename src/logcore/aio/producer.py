@@ -30,8 +30,8 @@ from typing import Any, Final, Self
 
 import attrs
 
-from logcore.aio.home import Home
-from logcore.aio.opening import Opening
+from logcore.aio.awaitable_open import Opening
+from logcore.aio.loop_thread import Home
 from logcore.callbacks import call
 from logcore.errors import (
     BufferFullError,
@@ -44,9 +44,9 @@ from logcore.kernels import Receipt
 from logcore.kernels.layout import HeadersInput, RecordInput, Time
 from logcore.logdir import LogDir, fs_of
 from logcore.producer import producer as synchronous
-from logcore.producer import transactional
+from logcore.producer import transactional_producer
 from logcore.producer.futures import Delivery, RecordFuture
-from logcore.producer.values import (
+from logcore.producer.settings import (
     OnDelivery,
     ProducerMetrics,
     ProducerRecord,
@@ -146,7 +146,7 @@ class _Plain(_Unhurried, synchronous.Producer):
     pass
 
 
-class _Transactional(_Unhurried, transactional.TransactionalProducer):
+class _Transactional(_Unhurried, transactional_producer.TransactionalProducer):
     pass
 
 
@@ -561,8 +561,10 @@ class TransactionalProducer(Producer):
 
     async def send_offsets_to_transaction(
         self,
-        offsets: Mapping[tuple[str, int], int | transactional.OffsetAndMetadata],
-        group: transactional.GroupMetadata | str,
+        offsets: Mapping[
+            tuple[str, int], int | transactional_producer.OffsetAndMetadata
+        ],
+        group: transactional_producer.GroupMetadata | str,
     ) -> None:
         """Commit offsets of a group with the transaction.
 

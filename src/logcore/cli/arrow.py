@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from logcore.cli.where import Where
+from logcore.cli.filters import Where
 from logcore.format.columns import arrow_schema
 from logcore.log import Log
 

@@ -11,8 +11,8 @@ Rules:
   short one was the imports of all others.
 
 This module needs click, and rich on a terminal (the extra `cli`); __main__.py copes
-without them. Most commands are in writing.py, reading.py, consuming.py, shipping.py,
-topics.py, groups.py, transactions.py and care.py.
+without them. Most commands are in append.py, read.py, consume.py, shipping.py,
+topics.py, groups.py, transactions.py and maintenance.py.
 None knows a file format: inspect/ and log.py do.
 """
 
@@ -28,22 +28,22 @@ from typing import Final, cast
 import click
 
 import logcore
-from logcore.cli.program import DAMAGED, Group, json_option
+from logcore.cli.options import DAMAGED, Group, json_option
 from logcore.cli.terminal import Lines, print_table, time_text, to_json, wants_json
 
 #: Command -> the module in logcore.cli that has a function of that name, in the order
 #: of `logcore --help`.
 MODULES: Final = {
-    "append": "writing",
-    "produce": "writing",
-    "read": "reading",
-    "tail": "reading",
-    "consume": "consuming",
+    "append": "append",
+    "produce": "append",
+    "read": "read",
+    "tail": "read",
+    "consume": "consume",
     "sql": "sql",
     "export": "export",
-    "dump": "care",
-    "verify": "care",
-    "recover": "care",
+    "dump": "maintenance",
+    "verify": "maintenance",
+    "recover": "maintenance",
     "info": "commands",
     "topic": "topics",
     "group": "groups",
@@ -51,9 +51,9 @@ MODULES: Final = {
     "registry": "registry",
     "forward": "shipping",
     "mirror": "shipping",
-    "compact": "care",
-    "scrub": "care",
-    "retention": "care",
+    "compact": "maintenance",
+    "scrub": "maintenance",
+    "retention": "maintenance",
     "bench": "commands",
     "demo": "commands",
 }
@@ -100,12 +100,12 @@ def info(directory: str | None, as_json: bool) -> None:
     in a log directory.
     """
     if directory is None:
-        from logcore.cli.installation import installation, installation_text
+        from logcore.cli.packages import installation, installation_text
 
         click.echo(to_json(installation()) if as_json else installation_text())
         return
     from logcore.glance import describe
-    from logcore.inspect.survey import partitions
+    from logcore.inspect.catalog import partitions
 
     found = [describe(path) for path in partitions(directory)]
     if wants_json(as_json):
@@ -167,7 +167,7 @@ def bench(directory: str, seconds: float, records: int | None, as_json: bool) ->
     would be as fast as the bare system calls (appending) or as copying the bytes once
     and computing their CRC-32C (the rest).
     """
-    from logcore.cli.measure import measure
+    from logcore.cli.bench import measure
 
     place = tempfile.mkdtemp(prefix=".logcore-bench-", dir=directory)
     rows = []

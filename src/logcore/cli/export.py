@@ -23,17 +23,17 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import click
 
-from logcore.cli.arrow import batches_of, grouped, schema_of
-from logcore.cli.program import directory_argument, fail, json_option
-from logcore.cli.sources import (
+from logcore.cli.arguments import (
     Source,
     from_option,
     isolation_option,
     open_source,
     topic_argument,
 )
+from logcore.cli.arrow import batches_of, grouped, schema_of
+from logcore.cli.filters import Where, where_option
+from logcore.cli.options import directory_argument, fail, json_option
 from logcore.cli.terminal import Lines, progress, size_text, to_json, wants_json
-from logcore.cli.where import Where, where_option
 from logcore.format.columns import TOPIC_COLUMNS
 from logcore.inspect.dump import shown_record
 

@@ -24,25 +24,25 @@ import click
 
 import logcore
 from logcore.checkpoint import Key
+from logcore.cli.arguments import named_partitions, place_in
 from logcore.cli.opening import open_to_write
-from logcore.cli.program import (
+from logcore.cli.options import (
     DECLINED,
     Group,
     fail,
     json_option,
     log_directory_argument,
 )
-from logcore.cli.sources import named_partitions, place_in
 from logcore.cli.terminal import Lines, print_table, time_text, to_json, wants_json
 from logcore.consumer.sharedgroups import SeenMember, living_members, seen_members
 from logcore.errors import LogNotFoundError, NodeNotFoundError
-from logcore.format.consumergrouprecords import (
+from logcore.format.consumer_group_records import (
     ConsumerMember,
     Current,
     Kind,
     Partitions,
 )
-from logcore.format.grouprecords import Committed, read_assignment
+from logcore.format.group_records import Committed, read_assignment
 from logcore.groupoffsets import StoredGroups, stored_groups
 from logcore.names import OFFSETS_TOPIC
 from logcore.registry import Registry, offsets, open_registry, paths

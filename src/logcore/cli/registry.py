@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from logcore.cli.program import Group, json_option, log_directory_argument
+from logcore.cli.options import Group, json_option, log_directory_argument
 from logcore.cli.terminal import Lines, print_table, to_json, wants_json
 from logcore.errors import NodeNotFoundError
 from logcore.registry import FileRegistry, Node, open_registry

@@ -22,7 +22,7 @@ import click
 
 import logcore
 from logcore.cli.opening import open_to_write, shared_option
-from logcore.cli.program import json_option, log_directory_argument, setting
+from logcore.cli.options import json_option, log_directory_argument, setting
 from logcore.cli.terminal import Lines, size_text, to_json, wants_json
 from logcore.errors import ShippingError
 from logcore.fs import OS

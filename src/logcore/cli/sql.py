@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 import logcore
-from logcore.cli.program import fail, full_option, json_option
+from logcore.cli.options import fail, full_option, json_option
 from logcore.cli.terminal import Lines, print_table, to_json, wants_json
 from logcore.distribution import install_command
 from logcore.errors import MissingDependencyError

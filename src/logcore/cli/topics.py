@@ -11,8 +11,9 @@ import sys
 import click
 
 import logcore
+from logcore.cli.arguments import complete_topic
 from logcore.cli.opening import open_to_write
-from logcore.cli.program import (
+from logcore.cli.options import (
     DECLINED,
     Group,
     config_option,
@@ -21,9 +22,8 @@ from logcore.cli.program import (
     log_directory_argument,
     setting,
 )
-from logcore.cli.sources import complete_topic
 from logcore.cli.terminal import Lines, print_table, size_text, to_json, wants_json
-from logcore.directory.topicfile import id_text
+from logcore.directory.topic_file import id_text
 
 #: Of a topic that is there.
 _name_argument = click.argument("name", shell_complete=complete_topic)

@@ -6,7 +6,13 @@ listeners and assignors.
 
 from logcore.consumer.assignors import Assignor
 from logcore.consumer.consumer import Consumer
-from logcore.consumer.membership import Member, TopicPartition
+from logcore.consumer.settings import (
+    ConsumerMetrics,
+    ConsumerRecords,
+    Interceptor,
+    OffsetAndMetadata,
+    RebalanceListener,
+)
 from logcore.consumer.simple import (
     EARLIEST,
     LATEST,
@@ -21,13 +27,7 @@ from logcore.consumer.streams import (
     TopicFilter,
     Whitelist,
 )
-from logcore.consumer.values import (
-    ConsumerMetrics,
-    ConsumerRecords,
-    Interceptor,
-    OffsetAndMetadata,
-    RebalanceListener,
-)
+from logcore.consumer.topic_partition import Member, TopicPartition
 
 __all__ = [
     "EARLIEST",

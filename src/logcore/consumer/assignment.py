@@ -18,8 +18,8 @@ All methods run while the consumer works for a single caller: under its lock, or
 operation of logcore.aio. So no field has its own lock. The listener is called during an
 operation, and may seek and commit.
 
-This module does not divide the partitions of a group (member.py, assignors.py) or write
-the owner nodes of the registry (ownership.py). It does not define the committed offsets
+This module does not divide the partitions of a group (group_member.py, assignors.py) or write
+the owner nodes of the registry (registry_identity.py). It does not define the committed offsets
 (commits.py) or the initial positions (consumer.py).
 """
 
@@ -30,14 +30,14 @@ from collections.abc import Callable, Mapping
 from typing import Protocol, cast
 
 from logcore.consumer.commits import Commits
+from logcore.consumer.group_member import LOST, REJOIN, GroupMember, Heard, Share
 from logcore.consumer.groups import Directory as GroupDirectory
 from logcore.consumer.groups import Groups
-from logcore.consumer.member import LOST, REJOIN, GroupMember, Heard, Share
-from logcore.consumer.membership import TopicPartition
-from logcore.consumer.ownership import Ownership, Registration
-from logcore.consumer.readings import Readings
+from logcore.consumer.positions import Readings
+from logcore.consumer.registry_identity import Ownership, Registration
+from logcore.consumer.settings import ConsumerSettings, RebalanceListener
 from logcore.consumer.sharedgroups import SharedGroups
-from logcore.consumer.values import ConsumerSettings, RebalanceListener
+from logcore.consumer.topic_partition import TopicPartition
 from logcore.errors import ConsumerStateError, LogcoreError, TopicNotFoundError
 from logcore.fs import FS, SharedFS
 from logcore.names import INTERNAL_TOPICS

@@ -16,7 +16,7 @@ Rules (clients reference 7.5):
 - A member that subscribes to nothing gets nothing.
 
 Nothing here knows a group's state, or the bytes that members exchange
-(format/grouprecords.py).
+(format/group_records.py).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from typing import Final, NamedTuple, Protocol
 
 import attrs
 
-from logcore.consumer.generalsticky import balance
-from logcore.consumer.membership import Claims, Member, TopicPartition, java_order
+from logcore.consumer.sticky_assignor import balance
+from logcore.consumer.topic_partition import Claims, Member, TopicPartition, java_order
 
 Assignment = dict[str, list[TopicPartition]]
 

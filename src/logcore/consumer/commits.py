@@ -17,7 +17,7 @@ Rules:
 
 This module does not define the finished offsets (fetcher.py), does not give up
 partitions (assignment.py), and does not choose the storage of offsets
-(offsetstores.py).
+(offset_stores.py).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from typing import Final
 import attrs
 
 from logcore.callbacks import call
-from logcore.consumer.member import GroupMember
-from logcore.consumer.membership import TopicPartition
-from logcore.consumer.offsetstores import OffsetStores
-from logcore.consumer.readings import Readings
-from logcore.consumer.values import ConsumerSettings, GroupMetadata, OffsetAndMetadata
+from logcore.consumer.group_member import GroupMember
+from logcore.consumer.offset_stores import OffsetStores
+from logcore.consumer.positions import Readings
+from logcore.consumer.settings import ConsumerSettings, GroupMetadata, OffsetAndMetadata
+from logcore.consumer.topic_partition import TopicPartition
 from logcore.coordination.effects import Committer, GroupError, OffsetKey
 from logcore.errors import (
     CommitFailedError,
@@ -45,7 +45,7 @@ from logcore.errors import (
     RebalanceInProgressError,
     RegistryLockedError,
 )
-from logcore.format.grouprecords import Committed
+from logcore.format.group_records import Committed
 from logcore.fs import FS
 from logcore.notices import WARNING, tell
 

@@ -14,7 +14,7 @@ Rules (clients reference 5):
   max_poll_interval_ms.
 
 This module does not choose the partitions (assignment.py) or the next records
-(fetcher.py). It does not divide partitions in a group (member.py, assignors.py) or
+(fetcher.py). It does not divide partitions in a group (group_member.py, assignors.py) or
 store offsets (groups.py).
 """
 
@@ -40,12 +40,10 @@ from logcore.consumer.fetcher import (
     misplaced,
 )
 from logcore.consumer.groups import Groups
-from logcore.consumer.membership import TopicPartition
-from logcore.consumer.offsetstores import OffsetStores
-from logcore.consumer.ownership import Registration
-from logcore.consumer.readings import Move, Reading, Readings
-from logcore.consumer.sharedgroups import SharedGroups
-from logcore.consumer.values import (
+from logcore.consumer.offset_stores import OffsetStores
+from logcore.consumer.positions import Move, Reading, Readings
+from logcore.consumer.registry_identity import Registration
+from logcore.consumer.settings import (
     ConsumerMetrics,
     ConsumerRecords,
     ConsumerSettings,
@@ -56,6 +54,8 @@ from logcore.consumer.values import (
     intercepted,
     topic_pattern,
 )
+from logcore.consumer.sharedgroups import SharedGroups
+from logcore.consumer.topic_partition import TopicPartition
 from logcore.errors import (
     CommitFailedError,
     ConsumerBusyError,
@@ -67,7 +67,7 @@ from logcore.errors import (
     WakeupError,
 )
 from logcore.format.columns import RecordColumns
-from logcore.format.grouprecords import Committed
+from logcore.format.group_records import Committed
 from logcore.fs import FS
 from logcore.kernels import TopicRecord
 from logcore.log import Log
@@ -708,7 +708,7 @@ class Consumer:
             MissingDependencyError: pyarrow is not installed. This is checked before any
                 record is read.
         """
-        from logcore.consumer.tables import table_of
+        from logcore.consumer.arrow import table_of
 
         return self._poll_columns(timeout_ms, max_bytes, table_of)
 

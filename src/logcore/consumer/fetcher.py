@@ -22,14 +22,14 @@ from typing import Final, TypeVar
 import attrs
 import numpy as np
 
-from logcore.consumer.membership import TopicPartition
-from logcore.consumer.readings import Ahead, Move, Reading
-from logcore.consumer.values import (
+from logcore.consumer.positions import Ahead, Move, Reading
+from logcore.consumer.settings import (
     ConsumerRecords,
     ConsumerSettings,
     Deserializer,
     intercepted,
 )
+from logcore.consumer.topic_partition import TopicPartition
 from logcore.errors import (
     InvalidConfigError,
     LogcoreError,
@@ -38,7 +38,7 @@ from logcore.errors import (
     OffsetOutOfRangeError,
 )
 from logcore.format.columns import RecordColumns
-from logcore.format.grouprecords import Committed
+from logcore.format.group_records import Committed
 from logcore.fs import FS
 from logcore.kernels import TopicRecord
 from logcore.log import Log

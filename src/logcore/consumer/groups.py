@@ -29,7 +29,9 @@ import attrs
 
 from logcore.combining import Combined
 from logcore.config import LogConfig
+from logcore.coordination.classic_group import Group
 from logcore.coordination.coordinator import Coordinator
+from logcore.coordination.deadlines import Timers
 from logcore.coordination.effects import (
     At,
     Beat,
@@ -45,11 +47,9 @@ from logcore.coordination.effects import (
     Sync,
     Timeout,
 )
-from logcore.coordination.group import Group
 from logcore.coordination.offsets import forget_topics
-from logcore.coordination.timers import Timers
 from logcore.errors import ConsumerStateError, DurabilityUnknownError, LogcoreError
-from logcore.format.grouprecords import RECORD_HEAD_BYTES, Committed, partition_of
+from logcore.format.group_records import RECORD_HEAD_BYTES, Committed, partition_of
 from logcore.fs import FS
 from logcore.groupoffsets import OFFSETS_CONFIG, stored_groups
 from logcore.kernels import Receipt
@@ -57,7 +57,7 @@ from logcore.kernels.layout import Level, RecordInput
 from logcore.log import Log
 from logcore.names import OFFSETS_TOPIC
 from logcore.notices import ERROR, tell
-from logcore.partition.coordinated import append_to_transaction, append_whole
+from logcore.partition.coordinator_append import append_to_transaction, append_whole
 from logcore.settling import Settling
 
 _LONGEST_MS: Final = 2**31 - 1

@@ -50,6 +50,7 @@ from logcore.consumer.groups import (
     home_of,
 )
 from logcore.consumer.observing import Observations
+from logcore.coordination.classic_group import DEAD, PREPARING, Group
 from logcore.coordination.coordinator import Coordinator
 from logcore.coordination.effects import (
     At,
@@ -71,10 +72,9 @@ from logcore.coordination.effects import (
     Sync,
     Timeout,
 )
-from logcore.coordination.group import DEAD, PREPARING, Group
 from logcore.coordination.packing import GroupNode
 from logcore.errors import LogcoreError, NodeExistsError, NodeNotFoundError
-from logcore.format.grouprecords import (
+from logcore.format.group_records import (
     Committed,
     StoredGroup,
     partition_of,

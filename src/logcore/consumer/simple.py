@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, Protocol
 
 import attrs
 
-from logcore.consumer.values import IsolationLevel
+from logcore.consumer.settings import IsolationLevel
 from logcore.errors import InvalidConfigError, LogcoreError
 from logcore.format.columns import RecordColumns
 from logcore.fs import FS

@@ -31,8 +31,8 @@ from typing import Any, Protocol, Self, Unpack, cast
 import attrs
 
 from logcore.consumer.consumer import Consumer
-from logcore.consumer.ownership import Registration
-from logcore.consumer.values import ConsumerOptions, topic_pattern
+from logcore.consumer.registry_identity import Registration
+from logcore.consumer.settings import ConsumerOptions, topic_pattern
 from logcore.errors import ConsumerStateError, InvalidConfigError
 from logcore.kernels import TopicRecord
 from logcore.registry.paths import Pattern

@@ -17,8 +17,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from logcore.coordination import classicmembers, heartbeats, membership, offsets
-from logcore.coordination.consumergroup import (
+from logcore.coordination import (
+    classic_transitions,
+    consumer_transitions,
+    migration,
+    offsets,
+)
+from logcore.coordination.classic_group import (
+    DEAD,
+    EMPTY,
+    STABLE,
+    Group,
+    Member,
+    rebalance_timeout_ms,
+)
+from logcore.coordination.consumer_group import (
     Compile,
     ConsumerGroup,
     Fact,
@@ -53,22 +66,14 @@ from logcore.coordination.effects import (
     Timeout,
     Waiter,
 )
-from logcore.coordination.group import (
-    DEAD,
-    EMPTY,
-    STABLE,
-    Group,
-    Member,
-    rebalance_timeout_ms,
-)
-from logcore.coordination.remembered import (
+from logcore.coordination.memory_budget import (
     GROUP_BYTES,
     ITEM_BYTES,
     MEMBER_BYTES,
     Remembered,
 )
-from logcore.format.consumergrouprecords import ConsumerValue, Kind
-from logcore.format.grouprecords import Committed, StoredGroup
+from logcore.format.consumer_group_records import ConsumerValue, Kind
+from logcore.format.group_records import Committed, StoredGroup
 
 #: How often the caller should call expire_offsets().
 EXPIRY_CHECK_MS: Final = 600_000
@@ -194,14 +199,18 @@ class Coordinator:
         effects: list[Effect] = []
         for group in self.all():
             if group.consumers is not None:
-                effects += heartbeats.begin_sessions(group, self._around(now_ms))
-                effects += classicmembers.downgrade(group, self._around(now_ms))
+                effects += consumer_transitions.begin_sessions(
+                    group, self._around(now_ms)
+                )
+                effects += migration.downgrade(group, self._around(now_ms))
             elif group.members:
-                effects += membership.begin_sessions(group, now_ms, rules=self._rules)
+                effects += classic_transitions.begin_sessions(
+                    group, now_ms, rules=self._rules
+                )
         return effects
 
-    def _around(self, now_ms: int) -> heartbeats.Surroundings:
-        return heartbeats.Surroundings(
+    def _around(self, now_ms: int) -> consumer_transitions.Surroundings:
+        return consumer_transitions.Surroundings(
             rules=self._rules, topics=self._topics, compile=self._compile, now_ms=now_ms
         )
 
@@ -220,11 +229,11 @@ class Coordinator:
             group.owed = ()
         match effect.then:
             case Assigned() as done:
-                effects = membership.assigned(
+                effects = classic_transitions.assigned(
                     group, done, error, now_ms, rules=self._rules
                 )
             case Replaced() as done:
-                effects = membership.replaced(
+                effects = classic_transitions.replaced(
                     group, done, error, now_ms, rules=self._rules
                 )
             case OffsetsCommitted() as done:
@@ -234,8 +243,10 @@ class Coordinator:
             case OffsetsDeleted() as done:
                 effects = offsets.deleted(group, done, error)
             case ConsumersChanged():
-                effects = heartbeats.stored(group, error, self._around(now_ms))
-                effects += classicmembers.downgrade(group, self._around(now_ms))
+                effects = consumer_transitions.stored(
+                    group, error, self._around(now_ms)
+                )
+                effects += migration.downgrade(group, self._around(now_ms))
             case GroupDeleted() as done:
                 failure, effects = offsets.group_deleted(group, done, error)
                 effects += self._end_dying(group, failure)
@@ -250,8 +261,10 @@ class Coordinator:
             assert isinstance(
                 timeout, SessionEnds | RevocationEnds | RejoinEnds | FirstSyncEnds
             ), timeout
-            return heartbeats.timed_out(group, timeout, self._around(now_ms))
-        effects = membership.timed_out(group, timeout, now_ms, rules=self._rules)
+            return consumer_transitions.timed_out(group, timeout, self._around(now_ms))
+        effects = classic_transitions.timed_out(
+            group, timeout, now_ms, rules=self._rules
+        )
         self._drop_if_dead(group)
         return effects
 
@@ -290,11 +303,11 @@ class Coordinator:
     # -- members
 
     def join(self, request: Join, waiter: Waiter, now_ms: int) -> list[Effect]:
-        error = membership.check_join(request, self._rules)
+        error = classic_transitions.check_join(request, self._rules)
         group = self._groups.get(request.group_id)
         if error is None and group is None and request.member_id:
             error = GroupError.UNKNOWN_MEMBER_ID
-        size_bytes = MEMBER_BYTES + membership.size_of(request.protocols)
+        size_bytes = MEMBER_BYTES + classic_transitions.size_of(request.protocols)
         if error is None and not self._admits(request.group_id, size_bytes, now_ms):
             error = GroupError.COORDINATOR_NOT_AVAILABLE
         if error is not None:
@@ -303,7 +316,7 @@ class Coordinator:
             group = Group(request.group_id)
         effects: list[Effect] = []
         if group.consumers is not None and group.state != EMPTY and self._rules.may_mix:
-            return classicmembers.join(
+            return migration.join(
                 group, request, waiter, self._around(now_ms), new_id=self._new_id
             )
         if group.consumers is not None:
@@ -311,7 +324,7 @@ class Coordinator:
             if error is not None:
                 return [Reply(waiter, JoinRefused(error, request.member_id))]
             effects = _leave_consumers(group)
-        effects += membership.join(
+        effects += classic_transitions.join(
             group, request, waiter, now_ms, rules=self._rules, new_id=self._new_id
         )
         if (
@@ -328,7 +341,7 @@ class Coordinator:
 
         With `may_lack_id`, a new member without an id gets one.
         """
-        refused = heartbeats.check_beat(request, may_lack_id=may_lack_id)
+        refused = consumer_transitions.check_beat(request, may_lack_id=may_lack_id)
         group = self._groups.get(request.group_id)
         if refused is None:
             refused = _check_protocol(group, request)
@@ -356,22 +369,22 @@ class Coordinator:
         consumers = group.consumers
         around = self._around(now_ms)
         if consumers is not None:
-            return heartbeats.beat(group, request, waiter, around)
+            return consumer_transitions.beat(group, request, waiter, around)
         if group.state != EMPTY:
-            return classicmembers.upgrade(group, request, waiter, around)
+            return migration.upgrade(group, request, waiter, around)
         # A new group, or an empty group of the classic protocol. The record of an empty
         # group must be deleted.
         owed = [*group.owed]
         if group.protocol_type:
             owed.append((Kind.CLASSIC, ""))
         consumers = group.consumers = ConsumerGroup(request.group_id)
-        effects = heartbeats.beat(group, request, waiter, around, owed=owed)
+        effects = consumer_transitions.beat(group, request, waiter, around, owed=owed)
         # The heartbeat was refused.
         if not consumers.members:
             group.consumers = None
             return effects
         self._groups[group.group_id] = group
-        effects[:0] = membership.forget_pending(group)
+        effects[:0] = classic_transitions.forget_pending(group)
         group.become(consumers)
         return effects
 
@@ -385,8 +398,10 @@ class Coordinator:
         if size_bytes and not self._admits(request.group_id, size_bytes, now_ms):
             return [Reply(waiter, GroupError.COORDINATOR_NOT_AVAILABLE)]
         if group.consumers is not None:
-            return classicmembers.sync(group, request, waiter, self._around(now_ms))
-        return membership.sync(group, request, waiter, now_ms, rules=self._rules)
+            return migration.sync(group, request, waiter, self._around(now_ms))
+        return classic_transitions.sync(
+            group, request, waiter, now_ms, rules=self._rules
+        )
 
     def heartbeat(
         self,
@@ -402,10 +417,10 @@ class Coordinator:
         if group is None:
             return GroupError.UNKNOWN_MEMBER_ID, []
         if group.consumers is not None:
-            return classicmembers.heartbeat(
+            return migration.heartbeat(
                 group, member_id, instance_id, generation, self._around(now_ms)
             )
-        return membership.heartbeat(
+        return classic_transitions.heartbeat(
             group, member_id, instance_id, generation, now_ms, rules=self._rules
         )
 
@@ -417,8 +432,10 @@ class Coordinator:
         if group is None:
             return [GroupError.UNKNOWN_MEMBER_ID] * len(members), []
         if group.consumers is not None:
-            return classicmembers.leave(group, members, self._around(now_ms))
-        results, effects = membership.leave(group, members, now_ms, rules=self._rules)
+            return migration.leave(group, members, self._around(now_ms))
+        results, effects = classic_transitions.leave(
+            group, members, now_ms, rules=self._rules
+        )
         self._drop_if_dead(group)
         return results, effects
 
@@ -429,14 +446,14 @@ class Coordinator:
         group = self._groups.get(group_id)
         if group is None or group.consumers is not None:
             return []
-        return membership.absent(group, member_ids, now_ms, rules=self._rules)
+        return classic_transitions.absent(group, member_ids, now_ms, rules=self._rules)
 
     def withdraw(self, group_id: str, waiter: Waiter, now_ms: int) -> list[Effect]:
         """Withdraw a waiting request, like membership.withdraw()."""
         group = self._groups.get(group_id)
         if group is None or group.consumers is not None:
             return []
-        effects = membership.withdraw(group, waiter, now_ms, rules=self._rules)
+        effects = classic_transitions.withdraw(group, waiter, now_ms, rules=self._rules)
         self._drop_if_dead(group)
         return effects
 
@@ -450,7 +467,7 @@ class Coordinator:
         If the group does not exist, only commits without a generation are allowed. The
         empty group id may commit, as in Kafka, because old clients use it.
         """
-        if membership.is_too_long(who.group_id):
+        if classic_transitions.is_too_long(who.group_id):
             return GroupError.INVALID_GROUP_ID, []
         group = self._groups.get(who.group_id)
         if group is not None:
@@ -618,14 +635,16 @@ class Coordinator:
         Requests that wait for a sync are answered when the sync completes.
         """
         return [
-            effect for group in self.all() for effect in membership.turn_away(group)
+            effect
+            for group in self.all()
+            for effect in classic_transitions.turn_away(group)
         ]
 
     def unload(self) -> list[Effect]:
         """Drop all groups because the topic that stored them was deleted."""
         effects = self.stop()
         for group in self.all():
-            effects += heartbeats.bury(group)
+            effects += consumer_transitions.bury(group)
         self._groups = {}
         self._dying = {}
         return effects

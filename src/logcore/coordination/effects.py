@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from logcore.format.consumergrouprecords import Partitions
-from logcore.format.grouprecords import Committed, GroupRecord
-from logcore.format.groupsettings import HEARTBEAT_INTERVAL, SESSION_TIMEOUT
+from logcore.format.consumer_group_records import Partitions
+from logcore.format.group_records import Committed, GroupRecord
+from logcore.format.group_settings import HEARTBEAT_INTERVAL, SESSION_TIMEOUT
 
 if TYPE_CHECKING:
-    from logcore.coordination.group import Group, Member
+    from logcore.coordination.classic_group import Group, Member
 
 #: The caller's handle of a request. The Reply contains it. It is compared for identity
 #: only.

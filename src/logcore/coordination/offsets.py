@@ -23,7 +23,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from logcore.coordination import heartbeats, membership
+from logcore.coordination import classic_transitions, consumer_transitions
+from logcore.coordination.classic_group import COMPLETING, DEAD, EMPTY, Group
 from logcore.coordination.effects import (
     Committer,
     Effect,
@@ -38,8 +39,7 @@ from logcore.coordination.effects import (
     Store,
     Waiter,
 )
-from logcore.coordination.group import COMPLETING, DEAD, EMPTY, Group
-from logcore.format.grouprecords import (
+from logcore.format.group_records import (
     RECORD_HEAD_BYTES,
     Committed,
     GroupRecord,
@@ -74,7 +74,7 @@ def check_commit(
         return error, []
     if group.state == COMPLETING and not who.is_leaving:
         return GroupError.REBALANCE_IN_PROGRESS, []
-    step = membership.Step(group, rules, now_ms)
+    step = classic_transitions.Step(group, rules, now_ms)
     step.renew(group.members[who.member_id])
     return None, step.effects
 
@@ -266,7 +266,7 @@ def delete_group(group: Group, waiter: Waiter | None) -> list[Effect]:
     if group.consumers is not None:
         own = group.consumers.tombstones()
     order = group.next_order()
-    effects = heartbeats.bury(group)
+    effects = consumer_transitions.bury(group)
     effects += [_deletion(group, batch, order) for batch in batches]
     # The record of the group is deleted last: until then the deletion can be repeated.
     records = (*_tombstones(group, last), *own)

@@ -20,6 +20,14 @@ from typing import Any, Final
 import attrs
 
 from logcore.coordination import effects
+from logcore.coordination.classic_group import (
+    COMPLETING,
+    EMPTY,
+    PREPARING,
+    STABLE,
+    Group,
+    Member,
+)
 from logcore.coordination.effects import (
     Beaten,
     BeatRefused,
@@ -30,14 +38,6 @@ from logcore.coordination.effects import (
     Result,
     Synced,
     Timeout,
-)
-from logcore.coordination.group import (
-    COMPLETING,
-    EMPTY,
-    PREPARING,
-    STABLE,
-    Group,
-    Member,
 )
 from logcore.errors import UnsupportedRegistryError
 

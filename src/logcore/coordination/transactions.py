@@ -26,8 +26,8 @@ from typing import Final
 
 import attrs
 
-from logcore.coordination.remembered import ID_BYTES, ITEM_BYTES, Remembered
-from logcore.coordination.transactioneffects import (
+from logcore.coordination.memory_budget import ID_BYTES, ITEM_BYTES, Remembered
+from logcore.coordination.transaction_effects import (
     NO_TIMEOUT,
     AbortOrphan,
     AddPartitions,
@@ -49,7 +49,7 @@ from logcore.coordination.transactioneffects import (
     Waiter,
     WriteMarkers,
 )
-from logcore.format.transactionrecords import (
+from logcore.format.transaction_records import (
     LONGEST_ID_BYTES,
     Partition,
     Status,

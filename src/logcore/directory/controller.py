@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Final, Protocol
 
-from logcore.directory.topicfile import id_text
+from logcore.directory.topic_file import id_text
 from logcore.errors import TopicNotFoundError
 from logcore.fs import FS
 from logcore.notices import INFO, tell

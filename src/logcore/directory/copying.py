@@ -28,7 +28,7 @@ from logcore.log import Log, rewriting_of
 from logcore.names import LOG, SEGMENT_FILES, SNAPSHOT, base_offset_of, file_name
 from logcore.partition import epochs
 from logcore.partition.rewriting import Rewriting
-from logcore.partition.segmentfiles import write_front
+from logcore.partition.segment_files import write_front
 from logcore.segment import Segment
 
 

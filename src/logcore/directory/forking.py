@@ -19,7 +19,7 @@ from logcore import checkpoint
 from logcore.checkpoint import Key
 from logcore.directory.copying import copy_log
 from logcore.directory.incidents import Incidents
-from logcore.directory.topicfile import TopicEntry
+from logcore.directory.topic_file import TopicEntry
 from logcore.directory.topics import TopicRegistry
 from logcore.fs import FS
 from logcore.log import Log

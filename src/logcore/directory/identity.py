@@ -20,7 +20,7 @@ from typing import Final
 from logcore import checkpoint
 from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES, TURN
 from logcore.config import INT32_MAX
-from logcore.directory.topicfile import id_text, new_id
+from logcore.directory.topic_file import id_text, new_id
 from logcore.errors import CorruptLogError, LogNotFoundError
 from logcore.fs import FS
 from logcore.names import base_offset_of, is_deleted_partition, partition_of

@@ -32,7 +32,7 @@ from logcore.checkpoint import Key
 from logcore.claim import Claim
 from logcore.config import KEEPS_ALL, LogConfig, config_text, known_config
 from logcore.directory.incidents import Incidents
-from logcore.directory.topicfile import (
+from logcore.directory.topic_file import (
     NO_ID,
     PartitionNumbers,
     TopicEntry,

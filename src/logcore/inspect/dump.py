@@ -33,15 +33,15 @@ from logcore.errors import (
     LogNotFoundError,
     StorageReadError,
 )
-from logcore.format import groupsettings
-from logcore.format.consumergrouprecords import described_consumers
-from logcore.format.grouprecords import described
+from logcore.format import group_settings
+from logcore.format.consumer_group_records import described_consumers
+from logcore.format.group_records import described
 from logcore.fs import FS, OS, opened
 from logcore.index import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY, size_without_zeros
-from logcore.inspect.survey import OFFSET_CHECKPOINTS, kind_of, living_name
+from logcore.inspect.catalog import OFFSET_CHECKPOINTS, kind_of, living_name
 from logcore.kernels import Record, layout
 from logcore.names import LOG, OFFSETS_TOPIC, SUFFIXES, base_offset_of, partition_of
-from logcore.partition import seals
+from logcore.partition import checksum_file
 from logcore.partition.producers import SNAPSHOT_ENTRY, snapshot_entries
 from logcore.recordbatch import Marker, RecordBatch
 from logcore.segment import GrowingSegment
@@ -331,7 +331,7 @@ def _dump_snapshot(fs: FS, path: str) -> Iterator[Row]:
 
 
 def _dump_seal(fs: FS, path: str) -> Iterator[Row]:
-    seal = seals.Seal.unpack(_content(fs, path))
+    seal = checksum_file.Seal.unpack(_content(fs, path))
     if seal is None:
         raise CorruptLogError("not a seal, or its CRC does not match", path=path)
     yield {"type": "seal", **attrs.asdict(seal), "crc32c": f"{seal.crc32c:#010x}"}
@@ -488,12 +488,12 @@ def _dump_groups(fs: FS, path: str) -> Iterator[Row]:
     if rows is None:
         raise CorruptLogError("the file of groups' settings fails its CRC", path=path)
     try:
-        settings = groupsettings.from_rows(rows)
+        settings = group_settings.from_rows(rows)
     except ValueError as error:
         raise CorruptLogError(
             "the file of groups' settings is damaged", path=path, found=str(error)
         ) from error
-    for row in groupsettings.to_rows(settings):
+    for row in group_settings.to_rows(settings):
         yield {"type": "group", **row}
 
 

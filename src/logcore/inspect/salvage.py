@@ -18,7 +18,7 @@ Rules:
   its file of topics is written, which comes last.
 
 A partition is planned first, with a few numbers for each stretch between two damages.
-searching.py finds the sound batches of a file, verify.py judges files, and
+batch_search.py finds the sound batches of a file, verify.py judges files, and
 partition/recovery.py repairs them in place.
 """
 
@@ -40,8 +40,7 @@ from logcore.claiming import claim_directory
 from logcore.config import INT64_MAX, LogConfig
 from logcore.errors import InvalidConfigError, LogcoreError, StorageReadError
 from logcore.fs import FS, OS, copy_range, opened
-from logcore.inspect.dump import DUMPERS
-from logcore.inspect.searching import (
+from logcore.inspect.batch_search import (
     WALK_BATCHES,
     ZEROS,
     BadStretch,
@@ -49,7 +48,8 @@ from logcore.inspect.searching import (
     Search,
     Source,
 )
-from logcore.inspect.survey import partitions
+from logcore.inspect.catalog import partitions
+from logcore.inspect.dump import DUMPERS
 from logcore.kernels import kernel, layout
 from logcore.names import (
     ASSIGNED,
@@ -72,12 +72,12 @@ from logcore.names import (
     unfinished,
 )
 from logcore.partition import gaps, order
+from logcore.partition.aborted_transactions import Transactions
 from logcore.partition.gaps import Gaps
-from logcore.partition.noted import Noted, is_understood, or_else
+from logcore.partition.persisted import Noted, is_understood, or_else
+from logcore.partition.producer_state import coordinator_epochs
 from logcore.partition.producers import Producers
-from logcore.partition.producerstate import coordinator_epochs
-from logcore.partition.segmentfiles import list_bases
-from logcore.partition.transactions import Transactions
+from logcore.partition.segment_files import list_bases
 from logcore.segment import ActiveSegment, Segment
 from logcore.staging.manifest import (
     CLAIM,

@@ -45,8 +45,8 @@ from logcore.errors import (
 )
 from logcore.fs import FS, OS
 from logcore.index import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY
+from logcore.inspect.catalog import kind_of, living_name, partitions
 from logcore.inspect.dump import DUMPERS, IndexTable, LogFile
-from logcore.inspect.survey import kind_of, living_name, partitions
 from logcore.kernels import layout
 from logcore.names import (
     DELETED,
@@ -66,9 +66,9 @@ from logcore.names import (
     partition_name,
     partition_of,
 )
-from logcore.partition import order, recovery, seals
+from logcore.partition import checksum_file, order, recovery
 from logcore.partition.gaps import Gaps
-from logcore.partition.noted import Noted, or_else
+from logcore.partition.persisted import Noted, or_else
 from logcore.partition.recovery import Action, TailFacts, decide
 from logcore.segment import ActiveSegment, GrowingSegment, Segment
 
@@ -541,7 +541,7 @@ def _verify_seal(fs: FS, path: str, base: int, log_start: int) -> Verdict:
         verdict = attrs.evolve(verdict, size_bytes=fs.file_size(path))
         segment = GrowingSegment(fs, directory, base)
         modified_ms = fs.modified_ms(segment.path)
-        seal = seals.read(fs, directory, base)
+        seal = checksum_file.read(fs, directory, base)
         if seal is None:
             if not fs.exists(path):
                 return attrs.evolve(verdict, detail="removed meanwhile")
@@ -554,10 +554,14 @@ def _verify_seal(fs: FS, path: str, base: int, log_start: int) -> Verdict:
             return attrs.evolve(
                 verdict, detail="the segment was rewritten since it was sealed"
             )
-        detail = seals.follows(fs, directory, base, seal, log_start)
-        if seals.checksum(segment) != seal.crc32c:
+        detail = checksum_file.follows(fs, directory, base, seal, log_start)
+        if checksum_file.checksum(segment) != seal.crc32c:
             detail = "the segment is not what was sealed"
-        if detail and segment.is_current() and seals.read(fs, directory, base) == seal:
+        if (
+            detail
+            and segment.is_current()
+            and checksum_file.read(fs, directory, base) == seal
+        ):
             return attrs.evolve(verdict, status="damaged", detail=detail)
         return verdict
     except FileNotFoundError:

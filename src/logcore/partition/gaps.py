@@ -23,7 +23,7 @@ from typing import NamedTuple, TypeVar
 from logcore.config import INT64_MAX
 from logcore.errors import CorruptBatchError, CorruptLogError, InvalidRecordError
 from logcore.kernels import kernel, layout
-from logcore.partition import seals
+from logcore.partition import checksum_file
 from logcore.partition.order import NEVER, Fault, end_of, first_fault, in_order, is_gap
 from logcore.segment import GrowingSegment, Segment
 
@@ -430,13 +430,13 @@ def _cut_short(noted: Noted, segment: Segment) -> str:
     return f"it was sealed with {seal.size_bytes} bytes and has {segment.size_bytes}"
 
 
-def _seal_of(segment: Segment) -> seals.Seal | None:
+def _seal_of(segment: Segment) -> checksum_file.Seal | None:
     """Return the seal of the file that a segment has open, or None; it is read once."""
     if segment.state:
         return None  # a replacement, which is temporary
     if not segment.is_seal_known:
         _ = segment.size_bytes  # opens the file
-        seal = seals.read(segment.fs, segment.directory, segment.base_offset)
+        seal = checksum_file.read(segment.fs, segment.directory, segment.base_offset)
         # Checked after the read: after a compaction or a truncation, the seal describes
         # the file that has the name now.
         if segment.is_current():

@@ -50,12 +50,19 @@ from logcore.names import (
     file_name,
 )
 from logcore.notices import WARNING, tell
-from logcore.partition import epochs, gaps, order, recovery, seals, transactions
-from logcore.partition.noted import begin
-from logcore.partition.producerstate import remove_snapshots_above
+from logcore.partition import (
+    aborted_transactions,
+    checksum_file,
+    epochs,
+    gaps,
+    order,
+    recovery,
+)
+from logcore.partition.aborted_transactions import Transactions
+from logcore.partition.persisted import begin
+from logcore.partition.producer_state import remove_snapshots_above
 from logcore.partition.scan import batch_around
-from logcore.partition.segmentfiles import SegmentFiles, list_names, segments_gone
-from logcore.partition.transactions import Transactions
+from logcore.partition.segment_files import SegmentFiles, list_names, segments_gone
 from logcore.segment import ActiveSegment, Segment
 
 
@@ -187,7 +194,7 @@ def open_partition(place: Place) -> Opened:
     # after the seals of replaced files are removed.
     has_seals = checkpoint.SEALS_HOLD in names
     if 0 < dense_from < order.NEVER and not has_seals:
-        has_seals = seals.drop_stale(fs, place.path, found.segments[:-1])
+        has_seals = checksum_file.drop_stale(fs, place.path, found.segments[:-1])
     noted_gaps = gaps.Noted.of(
         dense_from, place.checkpointed(checkpoint.CLEANER), has_seals
     )
@@ -354,7 +361,7 @@ def _successor(place: Place, last: ActiveSegment, names: Sequence[str]) -> int |
     A seal that belongs to another file is deleted before the segment changes.
     """
     if file_name(last.base_offset, SEAL) in names:
-        seal = seals.read(place.fs, place.path, last.base_offset)
+        seal = checksum_file.read(place.fs, place.path, last.base_offset)
         # A seal is deleted before the segment after it. A seal that fits therefore
         # proves that the successor was lost.
         if seal is not None and seal.is_of(
@@ -390,7 +397,7 @@ def _index_unsynced(
                 continue
             # The whole log is read once, and only if a marker was found.
             if rebuilt.has_markers and found is None:
-                found = transactions.walked(segments)
+                found = aborted_transactions.walked(segments)
             if found is None:
                 rebuilt.set_aborted(())
             else:
@@ -434,7 +441,7 @@ def _write_active_indexes(
     if active.is_resumed and not active.resume_aborted(end, is_whole=place.is_clean):
         recovery.rebuild(active)  # the other indexes do not contain markers
     if not active.is_resumed:
-        transactions.index_aborted(active, found.segments)
+        aborted_transactions.index_aborted(active, found.segments)
     # A log opens on a full disk too, so that records can be deleted from it; close()
     # tries again. After a clean close, additional entries in the file may be kept.
     # After a truncation they may not: they would be wrong for the next batches.

@@ -19,7 +19,7 @@ Callers, and their treatment of gaps (dense_from):
 | caller | gaps |
 | --- | --- |
 | a leader (Log.append_batch) | assigns the offsets itself, from its log end on |
-| a follower (partition/following.py) | allowed: compaction left them in the leader's log |
+| a follower (partition/leader_transactions.py) | allowed: compaction left them in the leader's log |
 | recovery of the active segment | a loss from the stored dense_from on |
 | recovery of sealed segments | allowed: only the damage of a crash is searched for |
 | readers, the cleaner, scrubbing | a loss from the stored dense_from on |

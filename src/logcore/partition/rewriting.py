@@ -28,10 +28,10 @@ from logcore.errors import (
     StorageWriteError,
 )
 from logcore.names import CLEANED, SEAL
-from logcore.partition import epochs, recovery, seals, transactions
-from logcore.partition.cutting import plan_cut
-from logcore.partition.segmentfiles import new_segment_gone
-from logcore.partition.transactions import Transactions
+from logcore.partition import aborted_transactions, checksum_file, epochs, recovery
+from logcore.partition.aborted_transactions import Transactions
+from logcore.partition.segment_files import new_segment_gone
+from logcore.partition.truncation import plan_cut
 from logcore.partition.writer import Writer
 from logcore.segment import ActiveSegment, Segment
 
@@ -106,7 +106,7 @@ class Adoption:
             writer.active.refresh()
             writer.active.is_own = False
             recovery.rebuild(writer.active)
-            transactions.index_aborted(writer.active, state.segments)
+            aborted_transactions.index_aborted(writer.active, state.segments)
         assert writer.active.last_offset + 1 == end, (writer.active.last_offset, end)
         state.end = end
         writer.written_bytes += size_bytes
@@ -257,14 +257,14 @@ class Rewriting:
             modified_ms = self.fs.modified_ms(new.path)
         except FileNotFoundError:
             raise new_segment_gone(new) from None
-        seal = seals.Seal(
+        seal = checksum_file.Seal(
             size_bytes=new.size_bytes,
             modified_ms=modified_ms,
             crc32c=crc32c,
             end_offset=new.last_offset + 1,
             next_base_offset=bases[bases.index(old[-1].base_offset) + 1],
         )
-        seals.write(self.fs, new.file(SEAL), seal)
+        checksum_file.write(self.fs, new.file(SEAL), seal)
 
     def replace(self, old: Sequence[Segment], new: ActiveSegment) -> None:
         """Replace consecutive old segments by a complete new one.

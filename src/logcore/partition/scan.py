@@ -39,9 +39,9 @@ from logcore.format.columns import (
     checked_columns,
 )
 from logcore.kernels import Record, TopicRecord, kernel, layout
+from logcore.partition.aborted_transactions import Transactions
 from logcore.partition.gaps import Gaps, readable
 from logcore.partition.order import NEVER, Fault, fault_of
-from logcore.partition.transactions import Transactions
 from logcore.recordbatch import SLICE_ROWS, RecordBatch
 from logcore.segment import Segment
 

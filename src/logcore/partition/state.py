@@ -21,13 +21,13 @@ from typing import Protocol
 
 from logcore.config import INT64_MAX, LogConfig
 from logcore.kernels import PartitionFields
+from logcore.partition.aborted_transactions import Transactions
 from logcore.partition.gaps import Gaps
-from logcore.partition.transactions import Transactions
 from logcore.segment import Segment
 
 
 class Turns(Protocol):
-    """A lock for the threads of this process, or for all writers (sharing.py)."""
+    """A lock for the threads of this process, or for all writers (shared_writer.py)."""
 
     def __enter__(self) -> bool: ...
     def __exit__(

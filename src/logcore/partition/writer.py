@@ -12,8 +12,8 @@ Rules:
 - A roll syncs the old segment, then creates the new file and syncs its name. The first
   write follows after that.
 
-Other files contain more steps of the same writer: upkeep.py (work that becomes due),
-cutting.py (deletion and truncation), follower.py (batches of a leader) and rewriting.py
+Other files contain more steps of the same writer: schedule.py (work that becomes due),
+truncation.py (deletion and truncation), replication.py (batches of a leader) and rewriting.py
 (compaction, and staged segments). log.py encodes the records of users, and documents
 the methods.
 """
@@ -65,21 +65,27 @@ from logcore.kernels.layout import (
 )
 from logcore.names import LOG, file_name
 from logcore.notices import ERROR, tell
-from logcore.partition import epochs, gaps, recovery, seals, transactions
+from logcore.partition import (
+    aborted_transactions,
+    checksum_file,
+    epochs,
+    gaps,
+    recovery,
+)
+from logcore.partition.aborted_transactions import Transactions
 from logcore.partition.gaps import Gaps
-from logcore.partition.groupcommit import GroupCommit, Hooks
-from logcore.partition.noted import noted_gaps
+from logcore.partition.group_commit import GroupCommit, Hooks
 from logcore.partition.opening import Opened, Place
-from logcore.partition.producerstate import ProducerState
+from logcore.partition.persisted import noted_gaps
+from logcore.partition.producer_state import ProducerState
 from logcore.partition.scan import batch_around
-from logcore.partition.shownend import ShownEnd
 from logcore.partition.state import PartitionState
-from logcore.partition.transactions import Transactions
+from logcore.partition.watermark_file import ShownEnd
 from logcore.recordbatch import compressor, target_codec
 from logcore.segment import ActiveSegment
 
 if TYPE_CHECKING:
-    from logcore.partition.sharing import SharedLock
+    from logcore.partition.shared_writer import SharedLock
 
 #: Maximum lag of the recovery point after the durable end. It bounds the data that the
 #: next opening must check after a crash.
@@ -389,9 +395,9 @@ class Writer(Appender):
         Updates both memory and disk. Needed if several processes append markers.
         """
         if self.followed is None:
-            self.followed = transactions.walked(self.state.segments)
+            self.followed = aborted_transactions.walked(self.state.segments)
         else:
-            transactions.walk_on(self.followed, self.state.segments)
+            aborted_transactions.walk_on(self.followed, self.state.segments)
         self.active.set_aborted(
             self.followed.entries_between(self.active.base_offset, INT64_MAX),
             writes=True,
@@ -643,7 +649,7 @@ class Writer(Appender):
             return
         # Below dense_from only seals reveal a loss, so stale seals are removed before
         # the new value is on disk.
-        has_seals = self.state.gaps.noted.has_seals or seals.drop_stale(
+        has_seals = self.state.gaps.noted.has_seals or checksum_file.drop_stale(
             self.fs, self.path, self.state.segments[:-1]
         )
         self._note_locked(attrs.evolve(self.notes, dense_from=dense_from))
@@ -981,7 +987,7 @@ class Writer(Appender):
             try:
                 self.active.cut(size)
                 recovery.rebuild(self.active)
-                transactions.index_aborted(self.active, self.state.segments)
+                aborted_transactions.index_aborted(self.active, self.state.segments)
             except BaseException as error:
                 # A lack of memory counts too: a partial index must not overwrite a
                 # complete one.
@@ -1205,8 +1211,8 @@ class Writer(Appender):
             self.stir_locked()
         # A file that existed at opening was not checked completely, so a seal could
         # certify damaged data as valid.
-        if old.is_own and old.size_bytes <= seals.ROLL_BYTES:
-            seals.seal(self.fs, old, old.last_offset + 1, new.base_offset)
+        if old.is_own and old.size_bytes <= checksum_file.ROLL_BYTES:
+            checksum_file.seal(self.fs, old, old.last_offset + 1, new.base_offset)
 
 
 def may_change_transactions(

@@ -4,7 +4,7 @@ the background.
 
 from logcore.producer.futures import RecordFuture
 from logcore.producer.producer import Producer
-from logcore.producer.values import (
+from logcore.producer.settings import (
     Interceptor,
     ProducerMetrics,
     ProducerRecord,

@@ -30,7 +30,7 @@ from logcore.kernels import AccumulatorFields, BatchFields, QueueFields, Receipt
 from logcore.kernels.sending import HELD_BYTES
 from logcore.producer.futures import Delivery, Teller
 from logcore.producer.partitioners import Draw
-from logcore.producer.values import ProducerSettings
+from logcore.producer.settings import ProducerSettings
 
 #: Size of the header of a batch, and maximum size of a record header in addition to its
 #: name and value (Kafka: DefaultRecord).

@@ -17,7 +17,7 @@ Rules (clients reference 2.9):
   long.
 
 This module does not define how a request changes a transaction (logcore.coordination).
-It has no state of a producer (transacting.py), and no transactions that a broker of
+It has no state of a producer (transaction_manager.py), and no transactions that a broker of
 this process coordinates (netshim).
 """
 
@@ -30,8 +30,8 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Final, Protocol, TypeVar
 
-from logcore.coordination.timers import Timers
-from logcore.coordination.transactioneffects import (
+from logcore.coordination.deadlines import Timers
+from logcore.coordination.transaction_effects import (
     AbortOrphan,
     At,
     Cancel,
@@ -56,8 +56,8 @@ from logcore.errors import (
     ResourceError,
     TopicNotFoundError,
 )
-from logcore.format.grouprecords import partition_of
-from logcore.format.transactionrecords import (
+from logcore.format.group_records import partition_of
+from logcore.format.transaction_records import (
     Partition,
     Status,
     StoredTransaction,
@@ -68,7 +68,7 @@ from logcore.fs import FS
 from logcore.log import Log
 from logcore.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from logcore.notices import ERROR, WARNING, tell
-from logcore.partition.coordinated import marker_epoch
+from logcore.partition.coordinator_append import marker_epoch
 from logcore.settling import Settling, sync_present
 from logcore.transactionstate import stored_transactions
 

@@ -28,7 +28,7 @@ from logcore.callbacks import call, report
 from logcore.errors import ProducerStateError
 from logcore.kernels import FutureFields, Receipt
 from logcore.kernels.layout import Level
-from logcore.producer.values import Interceptor, OnDelivery, RecordMetadata
+from logcore.producer.settings import Interceptor, OnDelivery, RecordMetadata
 
 #: Half the time of RecordMetadata(...), which is a function in Python.
 _MAKE: Final = functools.partial(tuple.__new__, RecordMetadata)

@@ -28,7 +28,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from logcore.directory.topicfile import PartitionNumbers
+from logcore.directory.topic_file import PartitionNumbers
 from logcore.errors import InvalidConfigError
 from logcore.kernels import kernel
 from logcore.partitioner import murmur2

@@ -32,7 +32,7 @@ from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 from logcore.callbacks import call
-from logcore.coordination.transactioneffects import NO_TIMEOUT
+from logcore.coordination.transaction_effects import NO_TIMEOUT
 from logcore.errors import (
     BufferFullError,
     DeliveryTimeoutError,
@@ -70,14 +70,14 @@ from logcore.producer.routing import Directory as RoutingDirectory
 from logcore.producer.routing import Routes
 from logcore.producer.sender import Directory as SenderDirectory
 from logcore.producer.sender import Sender
-from logcore.producer.transacting import Transacting
-from logcore.producer.values import (
+from logcore.producer.settings import (
     OnDelivery,
     ProducerMetrics,
     ProducerRecord,
     ProducerSettings,
     Serializer,
 )
+from logcore.producer.transaction_manager import Transacting
 from logcore.recordbatch import time_ms
 
 #: How long the exit of the interpreter waits for a producer that was not closed.

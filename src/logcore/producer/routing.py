@@ -24,7 +24,7 @@ from logcore.format.columns import InputColumn
 from logcore.kernels import RouteFields
 from logcore.producer.accumulator import Accumulator, Queue
 from logcore.producer.partitioners import Chooser, Draw
-from logcore.producer.values import ProducerSettings
+from logcore.producer.settings import ProducerSettings
 
 #: Places of records among those given, int64; None for all of them.
 Places = npt.NDArray[np.int64] | None

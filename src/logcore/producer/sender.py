@@ -61,8 +61,8 @@ from logcore.producer.accumulator import (
     Row,
 )
 from logcore.producer.futures import Delivery, Teller
-from logcore.producer.transacting import Transacting
-from logcore.producer.values import ProducerSettings
+from logcore.producer.settings import ProducerSettings
+from logcore.producer.transaction_manager import Transacting
 from logcore.recordbatch import RecordBatch, compressor, target_codec
 
 #: Maximum number of bytes that one round writes to a partition, so that others need not

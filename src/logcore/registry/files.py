@@ -4,7 +4,7 @@ no server, no thread.
     .format                    `logcore registry 1`
     .lock                      one byte for each domain, locked during a change
     .sessions/                 see sessions.py
-    consumers.node             the node /consumers, see nodefile.py; a name is percent-encoded
+    consumers.node             the node /consumers, see node_file.py; a name is percent-encoded
     consumers/g/ids/c1.node    /consumers/g/ids/c1
 
 A domain is the first name of a path, for groups the first two. It is what a change
@@ -68,8 +68,8 @@ from logcore.errors import (
 )
 from logcore.fs import OS, SharedFS
 from logcore.notices import WARNING, tell
-from logcore.registry import nodefile
-from logcore.registry.nodefile import SUFFIX, UNFINISHED, Head, Kind, Slot, file_name
+from logcore.registry import node_file
+from logcore.registry.node_file import SUFFIX, UNFINISHED, Head, Kind, Slot, file_name
 from logcore.registry.protocol import (
     ANY,
     CONSUMERS,
@@ -514,10 +514,10 @@ class FileRegistry:
         was too long for a file.
         """
         file = posixpath.basename(path).removesuffix(SUFFIX)
-        if nodefile.is_hashed(file):
+        if node_file.is_hashed(file):
             name = head.name
         else:
-            name = nodefile.node_name(file)
+            name = node_file.node_name(file)
         if name is None or file_name(name) != file:
             raise CorruptRegistryError(
                 "the name of the file is not one of a node", path=path, found=head.name
@@ -711,7 +711,7 @@ class FileRegistry:
         self._make_parents(names)
         file = self._file(names)
         creation = self._fs.random_bytes(16)
-        head = Head(creation, kind, name=nodefile.name_in_head(names[-1])).grown(value)
+        head = Head(creation, kind, name=node_file.name_in_head(names[-1])).grown(value)
         if kind is Kind.PERSISTENT:
             self._put(file, head, Slot(0, value))
             self._sync_names(names)
@@ -736,7 +736,9 @@ class FileRegistry:
             file, write=True, create=True, exclusive=True, permissions=self._for_files
         )
         try:
-            self._fs.pwrite(handle, nodefile.new_file(head, Slot(0, value, session)), 0)
+            self._fs.pwrite(
+                handle, node_file.new_file(head, Slot(0, value, session)), 0
+            )
         except BaseException:
             with contextlib.suppress(Exception):
                 self._fs.unlink(file)
@@ -805,7 +807,7 @@ class FileRegistry:
             permissions=self._for_files,
         )
         try:
-            self._fs.pwrite(handle, nodefile.new_file(head, slot), 0)
+            self._fs.pwrite(handle, node_file.new_file(head, slot), 0)
             if head.kind is Kind.PERSISTENT:
                 self._fs.fdatasync(handle)
             self._fs.rename(unfinished, file)

@@ -2,7 +2,7 @@
 `/consumers/<group>/offsets/<topic>/<partition>`.
 
 The first versions of Kafka stored offsets there. They are now in `__consumer_offsets`.
-consumer/offsetstores.py defines the behavior of a consumer during the migration.
+consumer/offset_stores.py defines the behavior of a consumer during the migration.
 
 Rules:
 - When commit() returns, its nodes are durable. They are written one after the other, so

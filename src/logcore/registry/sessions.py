@@ -13,7 +13,7 @@ Rules:
 - A session is stuck if its count of polls does not move for its interval, on the clock
   of the observer.
 
-The record of a session is a node's file (nodefile.py) with JSON as its value.
+The record of a session is a node's file (node_file.py) with JSON as its value.
 This module decides nothing about nodes.
 """
 
@@ -30,8 +30,8 @@ import attrs
 
 from logcore.errors import CorruptRegistryError, RegistryLockedError
 from logcore.fs import Boot, SharedFS
-from logcore.registry import nodefile
-from logcore.registry.nodefile import Head, Kind, Slot
+from logcore.registry import node_file
+from logcore.registry.node_file import Head, Kind, Slot
 
 DIRECTORY: Final = ".sessions"
 EXPIRED: Final = ".expired"
@@ -114,9 +114,9 @@ def read_file(fs: SharedFS, handle: int, path: str) -> tuple[Head, Slot] | None:
     before: bytes | None = None
     while True:
         data = fs.pread(handle, fs.size(handle), 0)
-        head = nodefile.read_head(data, path)
+        head = node_file.read_head(data, path)
         if head is not None:
-            slot = nodefile.read_slot(head, data)
+            slot = node_file.read_slot(head, data)
             if slot is not None:
                 return head, slot
         if data == before:
@@ -139,7 +139,7 @@ class Lease:
         self._head = Head(fs.random_bytes(_ID_BYTES), Kind.EPHEMERAL, _CAPACITY)
         self._version = 0
         self.facts = facts
-        self.id = posixpath.basename(path).removesuffix(nodefile.UNFINISHED)
+        self.id = posixpath.basename(path).removesuffix(node_file.UNFINISHED)
 
     @classmethod
     def take(
@@ -147,7 +147,7 @@ class Lease:
     ) -> Lease:
         """A new session in a directory of sessions."""
         name = posixpath.join(directory, fs.random_bytes(_ID_BYTES).hex())
-        unfinished = name + nodefile.UNFINISHED
+        unfinished = name + node_file.UNFINISHED
         handle = fs.open(
             unfinished, write=True, create=True, exclusive=True, permissions=permissions
         )
@@ -158,7 +158,7 @@ class Lease:
                     path=unfinished,
                 )
             lease = cls(fs, unfinished, handle, facts)
-            fs.pwrite(handle, nodefile.new_file(lease._head, Slot(0, facts.pack())), 0)
+            fs.pwrite(handle, node_file.new_file(lease._head, Slot(0, facts.pack())), 0)
             fs.rename(unfinished, name)
         except BaseException:
             fs.close(handle)

@@ -7,7 +7,7 @@ The client of the cluster is confluent-kafka: pip install 'logcore-db[forward]'.
 from logcore.shipping.forwarder import Forwarder
 from logcore.shipping.kafka import KafkaCluster
 from logcore.shipping.mirror import Mirror
-from logcore.shipping.values import (
+from logcore.shipping.settings import (
     ForwardMetrics,
     ForwardOptions,
     MirrorMetrics,

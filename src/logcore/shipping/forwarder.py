@@ -17,7 +17,7 @@ Rules (clients reference 10.1):
   they are on disk.
 - A partition that cannot continue stops with an error, and the others continue.
 
-step() performs one step in the thread of the caller. planning.py makes the decisions;
+step() performs one step in the thread of the caller. forward_rules.py makes the decisions;
 the client is in kafka.py.
 """
 
@@ -50,8 +50,16 @@ from logcore.log import Log
 from logcore.logdir import LogDir
 from logcore.notices import WARNING, tell
 from logcore.reader import LogReader, segments_between
-from logcore.shipping.notes import Keeper, Note, Notes
-from logcore.shipping.planning import (
+from logcore.shipping.cluster import (
+    Batch,
+    Outcome,
+    Partition,
+    Progress,
+    Sender,
+    TargetCluster,
+)
+from logcore.shipping.dead_letters import Quarantine
+from logcore.shipping.forward_rules import (
     Begin,
     Known,
     Lane,
@@ -64,16 +72,8 @@ from logcore.shipping.planning import (
     witness_of,
     witnessed_offset,
 )
-from logcore.shipping.quarantine import Quarantine
-from logcore.shipping.remote import (
-    Batch,
-    Outcome,
-    Partition,
-    Progress,
-    Sender,
-    TargetCluster,
-)
-from logcore.shipping.values import (
+from logcore.shipping.progress import Keeper, Note, Notes
+from logcore.shipping.settings import (
     QUARANTINE,
     ForwardMetrics,
     ForwardOptions,

@@ -32,7 +32,7 @@ from logcore.errors import (
     RemoteUnavailableError,
 )
 from logcore.kernels import Record
-from logcore.shipping.remote import (
+from logcore.shipping.cluster import (
     Batch,
     Fetched,
     Outcome,

@@ -14,10 +14,10 @@ Rules (clients reference 10.2):
   left out.
 - new: records and the progress are in one local transaction. The progress is stored as
   offsets of a local group.
-- Committed records are mirrored. Every skip is reported: mirroring.py has the table.
+- Committed records are mirrored. Every skip is reported: mirror_rules.py has the table.
 - A partition that cannot continue stops with an error, and the others continue.
 
-step() does one piece of work in the thread of the caller. mirroring.py decides; the
+step() does one piece of work in the thread of the caller. mirror_rules.py decides; the
 client is in kafka.py.
 """
 
@@ -30,7 +30,7 @@ from typing import Any, Final, Self, Unpack
 
 import attrs
 
-from logcore.consumer.values import OffsetAndMetadata
+from logcore.consumer.settings import OffsetAndMetadata
 from logcore.errors import (
     DivergedError,
     InvalidConfigError,
@@ -44,7 +44,7 @@ from logcore.errors import (
     RemoteUnavailableError,
     TransactionAbortedError,
 )
-from logcore.format.grouprecords import Committed
+from logcore.format.group_records import Committed
 from logcore.fs import FS, OS
 from logcore.groupoffsets import stored_groups
 from logcore.kernels import Record
@@ -54,11 +54,8 @@ from logcore.names import OFFSETS_TOPIC
 from logcore.notices import WARNING, tell
 from logcore.reader import LogReader
 from logcore.recordbatch import empty_batch
-from logcore.shipping import mirroring
-from logcore.shipping.mirroring import Diverged, Stopped
-from logcore.shipping.planning import backoff_ms
-from logcore.shipping.quarantine import Quarantine
-from logcore.shipping.remote import (
+from logcore.shipping import mirror_rules
+from logcore.shipping.cluster import (
     Fetched,
     Partition,
     RemoteRecord,
@@ -66,7 +63,15 @@ from logcore.shipping.remote import (
     RemoteTopic,
     SourceCluster,
 )
-from logcore.shipping.values import MirrorMetrics, MirrorOptions, MirrorSettings, State
+from logcore.shipping.dead_letters import Quarantine
+from logcore.shipping.forward_rules import backoff_ms
+from logcore.shipping.mirror_rules import Diverged, Stopped
+from logcore.shipping.settings import (
+    MirrorMetrics,
+    MirrorOptions,
+    MirrorSettings,
+    State,
+)
 
 #: Interval at which partitions are listed, ends are read and offsets of groups are
 #: copied.
@@ -366,7 +371,7 @@ class Mirror:
                         source_id=source_id,
                     )
                     self._lanes[one] = known
-                mirroring.check_same_topic(known.source_id, source_id, name)
+                mirror_rules.check_same_topic(known.source_id, source_id, name)
                 known.is_compacted = topic.is_compacted
         for lane in self._lanes.values():
             if lane.failure is None:
@@ -391,7 +396,7 @@ class Mirror:
                 f"topic {target!r} is here already and is no mirror: mirror to another name with rename (--rename)"
             )
         if self._keeps:
-            mirroring.check_same_topic(known, source_id, target)
+            mirror_rules.check_same_topic(known, source_id, target)
         if len(self._logdir.partitions(target)) < topic.partitions:
             self._logdir.add_partitions(target, topic.partitions)
 
@@ -418,7 +423,7 @@ class Mirror:
             end = None
             committed = progress.get(lane.source)
             if committed is not None:
-                mirroring.check_same_topic(
+                mirror_rules.check_same_topic(
                     committed.metadata, lane.source_id, lane.source[0]
                 )
                 end = committed.offset
@@ -432,7 +437,7 @@ class Mirror:
         self._place(lane, end, log)
 
     def _place(self, lane: _Lane, end: int | None, log: Log | None) -> None:
-        decided = mirroring.judge(end, lane.span, on_gap=self._settings.on_gap)
+        decided = mirror_rules.judge(end, lane.span, on_gap=self._settings.on_gap)
         if isinstance(decided, Stopped):
             self._stop(lane, decided.error)
         elif isinstance(decided, Diverged):
@@ -470,14 +475,14 @@ class Mirror:
             behind = lane.fetch_at
         behind = max(behind, fetched.reached.get(lane.source, 0))
         if self._keeps:
-            wrong = mirroring.contradiction(
+            wrong = mirror_rules.contradiction(
                 lane.own, position, records, behind, is_compacted=lane.is_compacted
             )
             if wrong is not None:
                 why = f"the two logs differ at offset {wrong.offset}"
                 self._diverge(
                     lane,
-                    mirroring.diverged(
+                    mirror_rules.diverged(
                         why, lane.own.get(wrong.offset), _at(records, wrong.offset)
                     ),
                 )
@@ -502,7 +507,7 @@ class Mirror:
         log = self._logdir.partition(*lane.target)
         start = max(log.log_start_offset, lane.span.log_start)
         end = max(start, min(log.log_end_offset, lane.span.log_end))
-        cut = mirroring.common_end(
+        cut = mirror_rules.common_end(
             start, end, lambda offset: self._is_same_at(lane, log, offset)
         )
         if (
@@ -567,7 +572,7 @@ class Mirror:
         ) as error:  # leader epochs fell, or another program wrote
             self._diverge(
                 lane,
-                mirroring.diverged(
+                mirror_rules.diverged(
                     "what comes does not continue the local log", "", error
                 ),
             )
@@ -585,7 +590,7 @@ class Mirror:
         codec = log.config.compression_type
         if codec == "producer":
             codec = "uncompressed"
-        data = b"".join(mirroring.encoded(records, max(0, log.leader_epoch), codec))
+        data = b"".join(mirror_rules.encoded(records, max(0, log.leader_epoch), codec))
         first = records[0].record.offset
         epoch = records[0].leader_epoch
         if log.log_end_offset == 0 and first > log_start:
@@ -615,7 +620,7 @@ class Mirror:
 
     def _count(self, records: Sequence[RemoteRecord]) -> None:
         self._record_count += len(records)
-        self._size_bytes += sum(mirroring.size_of(one.record) for one in records)
+        self._size_bytes += sum(mirror_rules.size_of(one.record) for one in records)
 
     # -- new offsets
     # ---------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ Rules:
   manifest.
 - Readers see a write in all partitions at once, when its application's state file
   contains its version. Until then the assigned manifest limits them
-  (partition/stagedlimit.py).
+  (partition/staged_limit.py).
 - A version at or below the application's state is done. Its manifest and files are
   removed, and this is success.
 
@@ -47,7 +47,7 @@ from logcore.names import (
 )
 from logcore.notices import ERROR, tell
 from logcore.partition.rewriting import adopting, save_recovery_points
-from logcore.partition.segmentfiles import list_bases
+from logcore.partition.segment_files import list_bases
 from logcore.partition.writer import Writer
 from logcore.segment import GrowingSegment, Segment
 from logcore.staging.manifest import (

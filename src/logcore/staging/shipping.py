@@ -26,7 +26,7 @@ from logcore.fs import FS, opened
 from logcore.kernels import kernel, layout
 from logcore.kernels.checksum import crc32c
 from logcore.names import INDEX, LOG, TIME_INDEX, file_name, staging_path
-from logcore.partition.segmentfiles import list_bases
+from logcore.partition.segment_files import list_bases
 from logcore.staging.manifest import Carried, StagedFile, check_txid
 
 _PIECE_BYTES: Final = 1 << 20

@@ -25,7 +25,7 @@ from logcore.testing.oracle import FoundLog, LogHistory, recover_log
 
 if TYPE_CHECKING:
     from logcore.testing import strategies
-    from logcore.testing.machine import LogStateMachine
+    from logcore.testing.state_machine import LogStateMachine
 
 __all__ = [
     "CrashState",
@@ -53,7 +53,7 @@ def __getattr__(name: str) -> Any:
     try:
         if name == "strategies":
             return importlib.import_module("logcore.testing.strategies")
-        return importlib.import_module("logcore.testing.machine").LogStateMachine
+        return importlib.import_module("logcore.testing.state_machine").LogStateMachine
     except ModuleNotFoundError as error:
         if error.name != "hypothesis":
             raise

@@ -10,7 +10,7 @@ unchanged. Its model:
   their directory is synced.
 - A crash keeps everything durable. It keeps or loses each other change, tears writes
   between sectors or at any byte, and leaves zeros, garbage or the new size without the
-  data where a file grew. `crash_states` lists these disks; crashstates.py chooses them.
+  data where a file grew. `crash_states` lists these disks; crash_states.py chooses them.
 - A failed sync loses the data: programs still see it, and the next sync succeeds, but
   the data is not on the disk. Each open handle gets the error once, as on Linux.
 
@@ -18,7 +18,7 @@ Rules:
 - The same calls give the same disks. Randomness comes from `seed`, time from `advance`;
   nothing waits.
 - `open()` with a mode returns a file object, for programs that keep their own files
-  (fileobjects.py).
+  (file_objects.py).
 - Errors are those of `fs.OsFS`, with the OSError as their cause. A `FaultPlan` selects
   the calls that fail.
 - After a crash this object is dead: its calls raise `SimulatedCrash`. Continue on the
@@ -49,9 +49,10 @@ from logcore.fs import (
     _raise,
     _raise_sync,
 )
-from logcore.testing.crashstates import SECTOR, Kind, Moment, Names, Tree
+from logcore.testing.crash_states import SECTOR, Kind, Moment, Names, Tree
+from logcore.testing.environment import Surroundings
 from logcore.testing.faults import FaultPlan, Operation
-from logcore.testing.fileobjects import (
+from logcore.testing.file_objects import (
     AnyFile,
     BinaryFile,
     Handle,
@@ -61,12 +62,11 @@ from logcore.testing.fileobjects import (
 )
 from logcore.testing.locks import DiskLocks
 from logcore.testing.nodes import Change, Directory, File, MappedPages, Naming, Node
-from logcore.testing.surroundings import Surroundings
 
 if TYPE_CHECKING:
     from _typeshed import OpenBinaryMode, OpenTextMode
 
-    from logcore.testing.known import Asked
+    from logcore.testing.expected import Asked
 
 #: pytest hides the frames of this module in the traceback of a failure.
 __tracebackhide__ = True

@@ -29,10 +29,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import attrs
 
-from logcore.testing.crashstates import Kind, Names
+from logcore.testing.crash_states import Kind, Names
 from logcore.testing.disk import CrashState, SimulatedDisk
+from logcore.testing.expected import Known
 from logcore.testing.faults import SYNCS, Operation
-from logcore.testing.known import Known
 
 #: pytest hides the frames of this module in the traceback of a failure.
 __tracebackhide__ = True

@@ -5,7 +5,7 @@ its last sync, and changes of names. Changes are numbered in one order for the w
 disk.
 
 This module handles no paths and makes no decisions. disk.py changes these objects, and
-crashstates.py derives from them the states after a crash.
+crash_states.py derives from them the states after a crash.
 """
 
 from __future__ import annotations

@@ -34,15 +34,15 @@ from logcore.inspect.verify import Verdict, verify
 from logcore.kernels import Record
 from logcore.log import Log, open_log
 from logcore.names import STATES, TXN_INDEX
+from logcore.partition.aborted_transactions import Transactions, control_types
+from logcore.partition.producer_state import coordinator_epochs
 from logcore.partition.producers import Producers
-from logcore.partition.producerstate import coordinator_epochs
 from logcore.partition.recovery import rebuild
-from logcore.partition.segmentfiles import list_bases
-from logcore.partition.transactions import Transactions, control_types
+from logcore.partition.segment_files import list_bases
 from logcore.segment import ActiveSegment
-from logcore.testing.crashstates import Kind
+from logcore.testing.crash_states import Kind
 from logcore.testing.disk import SimulatedDisk
-from logcore.testing.known import Known
+from logcore.testing.expected import Known
 
 #: pytest hides the frames of this module in the traceback of a failure.
 __tracebackhide__ = True

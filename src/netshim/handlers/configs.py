@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from logcore import LogcoreError
 from logcore.config import CONFIGS, config_text
-from logcore.directory.groupsettings import Draft
-from logcore.format.groupsettings import HEARTBEAT_INTERVAL, SESSION_TIMEOUT
+from logcore.directory.group_settings import Draft
+from logcore.format.group_settings import HEARTBEAT_INTERVAL, SESSION_TIMEOUT
 from logcore.logdir import TopicDescription
 from logcore.names import check_topic_name
 from netshim import wire
 from netshim.groups import group_rules
 from netshim.handlers.failures import code_of, message_of
-from netshim.journal import shown
+from netshim.request_log import shown
+from netshim.scheduling import Answer, as_value
 from netshim.settings import TOPIC_DEFAULTS
 from netshim.state import Call, State
-from netshim.waiting import Answer, as_value
 from netshim.wire import codes
 
 if TYPE_CHECKING:

@@ -18,14 +18,14 @@ import attrs
 
 from logcore import LogcoreError
 from logcore.reader import aborted_transactions
-from netshim import waiting, wire
+from netshim import scheduling, wire
 from netshim.handlers.failures import code_of, message_of
 from netshim.handlers.partitions import (
     check_epoch,
     when_transactions_are_known,
 )
+from netshim.scheduling import Answer, Pace, Steps
 from netshim.state import Call, State
-from netshim.waiting import Answer, Pace, Steps
 from netshim.wire import codes
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _fetch(
         was_called = True
 
     # Between two chunks, records may be appended to a partition that was already read.
-    noted = keys if request.max_wait_ms > 0 and len(wanted) >= waiting.PIECE else []
+    noted = keys if request.max_wait_ms > 0 and len(wanted) >= scheduling.PIECE else []
     state.fetches.add(noted, note)
     try:
         response, size, settled = yield from _collect(

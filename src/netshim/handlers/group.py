@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from logcore.coordination.classic_group import DEAD, EMPTY, STABLE, Group
 from logcore.coordination.effects import (
     Committer,
     GroupError,
@@ -24,13 +25,12 @@ from logcore.coordination.effects import (
     Sync,
     Synced,
 )
-from logcore.coordination.group import DEAD, EMPTY, STABLE, Group
-from logcore.format.grouprecords import Committed
+from logcore.format.group_records import Committed
 from netshim import wire
 from netshim.groups import Groups
+from netshim.scheduling import Answer, Pace, Steps, whole
 from netshim.sharing import GroupsBesideOthers
 from netshim.state import Call, State
-from netshim.waiting import Answer, Pace, Steps, whole
 from netshim.wire import codes
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from logcore.names import (
 )
 from netshim import wire
 from netshim.handlers.failures import code_of
+from netshim.scheduling import Answer, Pace, Steps, answer_with
 from netshim.state import NO_ID, Call, State
-from netshim.waiting import Answer, Pace, Steps, answer_with
 from netshim.wire import codes
 
 if TYPE_CHECKING:

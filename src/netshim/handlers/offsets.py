@@ -21,8 +21,8 @@ from netshim.handlers.partitions import (
     log_of,
     when_transactions_are_known,
 )
+from netshim.scheduling import Answer, Pace, Steps, answer_with
 from netshim.state import Call, State
-from netshim.waiting import Answer, Pace, Steps, answer_with
 from netshim.wire import codes
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import Final, Protocol
 from logcore import Log, LogcoreError
 from logcore.reader import unwalked_offsets
 from netshim.handlers.failures import code_of
+from netshim.scheduling import Answer, answer_with
 from netshim.state import State
-from netshim.waiting import Answer, answer_with
 from netshim.wire import codes
 
 MAGIC_POSITION: Final = 16

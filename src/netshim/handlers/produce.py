@@ -25,10 +25,10 @@ from logcore import (
     OutOfOrderSequenceError,
     Receipt,
 )
-from logcore.coordination.transactioneffects import AddPartitions, TransactionError
+from logcore.coordination.transaction_effects import AddPartitions, TransactionError
 from logcore.kernels.layout import HEADER_SIZE, TRANSACTIONAL_BIT
 from logcore.names import INTERNAL_TOPICS
-from logcore.partition.coordinated import knows_producer
+from logcore.partition.coordinator_append import knows_producer
 from logcore.recordbatch import RecordBatch
 from netshim import wire
 from netshim.handlers.failures import code_of, message_of
@@ -38,8 +38,15 @@ from netshim.handlers.partitions import (
     ZSTD,
 )
 from netshim.handlers.transactions import code_for_writer
+from netshim.scheduling import (
+    Answer,
+    CloseConnection,
+    Pace,
+    Steps,
+    answer_with,
+    as_value,
+)
 from netshim.state import Call, State
-from netshim.waiting import Answer, CloseConnection, Pace, Steps, answer_with, as_value
 from netshim.wire import Buffer, codes
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from logcore import LogcoreError
 from netshim import wire
 from netshim.handlers.failures import code_of
 from netshim.handlers.transactions import init_transactional_id
+from netshim.scheduling import Answer
 from netshim.state import Call, State
-from netshim.waiting import Answer
 from netshim.wire import codes
 
 if TYPE_CHECKING:

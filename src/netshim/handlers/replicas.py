@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from netshim import wire
+from netshim.scheduling import Answer, Pace, Steps
 from netshim.state import Call, State
-from netshim.waiting import Answer, Pace, Steps
 from netshim.wire import codes
 
 if TYPE_CHECKING:

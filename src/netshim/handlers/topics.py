@@ -16,8 +16,8 @@ from logcore.names import INTERNAL_TOPICS, METADATA_LOG, TRANSACTIONS_TOPIC
 from netshim import wire
 from netshim.handlers.configs import source_of
 from netshim.handlers.failures import code_of, message_of
+from netshim.scheduling import Answer
 from netshim.state import NO_ID, Call, State
-from netshim.waiting import Answer
 from netshim.wire import codes
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from logcore import CoordinatorFencedError, InvalidProducerEpochError, LogcoreError
+from logcore.coordination.classic_transitions import is_too_long
 from logcore.coordination.effects import Committer, GroupError
-from logcore.coordination.membership import is_too_long
-from logcore.coordination.transactioneffects import (
+from logcore.coordination.transaction_effects import (
     AddPartitions,
     End,
     Identity,
@@ -26,16 +26,16 @@ from logcore.coordination.transactioneffects import (
     WriteMarkers,
 )
 from logcore.coordination.transactions import Transaction
-from logcore.format.grouprecords import partition_of
-from logcore.format.transactionrecords import Status, StoredTransaction
+from logcore.format.group_records import partition_of
+from logcore.format.transaction_records import Status, StoredTransaction
 from logcore.names import OFFSETS_TOPIC
-from logcore.partition.coordinated import producers_of
+from logcore.partition.coordinator_append import producers_of
 from netshim import wire
 from netshim.handlers.failures import code_of, message_of
 from netshim.handlers.group import code_of_group, offsets_in
+from netshim.scheduling import Answer, Pace, Steps, answer_with
 from netshim.state import Call, State
-from netshim.subscriptions import compile_pattern
-from netshim.waiting import Answer, Pace, Steps, answer_with
+from netshim.topic_patterns import compile_pattern
 from netshim.wire import codes
 
 if TYPE_CHECKING:

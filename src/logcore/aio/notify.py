@@ -1,0 +1,364 @@
+"""Lets tasks wait for new records of logs.
+
+Tasks that follow the same logs share one listener or inotify handle.
+
+Rules:
+- A log that only this process writes notifies its listeners. Other logs are watched:
+  the loop waits for the handle of the watch. It also polls each second, in case a file
+  system does not report writes of another machine.
+- Events are not counted: a task that wakes checks whether there are records for it.
+- Listening and watching end soon after the last waiter has left.
+
+This module reads no records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Generic, Self, TypeVar
+
+from logcore.aio.loop_thread import Home
+from logcore.errors import LogClosedError
+from logcore.fs import FS
+from logcore.kernels import Record
+from logcore.reader import (
+    LogReader,
+    Tailed,
+    follow,
+    is_shared,
+    is_written_elsewhere,
+    is_written_here,
+    listen_to,
+    news_of,
+)
+
+_LOOK_SECONDS: Final = 1.0
+#: The interval of polling if the system has no handle to wait for.
+_POLL_SECONDS: Final = 0.01
+
+_T = TypeVar("_T")
+
+
+class News:
+    """Wakes the tasks of a loop.
+
+    Any thread may call tell(). All other methods are called in the loop.
+    """
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._waiting: set[asyncio.Future[bool]] = set()
+        self._is_told = False
+        # Called in the loop before the tasks wake.
+        self.heard: Callable[[], None] | None = None
+
+    def tell(self) -> bool:
+        """Schedule wake() in the loop. Return False if the loop is closed."""
+        if self._is_told:  # wake() is scheduled already
+            return True
+        self._is_told = True
+        return self._home.tell(self.wake)
+
+    def wake(self) -> None:
+        self._is_told = False  # first: events from now on schedule another wake()
+        if self.heard is not None:
+            self.heard()
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_result(True)
+
+    @property
+    def is_waited_for(self) -> bool:
+        return bool(self._waiting)
+
+    async def wait(self, seconds: float | None) -> bool:
+        """Return True after an event, or False when `seconds` have passed.
+
+        The caller checks for records immediately before, without an await in between.
+        """
+        waiter: asyncio.Future[bool] = self._home.loop.create_future()
+        timer = None
+        if seconds is not None:
+            timer = self._home.loop.call_later(max(0.0, seconds), _expire, waiter)
+        self._waiting.add(waiter)
+        try:
+            return await waiter
+        finally:
+            self._waiting.discard(waiter)
+            if timer is not None:
+                timer.cancel()
+
+
+def _expire(waiter: asyncio.Future[bool]) -> None:
+    if not waiter.done():
+        waiter.set_result(False)
+
+
+class Watching:
+    """Wakes tasks when files in directories change.
+
+    All methods are called in the loop.
+    """
+
+    def __init__(self, home: Home, fs: FS, news: News) -> None:
+        self._loop = home.loop
+        self._fs = fs
+        self._news = news
+        self._paths: tuple[str, ...] = ()
+        self._end = contextlib.ExitStack()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self, paths: Sequence[str]) -> bool:
+        """Watch these directories instead of the previous ones.
+
+        Return whether they are different. In that case, events may have been missed.
+        """
+        wanted = tuple(paths)
+        if wanted == self._paths:
+            return False
+        self.close()
+        if not wanted:
+            return False
+        watch = self._fs.watch(*wanted)
+        self._paths = wanted
+        self._end.callback(watch.close)
+        number = watch.fileno()
+        if number >= 0:
+            self._loop.add_reader(number, self._changed, watch.wait)
+            self._end.callback(self._loop.remove_reader, number)
+            self._look_later(_LOOK_SECONDS)
+        else:
+            self._look_later(_POLL_SECONDS)
+        return True
+
+    def _changed(self, drain: Callable[[float], bool]) -> None:
+        drain(0.0)
+        self._news.wake()
+
+    def _look_later(self, seconds: float) -> None:
+        self._timer = self._loop.call_later(seconds, self._look, seconds)
+
+    def _look(self, seconds: float) -> None:
+        if self._news.is_waited_for:
+            self._look_later(seconds)
+            self._news.wake()
+        else:
+            self.close()
+
+    def __del__(self) -> None:
+        if self._loop.is_closed():  # otherwise, its timer refers to this object
+            self._end.close()
+
+    def close(self) -> None:
+        self._paths = ()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._end.close()
+
+
+class Following:
+    """Follows some logs in one loop, for all tasks that wait for them."""
+
+    def __init__(self, home: Home, fs: FS, logs: Sequence[LogReader]) -> None:
+        self._home = home
+        self._logs = tuple(logs)
+        self._news = News(home)
+        self._news.heard = self._hear
+        self._watching = Watching(home, fs, self._news)
+        #: Logs that another process may write. They do not notify listeners of this
+        #: process.
+        self._watched = [log for log in logs if is_written_elsewhere(log)]
+        self._is_shared = any(is_shared(log) for log in logs)
+        self._forgets: list[Callable[[], None]] = []
+        self._was_waited_for = False
+        self._has_looked = False
+
+    async def look(self) -> None:
+        """Register for events, and make records of other processes visible."""
+        self._was_waited_for = True
+        if not self._forgets:
+            self._forgets = [
+                listen_to(log, self._tell) for log in self._logs if is_written_here(log)
+            ]
+        if self._watching.watch([log.path for log in self._watched]):
+            self._has_looked = False
+        if self.is_fresh:
+            return
+        if self._is_shared:  # may wait for the write lock of another process
+            await self._home.call(self._refresh)
+        else:
+            self._refresh()
+
+    def _refresh(self) -> None:
+        # This is set first, because an event during the refresh requires another one.
+        self._has_looked = True
+        try:
+            for log in self._watched:
+                log.refresh()
+        except BaseException:
+            self._has_looked = False
+            raise
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether no event has occurred since the latest refresh began."""
+        return self._has_looked or not self._watched
+
+    async def wait(self, seconds: float | None) -> bool:
+        return await self._news.wait(seconds)
+
+    def _tell(self) -> None:
+        if not self._news.tell():
+            self.close()
+
+    def _hear(self) -> None:
+        self._has_looked = False
+        if not self._was_waited_for and not self._news.is_waited_for:
+            self.close()
+        self._was_waited_for = False
+
+    def close(self) -> None:
+        """End listening and watching.
+
+        Once the loop is closed, any thread may call this.
+        """
+        forgets = self._forgets
+        self._forgets = []
+        for forget in forgets:
+            forget()
+        if not self._home.loop.is_closed():
+            self._watching.close()
+
+    def wake(self) -> None:
+        self._news.wake()
+
+
+class Lists(Generic[_T]):
+    """Lists of some hundred records, returned one record at a time.
+
+    This is an asynchronous iterator. If a task that waits for a record is cancelled,
+    the record is not lost: the next task gets it.
+    """
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._records: Iterator[_T] = iter(())
+        self._is_over = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> _T:
+        for record in self._records:
+            return record
+        self._home.check()
+        while True:
+            if self._is_over:
+                raise StopAsyncIteration
+            await asyncio.sleep(0)  # lets other tasks run between two lists
+            try:
+                self._records = iter(await self._next_list())
+            except Exception:  # this includes the end, but not a cancelled task
+                self._is_over = True
+                raise
+            for record in self._records:
+                return record
+
+    async def _next_list(self) -> list[_T]:
+        """Return the next list, or raise StopAsyncIteration at the end.
+
+        An implementation must take no record before its last await.
+        """
+        raise NotImplementedError
+
+
+class Pieces(Lists[_T]):
+    """Lists that exist already, or that a function finds at the first use.
+
+    The function runs in the worker thread.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        lists: Iterator[list[_T]] | None,
+        find: Callable[[], Iterator[list[_T]]] | None = None,
+    ) -> None:
+        super().__init__(home)
+        self._lists = lists
+        self._find = find
+
+    async def _next_list(self) -> list[_T]:
+        if self._lists is None:
+            assert self._find is not None
+            self._lists = await self._home.call(self._find)
+        for records in self._lists:
+            return records
+        raise StopAsyncIteration
+
+
+class Tail(Lists[_T]):
+    """Records of some logs as they arrive.
+
+    The iteration ends when one of the logs is closed, or after `timeout` seconds
+    without a record.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        following: Following,
+        tailed: Sequence[Tailed],
+        timeout: float | None,
+        placed: Callable[[int, list[Record]], list[_T]],
+    ) -> None:
+        super().__init__(home)
+        self._following = following
+        self._tailed = tailed
+        self._timeout = timeout
+        self._placed = placed
+        self._lists: Iterator[tuple[int, list[Record]]] = iter(())
+
+    async def _next_list(self) -> list[_T]:
+        loop = self._home.loop
+        deadline = None
+        if self._timeout is not None:
+            deadline = loop.time() + self._timeout
+        while True:
+            try:
+                for number, records in self._lists:
+                    return self._placed(number, records)
+                await self._following.look()
+            except LogClosedError:
+                raise StopAsyncIteration from None
+            if any(one.log.is_closed for one in self._tailed):
+                raise StopAsyncIteration
+            if any(one.has_news for one in self._tailed):
+                self._lists = news_of(self._tailed)
+                continue
+            if not self._following.is_fresh:
+                continue
+            left = None
+            if deadline is not None:
+                left = deadline - loop.time()
+            if left is not None and left <= 0:
+                raise StopAsyncIteration
+            await self._following.wait(left)
+
+
+def plain(_: int, records: list[Record]) -> list[Record]:
+    """Return the records of one log unchanged."""
+    return records
+
+
+def followed(logs: Sequence[LogReader], offsets: Sequence[int]) -> list[Tailed]:
+    """Return each log with the offset to begin at.
+
+    Raises:
+        LogcoreError: reading at an offset failed.
+    """
+    for log, offset in zip(logs, offsets, strict=True):
+        log.read(offset)
+    return [follow(log, offset) for log, offset in zip(logs, offsets, strict=True)]

@@ -1,0 +1,653 @@
+"""`logcore append` and `logcore produce`: text as records of a partition or of a topic.
+
+Rules:
+- Both store in one way. append takes the directory for itself if it can; produce shares
+  it, and has a producer's words.
+- `append --format ndjson` takes what `read` gives.
+- A record that is refused ends the command with the number of its line. What came
+  before it stays.
+- In a topic a key chooses its partition as in Kafka's Java client; partitioner.py says
+  how.
+
+This module parses nothing: record_parsing.py makes rows of lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from typing import Any
+
+import attrs
+import click
+
+import logcore
+from logcore.cli.arguments import complete_topic_or_file, named_partitions
+from logcore.cli.opening import open_log_to_write, open_to_write, shared_option
+from logcore.cli.options import (
+    config_option,
+    directory_argument,
+    fail,
+    json_option,
+    setting,
+)
+from logcore.cli.record_parsing import InputRow, LineError, row_groups
+from logcore.cli.terminal import Lines, progress, to_json, wants_json
+from logcore.errors import InvalidRecordError, LogcoreError, RecordTooLargeError
+from logcore.names import partition_of
+
+#: Durability by what a producer would ask for.
+_ACKS = {"0": "os", "1": "os", "all": "group", "-1": "group"}
+
+
+@attrs.frozen
+class _Input:
+    """What the lines of the input mean. key, headers: for records that have no key, and
+    behind the headers that they have.
+    """
+
+    form: str
+    key_delimiter: bytes | None
+    key_field: str | None
+    key_columns: list[str]
+    batch_rows: int
+    key: bytes | None = None
+    headers: tuple[tuple[str, bytes], ...] = ()
+
+    def groups(
+        self, stream: Any, tick: Callable[[int], None]
+    ) -> Iterator[list[InputRow]]:
+        """Records in groups, one for each call that stores them. Raises LineError."""
+        groups = row_groups(
+            stream,
+            self.form,
+            self.batch_rows,
+            key_delimiter=self.key_delimiter,
+            key_field=self.key_field,
+            key_columns=self.key_columns,
+            tick=tick,
+        )
+        if self.key is None and not self.headers:
+            return groups
+        return ([self._completed(one) for one in group] for group in groups)
+
+    def _completed(self, one: InputRow) -> InputRow:
+        key, value, headers, timestamp_ms = one.row
+        if key is None:
+            key = self.key
+        return InputRow(one.line, (key, value, [*headers, *self.headers], timestamp_ms))
+
+
+@attrs.frozen
+class _Target:
+    """Where records go. topic: with its partition or without; None where the directory
+    is that of one partition.
+    partitions: of a topic that is made.
+    """
+
+    directory: str
+    topic: str | None
+    create: bool
+    partitions: int
+    config: Mapping[str, str]
+    durability: str
+    shared: bool
+
+    def open(
+        self, stack: contextlib.ExitStack
+    ) -> tuple[str | None, dict[int, logcore.Log]]:
+        """The topic, and the logs by their partitions' numbers."""
+        options = {
+            "create": self.create,
+            "config": self.config,
+            "durability": self.durability,
+        }
+        if self.topic is None:
+            return None, {
+                0: stack.enter_context(
+                    open_log_to_write(self.directory, shared=self.shared, **options)
+                )
+            }
+        logdir = stack.enter_context(
+            open_to_write(self.directory, shared=self.shared, **options)
+        )
+        return _partitions_of(
+            logdir, self.topic, self.partitions if self.create else 0, self.config
+        )
+
+
+def _input_options(command: Callable[..., None]) -> Callable[..., None]:
+    """What both commands say of their input, and of what they may make."""
+    options = (
+        click.option(
+            "--format",
+            "form",
+            type=click.Choice(["lines", "ndjson", "csv"]),
+            default="lines",
+            show_default=True,
+        ),
+        click.option(
+            "-K",
+            "--key-delimiter",
+            "--key-separator",
+            "key_delimiter",
+            metavar="TEXT",
+            help="lines: what stands before it is the key. \\t, \\0 are known.",
+        ),
+        click.option(
+            "--key-field",
+            metavar="NAME",
+            help="ndjson: this field is the key and the whole object the value.",
+        ),
+        click.option(
+            "--create",
+            is_flag=True,
+            help="Make the directory, and the topic, if it is not there.",
+        ),
+        click.option(
+            "--partitions",
+            type=click.IntRange(1),
+            default=1,
+            show_default=True,
+            help="Of a topic that is made.",
+        ),
+        config_option,
+        click.option(
+            "--batch",
+            "batch_rows",
+            type=click.IntRange(1),
+            default=1000,
+            show_default=True,
+            help="Records a call.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.command()
+@directory_argument
+@click.argument(
+    "words",
+    metavar="[TOPIC[:PARTITION]] [FILE]",
+    nargs=-1,
+    shell_complete=complete_topic_or_file,
+)
+@_input_options
+@click.option(
+    "--key",
+    "key_columns",
+    metavar="COLUMN[,COLUMN]",
+    help="csv: the key is these columns, joined by '-'.",
+)
+@click.option(
+    "--durability",
+    default="group",
+    show_default=True,
+    help="always, group, every(M), interval(MS) or os.",
+)
+@shared_option
+@json_option
+def append(
+    directory: str,
+    words: tuple[str, ...],
+    form: str,
+    key_delimiter: str | None,
+    key_field: str | None,
+    key_columns: str | None,
+    create: bool,
+    partitions: int,
+    durability: str,
+    configs: tuple[str, ...],
+    batch_rows: int,
+    shared: bool,
+    as_json: bool,
+) -> None:
+    """Append records from FILE, or from stdin for "-" and by default.
+
+    DIR is the directory of a partition, such as data/orders-0, or a directory of topics
+    with a TOPIC in it. In a topic a key chooses its partition as Kafka's Java client
+    does; records without a key go to one partition for 16 KiB, then to another.
+
+    \b
+    lines   each line is a value; with -K: what is before the delimiter is the key, a line without it has a null key
+    ndjson  each line is {"value": ..., "key": ..., "headers": [{"key": ..., "value": ...}], "timestamp_ms": ...};
+            a value is text, null, {"hex": "..."}, {"base64": "..."}, or any other JSON,
+            which is stored as JSON text
+    csv     the first row names the columns; each further row becomes a JSON object of its texts
+
+    A line that makes no record ends the command with its number; what came before it
+    stays appended.
+    """
+    _check_input(form, key_delimiter, key_field, key_columns, "--key")
+    given = _Input(
+        form, _delimiter(key_delimiter), key_field, _columns(key_columns), batch_rows
+    )
+    topic, source = _topic_and_file(directory, words)
+    config = dict(setting(text) for text in configs)
+    target = _Target(directory, topic, create, partitions, config, durability, shared)
+    _store(target, source, given, as_json=as_json, is_verbose=False)
+
+
+@click.command()
+@click.argument("place", metavar="DIR/TOPIC", type=click.Path())
+@click.argument("source", metavar="[FILE]", default="-", type=click.Path())
+@click.option(
+    "-k", "--record-key", metavar="KEY", help="The key of records that bring none."
+)
+@click.option(
+    "-H",
+    "--header",
+    "headers",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="A header of each record.",
+)
+@click.option(
+    "-p",
+    "--partition",
+    type=click.IntRange(0),
+    help="Of all records; else their keys choose.",
+)
+@click.option(
+    "--acks",
+    type=click.Choice(list(_ACKS)),
+    default="all",
+    show_default=True,
+    help="all, -1: each call waits for the disk; 0, 1: for the operating system.",
+)
+@_input_options
+@click.option(
+    "--key-columns",
+    metavar="COLUMN[,COLUMN]",
+    help="csv: the key is these columns, joined by '-'.",
+)
+@click.option(
+    "-v", "--verbose", "is_verbose", is_flag=True, help="Say where each record went."
+)
+@json_option
+def produce(
+    place: str,
+    source: str,
+    record_key: str | None,
+    headers: tuple[str, ...],
+    partition: int | None,
+    acks: str,
+    form: str,
+    key_delimiter: str | None,
+    key_field: str | None,
+    key_columns: str | None,
+    create: bool,
+    partitions: int,
+    configs: tuple[str, ...],
+    batch_rows: int,
+    is_verbose: bool,
+    as_json: bool,
+) -> None:
+    """Send records to a topic beside other processes, from FILE, or from stdin for "-"
+    and by default.
+
+    As `append`, with a producer's words: DIR/TOPIC is a topic in a directory of topics,
+    which processes share that say so too. `logcore append --help` says what the formats
+    are.
+    """
+    _check_input(form, key_delimiter, key_field, key_columns, "--key-columns")
+    key = None
+    if record_key is not None:
+        key = record_key.encode("utf-8", "surrogateescape")
+    given = _Input(
+        form,
+        _delimiter(key_delimiter),
+        key_field,
+        _columns(key_columns),
+        batch_rows,
+        key,
+        tuple(map(_header, headers)),
+    )
+    directory, topic = os.path.split(place)
+    if not topic or (":" in topic and partition is not None):
+        raise click.BadParameter(
+            f"expected DIR/TOPIC, with -p for a partition; found {place!r}",
+            param_hint="'DIR/TOPIC'",
+        )
+    if partition is not None:
+        topic = f"{topic}:{partition}"
+    config = dict(setting(text) for text in configs)
+    target = _Target(
+        directory or ".", topic, create, partitions, config, _ACKS[acks], shared=True
+    )
+    _store(target, source, given, as_json=as_json, is_verbose=is_verbose)
+
+
+def _store(
+    target: _Target, source: str, given: _Input, *, as_json: bool, is_verbose: bool
+) -> None:
+    """Stores what a file or stdin has, and says how much that was."""
+    started = time.perf_counter()
+    done = _Appended(target.directory)
+    with done.telling_interruptions(), contextlib.ExitStack() as stack:
+        stream: Any = (
+            sys.stdin.buffer
+            if source == "-"
+            else stack.enter_context(open(source, "rb"))
+        )
+        done.writes_to(*target.open(stack))
+        total = None
+        if source != "-":
+            total = os.path.getsize(source)
+        tick: Callable[[int], None] = _nothing
+        if is_verbose:  # whose lines a bar would disturb
+            done.tell = _teller(
+                stack.enter_context(Lines()), as_json=wants_json(as_json)
+            )
+        else:
+            tick = stack.enter_context(progress("appending", total))
+        stack.callback(done.note_ends)  # before the logs are closed
+        try:
+            for group in given.groups(stream, tick):
+                done.append(group)
+        except LineError as error:
+            done.note_ends()
+            fail(f"line {error.line}: {error.reason}", done.advice())
+        except LogcoreError as error:
+            done.note_ends()
+            fail(str(error), done.advice())
+    seconds = time.perf_counter() - started
+    if wants_json(as_json):
+        with Lines() as out:
+            out.write(
+                to_json(
+                    {
+                        **done.facts(),
+                        "durability": done.durability,
+                        "seconds": round(seconds, 6),
+                    }
+                )
+            )
+    else:
+        click.echo(
+            f"{done.text()} appended to {done.name} in {seconds:.2f} s ({done.durability})"
+        )
+
+
+def _nothing(_: object) -> None:
+    """Where no one is told."""
+
+
+def _teller(
+    out: Lines, *, as_json: bool
+) -> Callable[[list[InputRow], logcore.Receipt], None]:
+    """Writes where each record of a call went."""
+
+    def tell(rows: list[InputRow], receipt: logcore.Receipt) -> None:
+        for offset, one in enumerate(rows, receipt.offset):
+            if as_json:
+                facts = {
+                    "line": one.line,
+                    "topic": receipt.topic,
+                    "partition": receipt.partition,
+                    "offset": offset,
+                }
+                out.write(to_json(facts))
+            else:
+                out.write(
+                    f"line {one.line}: {receipt.topic}:{receipt.partition} offset {offset}"
+                )
+        out.flush()
+
+    return tell
+
+
+def _check_input(
+    form: str,
+    key_delimiter: str | None,
+    key_field: str | None,
+    key_columns: str | None,
+    columns_option: str,
+) -> None:
+    if key_delimiter is not None and form != "lines":
+        raise click.UsageError("--key-delimiter goes with --format lines")
+    if key_field is not None and form != "ndjson":
+        raise click.UsageError("--key-field goes with --format ndjson")
+    if key_columns is not None and form != "csv":
+        raise click.UsageError(f"{columns_option} goes with --format csv")
+
+
+def _columns(text: str | None) -> list[str]:
+    if not text:
+        return []
+    return text.split(",")
+
+
+def _header(text: str) -> tuple[str, bytes]:
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise click.BadParameter(
+            f"expected NAME=VALUE, found {text!r}", param_hint="'-H'"
+        )
+    return name, value.encode("utf-8", "surrogateescape")
+
+
+def _topic_and_file(directory: str, words: tuple[str, ...]) -> tuple[str | None, str]:
+    """The topic, or None where DIR is the directory of a partition, and the input."""
+    is_partition = (
+        partition_of(os.path.basename(os.path.realpath(directory))) is not None
+        and len(words) < 2
+    )
+    if os.path.isdir(directory):
+        from logcore.inspect.catalog import partitions
+
+        with contextlib.suppress(LogcoreError):
+            is_partition = partitions(directory) == [directory]
+    most = 2
+    if is_partition:
+        most = 1
+    if len(words) > most:
+        raise click.UsageError(f"too many arguments: {' '.join(words[most:])}")
+    if is_partition:
+        return None, words[0] if words else "-"
+    if not words:
+        fail(
+            f"{directory} is no directory of a partition, such as data/orders-0",
+            f"name a topic behind {directory}",
+        )
+    return words[0], words[1] if len(words) > 1 else "-"
+
+
+def _partitions_of(
+    logdir: logcore.LogDir, text: str, partitions: int, config: Mapping[str, object]
+) -> tuple[str, dict[int, logcore.Log]]:
+    """The topic and logs that TOPIC[:PARTITION] means. partitions: of the topic if it
+    has to be made, 0 not to.
+    """
+    name = text.partition(":")[0]
+    if partitions and name not in logdir:
+        logdir.create_topic(name, partitions, config)
+    name, numbers = named_partitions(logdir, text)
+    return name, {number: logdir.partition(name, number) for number in numbers}
+
+
+_ESCAPES = {"\\t": "\t", "\\n": "\n", "\\r": "\r", "\\0": "\0", "\\\\": "\\"}
+
+
+def _delimiter(text: str | None) -> bytes | None:
+    if text is None:
+        return None
+    if not text:
+        raise click.BadParameter(
+            "expected some text, found none", param_hint="'--key-delimiter'"
+        )
+    delimiter = _ESCAPES.get(text, text).encode("utf-8", "surrogateescape")
+    if b"\n" in delimiter:
+        raise click.BadParameter(
+            "a line ends at a newline, so that none is found in it",
+            param_hint="'--key-delimiter'",
+        )
+    return delimiter
+
+
+@attrs.define
+class _Span:
+    """What was stored in one partition. count: less than the span is long where others
+    stored records in between.
+    """
+
+    first: int
+    last: int
+    count: int
+
+    def text(self) -> str:
+        among = ""
+        if self.count <= self.last - self.first:
+            among = f", {self.count:,} of them"
+        return f"offsets {self.first} to {self.last}{among}"
+
+
+class _Appended:
+    """What one command has stored so far. name: of what it writes to. tell: called with
+    the records of each call.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.tell: Callable[[list[InputRow], logcore.Receipt], None] = (
+            lambda rows, receipt: None
+        )
+        self.name = directory
+        self.durability: str | None = None
+        self._directory = directory
+        self._topic: str | None = None
+        self._logs: dict[int, logcore.Log] = {}
+        self._ends: dict[int, int] = {}  # of each log, behind what is known to be ours
+        self._spans: dict[int, _Span] = {}
+
+    def writes_to(self, topic: str | None, logs: dict[int, logcore.Log]) -> None:
+        from logcore.partitioner import Partitioner
+
+        self._topic = topic
+        self._logs = logs
+        self._ends = {number: log.log_end_offset for number, log in logs.items()}
+        if topic is not None:
+            self.name = f"{topic} in {self._directory}"
+        self._partitioner: Partitioner | None = None
+        if len(logs) > 1:
+            self._partitioner = Partitioner(tuple(logs))
+
+    def note_ends(self) -> None:
+        """Looks how far the logs go. What no other process can have written is ours,
+        also what a call stored that was interrupted before it said so.
+        """
+        for number, log in self._logs.items():
+            if (
+                not log.is_closed
+                and log.writer.sharing is None
+                and log.log_end_offset > self._ends[number]
+            ):
+                self._note(number, self._ends[number], log.log_end_offset - 1)
+
+    def _note(self, number: int, first: int, last: int) -> None:
+        self._ends[number] = last + 1
+        span = self._spans.setdefault(number, _Span(first, last, 0))
+        span.last = last
+        span.count += last - first + 1
+
+    @contextlib.contextmanager
+    def telling_interruptions(self) -> Generator[None, None, None]:
+        """Says after Ctrl-C what is stored, when the logs are closed and their records
+        are on disk.
+        """
+        try:
+            yield
+        except KeyboardInterrupt:
+            click.echo(f"interrupted: {self.text()} are appended and stay", err=True)
+            raise
+
+    @property
+    def count(self) -> int:
+        return sum(span.count for span in self._spans.values())
+
+    def text(self) -> str:
+        if not self._spans:
+            return "0 records"
+        if self._topic is None:
+            (span,) = self._spans.values()
+            places = span.text()
+        else:
+            places = ", ".join(
+                f"{self._topic}:{number} {span.text()}"
+                for number, span in sorted(self._spans.items())
+            )
+        return f"{self.count:,} records ({places})"
+
+    def facts(self) -> dict[str, Any]:
+        if self._topic is None:
+            span = next(iter(self._spans.values()), None)
+            first = None if span is None else span.first
+            last = None if span is None else span.last
+            return {
+                "path": self._directory,
+                "records": self.count,
+                "first_offset": first,
+                "last_offset": last,
+            }
+        found = [
+            {"partition": number, "first_offset": span.first, "last_offset": span.last}
+            for number, span in sorted(self._spans.items())
+        ]
+        return {
+            "path": self._directory,
+            "topic": self._topic,
+            "records": self.count,
+            "partitions": found,
+        }
+
+    def advice(self) -> str:
+        if self._partitioner is None:
+            return f"{self.text()} from before it are appended and stay; mend the input and append the rest"
+        return (
+            f"{self.text()} are appended and stay, some perhaps of lines behind it, which went to other partitions; "
+            "--batch 1 stores line by line"
+        )
+
+    def append(self, group: list[InputRow]) -> None:
+        """Stores records, in one call for each partition; when one of them is refused,
+        those before it, and raises LineError for it.
+        """
+        for number, rows in self._by_partition(group):
+            try:
+                self._store(number, rows)
+            except (
+                InvalidRecordError,
+                RecordTooLargeError,
+            ):  # raised before anything is written
+                for one in rows:
+                    try:
+                        self._store(number, [one])
+                    except (InvalidRecordError, RecordTooLargeError) as error:
+                        raise LineError(one.line, str(error)) from error
+
+    def _store(self, number: int, rows: list[InputRow]) -> None:
+        receipt = self._logs[number].append_many([one.row for one in rows])
+        self.durability = receipt.durability
+        self._note(number, receipt.offset, receipt.last_offset)
+        self.tell(rows, receipt)
+
+    def _by_partition(
+        self, group: list[InputRow]
+    ) -> Iterable[tuple[int, list[InputRow]]]:
+        if self._partitioner is None:
+            (number,) = self._logs
+            return [(number, group)]
+        found: dict[int, list[InputRow]] = {}
+        now_ms = time.time_ns() // 1_000_000
+        for one in group:
+            key, value, headers, timestamp_ms = one.row
+            if (
+                timestamp_ms is None
+            ):  # one time for all partitions, so that a reading by time keeps groups together
+                one = InputRow(one.line, (key, value, headers, now_ms))
+            found.setdefault(self._partitioner.choose(key, value), []).append(one)
+        return found.items()

@@ -1,0 +1,216 @@
+"""What a command reads: DIR for the directory of one partition, or DIR
+TOPIC[:PARTITION] in a directory of topics.
+
+Rules:
+- All is opened read-only: no lock is taken and nothing is written, also while a writer
+  runs.
+- A place in a log is the same text everywhere: an offset, earliest, latest, now, a
+  time, an age. In a topic it is looked up in each partition.
+
+This module reads no records.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Final
+
+import attrs
+import click
+import click.shell_completion
+
+import logcore
+from logcore.cli.options import fail
+from logcore.errors import LogcoreError, LogNotFoundError
+from logcore.names import partition_of
+
+_RELATIVE: Final = re.compile(r"-(\d{1,12})(ms|s|m|h|d|w)")
+_UNIT_MS: Final = {
+    "ms": 1,
+    "s": 1000,
+    "m": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+    "w": 604_800_000,
+}
+
+
+def complete_topic(
+    ctx: click.Context, _: click.Parameter, incomplete: str
+) -> list[str]:
+    """Names of topics that begin so, for the completion of shells."""
+    try:
+        with logcore.open_dir(ctx.params["directory"], read_only=True) as logdir:
+            return [name for name in logdir.topics() if name.startswith(incomplete)]
+    except (LogcoreError, OSError, KeyError, TypeError):
+        return []
+
+
+def complete_topic_or_file(
+    ctx: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[click.shell_completion.CompletionItem]:
+    """Names of topics; where there are none, files."""
+    topics = complete_topic(ctx, parameter, incomplete)
+    return [
+        click.shell_completion.CompletionItem(incomplete, type="file"),
+        *map(click.shell_completion.CompletionItem, topics),
+    ]
+
+
+topic_argument = click.argument(
+    "topic",
+    metavar="[TOPIC[:PARTITION]]",
+    required=False,
+    shell_complete=complete_topic,
+)
+from_option = click.option(
+    "--from",
+    "start",
+    default="earliest",
+    show_default=True,
+    help="Offset, earliest, time, or age as -10m.",
+)
+to_option = click.option(
+    "--to",
+    "end",
+    default="latest",
+    show_default=True,
+    help="The same; the record there is not given.",
+)
+isolation_option = click.option(
+    "--isolation",
+    type=click.Choice(["read_uncommitted", "read_committed"]),
+    default="read_uncommitted",
+    show_default=True,
+    help="read_committed leaves out what transactions aborted or have not ended.",
+)
+
+
+@attrs.frozen
+class Source:
+    """What was named. logs: by their partitions' numbers. logdir: None for the
+    directory of one partition.
+    """
+
+    topic: str
+    logs: Mapping[int, logcore.Log]
+    logdir: logcore.LogDir | None = None
+
+    def places(self, text: str, now_ms: int) -> dict[int, int]:
+        """The offset in each partition that --from or --to means.
+
+        Of several partitions each begins and ends where it does, so an offset that one
+        does not have is no error.
+        """
+        if len(self.logs) > 1:
+            return {
+                number: place_within(log, text, now_ms)
+                for number, log in self.logs.items()
+            }
+        return {
+            number: place_in(log, text, now_ms) for number, log in self.logs.items()
+        }
+
+
+def open_source(
+    stack: contextlib.ExitStack, directory: str, topic: str | None
+) -> Source:
+    """Opens what was named. Raises LogNotFoundError, TopicNotFoundError; says which
+    topics there are.
+    """
+    if topic is None:
+        try:
+            log = stack.enter_context(logcore.open(directory, read_only=True))
+        except LogNotFoundError:
+            _fail_for_topics(directory)
+            raise
+        name, number = partition_of(os.path.basename(log.path)) or ("", 0)
+        return Source(name, {number: log})
+    logdir = stack.enter_context(logcore.open_dir(directory, read_only=True))
+    name, numbers = named_partitions(logdir, topic)
+    return Source(
+        name, {number: logdir.partition(name, number) for number in numbers}, logdir
+    )
+
+
+def named_partitions(logdir: logcore.LogDir, text: str) -> tuple[str, tuple[int, ...]]:
+    """The topic and partitions that TOPIC[:PARTITION] means. Raises TopicNotFoundError."""
+    name, sign, number = text.partition(":")
+    parts = partition_of(name)
+    if name not in logdir and parts is not None and parts[0] in logdir:
+        fail(
+            f"there is no topic {name}",
+            f"write {parts[0]}:{parts[1]} for partition {parts[1]} of {parts[0]}",
+        )
+    known = logdir.partitions(name)
+    if not sign:
+        return name, known
+    if not (number.isascii() and number.isdigit()):
+        raise click.BadParameter(
+            f"expected TOPIC or TOPIC:PARTITION, found {text!r}", param_hint="'TOPIC'"
+        )
+    if int(number) not in known:
+        fail(
+            f"{name} has no partition {number}", f"it has {', '.join(map(str, known))}"
+        )
+    return name, (int(number),)
+
+
+def _fail_for_topics(directory: str) -> None:
+    """Where a directory of topics was given without a topic, says so."""
+    try:
+        with logcore.open_dir(directory, read_only=True) as logdir:
+            topics = logdir.topics()
+    except (LogcoreError, OSError):
+        return
+    if topics:
+        named = ", ".join(topics[:10]) + (", ..." if len(topics) > 10 else "")
+        fail(
+            f"{directory} is a directory of topics: name one of them",
+            f"put it behind {directory}; there are {named}",
+        )
+
+
+def place_within(log: logcore.Log, text: str, now_ms: int) -> int:
+    """The same, or the end of the log that is nearer, for an offset that it does not
+    have.
+    """
+    return min(
+        max(place_in(log, text, now_ms), log.log_start_offset), log.high_watermark
+    )
+
+
+def place_in(log: logcore.Log, text: str, now_ms: int) -> int:
+    """The offset that --from or --to means; raises click.BadParameter for what means
+    nothing.
+    """
+    if text in ("earliest", "latest"):
+        if text == "earliest":
+            return log.log_start_offset
+        return log.high_watermark
+    if text.isascii() and text.isdigit():
+        return int(text)
+    relative = _RELATIVE.fullmatch(text)
+    if relative is not None:
+        timestamp_ms = now_ms - int(relative[1]) * _UNIT_MS[relative[2]]
+    elif text == "now":
+        timestamp_ms = now_ms
+    else:
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            raise click.BadParameter(
+                f"{text!r} is none of: an offset, earliest, latest, now, a time such as 2026-01-31T12:00:00Z "
+                "(UTC unless it says otherwise), or an age such as -10m, -1h, -2d"
+            ) from None
+        timestamp_ms = int(
+            (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000
+        )
+    found = log.offset_for_timestamp(timestamp_ms)
+    if found is None:
+        return log.high_watermark
+    return found

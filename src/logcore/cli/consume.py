@@ -1,0 +1,282 @@
+"""`logcore consume`: records of topics as they come, with a consumer group that
+remembers how far it came.
+
+Rules:
+- At least once: what was printed is committed after it has left this process, so a
+  crash repeats some and skips none.
+- While the group divides its partitions a commit is refused. It is owed then, and made
+  before a partition is given up or the command ends.
+- The end of a group is where none of its members has anything more to read. A command
+  that has joined others waits for its share, and then for what they have not committed
+  yet.
+- With a group the directory is opened for writing, since the group commits in it;
+  without one, beside a writer.
+
+read.py says how a record looks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Collection, Mapping
+
+import click
+
+import logcore
+from logcore.cli.arguments import (
+    complete_topic,
+    isolation_option,
+    place_in,
+    place_within,
+)
+from logcore.cli.opening import open_to_write, shared_option
+from logcore.cli.options import full_option, json_option, log_directory_argument
+from logcore.cli.read import (
+    format_option,
+    format_parts,
+    print_formatted,
+    print_lines,
+)
+from logcore.cli.terminal import Lines
+from logcore.consumer import (
+    Consumer,
+    OffsetAndMetadata,
+    RebalanceListener,
+    TopicPartition,
+)
+from logcore.errors import OffsetOutOfRangeError, RebalanceInProgressError
+from logcore.reader import Isolation
+
+#: How long one poll waits; Ctrl-C comes through at once all the same.
+_POLL_MS = 1_000
+#: Between two attempts to commit what is owed at the end.
+_RETRY_SECONDS = 0.05
+
+
+class _Beginning:
+    """A place, such as an offset or a time, for partitions for which nothing was
+    committed.
+    """
+
+    def __init__(
+        self,
+        logdir: logcore.LogDir,
+        consumer: Consumer,
+        text: str,
+        *,
+        is_in_group: bool,
+    ) -> None:
+        self.logdir = logdir
+        self.consumer = consumer
+        self.text = text
+        self.is_in_group = is_in_group
+        self.now_ms = time.time_ns() // 1_000_000
+
+    def check(self, topics: tuple[str, ...]) -> None:
+        """Raises click.BadParameter for a text that is no place, and
+        OffsetOutOfRangeError for an offset that the one partition does not have. Of
+        several, each begins where it does.
+        """
+        logs = [
+            self.logdir.partition(topic, number)
+            for topic in topics
+            for number in self.logdir.partitions(topic)
+        ]
+        places = [place_in(log, self.text, self.now_ms) for log in logs]
+        if len(logs) != 1:
+            return
+        start = logs[0].log_start_offset
+        end = logs[0].high_watermark
+        if not start <= places[0] <= end:
+            raise OffsetOutOfRangeError(
+                "--from is outside the log",
+                path=logs[0].path,
+                offset=places[0],
+                expected=f"{start} to {end}",
+            )
+
+    def seek(self, partitions: frozenset[TopicPartition]) -> None:
+        """Begins there in those of the partitions for which nothing was committed."""
+        known = self._committed(partitions)
+        for one in partitions:
+            if known.get(one) is None:
+                self.consumer.seek(one, self._place(one))
+
+    def _committed(
+        self, partitions: Collection[TopicPartition]
+    ) -> Mapping[TopicPartition, OffsetAndMetadata | None]:
+        if not self.is_in_group:
+            return {}
+        return self.consumer.committed(partitions)
+
+    def _place(self, one: TopicPartition) -> int:
+        return place_within(self.logdir.partition(*one), self.text, self.now_ms)
+
+    def is_all_read(self, topics: tuple[str, ...], isolation: Isolation) -> bool:
+        """Whether nothing is left, when a poll has found nothing, in partitions that
+        other members of the group have or are to give up: no record behind what was
+        committed.
+        """
+        present = {
+            TopicPartition(topic, number)
+            for topic in topics
+            for number in self.logdir.partitions(topic)
+        }
+        others = present - self.consumer.assignment()
+        known = self._committed(others)
+        ends = self.consumer.end_offsets(others)
+        for one in others:
+            log = self.logdir.partition(*one)
+            committed = known.get(one)
+            if committed is None:
+                start = self._place(one)
+            else:
+                start = max(committed.offset, log.log_start_offset)
+            # Offsets may be left without a record, such as those of transactions.
+            if (
+                start < ends[one]
+                and next(iter(log.read(start, ends[one], isolation=isolation)), None)
+                is not None
+            ):
+                return False
+        return True
+
+
+class Printed(RebalanceListener):
+    """Commits what was printed. beginning: None where auto_offset_reset says where to
+    begin.
+    """
+
+    def __init__(self, consumer: Consumer, beginning: _Beginning | None) -> None:
+        self.consumer = consumer
+        self.beginning = beginning
+        self.is_owed = False
+
+    def commit(self) -> None:
+        try:
+            self.consumer.commit()
+            self.is_owed = False
+        except RebalanceInProgressError:
+            self.is_owed = True
+
+    def settle(self) -> None:
+        """Commits what is owed, when the group has divided its partitions. Reads
+        nothing more.
+        """
+        while self.is_owed:
+            self.consumer.look_after()
+            self.commit()
+            if self.is_owed:
+                time.sleep(_RETRY_SECONDS)
+
+    def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        if self.beginning is not None:
+            self.beginning.seek(partitions)
+
+    def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        if self.is_owed:
+            self.commit()
+
+    def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
+        """Their new owners print again what is owed."""
+        self.is_owed = False
+
+
+@click.command()
+@log_directory_argument
+@click.argument(
+    "topics", metavar="TOPIC...", nargs=-1, required=True, shell_complete=complete_topic
+)
+@click.option(
+    "--group",
+    "group_id",
+    metavar="GROUP",
+    help="Go on where this group stopped, and commit for it.",
+)
+@click.option(
+    "--from",
+    "start",
+    default="earliest",
+    show_default=True,
+    help="Where to begin without a committed offset: offset, earliest, latest, time, or age as -10m.",
+)
+@click.option(
+    "-n", "--count", type=click.IntRange(1), help="End after so many records."
+)
+@click.option(
+    "--until-end",
+    is_flag=True,
+    help="End when there is nothing more to read, for the whole group if there is one.",
+)
+@shared_option
+@isolation_option
+@format_option
+@full_option
+@json_option
+def consume(
+    directory: str,
+    topics: tuple[str, ...],
+    group_id: str | None,
+    start: str,
+    count: int | None,
+    until_end: bool,
+    shared: bool,
+    isolation: Isolation,
+    form: str | None,
+    full: bool,
+    as_json: bool,
+) -> None:
+    """Print the records of topics as they come, until Ctrl-C. With --group, go on where
+    the group stopped.
+
+    A record is printed before it is committed: after a crash some come twice and none
+    is missing.
+    """
+    left = count
+    parts = None
+    if form is not None:
+        parts = format_parts(form)
+    reset = start if start in ("earliest", "latest") else "earliest"
+    with contextlib.ExitStack() as stack:
+        if group_id is None:
+            logdir = logcore.open_dir(directory, read_only=True)
+        else:
+            logdir = open_to_write(directory, shared=shared)
+        stack.enter_context(logdir)
+        for topic in topics:
+            logdir.topic(topic)  # raises for one that does not exist
+        consumer = stack.enter_context(
+            logdir.consumer(
+                group_id=group_id,
+                auto_offset_reset=reset,
+                isolation_level=isolation,
+                enable_auto_commit=False,
+            )
+        )
+        beginning = _Beginning(
+            logdir, consumer, start, is_in_group=group_id is not None
+        )
+        begins_elsewhere = start != reset
+        if begins_elsewhere:
+            beginning.check(topics)
+        printed = Printed(consumer, beginning if begins_elsewhere else None)
+        consumer.subscribe(topics, listener=printed)
+        out = stack.enter_context(Lines())
+        wait_ms = 0 if until_end else _POLL_MS
+        while left is None or left > 0:
+            found = consumer.poll(wait_ms, left)
+            if not found and until_end:
+                if beginning.is_all_read(topics, isolation):
+                    break
+                wait_ms = _POLL_MS
+            if parts is None:
+                print_lines(out, found.records(), full, as_json)
+            else:
+                print_formatted(out, parts, found.records())
+            out.flush()
+            if group_id is not None and found:
+                printed.commit()
+            if left is not None:
+                left -= found.count
+        printed.settle()

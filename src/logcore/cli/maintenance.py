@@ -1,0 +1,452 @@
+"""Commands that look after files: dump, verify and recover, compact, scrub and
+retention.
+
+Rules:
+- dump and verify only read, also beside a writer; recover writes its copy alone.
+- compact, scrub and retention take the writer's lock.
+
+The work is done by inspect/, cleaner.py, retention.py and the log itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Generator
+from typing import TypeVar
+
+import attrs
+import click
+
+import logcore
+from logcore.cli.options import (
+    DAMAGED,
+    config_option,
+    full_option,
+    json_option,
+    setting,
+)
+from logcore.cli.terminal import (
+    Lines,
+    plain_text,
+    print_table,
+    print_troubles,
+    print_verdicts,
+    progress,
+    size_text,
+    to_json,
+    wants_json,
+)
+from logcore.errors import (
+    CorruptBatchError,
+    CorruptLogError,
+    InvalidNameError,
+    LogNotFoundError,
+    StorageReadError,
+)
+from logcore.names import OFFSETS_TOPIC, parse_partition_name, partition_name
+from logcore.partition.checksum_file import Progress, unopened
+
+_T = TypeVar("_T")
+
+
+@click.command()
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path())
+@click.option("--records", is_flag=True, help="Of .log files also the records.")
+@json_option
+def dump(files: tuple[str, ...], records: bool, as_json: bool) -> None:
+    """Show what files of a log hold: .log, .index, .timeindex, .txnindex, .snapshot,
+    checkpoints and the small ones.
+
+    A damaged batch is shown as such; `logcore verify` judges a whole directory.
+    """
+    from logcore.inspect.dump import dump as rows_of
+
+    with Lines() as out:
+        for file in files:
+            if wants_json(as_json):
+                for row in rows_of(file, records=records):
+                    out.write(to_json({"file": file, **row}))
+                continue
+            out.write(file)
+            for row in rows_of(file, records=records):
+                fields = " ".join(
+                    f"{name}={plain_text(value)}"
+                    for name, value in row.items()
+                    if name != "type"
+                )
+                indent = "  "
+                if row["type"] == "record":
+                    indent = "      "
+                out.write(f"{indent}{row['type']}  {fields}")
+
+
+@click.command()
+@click.argument(
+    "directories", metavar="DIR...", nargs=-1, required=True, type=click.Path()
+)
+@click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="At a terminal: a line for each file, not only for what is wrong.",
+)
+@full_option
+@json_option
+def verify(
+    directories: tuple[str, ...], verbose: bool, full: bool, as_json: bool
+) -> None:
+    """Judge every file of a partition or log directory, read-only; exit code 1 when
+    something is damaged.
+
+    ok: as it should be. warning: opening the log mends it by itself. damaged: data may
+    be lost or wrong. The .log files are walked batch by batch, CRCs included. A
+    terminal shows what is wrong and a summary; a pipe or --json gets an object for each
+    file.
+    """
+    from logcore.inspect.verify import Verdict
+    from logcore.inspect.verify import verify as verdicts_of
+
+    found: list[Verdict] = []
+    streaming = wants_json(as_json)
+    with Lines() as out, progress("verifying", None) as tick:
+        for directory in directories:
+            for verdict in verdicts_of(directory):
+                found.append(verdict)
+                tick(1)
+                if streaming:
+                    out.write(to_json(verdict.as_dict()))
+    counts = {
+        status: sum(verdict.status == status for verdict in found)
+        for status in ("damaged", "warning", "ok")
+    }
+    if not streaming:
+        within = ""
+        if len(directories) == 1:
+            within = directories[0].rstrip(os.sep)
+        if verbose:
+            print_verdicts(found, within=within, full=full)
+        if not (verbose and full):
+            print_troubles(
+                [verdict for verdict in found if verdict.status != "ok"], within=within
+            )
+        batches = sum(one.batches for one in found)
+        records = sum(one.records for one in found)
+        size = size_text(sum(one.size_bytes for one in found if one.kind == "log"))
+        click.echo(
+            f"{batches:,} batches, {records:,} records, {size} checked in {_counted(counts)}"
+        )
+    if counts["damaged"]:
+        if not streaming:
+            click.echo(
+                "next:  `logcore recover SRC DST` copies all that is whole", err=True
+            )
+        raise click.exceptions.Exit(DAMAGED)
+
+
+def _counted(counts: dict[str, int]) -> str:
+    files = sum(counts.values())
+    each = (
+        ", ".join(f"{count:,} {status}" for status, count in counts.items() if count)
+        or "nothing to judge"
+    )
+    return f"{files:,} file{'s' * (files != 1)}: {each}"
+
+
+@click.command()
+@click.argument("source", metavar="SRC", type=click.Path())
+@click.argument("target", metavar="DST", type=click.Path())
+@json_option
+def recover(source: str, target: str, as_json: bool) -> None:
+    """Copy all that is whole of a damaged partition or log directory SRC to a new
+    directory DST.
+
+    Batches are copied as they are, around the damage, with their offsets; SRC is not
+    changed, and no process may be writing it. Exit code 1 when something is lost; what
+    is lost is listed, by bytes and by offsets.
+    """
+    from logcore.inspect.salvage import Part, salvage
+
+    with progress("reading", None) as tick:
+        report = salvage(source, target, tick=tick)
+    if wants_json(as_json):
+        with Lines() as out:
+            out.write(to_json(report.as_dict()))
+    else:
+        headers = (
+            "partition",
+            "files",
+            "batches",
+            "records",
+            "bytes",
+            "start",
+            "end",
+            "losses",
+        )
+        rows = [
+            (
+                os.path.basename(one.target),
+                one.files,
+                one.batches,
+                one.records,
+                one.size_bytes,
+                one.log_start_offset,
+                one.log_end_offset,
+                len(one.lost),
+            )
+            for one in report.partitions
+        ]
+        print_table(headers, rows, right=range(1, len(headers)))
+
+        def every(name: str) -> list[Part]:
+            return [
+                part
+                for one in (report, *report.partitions)
+                for part in getattr(one, name)
+            ]
+
+        for part in every("lost"):
+            click.echo(f"lost: {part}")
+        for part in every("left_out"):
+            click.echo(f"left out, no loss: {part}")
+        click.echo(
+            "all of it was saved"
+            if report.is_whole
+            else "what is listed as lost is not in the copy"
+        )
+    if not report.is_whole:
+        raise click.exceptions.Exit(DAMAGED)
+
+
+def _open_partitions(
+    stack: contextlib.ExitStack, directory: str, configs: tuple[str, ...]
+) -> list[logcore.Log]:
+    """The log of a partition directory, or all logs of a log directory, with their
+    topics' settings.
+    """
+    return [opened() for _, opened in _partitions_to_open(stack, directory, configs)]
+
+
+def _partitions_to_open(
+    stack: contextlib.ExitStack, directory: str, configs: tuple[str, ...] = ()
+) -> list[tuple[str, Callable[[], logcore.Log]]]:
+    """The path of each such partition, and what opens it."""
+    settings = dict(map(setting, configs))
+    real = os.path.realpath(directory)
+    with contextlib.suppress(InvalidNameError):
+        name, number = parse_partition_name(os.path.basename(real))
+        logdir = stack.enter_context(
+            logcore.open_dir(os.path.dirname(real), config=settings)
+        )
+        if name in logdir and number in logdir.partitions(name):
+            return [(real, functools.partial(logdir.partition, name, number))]
+        raise LogNotFoundError("there is no such partition", path=directory)
+    logdir = stack.enter_context(logcore.open_dir(real, config=settings))
+    return [
+        (
+            os.path.join(real, partition_name(name, number)),
+            functools.partial(logdir.partition, name, number),
+        )
+        for name in logdir.topics()
+        for number in logdir.partitions(name)
+    ]
+
+
+def _finished(steps: Generator[Progress, None, _T], tick: Callable[[int], None]) -> _T:
+    """What work returns that is done in steps."""
+    done = 0
+    while True:
+        try:
+            step = next(steps)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        tick(step.done_bytes - done)
+        done = step.done_bytes
+
+
+@click.command()
+@click.argument("directory", metavar="DIR", type=click.Path())
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Also logs that are not dirty enough yet, with what they hold rolled first.",
+)
+@click.option(
+    "--memory",
+    type=click.IntRange(1),
+    default=128,
+    show_default=True,
+    help="MiB for the table of keys.",
+)
+@config_option
+@json_option
+def compact(
+    directory: str, force: bool, memory: int, configs: tuple[str, ...], as_json: bool
+) -> None:
+    """Compact a partition, or all partitions of a log directory whose cleanup.policy
+    says so.
+
+    Of each key the last record stays. --config cleanup.policy=compact sets what the
+    directory itself does not say.
+    """
+    from logcore.cleaner import cleaning, plan_of
+
+    with contextlib.ExitStack() as stack, Lines() as out:
+        rows = []
+        for log in _open_partitions(stack, directory, configs):
+            if not log.config.is_compacted:
+                continue
+            if force:
+                log.roll()
+            plan = plan_of(log)
+            with progress(
+                os.path.basename(log.path), plan.clean_bytes + 2 * plan.cleanable_bytes
+            ) as tick:
+                report = _finished(
+                    cleaning(log, force=force, memory_bytes=memory << 20), tick
+                )
+            if report is None:
+                continue
+            if wants_json(as_json):
+                out.write(to_json(attrs.asdict(report)))
+            rows.append(
+                (
+                    os.path.basename(log.path),
+                    report.records_read,
+                    report.records_kept,
+                    report.bytes_before,
+                    report.bytes_after,
+                    report.segments_before,
+                    report.segments_after,
+                )
+            )
+    if not wants_json(as_json):
+        headers = ("partition", "records", "kept", "bytes", "left", "segments", "left")
+        print_table(headers, rows, right=range(1, 7))
+
+
+@click.command()
+@click.argument("directory", metavar="DIR", type=click.Path())
+@json_option
+def scrub(directory: str, as_json: bool) -> None:
+    """Read every byte of a partition, or of all partitions of a log directory, and say
+    what is damaged.
+
+    A sealed segment has to be what was sealed, byte for byte; where there is no seal,
+    or another program wrote the file since, its batches are checked, and it gets a
+    seal. Exit code 1 when something is damaged. Takes the writer's lock; `logcore
+    verify` checks the same beside a running writer, and makes no seals.
+    """
+    found: list[logcore.ScrubReport] = []
+    with contextlib.ExitStack() as stack, Lines() as out:
+        for path, opened in _partitions_to_open(stack, directory):
+            try:
+                log = opened()
+                with progress(
+                    os.path.basename(path), log.statistics().size_bytes
+                ) as tick:
+                    report = _finished(log.scrubbing(), tick)
+            except (CorruptLogError, CorruptBatchError, StorageReadError) as error:
+                report = unopened(path, error)  # the others are checked all the same
+            found.append(report)
+            if wants_json(as_json):
+                out.write(
+                    to_json({**attrs.asdict(report), "is_sound": report.is_sound})
+                )
+    if not wants_json(as_json):
+        rows = [
+            (
+                os.path.basename(one.path),
+                one.segments,
+                one.sealed,
+                one.skipped,
+                one.checked_bytes,
+                len(one.findings),
+            )
+            for one in found
+        ]
+        print_table(
+            ("partition", "segments", "sealed", "skipped", "bytes", "damaged"),
+            rows,
+            right=range(1, 6),
+        )
+        for one in found:
+            for finding in one.findings:
+                click.echo(str(finding))
+    if not all(one.is_sound for one in found):
+        raise click.exceptions.Exit(DAMAGED)
+
+
+@click.command()
+@click.argument("directory", metavar="DIR", type=click.Path())
+@click.option(
+    "--delete",
+    "is_delete",
+    is_flag=True,
+    help="Do it. Without this nothing is changed.",
+)
+@click.option(
+    "--hold",
+    "groups",
+    metavar="GROUP",
+    multiple=True,
+    help="Keep what this group has not read. Repeatable.",
+)
+@config_option
+@json_option
+def retention(
+    directory: str,
+    is_delete: bool,
+    groups: tuple[str, ...],
+    configs: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Say which segments the settings would delete: retention.ms, retention.bytes, and
+    the log start.
+
+    --config retention.ms=... asks what other settings would do, for topics that do not
+    set them.
+    """
+    from logcore.groupoffsets import committed_in
+    from logcore.retention import hold_for
+
+    policy = hold_for(*groups)
+    with contextlib.ExitStack() as stack, Lines() as out:
+        rows = []
+        logs = _open_partitions(stack, directory, configs)
+        offsets_logs = [
+            log
+            for log in logs
+            if parse_partition_name(os.path.basename(log.path))[0] == OFFSETS_TOPIC
+        ]
+        if groups:
+            committed = committed_in([*offsets_logs])
+        else:
+            committed = {}
+        for log in logs:
+            known = committed.get(parse_partition_name(os.path.basename(log.path)), {})
+            facts = log.upkeep.facts(committed=known)
+            count = max(0, min(policy(facts), facts.deletable))
+            gone = facts.segments[:count]
+            if is_delete:
+                log.retain(policy=policy, committed=known)
+            row = {
+                "partition": os.path.basename(log.path),
+                "segments": len(facts.segments),
+                "deleted" if is_delete else "would_delete": count,
+                "size_bytes": sum(one.size_bytes for one in gone),
+                "log_start_offset": gone[-1].end_offset if gone else facts.log_start,
+            }
+            if wants_json(as_json):
+                out.write(to_json(row))
+            rows.append(tuple(row.values()))
+    if not wants_json(as_json):
+        done = "would go"
+        if is_delete:
+            done = "deleted"
+        print_table(
+            ("partition", "segments", done, "bytes", "start then"),
+            rows,
+            right=range(1, 5),
+        )

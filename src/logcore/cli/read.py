@@ -1,0 +1,387 @@
+"""`logcore read` and `logcore tail`: records of a partition or a topic, as lines.
+
+Rules:
+- Bytes are shown as dump.shown() says: printable UTF-8 as text, all else as {"hex":
+  "..."}.
+- The end of `read` is fixed when the command starts.
+- Records of a topic come merged by their timestamps, those of one partition in the
+  order of their offsets; or one partition after the other.
+
+arguments.py finds what is named, filters.py judges which records pass.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import heapq
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Any, Final
+
+import click
+
+import logcore
+from logcore.cli.arguments import (
+    Source,
+    from_option,
+    isolation_option,
+    open_source,
+    to_option,
+    topic_argument,
+)
+from logcore.cli.filters import Where, where_option
+from logcore.cli.options import directory_argument, full_option, json_option
+from logcore.cli.terminal import (
+    Lines,
+    cells,
+    fitted,
+    plain_text,
+    terminal_columns,
+    time_text,
+    to_json,
+    wants_json,
+)
+
+#: Of a record that is cut, so many columns stay however narrow the terminal is.
+_LEAST_COLUMNS: Final = 24
+
+#: What is printed: a record of the directory of one partition, or of a topic.
+_Found = logcore.Record | logcore.TopicRecord
+#: What a format string puts in place of a code.
+Part = Callable[[_Found], bytes]
+
+format_option = click.option(
+    "-f",
+    "--format",
+    "form",
+    help="As kcat's: %t topic, %p partition, %o offset, %T ms, %k key, %s value, %h headers, %K %S sizes.",
+)
+
+
+@click.command()
+@directory_argument
+@topic_argument
+@from_option
+@to_option
+@click.option(
+    "-n", "--count", type=click.IntRange(0), help="At most this many records."
+)
+@where_option
+@click.option(
+    "--order",
+    type=click.Choice(["time", "partition"]),
+    default="time",
+    show_default=True,
+    help="Of a topic: merged by time, or one partition after the other, which is faster.",
+)
+@isolation_option
+@format_option
+@full_option
+@json_option
+def read(
+    directory: str,
+    topic: str | None,
+    start: str,
+    end: str,
+    count: int | None,
+    conditions: tuple[str, ...],
+    order: str,
+    isolation: Any,
+    form: str | None,
+    full: bool,
+    as_json: bool,
+) -> None:
+    """Print records from one place to another; the end is fixed when the command
+    starts.
+
+    DIR is the directory of a partition, such as data/orders-0, or a directory of topics
+    with a TOPIC in it. Places are looked up in each partition; a time means the first
+    record that is as young. A time of day without zone is UTC.
+
+    \b
+    --where 'key=anna'         equal; != is not equal
+    --where 'value~^[0-9]+$'   a regular expression; !~ for no match
+    --where 'header.trace'     there is one, or is not null; '!key' for null
+    """
+    where = Where.parse(conditions)
+    with contextlib.ExitStack() as stack:
+        source = open_source(stack, directory, topic)
+        now_ms = time.time_ns() // 1_000_000
+        starts = source.places(start, now_ms)
+        ends = source.places(end, now_ms)
+        streams = {
+            number: _passing(log, starts[number], ends[number], where, isolation)
+            for number, log in source.logs.items()
+        }
+        with Lines() as out:
+            _print_records(
+                out,
+                source,
+                itertools.islice(_together(source, streams, order), count),
+                form,
+                full,
+                as_json,
+            )
+
+
+@click.command()
+@directory_argument
+@topic_argument
+@click.option(
+    "-n",
+    "--count",
+    type=click.IntRange(0),
+    default=20,
+    show_default=True,
+    help="The last so many records.",
+)
+@click.option("-f", "--follow", is_flag=True, help="Then print new ones as they come.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0),
+    help="With -f: end after so many seconds without a new record.",
+)
+@where_option
+@full_option
+@json_option
+def tail(
+    directory: str,
+    topic: str | None,
+    count: int,
+    follow: bool,
+    timeout: float | None,
+    conditions: tuple[str, ...],
+    full: bool,
+    as_json: bool,
+) -> None:
+    """Print the last records of a partition or topic, and with -f what comes after
+    them.
+
+    DIR, TOPIC and --where are those of `logcore read`. The last records of a topic are
+    the youngest by time.
+    """
+    where = Where.parse(conditions)
+    with contextlib.ExitStack() as stack:
+        source = open_source(stack, directory, topic)
+        ends = {number: log.high_watermark for number, log in source.logs.items()}
+        streams = {
+            number: iter(last_records(log, count, where))
+            for number, log in source.logs.items()
+        }
+        if count:
+            last = list(_together(source, streams, "time"))[-count:]
+        else:
+            last = []
+        with Lines() as out:
+            _print_records(out, source, last, None, full, as_json)
+            if follow:
+                out.flush()
+                for record in _following(source, ends, timeout):
+                    if where is None or where.passes(record):
+                        _print_records(out, source, [record], None, full, as_json)
+                    if _is_last(
+                        source, record
+                    ):  # nothing more to wait for: show it now
+                        out.flush()
+
+
+def _following(
+    source: Source, ends: Mapping[int, int], timeout: float | None
+) -> Iterator[_Found]:
+    if source.logdir is None:
+        ((number, log),) = source.logs.items()
+        return log.tail(ends[number], timeout=timeout)
+    return source.logdir.tail(
+        source.topic, ends, partitions=tuple(source.logs), timeout=timeout
+    )
+
+
+def _is_last(source: Source, record: _Found) -> bool:
+    if isinstance(record, logcore.TopicRecord):
+        number = record.partition
+    else:
+        number = next(iter(source.logs))
+    return source.logs[number].high_watermark <= record.offset + 1
+
+
+def _passing(
+    log: logcore.Log,
+    start: int,
+    end: int,
+    where: Where | None,
+    isolation: Any = "read_uncommitted",
+) -> Iterator[logcore.Record]:
+    if where is None:
+        return log.read(start, end, isolation=isolation)
+    parts = log.scan(start, end, isolation=isolation)
+    return (record for part in parts for record in where.select(part).records())
+
+
+def _together(
+    source: Source, streams: Mapping[int, Iterator[logcore.Record]], order: str
+) -> Iterator[_Found]:
+    """The records of all partitions; those of a topic know their partition."""
+    if source.logdir is None:
+        return itertools.chain.from_iterable(streams.values())
+    named = [_named(source.topic, number, stream) for number, stream in streams.items()]
+    if order == "partition":
+        return itertools.chain.from_iterable(named)
+    return heapq.merge(*named, key=attrgetter("timestamp_ms"))
+
+
+def _named(
+    topic: str, partition: int, records: Iterable[logcore.Record]
+) -> Iterator[logcore.TopicRecord]:
+    return (logcore.TopicRecord(topic, partition, *record) for record in records)
+
+
+def last_records(
+    log: logcore.Log, count: int, where: Where | None = None
+) -> list[logcore.Record]:
+    """The last records below the high watermark: looks further back as long as too few
+    are found.
+    """
+    end = log.high_watermark
+    span = count
+    while count:
+        start = max(log.log_start_offset, end - span)
+        records = collections.deque(_passing(log, start, end, where), maxlen=count)
+        if len(records) == count or start == log.log_start_offset:
+            return list(records)
+        span *= 4
+    return []
+
+
+def _print_records(
+    out: Lines,
+    source: Source,
+    records: Iterable[_Found],
+    form: str | None,
+    full: bool,
+    as_json: bool,
+) -> None:
+    if form is not None:
+        own: dict[str, Part] = {"t": lambda _: source.topic.encode()}
+        if source.logdir is None:
+            ((number, _),) = source.logs.items()
+            own["p"] = lambda _: b"%d" % number
+        print_formatted(out, format_parts(form, own), records)
+    else:
+        print_lines(out, records, full, as_json)
+
+
+def print_formatted(
+    out: Lines, parts: Iterable[bytes | Part], records: Iterable[_Found]
+) -> None:
+    """Records as format_parts() says."""
+    for record in records:
+        out.write_bytes(
+            b"".join(
+                part if isinstance(part, bytes) else part(record) for part in parts
+            )
+        )
+
+
+def print_lines(
+    out: Lines, records: Iterable[_Found], full: bool, as_json: bool
+) -> None:
+    """A line for each record: JSON in a pipe, else for people. full: not cut to the
+    terminal's width.
+    """
+    if wants_json(as_json):
+        for record in records:
+            out.write(to_json(_shown(record)))
+        return
+    columns = None
+    if not full:
+        columns = terminal_columns()
+    for record in records:
+        out.write(_line(record, columns))
+
+
+def _shown(record: _Found) -> dict[str, Any]:
+    from logcore.inspect.dump import shown_record
+
+    if isinstance(record, logcore.TopicRecord):
+        return {
+            "topic": record.topic,
+            "partition": record.partition,
+            **shown_record(logcore.Record(*record[2:])),
+        }
+    return shown_record(record)
+
+
+def _line(record: _Found, columns: int | None) -> str:
+    """A record as a line; key, value and headers are cut so that it takes no more than
+    so many columns.
+    """
+    row = _shown(record)
+    if "partition" in row:
+        place = f"{row['partition']}:{record.offset}"
+    else:
+        place = f"{record.offset}"
+    head = f"{place}  {time_text(record.timestamp_ms)}  "
+    key = plain_text(row["key"])
+    value = plain_text(row["value"])
+    headers = " ".join(
+        f"{plain_text(one['key'])}={plain_text(one['value'])}" for one in row["headers"]
+    )
+    if columns is not None:
+        left = max(_LEAST_COLUMNS, columns - len(head))
+        key = fitted(key, left // 3)
+        headers = fitted(headers, left // 3)
+        # Two blanks behind the key, two before the headers; what key and headers leave
+        # is the value's.
+        value = fitted(value, left - cells(key) - cells(headers) - 4)
+    return head + f"{key}  {value}  {headers}".rstrip()
+
+
+_FORMATS: Final[dict[str, Callable[[_Found], bytes]]] = {
+    "t": lambda record: record.topic.encode(),  # type: ignore[union-attr]  # of a topic; see format_parts()
+    "p": lambda record: b"%d" % record.partition,  # type: ignore[union-attr]
+    "o": lambda record: b"%d" % record.offset,
+    "T": lambda record: b"%d" % record.timestamp_ms,
+    "k": lambda record: record.key or b"",
+    "s": lambda record: record.value or b"",
+    "K": lambda record: b"%d" % (-1 if record.key is None else len(record.key)),
+    "S": lambda record: b"%d" % (-1 if record.value is None else len(record.value)),
+    "h": lambda record: b",".join(
+        name.encode("utf-8", "surrogateescape") + b"=" + (value or b"")
+        for name, value in record.headers
+    ),
+    "%": lambda record: b"%",
+}
+_ESCAPES: Final = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
+
+
+def format_parts(
+    form: str, own: Mapping[str, Part] = MappingProxyType({})
+) -> list[bytes | Part]:
+    """kcat's format string in pieces: bytes as they are, and functions of a record.
+    own: functions for some codes, in place of those for records of a topic. Raises
+    click.BadParameter.
+    """
+    known_forms = {**_FORMATS, **own}
+    parts: list[bytes | Part] = []
+    signs = iter(form)
+    for sign in signs:
+        if sign not in "%\\":
+            parts.append(sign.encode("utf-8", "surrogateescape"))
+            continue
+        code = next(signs, "")
+        known: bytes | Part | None
+        if sign == "%":
+            known = known_forms.get(code)
+        else:
+            known = _ESCAPES.get(code)
+        if known is None:
+            known_codes = f"%{' %'.join(known_forms)} \\n \\t \\r \\0"
+            raise click.BadParameter(
+                f"unknown {sign + code!r}; known are {known_codes}", param_hint="-f"
+            )
+        parts.append(known)
+    return parts

@@ -1,0 +1,423 @@
+"""One consumer's place in its group.
+
+It joins, assigns partitions as the leader, and detects rebalances.
+
+    step() --> None      no change: it waits for others, or the assignment is current
+               LOST      the group has removed it, and others may own its partitions
+               REJOIN    the group rebalances: give up partitions, then call join()
+               Share     its partitions in this generation
+
+Rules:
+- A member never waits in this module. The caller calls step() again when the groups
+  have changed.
+- A thread can be interrupted at any point. A request is recorded before it is sent, and
+  its result is kept until the caller has received it. So the next step() or leave()
+  continues at the same point.
+- The leader runs the assignor without any lock, and the result is validated before
+  other members see it.
+
+This module has no positions, commits and listeners (consumer.py), and does not
+implement the group's decisions (logcore.coordination).
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from logcore.callbacks import call
+from logcore.consumer.assignors import Assignor
+from logcore.consumer.groups import Answer, Groups, KeptJoin
+from logcore.consumer.sharedgroups import SharedGroups
+from logcore.consumer.topic_partition import Member, TopicPartition
+from logcore.coordination.effects import GroupError, Joined, JoinRefused, Sync, Synced
+from logcore.errors import (
+    ConsumerStateError,
+    FencedInstanceError,
+    InconsistentGroupError,
+    InvalidConfigError,
+)
+from logcore.format.group_records import (
+    Subscription,
+    assignment_value,
+    read_assignment,
+    read_subscription,
+    subscription_value,
+)
+
+_TYPE: Final = "consumer"
+
+
+class Heard(enum.Enum):
+    LOST = enum.auto()
+    REJOIN = enum.auto()
+
+
+LOST: Final = Heard.LOST
+REJOIN: Final = Heard.REJOIN
+
+
+@attrs.frozen
+class Share:
+    partitions: frozenset[TopicPartition]
+
+
+class GroupMember:
+    """The membership of one consumer.
+
+    `partitions_of` maps a topic to its number of partitions, or 0 if it does not exist.
+    """
+
+    def __init__(
+        self,
+        groups: Groups | SharedGroups,
+        group_id: str,
+        *,
+        instance_id: str | None,
+        client_id: str,
+        assignors: Sequence[Assignor],
+        max_poll_interval_ms: int,
+        session_timeout_ms: int,
+        partitions_of: Callable[[str], int],
+    ) -> None:
+        self.group_id = group_id
+        self.instance_id = instance_id
+        self.member_id = ""
+        self.generation = -1
+        self._groups = groups
+        self._client_id = client_id
+        self._assignors = {assignor.name: assignor for assignor in assignors}
+        self._interval_ms = max_poll_interval_ms
+        self._absence_ms = None if instance_id is None else session_timeout_ms
+        self._partitions_of = partitions_of
+        self._topics: tuple[str, ...] = ()
+        self._protocol = ""
+        # The partition counts in this member's latest assignment as leader.
+        self._divided: dict[str, int] | None = None
+        # A request to join that is being sent to the group.
+        self._asking: Answer | None = None
+        self._joining: Answer | None = None
+        self._syncing: Answer | None = None
+        self._share: Share | None = None  # the result of step() until take_share()
+        self._is_stable = False
+        self._wants_to_join = False
+        # The group has removed the member, and it has not joined again.
+        self.is_removed = False
+
+    @property
+    def is_cooperative(self) -> bool:
+        """Whether the member keeps its partitions during a rebalance.
+
+        Before the first rebalance, this depends on the preferred assignor.
+        """
+        chosen = self._assignors.get(self._protocol) or next(
+            iter(self._assignors.values())
+        )
+        return chosen.is_cooperative
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether the member has received its share of the current generation."""
+        return self._is_stable
+
+    def subscribe(self, topics: Iterable[str]) -> None:
+        """Set the subscribed topics. If they have changed, the member joins again."""
+        wanted = tuple(sorted(topics))
+        if wanted != self._topics:
+            self._topics = wanted
+            self._wants_to_join = True
+
+    def rejoin(self) -> None:
+        """Join again, because the member has given up partitions that others wait for."""
+        self._wants_to_join = True
+
+    def join(self, owned: Iterable[TopicPartition]) -> None:
+        """Request a place in the next generation.
+
+        `owned` are the partitions that the member keeps during the rebalance.
+        """
+        had = -1
+        if self._protocol:
+            had = self.generation
+        claims = tuple(sorted(owned))
+        protocols = []
+        for name, assignor in self._assignors.items():
+            told = Subscription(self._topics, self._user_data(assignor), claims, had)
+            protocols.append((name, subscription_value(told)))
+        answer = Answer()
+        request = KeptJoin(
+            answer=answer,
+            group_id=self.group_id,
+            member_id=self.member_id,
+            instance_id=self.instance_id,
+            client_id=self._client_id,
+            client_host=f"/pid-{os.getpid()}",
+            protocol_type=_TYPE,
+            protocols=tuple(protocols),
+            session_timeout_ms=self._interval_ms,
+            rebalance_timeout_ms=self._interval_ms,
+            takes_id_first=False,
+            may_skip_assignment=False,
+            absence_ms=self._absence_ms,
+        )
+        self._wants_to_join = False
+        self._is_stable = False
+        self._syncing = None
+        self._share = None
+        self._asking = answer
+        self._groups.join(request)
+        self._joining = answer
+        self._asking = None
+
+    def _user_data(self, assignor: Assignor) -> bytes | None:
+        """Return the user data that a custom assignor adds to the subscription.
+
+        Raises:
+            InvalidConfigError: the assignor returned another type.
+        """
+        ask = getattr(assignor, "subscription_user_data", None)
+        found = None if ask is None else ask(self._topics)
+        if found is not None and not isinstance(found, bytes):
+            raise InvalidConfigError(
+                f"subscription_user_data() of the assignor {assignor.name!r}",
+                expected="bytes or None",
+                found=repr(found),
+            )
+        return found
+
+    def leave(self) -> None:
+        """Leave the group. A static member keeps its place for its session timeout."""
+        self._take_back(self._asking)
+        if not self.member_id and self._joining is not None:
+            self._take_back(self._joining)
+        if self.member_id and self.instance_id is None:
+            self._groups.leave(self.group_id, self.member_id, None)
+        elif self.member_id:
+            self._groups.absent(self.group_id, self.member_id)
+        self._forget()
+
+    def _take_back(self, asked: Answer | None) -> None:
+        """Withdraw a request to join, which the group would otherwise wait for.
+
+        If the request was answered concurrently, take the member id from the answer.
+        """
+        if asked is not None:
+            self._groups.withdraw(self.group_id, asked)
+            self._take_id(asked)
+        self._asking = None
+
+    def _take_id(self, answered: Answer) -> None:
+        result = answered.result
+        if isinstance(result, Joined):
+            self.member_id = result.member_id
+
+    def _forget(self) -> None:
+        self.member_id = ""
+        self.generation = -1
+        self._asking = None
+        self._joining = None
+        self._syncing = None
+        self._share = None
+        self._is_stable = False
+        self._divided = None
+        self._wants_to_join = True
+
+    def step(self) -> Heard | Share | None:
+        """Return the next event for the consumer.
+
+        Raises:
+            FencedInstanceError: another consumer has the same group_instance_id.
+            InconsistentGroupError: the group has no assignor in common.
+            InvalidConfigError: the assignor failed.
+            ConsumerStateError: the group refused a request for another reason.
+        """
+        # Step 1: finish a request to join.
+        if self._asking is not None:  # an interrupt or an error stopped the request
+            self._take_back(self._asking)
+        if self._joining is not None:
+            if not self._joining.is_there:
+                return None
+            result = self._joining.result
+            self._take_id(self._joining)
+            self._joining = None
+            heard = self._joined(result)
+            if self._syncing is None:
+                return heard
+        # Step 2: finish the request for the assignment.
+        if self._syncing is not None:
+            if not self._syncing.is_there:
+                return self._beat()
+            self._synced(self._syncing.result)
+            if self._share is None:
+                error = self._syncing.result
+                self._syncing = None
+                return self._refused(error)
+            self._syncing = None
+        # Step 3: report the share or a change, and renew the session.
+        if self._share is not None:
+            return self._share
+        if self._wants_to_join or not self._is_stable:
+            return REJOIN
+        if self._divided is not None and self._divided != {
+            name: self._partitions_of(name) for name in self._divided
+        }:
+            return REJOIN
+        return self._beat()
+
+    def enter_generation(self) -> bool:
+        """Enter the generation that the member has joined, if it has begun.
+
+        Return whether it has. A later step() returns the share of the generation.
+
+        Raises:
+            InvalidConfigError: the assignor failed.
+        """
+        if self._joining is None or not isinstance(self._joining.result, Joined):
+            return False
+        result = self._joining.result
+        self._take_id(self._joining)
+        self._joining = None
+        self._joined(result)
+        return True
+
+    def take_share(self) -> None:
+        """Mark the share as received, so that step() does not return it again."""
+        self._share = None
+
+    def _beat(self) -> Heard | None:
+        error = self._groups.heartbeat(
+            self.group_id, self.member_id, self.instance_id, self.generation
+        )
+        if error is None:
+            return None
+        return self._refused(error)
+
+    def _refused(self, error: GroupError) -> Heard | None:
+        match error:
+            case GroupError.REBALANCE_IN_PROGRESS:
+                return REJOIN
+            case GroupError.UNKNOWN_MEMBER_ID | GroupError.ILLEGAL_GENERATION:
+                self._forget()
+                self.is_removed = True
+                return LOST
+            case GroupError.FENCED_INSTANCE_ID:
+                raise FencedInstanceError(
+                    "another consumer with this group_instance_id took this one's place",
+                    found=f"{self.instance_id} in group {self.group_id}",
+                )
+            case GroupError.INCONSISTENT_GROUP_PROTOCOL:
+                common = sorted(self._groups.common_protocols(self.group_id))
+                raise InconsistentGroupError(
+                    f"no assignor of this consumer is one that all members of group {self.group_id!r} know",
+                    expected=f"one of {', '.join(common)}"
+                    if common
+                    else "a group of consumers",
+                    found=", ".join(self._assignors),
+                )
+            case _:
+                failure = self._groups.failure
+                raise ConsumerStateError(
+                    f"group {self.group_id!r} refused: {error.name}"
+                ) from failure
+
+    def _joined(self, result: Joined | JoinRefused) -> Heard | None:
+        if isinstance(result, JoinRefused):
+            if result.error is GroupError.REBALANCE_IN_PROGRESS:
+                self._wants_to_join = True
+                return REJOIN
+            return self._refused(result.error)
+        self.member_id = result.member_id
+        self.generation = result.generation
+        self.is_removed = False
+        self._protocol = result.protocol
+        self._divided = None
+        assignments: Mapping[str, bytes] = {}
+        if result.leader == result.member_id:
+            assignments = self._divide(result)
+        self._syncing = self._groups.sync(
+            Sync(
+                group_id=self.group_id,
+                member_id=self.member_id,
+                instance_id=self.instance_id,
+                generation=self.generation,
+                protocol_type=_TYPE,
+                protocol=result.protocol,
+                assignments=assignments,
+            )
+        )
+        return None
+
+    def _divide(self, joined: Joined) -> dict[str, bytes]:
+        members = []
+        for one in joined.members:
+            told = read_subscription(one.metadata) or Subscription(())
+            owned = tuple(TopicPartition(*each) for each in told.owned)
+            topics = frozenset(told.topics)
+            members.append(
+                Member(
+                    one.member_id,
+                    topics,
+                    one.instance_id,
+                    owned,
+                    told.generation,
+                    told.user_data,
+                )
+            )
+        wanted = sorted({topic for member in members for topic in member.topics})
+        counts = {topic: self._partitions_of(topic) for topic in wanted}
+        self._divided = counts
+        assignor = self._assignors[joined.protocol]
+        found = assignor.assign(
+            {topic: count for topic, count in counts.items() if count}, members
+        )
+        check_assignment(assignor, counts, members, found)
+        return {
+            member.member_id: assignment_value(found.get(member.member_id, ()))
+            for member in members
+        }
+
+    def _synced(self, result: Synced | GroupError) -> None:
+        if isinstance(result, GroupError):
+            if result is GroupError.REBALANCE_IN_PROGRESS:
+                self._wants_to_join = True
+            return
+        pairs = read_assignment(result.assignment) or ()
+        partitions = frozenset(TopicPartition(*pair) for pair in pairs)
+        hear = getattr(self._assignors.get(self._protocol), "on_assignment", None)
+        if hear is not None:
+            call(hear, partitions, self.generation)
+        self._share = Share(partitions)
+        self._is_stable = True
+
+
+def check_assignment(
+    assignor: Assignor,
+    counts: Mapping[str, int],
+    members: Sequence[Member],
+    found: Mapping[str, Sequence[TopicPartition]],
+) -> None:
+    """Raise InvalidConfigError if an assignor assigns unknown partitions, or one twice."""
+    subscribed = {member.member_id: member.topics for member in members}
+    owners: dict[TopicPartition, str] = {}
+    for member_id, those in found.items():
+        for one in those:
+            problem = ""
+            if member_id not in subscribed:
+                problem = "no such member"
+            elif not 0 <= one[1] < counts.get(one[0], 0):
+                problem = "no such partition"
+            elif one[0] not in subscribed[member_id]:
+                problem = "it does not subscribe to that topic"
+            elif one in owners:
+                problem = f"{owners[one]!r} has it too"
+            if problem:
+                raise InvalidConfigError(
+                    f"the assignor {assignor.name!r} gave {one[0]}-{one[1]} to {member_id!r}",
+                    expected="each partition of a subscribed topic once, to a member of the group",
+                    found=problem,
+                )
+            owners[one] = member_id

@@ -1,0 +1,223 @@
+"""Read positions of a consumer: the log of each partition, and the next offset to read.
+
+Rules:
+- A partition is added or removed while the consumer works for a single caller: under
+  its lock, or in an operation of logcore.aio. Other threads, such as those of
+  commit_elsewhere() and the loop of logcore.aio, use copies of the mapping.
+- A method that moves a position, pauses a partition or removes it drops the records
+  that were read ahead, which also ends an iteration: Reading.drop().
+- A topic that was deleted and created again is another topic of the same name.
+  Positions and commits of the old topic are not used for the new one, because topic ids
+  differ.
+- Appends to these logs wake the consumer, unless only other processes write them.
+
+This module does not choose the partitions (assignment.py) and reads no records
+(fetcher.py).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import attrs
+
+from logcore.consumer.groups import Directory
+from logcore.consumer.topic_partition import TopicPartition
+from logcore.errors import LogClosedError, LogcoreError, TopicNotFoundError
+from logcore.kernels import TopicRecord
+from logcore.log import Log
+from logcore.reader import listen_to
+
+
+class Taken(NamedTuple):
+    """Records that Ahead.take() returns."""
+
+    records: list[TopicRecord]
+    #: Size of the batches that were started for these records.
+    size_bytes: int
+    #: There are no more records.
+    is_last: bool = False
+    #: An error follows these records. Reading from that offset again raises it.
+    is_stopped: bool = False
+
+
+class Ahead:
+    """The records from a position on.
+
+    They are decoded on demand, one run of batches at a time.
+    """
+
+    def __init__(self, lists: Iterator[tuple[int, list[TopicRecord]]]) -> None:
+        """Initialize with the result of logcore.reader.placed_lists()."""
+        self._lists = lists
+        self._records: list[TopicRecord] = []  # the latest run
+        self._at = 0  # number of its records that were taken
+
+    def take(self, most: int, most_bytes: int) -> Taken:
+        """Return at most `most` of the next records.
+
+        After the first record, no further run is started once the runs of this call
+        have most_bytes.
+
+        Raises:
+            LogcoreError: the next record cannot be read.
+        """
+        found = self._records[self._at : self._at + most]
+        self._at += len(found)
+        size_bytes = 0
+        while len(found) < most and (size_bytes < most_bytes or not found):
+            try:
+                run_bytes, self._records = next(self._lists)
+            except StopIteration:
+                return Taken(found, size_bytes, is_last=True)
+            except LogcoreError:
+                if not found:
+                    raise
+                return Taken(found, size_bytes, is_stopped=True)
+            size_bytes += run_bytes
+            self._at = min(most - len(found), len(self._records))
+            found += self._records[: self._at]
+        return Taken(found, size_bytes)
+
+
+@attrs.define
+class Reading:
+    """The read position of one partition."""
+
+    log: Log
+    #: The topic that the offsets belong to.
+    topic_id: uuid.UUID
+    #: The offset of the next record. It is None until the first poll.
+    position: int | None = None
+    #: The offset up to which records are processed. It is None until the first poll.
+    finished: int | None = None
+    stored: int | None = None  # the latest committed offset
+    is_paused: bool = False
+    records: Ahead | None = None
+    end: int = 0  # end offset of `records`
+    #: The topic has replaced the one that was read before, and is read from its start.
+    is_new: bool = False
+    # Records were taken from `records` that no caller has received yet.
+    is_ahead: bool = False
+
+    def drop(self) -> None:
+        self.records = None
+        self.is_ahead = False
+
+    def begin_again(self, topic_id: uuid.UUID) -> None:
+        """Restart in a topic that has replaced the previous one."""
+        self.position = self.finished = self.stored = None
+        self.is_new = True
+        self.topic_id = topic_id
+        self.drop()
+
+    def place(self, offset: int) -> None:
+        """Set a new position. Earlier records count as processed."""
+        self.position = offset
+        self.finished = offset
+        self.drop()
+
+
+class Move(NamedTuple):
+    """A position that moves from start to end when the caller receives the records."""
+
+    reading: Reading
+    start: int
+    end: int
+
+
+class Readings:
+    """The read positions of a consumer, by partition."""
+
+    def __init__(
+        self, directory: Directory, on_news: Callable[[], None], *, is_read_only: bool
+    ) -> None:
+        """Initialize without partitions.
+
+        `on_news` is called after an append. With `is_read_only`, this process appends
+        nothing.
+        """
+        #: Only this class adds and removes partitions.
+        self.by_partition: dict[TopicPartition, Reading] = {}
+        self._directory = directory
+        self._on_news = on_news
+        self._is_read_only = is_read_only
+        #: For each partition, the function that removes the listener from its log.
+        self._forgets: dict[TopicPartition, Callable[[], None]] = {}
+
+    def choose(self, wanted: frozenset[TopicPartition]) -> None:
+        """Read these partitions and no others.
+
+        Partitions that were read before keep their positions.
+        """
+        for one in frozenset(self.by_partition) - wanted:
+            self.by_partition.pop(one).drop()
+            self._forgets.pop(one, lambda: None)()
+        for one in sorted(wanted - frozenset(self.by_partition)):
+            # The id is read first, so that a later replacement of the topic is
+            # detected.
+            topic_id = self._directory.topic_id(one.topic)
+            log = self._directory.partition(*one)
+            self._listen(one, log)
+            self.by_partition[one] = Reading(log, topic_id)
+
+    def is_of_another_topic(self, one: TopicPartition) -> bool:
+        """Return whether the topic was deleted since the partition was read.
+
+        A new topic of the same name does not change the result.
+        """
+        reading = self.by_partition.get(one)
+        if reading is None:
+            return False
+        try:
+            return self._directory.topic_id(one.topic) != reading.topic_id
+        except TopicNotFoundError:
+            return True
+        except LogClosedError:
+            # The directory is closed. Any use of the partition raises this error.
+            return False
+
+    def open_again(self, *, may_be_gone: bool) -> None:
+        """Open logs again after a failure, or after their topic was replaced.
+
+        With `may_be_gone`, a deleted topic is no error, because the group will remove
+        its partitions.
+
+        Raises:
+            LogClosedError: the directory is closed.
+            TopicNotFoundError: a topic was deleted.
+        """
+        for one, reading in self.by_partition.items():
+            is_other = self.is_of_another_topic(one)
+            if not reading.log.is_closed and not is_other:
+                continue
+            try:
+                topic_id = self._directory.topic_id(one.topic)
+                log = self._directory.partition(*one)
+            except TopicNotFoundError:
+                if not may_be_gone:
+                    raise
+                continue
+            self._listen(one, log)
+            if is_other:
+                reading.begin_again(topic_id)
+            reading.log = log
+            reading.drop()
+
+    def _listen(self, one: TopicPartition, log: Log) -> None:
+        if self._is_read_only:
+            return
+        self._forgets.pop(one, lambda: None)()
+        self._forgets[one] = listen_to(log, self._on_news)
+
+    def end(self) -> None:
+        """End iterations and remove the listeners after the consumer was closed.
+
+        The positions remain available.
+        """
+        for reading in self.by_partition.values():
+            reading.drop()
+        for forget in self._forgets.values():
+            forget()

@@ -1,0 +1,466 @@
+"""What a consumer is told and tells: its settings, its listener, records by partition,
+offsets to commit.
+
+Rules:
+- Settings are checked when they are given, before anything is read. `config=` takes
+  Kafka's dotted names too; see clientconfig.py.
+
+Nothing here reads or commits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypedDict
+
+import attrs
+
+from logcore.callbacks import call
+from logcore.clientconfig import Vocabulary, words
+from logcore.consumer.assignors import ASSIGNORS, Assignor
+from logcore.consumer.topic_partition import TopicPartition
+from logcore.errors import InvalidConfigError
+from logcore.kernels import TopicRecord
+
+IsolationLevel = Literal["read_uncommitted", "read_committed"]
+OffsetsStorage = Literal["log", "registry"]
+Deserializer = Callable[[bytes], Any]
+#: As Kafka limits it.
+_METADATA_CHARACTERS: Final = 4096
+
+
+class RebalanceListener:
+    """Is told what a consumer gets and gives up, in the thread that calls poll().
+    Override what is of interest.
+
+    The methods may call seek(), commit() and what only looks; poll(), subscribe(),
+    assign() and close() are refused.
+    """
+
+    def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        """These are new; positions may be set with seek()."""
+
+    def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        """These are to be given up, and may still be committed."""
+
+    def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
+        """These may be another's already; commits are refused."""
+        self.on_partitions_revoked(partitions)
+
+
+class Interceptor(Protocol):
+    """Sees what a consumer hands out and commits. What it raises is reported to
+    sys.unraisablehook and disturbs nothing else: the next one is given what the last
+    good one gave.
+    """
+
+    def on_consume(self, records: ConsumerRecords) -> ConsumerRecords:
+        """The records to hand out; in the thread that reads. In an iteration each
+        record comes alone. Positions move behind those that are left out, too. Columns
+        are not shown.
+        """
+        ...
+
+    def on_commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> object:
+        """These were committed."""
+        ...
+
+
+@attrs.frozen
+class OffsetAndMetadata:
+    """What is committed for a partition: the next offset to process."""
+
+    offset: int
+    metadata: str = ""
+    leader_epoch: int = -1
+
+
+class GroupMetadata(NamedTuple):
+    """A member of a group in one generation. generation: -1 and member_id "": no
+    member.
+    """
+
+    group_id: str
+    generation: int
+    member_id: str
+    group_instance_id: str | None
+
+
+@attrs.frozen(kw_only=True)
+class ConsumerMetrics:
+    """Counters of a consumer since it was made; a snapshot.
+
+    looks: how often it looked after its group and its commits, as each poll() does at
+    least once. records: decoded, also those that were read ahead. commits: stored ones;
+    refused_commits: those that were not; waiting_commits: of commit_async(), and not
+    stored yet. rebalances: generations of its group that it was in. partitions,
+    paused_partitions: read now.
+    """
+
+    looks: int
+    records: int
+    commits: int
+    refused_commits: int
+    waiting_commits: int
+    rebalances: int
+    partitions: int
+    paused_partitions: int
+
+
+class ConsumerRecords(Mapping[TopicPartition, Sequence[TopicRecord]]):
+    """What one poll() found: lists of records by partition, each in the order of
+    offsets.
+    """
+
+    def __init__(self, found: dict[TopicPartition, list[TopicRecord]]) -> None:
+        self._found = found
+
+    def __getitem__(self, partition: TopicPartition) -> Sequence[TopicRecord]:
+        return self._found[partition]
+
+    def __iter__(self) -> Iterator[TopicPartition]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __repr__(self) -> str:
+        return f"<ConsumerRecords {self.count} of {len(self)} partitions>"
+
+    @property
+    def count(self) -> int:
+        """How many records there are in all."""
+        return sum(map(len, self._found.values()))
+
+    def partitions(self) -> list[TopicPartition]:
+        """Those that have records here."""
+        return list(self._found)
+
+    def records(
+        self, partition: tuple[str, int] | None = None
+    ) -> Iterator[TopicRecord]:
+        """All of them, one partition after the other; or those of one partition, of
+        which there may be none.
+        """
+        if partition is not None:
+            return iter(self._found.get(TopicPartition(*partition), ()))
+        return itertools.chain.from_iterable(self._found.values())
+
+    def next_offsets(self) -> dict[TopicPartition, int]:
+        """The offsets behind them, as commit() takes them."""
+        return {
+            partition: records[-1].offset + 1
+            for partition, records in self._found.items()
+        }
+
+
+def intercepted(
+    interceptors: Iterable[Interceptor], records: ConsumerRecords
+) -> ConsumerRecords:
+    """Records as the interceptors leave them, one after the other."""
+    for interceptor in interceptors:
+        found = call(interceptor.on_consume, records)
+        if isinstance(found, ConsumerRecords):
+            records = found
+    return records
+
+
+class ConsumerOptions(TypedDict, total=False):
+    """What LogDir.consumer() takes, with the names and defaults of Kafka's Java client
+    where it has them.
+
+    group_id: whose members divide the partitions, and which keeps what was committed.
+    group_instance_id: of a static member, whose partitions wait for it when it is gone.
+    auto_offset_reset ("latest"): where reading begins without a committed offset:
+    "earliest", "by_duration:PT1H" for the first record of the last hour, or "none",
+    which raises. enable_auto_commit (True), auto_commit_interval_ms (5,000): poll()
+    commits what is finished so often. isolation_level ("read_uncommitted"): see
+    Log.read(). max_poll_records (500): of one poll(). max_partition_fetch_bytes
+    (1,048,576), fetch_max_bytes (52,428,800): of the stored batches that one poll()
+    begins, of a partition and of all; it begins one in any case. max_poll_interval_ms
+    (300,000): who polls no more for so long loses its partitions. session_timeout_ms
+    (45,000): a static member that was closed, or whose process died, keeps its place
+    for so long. heartbeat_interval_ms (3,000): checked, and without effect, for a
+    member sends no heartbeats. assignors ("cooperative-sticky"): names of range,
+    roundrobin, sticky, cooperative-sticky, or objects; all members need one in common.
+    key_deserializer, value_deserializer: called with bytes, never with null.
+    interceptors: see Interceptor. exclude_internal_topics (True): a pattern leaves out
+    the topics of Kafka's own. consumer_timeout_ms (None): an iteration ends after so
+    long without a record. offsets_storage ("log"), dual_commit (False): for groups
+    whose offsets move between the registry and the log; see consumer/offset_stores.py.
+    """
+
+    group_id: str | None
+    group_instance_id: str | None
+    client_id: str
+    auto_offset_reset: str
+    enable_auto_commit: bool
+    auto_commit_interval_ms: int
+    isolation_level: IsolationLevel
+    max_poll_records: int
+    max_partition_fetch_bytes: int
+    fetch_max_bytes: int
+    max_poll_interval_ms: int
+    session_timeout_ms: int
+    heartbeat_interval_ms: int
+    assignors: Iterable[str | Assignor]
+    key_deserializer: Deserializer | None
+    value_deserializer: Deserializer | None
+    interceptors: Iterable[Interceptor]
+    exclude_internal_topics: bool
+    consumer_timeout_ms: int | None
+    offsets_storage: OffsetsStorage
+    dual_commit: bool
+
+
+@attrs.frozen(kw_only=True)
+class ConsumerSettings:
+    """See ConsumerOptions."""
+
+    group_id: str | None = None
+    group_instance_id: str | None = None
+    client_id: str = ""
+    auto_offset_reset: str = "latest"
+    enable_auto_commit: bool = True
+    auto_commit_interval_ms: int = 5_000
+    isolation_level: IsolationLevel = "read_uncommitted"
+    max_poll_records: int = 500
+    max_partition_fetch_bytes: int = 1_048_576
+    fetch_max_bytes: int = 52_428_800
+    max_poll_interval_ms: int = 300_000
+    session_timeout_ms: int = 45_000
+    heartbeat_interval_ms: int = 3_000
+    assignors: tuple[Assignor, ...] = (ASSIGNORS["cooperative-sticky"],)
+    key_deserializer: Deserializer | None = None
+    value_deserializer: Deserializer | None = None
+    interceptors: tuple[Interceptor, ...] = attrs.field(default=(), converter=tuple)
+    exclude_internal_topics: bool = True
+    consumer_timeout_ms: int | None = None
+    offsets_storage: OffsetsStorage = "log"
+    dual_commit: bool = False
+
+    @property
+    def uses_registry(self) -> bool:
+        """Whether offsets are in the registry too, or there alone."""
+        return self.offsets_storage == "registry" or self.dual_commit
+
+    @property
+    def reset_duration_ms(self) -> int | None:
+        """Of auto_offset_reset="by_duration:..."; None for the others. Raises
+        InvalidConfigError.
+        """
+        rule, colon, duration = self.auto_offset_reset.partition(":")
+        if rule != "by_duration" or not colon:
+            return None
+        return duration_ms(duration)
+
+    def __attrs_post_init__(self) -> None:
+        self._check_ids()
+        choices: dict[str, tuple[str, ...]] = {
+            "isolation_level": ("read_uncommitted", "read_committed"),
+            "offsets_storage": ("log", "registry"),
+        }
+        if (
+            not isinstance(self.auto_offset_reset, str)
+            or self.reset_duration_ms is None
+        ):
+            choices["auto_offset_reset"] = _RESETS
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise InvalidConfigError(
+                    name,
+                    expected=f"one of {', '.join(allowed)}",
+                    found=repr(getattr(self, name)),
+                )
+        for name in _WHOLE:
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise InvalidConfigError(
+                    name, expected="a whole number above 0", found=repr(value)
+                )
+        for name in ("enable_auto_commit", "exclude_internal_topics", "dual_commit"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidConfigError(
+                    name, expected="True or False", found=repr(getattr(self, name))
+                )
+        self._check_times()
+
+    def _check_ids(self) -> None:
+        if self.group_id == "" or self.group_instance_id == "":
+            raise InvalidConfigError(
+                "an id is not empty", expected="a text, or None", found="''"
+            )
+        if self.group_instance_id is not None and self.group_id is None:
+            raise InvalidConfigError("group_instance_id needs a group_id")
+        if self.uses_registry and self.group_id is None:
+            raise InvalidConfigError("offsets_storage and dual_commit need a group_id")
+
+    def _check_times(self) -> None:
+        waits_ms = self.consumer_timeout_ms
+        if waits_ms is not None and (
+            not isinstance(waits_ms, int) or isinstance(waits_ms, bool) or waits_ms < 0
+        ):
+            raise InvalidConfigError(
+                "consumer_timeout_ms",
+                expected="a whole number, or None",
+                found=repr(waits_ms),
+            )
+        # As Kafka asks it of its clients: of three heartbeats two may be lost.
+        if self.heartbeat_interval_ms * 3 > self.session_timeout_ms:
+            raise InvalidConfigError(
+                "heartbeat_interval_ms is above a third of session_timeout_ms",
+                expected=f"at most {self.session_timeout_ms // 3}",
+                found=self.heartbeat_interval_ms,
+            )
+
+
+_RESETS: Final = ("latest", "earliest", "none", "by_duration:<duration such as PT1H>")
+_WHOLE: Final = (
+    "auto_commit_interval_ms",
+    "max_poll_records",
+    "max_partition_fetch_bytes",
+    "fetch_max_bytes",
+    "max_poll_interval_ms",
+    "session_timeout_ms",
+    "heartbeat_interval_ms",
+)
+#: A duration as ISO 8601 and Java write it, up to days.
+_DURATION: Final = re.compile(
+    r"P(?:(?P<days>\d{1,9})D)?(?:T(?=\d)(?:(?P<hours>\d{1,9})H)?(?:(?P<minutes>\d{1,9})M)?(?:(?P<seconds>\d{1,9}(?:\.\d{1,9})?)S)?)?"
+)
+_UNIT_MS: Final = {
+    "days": 86_400_000,
+    "hours": 3_600_000,
+    "minutes": 60_000,
+    "seconds": 1_000,
+}
+#: Settings of Kafka's consumer alone that need a network.
+_NETWORK: Final = words("""
+    fetch_min_bytes fetch_max_wait_ms fetch_wait_max_ms default_api_timeout_ms client_rack allow_auto_create_topics
+    group_protocol group_remote_assignor check_crcs
+""")
+#: librdkafka's names, and Kafka's for what has another one here.
+_OTHER_NAMES: Final = {
+    "partition_assignment_strategy": "assignors",
+    "auto_commit_enable": "enable_auto_commit",
+    "fetch_message_max_bytes": "max_partition_fetch_bytes",
+}
+#: What librdkafka, and the first Kafka, say for where reading begins.
+_OTHER_RESETS: Final = {
+    "smallest": "earliest",
+    "beginning": "earliest",
+    "largest": "latest",
+    "end": "latest",
+}
+#: Kafka's classes for assignors, without their package.
+_CLASSES: Final = {
+    "RangeAssignor": "range",
+    "RoundRobinAssignor": "roundrobin",
+    "StickyAssignor": "sticky",
+    "CooperativeStickyAssignor": "cooperative-sticky",
+}
+_VOCABULARY: Final = Vocabulary(ConsumerSettings, _NETWORK, _OTHER_NAMES)
+
+
+def duration_ms(text: str) -> int:
+    """Milliseconds of a duration such as PT1H or P2DT30M. Raises InvalidConfigError."""
+    found = _DURATION.fullmatch(text)
+    parts = (
+        {}
+        if found is None
+        else {
+            unit: each for unit, each in found.groupdict().items() if each is not None
+        }
+    )
+    if not parts:
+        raise InvalidConfigError(
+            "a duration", expected="one such as PT1H or P2DT30M", found=repr(text)
+        )
+    return sum(int(float(each) * _UNIT_MS[unit]) for unit, each in parts.items())
+
+
+def consumer_settings(
+    config: Mapping[str, object] | None, given: Mapping[str, Any]
+) -> ConsumerSettings:
+    """Settings of a config by Kafka's names, and of keywords, which win. Raises
+    InvalidConfigError, which names the nearest setting for an unknown one.
+    """
+    chosen = _VOCABULARY.of_config(config)
+    if isinstance(chosen.get("assignors"), str):
+        chosen["assignors"] = [
+            _named(each.strip()) for each in chosen["assignors"].split(",")
+        ]
+    if isinstance(chosen.get("auto_offset_reset"), str):
+        chosen["auto_offset_reset"] = _OTHER_RESETS.get(
+            chosen["auto_offset_reset"], chosen["auto_offset_reset"]
+        )
+    for name, value in given.items():
+        _VOCABULARY.check_keyword(name)
+        chosen[name] = value
+    if "assignors" in chosen:
+        chosen["assignors"] = chosen_assignors(chosen["assignors"])
+    return ConsumerSettings(**chosen)
+
+
+def _named(assignor: str) -> str:
+    """The name of an assignor that a configuration gives by its name or by Kafka's
+    class.
+    """
+    return _CLASSES.get(assignor.rpartition(".")[2], assignor)
+
+
+def chosen_assignors(given: Iterable[str | Assignor]) -> tuple[Assignor, ...]:
+    """Assignors by their names, or as objects of the caller's. Raises
+    InvalidConfigError.
+    """
+    if isinstance(given, str):
+        raise InvalidConfigError(
+            "assignors is a list of names", expected=f"[{given!r}]", found=repr(given)
+        )
+    found = []
+    for one in given:
+        known = ASSIGNORS.get(one) if isinstance(one, str) else one
+        if known is None:
+            raise InvalidConfigError(
+                "unknown assignor",
+                expected=f"one of {', '.join(ASSIGNORS)}",
+                found=repr(one),
+            )
+        found.append(known)
+    if not found:
+        raise InvalidConfigError(
+            "a consumer needs an assignor",
+            expected=f"some of {', '.join(ASSIGNORS)}",
+            found="none",
+        )
+    if len({one.is_cooperative for one in found}) > 1:
+        raise InvalidConfigError(
+            "cooperative assignors and others cannot be offered together",
+            found=str(found),
+        )
+    return tuple(found)
+
+
+def topic_pattern(what: str, given: str | re.Pattern[str]) -> re.Pattern[str]:
+    """What matches names of topics. Raises InvalidConfigError."""
+    try:
+        compiled = re.compile(given)
+        compiled.fullmatch("")  # one of bytes matches no name
+    except (re.error, TypeError) as error:
+        raise InvalidConfigError(
+            what, expected="a regular expression", found=f"{given!r}: {error}"
+        ) from error
+    return compiled
+
+
+def checked_offset(given: int | OffsetAndMetadata) -> OffsetAndMetadata:
+    found = given if isinstance(given, OffsetAndMetadata) else OffsetAndMetadata(given)
+    if found.offset < 0 or len(found.metadata) > _METADATA_CHARACTERS:
+        raise InvalidConfigError(
+            "a committed offset",
+            expected=f"from 0, with at most {_METADATA_CHARACTERS} characters of metadata",
+            found=f"{found.offset}, {len(found.metadata)} characters",
+        )
+    return found

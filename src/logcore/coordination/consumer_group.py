@@ -1,0 +1,556 @@
+"""A group of the consumer protocol (KIP-848): its facts, decisions from them, small
+changes.
+
+Rules:
+- A fact is the value of one record, and a group consists of facts only. Loading applies
+  the same facts as a transition.
+- The group epoch increases if the members, their subscriptions or the subscribed topics
+  change. The targets, each member's intended partitions, are then computed again. Each
+  heartbeat moves a member closer to its target.
+- A partition is in `assigned` or `revoking` of at most one member, its owner. No other
+  member gets it before the owner has confirmed that it gave it up, or is removed.
+
+States of a member (broker reference 4.4), as computed by reconciled():
+
+    STABLE      has reached the target that it was sent
+    UNREVOKED   must give up `revoking` and confirm it with a heartbeat that lists its
+    partitions
+    UNRELEASED  waits for partitions that others have not given up
+
+Such a group may contain members of the classic protocol, so that its clients can be
+upgraded one by one. Their facts are the same; migration.py translates their
+requests and answers.
+
+consumer_transitions.py decides which change a request causes. This module does not return
+effects.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, Protocol, TypeVar
+
+import attrs
+
+from logcore.coordination.consumer_assignors import (
+    ASSIGNORS,
+    Counts,
+    Subscriber,
+    Targets,
+)
+from logcore.coordination.effects import GroupError, Result, Waiter
+from logcore.coordination.memory_budget import ITEM_BYTES, MEMBER_BYTES
+from logcore.format.consumer_group_records import (
+    ConsumerKey,
+    ConsumerMember,
+    ConsumerValue,
+    Current,
+    GroupEpoch,
+    Kind,
+    MemberState,
+    Partition,
+    Partitions,
+    Resolved,
+    consumer_key,
+    consumer_value,
+)
+from logcore.format.group_records import GroupRecord, group_key
+
+ASSIGNING: Final = "Assigning"
+RECONCILING: Final = "Reconciling"
+
+#: The member epoch of a static member that left temporarily.
+AWAY: Final = -2
+NOTHING: Final[Partitions] = frozenset()
+#: The identity of a record in its group: its kind and name.
+Fact = tuple[Kind, str]
+_T = TypeVar("_T")
+
+
+class Topics(Protocol):
+    """The topics of the cluster. `version` changes with each change of them."""
+
+    @property
+    def version(self) -> int: ...
+
+    def names(self) -> Iterable[str]:
+        """Return the names that a pattern can match."""
+        ...
+
+    def facts(self, name: str) -> tuple[bytes, int] | None:
+        """Return id and number of partitions; None if the topic does not exist."""
+        ...
+
+
+#: Return a test whether a pattern matches a topic's whole name. Raises ValueError for
+#: an invalid pattern.
+Compile = Callable[[str], Callable[[str], bool]]
+
+
+class NoTopics:
+    """For coordinators that do not serve this protocol, but keep such groups."""
+
+    version = 0
+
+    def names(self) -> Iterable[str]:
+        return ()
+
+    def facts(self, name: str) -> tuple[bytes, int] | None:
+        return None
+
+
+@attrs.define(eq=False)
+class Written:
+    """The changes of one step, with the former values in order."""
+
+    before: list[tuple[Fact, ConsumerValue]] = attrs.Factory(
+        list[tuple[Fact, ConsumerValue]]
+    )
+    records: list[GroupRecord] = attrs.Factory(list[GroupRecord])
+    #: To be given once the records are durable.
+    answers: list[tuple[Waiter, Result]] = attrs.Factory(list[tuple[Waiter, Result]])
+
+
+class ConsumerGroup:
+    """The facts of one group, and its steps in progress.
+
+    The facts are the two epochs with the metadata hash, and `members`, `targets` and
+    `currents` by member id, and `patterns` by their text.
+    """
+
+    def __init__(self, group_id: str) -> None:
+        self.group_id = group_id
+        self.epoch = 0
+        self.metadata_hash = 0
+        self.target_epoch = 0
+        self.members: dict[str, ConsumerMember] = {}
+        self.targets: dict[str, Partitions] = {}
+        self.currents: dict[str, Current] = {}
+        self.patterns: dict[str, Resolved] = {}
+        #: The owner of each partition.
+        self.owners: dict[Partition, str] = {}
+        self.static: dict[str, str] = {}
+        #: Steps whose records are being stored.
+        self.storing: list[Written] = []
+        #: Steps whose records are stored next.
+        self.queued: list[Written] = []
+        #: Facts whose records could not be stored, but may be on disk. They are written
+        #: again with the next records.
+        self.unsure: dict[Fact, None] = {}
+        #: Version of the topics when they were last compared with the facts.
+        self.seen_version: int | None = None
+        #: The end of each member's session.
+        self.deadlines_ms: dict[str, int] = {}
+        #: When that end is checked next; it can be before the end.
+        self.timers_ms: dict[str, int] = {}
+        #: Members with a timer for giving up partitions.
+        self.revocations: set[str] = set()
+        #: Classic members with a timer for rejoining, and for their Sync request.
+        self.rejoins: set[str] = set()
+        self.syncs: set[str] = set()
+
+    def held_bytes(self) -> int:
+        """Return the approximate memory use of the members."""
+        size = 0
+        for member in self.members.values():
+            texts = (
+                *member.topic_names,
+                member.client_id,
+                member.pattern or "",
+                member.instance_id or "",
+            )
+            size += MEMBER_BYTES + sum(map(len, texts)) + ITEM_BYTES * len(texts)
+            if member.classic is not None:
+                size += sum(
+                    len(name) + len(metadata)
+                    for name, metadata in member.classic.protocols
+                )
+        return size
+
+    # -- facts
+
+    def value_of(self, fact: Fact) -> ConsumerValue:
+        kind, name = fact
+        match kind:
+            case Kind.GROUP:
+                if self.epoch:
+                    return GroupEpoch(self.epoch, self.metadata_hash)
+                return None
+            case Kind.MEMBER:
+                return self.members.get(name)
+            case Kind.TARGET_EPOCH:
+                return self.target_epoch or None
+            case Kind.TARGET:
+                return self.targets.get(name)
+            case Kind.CURRENT:
+                return self.currents.get(name)
+            case Kind.PATTERN:
+                return self.patterns.get(name)
+            # Such records are only deleted.
+            case Kind.CLASSIC | Kind.TOPICS:
+                return None
+
+    def put(self, fact: Fact, value: ConsumerValue) -> None:
+        """Set a fact; None deletes it."""
+        kind, name = fact
+        match kind:
+            case Kind.GROUP:
+                known = _of(GroupEpoch, value) or GroupEpoch(0)
+                self.epoch = known.epoch
+                self.metadata_hash = known.metadata_hash
+            case Kind.MEMBER:
+                self._put_member(name, _of(ConsumerMember, value))
+            case Kind.TARGET_EPOCH:
+                self.target_epoch = _of(int, value) or 0
+            case Kind.TARGET:
+                _set(self.targets, name, _of(frozenset, value))
+            case Kind.CURRENT:
+                self._put_current(name, _of(Current, value))
+            case Kind.PATTERN:
+                _set(self.patterns, name, _of(Resolved, value))
+            case Kind.CLASSIC | Kind.TOPICS:
+                pass
+
+    def _put_member(self, member_id: str, member: ConsumerMember | None) -> None:
+        # Another member may have taken over the instance id, and keeps it.
+        before = self.members.get(member_id)
+        if (
+            before is not None
+            and before.instance_id is not None
+            and self.static.get(before.instance_id) == member_id
+        ):
+            del self.static[before.instance_id]
+        _set(self.members, member_id, member)
+        if member is not None and member.instance_id is not None:
+            self.static[member.instance_id] = member_id
+
+    def _put_current(self, member_id: str, current: Current | None) -> None:
+        before = self.currents.get(member_id)
+        if before is not None:
+            for partition in before.assigned | before.revoking:
+                if self.owners.get(partition) == member_id:
+                    del self.owners[partition]
+        _set(self.currents, member_id, current)
+        if current is not None:
+            for partition in current.assigned | current.revoking:
+                self.owners[partition] = member_id
+
+    def facts(self) -> Iterator[Fact]:
+        """Yield all facts with a record, members first and the group last.
+
+        Kafka deletes them in this order.
+        """
+        yield from ((Kind.CURRENT, name) for name in self.currents)
+        yield from ((Kind.TARGET, name) for name in self.targets)
+        yield from ((Kind.MEMBER, name) for name in self.members)
+        yield from ((Kind.PATTERN, text) for text in self.patterns)
+        if self.target_epoch:
+            yield Kind.TARGET_EPOCH, ""
+        if self.epoch:
+            yield Kind.GROUP, ""
+
+    def record(self, fact: Fact, value: ConsumerValue) -> GroupRecord:
+        kind, _ = fact
+        # Only deleted here.
+        if kind is Kind.CLASSIC:
+            value = None
+        return fact_key(self.group_id, fact), consumer_value(value)
+
+    def tombstones(self) -> tuple[GroupRecord, ...]:
+        """Return records that delete the whole group, including facts in `unsure`."""
+        return tuple(
+            self.record(fact, None)
+            for fact in dict.fromkeys([*self.unsure, *self.facts()])
+        )
+
+    # -- decisions
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether records are being stored, so that the facts are ahead of the disk."""
+        return bool(self.storing)
+
+    @property
+    def state(self) -> str:
+        """The state of the group by Kafka's names. Computing it visits all members."""
+        if not self.members:
+            return "Empty"
+        if self.epoch > self.target_epoch:
+            return ASSIGNING
+        for member_id in self.members:
+            current = self.current(member_id)
+            if (
+                current.state is not MemberState.STABLE
+                or current.member_epoch != self.target_epoch
+            ):
+                return RECONCILING
+        return "Stable"
+
+    def current(self, member_id: str) -> Current:
+        return self.currents.get(member_id) or Current()
+
+    def check_member(
+        self, member_id: str, instance_id: str | None
+    ) -> GroupError | None:
+        """Check the two ids of a request that does not join."""
+        if instance_id is not None:
+            present = self.static.get(instance_id)
+            if present is None:
+                return GroupError.UNKNOWN_MEMBER_ID
+            if present != member_id:
+                return GroupError.FENCED_INSTANCE_ID
+        if member_id in self.members:
+            return None
+        return GroupError.UNKNOWN_MEMBER_ID
+
+    def check_epoch(self, member_id: str, member_epoch: int) -> GroupError | None:
+        """Check that a member that commits or fetches offsets has its present epoch."""
+        member = self.members.get(member_id)
+        if member is None:
+            return GroupError.UNKNOWN_MEMBER_ID
+        if self.current(member_id).member_epoch == member_epoch:
+            return None
+        if member.classic is not None:
+            return GroupError.ILLEGAL_GENERATION
+        return GroupError.STALE_MEMBER_EPOCH
+
+    def is_classic(self, member_id: str) -> bool:
+        """Return whether this is a member that uses the classic protocol."""
+        member = self.members.get(member_id)
+        return member is not None and member.classic is not None
+
+    @property
+    def is_all_classic(self) -> bool:
+        """Whether the group has members, and all of them use the classic protocol."""
+        return bool(self.members) and all(
+            member.classic is not None for member in self.members.values()
+        )
+
+    def supports(self, protocol_type: str, names: Iterable[str]) -> bool:
+        """Return whether a member with these classic protocols could be in the group.
+
+        At least one protocol must be common to all classic members. If only they
+        remain, the group is downgraded and needs it.
+        """
+        if protocol_type != "consumer":
+            return False
+        theirs = [
+            member.classic.protocols
+            for member in self.members.values()
+            if member.classic is not None
+        ]
+        common = set(names)
+        for protocols in theirs:
+            common &= {name for name, _ in protocols}
+        return bool(common)
+
+    def waits_for_others(self, member_id: str) -> bool:
+        """Return whether another member still owns a partition of this member's target."""
+        missing = (
+            self.targets.get(member_id, NOTHING) - self.current(member_id).assigned
+        )
+        return any(partition in self.owners for partition in missing)
+
+    def accepts_epoch(
+        self, member_id: str, member_epoch: int, owned: Partitions | None
+    ) -> bool:
+        """Return whether a heartbeat has the member's present epoch, or the one before.
+
+        A member sends the one before if an answer was lost. This applies to joining
+        too: a Join that arrives late, when the member has partitions, must not count as
+        a report that it owns none.
+        """
+        current = self.current(member_id)
+        if member_epoch == current.member_epoch:
+            return True
+        is_one_behind = (
+            member_epoch < current.member_epoch
+            and member_epoch == current.previous_epoch
+        )
+        return is_one_behind and owned is not None and owned <= current.assigned
+
+    def assignor(self) -> str:
+        """Return the assignor that most members request, in a tie the first requested.
+
+        If no member requests one, this is the first in ASSIGNORS.
+        """
+        votes = Counter(
+            member.assignor
+            for member in self.members.values()
+            if member.assignor is not None
+        )
+        if not votes:
+            return next(iter(ASSIGNORS))
+        return votes.most_common(1)[0][0]
+
+    def subscribed(self) -> frozenset[str]:
+        """Return the names of all subscribed topics, including missing topics."""
+        wanted = {
+            (member.topic_names, member.pattern) for member in self.members.values()
+        }
+        return frozenset(
+            name for names, pattern in wanted for name in self._wanted(names, pattern)
+        )
+
+    def _wanted(self, names: tuple[str, ...], pattern: str | None) -> frozenset[str]:
+        resolved = None
+        if pattern is not None:
+            resolved = self.patterns.get(pattern)
+        if resolved is None:
+            return frozenset(names)
+        return frozenset((*names, *resolved.topics))
+
+    def hash_of(self, topics: Topics) -> int:
+        """Return a hash of the existing subscribed topics; 0 if there are none.
+
+        Hashes are only compared for equality.
+        """
+        found = [(name, topics.facts(name)) for name in sorted(self.subscribed())]
+        known = [
+            f"{name} {facts[0].hex()} {facts[1]}"
+            for name, facts in found
+            if facts is not None
+        ]
+        if not known:
+            return 0
+        digest = hashlib.blake2b("\n".join(known).encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big", signed=True)
+
+    def compute_targets(self, topics: Topics) -> Targets:
+        """Return the target partitions of each member."""
+        ids: dict[str, bytes] = {}
+        counts: dict[bytes, int] = {}
+        for name in sorted(self.subscribed()):
+            facts = topics.facts(name)
+            if facts is not None:
+                ids[name] = facts[0]
+                counts[facts[0]] = facts[1]
+        # Members with equal subscriptions share one set, because the assignors compare
+        # sets by identity first.
+        shared: dict[tuple[tuple[str, ...], str | None], frozenset[bytes]] = {}
+        members = []
+        for member_id, member in self.members.items():
+            wish = member.topic_names, member.pattern
+            if wish not in shared:
+                shared[wish] = frozenset(
+                    ids[name] for name in self._wanted(*wish) if name in ids
+                )
+            members.append(
+                Subscriber(
+                    member_id=member_id,
+                    instance_id=member.instance_id,
+                    topics=shared[wish],
+                    target=self.targets.get(member_id, NOTHING),
+                )
+            )
+        return self._assigned(members, counts)
+
+    def _assigned(self, members: list[Subscriber], counts: Counts) -> Targets:
+        return ASSIGNORS[self.assignor()](members, counts)
+
+    def reconciled(self, member_id: str, owned: Partitions | None) -> Current | None:
+        """Return the next state of a member that sent a heartbeat.
+
+        `owned` contains the partitions that the member reports, None if it reports
+        none. The result is None if the member's state is unknown and it must rejoin.
+        """
+        current = self.current(member_id)
+        match current.state:
+            case MemberState.STABLE if current.member_epoch == self.target_epoch:
+                return current
+            case MemberState.STABLE | MemberState.UNRELEASED:
+                return self._next(member_id, current, current.member_epoch, owned)
+            case MemberState.UNREVOKED:
+                if owned is None or owned & current.revoking:
+                    # It has not given up all of them yet.
+                    return current
+                return self._next(member_id, current, current.member_epoch + 1, owned)
+            case MemberState.UNKNOWN:
+                if owned is None or owned:
+                    return None
+                return self._next(member_id, current, self.target_epoch, owned)
+
+    def _next(
+        self,
+        member_id: str,
+        current: Current,
+        member_epoch: int,
+        owned: Partitions | None,
+    ) -> Current:
+        target = self.targets.get(member_id, NOTHING)
+        keep = current.assigned & target
+        give = current.assigned - keep
+        new = target - keep
+        unreleased = frozenset(
+            partition for partition in new if partition in self.owners
+        )
+        revoking = NOTHING
+        # A member gives up partitions before it gets more. If it does not report these,
+        # it has already given them up.
+        if give and (owned is None or owned & give):
+            state = MemberState.UNREVOKED
+            revoking = give
+            assigned = keep
+        else:
+            if unreleased:
+                state = MemberState.UNRELEASED
+            else:
+                state = MemberState.STABLE
+            member_epoch = self.target_epoch
+            assigned = keep | (new - unreleased)
+        is_same = (member_epoch, state, assigned, revoking) == (
+            current.member_epoch,
+            current.state,
+            current.assigned,
+            current.revoking,
+        )
+        if is_same:
+            return current
+        return Current(
+            member_epoch=member_epoch,
+            previous_epoch=current.member_epoch,
+            state=state,
+            assigned=assigned,
+            revoking=revoking,
+        )
+
+
+def fact_key(group_id: str, fact: Fact) -> bytes:
+    """Return the key of the fact's record."""
+    kind, name = fact
+    if kind is Kind.CLASSIC:
+        return group_key(group_id)
+    return consumer_key(ConsumerKey(kind, group_id, name))
+
+
+def _of(type_: type[_T], value: ConsumerValue) -> _T | None:
+    assert value is None or isinstance(value, type_), (
+        f"no value of such a record: {value!r}"
+    )
+    return value
+
+
+def _set(values: dict[str, _T], name: str, value: _T | None) -> None:
+    if value is None:
+        values.pop(name, None)
+    else:
+        values[name] = value
+
+
+def restored(group_id: str, facts: Mapping[Fact, ConsumerValue]) -> ConsumerGroup:
+    """Return a group from its records; ignore members without a member record."""
+    group = ConsumerGroup(group_id)
+    for fact in sorted(facts):
+        kind, name = fact
+        is_lone = (
+            kind in (Kind.TARGET, Kind.CURRENT) and (Kind.MEMBER, name) not in facts
+        )
+        # TOPICS records come from an older Kafka. Facts in `unsure` are deleted with
+        # the next records.
+        if kind is Kind.TOPICS or is_lone:
+            group.unsure[fact] = None
+        else:
+            group.put(fact, facts[fact])
+    return group

@@ -1,0 +1,780 @@
+"""Heartbeats of the consumer protocol (KIP-848): members join, subscribe, get
+partitions, leave.
+
+Rules (broker reference 4.3 and 4.4; consumer_group.py defines a group):
+- A step changes the facts at once and returns their records. Steps made while a batch
+  is being stored are stored together in the next batch. A request is answered when all
+  facts that its answer depends on are durable.
+- If records cannot be stored, the facts get their former values, and all waiting
+  members get an error and retry. Such records may be on disk nevertheless, so the facts
+  are written again before the next answer.
+- A partition moves from one member to another in two steps. In the first its owner
+  confirms that it gave the partition up, or the owner is removed.
+- Only heartbeats renew a session.
+
+Each function changes one group and returns the effects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any, Final
+
+import attrs
+
+from logcore.coordination import classic_transitions
+from logcore.coordination.classic_group import DEAD, EMPTY, Group
+from logcore.coordination.consumer_assignors import ASSIGNORS
+from logcore.coordination.consumer_group import (
+    AWAY,
+    NOTHING,
+    Compile,
+    ConsumerGroup,
+    Fact,
+    Topics,
+    Written,
+)
+from logcore.coordination.effects import (
+    At,
+    Beat,
+    Beaten,
+    BeatRefused,
+    Cancel,
+    ConsumersChanged,
+    Effect,
+    FirstSyncEnds,
+    GroupEmptied,
+    GroupError,
+    Joined,
+    JoinRefused,
+    LateMemberRemoved,
+    RejoinEnds,
+    Reply,
+    Result,
+    RevocationEnded,
+    RevocationEnds,
+    Rules,
+    SessionEnded,
+    SessionEnds,
+    Store,
+    TargetsChanged,
+    Waiter,
+)
+from logcore.format.consumer_group_records import (
+    ConsumerMember,
+    ConsumerValue,
+    Current,
+    GroupEpoch,
+    Kind,
+    Partitions,
+    Resolved,
+)
+
+#: Member epochs with a special meaning; AWAY of consumer_group.py is another one.
+_JOINS: Final = 0
+_LEAVES: Final = -1
+#: Maximum size of the steps that are stored together. By Kafka's defaults a batch has
+#: at most 1 MiB.
+_BATCH_BYTES: Final = 256 << 10
+
+
+@attrs.frozen(kw_only=True)
+class Surroundings:
+    """The inputs of a step besides the group and the request."""
+
+    rules: Rules
+    topics: Topics
+    compile: Compile
+    now_ms: int
+
+
+def check_beat(beat: Beat, *, may_lack_id: bool) -> BeatRefused | None:
+    """Check a heartbeat without its group; return None if it is valid.
+
+    With `may_lack_id`, a new member without an id gets one.
+    """
+    text = _flaw(beat, may_lack_id)
+    if text:
+        return BeatRefused(GroupError.INVALID_REQUEST, text)
+    if beat.assignor is not None and beat.assignor not in ASSIGNORS:
+        return BeatRefused(
+            GroupError.UNSUPPORTED_ASSIGNOR,
+            f"assignor {beat.assignor} is not among {', '.join(ASSIGNORS)}",
+        )
+    return None
+
+
+def _flaw(beat: Beat, may_lack_id: bool) -> str:
+    for what, text in (
+        ("group id", beat.group_id),
+        ("instance id", beat.instance_id),
+        ("rack id", beat.rack_id),
+    ):
+        if text == "":
+            return f"the {what} is empty"
+    texts = (beat.group_id, beat.member_id, beat.instance_id or "", beat.pattern or "")
+    if any(map(classic_transitions.is_too_long, texts)):
+        return "a text is too long"
+    if not beat.member_id and (
+        not may_lack_id or beat.member_epoch > 0 or beat.member_epoch == _LEAVES
+    ):
+        return "the member id is empty"
+    if beat.member_epoch == _JOINS:
+        if beat.rebalance_timeout_ms == -1:
+            return "a member that joins says its rebalance timeout"
+        if beat.owned is None or beat.owned:
+            return "a member that joins owns no partition, and says so"
+        if beat.topic_names is None and beat.pattern is None:
+            return "a member that joins says what it subscribes to"
+    if beat.member_epoch == AWAY and beat.instance_id is None:
+        return "only a member with an instance id leaves for a while"
+    if beat.member_epoch < AWAY:
+        return f"there is no member epoch {beat.member_epoch}"
+    return ""
+
+
+# -- transitions
+# -----------------------------------------------------------------------------------------------------
+
+
+def beat(
+    group: Group,
+    request: Beat,
+    waiter: Waiter,
+    around: Surroundings,
+    *,
+    owed: Iterable[Fact] = (),
+) -> list[Effect]:
+    """Carry out a heartbeat that check_beat() accepted.
+
+    A refused heartbeat changes nothing. `owed` contains facts without records, because
+    the group used the classic protocol before. Their records are stored with those of
+    the first step that is not refused.
+    """
+    step = Step(group, around)
+    try:
+        result: Result = step.beat(request)
+    except Refused as refused:
+        step.take_back()
+        result = refused.result
+    else:
+        step.consumers.unsure.update(dict.fromkeys(owed))
+    step.finish([(waiter, result)])
+    return step.effects
+
+
+def timed_out(
+    group: Group,
+    timeout: SessionEnds | RevocationEnds | RejoinEnds | FirstSyncEnds,
+    around: Surroundings,
+) -> list[Effect]:
+    """Handle the expiry of an At timer."""
+    step = Step(group, around)
+    match timeout:
+        case SessionEnds(member_id):
+            step.end_session(member_id)
+        case RevocationEnds(member_id):
+            step.end_revocation(member_id)
+        case RejoinEnds(member_id):
+            step.consumers.rejoins.discard(member_id)
+            step.remove_late(member_id)
+        case FirstSyncEnds(member_id):
+            step.consumers.syncs.discard(member_id)
+            step.remove_late(member_id)
+    step.finish([])
+    return step.effects
+
+
+def stored(
+    group: Group, error: GroupError | None, around: Surroundings
+) -> list[Effect]:
+    """Handle the outcome of a Store: the records are durable, or `error` is set."""
+    step = Step(group, around)
+    if group.state == DEAD:
+        step.answer_stored(error or GroupError.NOT_COORDINATOR)
+    elif error is None:
+        step.have_stored()
+    else:
+        step.have_failed(error)
+    return step.effects
+
+
+def begin_sessions(group: Group, around: Surroundings) -> list[Effect]:
+    """Begin the sessions and revocation timers of a group that was read from disk."""
+    step = Step(group, around)
+    step.settle_timers(
+        [(Kind.CURRENT, member_id) for member_id in step.consumers.members]
+    )
+    return step.effects
+
+
+def bury(group: Group) -> list[Effect]:
+    """Make a group of either protocol Dead and cancel all its timers.
+
+    Requests that wait for queued records are refused. stored() answers requests that
+    wait for records which are being stored.
+    """
+    effects: list[Effect] = []
+    consumers = group.consumers
+    if consumers is not None:
+        effects += forget_timers(group, consumers)
+        for written in consumers.queued:
+            for waiter, result in written.answers:
+                effects.append(
+                    Reply(
+                        waiter,
+                        refusal(
+                            result, GroupError.NOT_COORDINATOR, "the group is gone"
+                        ),
+                    )
+                )
+        consumers.queued.clear()
+    return effects + classic_transitions.bury(group)
+
+
+def forget_timers(group: Group, consumers: ConsumerGroup) -> list[Effect]:
+    """Cancel the timers of all members."""
+    effects: list[Effect] = [
+        Cancel(group, SessionEnds(member_id)) for member_id in consumers.timers_ms
+    ]
+    effects += [
+        Cancel(group, RevocationEnds(member_id))
+        for member_id in sorted(consumers.revocations)
+    ]
+    effects += [
+        Cancel(group, RejoinEnds(member_id)) for member_id in sorted(consumers.rejoins)
+    ]
+    effects += [
+        Cancel(group, FirstSyncEnds(member_id)) for member_id in sorted(consumers.syncs)
+    ]
+    consumers.timers_ms.clear()
+    consumers.revocations.clear()
+    consumers.rejoins.clear()
+    consumers.syncs.clear()
+    return effects
+
+
+def refusal(result: Result, error: GroupError, text: str) -> Result:
+    """Return an error of the same request type as `result`."""
+    if isinstance(result, Beaten | BeatRefused):
+        return BeatRefused(error, text)
+    if isinstance(result, Joined | JoinRefused):
+        return JoinRefused(error, "")
+    return error
+
+
+class Refused(Exception):
+    """Ends a step; its changes are undone."""
+
+    def __init__(self, error: GroupError, text: str) -> None:
+        super().__init__(text)
+        self.error = error
+        self.result = BeatRefused(error, text)
+
+
+class Step:
+    """One transition in progress: the group it changes, its time, and the effects so
+    far.
+    """
+
+    def __init__(self, group: Group, around: Surroundings) -> None:
+        assert group.consumers is not None
+        self.group = group
+        self.consumers: ConsumerGroup = group.consumers
+        self.around = around
+        self.effects: list[Effect] = []
+        self._written = Written()
+        self._events: list[Effect] = []
+
+    # -- facts and their records
+
+    def _put(self, fact: Fact, value: ConsumerValue) -> None:
+        self._written.before.append((fact, self.consumers.value_of(fact)))
+        self._written.records.append(self.consumers.record(fact, value))
+        self.consumers.put(fact, value)
+
+    def take_back(self) -> None:
+        """Undo the changes of this step."""
+        self._undo(self._written)
+        self._written = Written()
+        self._events = []
+
+    def _undo(self, written: Written) -> None:
+        for fact, value in reversed(written.before):
+            self.consumers.put(fact, value)
+        self.consumers.seen_version = None
+
+    def finish(self, answers: list[tuple[Waiter, Result]]) -> None:
+        """Queue the records; give the answers once these and all earlier records are
+        durable.
+        """
+        consumers = self.consumers
+        written = self._written
+        if written.records:
+            written.answers = answers
+            consumers.queued.append(written)
+            self.settle_timers(fact for fact, _ in written.before)
+            self._enter()
+        elif consumers.is_busy:
+            last = consumers.storing[-1]
+            # This step changed nothing, but its answer may depend on records that are
+            # being stored. It is given with the last of them.
+            if consumers.queued:
+                last = consumers.queued[-1]
+            last.answers += answers
+        elif consumers.unsure and answers:
+            # The disk may contain other facts. After a crash they would return and
+            # contradict the answer.
+            written.answers = answers
+            consumers.queued.append(written)
+        else:
+            self.effects += [Reply(waiter, result) for waiter, result in answers]
+        self.effects += self._events
+        self._store()
+
+    def _enter(self) -> None:
+        """Update the state of the Group from the state of its members."""
+        before = self.group.state
+        self.group.enter(self.consumers.state, self.around.now_ms)
+        if self.group.state == EMPTY != before:
+            self.effects.append(GroupEmptied(self.group.group_id))
+
+    def _store(self) -> None:
+        consumers = self.consumers
+        if consumers.is_busy or not consumers.queued:
+            return
+        count = _fitting(consumers.queued)
+        consumers.storing = consumers.queued[:count]
+        consumers.queued = consumers.queued[count:]
+        changed = {fact for written in consumers.storing for fact, _ in written.before}
+        # value_of() returns the newest values. These must belong to this batch, not to
+        # a later one.
+        assert not (consumers.unsure and consumers.queued), (
+            "a failure leaves no steps that the first one comes before"
+        )
+        again = [fact for fact in consumers.unsure if fact not in changed]
+        records = [consumers.record(fact, consumers.value_of(fact)) for fact in again]
+        for written in consumers.storing:
+            records += written.records
+        self.effects.append(Store(self.group, tuple(records), ConsumersChanged()))
+
+    def have_stored(self) -> None:
+        self.consumers.unsure.clear()
+        self.answer_stored(None)
+        self._store()
+
+    def have_failed(self, error: GroupError) -> None:
+        consumers = self.consumers
+        # The queued steps fail too: they were decided on facts that are undone here.
+        lost = [*consumers.storing, *consumers.queued]
+        for written in reversed(lost):
+            self._undo(written)
+        consumers.storing = lost
+        consumers.queued = []
+        touched = dict.fromkeys(fact for written in lost for fact, _ in written.before)
+        consumers.unsure.update(touched)
+        self.answer_stored(error)
+        self.settle_timers(touched)
+        self._enter()
+
+    def answer_stored(self, error: GroupError | None) -> None:
+        for written in self.consumers.storing:
+            for waiter, result in written.answers:
+                told = result
+                if error is not None:
+                    told = refusal(
+                        result, error, "the group's records could not be stored"
+                    )
+                self.effects.append(Reply(waiter, told))
+        self.consumers.storing = []
+
+    # -- timers
+
+    def settle_timers(self, touched: Iterable[Fact]) -> None:
+        """Set and cancel the timers of the members of these facts."""
+        consumers = self.consumers
+        for kind, name in dict.fromkeys(touched):
+            if kind not in (Kind.MEMBER, Kind.CURRENT):
+                continue
+            if name not in consumers.members:
+                self._forget_timers(name)
+                continue
+            if name not in consumers.deadlines_ms:
+                self._renew(name)
+            if kind is Kind.CURRENT:
+                self._settle_revocation(name)
+            if not consumers.is_classic(name):
+                self._forget_classic_timers(name)
+
+    def _settle_revocation(self, member_id: str) -> None:
+        consumers = self.consumers
+        if consumers.current(member_id).revoking:
+            timeout_ms = max(0, consumers.members[member_id].rebalance_timeout_ms)
+            consumers.revocations.add(member_id)
+            self.effects.append(
+                At(
+                    self.group,
+                    RevocationEnds(member_id),
+                    self.around.now_ms + timeout_ms,
+                )
+            )
+        elif member_id in consumers.revocations:
+            consumers.revocations.remove(member_id)
+            self.effects.append(Cancel(self.group, RevocationEnds(member_id)))
+
+    def _forget_timers(self, member_id: str) -> None:
+        consumers = self.consumers
+        consumers.deadlines_ms.pop(member_id, None)
+        if consumers.timers_ms.pop(member_id, None) is not None:
+            self.effects.append(Cancel(self.group, SessionEnds(member_id)))
+        if member_id in consumers.revocations:
+            consumers.revocations.remove(member_id)
+            self.effects.append(Cancel(self.group, RevocationEnds(member_id)))
+        self._forget_classic_timers(member_id)
+
+    def _forget_classic_timers(self, member_id: str) -> None:
+        self.stop_rejoin(member_id)
+        self.stop_sync(member_id)
+
+    def stop_rejoin(self, member_id: str) -> None:
+        if member_id in self.consumers.rejoins:
+            self.consumers.rejoins.remove(member_id)
+            self.effects.append(Cancel(self.group, RejoinEnds(member_id)))
+
+    def stop_sync(self, member_id: str) -> None:
+        if member_id in self.consumers.syncs:
+            self.consumers.syncs.remove(member_id)
+            self.effects.append(Cancel(self.group, FirstSyncEnds(member_id)))
+
+    def _renew(self, member_id: str) -> None:
+        """Restart a session. A timer that expires before the new deadline is not
+        changed.
+
+        Such a timer sets itself again on expiry, so most heartbeats set no timer.
+        """
+        timeout_ms = self.around.rules.session_timeout_ms_of(self.group.group_id)
+        classic = self.consumers.members[member_id].classic
+        if classic is not None:
+            timeout_ms = classic.session_timeout_ms
+        deadline_ms = self.around.now_ms + timeout_ms
+        self.consumers.deadlines_ms[member_id] = deadline_ms
+        timer_ms = self.consumers.timers_ms.get(member_id)
+        if timer_ms is None or timer_ms > deadline_ms:
+            self._set_session(member_id, deadline_ms)
+
+    def _set_session(self, member_id: str, deadline_ms: int) -> None:
+        self.consumers.timers_ms[member_id] = deadline_ms
+        self.effects.append(At(self.group, SessionEnds(member_id), deadline_ms))
+
+    def end_session(self, member_id: str) -> None:
+        consumers = self.consumers
+        consumers.timers_ms.pop(member_id, None)
+        deadline_ms = consumers.deadlines_ms[member_id]
+        if self.around.now_ms < deadline_ms:
+            self._set_session(member_id, deadline_ms)
+            return
+        self._events.append(SessionEnded(self.group.group_id, member_id))
+        self._remove(member_id)
+
+    def end_revocation(self, member_id: str) -> None:
+        self.consumers.revocations.discard(member_id)
+        self._events.append(RevocationEnded(self.group.group_id, member_id))
+        self._remove(member_id)
+
+    def remove_late(self, member_id: str) -> None:
+        self._events.append(LateMemberRemoved(self.group.group_id, member_id))
+        self._remove(member_id)
+
+    # -- a heartbeat
+
+    def beat(self, request: Beat) -> Beaten:
+        if request.member_epoch < _JOINS:
+            return self._leave(request)
+        consumers = self.consumers
+        member_id = request.member_id
+        if (
+            member_id not in consumers.members
+            and len(consumers.members) >= self.around.rules.consumer_max_size
+        ):
+            raise Refused(
+                GroupError.GROUP_MAX_SIZE_REACHED,
+                "the group has all the members that it may have",
+            )
+        if request.instance_id is None:
+            self._check_dynamic(request)
+        else:
+            self._check_static(request, request.instance_id)
+        before = consumers.current(member_id)
+        if not consumers.accepts_epoch(member_id, request.member_epoch, request.owned):
+            raise Refused(
+                GroupError.FENCED_MEMBER_EPOCH,
+                f"the member is at epoch {before.member_epoch}, not at {request.member_epoch}",
+            )
+        # The order matters: the member's data, the group epoch, all targets, then the
+        # progress of this member.
+        is_changed = self._take_facts(request)
+        self._bump_epoch(is_changed)
+        self._compute_targets()
+        current = self._reconcile(member_id, request.owned)
+        self._renew(member_id)
+        assigned = None
+        if _is_whole(request) or current.assigned != before.assigned:
+            assigned = current.assigned
+        return Beaten(
+            member_id=member_id,
+            member_epoch=current.member_epoch,
+            heartbeat_interval_ms=self.around.rules.heartbeat_interval_ms_of(
+                self.group.group_id
+            ),
+            assigned=assigned,
+        )
+
+    def _check_dynamic(self, request: Beat) -> None:
+        is_known = request.member_id in self.consumers.members
+        if self.consumers.is_classic(request.member_id) or (
+            request.member_epoch != _JOINS and not is_known
+        ):
+            raise unknown(request.member_id)
+
+    def _check_static(self, request: Beat, instance_id: str) -> None:
+        """Check the instance id of a static member.
+
+        A member that joins replaces a member that left temporarily. It also replaces a
+        classic member, because such a member never announces that it leaves. Unlike
+        Kafka, this accepts a member that repeats its own join after a lost answer. In
+        Kafka that member must wait until its session expires.
+        """
+        consumers = self.consumers
+        if request.member_epoch != _JOINS:
+            self._check_identity(request)
+            return
+        holder = consumers.static.get(instance_id)
+        if holder is None:
+            return
+        if consumers.is_classic(holder):
+            self._replace(holder, request.member_id)
+            return
+        if holder == request.member_id and consumers.accepts_epoch(
+            holder, _JOINS, request.owned
+        ):
+            return
+        if consumers.current(holder).member_epoch != AWAY:
+            raise Refused(
+                GroupError.UNRELEASED_INSTANCE_ID,
+                f"member {holder} is instance {instance_id} and has not left",
+            )
+        self._replace(holder, request.member_id)
+
+    def _check_identity(self, request: Beat) -> None:
+        error = self.consumers.check_member(request.member_id, request.instance_id)
+        if error is GroupError.FENCED_INSTANCE_ID:
+            raise Refused(error, f"another member is instance {request.instance_id}")
+        if error is not None or self.consumers.is_classic(request.member_id):
+            raise unknown(request.member_id)
+
+    def _replace(self, old_id: str, new_id: str) -> None:
+        """Transfer all facts of a member to the new member with the same instance id."""
+        consumers = self.consumers
+        member = attrs.evolve(consumers.members[old_id], classic=None)
+        target = consumers.targets.get(old_id, NOTHING)
+        current = attrs.evolve(consumers.current(old_id), member_epoch=0)
+        self._delete_member(old_id)
+        self._put((Kind.MEMBER, new_id), member)
+        self._put((Kind.TARGET, new_id), target)
+        self._put((Kind.CURRENT, new_id), current)
+
+    def _take_facts(self, request: Beat) -> bool:
+        """Store the member data of a request; return whether the subscription has
+        changed.
+        """
+        member_id = request.member_id
+        before = self.consumers.members.get(member_id)
+        known = before or ConsumerMember()
+        given: dict[str, Any] = {
+            "client_id": request.client_id,
+            "client_host": request.client_host,
+        }
+        if request.instance_id is not None:
+            given["instance_id"] = request.instance_id
+        if request.rack_id is not None:
+            given["rack_id"] = request.rack_id
+        if request.rebalance_timeout_ms != -1:
+            given["rebalance_timeout_ms"] = request.rebalance_timeout_ms
+        if request.topic_names is not None:
+            given["topic_names"] = tuple(sorted(set(request.topic_names)))
+        if request.pattern is not None:
+            given["pattern"] = request.pattern or None
+        if request.assignor is not None:
+            given["assignor"] = request.assignor
+        member = attrs.evolve(known, **given)
+        if member != before:
+            self._put((Kind.MEMBER, member_id), member)
+        if member.pattern != known.pattern:
+            self._forget_pattern(known.pattern)
+            if member.pattern is not None:
+                try:
+                    self._resolve(member.pattern)
+                except ValueError as error:
+                    raise Refused(
+                        GroupError.INVALID_REGULAR_EXPRESSION, str(error)
+                    ) from error
+        return (member.topic_names, member.pattern) != (
+            known.topic_names,
+            known.pattern,
+        )
+
+    # -- topics
+
+    def _resolve(self, pattern: str) -> bool:
+        """Find the topics that a pattern matches; return whether they have changed.
+
+        Raises:
+            ValueError: the pattern is invalid.
+        """
+        topics = self.around.topics
+        matches = self.around.compile(pattern)
+        found = tuple(sorted(name for name in topics.names() if matches(name)))
+        before = self.consumers.patterns.get(pattern)
+        if before is not None and before.topics == found:
+            return False
+        self._put(
+            (Kind.PATTERN, pattern), Resolved(found, topics.version, self.around.now_ms)
+        )
+        return True
+
+    def _forget_pattern(self, pattern: str | None) -> None:
+        """Delete the topics of a pattern, unless a member still uses it."""
+        if pattern is None or pattern not in self.consumers.patterns:
+            return
+        if all(member.pattern != pattern for member in self.consumers.members.values()):
+            self._put((Kind.PATTERN, pattern), None)
+
+    def _bump_epoch(self, is_changed: bool) -> None:
+        """Increase the group epoch if a subscription or a subscribed topic has changed.
+
+        A new group gets its first epoch here.
+        """
+        consumers = self.consumers
+        topics = self.around.topics
+        is_seen = consumers.seen_version == topics.version
+        if is_seen and not is_changed and consumers.epoch:
+            return
+        if not is_seen:
+            for pattern in sorted(
+                {
+                    member.pattern
+                    for member in consumers.members.values()
+                    if member.pattern
+                }
+            ):
+                # A pattern that another broker accepted, and that this one cannot
+                # parse, keeps its topics.
+                with contextlib.suppress(ValueError):
+                    is_changed |= self._resolve(pattern)
+        metadata_hash = consumers.hash_of(topics)
+        consumers.seen_version = topics.version
+        if (
+            is_changed
+            or not consumers.epoch
+            or metadata_hash != consumers.metadata_hash
+        ):
+            self._put((Kind.GROUP, ""), GroupEpoch(consumers.epoch + 1, metadata_hash))
+
+    def _compute_targets(self) -> None:
+        consumers = self.consumers
+        if consumers.epoch <= consumers.target_epoch:
+            return
+        for member_id, target in consumers.compute_targets(self.around.topics).items():
+            if consumers.targets.get(member_id) != target:
+                self._put((Kind.TARGET, member_id), target)
+        self._put((Kind.TARGET_EPOCH, ""), consumers.epoch)
+        changed = TargetsChanged(
+            group_id=self.group.group_id,
+            epoch=consumers.epoch,
+            member_count=len(consumers.members),
+            assignor=consumers.assignor(),
+        )
+        self._events.append(changed)
+
+    def _reconcile(self, member_id: str, owned: Partitions | None) -> Current:
+        current = self.consumers.reconciled(member_id, owned)
+        if current is None:
+            raise Refused(GroupError.FENCED_MEMBER_EPOCH, "the member is to join again")
+        if current != self.consumers.currents.get(member_id):
+            self._put((Kind.CURRENT, member_id), current)
+        return current
+
+    # -- leaving
+
+    def _leave(self, request: Beat) -> Beaten:
+        self._check_identity(request)
+        member_id = request.member_id
+        if request.member_epoch == AWAY:
+            self._go_away(member_id)
+        else:
+            self._remove(member_id)
+        return Beaten(
+            member_id=member_id,
+            member_epoch=request.member_epoch,
+            heartbeat_interval_ms=0,
+        )
+
+    def _go_away(self, member_id: str) -> None:
+        """Record that a static member left temporarily.
+
+        The member keeps its assignment. By leaving it has given up the partitions it
+        had to revoke.
+        """
+        current = self.consumers.current(member_id)
+        if current.member_epoch == AWAY:
+            return
+        self._put(
+            (Kind.CURRENT, member_id),
+            attrs.evolve(current, member_epoch=AWAY, revoking=NOTHING),
+        )
+
+    def _remove(self, member_id: str) -> None:
+        consumers = self.consumers
+        pattern = consumers.members[member_id].pattern
+        self._delete_member(member_id)
+        self._forget_pattern(pattern)
+        self._put(
+            (Kind.GROUP, ""),
+            GroupEpoch(consumers.epoch + 1, consumers.hash_of(self.around.topics)),
+        )
+
+    def _delete_member(self, member_id: str) -> None:
+        for kind in (Kind.CURRENT, Kind.TARGET, Kind.MEMBER):
+            self._put((kind, member_id), None)
+
+
+def _fitting(queued: list[Written]) -> int:
+    """Return how many steps, at least one, fit into one batch."""
+    size_bytes = 0
+    for count, written in enumerate(queued):
+        size_bytes += sum(
+            len(key) + len(value or b"") for key, value in written.records
+        )
+        if size_bytes > _BATCH_BYTES and count:
+            return count
+    return len(queued)
+
+
+def unknown(member_id: str) -> Refused:
+    return Refused(
+        GroupError.UNKNOWN_MEMBER_ID, f"member {member_id} is not in the group"
+    )
+
+
+def _is_whole(request: Beat) -> bool:
+    """Return whether a request has all fields, as after a lost answer.
+
+    The answer then contains all fields too.
+    """
+    if request.member_epoch == _JOINS:
+        return True
+    subscribes = request.topic_names is not None or request.pattern is not None
+    return (
+        request.rebalance_timeout_ms != -1 and subscribes and request.owned is not None
+    )

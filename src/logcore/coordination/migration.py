@@ -1,0 +1,579 @@
+"""Members of the classic protocol in a consumer group, and conversions of running
+groups.
+
+The clients of a group can therefore be upgraded one by one (broker reference 4.8,
+KIP-848's online migration):
+
+    classic group --a member of the consumer protocol joins-->
+        consumer group, with members of both protocols
+    consumer group --its last member of that protocol leaves, others remain-->
+        classic group, which rebalances
+
+Rules:
+- Members keep their partitions when a group changes its protocol. They are asked to
+  rejoin, and then reach their new targets like all members.
+- A classic member has the same facts as other members, and additionally the data of its
+  Join. Its generation is its epoch. It never leads: the coordinator assigns.
+- A classic member reports its partitions when it joins and receives its assignment when
+  it syncs. Its heartbeats return REBALANCE_IN_PROGRESS in three cases: the group has a
+  higher epoch, the member must give up partitions, or partitions that it waited for are
+  free. If it does not rejoin within its rebalance timeout, it is removed.
+- An upgrade is stored in one batch with the step that causes it. If the batch cannot be
+  stored, the group still has members of both protocols. The facts of the former members
+  are stored with the next records.
+- A group is downgraded when none of its records is being stored. One batch deletes the
+  records of the consumer protocol and contains the first classic record.
+
+A group is not upgraded if its assignor distributes data besides partitions, because
+that data would be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+from logcore.coordination import classic_transitions, consumer_transitions
+from logcore.coordination.classic_group import (
+    CONSUMER,
+    STABLE,
+    Group,
+    Member,
+    rebalance_timeout_ms,
+)
+from logcore.coordination.consumer_group import ConsumerGroup, Fact, Topics
+from logcore.coordination.consumer_transitions import Refused, Surroundings
+from logcore.coordination.effects import (
+    At,
+    Beat,
+    Effect,
+    FirstSyncEnds,
+    GroupConverted,
+    GroupError,
+    Join,
+    Joined,
+    JoinRefused,
+    RejoinEnds,
+    Reply,
+    Store,
+    Sync,
+    Synced,
+    Waiter,
+)
+from logcore.format.consumer_group_records import (
+    ClassicMember,
+    ConsumerMember,
+    Current,
+    GroupEpoch,
+    Kind,
+    MemberState,
+    Partition,
+    Partitions,
+)
+from logcore.format.group_records import (
+    Subscription,
+    assignment_value,
+    read_subscription,
+    read_whole_assignment,
+)
+
+#: Order of the records in a batch, as Kafka writes them: the group, the targets of its
+#: members, and their progress.
+_ORDER: Final = (
+    Kind.CLASSIC,
+    Kind.MEMBER,
+    Kind.GROUP,
+    Kind.TARGET,
+    Kind.TARGET_EPOCH,
+    Kind.CURRENT,
+)
+
+
+# -- from one protocol to the other
+# ----------------------------------------------------------------------------------
+
+
+def upgrade(
+    group: Group, request: Beat, waiter: Waiter, around: Surroundings
+) -> list[Effect]:
+    """Upgrade a classic group because a member of the consumer protocol joins.
+
+    If the member is refused, the group does not change.
+    """
+    try:
+        consumers = _upgraded(group, around)
+    except Refused as refused:
+        return [Reply(waiter, refused.result)]
+    owed: list[Fact] = [(Kind.CLASSIC, ""), *consumers.facts()]
+    owed.sort(key=lambda fact: _ORDER.index(fact[0]))
+    # The heartbeat decides. It needs a consumer group, so the conversion is undone if
+    # the heartbeat is refused.
+    former_state = group.state
+    former_ms = group.state_ms
+    group.consumers = consumers
+    joining = consumer_transitions.beat(
+        group, request, waiter, around, owed=[*group.owed, *owed]
+    )
+    if not consumers.is_busy:
+        group.consumers = None
+        group.enter(former_state, former_ms)
+        return joining
+    # Waiting requests of the classic protocol are answered before the new member.
+    effects = classic_transitions.end_rebalance(group)
+    effects += classic_transitions.forget_timers(group)
+    members = [*group.members]
+    group.become(consumers)
+    step = consumer_transitions.Step(group, around)
+    step.settle_timers((Kind.CURRENT, member_id) for member_id in members)
+    return [*effects, *step.effects, *joining, GroupConverted(group.group_id, CONSUMER)]
+
+
+def _upgraded(group: Group, around: Surroundings) -> ConsumerGroup:
+    """Return the consumer group with the members of a classic group; may raise Refused."""
+    text = ""
+    if not around.rules.may_upgrade:
+        text = "is of the classic protocol"
+    elif group.protocol_type != CONSUMER:
+        text = f"is one of protocol type {group.protocol_type}"
+    elif len(group.members) > around.rules.consumer_max_size:
+        text = "has more members than a consumer group may have"
+    if text:
+        raise _kept(group, text)
+    consumers = ConsumerGroup(group.group_id)
+    consumers.put((Kind.GROUP, ""), GroupEpoch(group.generation))
+    consumers.put((Kind.TARGET_EPOCH, ""), group.generation)
+    said = {
+        member_id: _said(group, member) for member_id, member in group.members.items()
+    }
+    # A partition has one owner. If a client's assignor gave it to two members, the
+    # second one learns of the loss when it rejoins.
+    taken: set[Partition] = set()
+    shares: dict[str, Partitions] = {}
+    for member_id, (_, partitions) in said.items():
+        shares[member_id] = _with_ids(partitions, around.topics).difference(taken)
+        taken |= shares[member_id]
+    # A cooperative member may not know yet that it must give up partitions. It keeps
+    # those it had when it joined, unless another member has them. It gives them up when
+    # it rejoins.
+    for member_id, (subscription, _) in said.items():
+        kept = _with_ids(subscription.owned, around.topics).difference(taken)
+        shares[member_id] |= kept
+        taken |= kept
+    for member_id, member in group.members.items():
+        _put_classic(
+            consumers, group.generation, member, said[member_id][0], shares[member_id]
+        )
+    return consumers
+
+
+def _said(
+    group: Group, member: Member
+) -> tuple[Subscription, Sequence[tuple[str, int]]]:
+    """Return the subscription and the assignment of a member; may raise Refused."""
+    subscription = read_subscription(
+        member.metadata(group.protocol) or member.protocols[0][1]
+    )
+    assignment = read_whole_assignment(member.assignment)
+    if subscription is None or assignment is None:
+        raise _kept(
+            group,
+            f"has a member, {member.member_id}, whose metadata is none of a consumer",
+        )
+    if assignment.user_data:
+        raise _kept(
+            group, "has an assignor of its own, which hands on more than partitions"
+        )
+    return subscription, assignment.partitions
+
+
+def _put_classic(
+    consumers: ConsumerGroup,
+    generation: int,
+    member: Member,
+    subscription: Subscription,
+    assigned: Partitions,
+) -> None:
+    consumers.put(
+        (Kind.MEMBER, member.member_id),
+        ConsumerMember(
+            instance_id=member.instance_id,
+            rack_id=subscription.rack_id,
+            client_id=member.client_id,
+            client_host=member.client_host,
+            topic_names=tuple(sorted(set(subscription.topics))),
+            rebalance_timeout_ms=member.rebalance_timeout_ms,
+            classic=ClassicMember(member.session_timeout_ms, member.protocols),
+        ),
+    )
+    consumers.put((Kind.TARGET, member.member_id), assigned)
+    current = Current(
+        member_epoch=generation, previous_epoch=generation, assigned=assigned
+    )
+    consumers.put((Kind.CURRENT, member.member_id), current)
+
+
+def _kept(group: Group, text: str) -> Refused:
+    return Refused(GroupError.GROUP_ID_NOT_FOUND, f"group {group.group_id} {text}")
+
+
+def _with_ids(partitions: Sequence[tuple[str, int]], topics: Topics) -> Partitions:
+    """Return the partitions of existing topics, with topic ids."""
+    ids: dict[str, bytes] = {}
+    for name in {name for name, _ in partitions}:
+        facts = topics.facts(name)
+        if facts is not None:
+            ids[name] = facts[0]
+    return frozenset((ids[name], number) for name, number in partitions if name in ids)
+
+
+def downgrade(group: Group, around: Surroundings) -> list[Effect]:
+    """Downgrade a consumer group that has only classic members and no pending records."""
+    consumers = group.consumers
+    if consumers is None or not around.rules.may_downgrade:
+        return []
+    if consumers.is_busy or consumers.queued or not consumers.is_all_classic:
+        return []
+    if len(consumers.members) > around.rules.group_max_size or not consumers.supports(
+        CONSUMER, _first(consumers)
+    ):
+        return []
+    effects = consumer_transitions.forget_timers(group, consumers)
+    group.consumers = None
+    stored = dict.fromkeys([*consumers.unsure, *consumers.facts()])
+    group.owed = tuple(fact for fact in stored if fact[0] is not Kind.CLASSIC)
+    # No member's epoch is above the target epoch, so no member knows the next
+    # generation.
+    group.generation = consumers.target_epoch
+    # A member may still use partitions of a topic that no member subscribes to now.
+    names = _names({*around.topics.names(), *consumers.subscribed()}, around.topics)
+    for member_id, member in consumers.members.items():
+        group.add(_classic(member_id, member, consumers, names), CONSUMER)
+    group.protocol = group.vote()
+    group.topics = group.subscribed()
+    group.enter(STABLE, around.now_ms)
+    effects.append(Store(group, group.records()))
+    effects.append(GroupConverted(group.group_id, "classic"))
+    return effects + classic_transitions.begin_anew(
+        group, around.now_ms, rules=around.rules
+    )
+
+
+def _first(consumers: ConsumerGroup) -> Sequence[str]:
+    """Return the protocols of the first member."""
+    member = next(iter(consumers.members.values()))
+    assert member.classic is not None
+    return [name for name, _ in member.classic.protocols]
+
+
+def _classic(
+    member_id: str,
+    member: ConsumerMember,
+    consumers: ConsumerGroup,
+    names: Mapping[bytes, str],
+) -> Member:
+    assert member.classic is not None
+    current = consumers.current(member_id)
+    return Member(
+        member_id=member_id,
+        instance_id=member.instance_id,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        rebalance_timeout_ms=member.rebalance_timeout_ms,
+        session_timeout_ms=member.classic.session_timeout_ms,
+        protocols=member.classic.protocols,
+        # The member may be using both. It receives neither, because the group
+        # rebalances at once.
+        assignment=_encoded(current.assigned | current.revoking, names),
+    )
+
+
+def _names(names: Iterable[str], topics: Topics) -> dict[bytes, str]:
+    """Return the names of existing topics by topic id."""
+    found: dict[bytes, str] = {}
+    for name in names:
+        facts = topics.facts(name)
+        if facts is not None:
+            found[facts[0]] = name
+    return found
+
+
+def _encoded(partitions: Partitions, names: Mapping[bytes, str]) -> bytes:
+    """Encode an assignment for members of the classic protocol."""
+    return assignment_value(
+        sorted(
+            (names[topic_id], number)
+            for topic_id, number in partitions
+            if topic_id in names
+        )
+    )
+
+
+# -- requests of members of the classic protocol
+# ---------------------------------------------------------------------
+
+
+def join(
+    group: Group,
+    request: Join,
+    waiter: Waiter,
+    around: Surroundings,
+    *,
+    new_id: Callable[[], str],
+) -> list[Effect]:
+    """Carry out a Join that membership.check_join() accepted.
+
+    The reply is Joined or JoinRefused.
+    """
+    step = _ClassicStep(group, around)
+    member_id = request.member_id
+    if not member_id:
+        member_id = classic_transitions.made_id(request, new_id)
+        if request.takes_id_first and request.instance_id is None:
+            error = step.why_not(request, member_id)
+            return [
+                Reply(
+                    waiter,
+                    JoinRefused(error or GroupError.MEMBER_ID_REQUIRED, member_id),
+                )
+            ]
+    try:
+        result: Joined | JoinRefused = step.join(request, member_id)
+    except Refused as refused:
+        step.take_back()
+        result = JoinRefused(refused.error, request.member_id)
+    step.finish([(waiter, result)])
+    return step.effects
+
+
+def sync(
+    group: Group, request: Sync, waiter: Waiter, around: Surroundings
+) -> list[Effect]:
+    step = _ClassicStep(group, around)
+    step.finish([(waiter, step.sync(request))])
+    return step.effects
+
+
+def heartbeat(
+    group: Group,
+    member_id: str,
+    instance_id: str | None,
+    generation: int,
+    around: Surroundings,
+) -> tuple[GroupError | None, list[Effect]]:
+    step = _ClassicStep(group, around)
+    error = step.heartbeat(member_id, instance_id, generation)
+    return error, step.effects
+
+
+def leave(
+    group: Group, members: Sequence[tuple[str, str | None]], around: Surroundings
+) -> tuple[list[GroupError | None], list[Effect]]:
+    """Remove (member id, instance id) pairs; return an error or None for each.
+
+    An instance id alone is sufficient.
+    """
+    step = _ClassicStep(group, around)
+    results = [step.leave(member_id, instance_id) for member_id, instance_id in members]
+    step.finish([])
+    return results, step.effects
+
+
+class _ClassicStep(consumer_transitions.Step):
+    """A step caused by a request of the classic protocol."""
+
+    # -- joining
+
+    def why_not(self, request: Join, member_id: str) -> GroupError | None:
+        """Check a Join against the group; return None if the member may join."""
+        consumers = self.consumers
+        names = [name for name, _ in request.protocols]
+        if classic_transitions.is_too_long(member_id):
+            return GroupError.INVALID_REQUEST
+        if (
+            member_id not in consumers.members
+            and len(consumers.members) >= self.around.rules.consumer_max_size
+        ):
+            return GroupError.GROUP_MAX_SIZE_REACHED
+        others = [
+            one.classic.protocols
+            for name, one in consumers.members.items()
+            if name != member_id and one.classic
+        ]
+        if classic_transitions.exceeds_limit(request, others, self.around.rules):
+            return GroupError.INVALID_REQUEST
+        if (
+            not consumers.supports(request.protocol_type, names)
+            or self._subscription(request) is None
+        ):
+            return GroupError.INCONSISTENT_GROUP_PROTOCOL
+        return None
+
+    def _subscription(self, request: Join) -> Subscription | None:
+        """Return the subscription of the member's preferred protocol, which it will
+        use.
+        """
+        if not request.protocols:
+            return None
+        return read_subscription(request.protocols[0][1])
+
+    def join(self, request: Join, member_id: str) -> Joined:
+        error = self.why_not(request, member_id)
+        if error is not None:
+            raise Refused(error, "")
+        subscription = self._subscription(request)
+        assert subscription is not None, "why_not() has looked"
+        if member_id not in self.consumers.members and subscription.owned:
+            # The member was removed without knowing it, and its partitions may have new
+            # owners. The error makes it drop them.
+            raise consumer_transitions.unknown(member_id)
+        self._take_place(request, member_id)
+        is_changed = self._keep_classic(request, member_id, subscription)
+        self._bump_epoch(is_changed)
+        self._compute_targets()
+        owned = _with_ids(subscription.owned, self.around.topics)
+        current = self._reconcile(member_id, owned)
+        self._renew(member_id)
+        self.stop_rejoin(member_id)
+        self.stop_sync(member_id)
+        self.consumers.syncs.add(member_id)
+        self._set_timer(FirstSyncEnds(member_id), member_id)
+        return Joined(
+            generation=current.member_epoch,
+            protocol_type=CONSUMER,
+            protocol=request.protocols[0][0],
+            leader="",
+            member_id=member_id,
+        )
+
+    def _take_place(self, request: Join, member_id: str) -> None:
+        """Check the ids of a member that joins.
+
+        A static member that returns without its id replaces its old member.
+        """
+        consumers = self.consumers
+        instance_id = request.instance_id
+        if member_id in consumers.members and not consumers.is_classic(member_id):
+            raise consumer_transitions.unknown(member_id)
+        if instance_id is None:
+            return
+        holder = consumers.static.get(instance_id)
+        if not request.member_id:
+            if holder is not None:
+                self._replace(holder, member_id)
+        elif holder is None:
+            raise consumer_transitions.unknown(member_id)
+        elif holder != member_id:
+            raise Refused(
+                GroupError.FENCED_INSTANCE_ID,
+                f"another member is instance {instance_id}",
+            )
+
+    def _keep_classic(
+        self, request: Join, member_id: str, subscription: Subscription
+    ) -> bool:
+        """Store the member data of a Join; return whether the subscription has changed."""
+        before = self.consumers.members.get(member_id)
+        member = ConsumerMember(
+            instance_id=request.instance_id,
+            rack_id=subscription.rack_id,
+            client_id=request.client_id,
+            client_host=request.client_host,
+            topic_names=tuple(sorted(set(subscription.topics))),
+            rebalance_timeout_ms=rebalance_timeout_ms(request),
+            classic=ClassicMember(request.session_timeout_ms, request.protocols),
+        )
+        if member != before:
+            self._put((Kind.MEMBER, member_id), member)
+        if before is None:
+            return True
+        self._forget_pattern(before.pattern)
+        return (member.topic_names, member.pattern) != (
+            before.topic_names,
+            before.pattern,
+        )
+
+    # -- requests of a member that has joined
+
+    def _check(
+        self, member_id: str, instance_id: str | None, generation: int
+    ) -> GroupError | None:
+        consumers = self.consumers
+        error = consumers.check_member(member_id, instance_id)
+        if error is not None:
+            return error
+        if not consumers.is_classic(member_id):
+            return GroupError.UNKNOWN_MEMBER_ID
+        if generation != consumers.current(member_id).member_epoch:
+            return GroupError.ILLEGAL_GENERATION
+        return None
+
+    def sync(self, request: Sync) -> Synced | GroupError:
+        member_id = request.member_id
+        error = self._check(member_id, request.instance_id, request.generation)
+        if error is not None:
+            return error
+        current = self.consumers.current(member_id)
+        # A member that must give up partitions gets its assignment. It then gives up
+        # the other partitions and rejoins without being asked.
+        if (
+            self.consumers.epoch > current.member_epoch
+            and current.state is not MemberState.UNREVOKED
+        ):
+            self._ask_to_rejoin(member_id)
+            return GroupError.REBALANCE_IN_PROGRESS
+        classic = self.consumers.members[member_id].classic
+        assert classic is not None, "_check() has looked"
+        protocol = classic.protocols[0][0]
+        if request.protocol_type not in (None, CONSUMER) or request.protocol not in (
+            None,
+            protocol,
+        ):
+            return GroupError.INCONSISTENT_GROUP_PROTOCOL
+        self.stop_sync(member_id)
+        self._renew(member_id)
+        names = _names(self.consumers.subscribed(), self.around.topics)
+        assignment = _encoded(current.assigned, names)
+        return Synced(protocol_type=CONSUMER, protocol=protocol, assignment=assignment)
+
+    def heartbeat(
+        self, member_id: str, instance_id: str | None, generation: int
+    ) -> GroupError | None:
+        error = self._check(member_id, instance_id, generation)
+        if error is not None:
+            return error
+        self._renew(member_id)
+        consumers = self.consumers
+        current = consumers.current(member_id)
+        is_free = (
+            current.state is MemberState.UNRELEASED
+            and not consumers.waits_for_others(member_id)
+        )
+        if (
+            current.member_epoch < consumers.epoch
+            or current.state is MemberState.UNREVOKED
+            or is_free
+        ):
+            self._ask_to_rejoin(member_id)
+            return GroupError.REBALANCE_IN_PROGRESS
+        return None
+
+    def _ask_to_rejoin(self, member_id: str) -> None:
+        if member_id not in self.consumers.rejoins:
+            self.consumers.rejoins.add(member_id)
+            self._set_timer(RejoinEnds(member_id), member_id)
+
+    def _set_timer(self, timeout: RejoinEnds | FirstSyncEnds, member_id: str) -> None:
+        timeout_ms = max(0, self.consumers.members[member_id].rebalance_timeout_ms)
+        self.effects.append(At(self.group, timeout, self.around.now_ms + timeout_ms))
+
+    def leave(self, member_id: str, instance_id: str | None) -> GroupError | None:
+        consumers = self.consumers
+        if not member_id and instance_id is not None:
+            member_id = consumers.static.get(instance_id, "")
+        error = consumers.check_member(member_id, instance_id)
+        if error is not None:
+            return error
+        if not consumers.is_classic(member_id):
+            return GroupError.UNKNOWN_MEMBER_ID
+        self._remove(member_id)
+        return None

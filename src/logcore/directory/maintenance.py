@@ -1,0 +1,549 @@
+"""Maintenance of a directory: visits its logs, keeps its limits, compacts, writes
+checkpoints.
+
+Rules:
+- Each call does a limited amount of work.
+- A log is visited when a task in it is due, and soon after a change that may make one
+  due.
+- Partitions that are not open are checked one at a time, and opened only if retention
+  has work in them.
+- An error in one log is an incident and does not delay other logs. The log is visited
+  again later.
+- Recovery points and high watermarks are written for many logs at once.
+
+This module does not manage topics: the directory (logdir.py) lists its partitions and
+owns its lock.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import Final, Protocol
+
+import attrs
+
+from logcore import checkpoint
+from logcore.checkpoint import Key
+from logcore.claim import Claim
+from logcore.config import DEDUPE_BYTES, LogConfig
+from logcore.directory.deadlines import Agenda
+from logcore.directory.incidents import Incidents
+from logcore.errors import InvalidConfigError, LogcoreError
+from logcore.fs import FS
+from logcore.log import Log
+from logcore.names import partition_name
+from logcore.partition.checksum_file import Progress
+from logcore.partition.segment_files import list_bases
+from logcore.retention import Policy, kafka_rules, to_fit
+from logcore.segment import Segment
+from logcore.trustedclock import JUMP_MS
+
+_HIGH_WATERMARK_MS: Final = (
+    5_000  # Kafka: replica.high.watermark.checkpoint.interval.ms
+)
+#: One tick() ends after this many actions with disk I/O, this many milliseconds of
+#: them, or this many logs.
+_TICK_ACTIONS: Final = 4
+_TICK_MS: Final = 2
+_TICK_LOGS: Final = 1_000
+#: Delay before a log is visited again after an error, which may be temporary.
+_RETRY_MS: Final = 1_000
+# Minimum interval between checks of the used and free space.
+_SPACE_MS: Final = 1_000
+#: After a failed compaction a log waits this long for the next attempt. The wait then
+#: doubles up to the maximum.
+_UNCLEANABLE_MS: Final = 60_000
+_UNCLEANABLE_MOST_MS: Final = 3_600_000
+#: Compaction gets this much processor time of a tick. While the processor is free, it
+#: gets up to the second limit in total. The processor counts as free while little more
+#: time passes than the cleaner itself uses.
+_CLEANER_TICK_US: Final = 5_000
+_CLEANER_FREE_MS: Final = 25
+
+
+@attrs.frozen(kw_only=True)
+class Upkeep:
+    """Settings of the maintenance that tick() does besides the topic settings."""
+
+    #: The retention policy, see logcore.retention.
+    retention: Policy = kafka_rules
+    #: Return consumer group -> committed offset of a partition, for policies that wait
+    #: for groups. By default `__consumer_offsets` of this directory is read.
+    committed: Callable[[str, int], Mapping[str, int]] | None = None
+    #: Limit for all logs together. Above it, the oldest segments of topics with
+    #: `delete` are deleted.
+    max_bytes: int | None = None
+    #: With less free space on the disk, appends raise DiskFullError. The rest is kept
+    #: for reads, deletions and compaction.
+    min_free_bytes: int = 0
+    #: Whether tick() compacts.
+    compacts: bool = True
+    #: Interval of checks for a log to compact if there was none (Kafka:
+    #: log.cleaner.backoff.ms).
+    compaction_backoff_ms: int = 15_000
+    #: Limit for bytes read and written together; None for no limit.
+    compaction_bytes_per_s: int | None = None
+    #: Memory for the table of keys.
+    compaction_memory_bytes: int = DEDUPE_BYTES
+
+    def __attrs_post_init__(self) -> None:
+        least = {
+            "max_bytes": 0,
+            "min_free_bytes": 0,
+            "compaction_backoff_ms": 0,
+            "compaction_bytes_per_s": 1,
+            "compaction_memory_bytes": 1024,
+        }
+        for name, low in least.items():
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise InvalidConfigError(
+                    f"upkeep {name!r}", expected=f"at least {low}", found=value
+                )
+
+
+class Directory(Protocol):
+    """The methods of logdir.LogDir that Upkeeper uses.
+
+    known_logs() returns the logs that were opened; a user may have closed some of them.
+    """
+
+    path: str
+
+    def __contains__(self, topic: object) -> bool: ...
+    def topics(self) -> list[str]: ...
+    def partitions(self, name: str) -> tuple[int, ...]: ...
+    def settings(self, name: str) -> LogConfig: ...
+    def partition(self, topic: str, number: int) -> Log: ...
+    def opened(self, topic: str, number: int) -> Log | None: ...
+    def open_logs(self) -> dict[Key, Log]: ...
+    def known_logs(self) -> Mapping[Key, Log]: ...
+    def size_bytes(self, topic: str, number: int) -> int: ...
+
+
+class Upkeeper:
+    """Does the maintenance of one directory that is open for writing.
+
+    `is_low` is True while the disk is nearly full. All fields except the agenda are
+    written under the directory's lock or by the one thread that ticks.
+    """
+
+    def __init__(
+        self,
+        fs: FS,
+        directory: Directory,
+        claim: Claim | None,
+        incidents: Incidents,
+        settings: Upkeep,
+    ) -> None:
+        self._fs = fs
+        # Weak, so that a directory that was not closed warns as soon as it is dropped.
+        self._directory: Directory = weakref.proxy(directory)
+        self._claim = claim
+        self._incidents = incidents
+        self.settings = settings
+        self.is_low = False
+        self._make_lock()
+        # A thread of the parent may hold the lock and does not exist in the child.
+        fs.after_fork(self._make_lock)
+        # Logs to visit, with their due times. due() and put() are called under
+        # _agenda_lock.
+        self._agenda: Agenda[tuple[Key, Log]] = Agenda()
+        # As of the last tick.
+        self._clock_gap_ms = fs.now_ms() - fs.monotonic_ms()
+        # Recovery points that are not written yet.
+        self._gathered: list[tuple[Key, Log, int]] = []
+        # When the used and free space is checked next.
+        self._next_look_ms = fs.monotonic_ms()
+        # Partitions to check for retention, whether open or not.
+        self._to_visit: list[Key] = []
+        self._cleaning: tuple[Log, Generator[Progress, None, object]] | None = None
+        # By the round in progress.
+        self._cleaned_bytes = 0
+        self._cleaning_since_ms = 0
+        self._next_cleaning_ms = fs.monotonic_ms() + settings.compaction_backoff_ms
+        #: Logs whose compaction failed, with the time of the next attempt and the last
+        #: wait.
+        self._uncleanable: dict[Key, tuple[Log, int, int]] = {}
+        self._high_watermarks_saved_ms = fs.monotonic_ms()
+        self._saved_high_watermarks: dict[Key, int | None] = {}
+
+    def _make_lock(self) -> None:
+        # Several threads may call tick().
+        self._agenda_lock = threading.Lock()
+
+    def admit(self, key: Key, log: Log) -> None:
+        """Register a log, so that it is visited after changes that may make a task due."""
+        log.writer.is_held = self.is_low
+        log.writer.on_stir = functools.partial(self._agenda.stir, (key, log))
+
+    def visit(self, key: Key, log: Log) -> None:
+        """Let the next tick() check what is due in a log."""
+        self._agenda.stir((key, log))
+
+    # -- open logs ------------------------------------------------------------------
+
+    def visit_open(self, now_ms: int) -> bool:
+        """Run the due tasks of open logs: timed syncs, rolls, retention and recovery
+        points.
+
+        Returns False if the time limit of a tick was reached. The next tick then writes
+        the recovery points.
+        """
+        gathered = self._gathered
+        actions = 0
+        began_ms = self._fs.monotonic_ms()
+        with self._agenda_lock:
+            # The wall clock was set, so the times at which segments expire are wrong.
+            # Check every log again.
+            gap_ms = now_ms - began_ms
+            if abs(gap_ms - self._clock_gap_ms) > JUMP_MS:
+                for item in self._directory.open_logs().items():
+                    self._agenda.stir(item)
+            self._clock_gap_ms = gap_ms
+            due = self._agenda.due(began_ms)
+        visited = 0
+        try:
+            for key, log in due:
+                visited += 1
+                acted, recovery_point = self._tick_one(key, log, now_ms)
+                actions += acted
+                if recovery_point is not None:
+                    gathered.append((key, log, recovery_point))
+                is_late = actions and self._fs.monotonic_ms() - began_ms >= _TICK_MS
+                if actions >= _TICK_ACTIONS or is_late or visited >= _TICK_LOGS:
+                    break
+        # Also after an interrupt: a log that is not put back is never visited again.
+        finally:
+            with self._agenda_lock:
+                for item in due[visited:]:
+                    self._agenda.put(item, began_ms)
+        if actions and self._fs.monotonic_ms() - began_ms >= _TICK_MS:
+            return False
+        if gathered:
+            self._gathered = []
+            self._save_recovery_points(gathered)
+        return True
+
+    def _tick_one(
+        self, key: tuple[str, int], log: Log, now_ms: int
+    ) -> tuple[bool, int | None]:
+        """Run the due tasks of one log and schedule its next visit.
+
+        Returns whether the tasks did any work, and a recovery point to write or None.
+        """
+        acted = False
+        recovery_point = None
+        next_ms = self._fs.monotonic_ms() + _RETRY_MS
+        try:
+            # A shared log writes its recovery point while it holds the write lock.
+            # Another process may otherwise truncate the log below a gathered point
+            # before that is written.
+            if log.writer.sharing is not None:
+                acted = log.upkeep.tick(now_ms)
+            else:
+                acted, recovery_point = log.upkeep.tick_gathered(now_ms)
+            next_ms = log.upkeep.rest()
+        except (LogcoreError, OSError) as error:
+            self._incidents.met("tick", "{}-{}".format(*key), error)
+        finally:
+            if (
+                self._directory.known_logs().get(key) is log
+                and not log.is_closed
+                and not log.has_failed
+            ):
+                with self._agenda_lock:
+                    self._agenda.put((key, log), next_ms)
+        return acted, recovery_point
+
+    # -- limits and compaction
+    # ---------------------------------------------------------------------------------------
+
+    def keep(self, clock_ms: int, now_ms: int) -> bool:
+        """Enforce the directory's limits, check one closed partition, and compact.
+
+        Returns True after a longer piece of work. The caller holds the directory's
+        lock.
+        """
+        assert self._claim is not None
+        now_ms = self._claim.clock.now_ms(now_ms)
+        if self._watch_space(clock_ms, now_ms):
+            return True
+        self._visit(now_ms)
+        return self.settings.compacts and self._compact(clock_ms, now_ms)
+
+    def _watch_space(self, clock_ms: int, now_ms: int) -> bool:
+        """Enforce the limits for used and free space; return whether segments were
+        deleted.
+        """
+        if clock_ms < self._next_look_ms:
+            return False
+        upkeep = self.settings
+        acted = False
+        if upkeep.max_bytes is not None:
+            total = sum(
+                self._directory.size_bytes(name, number)
+                for name in self._directory.topics()
+                for number in self._directory.partitions(name)
+            )
+            if total > upkeep.max_bytes:
+                acted = self._free(total - upkeep.max_bytes, now_ms)
+        if upkeep.min_free_bytes:
+            self.is_low = (
+                self._fs.free_bytes(self._directory.path) < upkeep.min_free_bytes
+            )
+            for log in self._directory.open_logs().values():
+                log.writer.is_held = self.is_low
+        # With 10,000 partitions a check takes 0.2 s. The interval keeps checks below 1
+        # % of the time.
+        self._next_look_ms = clock_ms + max(
+            _SPACE_MS, 100 * (self._fs.monotonic_ms() - clock_ms)
+        )
+        return acted
+
+    def _free(self, excess_bytes: int, now_ms: int) -> bool:
+        """Delete the oldest segments of all partitions until this many bytes are free.
+
+        Stops earlier if no more segments may be deleted.
+        """
+        facts = {}
+        for name in self._directory.topics():
+            for number in self._directory.partitions(name):
+                with self._incidents.going_on(
+                    "retention", partition_name(name, number)
+                ):
+                    # The only segment of a partition is never deleted here, so it is
+                    # not worth opening.
+                    if (
+                        len(list_bases(self._fs, self._partition_path(name, number)))
+                        > 1
+                    ):
+                        facts[name, number] = self._directory.partition(
+                            name, number
+                        ).upkeep.facts(now_ms)
+        acted = False
+        for (name, number), count in to_fit(facts, excess_bytes).items():
+            with self._incidents.going_on("retention", partition_name(name, number)):
+                acted |= (
+                    self._directory.partition(name, number).retain(
+                        now_ms, segments=count
+                    )
+                    > 0
+                )
+        return acted
+
+    def _visit(self, now_ms: int) -> None:
+        """Check one partition that is not open, and open it if retention has work in
+        it.
+        """
+        if not self._to_visit:
+            self._to_visit = [
+                (name, number)
+                for name in self._directory.topics()
+                for number in self._directory.partitions(name)
+            ]
+        if not self._to_visit:
+            return
+        name, number = self._to_visit.pop()
+        if name not in self._directory:
+            return
+        if self._directory.opened(name, number) is not None:
+            return
+        config = self._directory.settings(name)
+        if "delete" not in config.cleanup_policy:
+            return
+        path = self._partition_path(name, number)
+        with self._incidents.going_on("retention", partition_name(name, number)):
+            bases = list_bases(self._fs, path)
+            if len(bases) < 2 and not (
+                bases and self._directory.size_bytes(name, number)
+            ):
+                # The log is empty.
+                return
+            # Computing the size reads the metadata of every file, so it is done only if
+            # it matters.
+            too_large = (
+                0 <= config.retention_bytes < self._directory.size_bytes(name, number)
+            )
+            age_ms = now_ms - Segment(self._fs, path, bases[0]).max_timestamp()
+            if too_large or 0 <= config.retention_ms < age_ms:
+                assert self._claim is not None
+                self._claim.clock.save()
+                self._directory.partition(name, number).retain(
+                    now_ms, policy=self.settings.retention
+                )
+
+    def _compact(self, clock_ms: int, now_ms: int) -> bool:
+        """Continue the round in progress, or start the most urgent one.
+
+        Returns whether it did any work.
+        """
+        if self._cleaning is None:
+            if clock_ms < self._next_cleaning_ms:
+                return False
+            self._next_cleaning_ms = clock_ms + self.settings.compaction_backoff_ms
+            self._cleaning = self._next_to_clean(now_ms)
+            self._cleaned_bytes = 0
+            self._cleaning_since_ms = clock_ms
+            if self._cleaning is None:
+                return False
+        log, steps = self._cleaning
+        rate = self.settings.compaction_bytes_per_s
+        began_us = self._fs.thread_us()
+        try:
+            while self._may_clean(clock_ms, began_us):
+                # With a rate limit, the round may be 100 ms ahead, so that its first
+                # step is allowed.
+                if (
+                    rate is not None
+                    and self._cleaned_bytes
+                    > rate * (clock_ms - self._cleaning_since_ms + 100) / 1000
+                ):
+                    return True
+                self._cleaned_bytes = next(steps).done_bytes
+            return True
+        except StopIteration:
+            # At once, because another log may be waiting.
+            self._next_cleaning_ms = clock_ms
+            self._uncleanable = {
+                key: entry
+                for key, entry in self._uncleanable.items()
+                if entry[0] is not log
+            }
+        except LogcoreError as error:
+            key = next(
+                (
+                    key
+                    for key, one in self._directory.known_logs().items()
+                    if one is log
+                ),
+                None,
+            )
+            if key is not None:
+                self._not_cleaned(key, log, error)
+        self._cleaning = None
+        return True
+
+    def _may_clean(self, began_ms: int, began_us: int) -> bool:
+        """Return whether compaction may continue in this tick.
+
+        Its own processor time is measured. By the clock alone it would get almost no
+        time on a busy machine, because it mostly waits for other processes there.
+        """
+        own_us = self._fs.thread_us() - began_us
+        passed_ms = self._fs.monotonic_ms() - began_ms
+        return own_us < _CLEANER_TICK_US or (
+            passed_ms < _CLEANER_FREE_MS and passed_ms * 1000 <= own_us * 3 // 2
+        )
+
+    def _next_to_clean(
+        self, now_ms: int
+    ) -> tuple[Log, Generator[Progress, None, object]] | None:
+        """Return the due log with the highest dirty ratio (storage format section 9.2)."""
+        # Imported late because only compaction needs it.
+        from logcore import cleaner
+
+        best: tuple[float, Log] | None = None
+        for key, log in self._directory.open_logs().items():
+            if not log.config.is_compacted or log.has_failed:
+                continue
+            failed, retry_ms, _ = self._uncleanable.get(key, (None, 0, 0))
+            if failed is log and self._fs.monotonic_ms() < retry_ms:
+                continue
+            try:
+                plan = cleaner.plan_of(log, now_ms)
+            except (LogcoreError, OSError) as error:
+                self._not_cleaned(key, log, error)
+                continue
+            if plan.is_due and (best is None or plan.ratio > best[0]):
+                best = plan.ratio, log
+        if best is None:
+            return None
+        memory_bytes = self.settings.compaction_memory_bytes
+        return best[1], cleaner.cleaning(
+            best[1], now_ms=now_ms, memory_bytes=memory_bytes
+        )
+
+    def _not_cleaned(
+        self, key: tuple[str, int], log: Log, error: LogcoreError | OSError
+    ) -> None:
+        """Report a failed compaction; after damage, schedule less and less frequent
+        attempts.
+
+        A damaged file may be restored in the meantime.
+        """
+        self._incidents.met("compaction", "{}-{}".format(*key), error)
+        if not getattr(error, "retriable", False):
+            if key in self._uncleanable:
+                waited_ms = self._uncleanable[key][2]
+            else:
+                waited_ms = _UNCLEANABLE_MS // 2
+            wait_ms = min(2 * waited_ms, _UNCLEANABLE_MOST_MS)
+            self._uncleanable[key] = log, self._fs.monotonic_ms() + wait_ms, wait_ms
+
+    def stop_compacting(self, *logs: Log) -> None:
+        """End the round in progress if it compacts one of these logs.
+
+        Files that are not in place yet are deleted.
+        """
+        if self._cleaning is not None and self._cleaning[0] in logs:
+            steps = self._cleaning[1]
+            self._cleaning = None
+            steps.close()
+
+    def _partition_path(self, topic: str, number: int) -> str:
+        return os.path.join(self._directory.path, partition_name(topic, number))
+
+    # -- checkpoints
+    # ---------------------------------------------------------------------------------------------------
+
+    def _save_recovery_points(
+        self, gathered: Iterable[tuple[tuple[str, int], Log, int]]
+    ) -> None:
+        """Write gathered recovery points for all logs at once.
+
+        A lost point only makes the next opening check more. Logs that were truncated or
+        deleted in the meantime are left out, because a point above the end would keep a
+        log from opening.
+        """
+        assert self._claim is not None
+        logs = {key: log for key, log, _ in gathered}
+        points: dict[Key, int | None] = {key: point for key, _, point in gathered}
+
+        def holds(key: Key, point: int | None) -> bool:
+            log = logs[key]
+            return (
+                self._directory.known_logs().get(key) is log
+                and log.recovery_point == point
+            )
+
+        with self._incidents.going_on("checkpoints", self._directory.path):
+            self._claim.checkpoints.set(checkpoint.RECOVERY_POINT, points, holds=holds)
+
+    @property
+    def owes_high_watermarks(self) -> bool:
+        """Whether the interval since the last write of high watermarks has passed."""
+        return (
+            self._fs.monotonic_ms() - self._high_watermarks_saved_ms
+            >= _HIGH_WATERMARK_MS
+        )
+
+    def save_high_watermarks(self, offsets: dict[tuple[str, int], int | None]) -> None:
+        """Write replication-offset-checkpoint, from which Kafka starts its high
+        watermarks.
+        """
+        self._high_watermarks_saved_ms = self._fs.monotonic_ms()
+        if offsets != self._saved_high_watermarks:
+            assert self._claim is not None
+            self._claim.checkpoints.set(checkpoint.HIGH_WATERMARK, offsets)
+            self._saved_high_watermarks = offsets
+
+
+def high_watermarks(
+    logs: Mapping[tuple[str, int], Log],
+) -> dict[tuple[str, int], int | None]:
+    return {key: log.high_watermark for key, log in logs.items() if not log.is_closed}

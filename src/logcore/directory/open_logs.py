@@ -1,0 +1,251 @@
+"""The open logs of a directory: opens each on first use and keeps it until it is
+closed.
+
+Rules:
+- A partition has one log here. If its user closed it, the next use opens it again.
+- Reading `known` takes no lock. Opening or dropping a log requires the directory's
+  lock.
+- The leader epoch of a partition that is not open is read from its file once, because
+  only its writer can start another epoch.
+
+This module does not manage topics: the directory (logdir.py) lists the partitions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Callable, Collection, Mapping
+
+from logcore import checkpoint
+from logcore.checkpoint import Key
+from logcore.claim import Claim
+from logcore.config import Durability
+from logcore.directory.incidents import Incidents
+from logcore.directory.maintenance import Upkeeper, high_watermarks
+from logcore.directory.topic_file import TopicEntry
+from logcore.directory.topics import TopicRegistry
+from logcore.errors import DiskFullError, LogcoreError, ResourceError
+from logcore.fs import FS
+from logcore.log import Log, OnCorruption, open_log
+from logcore.names import partition_name
+
+
+class OpenLogs:
+    """The open logs of one directory."""
+
+    def __init__(
+        self,
+        fs: FS,
+        registry: TopicRegistry,
+        claim: Claim | None,
+        upkeeper: Upkeeper,
+        incidents: Incidents,
+        on_corruption: OnCorruption,
+    ) -> None:
+        self._fs = fs
+        self._registry = registry
+        self._claim = claim
+        self._upkeeper = upkeeper
+        self._incidents = incidents
+        self._on_corruption: OnCorruption = on_corruption
+        #: By topic and partition. The user may have closed some of them.
+        self.known: dict[Key, Log] = {}
+        # For each log in `known`, the topic id that it was opened for.
+        self._topic_ids: dict[Key, uuid.UUID | None] = {}
+        # True after close_all().
+        self.is_released = False
+        # Cache for partitions that are not open.
+        self._leader_epochs: dict[Key, int] = {}
+
+    def opened(self, key: Key) -> Log | None:
+        """Return the log of a partition, or None if it is not open."""
+        log = self.known.get(key)
+        if log is None or log.is_closed:
+            return None
+        return log
+
+    def all_open(self) -> dict[Key, Log]:
+        # A copy, because another thread may open a log concurrently.
+        return {key: log for key, log in self.known.copy().items() if not log.is_closed}
+
+    def open(
+        self,
+        topic: TopicEntry,
+        number: int,
+        durability: Durability,
+        committed: Callable[[str, int], Mapping[str, int]],
+    ) -> Log:
+        """Open a partition that is not open. Raises the same errors as logcore.open().
+
+        `committed` returns consumer group -> committed offset of a partition, for
+        retention that waits for groups.
+        """
+        key = (topic.name, number)
+        path = self._registry.partition_path(*key)
+        config = self._registry.settings(topic).as_mapping()
+        self._registry.check_directory(path)
+        if self._claim is None:
+            log = self.known[key] = open_log(
+                path, read_only=True, config=config, fs=self._fs
+            )
+        else:
+            log = open_log(
+                path,
+                config=config,
+                durability=durability,
+                on_corruption=self._on_corruption,
+                shared=self._claim.is_shared,
+                fs=self._fs,
+            )
+            try:
+                log.upkeep.retain_by(
+                    self._upkeeper.settings.retention, lambda: committed(*key)
+                )
+                self._upkeeper.admit(key, log)
+                self._topic_ids[key] = topic.topic_id
+                self.known[key] = log
+            # The caller does not get the log, so its claim would be held forever.
+            except BaseException:
+                log.close()
+                raise
+        if self._claim is not None:
+            # Last, because tick() drops a log that is not open.
+            self._upkeeper.visit(key, log)
+        # From now on the log has the epoch, which can increase.
+        self._leader_epochs.pop(key, None)
+        return log
+
+    def stale_topics(self) -> set[str]:
+        """Return topics with an open log of a deleted topic with the same name."""
+        return {name for name, number in self.known if self._is_stale(name, number)}
+
+    def _is_stale(self, name: str, number: int) -> bool:
+        topic = self._registry.known.get(name)
+        if topic is None or number not in topic.numbers:
+            return True
+        opened_for = self._topic_ids.get((name, number))
+        return None not in (opened_for, topic.topic_id) and opened_for != topic.topic_id
+
+    def close_all(
+        self,
+        everything: Collection[Key],
+        before: Callable[[], None],
+        *,
+        is_forked: bool,
+    ) -> None:
+        """Close all logs, write their checkpoints at once, and release the claim.
+
+        `everything` contains all partitions of the directory. `before` is called first.
+        `is_forked` means that the claim belongs to the parent process. All logs are
+        closed before the first error is raised.
+        """
+        try:
+            before()
+            self._close_all(everything, is_forked=is_forked)
+            self.is_released = True
+        # Also after an interrupt: the remaining logs are closed and the directory is
+        # not marked clean.
+        except BaseException:
+            for log in self.known.values():
+                with contextlib.suppress(LogcoreError, OSError):
+                    log.close()
+            if self._claim is not None:
+                self._claim.fail()
+                self._claim.release()
+            self.is_released = True
+            raise
+
+    def _close_all(self, everything: Collection[Key], *, is_forked: bool) -> None:
+        logs = self.known
+        failures: list[BaseException] = []
+        try:
+            self._upkeeper.stop_compacting(*logs.values())
+        except (LogcoreError, OSError) as error:
+            failures.append(error)
+        ends = high_watermarks(logs)
+        claim = self._claim
+        if claim is None or is_forked:
+            for log in logs.values():
+                log.close()
+            self.known = {}
+            return
+        # All partitions were opened, and so checked: the directory may be marked as
+        # clean. This comes before closing the logs, because closing syncs the indexes
+        # that a clean directory relies on.
+        if set(everything) <= set(logs):
+            claim.call_clean()
+        try:
+            with claim.gathering() as recovery_points:
+                for log in logs.values():
+                    try:
+                        log.close()
+                    # After any error the other logs are closed too.
+                    except BaseException as error:
+                        failures.append(error)
+                        claim.fail()
+                        # Completes a close that an interrupt cut short; otherwise does
+                        # nothing.
+                        with contextlib.suppress(LogcoreError, OSError):
+                            log.close()
+            try:
+                claim.checkpoints.set(
+                    checkpoint.RECOVERY_POINT, recovery_points, may_use_reserve=True
+                )
+                self._upkeeper.save_high_watermarks(ends)
+            # All records are durable, and the next opening only checks more.
+            except (DiskFullError, ResourceError):
+                claim.fail()
+            except (LogcoreError, OSError) as error:
+                failures.append(error)
+                claim.fail()
+            claim.leave()
+        finally:
+            claim.release()
+        self.known = {}
+        if failures:
+            raise failures[0]
+
+    def close_topics(self, topics: Collection[str]) -> None:
+        """Close and drop the logs of deleted topics. A failure is reported as an
+        incident.
+        """
+        for key in [key for key in self.known if key[0] in topics]:
+            log = self.known.pop(key)
+            self._topic_ids.pop(key, None)
+            self._upkeeper.stop_compacting(log)
+            with self._incidents.going_on("deletion", partition_name(*key)):
+                log.close()
+        # Reading threads may add entries concurrently.
+        for key in [key for key in list(self._leader_epochs) if key[0] in topics]:
+            self._leader_epochs.pop(key, None)
+
+    # -- leader epochs
+    # -----------------------------------------------------------------------------------------------
+
+    def leader_epoch(self, key: Key) -> int:
+        """Return the leader epoch for appends to a partition.
+
+        If the partition is not open, this is the last epoch in its file.
+        """
+        log = self.opened(key)
+        if log is not None and self._claim is not None:
+            return log.leader_epoch
+        epoch = self._leader_epochs.get(key)
+        if epoch is not None:
+            return epoch
+        epochs = checkpoint.read_epochs(self._fs, self._registry.partition_path(*key))
+        epoch = 0
+        if epochs:
+            epoch = epochs[-1][0]
+        # In a read-only directory, the writer in another process may start another
+        # epoch.
+        if self._claim is not None:
+            self._leader_epochs[key] = epoch
+        return epoch
+
+    def knows_leader_epoch(self, key: Key) -> bool:
+        """Return whether leader_epoch() works without reading a file."""
+        return self._claim is not None and (
+            self.opened(key) is not None or key in self._leader_epochs
+        )

@@ -1,0 +1,491 @@
+"""The records of groups of the consumer protocol (KIP-848) in Kafka's
+`__consumer_offsets`, between bytes and values.
+
+Layout: a key is an int16, the kind of the record, then texts with int16 lengths: the
+group, and for some kinds the member or the regular expression. A value is an int16 0,
+then flexible fields: lengths are varints of length + 1, tagged fields end each struct.
+A null value deletes what was stored under its key.
+
+    kind                  key              value
+    GROUP         3       group            epoch, tag 0: a hash of what its topics look like, left out when it is 0
+    TOPICS        4       group            written by Kafka before 4.1; since then the hash stands for its content
+    MEMBER        5       group, member    what a member says of itself
+    TARGET_EPOCH  6       group            for which epoch of the group the targets were computed
+    TARGET        7       group, member    the partitions that a member is to have
+    CURRENT       8       group, member    how far a member has come
+    PATTERN      16       group, pattern   the topics that a regular expression means
+
+Rules:
+- Written records are byte for byte those of Kafka 4.1, but that lists of partitions are
+  sorted.
+- A record that is not understood reads as None; nothing is raised for it.
+
+Nothing here knows a log. What the classic protocol and commits write is in
+group_records.py.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+import attrs
+
+from logcore.errors import InvalidRecordError
+from logcore.format import varint
+
+
+class Kind(enum.IntEnum):
+    """The kind of a record; the first number of its key. CLASSIC is that of a group in
+    group_records.py.
+    """
+
+    CLASSIC = 2
+    GROUP = 3
+    TOPICS = 4
+    MEMBER = 5
+    TARGET_EPOCH = 6
+    TARGET = 7
+    CURRENT = 8
+    PATTERN = 16
+
+
+class MemberState(enum.IntEnum):
+    """How far a member is, by Kafka's numbers. Other numbers mean UNKNOWN."""
+
+    STABLE = 0
+    UNREVOKED = 1
+    UNRELEASED = 2
+    UNKNOWN = 127
+
+
+_NAMED: Final = frozenset({Kind.MEMBER, Kind.TARGET, Kind.CURRENT, Kind.PATTERN})
+_KINDS: Final = {int(kind): kind for kind in Kind if kind is not Kind.CLASSIC}
+#: How the keys begin that are known here.
+CONSUMER_KEY_VERSIONS: Final = frozenset(kind.to_bytes(2, "big") for kind in _KINDS)
+_STATES: Final = {int(state): state for state in MemberState}
+
+_SHORT: Final = struct.Struct(">h")
+_INT: Final = struct.Struct(">i")
+_LONG: Final = struct.Struct(">q")
+_EPOCHS: Final = struct.Struct(">iib")
+_TIMES: Final = struct.Struct(">qq")
+_ID_BYTES: Final = 16
+_TEXT_BYTES: Final = 32_767
+_NOT_UNDERSTOOD: Final = (ValueError, IndexError, struct.error, InvalidRecordError)
+
+#: The id of a topic and the number of its partition.
+Partition = tuple[bytes, int]
+Partitions = frozenset[Partition]
+
+
+class ConsumerKey(NamedTuple):
+    """The key of a record. name: the member or the pattern, empty for records of the
+    group itself.
+    """
+
+    kind: Kind
+    group_id: str
+    name: str = ""
+
+
+@attrs.frozen
+class GroupEpoch:
+    """metadata_hash: of the topics that the members want; only whether it is the same
+    counts.
+    """
+
+    epoch: int
+    metadata_hash: int = 0
+
+
+@attrs.frozen
+class ClassicMember:
+    """Further facts of a member of the classic protocol. protocols: name and metadata
+    of each, the best one first.
+    """
+
+    session_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]
+
+
+@attrs.frozen(kw_only=True)
+class ConsumerMember:
+    """The facts of a member from its own requests. pattern: a regular expression of
+    topics. classic: of one that speaks the classic protocol, in a group that goes from
+    one protocol to the other.
+    """
+
+    instance_id: str | None = None
+    rack_id: str | None = None
+    client_id: str = ""
+    client_host: str = ""
+    topic_names: tuple[str, ...] = ()
+    pattern: str | None = None
+    rebalance_timeout_ms: int = -1
+    assignor: str | None = None
+    classic: ClassicMember | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Current:
+    """How far a member has come. assigned: what it may use. revoking: what it must give
+    up and has not yet.
+
+    previous_epoch: the member epoch before the last change of this record.
+    """
+
+    member_epoch: int = 0
+    previous_epoch: int = -1
+    state: MemberState = MemberState.STABLE
+    assigned: Partitions = frozenset()
+    revoking: Partitions = frozenset()
+
+
+@attrs.frozen
+class Resolved:
+    """Topics that a pattern means. version: of the cluster's topics, of which this is
+    the state.
+    """
+
+    topics: tuple[str, ...]
+    version: int
+    timestamp_ms: int
+
+
+#: A number is the epoch of TARGET_EPOCH, a set of partitions a TARGET. What TOPICS says
+#: is not read.
+ConsumerValue = (
+    GroupEpoch | ConsumerMember | int | Partitions | Current | Resolved | None
+)
+
+
+# -- writing
+# -------------------------------------------------------------------------------------------------------
+
+
+def consumer_key(key: ConsumerKey) -> bytes:
+    """Raises ValueError for a text that an int16 cannot count; callers that take ids
+    from outside check that.
+    """
+    data = _SHORT.pack(key.kind) + _key_text(key.group_id)
+    if key.kind in _NAMED:
+        return data + _key_text(key.name)
+    return data
+
+
+def _key_text(text: str) -> bytes:
+    encoded = text.encode()
+    if len(encoded) > _TEXT_BYTES:
+        raise ValueError(
+            f"expected a text of at most {_TEXT_BYTES} bytes, found {len(encoded)}"
+        )
+    return _SHORT.pack(len(encoded)) + encoded
+
+
+def consumer_value(value: ConsumerValue) -> bytes | None:
+    match value:
+        case None:
+            return None
+        case GroupEpoch(epoch, metadata_hash):
+            tags = b"\0"
+            if metadata_hash:
+                tags = b"\1\0" + _length(_LONG.size) + _LONG.pack(metadata_hash)
+            return b"\0\0" + _INT.pack(epoch) + tags
+        case ConsumerMember():
+            return b"\0\0" + _member(value)
+        case int():
+            return b"\0\0" + _INT.pack(value) + b"\0"
+        case frozenset():
+            return b"\0\0" + _partitions(value) + b"\0"
+        case Current():
+            head = _EPOCHS.pack(value.member_epoch, value.previous_epoch, value.state)
+            return (
+                b"\0\0"
+                + head
+                + _partitions(value.assigned)
+                + _partitions(value.revoking)
+                + b"\0"
+            )
+        case Resolved():
+            times = _TIMES.pack(value.version, value.timestamp_ms)
+            return b"\0\0" + _texts(value.topics) + times + b"\0"
+
+
+def _member(member: ConsumerMember) -> bytes:
+    parts = (
+        _text(member.instance_id),
+        _text(member.rack_id),
+        _text(member.client_id),
+        _text(member.client_host),
+        _texts(member.topic_names),
+        _text(member.pattern or ""),
+        _INT.pack(member.rebalance_timeout_ms),
+        _text(member.assignor),
+        _classic(member.classic),
+    )
+    return b"".join(parts)
+
+
+def _classic(classic: ClassicMember | None) -> bytes:
+    """The tagged fields of a member: tag 0 holds a nullable struct. Its first byte is
+    1, or 0 for null. A default would be left out, but Kafka writes the null, and so
+    does this.
+    """
+    if classic is None:
+        struct_bytes = b"\0"
+    else:
+        parts = [
+            b"\1",
+            _INT.pack(classic.session_timeout_ms),
+            _length(len(classic.protocols) + 1),
+        ]
+        for name, metadata in classic.protocols:
+            parts += (_text(name), _length(len(metadata) + 1), metadata, b"\0")
+        struct_bytes = b"".join((*parts, b"\0"))
+    return b"\1\0" + _length(len(struct_bytes)) + struct_bytes
+
+
+def _length(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _text(text: str | None) -> bytes:
+    if text is None:
+        return b"\0"
+    encoded = text.encode()
+    return _length(len(encoded) + 1) + encoded
+
+
+def _texts(texts: Iterable[str]) -> bytes:
+    those = [*texts]
+    return b"".join((_length(len(those) + 1), *map(_text, those)))
+
+
+def _partitions(partitions: Partitions) -> bytes:
+    by_topic: dict[bytes, list[int]] = {}
+    for topic_id, number in sorted(partitions):
+        by_topic.setdefault(topic_id, []).append(number)
+    parts = [_length(len(by_topic) + 1)]
+    for topic_id, numbers in by_topic.items():
+        parts += (topic_id, _length(len(numbers) + 1), *map(_INT.pack, numbers), b"\0")
+    return b"".join(parts)
+
+
+# -- reading
+# -------------------------------------------------------------------------------------------------------
+
+
+def read_consumer_key(key: bytes) -> ConsumerKey | None:
+    """None for a key of another kind, and for bytes that are no key."""
+    try:
+        (kind,) = _SHORT.unpack_from(key)
+        known = _KINDS.get(kind)
+        if known is None:
+            return None
+        fields = _Fields(key, _SHORT.size)
+        group_id = fields.key_text()
+        name = ""
+        if known in _NAMED:
+            name = fields.key_text()
+        return ConsumerKey(known, group_id, name)
+    except _NOT_UNDERSTOOD:
+        return None
+
+
+def read_consumer_value(kind: Kind, value: bytes) -> ConsumerValue:
+    """None for one that is not understood, and for all of TOPICS."""
+    try:
+        if value[:2] != b"\0\0":
+            return None
+        return _read(kind, _Fields(value, _SHORT.size))
+    except _NOT_UNDERSTOOD:
+        return None
+
+
+def _read(kind: Kind, fields: _Fields) -> ConsumerValue:
+    match kind:
+        case Kind.GROUP:
+            epoch = fields.number(_INT)
+            hash_bytes = fields.tags().get(0)
+            metadata_hash = 0
+            if hash_bytes is not None:
+                (metadata_hash,) = _LONG.unpack(hash_bytes)
+            return GroupEpoch(epoch, metadata_hash)
+        case Kind.MEMBER:
+            return _read_member(fields)
+        case Kind.TARGET_EPOCH:
+            return fields.number(_INT)
+        case Kind.TARGET:
+            return fields.partitions()
+        case Kind.CURRENT:
+            member_epoch = fields.number(_INT)
+            previous_epoch = fields.number(_INT)
+            state = fields.byte()
+            assigned = fields.partitions()
+            return Current(
+                member_epoch=member_epoch,
+                previous_epoch=previous_epoch,
+                state=_STATES.get(state, MemberState.UNKNOWN),
+                assigned=assigned,
+                revoking=fields.partitions(),
+            )
+        case Kind.PATTERN:
+            return Resolved(fields.texts(), fields.number(_LONG), fields.number(_LONG))
+        case Kind.CLASSIC | Kind.TOPICS:
+            return None
+
+
+def _read_member(fields: _Fields) -> ConsumerMember:
+    """The arguments are evaluated in the order in which the fields are stored."""
+    return ConsumerMember(
+        instance_id=fields.nullable_text(),
+        rack_id=fields.nullable_text(),
+        client_id=fields.text(),
+        client_host=fields.text(),
+        topic_names=fields.texts(),
+        pattern=fields.nullable_text() or None,
+        rebalance_timeout_ms=fields.number(_INT),
+        assignor=fields.nullable_text(),
+        classic=_read_classic(fields.tags().get(0, b"\0")),
+    )
+
+
+def _read_classic(data: bytes) -> ClassicMember | None:
+    fields = _Fields(data, 0)
+    if not fields.byte():
+        return None
+    session_timeout_ms = fields.number(_INT)
+    return ClassicMember(session_timeout_ms, fields.protocols())
+
+
+def described_consumers(
+    key: bytes | None, value: bytes | None
+) -> dict[str, Any] | None:
+    """A record as a dict that JSON can express; None for one that is not understood.
+
+    {"group", "kind": by the names of Kind, in small letters, "name": of the member or
+    the pattern, "value": the fields, or None}. Partitions are lists by the id of their
+    topic; of classic protocols there are the names.
+    """
+    name = None
+    if key is not None:
+        name = read_consumer_key(key)
+    if name is None:
+        return None
+    found: dict[str, Any] = {"group": name.group_id, "kind": name.kind.name.lower()}
+    if name.kind in _NAMED:
+        found["name"] = name.name
+    if value is None:
+        return {**found, "value": None}
+    fields = read_consumer_value(name.kind, value)
+    if fields is None:
+        return None
+    return {**found, "value": _shown(fields)}
+
+
+def _shown(value: Any) -> Any:
+    match value:
+        case frozenset():
+            shown: dict[str, list[int]] = {}
+            for topic_id, number in sorted(value):
+                shown.setdefault(topic_id.hex(), []).append(number)
+            return shown
+        case MemberState():
+            return value.name.lower()
+        case ClassicMember(session_timeout_ms, protocols):
+            return {
+                "session_timeout_ms": session_timeout_ms,
+                "protocols": [name for name, _ in protocols],
+            }
+        case GroupEpoch() | ConsumerMember() | Current() | Resolved():
+            return {
+                field.name: _shown(getattr(value, field.name))
+                for field in attrs.fields(type(value))
+            }
+        case tuple():
+            return list(value)
+        case _:
+            return value
+
+
+class _Fields:
+    """Fields one after the other. Raises one of _NOT_UNDERSTOOD where they do not fit."""
+
+    def __init__(self, data: bytes, at: int) -> None:
+        self._data = data
+        self._at = at
+
+    def number(self, kind: struct.Struct) -> int:
+        (value,) = kind.unpack_from(self._data, self._at)
+        self._at += kind.size
+        return int(value)
+
+    def byte(self) -> int:
+        return self._taken(1)[0]
+
+    def _varint(self) -> int:
+        value, self._at = varint.decode_unsigned(self._data, self._at)
+        return value
+
+    def _taken(self, size: int) -> bytes:
+        if not 0 <= size <= len(self._data) - self._at:
+            raise ValueError(
+                f"expected {size} bytes at {self._at}, found {len(self._data) - self._at}"
+            )
+        self._at += size
+        return bytes(self._data[self._at - size : self._at])
+
+    def key_text(self) -> str:
+        return str(self._taken(self.number(_SHORT)), "utf-8")
+
+    def nullable_text(self) -> str | None:
+        size = self._varint() - 1
+        if size < 0:
+            return None
+        return str(self._taken(size), "utf-8")
+
+    def text(self) -> str:
+        return str(self._taken(self._varint() - 1), "utf-8")
+
+    def _count(self) -> int:
+        """How many elements follow. Each takes a byte at least, so a loop over them
+        ends where the data does.
+        """
+        count = self._varint() - 1
+        if count < 0:
+            raise ValueError("expected an array, found null")
+        return count
+
+    def texts(self) -> tuple[str, ...]:
+        return tuple(self.text() for _ in range(self._count()))
+
+    def protocols(self) -> tuple[tuple[str, bytes], ...]:
+        found = []
+        for _ in range(self._count()):
+            name = self.text()
+            found.append((name, self._taken(self._varint() - 1)))
+            self.tags()
+        return tuple(found)
+
+    def partitions(self) -> Partitions:
+        found = []
+        for _ in range(self._count()):
+            topic_id = self._taken(_ID_BYTES)
+            found += [(topic_id, self.number(_INT)) for _ in range(self._count())]
+            self.tags()
+        return frozenset(found)
+
+    def tags(self) -> dict[int, bytes]:
+        found = {}
+        for _ in range(self._varint()):
+            tag = self._varint()
+            found[tag] = self._taken(self._varint())
+        return found

@@ -1,0 +1,94 @@
+"""Settings of single groups of the consumer protocol, by Kafka's names: what they may
+be, and the rows of the file `logcore.groups`.
+
+What comes from a file or a client is checked here. Not here: the file
+(logcore.directory.group_settings), and what a setting does
+(logcore.coordination.consumer_transitions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from logcore.errors import InvalidConfigError
+
+SESSION_TIMEOUT: Final = "consumer.session.timeout.ms"
+HEARTBEAT_INTERVAL: Final = "consumer.heartbeat.interval.ms"
+_INT32_MAX: Final = 2**31 - 1
+#: Name -> the least value, in ms. The largest is that of an int32.
+_LEAST: Final = {SESSION_TIMEOUT: 300, HEARTBEAT_INTERVAL: 100}
+#: The file is read and written as a whole: so many groups, and so many bytes in all
+#: their ids.
+MOST_GROUPS: Final = 10_000
+MOST_ID_BYTES: Final = 4 << 20
+
+#: Group id -> name -> value in ms.
+Settings = dict[str, dict[str, int]]
+
+
+def value_of(name: str, value: object) -> int:
+    """The value of a setting. Raises InvalidConfigError for a name or a value that is
+    none.
+    """
+    least = _LEAST.get(name)
+    if least is None:
+        raise InvalidConfigError(
+            f"unknown setting of a group {name!r:.80}", expected=f"one of {[*_LEAST]}"
+        )
+    text = str(value)
+    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(_INT32_MAX))
+    if not is_number or not least <= int(text) <= _INT32_MAX:
+        raise InvalidConfigError(
+            f"setting {name!r} of a group",
+            expected=f"{least} to {_INT32_MAX}",
+            found=text[:80],
+        )
+    return int(text)
+
+
+def check_size(count: int, id_bytes: int) -> None:
+    """Raises InvalidConfigError for more groups, or bytes of their ids, than the file
+    may hold.
+    """
+    if count > MOST_GROUPS:
+        raise InvalidConfigError(
+            "groups with settings", expected=f"at most {MOST_GROUPS}", found=count
+        )
+    if id_bytes > MOST_ID_BYTES:
+        raise InvalidConfigError(
+            "ids of groups with settings",
+            expected=f"{MOST_ID_BYTES} bytes",
+            found=id_bytes,
+        )
+
+
+def bytes_of_ids(settings: Iterable[str]) -> int:
+    """How long the ids of these groups are together."""
+    return sum(len(group_id.encode()) for group_id in settings)
+
+
+def to_rows(settings: Mapping[str, Mapping[str, int]]) -> list[dict[str, Any]]:
+    """A row for each group, by their ids."""
+    return [
+        {"group": group_id, "config": dict(own)}
+        for group_id, own in sorted(settings.items())
+    ]
+
+
+def from_rows(rows: Iterable[Any]) -> Settings:
+    """The reverse of to_rows(). Raises ValueError, which says what no program writes."""
+    settings: Settings = {}
+    try:
+        for row in rows:
+            group_id = str(row["group"])
+            if group_id in settings:
+                raise ValueError(f"group {group_id!r:.80} twice")
+            settings[group_id] = {
+                str(name): value_of(name, value)
+                for name, value in row["config"].items()
+            }
+        check_size(len(settings), bytes_of_ids(settings))
+    except (KeyError, TypeError, AttributeError, InvalidConfigError) as error:
+        raise ValueError(str(error)) from error
+    return settings

@@ -1,0 +1,571 @@
+"""Lock of a log that several processes write: excludes threads, then processes.
+
+A thread that acquires it holds the shared write lock of shared_lock.py. By then this process
+has caught up with the partition:
+
+    the lock record shows     this process
+    no change                 continues
+    a larger end              reads the batch headers that others appended
+    another structure         reopens the partition, trusting it up to the recorded end
+    busy, or no valid record  recovers the partition: the previous holder crashed
+    deleted, or a failed sync refuses writes
+
+Rules:
+- The partition is changed only by the holder. At the end, the holder leaves the lock
+  record that the next holder needs. If the holder dies, or fails half way, the record
+  remains "busy".
+- The record names another structure whenever anything except the end has changed:
+  segments, the log start, leader epochs, the partition metadata. The change is found by
+  comparison, so no operation can forget to report it.
+- The durable end is written by the process that synced, without the write lock; see
+  shared_lock.py.
+
+writer.py changes the log. It uses this module as its lock, and to publish the durable
+end to other processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import threading
+from collections.abc import Callable, Generator
+from types import TracebackType
+from typing import Any, Final, Protocol
+
+import attrs
+
+from logcore.checkpoint import Key, Notes
+from logcore.config import Durability
+from logcore.errors import (
+    DiskFullError,
+    DurabilityUnknownError,
+    LogClosedError,
+    LogNotFoundError,
+    StorageWriteError,
+)
+from logcore.fs import FS
+from logcore.partition.epochs import Entry
+from logcore.partition.group_commit import GroupCommit
+from logcore.partition.opening import Opened
+from logcore.partition.shared_lock import Note, Synced, Turn
+from logcore.partition.state import PartitionState
+from logcore.segment import ActiveSegment
+
+#: No lock record has its structure number, so the next acquire() reopens the partition.
+_UNKNOWN: Final = Note(-1, 0, 0)
+
+#: Reopens the partition. The argument is the end up to which it is trusted, or None to
+#: run recovery as after a crash.
+Open = Callable[[int | None], Opened]
+
+
+class Writer(Protocol):
+    """The part of the writer (writer.py) that this module uses and brings up to date.
+
+    All methods except show_elsewhere() are called with the log lock held.
+    """
+
+    state: PartitionState
+    active: ActiveSegment
+    commit: GroupCommit
+    notes: Notes
+    epochs: list[Entry]
+    durability: Durability
+    is_midway: bool
+
+    def adopt_locked(self, end: int, size_bytes: int) -> None: ...
+    def renew_locked(
+        self, opened: Opened, durable_end: int, cut_offset: int | None
+    ) -> None: ...
+    def begin_after_locked(self, opened: Opened) -> None: ...
+    def show_elsewhere(self, end: int) -> None: ...
+
+
+class SharedLock:
+    """The lock of a log that several processes write; see the top of this module.
+
+    Used like a threading.Lock. open_log() creates it and enters it with opening().
+    """
+
+    def __init__(self, fs: FS, handle: int, key: Key, path: str) -> None:
+        """Create the lock; no process is excluded yet.
+
+        `handle` is the lock file of the log directory. `path` is the partition's
+        directory, which must exist.
+        """
+        self._fs = fs
+        self._forks = fs.forks
+        self._path = path
+        # Reentrant only to detect an interrupted release(): no thread acquires it
+        # twice.
+        self._mutex: Any = threading.RLock()
+        self._is_held = False
+        self._turn = Turn(fs, handle, key, path)
+        self._has_turn = False  # under the mutex
+        #: Whether the log was trusted when it was opened, because other processes had
+        #: it open.
+        self.is_believed = False
+        # The state as this process knows it, or is about to record; under the mutex.
+        self._note = Note(0, 0, 0)
+        self._synced: Synced | None = None  # as read last; under the mutex
+        # The objects that the structure number represents; under the mutex.
+        self._shape: tuple[Any, ...] = ()
+        self._cuts = 0  # as read last; under publishing and the mutex
+        self._showing = threading.Lock()
+        self._writer: Writer | None = None
+        self._open: Open | None = None
+
+    # -- as a lock ---------------------------------------------------------------------
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def acquire(self, blocking: bool = True) -> bool:
+        """Acquire the lock, and catch up with the changes of other processes.
+
+        With blocking=False, return False if another thread or process holds it.
+
+        Raises:
+            LogLockedError: another process has held the write lock for too long.
+            StorageReadError, CorruptLogError and others of open_partition(): the state
+                could not be brought up to date.
+        """
+        # Ctrl-C at the entry of __enter__() or __exit__() left the lock with this
+        # thread.
+        if self._mutex._is_owned():
+            self.release()
+        # Threads first, then processes, because record locks do not exclude threads.
+        if not self._mutex.acquire(blocking):
+            return False
+        try:
+            self._is_held = True
+            if self._is_over():
+                return True
+            if not self._turn.take(waits=blocking):
+                self._give()
+                return False
+            self._has_turn = True
+            # `look` returns the same objects while the file is unchanged, so the usual
+            # case costs one read.
+            note, synced = self._turn.look()
+            if note is not self._note or synced is not self._synced:
+                self._catch_up(note, synced)
+            # From here on, a crash leaves "busy". A log that refuses writes is not
+            # marked, because it will not be changed.
+            if not self._is_over():
+                self._turn.begin()
+            return True
+        except BaseException:
+            self._give()
+            raise
+
+    def release(self) -> None:
+        """Record the present state for the next holder, and release the lock."""
+        try:
+            if self._has_turn:
+                self.settle()
+        finally:
+            self._give()
+
+    def locked(self) -> bool:
+        """Return whether a thread of this process holds the lock."""
+        return self._is_held
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether this process may change the partition. The caller holds the lock."""
+        return self._has_turn
+
+    def _give(self) -> None:
+        try:
+            if self._has_turn:
+                self._has_turn = False
+                self._turn.give()
+        finally:
+            self._is_held = False
+            self._mutex.release()
+
+    def _is_over(self) -> bool:
+        """Return whether the log is closed, refuses writes or is a parent process's.
+
+        In each case, this process will not change the partition.
+        """
+        writer = self._writer
+        assert writer is not None, "entered before the log was opened"
+        is_ours = self._fs.forks == self._forks
+        return (
+            writer.state.is_closed or writer.commit.failure is not None or not is_ours
+        )
+
+    # -- opening and closing -----------------------------------------------------------
+
+    @contextlib.contextmanager
+    def opening(
+        self, *, is_alone: bool, check: Callable[[], object]
+    ) -> Generator[int | None]:
+        """Hold the lock while the log is opened; the caller calls attach() inside.
+
+        Yields the end up to which the partition is trusted, or None to run recovery.
+        `is_alone`: no other process has the directory open, so the lock record is
+        stale. `check` is called before anything is changed, if others have the
+        partition open. An exception that it raises ends the attempt.
+        """
+        with self._mutex:
+            self._turn.take()
+            try:
+                self._is_held = True
+                note = self._turn.note()
+                synced = self._turn.synced()
+                if note is not None and note.is_deleted and not is_alone:
+                    raise LogNotFoundError(
+                        "another process is deleting the partition", path=self._path
+                    )
+                if note is not None and not is_alone:
+                    check()
+                # Recover unless running processes keep the log in order. After a power
+                # cut, a crash of a holder or a failed sync, they do not. A record whose
+                # processes have all ended is not trusted either.
+                if (
+                    note is None
+                    or synced is None
+                    or is_alone
+                    or note.is_busy
+                    or synced.has_failed
+                ):
+                    self._note = Note(self._turn.new_number(), 0, 0, is_busy=True)
+                    believed_end = None
+                else:
+                    self._note = note._replace(is_busy=True)
+                    believed_end = note.end
+                self._turn.leave(self._note)
+                yield believed_end
+                self.settle()
+            finally:
+                self._is_held = False
+                self._turn.give()
+
+    def attach(
+        self,
+        writer: Writer,
+        opened: Opened,
+        open_again: Open,
+        *,
+        believed_end: int | None,
+    ) -> None:
+        """Bind the lock to the writer of the log that was just opened.
+
+        The writer has not changed anything yet. `believed_end` is the value that
+        opening() yielded.
+        """
+        self._writer = writer
+        self._open = open_again
+        with self._turn.publishing.held():
+            synced = self._settle_synced(opened, believed_end)
+            self._cuts = synced.cuts
+        writer.commit.renew(synced.durable_end)
+        if writer.durability.waits:
+            writer.state.visible = synced.durable_end
+        self.is_believed = believed_end is not None
+        self._shape = self._present_shape()
+
+    def _settle_synced(self, opened: Opened, believed_end: int | None) -> Synced:
+        """Return the durable end after opening, and write it if it changed.
+
+        The caller holds `publishing`. After a recovery, the whole log is durable. A
+        sync that began before the recovery does not count, because the file may have
+        been replaced, or records that were not durable truncated.
+        """
+        synced = self._turn.synced()
+        if believed_end is not None and synced is not None:
+            return synced
+        if synced is None:
+            durable_end = opened.end
+            if believed_end is not None:  # other processes appended, but synced nothing
+                durable_end = opened.log_start
+            synced = Synced(durable_end, self._turn.new_number())
+        else:
+            synced = attrs.evolve(
+                synced.cut(opened.end), durable_end=opened.end, has_failed=False
+            )
+        self._turn.note_synced(synced)
+        return synced
+
+    def settle(self) -> None:
+        """Write the lock record for the next holder. The caller holds the lock."""
+        writer = self._writer
+        assert writer is not None, "attach() was not called"
+        # After an error half way, the record remains "busy" and the next holder
+        # recovers.
+        failure = writer.commit.failure
+        has_failed = failure is not None and not isinstance(
+            failure.__cause__, LogClosedError
+        )
+        if writer.is_midway or has_failed:
+            return
+        # Each part is replaced when it changes: identical objects mean the same
+        # structure.
+        shape = self._present_shape()
+        structure = self._note.structure
+        if not all(map(operator.is_, shape, self._shape)):
+            structure += 1
+        self._shape = shape
+        self._note = Note(structure, writer.state.end, writer.active.size_bytes)
+        # If the record cannot be written, it remains "busy": the next holder recovers,
+        # and finds all records.
+        with contextlib.suppress(DiskFullError, StorageWriteError):
+            self._turn.leave(self._note)
+
+    def leave(self) -> None:
+        """Record the state and release the write lock, but not the mutex.
+
+        Called when the log is closed, because the lock file may be closed next.
+        """
+        try:
+            if self._has_turn:
+                self.settle()
+        finally:
+            self._turn.give_rewriting()
+            if self._has_turn:
+                self._has_turn = False
+                self._turn.give()
+
+    def take_rewriting(self) -> bool:
+        """Acquire the right to compact the partition, separately from the write lock.
+
+        Returns False if another process has that right.
+        """
+        return self._turn.take_rewriting()
+
+    def give_rewriting(self) -> None:
+        """Release the right that take_rewriting() acquired."""
+        self._turn.give_rewriting()
+
+    def _present_shape(self) -> tuple[Any, ...]:
+        """Return the parts that others can only learn by reopening the partition.
+
+        Each part is an object that is replaced as a whole and never changed.
+        """
+        writer = self._writer
+        assert writer is not None, "the log is open"
+        state = writer.state
+        return (
+            state.segments,
+            writer.active,
+            writer.notes,
+            writer.epochs,
+            state.gaps.noted,
+            state.log_start,
+        )
+
+    # -- changes by other processes ----------------------------------------------------
+
+    def follow(self) -> bool:
+        """Catch up with other processes, for readers; True if the visible end moved.
+
+        Acquires the write lock only if there is a change. Raises the errors of
+        acquire().
+        """
+        writer = self._writer
+        assert writer is not None, "the log is open"
+        before = writer.state.visible
+        if self.is_behind():
+            with self:
+                pass
+        return writer.state.visible != before
+
+    def is_behind(self) -> bool:
+        """Return whether other processes made changes that are not loaded yet.
+
+        Costs two small reads, and needs no lock.
+        """
+        writer = self._writer
+        assert writer is not None, "the log is open"
+        if self._is_over():
+            return False
+        note = self._turn.note()
+        synced = self._turn.synced()
+        known = self._note
+        # The record of a holder that is still busy does not differ: it has no news yet.
+        if (
+            note is None
+            or note.is_deleted
+            or (note.structure, note.end) != (known.structure, known.end)
+        ):
+            return True
+        return (
+            synced is None
+            or synced.durable_end > writer.commit.durable_end
+            or synced.cuts != self._cuts
+        )
+
+    def _catch_up(self, note: Note | None, synced: Synced | None) -> None:
+        """Load the changes of other processes. The caller holds the write lock.
+
+        Raises:
+            StorageReadError, CorruptLogError and others of open_partition().
+        """
+        writer = self._writer
+        assert writer is not None, "the log is open"
+        if note is not None and note.is_deleted:
+            writer.commit.poison(
+                LogNotFoundError(
+                    "another process has deleted the partition", path=self._path
+                )
+            )
+        elif synced is not None and synced.has_failed:
+            writer.commit.poison(
+                StorageWriteError("a sync failed in another process", path=self._path)
+            )
+        elif note is None or synced is None or note.is_busy:
+            self._note = _UNKNOWN
+            self._renew(None)
+            self._note = Note(self._turn.new_number(), 0, 0)
+        elif note.structure != self._note.structure or synced.cuts != self._cuts:
+            self._note = _UNKNOWN
+            self._renew(note.end)
+            self._note = note
+        else:
+            if note.end != writer.state.end:
+                self._note = _UNKNOWN  # if this fails half way, the next try reopens
+                writer.adopt_locked(note.end, note.size_bytes)
+            self._note = note
+            if synced.durable_end > writer.commit.durable_end:
+                writer.commit.learn(synced.durable_end)
+            self._synced = synced
+            visible = writer.state.end
+            if writer.durability.waits:
+                visible = writer.commit.durable_end
+            self.show(visible)
+
+    def _renew(self, believed_end: int | None) -> None:
+        """Reopen the partition: the state is stale, or it needs recovery."""
+        writer = self._writer
+        assert writer is not None and self._open is not None, "the log is open"
+        # Syncs of this process are held back: they could sync a file that is replaced.
+        with writer.commit.held():
+            opened = self._open(believed_end)
+            with self._turn.publishing.held():
+                synced = self._settle_synced(opened, believed_end)
+                cut_offset = synced.lowest_cut_since(self._cuts, opened.log_start)
+                self._cuts = synced.cuts
+                writer.renew_locked(opened, synced.durable_end, cut_offset)
+        self._shape = self._present_shape()
+        writer.begin_after_locked(opened)
+
+    # -- the durable end ---------------------------------------------------------------
+
+    def show(self, end: int) -> None:
+        """Raise the visible end to `end`.
+
+        Two threads may call this with different ends; the larger one wins.
+        """
+        writer = self._writer
+        assert writer is not None, "the log is open"
+        with self._showing:
+            if end > writer.state.visible:
+                writer.state.show(end)
+
+    def publish(self, end: int) -> bool:
+        """Record for the other processes that all records below `end` are durable.
+
+        Returns False if another process has truncated the log since this process last
+        read the record, or if a sync failed in another process.
+        """
+        writer = self._writer
+        assert writer is not None, "the log is open"
+        with self._turn.publishing.held():
+            synced = self._turn.synced()
+            if synced is None or synced.cuts != self._cuts:
+                return False
+            if synced.has_failed:
+                writer.commit.poison(
+                    StorageWriteError(
+                        "a sync failed in another process", path=self._path
+                    )
+                )
+                return False
+            if end > synced.durable_end:
+                # If the write fails, others read the new end after the next sync.
+                with contextlib.suppress(DiskFullError, StorageWriteError):
+                    self._turn.note_synced(attrs.evolve(synced, durable_end=end))
+                    writer.show_elsewhere(end)
+        return True
+
+    def cut(self, offset: int) -> None:
+        """Record a truncation at `offset` before it happens. The caller holds the lock.
+
+        Records above the offset are no longer durable, and a sync that began earlier
+        can no longer report them as durable.
+        """
+        writer = self._writer
+        assert writer is not None, "the log is open"
+        with self._turn.publishing.held():
+            synced = self._turn.synced() or Synced(offset, self._cuts)
+            self._cuts = synced.cuts + 1
+            self._turn.note_synced(synced.cut(offset))
+            writer.show_elsewhere(min(writer.state.visible, offset))
+
+    def fail(self) -> None:
+        """Record for the other processes that a write or a sync failed.
+
+        After that, none of them may report a record as durable.
+        """
+        with self._turn.publishing.held():
+            synced = self._turn.synced()
+            if synced is not None:
+                with contextlib.suppress(DiskFullError, StorageWriteError):
+                    self._turn.note_synced(attrs.evolve(synced, has_failed=True))
+
+    def wait(self, last: int) -> None:
+        """Block until this process's record at offset `last` is durable.
+
+        Raises:
+            DurabilityUnknownError: the log was truncated below it, or a sync failed.
+        """
+        writer = self._writer
+        assert writer is not None, "the log is open"
+        cuts = writer.state.cuts
+        known = len(cuts)
+        while writer.commit.durable_end <= last:
+            # Acquiring the lock loads truncations and durable ends of other processes.
+            with self:
+                has_failed = writer.commit.failure is not None
+                # The truncation may have been loaded by another thread, before this
+                # wait.
+                is_cut = writer.state.end <= last or any(
+                    offset <= last for offset in cuts[known:]
+                )
+            if has_failed or is_cut:
+                raise DurabilityUnknownError(
+                    "the log was cut or has failed while a record waited for the disk",
+                    path=self._path,
+                )
+            if writer.commit.durable_end <= last:
+                writer.commit.wait(last + 1)
+
+
+def say_deleted(fs: FS, handle: int, key: Key, path: str) -> None:
+    """Mark a partition as about to be deleted, for processes that have it open.
+
+    Each of them finds the mark when it next acquires the lock. `handle` is the lock
+    file of the log directory.
+
+    Raises:
+        LogLockedError: another process has held the write lock for too long.
+    """
+    turn = Turn(fs, handle, key, path)
+    turn.take()
+    try:
+        note = turn.note() or Note(turn.new_number(), 0, 0)
+        turn.leave(note._replace(is_busy=False, is_deleted=True))
+    finally:
+        turn.give()

@@ -1,0 +1,332 @@
+"""A producer whose records count together or not at all, with the offsets of the
+records they were made from.
+
+    with data.producer(transactional_id="totals-0") as producer:
+        with producer.transaction():
+            producer.send("totals", b"12", key=b"a")
+            producer.send_offsets_to_transaction({("orders", 0): 17},
+            consumer.group_metadata())
+
+Rules (clients reference 2.9):
+- One producer at a time has a transactional id. A new one aborts what one before it
+  left open, and fences it.
+- Readers with isolation="read_committed" see the records once the transaction is
+  committed, or never.
+- A result of send() says that the record is stored, and not that its transaction is
+  committed.
+- close() aborts a transaction that is open, and so does its timeout.
+
+Which call may follow which is decided in transaction_manager.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Mapping
+from typing import Any, Protocol, Self
+
+from logcore.coordination.effects import Committer, GroupError, OffsetKey
+from logcore.errors import (
+    CommitFailedError,
+    InvalidConfigError,
+    LogcoreError,
+    RebalanceInProgressError,
+)
+from logcore.format.group_records import Committed
+from logcore.fs import FS
+from logcore.notices import WARNING, tell
+from logcore.producer.coordinator import TransactionCoordinator
+from logcore.producer.producer import Directory, Producer
+from logcore.producer.settings import ProducerSettings
+from logcore.producer.transaction_manager import State, Transacting
+
+
+class GroupMetadata(Protocol):
+    """Which member of a group commits; see Consumer.group_metadata()."""
+
+    @property
+    def group_id(self) -> str: ...
+    @property
+    def generation(self) -> int: ...
+    @property
+    def member_id(self) -> str: ...
+    @property
+    def group_instance_id(self) -> str | None: ...
+
+
+class OffsetAndMetadata(Protocol):
+    """A commit for a partition; see logcore.OffsetAndMetadata."""
+
+    @property
+    def offset(self) -> int: ...
+    @property
+    def metadata(self) -> str: ...
+    @property
+    def leader_epoch(self) -> int: ...
+
+
+class Groups(Protocol):
+    """The methods of the groups of a directory that are used here."""
+
+    failure: Exception | None
+
+    def home(self, group_id: str) -> tuple[str, int]: ...
+    def commit(
+        self,
+        who: Committer,
+        offsets: Mapping[OffsetKey, Committed],
+        producer: tuple[int, int] | None = None,
+    ) -> GroupError | None: ...
+
+
+class Coordinators(Protocol):
+    """The coordinators of the transactions and the groups of a directory."""
+
+    def transactions(self, directory: Any) -> TransactionCoordinator: ...
+    def groups(self, directory: Any) -> Groups: ...
+
+
+class TransactionalProducer(Producer):
+    """Made by LogDir.producer(transactional_id=...)."""
+
+    def __init__(
+        self,
+        fs: FS,
+        directory: Directory,
+        settings: ProducerSettings,
+        coordinators: Coordinators,
+    ) -> None:
+        """Not for users."""
+        super().__init__(fs, directory, settings, coordinators.transactions(directory))
+        assert self._work.transacting is not None
+        self._transacting: Transacting = self._work.transacting
+        self._coordinators = coordinators
+
+    def __enter__(self) -> Self:
+        return self
+
+    def close(self, timeout: float | None = None) -> None:
+        """Aborts a transaction that is open, and ends. Closing twice is fine; otherwise
+        as Producer.close().
+        """
+        is_own = self._fs.forks == self._forks and not self._work.is_closing
+        if is_own and not self._work.teller.is_me and self._transacting.is_open:
+            try:
+                self.abort_transaction(timeout)
+            except LogcoreError as error:
+                text = "the open transaction of %r was not aborted, and waits for its timeout: %s"
+                tell(
+                    "transactions",
+                    WARNING,
+                    text,
+                    self._transacting.transactional_id,
+                    error,
+                )
+        super().close(timeout)
+
+    # -- transactions
+    # --------------------------------------------------------------------------------------------
+
+    def init_transactions(
+        self, timeout: float | None = None, *, keep_prepared: bool = False
+    ) -> None:
+        """Takes the transactional id over: ends what a producer before left open, and
+        fences it.
+
+        keep_prepared: what it left open stays open, for complete_transaction() or
+        abort_transaction(), which come next. To be called once, before the first
+        transaction; transaction() does it. timeout: seconds, max_block_ms by default,
+        as for the other calls. Raises ProducerStateError, ProducerFencedError,
+        ResourceError when it was not served in time (the call may be repeated), and
+        what reading `__transaction_state` raises.
+        """
+        self._check_caller("init_transactions()")
+        self._enter(State.INITIALIZING)
+        self._transacting.initialize(
+            self._deadline_ms(timeout), keeps_prepared=keep_prepared
+        )
+
+    def begin_transaction(self) -> None:
+        """From now on records may be sent. Raises ProducerStateError before
+        init_transactions() and inside another transaction, ProducerFencedError.
+        """
+        self._check_caller("begin_transaction()")
+        with self._lock:
+            self._transacting.enter(State.IN_TRANSACTION)
+            for queue in self._accumulator.queues.values():
+                queue.identity = None  # each transaction has an epoch of its own
+
+    def commit_transaction(self, timeout: float | None = None) -> None:
+        """Writes what was sent, and commits it. When it returns all of that is on disk
+        and counts.
+
+        Raises TransactionAbortedError when a part of it could not be stored (then call
+        abort_transaction()), DeliveryTimeoutError and ResourceError when the time is up
+        (then it may be called again), ProducerFencedError, ProducerStateError.
+        """
+        self._check_caller("commit_transaction()")
+        deadline_ms = self._deadline_ms(timeout)
+        self._enter(State.COMMITTING)
+        self._write_all(deadline_ms)
+        self._transacting.end(commit=True, deadline_ms=deadline_ms)
+
+    def prepare_transaction(self, timeout: float | None = None) -> str:
+        """Writes what was sent, and waits for the decision of another store. Keep the
+        text that it returns there, in a transaction of that store. Then call
+        complete_transaction().
+
+        A producer made with two_phase=True has no timeout; another's transaction may be
+        aborted meanwhile. Raises as commit_transaction().
+        """
+        self._check_caller("prepare_transaction()")
+        self._enter(State.PREPARED)
+        self._write_all(self._deadline_ms(timeout))
+        return self._transacting.prepared()
+
+    def complete_transaction(self, prepared: str, timeout: float | None = None) -> bool:
+        """Commits the prepared transaction if this is its text, as the other store has
+        it, and else aborts it; returns whether it committed. Raises as
+        commit_transaction().
+        """
+        self._check_caller("complete_transaction()")
+        with self._lock:
+            self._transacting.check_completing()
+            is_wanted = self._transacting.prepared() == prepared
+        if is_wanted:
+            self.commit_transaction(timeout)
+        else:
+            self.abort_transaction(timeout)
+        return is_wanted
+
+    def abort_transaction(self, timeout: float | None = None) -> None:
+        """Ends the transaction so that nothing of it counts. Records that were not
+        written yet fail with TransactionAbortedError.
+
+        Raises ResourceError when the time is up (then it may be called again),
+        ProducerFencedError, ProducerStateError.
+        """
+        self._check_caller("abort_transaction()")
+        self._enter(State.ABORTING)
+        with self._work.writing:
+            self._work.sender.end_all("the transaction of the record was aborted")
+        self._transacting.end(commit=False, deadline_ms=self._deadline_ms(timeout))
+
+    @contextlib.contextmanager
+    def transaction(self) -> Generator[Self, None, None]:
+        """Begins a transaction; commits it at the end of the block, or aborts it when
+        an exception leaves the block or the commit fails for good.
+        """
+        if self._transacting.state is State.UNINITIALIZED:
+            self.init_transactions()
+        self.begin_transaction()
+        try:
+            yield self
+        except BaseException:
+            self._abort_quietly()
+            raise
+        try:
+            self.commit_transaction()
+        except BaseException:
+            if self._transacting.state is State.ABORTABLE_ERROR:
+                self._abort_quietly()
+            raise
+
+    def _abort_quietly(self) -> None:
+        """After an error that is raised anyhow."""
+        with contextlib.suppress(LogcoreError):
+            self.abort_transaction()
+
+    def send_offsets_to_transaction(
+        self,
+        offsets: Mapping[tuple[str, int], int | OffsetAndMetadata],
+        group: GroupMetadata | str,
+    ) -> None:
+        """Commits offsets of a group with the transaction: they count if and when it is
+        committed.
+
+        offsets: (topic, partition) -> the next offset to process. group:
+        Consumer.group_metadata(), which is checked as with any commit, or a group id.
+        Raises CommitFailedError and RebalanceInProgressError when the group refuses;
+        then the transaction can only be aborted. Otherwise as commit_transaction().
+        """
+        self._check_caller("send_offsets_to_transaction()")
+        with self._lock:
+            self._transacting.check_sending()
+        if not offsets:
+            return
+        now_ms = self._fs.now_ms()
+        committed = {
+            (topic, number): _committed(given, now_ms)
+            for (topic, number), given in offsets.items()
+        }
+        groups = self._coordinators.groups(self._directory)
+        if isinstance(group, str):
+            group_id = group
+        else:
+            group_id = group.group_id
+        home = groups.home(group_id)
+        if self._transacting.new_partitions([home]):
+            self._transacting.add([home])
+        identity = self._transacting.known_identity()
+        producer = (identity.producer_id, identity.producer_epoch)
+        who = Committer(group_id, -1, "", None)
+        if not isinstance(group, str):
+            who = Committer(
+                group_id, group.generation, group.member_id, group.group_instance_id
+            )
+        refused = groups.commit(who, committed, producer)
+        if refused is not None:
+            error = _refusal(group_id, refused)
+            error.__cause__ = groups.failure
+            with self._lock:
+                self._transacting.fail(error)
+            raise error
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether a transaction waits for complete_transaction(), here or since a
+        producer before this one.
+        """
+        return self._transacting.state is State.PREPARED
+
+    # -- parts of these
+    # ------------------------------------------------------------------------------------------
+
+    def _write_all(self, deadline_ms: int) -> None:
+        """Writes what was sent. Raises why the transaction can only be aborted."""
+        self.flush(self._left_seconds(deadline_ms))
+        with self._lock:
+            if self._transacting.failure is not None:
+                raise self._transacting.failure
+
+    def _enter(self, state: State) -> None:
+        with self._lock:
+            self._transacting.enter(state)
+
+    def _deadline_ms(self, timeout: float | None) -> int:
+        if timeout is None:
+            left_ms = self._settings.max_block_ms
+        else:
+            left_ms = round(timeout * 1000)
+        return self._fs.monotonic_ms() + left_ms
+
+    def _left_seconds(self, deadline_ms: int) -> float:
+        return max(0, deadline_ms - self._fs.monotonic_ms()) / 1000
+
+
+def _committed(given: int | OffsetAndMetadata, now_ms: int) -> Committed:
+    if isinstance(given, bool) or (isinstance(given, int) and given < 0):
+        raise InvalidConfigError(
+            "offsets", expected="numbers from 0 on", found=repr(given)
+        )
+    if isinstance(given, int):
+        return Committed(given, -1, "", now_ms)
+    return Committed(given.offset, given.leader_epoch, given.metadata, now_ms)
+
+
+def _refusal(group_id: str, error: GroupError) -> LogcoreError:
+    if error is GroupError.REBALANCE_IN_PROGRESS:
+        return RebalanceInProgressError(f"group {group_id!r} divides its partitions")
+    return CommitFailedError(
+        f"offsets of group {group_id!r} were not stored", found=error.name
+    )

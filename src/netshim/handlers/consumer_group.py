@@ -1,0 +1,214 @@
+"""Requests of the consumer protocol (KIP-848): heartbeats, and what admin tools ask
+about its groups.
+
+Shapes are made here. What a heartbeat means is decided in logcore.coordination; commits
+and everything that groups of both protocols have are in group.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from logcore.coordination.classic_group import Group
+from logcore.coordination.consumer_group import NOTHING, ConsumerGroup
+from logcore.coordination.effects import Beat, Beaten, BeatRefused, Result
+from logcore.format.consumer_group_records import Partitions
+from netshim import wire
+from netshim.groups import Groups
+from netshim.handlers.group import (
+    GROUP_OPERATIONS,
+    NOT_ASKED,
+    code_of_group,
+    in_steps,
+    when_loaded,
+)
+from netshim.scheduling import Answer, Pace, Steps
+from netshim.state import Call, State
+from netshim.wire import codes
+
+if TYPE_CHECKING:
+    from netshim.wire.messages import (
+        ConsumerGroupDescribeRequest,
+        ConsumerGroupDescribeResponse,
+        ConsumerGroupHeartbeatRequest,
+        ConsumerGroupHeartbeatResponse,
+    )
+
+#: Since which version members bring an id of their own.
+_OWN_ID_SINCE: Final = 1
+#: What kind of member one is.
+_CLASSIC_MEMBER: Final = 0
+_CONSUMER_MEMBER: Final = 1
+
+
+def _refuse_beat(
+    request: ConsumerGroupHeartbeatRequest, call: Call, code: int
+) -> ConsumerGroupHeartbeatResponse:
+    return wire.CONSUMER_GROUP_HEARTBEAT.Response(error_code=code)
+
+
+@when_loaded(_refuse_beat)
+def consumer_group_heartbeat(
+    request: ConsumerGroupHeartbeatRequest, call: Call, groups: Groups, state: State
+) -> ConsumerGroupHeartbeatResponse | Answer:
+    names = request.subscribed_topic_names
+    owned = request.topic_partitions
+    beat = Beat(
+        group_id=request.group_id,
+        member_id=request.member_id,
+        member_epoch=request.member_epoch,
+        instance_id=request.instance_id,
+        rack_id=request.rack_id,
+        client_id=call.client_id,
+        client_host="/" + call.session.peer,
+        rebalance_timeout_ms=request.rebalance_timeout_ms,
+        topic_names=None if names is None else tuple(names),
+        pattern=request.subscribed_topic_regex,
+        assignor=request.server_assignor,
+        owned=None if owned is None else frozenset(_each(owned)),
+    )
+    answer = Answer()
+    groups.beat(
+        beat,
+        call.now_ms,
+        lambda result: answer.set(_beat_response(result, call)),
+        may_lack_id=call.version < _OWN_ID_SINCE,
+    )
+    return answer
+
+
+def _each(
+    topics: Iterable[ConsumerGroupHeartbeatRequest.Topic],
+) -> Iterator[tuple[bytes, int]]:
+    return ((topic.topic_id, number) for topic in topics for number in topic.partitions)
+
+
+def _beat_response(result: Result, call: Call) -> ConsumerGroupHeartbeatResponse:
+    response_type = wire.CONSUMER_GROUP_HEARTBEAT.Response
+    if isinstance(result, BeatRefused):
+        return response_type(
+            error_code=code_of_group(result.error, call), error_message=result.text
+        )
+    assert isinstance(result, Beaten), result
+    assignment = None
+    if result.assigned is not None:
+        topic_type = response_type.Assignment.Topic
+        assignment = response_type.Assignment(
+            topic_partitions=[
+                topic_type(topic_id=topic_id, partitions=numbers)
+                for topic_id, numbers in by_topic(result.assigned)
+            ]
+        )
+    return response_type(
+        member_id=result.member_id,
+        member_epoch=result.member_epoch,
+        heartbeat_interval_ms=result.heartbeat_interval_ms,
+        assignment=assignment,
+    )
+
+
+def by_topic(partitions: Partitions) -> list[tuple[bytes, list[int]]]:
+    """The numbers of each topic, rising."""
+    found: dict[bytes, list[int]] = {}
+    for topic_id, number in sorted(partitions):
+        found.setdefault(topic_id, []).append(number)
+    return list(found.items())
+
+
+# -- what admin tools ask
+# ------------------------------------------------------------------------------------------
+
+
+def _refuse_describe(
+    request: ConsumerGroupDescribeRequest, call: Call, code: int
+) -> ConsumerGroupDescribeResponse:
+    response_type = wire.CONSUMER_GROUP_DESCRIBE.Response
+    return response_type(
+        groups=[
+            response_type.Group(group_id=group_id, error_code=code)
+            for group_id in request.group_ids
+        ]
+    )
+
+
+@when_loaded(_refuse_describe)
+@in_steps
+def consumer_group_describe(
+    request: ConsumerGroupDescribeRequest, call: Call, groups: Groups, state: State
+) -> Steps[ConsumerGroupDescribeResponse]:
+    operations = (
+        GROUP_OPERATIONS if request.include_authorized_operations else NOT_ASKED
+    )
+    described = []
+    pace = Pace()
+    for group_id in request.group_ids:
+        if pace.is_over():
+            yield
+        described.append(_described(group_id, groups.get(group_id), operations, state))
+    return wire.CONSUMER_GROUP_DESCRIBE.Response(groups=described)
+
+
+def _described(
+    group_id: str, group: Group | None, operations: int, state: State
+) -> ConsumerGroupDescribeResponse.Group:
+    group_type = wire.CONSUMER_GROUP_DESCRIBE.Response.Group
+    if not group_id:
+        return group_type(group_id=group_id, error_code=codes.INVALID_GROUP_ID)
+    if group is None or group.consumers is None:
+        text = f"Group {group_id} not found."
+        if group is not None:
+            text = f"Group {group_id} is not a consumer group."
+        return group_type(
+            group_id=group_id, error_code=codes.GROUP_ID_NOT_FOUND, error_message=text
+        )
+    consumers = group.consumers
+    return group_type(
+        group_id=group_id,
+        group_state=group.state,
+        group_epoch=consumers.epoch,
+        assignment_epoch=consumers.target_epoch,
+        assignor_name=consumers.assignor(),
+        members=[
+            _described_member(member_id, consumers, state)
+            for member_id in consumers.members
+        ],
+        authorized_operations=operations,
+    )
+
+
+def _described_member(
+    member_id: str, consumers: ConsumerGroup, state: State
+) -> ConsumerGroupDescribeResponse.Group.Member:
+    member = consumers.members[member_id]
+    current = consumers.current(member_id)
+    return wire.CONSUMER_GROUP_DESCRIBE.Response.Group.Member(
+        member_id=member_id,
+        instance_id=member.instance_id,
+        rack_id=member.rack_id,
+        member_epoch=current.member_epoch,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        subscribed_topic_names=list(member.topic_names),
+        subscribed_topic_regex=member.pattern or "",
+        assignment=_assignment(current.assigned, state),
+        target_assignment=_assignment(consumers.targets.get(member_id, NOTHING), state),
+        member_type=_CLASSIC_MEMBER
+        if consumers.is_classic(member_id)
+        else _CONSUMER_MEMBER,
+    )
+
+
+def _assignment(partitions: Partitions, state: State) -> Any:
+    """Without topics that were deleted, for they have no name."""
+    assignment_type = wire.CONSUMER_GROUP_DESCRIBE.Response.Group.Member.Assignment
+    topics = []
+    for topic_id, numbers in by_topic(partitions):
+        name = state.topic_of(topic_id)
+        if name is not None:
+            topics.append(
+                assignment_type.Topic(
+                    topic_id=topic_id, topic_name=name, partitions=numbers
+                )
+            )
+    return assignment_type(topic_partitions=topics)

@@ -1,0 +1,139 @@
+"""A topic that the broker itself writes and reads, with a callback for each append.
+
+Rules:
+- The topic is created before the first append. The hash of an id selects its partition.
+- The callback of an append runs once the records are durable, or as safe as the caller
+  requires. Callbacks run in the order of the log. So memory never reflects records that
+  a crash could remove, and an earlier value never overwrites a later one.
+- All work on the topic that may block runs through State.in_turn() with the name of the
+  topic as its key.
+
+This module does not interpret the records.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from logcore import Log, LogcoreError, Receipt
+from logcore.format.group_records import partition_of
+from netshim.scheduling import as_value
+from netshim.state import State
+
+Told = Callable[[Exception | None], None]
+WhenStored = Callable[[Log, int, Callable[[LogcoreError | None], None]], None]
+
+
+class InternalTopic:
+    """One internal topic.
+
+    `name`, `partitions` and `config` are used when the topic is created. `when_stored`
+    waits until an append is safe; the default waits until it is durable.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        name: str,
+        partitions: int,
+        config: Mapping[str, object],
+        *,
+        when_stored: WhenStored | None = None,
+    ) -> None:
+        self.name = name
+        self._state = state
+        self._partitions = partitions
+        self._config = config
+        self._when_stored = when_stored or state.syncs.when_durable
+        self._unsynced: dict[Log, deque[tuple[int, Told]]] = {}
+
+    @property
+    def exists(self) -> bool:
+        return self.name in self._state.logdir
+
+    def create(self) -> None:
+        """Create the topic if it does not exist. This blocks on the disk.
+
+        Raises:
+            LogcoreError: the topic could not be created.
+        """
+        self._state.logdir.ensure_topic(self.name, self._partitions, self._config)
+
+    def partition_of(self, name: str) -> int:
+        """Return the partition of an id. The topic must exist."""
+        return partition_of(name, self._state.logdir.partitions(self.name)[-1] + 1)
+
+    def logs(self) -> list[Log]:
+        """Open and return the logs of all partitions. This blocks on the disk.
+
+        Raises:
+            LogcoreError: a log could not be opened.
+        """
+        numbers = self._state.logdir.partitions(self.name) if self.exists else ()
+        return [self._state.open(self.name, number) for number in numbers]
+
+    def append(
+        self,
+        name: str,
+        size_bytes: int,
+        write: Callable[[Log], Receipt],
+        now_ms: int,
+        done: Told,
+        *,
+        has_producer: bool = False,
+    ) -> None:
+        """Append with write() to the partition of an id.
+
+        Call done(None) once the records are stored safely, or done(error).
+        """
+        state = self._state
+
+        def work() -> tuple[Log, int, Receipt]:
+            self.create()
+            number = self.partition_of(name)
+            log = state.open(self.name, number)
+            return log, number, write(log)
+
+        def may_wait() -> bool:
+            log = (
+                state.logdir.opened(self.name, self.partition_of(name))
+                if self.exists
+                else None
+            )
+            return (
+                log is None
+                or log.has_failed
+                or log.writer.may_wait(size_bytes, now_ms, has_producer=has_producer)
+            )
+
+        def written(result: Any) -> None:
+            if isinstance(result, Exception):
+                done(result)
+                return
+            log, number, receipt = result
+            end = receipt.last_offset + 1
+            self._unsynced.setdefault(log, deque()).append((end, done))
+            state.appended(self.name, number, log, end, now_ms)
+            self._when_stored(log, end, lambda error: self._settle(log, end, error))
+
+        if state.has_turns(self.name) or may_wait():
+            state.in_turn(self.name, work, written)
+            return
+        try:
+            result: Any = work()
+        except (LogcoreError, OSError) as error:
+            result = as_value(error)
+        written(result)
+
+    def _settle(self, log: Log, end: int, error: LogcoreError | None) -> None:
+        """Call the callbacks of all appends up to `end`.
+
+        A sync may be reported to a later append before an earlier one.
+        """
+        waiting = self._unsynced.get(log)
+        while waiting and waiting[0][0] <= end:
+            waiting.popleft()[1](error)
+        if not waiting:
+            self._unsynced.pop(log, None)

@@ -1,0 +1,405 @@
+"""How the parts of a broker wait: for an answer, a time, an append, a sync or a turn.
+
+Rules:
+- The broker has one thread. Every function here is called from it, except for the work
+  that is given to `submit`.
+- This module reads no clock and never blocks. The time is an argument of each call, and
+  delayed actions use a timer or an Answer.
+- An exception in one waiter must not reach the other waiters or the caller that woke
+  them.
+- Handlers process large requests in steps (Steps), because one request may list 100,000
+  partitions. They yield to the event loop after each chunk of PIECE entries. The state
+  may have changed by the next chunk.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from logcore import Log, LogcoreError
+from logcore.checkpoint import Key
+from logcore.coordination import deadlines
+
+_log = logging.getLogger("netshim")
+
+_T = TypeVar("_T")
+#: Work on a request. The generator yields after each chunk and returns the response.
+Steps = Generator[None, None, _T]
+#: Number of partitions, topics or names of a request in one chunk. A chunk takes some
+#: 10 ms with the most expensive kind of entry.
+PIECE: Final = 1_000
+#: Maximum number of requests that are processed in chunks at the same time. Each of
+#: them holds its partial result in memory.
+MOST_IN_PIECES: Final = 16
+
+#: Runs work that may block on the disk, then calls done(result or exception) in the
+#: broker's thread.
+Submit = Callable[[Callable[[], Any], Callable[[Any], None]], None]
+#: Calls a function in another iteration of the event loop.
+Later = Callable[[Callable[[], None]], object]
+
+
+class CloseConnection(Exception):
+    """Raised to close the connection.
+
+    Its bytes are not our protocol, or no response would be right.
+    """
+
+
+class Answer:
+    """A response that becomes available later. It is set once and passed to a callback.
+
+    Once it is set or cancelled, an answer drops its callbacks. The callbacks refer to
+    other answers and back to this one, so keeping them would leave every delayed
+    response to the cycle collector.
+    """
+
+    __slots__ = (
+        "_cancel",
+        "_then",
+        "held_bytes",
+        "is_cancelled",
+        "is_in_pieces",
+        "is_parked",
+        "is_set",
+        "value",
+    )
+
+    def __init__(self, *, is_parked: bool = False, is_in_pieces: bool = False) -> None:
+        #: True while the request waits for records or for other members, for at most
+        #: the time in the request. A parked request does not count as in progress.
+        self.is_parked = is_parked
+        #: True if the connection must start no other request until this one is set. A
+        #: later request might overtake the remaining chunks.
+        self.is_in_pieces = is_in_pieces
+        #: Approximate number of bytes that the request occupies until it is answered.
+        self.held_bytes = 0
+        self.is_set = False
+        self.is_cancelled = False
+        self.value: Any = None
+        self._then: Callable[[Any], None] | None = None
+        self._cancel: Callable[[], None] | None = None
+
+    def set(self, value: Any) -> None:
+        """Set the value and pass it to the callback. Later calls have no effect."""
+        if not self.is_set:
+            self.value = value
+            self.is_set = True
+            then = self._then
+            self._then = self._cancel = None
+            if then is not None:
+                then(value)
+
+    def when_cancelled(self, action: Callable[[], None]) -> None:
+        """Call `action` if the client disconnects before the answer is set."""
+        if not self.is_set:
+            self._cancel = action
+
+    def cancel(self) -> None:
+        """Cancel the answer because the client has disconnected.
+
+        Work that cannot be undone continues, and its result is dropped.
+        """
+        action = self._cancel
+        self._then = self._cancel = None
+        self.is_cancelled = True
+        if not self.is_set and action is not None:
+            action()
+
+    def then(self, callback: Callable[[Any], None]) -> None:
+        """Call callback(value) once the answer is set, unless it is cancelled first."""
+        if self.is_set:
+            callback(self.value)
+        elif not self.is_cancelled:
+            self._then = callback
+
+
+_E = TypeVar("_E", bound=BaseException)
+
+
+def as_value(error: _E) -> _E:
+    """Return the error without tracebacks, so that it can be kept like a result.
+
+    The tracebacks of its causes are removed too. The frames of a traceback, and their
+    callers, refer to the object that holds the error. Such a cycle would keep the
+    request and the bytes of its connection until the cycle collector runs.
+    """
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__
+    return error
+
+
+def guarded(action: Callable[[Any], None], argument: Any) -> None:
+    """Call one of several waiters and log its exception.
+
+    The exception must not reach the other waiters or the caller that woke them.
+    """
+    try:
+        action(argument)
+    except Exception:
+        _log.exception("a waiting action failed")
+
+
+def pass_on(response: object, answer: Answer) -> None:
+    """Set an answer that a caller already holds, now or once the response is available."""
+    if not isinstance(response, Answer):
+        answer.set(response)
+        return
+    answer.when_cancelled(response.cancel)
+    response.then(answer.set)
+    if answer.is_cancelled:
+        answer.cancel()
+
+
+def answer_with(handle: Callable[[], object], answer: Answer) -> None:
+    """Set an answer that a caller already holds to the result of handle().
+
+    An exception of handle() becomes the value, because no caller would pass it to the
+    client.
+    """
+    try:
+        response = handle()
+    except Exception as error:
+        response = error
+    pass_on(response, answer)
+
+
+class Pace:
+    """Counts the entries of one request and reports the end of each chunk."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = PIECE
+
+    def is_over(self) -> bool:
+        """Return whether the chunk is complete.
+
+        Call this once for each partition, topic or name.
+        """
+        self._left -= 1
+        if self._left > 0:
+            return False
+        self._left = PIECE
+        return True
+
+
+def whole(steps: Steps[_T]) -> _T:
+    """Run all steps without yielding to the event loop, and return the response."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            response: _T = end.value
+            return response
+
+
+class Pieces:
+    """Runs requests in chunks.
+
+    Each iteration of the event loop runs one chunk of one request.
+    """
+
+    def __init__(self, later: Later) -> None:
+        self._later = later
+        self._line: deque[tuple[Steps[Any], Answer]] = deque()
+        self._is_called = False
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._line) >= MOST_IN_PIECES
+
+    def run(self, steps: Steps[_T]) -> _T | Answer:
+        """Run the first chunk and return the response if that completed the request.
+
+        Otherwise, return the Answer that will hold the response. If MOST_IN_PIECES
+        requests are already in progress, run all chunks at once. Exceptions of the
+        chunks that run here are raised.
+        """
+        try:
+            next(steps)
+            while self.is_full:
+                next(steps)
+        except StopIteration as end:
+            response: _T = end.value
+            return response
+        answer = Answer(is_in_pieces=True)
+        self._line.append((steps, answer))
+        self._call()
+        return answer
+
+    def _call(self) -> None:
+        if self._line and not self._is_called:
+            self._is_called = True
+            self._later(self._next)
+
+    def finish(self) -> None:
+        """Run all remaining chunks, because the event loop may not run again."""
+        while self._line:
+            self._next()
+
+    def _next(self) -> None:
+        self._is_called = False
+        if not self._line:
+            return
+        steps, answer = self._line.popleft()
+        try:
+            next(steps)
+        except StopIteration as end:
+            response = end.value
+        except Exception as error:
+            response = error
+        else:
+            self._line.append((steps, answer))
+            self._call()
+            return
+        self._call()
+        guarded(partial(pass_on, response), answer)
+
+
+class Timers:
+    """Actions that run at a deadline. A timer is cancelled by its token."""
+
+    def __init__(self) -> None:
+        self._timers: deadlines.Timers[int] = deadlines.Timers()
+        self._actions: dict[int, Callable[[int], None]] = {}
+        self._tokens = itertools.count(1)
+
+    def at(self, deadline_ms: int, action: Callable[[int], None]) -> int:
+        """Schedule action(now_ms) for a deadline, and return the timer's token.
+
+        The action runs at the deadline or later.
+        """
+        token = next(self._tokens)
+        self._actions[token] = action
+        self._timers.at(deadline_ms, token)
+        return token
+
+    def cancel(self, token: int) -> None:
+        if self._actions.pop(token, None) is not None:
+            self._timers.cancel(token)
+
+    @property
+    def next_ms(self) -> int | None:
+        """Return the deadline of the next timer, or None."""
+        return self._timers.next_ms
+
+    def run(self, now_ms: int) -> None:
+        for token in self._timers.due(now_ms):
+            guarded(self._actions.pop(token), now_ms)
+
+
+class Waiting:
+    """Actions that wait for events of keys, such as an append to a partition."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[Key, set[Callable[[int], None]]] = {}
+
+    def add(self, keys: list[Key], action: Callable[[int], None]) -> None:
+        for key in keys:
+            self._by_key.setdefault(key, set()).add(action)
+
+    def remove(self, keys: list[Key], action: Callable[[int], None]) -> None:
+        for key in keys:
+            waiting = self._by_key.get(key)
+            if waiting is not None:
+                waiting.discard(action)
+                if not waiting:
+                    del self._by_key[key]
+
+    def wake(self, keys: Iterable[Key], now_ms: int) -> None:
+        """Call each action that waits for any of the keys, once."""
+        if not self._by_key:
+            return
+        for action in {action for key in keys for action in self._by_key.get(key, ())}:
+            guarded(action, now_ms)
+
+    def waited_for(self) -> list[Key]:
+        """Return the keys that actions wait for."""
+        return list(self._by_key)
+
+
+class Syncs:
+    """Waits until records are durable.
+
+    At most one sync of a log runs at a time. It serves all waiters that were registered
+    when it started.
+    """
+
+    def __init__(self, submit: Submit, *, policy_waits: bool = True) -> None:
+        """Initialize the queue of waiters.
+
+        `policy_waits` is whether the durability policy makes an append wait for the
+        disk.
+        """
+        self._submit = submit
+        self._policy_waits = policy_waits
+        self._waiting: dict[
+            Log, list[tuple[int, Callable[[LogcoreError | None], None]]]
+        ] = {}
+        self._running: set[Log] = set()
+
+    def is_waiting_for(self, log: Log) -> bool:
+        """Return whether a sync of the log is running or has waiters."""
+        return log in self._running or log in self._waiting
+
+    def when_durable(
+        self, log: Log, end: int, done: Callable[[LogcoreError | None], None]
+    ) -> None:
+        """Call done(None) once all records below `end` are durable.
+
+        If the sync failed, call done(error).
+        """
+        if log.durable_end_offset >= end:
+            done(None)
+            return
+        self._waiting.setdefault(log, []).append((end, done))
+        self._start(log)
+
+    def when_safe(
+        self, log: Log, end: int, done: Callable[[LogcoreError | None], None]
+    ) -> None:
+        """Call done(None) once the records below `end` are safe.
+
+        The durability policy defines whether that requires a sync. If the policy waits
+        for the disk, this is when_durable(). Otherwise, done(None) is called
+        immediately.
+        """
+        if self._policy_waits:
+            self.when_durable(log, end, done)
+        else:
+            done(None)
+
+    def _start(self, log: Log) -> None:
+        if log in self._running or not self._waiting.get(log):
+            return
+        self._running.add(log)
+        self._submit(log.flush, lambda result: self._finished(log, result))
+
+    def _finished(self, log: Log, result: Any) -> None:
+        self._running.discard(log)
+        error = None
+        if isinstance(result, BaseException):
+            error = result
+        waiting = self._waiting.pop(log, [])
+        durable_end = log.durable_end_offset
+        kept = []
+        if error is not None and not isinstance(error, LogcoreError):
+            error = LogcoreError(f"a sync failed: {error!r}")
+        for end, done in waiting:
+            if durable_end >= end:
+                guarded(done, None)
+            elif error is not None:
+                guarded(done, error)
+            else:  # Added while the sync was running: it may not cover these records.
+                kept.append((end, done))
+        if kept:
+            self._waiting.setdefault(log, [])[:0] = kept
+            self._start(log)

@@ -1,0 +1,93 @@
+"""The topic `__consumer_offsets`: what groups have committed and how they stand, as a
+broker writes and reads it.
+
+Rules:
+- Appends are told in the order of the log, once they are on disk (internal_topics.py).
+- Of what is read, the last value of a key counts (logcore.groupoffsets). What is not
+  understood stays as it is.
+
+Not here: the bytes of the records (logcore.format.group_records), what they mean for a
+group (groups.py), the markers of transactions (transactions.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from logcore import Log, Receipt, RecordTooLargeError
+from logcore.coordination.effects import GroupError
+from logcore.format.group_records import GroupRecord
+from logcore.groupoffsets import OFFSETS_CONFIG, StoredGroups, stored_groups
+from logcore.names import OFFSETS_TOPIC
+from logcore.partition.coordinator_append import append_to_transaction, append_whole
+from netshim.internal_topics import InternalTopic
+from netshim.state import State
+
+_log = logging.getLogger("netshim")
+
+
+class OffsetsTopic:
+    """The topic as a place to write to and to read from. It is made when something is
+    first to be written.
+    """
+
+    def __init__(self, state: State) -> None:
+        self.topic = InternalTopic(
+            state, OFFSETS_TOPIC, state.settings.offsets_partitions, OFFSETS_CONFIG
+        )
+
+    @property
+    def exists(self) -> bool:
+        return self.topic.exists
+
+    def read(self) -> StoredGroups:
+        """All that the topic says now. May take long; may be called in any thread.
+        Raises LogcoreError.
+        """
+        found = stored_groups(self.topic.logs())
+        if found.not_understood:
+            _log.warning(
+                "%s: %d records are not understood and left as they are",
+                OFFSETS_TOPIC,
+                found.not_understood,
+            )
+        return found
+
+    def append(
+        self,
+        group_id: str,
+        records: list[GroupRecord],
+        now_ms: int,
+        done: Callable[[GroupError | None], None],
+        producer: tuple[int, int] | None = None,
+    ) -> None:
+        """Calls done(None) once the records, one batch, are on disk, or done(error)
+        when they are not; for one log in its order.
+
+        producer: id and epoch of the producer in whose transaction they are.
+        """
+        rows = [(key, value, (), now_ms) for key, value in records]
+
+        def write(log: Log) -> Receipt:
+            if producer is None:
+                return append_whole(log.writer, rows, durability="os")
+            return append_to_transaction(log.writer, rows, *producer, durability="os")
+
+        def told(error: Exception | None) -> None:
+            done(None if error is None else _error_of(group_id, error))
+
+        size_bytes = sum(len(key) + len(value or b"") + 32 for key, value in records)
+        self.topic.append(
+            group_id, size_bytes, write, now_ms, told, has_producer=producer is not None
+        )
+
+
+def _error_of(group_id: str, error: Exception) -> GroupError:
+    """An error that makes clients try again, except for records that will never fit."""
+    _log.error(
+        "%s: a record of group %r was not stored: %s", OFFSETS_TOPIC, group_id, error
+    )
+    if isinstance(error, RecordTooLargeError):
+        return GroupError.RECORD_TOO_LARGE
+    return GroupError.COORDINATOR_NOT_AVAILABLE

@@ -1,0 +1,381 @@
+"""A stream that is read: which offsets each micro-batch has, and its tasks.
+
+Rules:
+- Spark keeps the offsets. Nothing here depends on stop(), which is not called when the
+  process is killed.
+- partitions() is a function of its arguments and the log: a batch that is replayed, in
+  a new process too, reads the same records.
+- Batch 0 that is replayed begins where it began, or the query ends with an error: see
+  start_offsets.py.
+- What is gone is DataLossError, or a warning where the user said failOnDataLoss=false.
+  A directory that is missing, or another one, is an error in any case.
+
+admission.py decides how far a batch reads. A task reads as in a batch read, see reader.py.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from logcore.config import INT64_MAX
+from logcore.errors import InvalidConfigError, LogcoreError, LogLockedError
+from pyspark_logcore import admission
+from pyspark_logcore.admission import Offsets
+from pyspark_logcore.options import LATEST, StreamOptions
+from pyspark_logcore.planning import (
+    check_names,
+    present_partitions,
+    starting_offsets,
+    wanted_partitions,
+)
+from pyspark_logcore.ranges import Bounds, TopicPartition, report_loss
+from pyspark_logcore.reader import read_share, shares
+from pyspark_logcore.source_identity import Origin, origin_of
+from pyspark_logcore.start_offsets import FirstOffsets
+from pyspark_logcore.tasks import into_tasks
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,  # pyright: ignore[reportAssignmentType]
+    )
+
+    HAS_LIMITS: Final = True
+except ImportError:  # pyspark before 4.2
+    HAS_LIMITS: Final = False  # type: ignore[misc]
+    ReadAllAvailable: Any = None  # type: ignore[no-redef]
+    ReadMaxRows: Any = None  # type: ignore[no-redef]
+
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
+        """Where Spark has no such thing, each trigger reads everything."""
+
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+class FirstBatchError(LogcoreError):
+    """Batch 0 did not finish, and where it began is not known any more."""
+
+
+class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads one stream. Spark keeps one object in a process of its own while the query
+    runs, and sends others, pickled right after they were made, to the tasks.
+    """
+
+    def __init__(self, options: StreamOptions, names: tuple[str, ...]) -> None:
+        if options.max_offsets is not None and not HAS_LIMITS:
+            raise InvalidConfigError(
+                "maxOffsetsPerTrigger needs pyspark 4.2 or newer: before, Spark asks for no limit"
+            )
+        self.options = options
+        self.names = names
+        self.clock: Callable[[], float] = time.monotonic
+        self._opened: Origin | None = None
+        self._seen: dict[TopicPartition, Bounds] = {}  # at the last look
+        self._target: dict[TopicPartition, int] | None = None  # of AvailableNow
+        self._batched_at: float | None = (
+            None  # when offsets were given last, by the clock
+        )
+        self._again: set[TopicPartition] = (
+            set()
+        )  # of topics that were made again, until the next batch tells it
+        self._present: list[TopicPartition] | None = None
+        self._answer: dict[str, dict[str, int]] = {}
+        self._is_idle = (
+            False  # the last answer was its own start, and nothing is waited for
+        )
+        self._initial: dict[TopicPartition, int] | None = None
+        self._initial_is_kept = False
+        self._gave_initial = False
+        self._gave_latest = False
+        self._commits = options.group_id is not None
+        self._was_locked = False  # and the user was warned
+
+    # -- what Spark asks on the driver
+    # -------------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, dict[str, int]]:
+        """Where a new query begins: one answer for the life of this object. Raises
+        LogcoreError.
+        """
+        self._gave_initial = True
+        if self._initial is None:
+            store = self._store()
+            kept = None
+            if store is not None:
+                kept = store.read()
+            self._initial_is_kept = kept is not None
+            if kept is None:
+                self._initial = self._starts()
+            else:
+                self._initial = kept
+        return admission.to_json(self._initial)
+
+    def _keep_initial(self) -> None:
+        """Before Spark notes where batch 0 ends. Not earlier: when that batch is
+        replayed, and was not kept, what is latest now is no answer.
+        """
+        store = self._store()
+        if (
+            store is not None
+            and self._initial is not None
+            and not self._initial_is_kept
+        ):
+            self._initial = store.keep(self._initial)
+            self._initial_is_kept = True
+
+    def getDefaultReadLimit(self) -> Any:
+        most = self.options.max_offsets
+        if most is None and self.options.min_offsets is not None:
+            most = INT64_MAX  # no limit, and not what Trigger.Once asks for
+        if most is None:
+            return ReadAllAvailable()
+        return ReadMaxRows(most)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Notes how far the query is to read. Raises LogcoreError."""
+        self._look()
+        self._target = {key: bound.end for key, bound in self._seen.items()}
+
+    # A parameter at all is what tells Spark 4.2 that limits are understood; older ones
+    # call it without.
+    def latestOffset(
+        self, start: Any = None, limit: Any = None
+    ) -> dict[str, dict[str, int]]:
+        """Where the next batch ends. Raises LogcoreError."""
+        if not self._gave_latest:
+            self._gave_latest = True
+            self._keep_initial()
+        is_same = not self._look()
+        if is_same and self._is_idle and start == self._answer:
+            return self._answer
+        self._is_idle = False
+        ends = {key: bound.end for key, bound in self._seen.items()}
+        if start is None:
+            return admission.to_json(ends)
+        before = admission.from_json(start)
+        if self._target is not None:
+            ends = {
+                key: min(end, self._target[key])
+                for key, end in ends.items()
+                if key in self._target
+            }
+        ends = self._checked(before, ends)
+        now = self.clock()
+        if (
+            self._target is None
+            and not self._again & before.keys()
+            and not self._takes_everything(limit)
+        ):
+            since = None
+            if self._batched_at is not None:
+                since = now - self._batched_at
+            if admission.is_waiting(
+                before,
+                ends,
+                self.options.min_offsets,
+                since,
+                self.options.max_delay_seconds,
+            ):
+                return admission.to_json(before)
+        if HAS_LIMITS and isinstance(limit, ReadMaxRows):
+            ends = admission.at_most(before, ends, limit.max_rows)
+        self._is_idle = ends == before
+        if not self._is_idle:
+            self._batched_at = now
+            self._again -= before.keys()
+        self._answer = admission.to_json(ends)
+        return self._answer
+
+    def _takes_everything(self, limit: Any) -> bool:
+        """Whether the trigger asks for all there is, whatever the options say:
+        Trigger.Once.
+        """
+        has_options = (
+            self.options.max_offsets is not None or self.options.min_offsets is not None
+        )
+        return HAS_LIMITS and has_options and isinstance(limit, ReadAllAvailable)
+
+    def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:
+        """Where the log ended at the last look: the query's progress shows the lag by
+        it.
+        """
+        return admission.to_json({key: bound.end for key, bound in self._seen.items()})
+
+    def partitions(self, start: Any, end: Any) -> list[InputPartition]:
+        """One entry for each task of a batch. Raises LogcoreError."""
+        before = admission.from_json(start)
+        ends = admission.from_json(end)
+        if self._gave_initial and not self._gave_latest:
+            before = self._first_of_replay(before, ends)
+        self._gave_initial = False
+        options = self.options.read
+        origin = self._origin
+        origin.refresh()
+        present = set(present_partitions(options, origin))
+        ranges = []
+        for one in admission.ranges(before, ends):
+            if (one.topic, one.partition) in present:
+                ranges.append(one)
+            else:
+                self._report(
+                    (one.topic, one.partition),
+                    f"offsets {one.start} to {one.end} are gone with the partition",
+                )
+        return shares(into_tasks(ranges, origin.marks, options), origin)
+
+    def commit(self, end: Any) -> None:
+        """Spark is done with all below these offsets. This comes with the next batch,
+        and never for the last one.
+        """
+        group = self.options.group_id
+        if group is None or not self._commits:
+            return
+        try:
+            self._origin.commit_offsets(group, admission.from_json(end))
+        except (
+            LogLockedError
+        ) as error:  # perhaps only for a moment: the next commit tries again
+            if not self._was_locked:
+                self._was_locked = True
+                warnings.warn(
+                    f"offsets are not committed to group {group!r} while {error}",
+                    stacklevel=2,
+                )
+        except LogcoreError as error:
+            self._commits = False
+            warnings.warn(
+                f"offsets are not committed to group {group!r}: {error}", stacklevel=2
+            )
+
+    def stop(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    # -- in a task
+    # ---------------------------------------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        """Runs in a worker of Spark, once for each task."""
+        return read_share(self.options.read, self.names, partition)
+
+    # -- inside
+    # ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _origin(self) -> Origin:
+        if self._opened is None:
+            self._opened = origin_of(self.options.read)
+        return self._opened
+
+    def _store(self) -> FirstOffsets | None:
+        location = self.options.checkpoint_location
+        if location is None:
+            return None
+        read = self.options.read
+        identity = {
+            "origin": self._origin.location,
+            "subscribe": read.subscribe,
+            "pattern": read.pattern,
+            "assign": read.assign,
+            "start": repr(read.start),
+        }
+        return FirstOffsets(location, identity)
+
+    def _starts(self) -> dict[TopicPartition, int]:
+        options = self.options.read
+        origin = self._origin
+        origin.refresh()
+        wanted = wanted_partitions(options, origin)
+        check_names(options.start, wanted, "startingOffsets")
+        return starting_offsets(options, origin, origin.bounds(wanted))
+
+    def _look(self) -> bool:
+        """Sees where the partitions of this stream begin and end now; whether any of it
+        is new.
+        """
+        origin = self._origin
+        if origin.refresh() or self._present is None:
+            self._present = present_partitions(self.options.read, origin)
+        seen = origin.bounds(self._present)
+        if seen == self._seen:
+            return False
+        self._again |= {
+            key for key, bound in seen.items() if _is_other(self._seen.get(key), bound)
+        }
+        self._seen = seen
+        return True
+
+    def _checked(
+        self, before: Offsets, ends: dict[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
+        """The ends, when nothing was lost since the start of the batch, or the user
+        lets it be.
+        """
+        again = self._again & before.keys()
+        for key, reached in before.items():
+            if key not in ends:
+                self._report(
+                    key, f"the partition is gone; offset {reached} was reached"
+                )
+            elif key in again:
+                self._report(
+                    key,
+                    f"the topic was deleted and made again; offset {reached} was reached",
+                )
+            elif ends[key] < reached:
+                self._report(
+                    key,
+                    f"the log ends at {ends[key]}, and offset {reached} was reached: it was made again",
+                )
+            elif self._seen[key].start > reached:
+                self._report(
+                    key,
+                    f"the log begins at {self._seen[key].start}, and offset {reached} is the next",
+                )
+        for key in ends.keys() - before.keys():
+            if self._seen[key].start > 0:
+                self._report(
+                    key,
+                    f"the partition was added, and its log begins at {self._seen[key].start}, not at 0",
+                )
+        return admission.made_again(before, ends, again)
+
+    def _first_of_replay(
+        self, before: dict[TopicPartition, int], ends: Offsets
+    ) -> dict[TopicPartition, int]:
+        """Where batch 0 that is replayed begins. Spark pairs its end, from the log,
+        with a beginning that it has just asked for again.
+        """
+        where = self.options.read.start
+        at_end = where.bound == "latest" or LATEST in (where.offsets or {}).values()
+        by_time = where.timestamps_ms is not None and where.strategy == "latest"
+        if self._initial_is_kept or not (at_end or by_time):
+            return before
+        reason = (
+            f"batch 0 of this query did not finish. It ends at {admission.to_json(ends)}; where it began is not known, "
+            "because latest means other offsets now. Start it with a new checkpoint and startingOffsets as JSON. With "
+            "the option checkpointLocation, the same as the query's, from its first start on, the reader keeps that"
+        )
+        if self.options.read.fail_on_data_loss:
+            raise FirstBatchError(reason, path=self._origin.location)
+        warnings.warn(f"{reason}. Going on from where batch 0 ends", stacklevel=2)
+        return {**before, **ends}
+
+    def _report(self, key: TopicPartition, reason: str) -> None:
+        report_loss(
+            self.options.read.fail_on_data_loss, self._origin.location, *key, reason
+        )
+
+
+def _is_other(before: Bounds | None, now: Bounds) -> bool:
+    """Whether the topic was made again between two looks."""
+    return before is not None and before.incarnation != now.incarnation
