@@ -115,6 +115,22 @@ def test_each_partition_has_one_owner(
         assert set(given_out) == wanted
 
 
+def test_former_owner_without_subscription_gets_no_partition() -> None:
+    """A partition moved back to the member that had owned it in an earlier generation,
+    although that member had unsubscribed from the topic.
+    """
+    one = TopicPartition("b", 0)
+    members = [
+        Member("m0", frozenset({"a", "b"}), None, (), -1),
+        Member("m1", frozenset({"a", "b"}), None, (TopicPartition("a", 0),), 1),
+        Member("m2", frozenset({"a"}), None, (one,), 1),
+        Member("m3", frozenset({"a"}), None, (one,), 2),
+    ]
+    found = STICKY.assign({"a": 1, "b": 3}, members)
+    for member in members:
+        assert {each.topic for each in found[member.member_id]} <= member.topics
+
+
 @given(groups())
 def test_a_second_division_moves_nothing(
     group: tuple[dict[str, int], list[Member]],

@@ -177,8 +177,11 @@ class _Balancing:
         """Who is to have a partition instead, where sizes differ by more than one."""
         size = len(self.mine[self.owner[one]])
         former = self.before.get(one)
-        if former in self.active and size > len(self.mine[former]) + 1:
-            return former
+        # A former owner may have unsubscribed from the topic.
+        if former in self.candidates[one.topic] and former in self.active:
+            assert former is not None
+            if size > len(self.mine[former]) + 1:
+                return former
         if any(
             size > len(self.mine[other]) + 1 for other in self.candidates[one.topic]
         ):
