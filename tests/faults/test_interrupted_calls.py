@@ -16,7 +16,10 @@ import pytest
 import logcore
 from logcore import claim, claiming, deletions, fs
 from logcore.consumer import fetcher
+from logcore.coordination import classic_group
+from logcore.coordination.classic_group import Group
 from logcore.directory import open_logs
+from logcore.format.group_records import Committed
 from support import interruptedcalls as calls
 from support.interrupting import interrupted
 
@@ -164,3 +167,24 @@ def test_registry_close_interrupted_at_any_line_ends_the_session() -> None:
     for nth in range(lines - 25, lines + 1):
         calls.interrupt_at(calls.Registering, nth)
         gc.collect()
+
+
+def test_transaction_marker_after_interrupt_applies_all_offsets() -> None:
+    """The pending offsets were taken out before they were applied, so the marker that
+    was written again after an interrupt applied none.
+    """
+    committed = {("t", number): Committed(number, -1, "", 0) for number in range(3)}
+    nth = left = 0
+    while not left:
+        nth += 1
+        group = Group("g")
+        group.unstable[7] = {key: (1, one) for key, one in committed.items()}
+        left = interrupted(
+            lambda group=group: group.end_transaction(7, commit=True),  # type: ignore[misc]
+            nth,
+            classic_group.__file__,
+        ).left
+        group.end_transaction(7, commit=True)
+        assert group.offsets == {"t": {n: committed["t", n] for n in range(3)}}
+        assert not group.unstable
+    assert nth > 10

@@ -606,9 +606,11 @@ class Group:
 
     def end_transaction(self, producer_id: int, *, commit: bool) -> None:
         """Apply or drop the pending offsets of a producer whose marker is in the log."""
-        for key, (order, committed) in self.unstable.pop(producer_id, {}).items():
-            if commit:
+        if commit:
+            for key, (order, committed) in self.unstable.get(producer_id, {}).items():
                 self.put(key, committed, order)
+        # Last: after an interrupt in put(), the next marker applies all of them again.
+        self.unstable.pop(producer_id, None)
 
     def forget(self, keys: Collection[OffsetKey], order: int) -> None:
         """Apply a deletion, except to offsets that a later record commits."""
