@@ -40,7 +40,7 @@ spark-example: .venv/.spark
 	@$(show-kernels)
 	@$(RUN) examples/flights_spark.py
 
-# Checks of the library's own code; see src/logcore/invariants.py.
+# Checks of the library's own code; see src/logcore/debug_checks.py.
 test check coverage mutants meant-mutants slow interop: export LOGCORE_VERIFY = 1
 # Hundreds of processes import the library and what it stands on. Where bytecode may not be kept, each compiles all of it.
 test check coverage mutants meant-mutants slow interop: export PYTHONDONTWRITEBYTECODE =

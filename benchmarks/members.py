@@ -35,8 +35,8 @@ import common
 from common import Result, Settings
 
 import logcore
+from logcore.coordinators.stored_offsets import stored_groups
 from logcore.format.group_records import Committed, commit_key, commit_value
-from logcore.groupoffsets import stored_groups
 from logcore.registry import open_registry
 
 ROWS = [(b"k%d" % number, b"x" * common.VALUE_SIZE) for number in range(100)]

@@ -40,7 +40,7 @@ import logcore
 from logcore.format.columns import input_column
 from logcore.fs import OS
 from logcore.kernels.checksum import crc32c
-from logcore.names import staging_path
+from logcore.metadata.filenames import staging_path
 from logcore.staging.applying import apply_ready
 from logcore.staging.manifest import Manifest
 from logcore.staging.publishing import Staging

@@ -225,24 +225,24 @@ MISTAKES: Final = (
         "directory/test_logdir.py::test_a_recovery_point_that_was_gathered_is_not_written_for_what_came_since",
     ),
     Mistake(
-        "name_before_content", "logcore/checkpoint.py",
+        "name_before_content", "logcore/metadata/checkpoint.py",
         "            fs.pwrite(handle, content, 0)\n            fs.fsync(handle)\n    except DiskFullError:",
         "            fs.pwrite(handle, content, 0)\n    except DiskFullError:",
         "log/test_segments_of_logs.py::test_what_each_call_asks_of_the_disk",
     ),
     Mistake(
-        "checkpoint_without_its_name_on_disk", "logcore/checkpoint.py",
+        "checkpoint_without_its_name_on_disk", "logcore/metadata/checkpoint.py",
         "    fs.rename(temporary, path)\n    fs.sync_dir(directory)\n    # The reserve was used",
         "    fs.rename(temporary, path)\n    # The reserve was used",
         "log/test_segments_of_logs.py::test_what_each_call_asks_of_the_disk",
     ),
     Mistake(
-        "other_partitions_lose_their_entries", "logcore/checkpoint.py",
+        "other_partitions_lose_their_entries", "logcore/metadata/checkpoint.py",
         "offsets = dict(before)", "offsets: dict[Key, int] = {}",
         "faults/test_disk_errors.py::test_partitions_of_one_directory_share_their_checkpoints_safely",
     ),
     Mistake(
-        "child_closes_no_lock_of_its_parent", "logcore/fs.py",
+        "child_closes_no_lock_of_its_parent", "logcore/fs/__init__.py",
         "            held.close()\n        self._locks.clear()",
         "            pass\n        self._locks.clear()",
         "faults/test_processes.py::test_a_child_does_not_keep_the_lock_of_a_parent_that_was_killed",
@@ -405,13 +405,13 @@ MISTAKES: Final = (
         "staging/test_staging_crashes.py -k 'published_again or later_version'",
     ),
     Mistake(
-        "empty_directory_counts_as_durable", "logcore/checkpoint.py",
+        "empty_directory_counts_as_durable", "logcore/metadata/checkpoint.py",
         "    if not fs.is_directory(path) or not fs.listdir(path):\n",
         "    if not fs.is_directory(path):\n",
         "faults/test_durable_names.py",
     ),
     Mistake(
-        "suspect_clock_is_trusted_at_once", "logcore/trustedclock.py",
+        "suspect_clock_is_trusted_at_once", "logcore/metadata/trusted_clock.py",
         "    if held_ms >= HOLD_MS:\n",
         "    if held_ms > 0:\n",
         "log/test_trusted_clock.py",
@@ -446,24 +446,24 @@ MISTAKES: Final = (
         "spark/test_local_crashes.py",
     ),
     Mistake(
-        "gathered_rows_go_before_they_are_there", "pyspark_logcore/gather.py",
+        "gathered_rows_go_before_they_are_there", "pyspark_logcore/gathering.py",
         "            done.append(self._bring(batch))\n",
         "            for one in batch.receipts if remove else ():\n                self._remove(one)\n"
         "            done.append(self._bring(batch))\n",
         "spark/test_local_crashes.py",
     ),
     Mistake(
-        "each_gather_has_a_name_of_its_own", "pyspark_logcore/gather.py",
+        "each_gather_has_a_name_of_its_own", "pyspark_logcore/gathering.py",
         'f"write_local {batch.job} {batch.topic} {topic}"', 'f"write_local {batch.receipts[0].run} {topic}"',
         "spark/test_local_plain.py -k 'second_run or run_again or in_order'",
     ),
     Mistake(
-        "batch_behind_a_later_one_is_overlooked", "pyspark_logcore/gather.py",
+        "batch_behind_a_later_one_is_overlooked", "pyspark_logcore/gathering.py",
         "if batch.number != expected:", "if batch.number < expected:",
         "spark/test_local_plain.py -k not_all_of_it",
     ),
     Mistake(
-        "rows_of_two_runs_are_mixed", "pyspark_logcore/gather.py",
+        "rows_of_two_runs_are_mixed", "pyspark_logcore/gathering.py",
         "        if note.run != one.run:\n            raise", "        if note.run == '':\n            raise",
         "spark/test_local_plain.py -k run_again",
     ),
@@ -756,7 +756,7 @@ MISTAKES: Final = (
         "partition/test_sharing.py",
     ),
     Mistake(
-        "checkpoints_of_others_overwritten", "logcore/checkpoint.py",
+        "checkpoints_of_others_overwritten", "logcore/metadata/checkpoint.py",
         "        if known is None or self._changing is not None:\n",
         "        if known is None:\n",
         "partition/test_sharing_exploration.py directory/test_shared_directory.py",
@@ -826,19 +826,19 @@ MISTAKES: Final = (
         "netshim/test_transaction_requests.py coordination",
     ),
     Mistake(
-        "offsets_never_expire_without_a_broker", "logcore/coordinators.py",
+        "offsets_never_expire_without_a_broker", "logcore/coordinators/lookup.py",
         "self.groups(directory).expire_offsets()",
         "pass",
         "netshim/test_shared_broker.py::test_offsets_that_were_kept_long_enough_are_deleted",
     ),
     Mistake(
-        "member_of_a_dead_process_stays", "logcore/consumer/sharedgroups.py",
+        "member_of_a_dead_process_stays", "logcore/coordinators/shared_groups.py",
         "            if alive[session]:\n                continue\n",
         "            if True:\n                continue\n",
         "consumer/test_shared_groups.py",
     ),
     Mistake(
-        "who_was_paused_removes_the_others", "logcore/consumer/observing.py",
+        "who_was_paused_removes_the_others", "logcore/coordinators/stall_detector.py",
         "            watched.counted_ms += min(\n"
         "                now_ms - watched.looked_ms, waited_ms // _PAUSE_PART\n"
         "            )",
@@ -846,19 +846,19 @@ MISTAKES: Final = (
         "consumer/test_observing.py consumer/test_shared_groups.py",
     ),
     Mistake(
-        "deadlines_count_without_a_witness", "logcore/consumer/sharedgroups.py",
+        "deadlines_count_without_a_witness", "logcore/coordinators/shared_groups.py",
         "        return self._observed.is_over(node.group, node.timers, timeout)\n",
         "        return True\n",
         "consumer/test_shared_groups.py",
     ),
     Mistake(
-        "rebalances_end_without_a_witness", "logcore/consumer/observing.py",
+        "rebalances_end_without_a_witness", "logcore/coordinators/stall_detector.py",
         "        if isinstance(timeout, JoinEnds | SyncEnds):\n",
         "        if False:\n",
         "consumer/test_observing.py faults/test_schedules.py",
     ),
     Mistake(
-        "a_stable_group_waits_for_shares_without_a_witness", "logcore/consumer/observing.py",
+        "a_stable_group_waits_for_shares_without_a_witness", "logcore/coordinators/stall_detector.py",
         "        if isinstance(timeout, JoinEnds | SyncEnds):\n",
         "        if isinstance(timeout, JoinEnds):\n",
         "consumer/test_observing.py faults/test_schedules.py",
@@ -870,25 +870,25 @@ MISTAKES: Final = (
         "consumer/test_shared_groups.py",
     ),
     Mistake(
-        "commit_answered_before_it_is_on_disk", "logcore/consumer/sharedgroups.py",
+        "commit_answered_before_it_is_on_disk", "logcore/coordinators/shared_groups.py",
         "        self._unsynced.settle()\n        return commit.error\n",
         "        return commit.error\n",
         "consumer/test_shared_groups.py",
     ),
     Mistake(
-        "others_go_on_from_a_commit_that_is_not_synced", "logcore/consumer/sharedgroups.py",
+        "others_go_on_from_a_commit_that_is_not_synced", "logcore/coordinators/shared_groups.py",
         "        sync_present(log)  # includes records of a process that died before its sync\n",
         "",
         "consumer/test_shared_groups.py",
     ),
     Mistake(
-        "threads_of_a_shared_directory_share_no_sync", "logcore/consumer/sharedgroups.py",
+        "threads_of_a_shared_directory_share_no_sync", "logcore/coordinators/shared_groups.py",
         "                receipt = append(log, rows, store.producer, \"os\")\n",
         "                receipt = append(log, rows, store.producer, \"disk\")\n",
         "consumer/test_shared_groups.py",
     ),
     Mistake(
-        "each_commit_wakes_all_members", "logcore/consumer/sharedgroups.py",
+        "each_commit_wakes_all_members", "logcore/coordinators/shared_groups.py",
         "            _keep_deadlines(node.group, deadlines)\n",
         "            pass\n",
         "consumer/test_shared_groups.py",
@@ -900,19 +900,19 @@ MISTAKES: Final = (
         "consumer/test_shared_groups.py",
     ),
     Mistake(
-        "offsets_of_others_are_not_read", "logcore/consumer/sharedgroups.py",
+        "offsets_of_others_are_not_read", "logcore/coordinators/shared_groups.py",
         "            for columns in log.scan(start, high_watermark):\n",
         "            for columns in log.scan(start, high_watermark) if known is None else ():\n",
         "consumer/test_shared_groups.py consumer/test_shared_groups_exploration.py",
     ),
     Mistake(
-        "generations_begin_again_after_a_power_cut", "logcore/consumer/sharedgroups.py",
+        "generations_begin_again_after_a_power_cut", "logcore/coordinators/shared_groups.py",
         "                generation = max(generation, stored.generation)\n",
         "                generation = 0\n",
         "consumer/test_shared_groups.py",
     ),
     Mistake(
-        "session_is_not_renewed", "logcore/consumer/sharedgroups.py",
+        "session_is_not_renewed", "logcore/coordinators/shared_groups.py",
         "            if (\n"
         "                now_ms - renewed_ms\n"
         "                < group.members[member_id].session_timeout_ms // _RENEW_PART\n"
@@ -921,7 +921,7 @@ MISTAKES: Final = (
         "consumer/test_shared_groups.py",
     ),
     Mistake(
-        "generation_of_a_lone_process_is_used_again", "logcore/consumer/sharedgroups.py",
+        "generation_of_a_lone_process_is_used_again", "logcore/coordinators/shared_groups.py",
         "        is_behind = (\n"
         "            node is not None\n"
         "            and stored is not None\n"
@@ -931,13 +931,13 @@ MISTAKES: Final = (
         "consumer/test_shared_groups.py",
     ),
     Mistake(
-        "aborted_commits_count", "logcore/consumer/sharedgroups.py",
+        "aborted_commits_count", "logcore/coordinators/shared_groups.py",
         "        if is_undecided or aborted_transactions(log, start, high_watermark):\n",
         "        if False:\n",
         "consumer/test_shared_groups.py",
     ),
     Mistake(
-        "offsets_stay_when_their_topic_goes", "logcore/consumer/sharedgroups.py",
+        "offsets_stay_when_their_topic_goes", "logcore/coordinators/shared_groups.py",
         "            self._look(number, self._opened(number))\n",
         "            pass\n",
         "consumer/test_shared_groups.py",
@@ -1032,7 +1032,7 @@ MISTAKES: Final = (
         "consumer/test_consumer_groups.py",
     ),
     Mistake(
-        "commit_answered_before_the_sync", "logcore/consumer/groups.py",
+        "commit_answered_before_the_sync", "logcore/coordinators/local_groups.py",
         "            self._unsynced.add(\n"
         "                {log: receipt.last_offset + 1},\n"
         "                functools.partial(self._settled, stores, log),\n"
@@ -1041,7 +1041,7 @@ MISTAKES: Final = (
         "consumer/test_consumer_groups.py::test_random_lives",
     ),
     Mistake(
-        "one_batch_for_two_partitions_of_offsets", "logcore/consumer/groups.py",
+        "one_batch_for_two_partitions_of_offsets", "logcore/coordinators/local_groups.py",
         "            is_of_batch = (\n"
         "                following.producer == stores[0].producer\n"
         "                and self.home(following.group.group_id) == place\n"
@@ -1050,7 +1050,7 @@ MISTAKES: Final = (
         "consumer/test_consumer_commits.py -k share_batches",
     ),
     Mistake(
-        "one_batch_for_commits_in_and_out_of_a_transaction", "logcore/consumer/groups.py",
+        "one_batch_for_commits_in_and_out_of_a_transaction", "logcore/coordinators/local_groups.py",
         "            is_of_batch = (\n"
         "                following.producer == stores[0].producer\n"
         "                and self.home(following.group.group_id) == place\n"
@@ -1059,25 +1059,25 @@ MISTAKES: Final = (
         "consumer/test_consumer_commits.py -k share_batches",
     ),
     Mistake(
-        "steps_are_told_before_the_disk_has_them", "logcore/combining.py",
+        "steps_are_told_before_the_disk_has_them", "logcore/coordinators/flat_combining.py",
         "            self._settle()\n            is_settled = True\n        finally:",
         "            is_settled = True\n        finally:",
         "log/test_combining.py",
     ),
     Mistake(
-        "interrupted_step_is_told_as_done", "logcore/combining.py",
+        "interrupted_step_is_told_as_done", "logcore/coordinators/flat_combining.py",
         "                if not is_whole and one.error is None:",
         "                if False:",
         "log/test_combining.py",
     ),
     Mistake(
-        "nobody_leads_after_an_interrupt", "logcore/combining.py",
+        "nobody_leads_after_an_interrupt", "logcore/coordinators/flat_combining.py",
         "                    may_lead = not is_woken or self._is_first(mine)",
         "                    may_lead = self._is_first(mine)",
         "log/test_combining.py --timeout 30",
     ),
     Mistake(
-        "sessions_by_the_wall_clock", "logcore/consumer/groups.py",
+        "sessions_by_the_wall_clock", "logcore/coordinators/local_groups.py",
         "return self._started_ms + self._fs.monotonic_ms()",
         "return self._fs.now_ms()",
         "consumer/test_consumer_groups.py",
@@ -1809,7 +1809,7 @@ MISTAKES: Final = (
         "netshim/test_transaction_requests.py",
     ),
     Mistake(
-        "open_offsets_forgotten_at_a_restart", "logcore/groupoffsets.py",
+        "open_offsets_forgotten_at_a_restart", "logcore/coordinators/stored_offsets.py",
         "        found.take_unstable(undecided)\n",
         "",
         "netshim/test_transaction_requests.py",
@@ -1869,43 +1869,43 @@ MISTAKES: Final = (
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(
-        "offsets_count_without_their_transaction", "logcore/consumer/groups.py",
+        "offsets_count_without_their_transaction", "logcore/coordinators/local_groups.py",
         "            if producer is None:\n                return self._coordinator.commit_as(",
         "            if who:\n                return self._coordinator.commit_as(",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(
-        "marker_before_the_decision_is_on_disk", "logcore/producer/coordinator.py",
+        "marker_before_the_decision_is_on_disk", "logcore/coordinators/transactions.py",
         "        if effect.stored is None or effect.stored.status in _COMPLETE:\n",
         "        if effect.stored is None or effect.stored.status is not Status.EMPTY:\n",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(
-        "markers_called_written_before_they_are_on_disk", "logcore/producer/coordinator.py",
+        "markers_called_written_before_they_are_on_disk", "logcore/coordinators/transactions.py",
         "            ends[log] = receipt.last_offset + 1\n",
         "            pass\n",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(
-        "missed_marker_is_forgotten", "logcore/producer/coordinator.py",
+        "missed_marker_is_forgotten", "logcore/coordinators/transactions.py",
         "        self._act(machine.marked(effect, frozenset(left), self.now_ms()))\n",
         "        self._act(machine.marked(effect, frozenset(), self.now_ms()))\n",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(
-        "what_others_decided_is_not_read", "logcore/producer/coordinator.py",
+        "what_others_decided_is_not_read", "logcore/coordinators/transactions.py",
         "            if self._ends.get(number) != (log, log.log_end_offset):\n",
         "            if number not in self._ends:\n",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(
-        "two_processes_decide_at_once", "logcore/claim.py",
+        "two_processes_decide_at_once", "logcore/metadata/directory_lock.py",
         "        turn = self._common.transactions\n",
         "        turn = None\n",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(
-        "state_is_kept_after_a_record_that_failed", "logcore/producer/coordinator.py",
+        "state_is_kept_after_a_record_that_failed", "logcore/coordinators/transactions.py",
         "            self._is_loaded = False\n"
         "        self._act",
         "            pass\n"
@@ -1913,7 +1913,7 @@ MISTAKES: Final = (
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(
-        "groups_are_not_told_of_a_marker", "logcore/producer/coordinator.py",
+        "groups_are_not_told_of_a_marker", "logcore/coordinators/transactions.py",
         "                self._ended(effect.producer_id, effect.commit)\n",
         "                pass\n",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
@@ -1936,13 +1936,13 @@ MISTAKES: Final = (
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(
-        "overdue_transactions_wait_for_a_producer", "logcore/coordinators.py",
+        "overdue_transactions_wait_for_a_producer", "logcore/coordinators/lookup.py",
         "            self.transactions(directory).look()\n",
         "            self.transactions(directory)\n",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(
-        "all_wait_for_all_appends", "logcore/settling.py",
+        "all_wait_for_all_appends", "logcore/coordinators/durable_queue.py",
         "                logs = {\n"
         "                    log\n"
         "                    for one in self._waiting\n"
@@ -1953,13 +1953,13 @@ MISTAKES: Final = (
         "log/test_settling.py",
     ),
     Mistake(
-        "what_follows_is_not_waited_for", "logcore/settling.py",
+        "what_follows_is_not_waited_for", "logcore/coordinators/durable_queue.py",
         "        number = self._cause\n        if number is None:",
         "        number = None\n        if number is None:",
         "log/test_settling.py",
     ),
     Mistake(
-        "append_behind_a_sync_counts_as_lost", "logcore/settling.py",
+        "append_behind_a_sync_counts_as_lost", "logcore/coordinators/durable_queue.py",
         "        if log.durable_end_offset < end <= log.log_end_offset and failure is None:\n"
         "            return\n",
         "",
@@ -2136,7 +2136,7 @@ MISTAKES: Final = (
     ),
     # -- what the search of schedules has to find
     Mistake(
-        "commit_checked_outside_the_lock", "logcore/consumer/sharedgroups.py",
+        "commit_checked_outside_the_lock", "logcore/coordinators/shared_groups.py",
         "        def ask(coordinator: Coordinator, now_ms: int) -> list[Effect]:\n            if producer is None:\n"
         "                return coordinator.commit_as(who, offsets, commit.waiter, now_ms)\n",
         "        with self._lock:\n            seen = self._peek(who.group_id)\n"
@@ -2162,7 +2162,7 @@ MISTAKES: Final = (
         "consumer/test_shared_groups_exploration.py -k static",
     ),
     Mistake(
-        "dead_static_member_is_not_noted", "logcore/consumer/sharedgroups.py",
+        "dead_static_member_is_not_noted", "logcore/coordinators/shared_groups.py",
         "        if static:\n            run.act(",
         "        if static and dynamic:\n            run.act(",
         "consumer/test_shared_groups_exploration.py -k static",
@@ -2174,7 +2174,7 @@ MISTAKES: Final = (
         "coordination/test_coordination.py -k absent",
     ),
     Mistake(
-        "absence_counts_as_a_session", "logcore/consumer/observing.py",
+        "absence_counts_as_a_session", "logcore/coordinators/stall_detector.py",
         "member.deadline_ms, member.kept_ms\n",
         "member.deadline_ms, member.session_timeout_ms\n",
         "consumer/test_observing.py consumer/test_consumer_groups.py -k 'static or absent'",
@@ -2282,7 +2282,7 @@ MISTAKES: Final = (
         "registry/test_registry_sessions.py",
     ),
     Mistake(
-        "each_process_times_transactions_by_its_own_clock", "logcore/coordinators.py",
+        "each_process_times_transactions_by_its_own_clock", "logcore/coordinators/lookup.py",
         "        if not directory.is_shared:\n            return clock_ms\n",
         "        if directory.path:\n            return clock_ms\n",
         "producer/test_transaction_exploration.py -k clock",
@@ -2314,7 +2314,7 @@ MISTAKES: Final = (
         "aio/test_aio_consumer.py",
     ),
     Mistake(
-        "small_fetch_waits_for_more_than_it_may_return", "logcore/consumer/simple.py",
+        "small_fetch_waits_for_more_than_it_may_return", "logcore/legacy/simple_consumer.py",
         "            if (\n"
         "                is_full\n"
         "                or fetched.size_bytes >= min(min_bytes, max_bytes)\n"

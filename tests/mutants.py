@@ -1,8 +1,7 @@
 """Whether tests notice: changes one place of the core at a time, and runs the tests
 that reach it.
 
-    python tests/mutants.py [--modules segment partition/recovery ...] [--count 100]
-    [--seed 1]
+    python tests/mutants.py [--modules segment partition/recovery ...] [--count 100] [--seed 1]
 
 Prints a line of JSON for each mutant, and at the end how many were killed: a test
 failed, or hung. One that survives shows a missing test, needless code, or a change

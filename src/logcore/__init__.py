@@ -54,11 +54,11 @@ from logcore.kernels import Receipt, Record, TopicRecord
 from logcore.log import Log, LogStatistics
 from logcore.log import open_log as open
 from logcore.logdir import LogDir, TopicDescription, open_dir
-from logcore.notices import Incident
 from logcore.partition.checksum_file import ScrubReport
 from logcore.partition.recovery import RecoveryReport
 from logcore.partition.scan import Scan
 from logcore.recordbatch import RecordBatch
+from logcore.reporting import Incident
 from logcore.table import Table, TopicTable
 from logcore.topic import Topic
 

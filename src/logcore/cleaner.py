@@ -47,7 +47,6 @@ from logcore.kernels.layout import (
     Time,
 )
 from logcore.log import Log, rewriting_of
-from logcore.notices import INFO, tell
 from logcore.partition.aborted_transactions import Transactions
 from logcore.partition.checksum_file import Progress
 from logcore.partition.order import in_order
@@ -62,6 +61,7 @@ from logcore.recordbatch import (
     stamp_crc,
     time_ms,
 )
+from logcore.reporting import INFO, tell
 from logcore.segment import Segment
 
 _SLOT_BYTES: Final = 24

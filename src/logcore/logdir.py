@@ -24,12 +24,11 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack, overload
 
-from logcore.checkpoint import Key, ensure_directory, expecting_directory
-from logcore.claim import Claim
-from logcore.claiming import claim_directory
+from logcore.acquire import claim_directory
 from logcore.config import Durability, LogConfig
-from logcore.coordinators import Coordinators, first_free_producer_id
-from logcore.deletions import Deletions
+from logcore.coordinators.lookup import Coordinators
+from logcore.coordinators.orphans import first_free_producer_id
+from logcore.coordinators.topic_deletion import Deletions
 from logcore.directory.forking import fork_topic
 from logcore.directory.identity import Identity, ProducerIds, check_kind
 from logcore.directory.incidents import Incidents
@@ -64,20 +63,22 @@ from logcore.log import (
     check_on_corruption,
     check_path,
 )
-from logcore.names import (
+from logcore.metadata.checkpoint import Key, ensure_directory, expecting_directory
+from logcore.metadata.directory_lock import Claim
+from logcore.metadata.filenames import (
     LOG,
     OFFSETS_TOPIC,
     TRANSACTIONS_TOPIC,
     file_name,
     partition_name,
 )
-from logcore.notices import Incident
 from logcore.partition.checksum_file import Progress, ScrubReport, finish, unopened
 from logcore.partition.scan import Scan
 from logcore.partition.segment_files import list_bases
 from logcore.partitioner import Partitioner
 from logcore.reader import Isolation, LogReader
 from logcore.recordbatch import time_ms
+from logcore.reporting import Incident
 from logcore.table import TopicTable
 from logcore.topic import Order, Position, Topic
 
@@ -86,9 +87,9 @@ if (
 ):  # imported in the methods that use them: every user waits for `import logcore`
     from logcore.consumer.consumer import Consumer
     from logcore.consumer.settings import ConsumerOptions, OffsetAndMetadata
-    from logcore.consumer.simple import SimpleConsumer
-    from logcore.consumer.streams import Connector
     from logcore.format.transaction_records import StoredTransaction
+    from logcore.legacy.connector import Connector
+    from logcore.legacy.simple_consumer import SimpleConsumer
     from logcore.producer.producer import Producer
     from logcore.producer.settings import ProducerOptions, TransactionOptions
     from logcore.producer.transactional_producer import TransactionalProducer
@@ -343,7 +344,7 @@ class LogDir:
         """
         if self._closed:
             return None
-        from logcore.glance import directory_html
+        from logcore.summary import directory_html
 
         self.refresh()
         return directory_html(
@@ -352,7 +353,7 @@ class LogDir:
 
     def topic_html(self, name: str) -> str:
         """A topic as a small HTML table, for notebooks."""
-        from logcore.glance import topic_html
+        from logcore.summary import topic_html
 
         return topic_html(self._fs, name, self._paths(name))
 
@@ -739,7 +740,7 @@ class LogDir:
         """
         if TRANSACTIONS_TOPIC not in self._registry.known:
             return {}
-        from logcore.transactionstate import stored_transactions
+        from logcore.coordinators.stored_transactions import stored_transactions
 
         logs = [
             self.partition(TRANSACTIONS_TOPIC, number)
@@ -933,7 +934,7 @@ class LogDir:
         """
         if OFFSETS_TOPIC not in self._registry.known:
             return {}
-        from logcore.groupoffsets import committed_in
+        from logcore.coordinators.stored_offsets import committed_in
 
         logs: list[LogReader] = [
             self.partition(OFFSETS_TOPIC, part)
@@ -974,12 +975,12 @@ class LogDir:
         self, group_id: str, /, **settings: Unpack[ConsumerOptions]
     ) -> Connector:
         """Streams of records for threads that share the work of a group; see
-        logcore.consumer.streams.
+        logcore.legacy.connector.
 
         settings: as for consumer(); assignors is ("range",) by default. Raises
         InvalidConfigError.
         """
-        from logcore.consumer.streams import Connector
+        from logcore.legacy.connector import Connector
 
         self._check_open()
         return Connector(self, group_id, settings)
@@ -988,9 +989,9 @@ class LogDir:
         self, *, isolation_level: Isolation = "read_uncommitted"
     ) -> SimpleConsumer:
         """Fetches stored batches from offsets that the caller keeps; see
-        logcore.consumer.simple.
+        logcore.legacy.simple_consumer.
         """
-        from logcore.consumer.simple import SimpleConsumer
+        from logcore.legacy.simple_consumer import SimpleConsumer
 
         self._check_open()
         return SimpleConsumer(self._fs, self, isolation_level)
@@ -1082,7 +1083,7 @@ class LogDir:
 
     def trusted_ms(self, wall_ms: int) -> int:
         """The time by which old things may be deleted; at most wall_ms. See
-        logcore.trustedclock.
+        logcore.metadata.trusted_clock.
         """
         return self._check_writable().clock.now_ms(wall_ms)
 

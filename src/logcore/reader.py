@@ -24,8 +24,8 @@ from typing import Literal, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from logcore import checkpoint
 from logcore.config import Durability, LogConfig
+from logcore.debug_checks import VERIFIES
 from logcore.errors import (
     CorruptBatchError,
     InvalidConfigError,
@@ -37,10 +37,10 @@ from logcore.errors import (
 )
 from logcore.format.columns import ARROW_COLUMNS, RecordColumns
 from logcore.fs import FS
-from logcore.invariants import VERIFIES
 from logcore.kernels import Record, TopicRecord, kernel, layout
 from logcore.kernels.layout import Time
-from logcore.names import is_file_of_log, partition_of
+from logcore.metadata import checkpoint
+from logcore.metadata.filenames import is_file_of_log, partition_of
 from logcore.partition.aborted_transactions import Transactions, control_types
 from logcore.partition.file_view import FileLook
 from logcore.partition.gaps import Gaps, check_growing

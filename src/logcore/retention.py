@@ -11,7 +11,7 @@ Rules:
   itself reduces the number.
 - A segment with records at or above the high watermark is never deleted. The active
   segment is deleted only if it has records, after a new one was started.
-- Time is the trusted time (trustedclock.py) and the timestamps of the batches. The age
+- Time is the trusted time (trusted_clock.py) and the timestamps of the batches. The age
   of a segment without timestamps counts from the last write of its file.
 
 This module reads no file and deletes nothing: log.py does both.

@@ -45,7 +45,7 @@ from logcore.index import (
 )
 from logcore.kernels import Record, SegmentFields, kernel, layout
 from logcore.kernels.layout import EncodedBatch
-from logcore.names import DELETED, INDEX, INDEXES, LOG, TIME_INDEX
+from logcore.metadata.filenames import DELETED, INDEX, INDEXES, LOG, TIME_INDEX
 from logcore.recordbatch import RecordBatch, are_markers
 
 #: Bytes read from an active segment at once. The walk for one offset covers at most an

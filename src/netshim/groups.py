@@ -52,7 +52,7 @@ from logcore.coordination.effects import (
 )
 from logcore.directory.group_settings import GroupSettings
 from logcore.format.group_records import Committed
-from logcore.names import OFFSETS_TOPIC
+from logcore.metadata.filenames import OFFSETS_TOPIC
 from netshim.request_log import shown
 from netshim.scheduling import Answer, Steps, answer_with
 from netshim.settings import Settings

@@ -22,8 +22,8 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from logcore import Log, LogcoreError
-from logcore.checkpoint import Key
 from logcore.coordination import deadlines
+from logcore.metadata.checkpoint import Key
 
 _log = logging.getLogger("netshim")
 

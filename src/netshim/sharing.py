@@ -4,8 +4,8 @@ The broker's clients and the consumers of these processes are members of the sam
 groups, and all transactions have one coordinator state.
 
 Rules:
-- A decision is a step of logcore.consumer.sharedgroups or of
-  logcore.producer.coordinator, which may block on other processes and on the disk. So a
+- A decision is a step of logcore.coordinators.shared_groups or of
+  logcore.coordinators.transactions, which may block on other processes and on the disk. So a
   request runs, with its handler, in another thread, through State.in_turn().
 - Callers are answered in the broker's thread, as in every other module.
 - Any process may complete the request of a waiting member. So the broker polls at short
@@ -27,8 +27,6 @@ from typing import Any, Final, TypeVar
 import attrs
 
 from logcore import LogcoreError, LogDir
-from logcore.consumer import groups as process_groups
-from logcore.consumer.sharedgroups import SharedGroups
 from logcore.coordination.classic_group import Group
 from logcore.coordination.coordinator import Coordinator
 from logcore.coordination.effects import (
@@ -48,11 +46,13 @@ from logcore.coordination.transaction_effects import (
     WriteMarkers,
 )
 from logcore.coordination.transaction_effects import Result as TransactionResult
+from logcore.coordinators import local_groups as process_groups
+from logcore.coordinators.shared_groups import SharedGroups
+from logcore.coordinators.transactions import TransactionCoordinator
 from logcore.errors import InvalidNodeError, NodeTooLargeError
 from logcore.format.group_records import Committed
 from logcore.format.transaction_records import Partition, StoredTransaction
-from logcore.names import TRANSACTIONS_TOPIC
-from logcore.producer.coordinator import TransactionCoordinator
+from logcore.metadata.filenames import TRANSACTIONS_TOPIC
 from netshim.groups import group_rules, news_of
 from netshim.scheduling import Answer, Steps, pass_on, whole
 from netshim.state import State

@@ -34,10 +34,10 @@ from logcore import (
     ResourceError,
     TopicNotFoundError,
 )
-from logcore.checkpoint import Key
 from logcore.coordination.memory_budget import Remembered
 from logcore.directory.group_settings import GroupSettings
-from logcore.names import INTERNAL_TOPICS
+from logcore.metadata.checkpoint import Key
+from logcore.metadata.filenames import INTERNAL_TOPICS
 from netshim import scheduling
 from netshim.request_log import Journal
 from netshim.scheduling import (

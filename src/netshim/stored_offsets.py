@@ -3,7 +3,7 @@ broker writes and reads it.
 
 Rules:
 - Appends are told in the order of the log, once they are on disk (internal_topics.py).
-- Of what is read, the last value of a key counts (logcore.groupoffsets). What is not
+- Of what is read, the last value of a key counts (logcore.coordinators.stored_offsets). What is not
   understood stays as it is.
 
 Not here: the bytes of the records (logcore.format.group_records), what they mean for a
@@ -17,9 +17,13 @@ from collections.abc import Callable
 
 from logcore import Log, Receipt, RecordTooLargeError
 from logcore.coordination.effects import GroupError
+from logcore.coordinators.stored_offsets import (
+    OFFSETS_CONFIG,
+    StoredGroups,
+    stored_groups,
+)
 from logcore.format.group_records import GroupRecord
-from logcore.groupoffsets import OFFSETS_CONFIG, StoredGroups, stored_groups
-from logcore.names import OFFSETS_TOPIC
+from logcore.metadata.filenames import OFFSETS_TOPIC
 from logcore.partition.coordinator_append import append_to_transaction, append_whole
 from netshim.internal_topics import InternalTopic
 from netshim.state import State

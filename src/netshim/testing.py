@@ -38,9 +38,9 @@ from logcore import (
     TopicNotFoundError,
     open_dir,
 )
-from logcore.checkpoint import Key
 from logcore.fs import OS, Lock, OsFS
 from logcore.kernels import TopicRecord
+from logcore.metadata.checkpoint import Key
 from logcore.reader import Isolation
 from logcore.topic import Order
 from netshim.server import ServerThread, serve

@@ -15,7 +15,7 @@ from typing import Final
 
 from logcore import LogcoreError, LogDir
 from logcore.distribution import install_command
-from logcore.names import INTERNAL_TOPICS
+from logcore.metadata.filenames import INTERNAL_TOPICS
 
 #: Of one compiled expression; a larger one is refused.
 _MOST_BYTES: Final = 1 << 20

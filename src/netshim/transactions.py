@@ -55,7 +55,9 @@ from logcore.coordination.transactions import (
     Transaction,
     Transactions,
 )
-from logcore.coordinators import left_open
+from logcore.coordinators.durable_queue import sync_present
+from logcore.coordinators.orphans import left_open
+from logcore.coordinators.stored_transactions import stored_transactions
 from logcore.format.group_records import partition_of
 from logcore.format.transaction_records import (
     Partition,
@@ -63,10 +65,8 @@ from logcore.format.transaction_records import (
     transaction_key,
     transaction_value,
 )
-from logcore.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from logcore.metadata.filenames import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from logcore.partition.coordinator_append import marker_epoch
-from logcore.settling import sync_present
-from logcore.transactionstate import stored_transactions
 from netshim.internal_topics import InternalTopic
 from netshim.request_log import shown
 from netshim.scheduling import Pace, Steps, as_value, guarded

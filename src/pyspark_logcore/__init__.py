@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pyspark_logcore.gather import gather
+    from pyspark_logcore.gathering import gather
     from pyspark_logcore.local import write_local
 
 from pyspark_logcore.session import JavaNotFoundError, activate, ensure_java, tune
@@ -58,7 +58,7 @@ def __getattr__(name: str) -> Any:
 
         return write_local
     if name == "gather":
-        from pyspark_logcore.gather import gather
+        from pyspark_logcore.gathering import gather
 
         return gather
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -36,7 +36,7 @@ from logcore.errors import (
     TopicNotFoundError,
 )
 from logcore.format.columns import RecordColumns
-from logcore.partition.fetched import fetched_columns, next_offset
+from logcore.partition.fetch_data import fetched_columns, next_offset
 from pyspark_logcore.options import EARLIEST, LATEST, Brokers, ReadOptions
 from pyspark_logcore.ranges import Bounds, OffsetRange, TopicPartition, report_loss
 from pyspark_logcore.tasks import NO_MARKS, Marks

@@ -21,11 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 import logcore
-from logcore import checkpoint
 from logcore.errors import LogNotFoundError
 from logcore.format.columns import RecordColumns
 from logcore.fs import OS
-from logcore.names import partition_name
+from logcore.metadata import checkpoint
+from logcore.metadata.filenames import partition_name
 from logcore.reader import LogReader, segments_between
 from pyspark_logcore.identity import (
     Identity,

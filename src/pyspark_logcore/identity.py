@@ -17,10 +17,10 @@ import os
 import attrs
 
 import logcore
-from logcore import checkpoint
 from logcore.errors import LogcoreError, LogNotFoundError
 from logcore.fs import FS, OS
-from logcore.names import partition_name
+from logcore.metadata import checkpoint
+from logcore.metadata.filenames import partition_name
 
 
 class OtherDirectoryError(LogcoreError):

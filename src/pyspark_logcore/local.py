@@ -13,7 +13,7 @@ Rules:
   a directory never holds rows of two runs. The file logcore.local says which run that
   is, and has the checksums of all segments.
 
-This module brings nothing together: gather.py does.
+This module brings nothing together: gathering.py does.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 import logcore
-from logcore import checkpoint
-from logcore.checkpoint import make_directories
 from logcore.config import LogConfig
 from logcore.errors import (
     CorruptLogError,
@@ -39,7 +37,9 @@ from logcore.errors import (
 )
 from logcore.fs import FS, OS
 from logcore.kernels.checksum import crc32c
-from logcore.names import check_topic_name, partition_name
+from logcore.metadata import checkpoint
+from logcore.metadata.checkpoint import make_directories
+from logcore.metadata.filenames import check_topic_name, partition_name
 from logcore.staging.manifest import app_name
 from logcore.staging.shipping import Sealed, survey
 from pyspark_logcore.options import WriteOptions, parse_write

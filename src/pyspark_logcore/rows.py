@@ -29,7 +29,7 @@ from logcore.errors import InvalidConfigError, InvalidRecordError
 from logcore.format.columns import input_column
 from logcore.format.compression import Codec, codec_named
 from logcore.fs import OS
-from logcore.names import check_topic_name
+from logcore.metadata.filenames import check_topic_name
 from logcore.partitioner import murmur2
 from logcore.staging.manifest import Carried, StagedFile
 from logcore.staging.publishing import Staging

@@ -34,7 +34,7 @@ from logcore.errors import (
     StorageWriteError,
 )
 from logcore.fs import FS, OS
-from logcore.names import check_topic_name
+from logcore.metadata.filenames import check_topic_name
 from logcore.staging.applying import apply_ready
 from logcore.staging.manifest import Carried, Manifest, StagedFile
 from logcore.staging.publishing import Staging

@@ -20,9 +20,9 @@ import json
 import os
 from collections.abc import Mapping
 
-from logcore import checkpoint
 from logcore.errors import CorruptLogError
 from logcore.fs import OS
+from logcore.metadata import checkpoint
 from pyspark_logcore.admission import Offsets, from_json, to_json
 from pyspark_logcore.ranges import TopicPartition
 

@@ -31,7 +31,6 @@ import numpy as np
 import numpy.typing as npt
 
 import logcore
-from logcore import checkpoint
 from logcore.distribution import install_command
 from logcore.errors import (
     CorruptLogError,
@@ -43,7 +42,8 @@ from logcore.errors import (
     StorageReadError,
 )
 from logcore.format.columns import RecordColumns
-from logcore.names import partition_name
+from logcore.metadata import checkpoint
+from logcore.metadata.filenames import partition_name
 from logcore.reader import avoid_mapping
 from pyspark_logcore.identity import Identity, check_identity
 from pyspark_logcore.logs import columns_of, marks_of

@@ -530,8 +530,8 @@ def test_dump_says_what_groups_have_committed(tmp_path):
 
 
 def test_groups_that_lag_hold_retention(updates):
+    from logcore.coordinators.stored_offsets import committed_in
     from logcore.format.group_records import Committed, commit_key, commit_value
-    from logcore.groupoffsets import committed_in
 
     with logcore.open_dir(updates) as logdir:
         logdir.create_topic("__consumer_offsets", config={"cleanup.policy": "compact"})

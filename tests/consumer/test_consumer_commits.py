@@ -23,8 +23,9 @@ from logcore.consumer import (
     TopicPartition,
 )
 from logcore.consumer.commits import _MOST_WAITING
-from logcore.consumer.sharedgroups import SharedGroups
 from logcore.coordination.effects import Committer
+from logcore.coordinators.shared_groups import SharedGroups
+from logcore.coordinators.stored_offsets import OFFSETS_CONFIG
 from logcore.errors import (
     CommitFailedError,
     ConsumerStateError,
@@ -32,9 +33,8 @@ from logcore.errors import (
     RegistryLockedError,
 )
 from logcore.format.group_records import Committed, partition_of
-from logcore.groupoffsets import OFFSETS_CONFIG
 from logcore.logdir import LogDir
-from logcore.names import OFFSETS_TOPIC
+from logcore.metadata.filenames import OFFSETS_TOPIC
 from logcore.testing import SimulatedDisk
 
 ONE = TopicPartition("t", 0)

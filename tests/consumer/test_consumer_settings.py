@@ -15,7 +15,7 @@ from logcore.consumer.settings import consumer_settings, duration_ms
 from logcore.errors import InvalidConfigError
 from logcore.fs import OsFS
 from logcore.logdir import LogDir
-from logcore.names import INTERNAL_TOPICS
+from logcore.metadata.filenames import INTERNAL_TOPICS
 
 
 @pytest.fixture

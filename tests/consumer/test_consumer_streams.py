@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 import logcore
-from logcore.consumer import Blacklist, Stream, TopicPartition, Whitelist
+from logcore.consumer import TopicPartition
 from logcore.errors import ConsumerStateError, InvalidConfigError
 from logcore.kernels import TopicRecord
+from logcore.legacy import Blacklist, Stream, Whitelist
 from logcore.logdir import LogDir
 
 

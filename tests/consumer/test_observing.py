@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logcore.consumer.observing import Observations
 from logcore.coordination.classic_group import Group, Member
 from logcore.coordination.effects import (
     DelayEnds,
@@ -15,6 +14,7 @@ from logcore.coordination.effects import (
     SyncEnds,
     Timeout,
 )
+from logcore.coordinators.stall_detector import Observations
 
 SESSION_MS = 3_000
 REBALANCE_MS = 60_000

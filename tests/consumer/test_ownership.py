@@ -14,9 +14,10 @@ import pytest
 
 import logcore
 from logcore import LogDir
-from logcore.consumer import Blacklist, RebalanceListener, TopicPartition
+from logcore.consumer import RebalanceListener, TopicPartition
 from logcore.consumer.offset_stores import OffsetStores
 from logcore.errors import CorruptRegistryError, RegistryLockedError
+from logcore.legacy import Blacklist
 from logcore.registry import FileRegistry, open_registry, paths
 from logcore.testing import SimulatedDisk
 from support.groupsharers import HastyAssignor

@@ -18,7 +18,6 @@ import pytest
 import logcore
 from logcore import LogDir
 from logcore.consumer import OffsetAndMetadata
-from logcore.consumer.sharedgroups import SharedGroups
 from logcore.coordination.classic_group import STABLE, Group, Member
 from logcore.coordination.effects import (
     GroupError,
@@ -29,17 +28,18 @@ from logcore.coordination.effects import (
     SessionEnds,
     Synced,
 )
-from logcore.coordination.packing import GroupNode
+from logcore.coordinators.durable_queue import Settling
+from logcore.coordinators.group_codec import GroupNode
+from logcore.coordinators.shared_groups import SharedGroups
 from logcore.errors import (
     CommitFailedError,
     InconsistentGroupError,
     UnsupportedRegistryError,
 )
 from logcore.format.group_records import Committed, commit_key, commit_value
-from logcore.names import OFFSETS_TOPIC
+from logcore.metadata.filenames import OFFSETS_TOPIC
 from logcore.recordbatch import encode
 from logcore.registry.paths import group_state
-from logcore.settling import Settling
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 
 _CONTEXT = multiprocessing.get_context("fork")

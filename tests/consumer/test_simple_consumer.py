@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import logcore
-from logcore.consumer import EARLIEST, LATEST, Fetched, FetchRequest
-from logcore.consumer.simple import chosen_offsets
 from logcore.errors import InvalidConfigError, OffsetOutOfRangeError, TopicNotFoundError
+from logcore.legacy import EARLIEST, LATEST, Fetched, FetchRequest
+from logcore.legacy.simple_consumer import chosen_offsets
 from logcore.logdir import LogDir
 
 

@@ -49,6 +49,7 @@ from logcore.coordination.effects import (
     SyncEnds,
     Timeout,
 )
+from logcore.coordinators.stored_offsets import StoredGroups
 from logcore.format.group_records import (
     Committed,
     commit_key,
@@ -56,7 +57,6 @@ from logcore.format.group_records import (
     group_key,
     read_group,
 )
-from logcore.groupoffsets import StoredGroups
 
 T0 = 1_700_000_000_000
 SESSION_MS = 10_000

@@ -135,7 +135,7 @@ def a_group_goes_back_too_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def waiting_requests_are_forgotten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(migration.membership, "end_rebalance", lambda group: [])
+    patch.setattr(migration.classic_transitions, "end_rebalance", lambda group: [])
 
 
 MISTAKES = [

@@ -521,8 +521,11 @@ MISTAKES = {
     ),
     "failed_record_counts": ("        if failed:\n            return self.end()\n", ""),
     "no_timeouts": (
-        "return [TimedOut(transaction.transactional_id), *self._fence(transaction, now_ms)]",
-        "return []",
+        "return [\n"
+        "            TimedOut(transaction.transactional_id),\n"
+        "            *self._fence(transaction, now_ms),\n"
+        "        ]\n",
+        "return []\n",
     ),
     "retried_markers_are_forgotten": (
         "        effects.append(At(transaction.transactional_id, now_ms + RETRY_MS))\n",

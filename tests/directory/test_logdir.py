@@ -21,10 +21,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import logcore
-from logcore import checkpoint, recordbatch
+from logcore import recordbatch
 from logcore.directory.topic_file import PartitionNumbers, id_text, parse_id
 from logcore.errors import CorruptLogError, LogNotFoundError, TopicNotFoundError
 from logcore.fs import OS, OsFS
+from logcore.metadata import checkpoint
 from logcore.testing import Fault, FaultPlan, SimulatedCrash, SimulatedDisk
 
 
@@ -568,7 +569,7 @@ def test_a_log_whose_producers_are_not_known_is_reported(
     def fail(writer: object) -> NoReturn:
         raise logcore.StorageReadError("cannot be read", path="t-0")
 
-    monkeypatch.setattr("logcore.coordinators.producers_of", fail)
+    monkeypatch.setattr("logcore.coordinators.orphans.producers_of", fail)
     with logcore.open_dir(data, create=True) as logdir:
         logdir.create_topic("t")
         assert logdir.next_producer_id() == 0

@@ -1,22 +1,22 @@
-"""logcore.names: every name both ways, from one table; names that only look like one."""
+"""logcore.metadata.filenames: every name both ways, from one table; names that only look like one."""
 
 import pytest
 
-from logcore import names
 from logcore.config import INT64_MAX
 from logcore.errors import InvalidNameError
-from logcore.names import FileName
+from logcore.metadata import filenames
+from logcore.metadata.filenames import FileName
 
 FORTY_TWO = "00000000000000000042"
 LARGEST = str(INT64_MAX).zfill(20)
 
 #: The name of a file, and what it says.
 FILES = [
-    *((FORTY_TWO + suffix, FileName(42, suffix)) for suffix in names.SUFFIXES),
+    *((FORTY_TWO + suffix, FileName(42, suffix)) for suffix in filenames.SUFFIXES),
     *(
         (FORTY_TWO + suffix + state, FileName(42, suffix, state))
-        for suffix in names.SUFFIXES
-        for state in names.STATES
+        for suffix in filenames.SUFFIXES
+        for state in filenames.STATES
     ),
     ("0" * 20 + ".log", FileName(0, ".log")),
     (LARGEST + ".log", FileName(INT64_MAX, ".log")),
@@ -32,17 +32,17 @@ NO_FILES = [
 
 @pytest.mark.parametrize(("name", "said"), FILES)
 def test_a_file_name_says_what_it_was_made_of(name, said):
-    assert names.parse_file_name(name) == said
+    assert filenames.parse_file_name(name) == said
     assert str(said) == name
-    assert names.base_offset_of(name, said.suffix + said.state) == said.base_offset
-    assert names.leading_offset(name) == said.base_offset
-    assert names.is_file_of_log(name) and not names.is_misnamed(name)
+    assert filenames.base_offset_of(name, said.suffix + said.state) == said.base_offset
+    assert filenames.leading_offset(name) == said.base_offset
+    assert filenames.is_file_of_log(name) and not filenames.is_misnamed(name)
 
 
 @pytest.mark.parametrize("name", NO_FILES)
 def test_other_names_are_no_files_of_a_log(name):
-    assert names.parse_file_name(name) is None
-    assert names.base_offset_of(name) is None
+    assert filenames.parse_file_name(name) is None
+    assert filenames.base_offset_of(name) is None
 
 
 @pytest.mark.parametrize(
@@ -57,16 +57,18 @@ def test_other_names_are_no_files_of_a_log(name):
     ],
 )
 def test_a_segment_beyond_all_offsets_is_misnamed(name, is_misnamed):
-    assert names.is_misnamed(name) == is_misnamed
+    assert filenames.is_misnamed(name) == is_misnamed
 
 
 def test_the_bases_of_a_directory_are_those_of_its_logs_and_rise():
     listed = [
-        names.file_name(base, suffix)
+        filenames.file_name(base, suffix)
         for base in (300, 7, 42)
-        for suffix in names.SUFFIXES
+        for suffix in filenames.SUFFIXES
     ]
-    assert names.bases_in([*listed, f"{FORTY_TWO}.log.deleted", "9" * 20 + ".log"]) == [
+    assert filenames.bases_in(
+        [*listed, f"{FORTY_TWO}.log.deleted", "9" * 20 + ".log"]
+    ) == [
         7,
         42,
         300,
@@ -84,8 +86,8 @@ def test_the_bases_of_a_directory_are_those_of_its_logs_and_rise():
     ],
 )
 def test_a_partition_name_says_what_it_was_made_of(name, said):
-    assert names.partition_of(name) == names.parse_partition_name(name) == said
-    assert names.partition_name(*said) == name
+    assert filenames.partition_of(name) == filenames.parse_partition_name(name) == said
+    assert filenames.partition_name(*said) == name
 
 
 @pytest.mark.parametrize(
@@ -94,36 +96,39 @@ def test_a_partition_name_says_what_it_was_made_of(name, said):
      "x" * 249 + "-1234567", "orders-0.recovering", "orders-0." + "0" * 32 + "-delete"],
 )  # fmt: skip
 def test_other_names_are_no_partitions(name):
-    assert names.partition_of(name) is None
+    assert filenames.partition_of(name) is None
     with pytest.raises(InvalidNameError):
-        names.parse_partition_name(name)
+        filenames.parse_partition_name(name)
 
 
 def test_a_number_has_one_name():
-    assert names.partition_of("orders-00") == ("orders", 0)
-    assert names.partition_name("orders", 0) == "orders-0"
+    assert filenames.partition_of("orders-00") == ("orders", 0)
+    assert filenames.partition_name("orders", 0) == "orders-0"
 
 
 @pytest.mark.parametrize("name", ["orders-0", "x" * 249 + "-12345"])
 def test_a_deleted_partition_has_a_name_that_fits_and_is_known(name):
-    deleted = names.deleted_partition_name(name, bytes(range(16)))
-    assert len(deleted) <= 255 and names.is_deleted_partition(deleted)
-    assert not names.is_deleted_partition(name) and names.partition_of(deleted) is None
+    deleted = filenames.deleted_partition_name(name, bytes(range(16)))
+    assert len(deleted) <= 255 and filenames.is_deleted_partition(deleted)
+    assert (
+        not filenames.is_deleted_partition(name)
+        and filenames.partition_of(deleted) is None
+    )
 
 
 @pytest.mark.parametrize("name", ["orders-0", "x" * 249 + "-12345"])
 def test_an_unfinished_copy_has_a_name_that_fits_and_is_no_partition(name):
-    directory, _, made = names.unfinished(f"data/{name}").rpartition("/")
+    directory, _, made = filenames.unfinished(f"data/{name}").rpartition("/")
     assert directory == "data" and len(made) <= 255
-    assert made.endswith(names.UNFINISHED) and names.partition_of(made) is None
+    assert made.endswith(filenames.UNFINISHED) and filenames.partition_of(made) is None
 
 
 @pytest.mark.parametrize("number", [0, 1, 12])
 def test_a_quarantined_file_says_where_it_lay(number):
-    name = names.quarantine_name(42, 1234, number)
-    assert names.quarantined_position(name) == 1234
-    assert names.leading_offset(name) == 42
-    assert names.parse_file_name(name) is None
+    name = filenames.quarantine_name(42, 1234, number)
+    assert filenames.quarantined_position(name) == 1234
+    assert filenames.leading_offset(name) == 42
+    assert filenames.parse_file_name(name) is None
 
 
 @pytest.mark.parametrize(
@@ -131,15 +136,15 @@ def test_a_quarantined_file_says_where_it_lay(number):
     ["", FORTY_TWO + ".log", FORTY_TWO + ".quarantine", ".quarantine", "quarantine"],
 )
 def test_other_files_are_not_quarantined(name):
-    assert names.quarantined_position(name) is None
+    assert filenames.quarantined_position(name) is None
 
 
 @pytest.mark.parametrize(("name", "is_fine"), [("a", True), ("a.b-c_D", True), (".", False), ("..", False), ("", False),
                                               ("ä", False), ("x" * 250, False), (None, False), (7, False)])  # fmt: skip
 def test_topic_names_are_kafkas(name, is_fine):
-    assert names.is_topic_name(name) == is_fine
+    assert filenames.is_topic_name(name) == is_fine
     if is_fine:
-        assert names.check_topic_name(name) == name
+        assert filenames.check_topic_name(name) == name
     else:
         with pytest.raises(InvalidNameError):
-            names.check_topic_name(name)
+            filenames.check_topic_name(name)

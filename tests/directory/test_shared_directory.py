@@ -18,10 +18,10 @@ import pytest
 
 import logcore
 from logcore import LogDir
-from logcore.bytelocks import TRANSACTIONS_BYTE
-from logcore.claiming import claim_directory
+from logcore.acquire import claim_directory
 from logcore.directory.topic_file import TopicEntry, new_id, read_topics, write_topics
 from logcore.fs import OS, OsFS
+from logcore.fs.byte_lock import TRANSACTIONS_BYTE
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 
 _CONTEXT = multiprocessing.get_context("fork")
@@ -259,7 +259,7 @@ def test_a_stopped_process_outside_its_turn_holds_up_nobody(
 def test_who_decides_about_transactions_keeps_others_from_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("logcore.bytelocks.TURN_SECONDS", 0)
+    monkeypatch.setattr("logcore.fs.byte_lock.TURN_SECONDS", 0)
     claim = claim_directory(OsFS(), str(tmp_path), "t-0", shared=True)
     beside = OsFS()
     handle = beside.open(str(tmp_path / ".lock"), write=True)

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import logcore
-from logcore import checkpoint
 from logcore.directory.deadlines import Agenda
 from logcore.fs import OS
+from logcore.metadata import checkpoint
 from logcore.partition.schedule import Upkeep
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 
@@ -436,7 +436,7 @@ def test_what_the_library_does_by_itself_is_told_to_loggers(
 def test_loggers_are_silent_by_default_and_not_imported() -> None:
     code = """
 import sys, logcore
-from logcore.notices import tell
+from logcore.reporting import tell
 tell("tick", 30, "nobody listens")
 print("logging" in sys.modules)
 import logging

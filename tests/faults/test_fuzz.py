@@ -34,15 +34,17 @@ import pytest
 from crc32c import crc32c
 
 import logcore
-from logcore import checkpoint, groupoffsets, recordbatch
+from logcore import recordbatch
 from logcore.config import LogConfig
+from logcore.coordinators import stored_offsets
 from logcore.directory.group_settings import GroupSettings
 from logcore.format import group_records
 from logcore.format.compression import Codec, compress, decompress
 from logcore.format.group_settings import SESSION_TIMEOUT
 from logcore.inspect.dump import DUMPERS, dump
 from logcore.kernels import kernel
-from logcore.names import file_name
+from logcore.metadata import checkpoint
+from logcore.metadata.filenames import file_name
 from logcore.partition.producers import Producers
 from logcore.recordbatch import read_batches
 from logcore.staging.manifest import Manifest, StagedFile, read_state
@@ -286,7 +288,7 @@ def response(data: bytes) -> None:
 
 def committed(data: bytes) -> None:
     cut = data[0] if data else 0
-    found = groupoffsets.StoredGroups()
+    found = stored_offsets.StoredGroups()
     found.take({data[1 : 1 + cut]: data[1 + cut :] if cut % 5 else None})
 
 

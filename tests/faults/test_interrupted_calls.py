@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 
 import logcore
-from logcore import claim, claiming, deletions, fs
+from logcore import acquire, fs
 from logcore.consumer import fetcher
 from logcore.coordination import classic_group
 from logcore.coordination.classic_group import Group
+from logcore.coordinators import topic_deletion
 from logcore.directory import open_logs
 from logcore.format.group_records import Committed
+from logcore.metadata import directory_lock
 from support import interruptedcalls as calls
 from support.interrupting import interrupted
 
@@ -78,8 +80,8 @@ def test_interrupted_opening_of_a_partition_keeps_no_claim(tmp_path: Path) -> No
                 lambda: data.partition("t", 0),
                 nth,
                 fs.__file__,
-                claim.__file__,
-                claiming.__file__,
+                directory_lock.__file__,
+                acquire.__file__,
                 open_logs.__file__,
             ).left
             data.append("t", b"a", partition=0)
@@ -97,7 +99,10 @@ def test_interrupted_deletion_of_a_topic_keeps_no_claim(tmp_path: Path) -> None:
         ) as data:
             data.create_topic("t", 2)
             left = interrupted(
-                lambda: data.delete_topic("t"), nth, fs.__file__, deletions.__file__
+                lambda: data.delete_topic("t"),
+                nth,
+                fs.__file__,
+                topic_deletion.__file__,
             ).left
             data.tick()
             if "t" in data:
@@ -120,12 +125,13 @@ def test_second_close_completes_an_interrupted_close(
         data.append("t", b"a")
         log = data.partition("t", 0)
         trace = interrupted(
-            lambda log=log: log.close(), nth, fs.__file__, claim.__file__
+            lambda log=log: log.close(), nth, fs.__file__, directory_lock.__file__
         )  # type: ignore[misc]
         log.close()
         data.open_again("t", 0)
         left = (
-            interrupted(data.close, nth, fs.__file__, claim.__file__).left or trace.left
+            interrupted(data.close, nth, fs.__file__, directory_lock.__file__).left
+            or trace.left
         )
         data.close()
         for other in (not shared, shared):

@@ -22,8 +22,8 @@ import pytest
 import logcore
 from logcore import fs as fs_module
 from logcore.fs import OsFS
+from logcore.fs.watch import Inotify, Polling
 from logcore.log import open_log
-from logcore.watches import Inotify, Polling
 
 
 def run(program: str, *args: object) -> subprocess.Popen[str]:

@@ -25,8 +25,8 @@ from typing import Any
 import pytest
 
 import logcore
-from logcore import checkpoint
 from logcore.kernels import layout
+from logcore.metadata import checkpoint
 from logcore.reader import aborted_transactions, typed_columns
 from logcore.recordbatch import RecordBatch, encode, read_batches
 from logcore.testing import SimulatedDisk

@@ -29,10 +29,11 @@ import numpy as np
 import pytest
 
 import logcore
-from logcore import checkpoint, cleaner
+from logcore import cleaner
 from logcore.fs import OsFS
 from logcore.index import OffsetIndex, TimeIndex
 from logcore.log import Log
+from logcore.metadata import checkpoint
 from logcore.partition import (
     aborted_transactions,
     epochs,

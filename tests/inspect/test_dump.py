@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import logcore
-from logcore.glance import describe
 from logcore.inspect.catalog import kind_of, partitions
 from logcore.inspect.dump import dump, shown
 from logcore.inspect.verify import verify
-from logcore.names import STATES
+from logcore.metadata.filenames import STATES
+from logcore.summary import describe
 from support.vectors import VECTORS
 
 CLEAN = VECTORS / "partition-clean" / "orders-0"

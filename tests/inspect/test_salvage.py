@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 import logcore
-from logcore import checkpoint
 from logcore.inspect.salvage import PartitionReport, salvage
 from logcore.inspect.verify import verify
-from logcore.names import file_name
+from logcore.metadata import checkpoint
+from logcore.metadata.filenames import file_name
 from logcore.partition.producers import snapshot_entries
 from logcore.recordbatch import encode, read_batches
 from logcore.testing import Fault, FaultPlan, SimulatedCrash, SimulatedDisk

@@ -18,13 +18,14 @@ import attrs
 import pytest
 
 import logcore
-from logcore import checkpoint, kernels
+from logcore import kernels
 from logcore.config import LogConfig
 from logcore.fs import OS
 from logcore.inspect import batch_search
 from logcore.inspect.salvage import salvage
 from logcore.inspect.verify import verify
 from logcore.kernels import layout
+from logcore.metadata import checkpoint
 from logcore.recordbatch import encode
 from logcore.staging.applying import apply_ready
 from logcore.staging.manifest import Manifest, Place

@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import logcore
-from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES
 from logcore.fs import OsFS
 from logcore.inspect.catalog import kind_of
 from logcore.inspect.dump import dump
 from logcore.inspect.verify import Verdict, verify
-from logcore.names import SUFFIXES
+from logcore.metadata.checkpoint import DIRECTORY_FILES, PARTITION_FILES
+from logcore.metadata.filenames import SUFFIXES
 from logcore.recordbatch import encode
 from logcore.testing import Fault, FaultPlan, SimulatedCrash, SimulatedDisk
 from support.vectors import VECTORS

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 import logcore
-from logcore import checkpoint
 from logcore.cleaner import clean
 from logcore.fs import OS
 from logcore.inspect.verify import verify
+from logcore.metadata import checkpoint
 from logcore.recordbatch import encode
 from support.kafka_jvm import Broker
 

@@ -27,7 +27,7 @@ from logcore.format.group_records import (
     read_assignment,
     subscription_value,
 )
-from logcore.names import OFFSETS_TOPIC
+from logcore.metadata.filenames import OFFSETS_TOPIC
 from netshim import wire
 from netshim.testing import start
 from netshim.wire import codes

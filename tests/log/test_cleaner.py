@@ -22,12 +22,13 @@ from hypothesis import strategies as st
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
 import logcore
-from logcore import checkpoint, cleaner
+from logcore import cleaner
 from logcore.cleaner import LogFacts, OffsetMap, SealedFacts, clean, group, plan
 from logcore.config import LogConfig
 from logcore.fs import OS
 from logcore.inspect.verify import verify
 from logcore.kernels import Record, layout, plain
+from logcore.metadata import checkpoint
 from logcore.reader import avoid_mapping
 from logcore.recordbatch import RecordBatch, encode, read_batches
 from logcore.testing import SimulatedDisk

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-import logcore.combining as module
-from logcore.combining import Combined
+import logcore.coordinators.flat_combining as module
+from logcore.coordinators.flat_combining import Combined
 from logcore.errors import DurabilityUnknownError
 from support.interrupting import Interrupt
 

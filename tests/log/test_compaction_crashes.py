@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 import logcore
-from logcore import checkpoint, cleaner
+from logcore import cleaner
 from logcore.cleaner import OffsetMap, clean
 from logcore.inspect.verify import verify
 from logcore.log import Rewriting
+from logcore.metadata import checkpoint
 from logcore.partition.recovery import SwapAction, SwapFacts, decide_swap
 from logcore.recordbatch import encode, read_batches
 from logcore.testing import Fault, FaultPlan, SimulatedDisk, explore

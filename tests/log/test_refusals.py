@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import logcore
-from logcore import checkpoint
 from logcore.fs import OsFS
 from logcore.index import TXN_ENTRY
 from logcore.log import rewriting_of
+from logcore.metadata import checkpoint
 from logcore.partition.rewriting import adopting
 from logcore.partition.writer import Writer
 from logcore.reader import segments_between

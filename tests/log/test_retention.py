@@ -17,12 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import logcore
-from logcore import checkpoint, retention
-from logcore.checkpoint import SEALS_HOLD
+from logcore import retention
 from logcore.cleaner import clean
 from logcore.config import LogConfig
 from logcore.directory.maintenance import Upkeep
 from logcore.log import Log
+from logcore.metadata import checkpoint
+from logcore.metadata.checkpoint import SEALS_HOLD
 from logcore.partition import epochs
 from logcore.recordbatch import encode
 from logcore.retention import (

@@ -10,8 +10,8 @@ import pytest
 
 import logcore
 from logcore import Log
+from logcore.coordinators.durable_queue import Settling
 from logcore.errors import LogcoreError, LogFailedError
-from logcore.settling import Settling
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 
 

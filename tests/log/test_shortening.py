@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import logcore
-from logcore import checkpoint
+from logcore.metadata import checkpoint
 from logcore.reader import segments_between
 from logcore.recordbatch import encode
 from logcore.testing import SimulatedDisk

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import logcore
-from logcore import checkpoint
+from logcore.metadata import checkpoint
+from logcore.metadata.trusted_clock import HOLD_MS, JUMP_MS, Reading, Trust, judge
 from logcore.testing import SimulatedDisk
-from logcore.trustedclock import HOLD_MS, JUMP_MS, Reading, Trust, judge
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS

@@ -28,7 +28,7 @@ from logcore.format.group_records import (
     group_key,
     group_value,
 )
-from logcore.names import OFFSETS_TOPIC
+from logcore.metadata.filenames import OFFSETS_TOPIC
 from logcore.testing import Fault, FaultPlan, SimulatedCrash, SimulatedDisk
 from netshim import wire
 from netshim.wire import codes

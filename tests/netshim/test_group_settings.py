@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 import logcore
-from logcore import checkpoint
 from logcore.directory.group_settings import GroupSettings
 from logcore.errors import CorruptLogError, InvalidConfigError, StorageWriteError
 from logcore.format.group_settings import HEARTBEAT_INTERVAL, SESSION_TIMEOUT
 from logcore.inspect.dump import dump
 from logcore.inspect.salvage import salvage
 from logcore.inspect.verify import verify
+from logcore.metadata import checkpoint
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 from netshim import wire
 from netshim.wire import codes

@@ -13,7 +13,7 @@ import logcore
 from logcore import InvalidNameError, TopicNotFoundError
 from logcore.directory.topic_file import TopicEntry, write_topics
 from logcore.fs import OS
-from logcore.names import INTERNAL_TOPICS, METADATA_LOG
+from logcore.metadata.filenames import INTERNAL_TOPICS, METADATA_LOG
 from logcore.recordbatch import encode
 from netshim import wire
 from netshim.wire import codes

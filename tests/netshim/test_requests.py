@@ -514,7 +514,7 @@ def test_every_error_of_the_library_that_names_a_code_of_kafkas_gets_it() -> Non
     for name in logcore.__all__:
         kind = getattr(logcore, name)
         if isinstance(kind, type) and issubclass(kind, logcore.LogcoreError):
-            found = re.search(r"Kafka: ([A-Z_]+)\.", kind.__doc__ or "")
+            found = re.search(r"Kafka:\s+([A-Z_]+)\.", kind.__doc__ or "")
             if found:
                 named[kind] = found[1]
     assert len(named) > 10

@@ -20,8 +20,8 @@ import logcore
 from logcore.coordination import offsets as group_offsets
 from logcore.coordination import transactions
 from logcore.coordination.classic_group import Group
+from logcore.coordinators.transactions import TransactionCoordinator
 from logcore.format.transaction_records import Status
-from logcore.producer.coordinator import TransactionCoordinator
 from logcore.recordbatch import encode
 from logcore.testing import SimulatedDisk, explore
 from netshim import wire
@@ -64,10 +64,12 @@ def test_T3_records_before_their_partition_is_on_disk() -> None:
     found_in_lives(
         with_mistakes(
             (
-                "        return self._store(transaction, ongoing, waiter=waiter, last_epoch=transaction.last_epoch)",
+                "        return self._store(\n"
+                "            transaction, ongoing, waiter=waiter, last_epoch=transaction.last_epoch\n"
+                "        )\n",
                 "        transaction.stored = ongoing\n"
                 "        effects = self._store(transaction, ongoing, last_epoch=transaction.last_epoch)\n"
-                "        return [*_reply(waiter, None), *effects]",
+                "        return [*_reply(waiter, None), *effects]\n",
             )
         )
     )

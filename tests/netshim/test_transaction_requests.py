@@ -13,7 +13,7 @@ import logcore
 from logcore.coordination.transactions import RETRY_MS
 from logcore.errors import TopicNotFoundError
 from logcore.format.group_records import partition_of
-from logcore.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from logcore.metadata.filenames import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from logcore.partition.coordinator_append import producers_of
 from logcore.recordbatch import encode
 from logcore.testing import SimulatedDisk

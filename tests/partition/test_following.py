@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import logcore
-from logcore import checkpoint, cleaner
+from logcore import cleaner
 from logcore.log import Log
+from logcore.metadata import checkpoint
 from logcore.recordbatch import encode
 from logcore.testing import FaultPlan, SimulatedDisk, explore
 from logcore.testing.faults import Fault

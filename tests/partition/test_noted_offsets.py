@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import logcore
-from logcore import checkpoint
 from logcore.fs import OS, OsFS
+from logcore.metadata import checkpoint
 from logcore.partition.persisted import NotedOffsets
 from logcore.testing import SimulatedDisk
 

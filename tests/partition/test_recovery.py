@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import logcore
-from logcore import checkpoint
-from logcore.checkpoint import LOG_START, RECOVERY_POINT
 from logcore.config import Durability
 from logcore.kernels import layout
+from logcore.metadata import checkpoint
+from logcore.metadata.checkpoint import LOG_START, RECOVERY_POINT
 from logcore.partition.recovery import FAILED_SYNC, Action, TailFacts, decide
 from logcore.recordbatch import encode, read_batches
 from logcore.testing import Fault, FaultPlan, SimulatedDisk

@@ -24,7 +24,7 @@ import logcore
 from logcore.inspect.dump import dump
 from logcore.inspect.verify import verify
 from logcore.kernels.checksum import crc32c
-from logcore.names import LOG, SEAL, file_name
+from logcore.metadata.filenames import LOG, SEAL, file_name
 from logcore.partition import checksum_file
 from logcore.partition.checksum_file import Seal
 from logcore.recordbatch import encode

@@ -17,12 +17,12 @@ import pytest
 
 import logcore
 from logcore import recordbatch
-from logcore.checkpoint import TURN
+from logcore.coordinators.durable_queue import sync_present
 from logcore.fs import OsFS
 from logcore.index import TXN_ENTRY
 from logcore.log import rewriting_of
+from logcore.metadata.checkpoint import TURN
 from logcore.partition import shared_lock
-from logcore.settling import sync_present
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 
 CONFIG = {"segment.bytes": 2_000, "index.interval.bytes": 100}
@@ -411,7 +411,7 @@ def test_an_error_behind_the_write_invites_no_second_one(
     path: Path, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other is stopped while it notes what is on disk."""
-    monkeypatch.setattr("logcore.bytelocks.TURN_SECONDS", 0.01)
+    monkeypatch.setattr("logcore.fs.byte_lock.TURN_SECONDS", 0.01)
     with (
         opened(path, durability=policy) as one,
         opened(path, durability=policy) as other,

@@ -16,9 +16,7 @@ from typing import Any
 import pytest
 
 import logcore
-from logcore import settling
 from logcore.consumer import TopicPartition
-from logcore.consumer.groups import Groups
 from logcore.consumer.settings import GroupMetadata
 from logcore.coordination.transaction_effects import (
     NO_TIMEOUT,
@@ -27,6 +25,10 @@ from logcore.coordination.transaction_effects import (
     TransactionError,
 )
 from logcore.coordination.transactions import Transactions
+from logcore.coordinators import durable_queue
+from logcore.coordinators import transactions as producer_coordinator
+from logcore.coordinators.local_groups import Groups
+from logcore.coordinators.transactions import TransactionCoordinator
 from logcore.errors import (
     CommitFailedError,
     InvalidConfigError,
@@ -41,10 +43,8 @@ from logcore.errors import (
 from logcore.format.group_records import Committed, commit_key, commit_value
 from logcore.format.transaction_records import Status
 from logcore.logdir import LogDir
-from logcore.names import OFFSETS_TOPIC
+from logcore.metadata.filenames import OFFSETS_TOPIC
 from logcore.partition.coordinator_append import append_to_transaction
-from logcore.producer import coordinator as producer_coordinator
-from logcore.producer.coordinator import TransactionCoordinator
 from logcore.producer.transaction_manager import NEXT, State, Transacting
 from logcore.producer.transactional_producer import TransactionalProducer
 from logcore.recordbatch import encode
@@ -826,7 +826,7 @@ def test_an_interrupt_at_any_line_leaves_no_transaction_open(data: LogDir) -> No
         producer = begun(data, f"id{nth}")
         producer.send("t", b"%d" % nth, partition=0)
         producer.flush()
-        trace = Interrupt(nth, producer_coordinator.__file__, settling.__file__)
+        trace = Interrupt(nth, producer_coordinator.__file__, durable_queue.__file__)
         sys.settrace(trace)
         try:
             producer.commit_transaction()

@@ -20,9 +20,9 @@ from logcore.errors import (
     SerializationError,
     TopicNotFoundError,
 )
+from logcore.legacy.producer import Producer, ProducerData, SyncProducer
 from logcore.logdir import LogDir
 from logcore.producer import RecordMetadata
-from logcore.seeds import Producer, ProducerData, SyncProducer
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ SOURCES = ROOT / "src"
 #: modules in it.
 EXEMPT = {
     "logcore.fs": "the one door to the disk, and to the clock that wakes its waiters",
-    "logcore.watches": "a part of fs: it waits for changes of files",
+    "logcore.fs.watch": "a part of fs: it waits for changes of files",
     "logcore.testing": "builds disks, clocks and crashes",
     "logcore.aio": "hands blocking calls to threads, so that the loop can go on",
     "logcore.cli.commands": "a program: it reads files, clocks and terminals",

@@ -1,4 +1,4 @@
-"""logcore.invariants: what the suite asserts of the library's own code notices what it
+"""logcore.debug_checks: what the suite asserts of the library's own code notices what it
 is there for.
 """
 
@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 import logcore
-from logcore.invariants import VERIFIES
+from logcore.debug_checks import VERIFIES
 from logcore.testing import SimulatedDisk
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import logcore
-from logcore import htmltable
+from logcore.format import html as format_html
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -145,7 +145,7 @@ def test_a_large_table_is_cut_and_says_so(logdir: logcore.LogDir) -> None:
     ],
 )
 def test_bytes_are_shown_as_text_where_they_are_text(value: bytes, shown: str) -> None:
-    assert htmltable.shown_bytes(value) == shown
+    assert format_html.shown_bytes(value) == shown
 
 
 def test_a_header_that_is_not_utf8_can_be_shown(tmp_path: Path) -> None:

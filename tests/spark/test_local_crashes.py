@@ -21,8 +21,8 @@ import logcore
 from logcore.inspect.verify import verify
 from logcore.testing import Explorer, Report, SimulatedDisk
 from logcore.testing.crash_states import Kind, Names
-from pyspark_logcore import gather, local
-from pyspark_logcore.gather import Gathering
+from pyspark_logcore import gathering, local
+from pyspark_logcore.gathering import Gathering
 from pyspark_logcore.local import Receipt
 from support.local import rows, values, write
 from support.tasks import frame
@@ -46,11 +46,11 @@ WHOLE = [
 def same_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same program gives the same names, and makes pieces of both kinds."""
     names = itertools.count()
-    for module in (gather, local):
+    for module in (gathering, local):
         monkeypatch.setattr(module.uuid, "uuid4", lambda: uuid.UUID(int=next(names)))
-    plain = gather.Shipment
+    plain = gathering.Shipment
     monkeypatch.setattr(
-        gather,
+        gathering,
         "Shipment",
         lambda fs, into, txid: plain(fs, into, txid, carry_bytes=300),
     )

@@ -23,9 +23,8 @@ from logcore.inspect.verify import verify
 from logcore.staging import shipping
 from logcore.staging.publishing import Staging
 from logcore.testing import SimulatedDisk
-from pyspark_logcore import gather, local
-from pyspark_logcore import gather as spark_gather
-from pyspark_logcore.gather import Gathering, MissingReceiptsError
+from pyspark_logcore import gather, gathering, local
+from pyspark_logcore.gathering import Gathering, MissingReceiptsError
 from pyspark_logcore.local import Receipt
 from pyspark_logcore.staged import PublishTimeoutError
 from support.local import facts, rows, values, write, writer
@@ -184,9 +183,9 @@ def test_an_empty_task_and_an_empty_batch_count(tmp_path: Path) -> None:
 def test_large_segments_travel_as_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = spark_gather.Shipment
+    plain = gathering.Shipment
     monkeypatch.setattr(
-        spark_gather,
+        gathering,
         "Shipment",
         lambda fs, into, txid: plain(fs, into, txid, carry_bytes=300),
     )
@@ -297,7 +296,7 @@ def test_any_life_of_local_writes_is_gathered_once(data: st.DataObject) -> None:
     done = 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            spark_gather,
+            gathering,
             "Shipment",
             lambda fs, into, txid: plain(fs, into, txid, carry_bytes=carry_bytes),
         )

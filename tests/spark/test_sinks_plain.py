@@ -23,7 +23,7 @@ import pyspark
 import logcore
 from logcore.errors import CorruptLogError, InvalidConfigError, LogcoreError
 from logcore.fs import OS, OsFS
-from logcore.names import staging_path
+from logcore.metadata.filenames import staging_path
 from logcore.staging.manifest import Manifest
 from logcore.staging.publishing import Staging
 from logcore.testing import Fault, FaultPlan, SimulatedDisk

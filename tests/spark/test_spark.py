@@ -29,7 +29,7 @@ from pyspark.sql import functions as F
 
 import logcore
 import pyspark_logcore
-from logcore.names import staging_path
+from logcore.metadata.filenames import staging_path
 
 pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).resolve().parents[2]

@@ -41,7 +41,7 @@ from logcore.errors import (
     TopicNotFoundError,
 )
 from logcore.fs import OS, OsFS
-from logcore.names import staging_path
+from logcore.metadata.filenames import staging_path
 from pyspark_logcore import columns, options, planning
 from pyspark_logcore.directory import DirectoryOrigin
 from pyspark_logcore.identity import Identity, OtherDirectoryError

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from pyarrow import fs as arrow_fs
 
 import logcore
-from logcore import checkpoint
 from logcore.errors import (
     CorruptBatchError,
     CorruptLogError,
@@ -31,7 +30,8 @@ from logcore.errors import (
     ReadOnlyLogError,
     StorageReadError,
 )
-from logcore.names import LOG, file_name
+from logcore.metadata import checkpoint
+from logcore.metadata.filenames import LOG, file_name
 from pyspark_logcore import options, stores
 from pyspark_logcore.identity import OtherDirectoryError
 from pyspark_logcore.options import Store

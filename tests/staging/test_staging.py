@@ -15,7 +15,6 @@ import attrs
 import pytest
 
 import logcore
-from logcore import checkpoint
 from logcore.config import LogConfig
 from logcore.errors import (
     CorruptLogError,
@@ -25,7 +24,8 @@ from logcore.errors import (
 )
 from logcore.fs import FS, OS, OsFS
 from logcore.inspect.verify import verify
-from logcore.names import staging_path
+from logcore.metadata import checkpoint
+from logcore.metadata.filenames import staging_path
 from logcore.staging import applying, publishing
 from logcore.staging.applying import apply_ready
 from logcore.staging.manifest import (

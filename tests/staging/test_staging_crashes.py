@@ -18,7 +18,7 @@ import pytest
 import logcore
 from logcore.errors import CorruptLogError, LogcoreError, LogFailedError
 from logcore.inspect.verify import verify
-from logcore.names import staging_path
+from logcore.metadata.filenames import staging_path
 from logcore.staging.publishing import Staging
 from logcore.testing import (
     CrashState,

@@ -31,6 +31,7 @@ from logcore.coordination.effects import (
     Sync,
     Timeout,
 )
+from logcore.coordinators.stored_offsets import StoredGroups
 from logcore.format.consumer_group_records import (
     Kind,
     Partitions,
@@ -38,7 +39,6 @@ from logcore.format.consumer_group_records import (
     read_consumer_value,
 )
 from logcore.format.group_records import GroupRecord
-from logcore.groupoffsets import StoredGroups
 
 T0 = 1_700_000_000_000
 SESSION_MS = 45_000

@@ -46,10 +46,11 @@ import attrs
 import logcore
 from logcore.consumer import OffsetAndMetadata, RebalanceListener
 from logcore.consumer.assignors import ASSIGNORS, Assignment
-from logcore.consumer.sharedgroups import SharedGroups
 from logcore.consumer.topic_partition import Member, TopicPartition
 from logcore.coordination.classic_group import STABLE
-from logcore.coordination.packing import GroupNode
+from logcore.coordinators.group_codec import GroupNode
+from logcore.coordinators.shared_groups import SharedGroups
+from logcore.coordinators.stored_offsets import committed_in
 from logcore.errors import (
     CommitFailedError,
     FencedInstanceError,
@@ -59,8 +60,7 @@ from logcore.errors import (
 )
 from logcore.format.group_records import read_assignment
 from logcore.fs import SharedFS
-from logcore.groupoffsets import committed_in
-from logcore.names import OFFSETS_TOPIC
+from logcore.metadata.filenames import OFFSETS_TOPIC
 from logcore.registry import FileRegistry, open_registry, paths
 from logcore.registry import offsets as registry_offsets
 from logcore.testing import SimulatedDisk

@@ -16,7 +16,7 @@ import pytest
 import logcore
 from logcore import LogDir
 from logcore.fs import OS
-from logcore.names import OFFSETS_TOPIC
+from logcore.metadata.filenames import OFFSETS_TOPIC
 from netshim import wire
 from netshim.groups import Groups
 from netshim.handlers import HANDLERS

@@ -11,7 +11,7 @@ from typing import Any
 import logcore
 from logcore.inspect.salvage import Part, PartitionReport, salvage
 from logcore.inspect.verify import verify
-from logcore.names import file_name
+from logcore.metadata.filenames import file_name
 from logcore.recordbatch import encode, read_batches
 from logcore.testing import FaultPlan, SimulatedDisk
 

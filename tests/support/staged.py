@@ -11,7 +11,7 @@ import logcore
 from logcore.config import LogConfig
 from logcore.fs import FS, OS
 from logcore.log import open_log
-from logcore.names import staging_path
+from logcore.metadata.filenames import staging_path
 from logcore.staging.manifest import Manifest, StagedFile
 from logcore.staging.publishing import Staging
 from logcore.staging.writing import StagedWriter

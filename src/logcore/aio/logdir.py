@@ -26,12 +26,12 @@ from logcore.fs import FS, OS
 from logcore.kernels import Receipt, Record, TopicRecord, kernel
 from logcore.kernels.layout import HeadersInput, Level, Piece, Time
 from logcore.log import OnCorruption
-from logcore.notices import Incident
 from logcore.producer.settings import (
     ProducerOptions,
     TransactionOptions,
     chosen_settings,
 )
+from logcore.reporting import Incident
 from logcore.topic import Position
 
 

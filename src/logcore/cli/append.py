@@ -37,7 +37,7 @@ from logcore.cli.options import (
 from logcore.cli.record_parsing import InputRow, LineError, row_groups
 from logcore.cli.terminal import Lines, progress, to_json, wants_json
 from logcore.errors import InvalidRecordError, LogcoreError, RecordTooLargeError
-from logcore.names import partition_of
+from logcore.metadata.filenames import partition_of
 
 #: Durability by what a producer would ask for.
 _ACKS = {"0": "os", "1": "os", "all": "group", "-1": "group"}
@@ -216,8 +216,7 @@ def append(
     \b
     lines   each line is a value; with -K: what is before the delimiter is the key, a line without it has a null key
     ndjson  each line is {"value": ..., "key": ..., "headers": [{"key": ..., "value": ...}], "timestamp_ms": ...};
-            a value is text, null, {"hex": "..."}, {"base64": "..."}, or any other JSON,
-            which is stored as JSON text
+            a value is text, null, {"hex": "..."}, {"base64": "..."}, or any other JSON, which is stored as JSON text
     csv     the first row names the columns; each further row becomes a JSON object of its texts
 
     A line that makes no record ends the command with its number; what came before it

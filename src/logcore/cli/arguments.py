@@ -26,7 +26,7 @@ import click.shell_completion
 import logcore
 from logcore.cli.options import fail
 from logcore.errors import LogcoreError, LogNotFoundError
-from logcore.names import partition_of
+from logcore.metadata.filenames import partition_of
 
 _RELATIVE: Final = re.compile(r"-(\d{1,12})(ms|s|m|h|d|w)")
 _UNIT_MS: Final = {

@@ -104,8 +104,8 @@ def info(directory: str | None, as_json: bool) -> None:
 
         click.echo(to_json(installation()) if as_json else installation_text())
         return
-    from logcore.glance import describe
     from logcore.inspect.catalog import partitions
+    from logcore.summary import describe
 
     found = [describe(path) for path in partitions(directory)]
     if wants_json(as_json):

@@ -9,7 +9,7 @@ Rules:
 - A place is the same text as for `logcore read`: an offset, earliest, latest, now, a
   time, an age.
 
-The work is done by groupoffsets.py, consumer/ and registry/.
+The work is done by coordinators/stored_offsets.py, consumer/ and registry/.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from typing import NamedTuple
 import click
 
 import logcore
-from logcore.checkpoint import Key
 from logcore.cli.arguments import named_partitions, place_in
 from logcore.cli.opening import open_to_write
 from logcore.cli.options import (
@@ -34,7 +33,8 @@ from logcore.cli.options import (
     log_directory_argument,
 )
 from logcore.cli.terminal import Lines, print_table, time_text, to_json, wants_json
-from logcore.consumer.sharedgroups import SeenMember, living_members, seen_members
+from logcore.coordinators.shared_groups import SeenMember, living_members, seen_members
+from logcore.coordinators.stored_offsets import StoredGroups, stored_groups
 from logcore.errors import LogNotFoundError, NodeNotFoundError
 from logcore.format.consumer_group_records import (
     ConsumerMember,
@@ -43,8 +43,8 @@ from logcore.format.consumer_group_records import (
     Partitions,
 )
 from logcore.format.group_records import Committed, read_assignment
-from logcore.groupoffsets import StoredGroups, stored_groups
-from logcore.names import OFFSETS_TOPIC
+from logcore.metadata.checkpoint import Key
+from logcore.metadata.filenames import OFFSETS_TOPIC
 from logcore.registry import Registry, offsets, open_registry, paths
 
 _group_argument = click.argument("name", metavar="GROUP")

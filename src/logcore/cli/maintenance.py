@@ -45,7 +45,11 @@ from logcore.errors import (
     LogNotFoundError,
     StorageReadError,
 )
-from logcore.names import OFFSETS_TOPIC, parse_partition_name, partition_name
+from logcore.metadata.filenames import (
+    OFFSETS_TOPIC,
+    parse_partition_name,
+    partition_name,
+)
 from logcore.partition.checksum_file import Progress, unopened
 
 _T = TypeVar("_T")
@@ -408,7 +412,7 @@ def retention(
     --config retention.ms=... asks what other settings would do, for topics that do not
     set them.
     """
-    from logcore.groupoffsets import committed_in
+    from logcore.coordinators.stored_offsets import committed_in
     from logcore.retention import hold_for
 
     policy = hold_for(*groups)

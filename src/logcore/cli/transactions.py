@@ -7,7 +7,7 @@ Rules:
 - Only a transaction that is open is decided. The producer that opened it finds itself
   fenced.
 
-The work is done by producer/coordinator.py.
+The work is done by coordinators/transactions.py.
 """
 
 from __future__ import annotations

@@ -13,40 +13,16 @@ from logcore.consumer.settings import (
     OffsetAndMetadata,
     RebalanceListener,
 )
-from logcore.consumer.simple import (
-    EARLIEST,
-    LATEST,
-    Fetched,
-    FetchRequest,
-    SimpleConsumer,
-)
-from logcore.consumer.streams import (
-    Blacklist,
-    Connector,
-    Stream,
-    TopicFilter,
-    Whitelist,
-)
 from logcore.consumer.topic_partition import Member, TopicPartition
 
 __all__ = [
-    "EARLIEST",
-    "LATEST",
     "Assignor",
-    "Blacklist",
-    "Connector",
     "Consumer",
     "ConsumerMetrics",
     "ConsumerRecords",
-    "FetchRequest",
-    "Fetched",
     "Interceptor",
     "Member",
     "OffsetAndMetadata",
     "RebalanceListener",
-    "SimpleConsumer",
-    "Stream",
-    "TopicFilter",
     "TopicPartition",
-    "Whitelist",
 ]

@@ -31,16 +31,16 @@ from typing import Protocol, cast
 
 from logcore.consumer.commits import Commits
 from logcore.consumer.group_member import LOST, REJOIN, GroupMember, Heard, Share
-from logcore.consumer.groups import Directory as GroupDirectory
-from logcore.consumer.groups import Groups
 from logcore.consumer.positions import Readings
 from logcore.consumer.registry_identity import Ownership, Registration
 from logcore.consumer.settings import ConsumerSettings, RebalanceListener
-from logcore.consumer.sharedgroups import SharedGroups
 from logcore.consumer.topic_partition import TopicPartition
+from logcore.coordinators.local_groups import Directory as GroupDirectory
+from logcore.coordinators.local_groups import Groups
+from logcore.coordinators.shared_groups import SharedGroups
 from logcore.errors import ConsumerStateError, LogcoreError, TopicNotFoundError
 from logcore.fs import FS, SharedFS
-from logcore.names import INTERNAL_TOPICS
+from logcore.metadata.filenames import INTERNAL_TOPICS
 from logcore.registry.paths import Pattern
 
 

@@ -47,7 +47,7 @@ from logcore.errors import (
 )
 from logcore.format.group_records import Committed
 from logcore.fs import FS
-from logcore.notices import WARNING, tell
+from logcore.reporting import WARNING, tell
 
 #: Called with None or the error of a commit_async(), and with its offsets.
 OnCommit = Callable[
@@ -317,7 +317,7 @@ class Commits:
         """Commit finished offsets before partitions are given up.
 
         If the group refuses the commit, the next owner processes the records again. A
-        failing disk is reported by groups.py.
+        failing disk is reported by local_groups.py.
         """
         if self._stores is None:
             return

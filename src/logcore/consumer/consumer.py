@@ -15,7 +15,7 @@ Rules (clients reference 5):
 
 This module does not choose the partitions (assignment.py) or the next records
 (fetcher.py). It does not divide partitions in a group (group_member.py, assignors.py) or
-store offsets (groups.py).
+store offsets (local_groups.py).
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from logcore.consumer.fetcher import (
     columns_of,
     misplaced,
 )
-from logcore.consumer.groups import Groups
 from logcore.consumer.offset_stores import OffsetStores
 from logcore.consumer.positions import Move, Reading, Readings
 from logcore.consumer.registry_identity import Registration
@@ -54,8 +53,9 @@ from logcore.consumer.settings import (
     intercepted,
     topic_pattern,
 )
-from logcore.consumer.sharedgroups import SharedGroups
 from logcore.consumer.topic_partition import TopicPartition
+from logcore.coordinators.local_groups import Groups
+from logcore.coordinators.shared_groups import SharedGroups
 from logcore.errors import (
     CommitFailedError,
     ConsumerBusyError,

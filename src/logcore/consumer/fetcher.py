@@ -42,8 +42,8 @@ from logcore.format.group_records import Committed
 from logcore.fs import FS
 from logcore.kernels import TopicRecord
 from logcore.log import Log
-from logcore.notices import WARNING, tell
 from logcore.reader import placed_lists
+from logcore.reporting import WARNING, tell
 
 _T = TypeVar("_T")
 #: Default size of one poll of columns; see Consumer.poll_columns().

@@ -31,10 +31,10 @@ import attrs
 
 from logcore.callbacks import call
 from logcore.consumer.assignors import Assignor
-from logcore.consumer.groups import Answer, Groups, KeptJoin
-from logcore.consumer.sharedgroups import SharedGroups
 from logcore.consumer.topic_partition import Member, TopicPartition
 from logcore.coordination.effects import GroupError, Joined, JoinRefused, Sync, Synced
+from logcore.coordinators.local_groups import Answer, Groups, KeptJoin
+from logcore.coordinators.shared_groups import SharedGroups
 from logcore.errors import (
     ConsumerStateError,
     FencedInstanceError,

@@ -32,10 +32,10 @@ from typing import Final
 
 import attrs
 
-from logcore.consumer.groups import Groups
 from logcore.consumer.settings import OffsetAndMetadata, OffsetsStorage, checked_offset
-from logcore.consumer.sharedgroups import SharedGroups
 from logcore.coordination.effects import Committer, GroupError, OffsetKey
+from logcore.coordinators.local_groups import Groups
+from logcore.coordinators.shared_groups import SharedGroups
 from logcore.format.group_records import Committed
 from logcore.registry import Registry, offsets
 

@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 import attrs
 
-from logcore.consumer.groups import Directory
 from logcore.consumer.topic_partition import TopicPartition
+from logcore.coordinators.local_groups import Directory
 from logcore.errors import LogClosedError, LogcoreError, TopicNotFoundError
 from logcore.kernels import TopicRecord
 from logcore.log import Log

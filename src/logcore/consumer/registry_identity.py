@@ -27,9 +27,9 @@ import os
 from collections.abc import Mapping
 
 from logcore.consumer.settings import GroupMetadata
-from logcore.consumer.sharedgroups import SharedGroups
 from logcore.consumer.topic_partition import TopicPartition
 from logcore.coordination.classic_group import Group
+from logcore.coordinators.shared_groups import SharedGroups
 from logcore.errors import NodeNotFoundError
 from logcore.fs import SharedFS
 from logcore.registry import Node, Registry, paths

@@ -8,7 +8,7 @@ Rules:
   few with each look().
 - Every ten seconds it removes nodes of ended sessions, if there are any.
 
-registry/views.py defines the nodes. claim.py decides which process does the
+registry/views.py defines the nodes. metadata/directory_lock.py decides which process does the
 maintenance.
 """
 
@@ -23,9 +23,9 @@ from typing import Final, Protocol
 from logcore.directory.topic_file import id_text
 from logcore.errors import TopicNotFoundError
 from logcore.fs import FS
-from logcore.notices import INFO, tell
 from logcore.registry import FileRegistry, paths, views
 from logcore.registry.views import TopicView
+from logcore.reporting import INFO, tell
 
 #: A topic initially costs one file for each partition.
 _TOPICS_A_LOOK: Final = 10

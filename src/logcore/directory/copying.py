@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 
-from logcore import checkpoint
 from logcore.errors import (
     CompactionAbandonedError,
     OffsetOutOfRangeError,
@@ -25,7 +24,14 @@ from logcore.errors import (
 )
 from logcore.fs import FS, copy_range, opened
 from logcore.log import Log, rewriting_of
-from logcore.names import LOG, SEGMENT_FILES, SNAPSHOT, base_offset_of, file_name
+from logcore.metadata import checkpoint
+from logcore.metadata.filenames import (
+    LOG,
+    SEGMENT_FILES,
+    SNAPSHOT,
+    base_offset_of,
+    file_name,
+)
 from logcore.partition import epochs
 from logcore.partition.rewriting import Rewriting
 from logcore.partition.segment_files import write_front

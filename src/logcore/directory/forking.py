@@ -15,15 +15,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
-from logcore import checkpoint
-from logcore.checkpoint import Key
 from logcore.directory.copying import copy_log
 from logcore.directory.incidents import Incidents
 from logcore.directory.topic_file import TopicEntry
 from logcore.directory.topics import TopicRegistry
 from logcore.fs import FS
 from logcore.log import Log
-from logcore.names import partition_name
+from logcore.metadata import checkpoint
+from logcore.metadata.checkpoint import Key
+from logcore.metadata.filenames import partition_name
 
 
 def fork_topic(

@@ -16,11 +16,11 @@ import contextlib
 import os
 from collections.abc import Mapping
 
-from logcore import checkpoint
 from logcore.errors import CorruptLogError, InvalidConfigError, LogcoreError
 from logcore.format import group_settings
 from logcore.format.group_settings import HEARTBEAT_INTERVAL, SESSION_TIMEOUT, Settings
 from logcore.fs import FS
+from logcore.metadata import checkpoint
 
 
 class GroupSettings:

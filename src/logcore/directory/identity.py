@@ -17,13 +17,17 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from logcore import checkpoint
-from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES, TURN
 from logcore.config import INT32_MAX
 from logcore.directory.topic_file import id_text, new_id
 from logcore.errors import CorruptLogError, LogNotFoundError
 from logcore.fs import FS
-from logcore.names import base_offset_of, is_deleted_partition, partition_of
+from logcore.metadata import checkpoint
+from logcore.metadata.checkpoint import DIRECTORY_FILES, PARTITION_FILES, TURN
+from logcore.metadata.filenames import (
+    base_offset_of,
+    is_deleted_partition,
+    partition_of,
+)
 
 _PRODUCER_ID_BLOCK: Final = 1_000  # as in Kafka
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from logcore.errors import LogClosedError, LogcoreError
 from logcore.fs import FS
-from logcore.notices import WARNING, Incident, tell
+from logcore.reporting import WARNING, Incident, tell
 
 _MOST_KINDS: Final = 100
 

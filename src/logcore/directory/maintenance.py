@@ -26,21 +26,21 @@ from typing import Final, Protocol
 
 import attrs
 
-from logcore import checkpoint
-from logcore.checkpoint import Key
-from logcore.claim import Claim
 from logcore.config import DEDUPE_BYTES, LogConfig
 from logcore.directory.deadlines import Agenda
 from logcore.directory.incidents import Incidents
 from logcore.errors import InvalidConfigError, LogcoreError
 from logcore.fs import FS
 from logcore.log import Log
-from logcore.names import partition_name
+from logcore.metadata import checkpoint
+from logcore.metadata.checkpoint import Key
+from logcore.metadata.directory_lock import Claim
+from logcore.metadata.filenames import partition_name
+from logcore.metadata.trusted_clock import JUMP_MS
 from logcore.partition.checksum_file import Progress
 from logcore.partition.segment_files import list_bases
 from logcore.retention import Policy, kafka_rules, to_fit
 from logcore.segment import Segment
-from logcore.trustedclock import JUMP_MS
 
 _HIGH_WATERMARK_MS: Final = (
     5_000  # Kafka: replica.high.watermark.checkpoint.interval.ms

@@ -17,9 +17,6 @@ import contextlib
 import uuid
 from collections.abc import Callable, Collection, Mapping
 
-from logcore import checkpoint
-from logcore.checkpoint import Key
-from logcore.claim import Claim
 from logcore.config import Durability
 from logcore.directory.incidents import Incidents
 from logcore.directory.maintenance import Upkeeper, high_watermarks
@@ -28,7 +25,10 @@ from logcore.directory.topics import TopicRegistry
 from logcore.errors import DiskFullError, LogcoreError, ResourceError
 from logcore.fs import FS
 from logcore.log import Log, OnCorruption, open_log
-from logcore.names import partition_name
+from logcore.metadata import checkpoint
+from logcore.metadata.checkpoint import Key
+from logcore.metadata.directory_lock import Claim
+from logcore.metadata.filenames import partition_name
 
 
 class OpenLogs:

@@ -15,15 +15,15 @@ import os
 import uuid
 from typing import Final, Protocol
 
-from logcore import checkpoint
-from logcore.checkpoint import Key, OffsetCheckpoints, make_directories
 from logcore.directory.copying import copy_log
 from logcore.directory.incidents import Incidents
 from logcore.directory.topics import remove_tree
 from logcore.errors import InvalidConfigError
 from logcore.fs import FS
 from logcore.log import Log
-from logcore.names import OFFSETS_TOPIC, partition_name
+from logcore.metadata import checkpoint
+from logcore.metadata.checkpoint import Key, OffsetCheckpoints, make_directories
+from logcore.metadata.filenames import OFFSETS_TOPIC, partition_name
 
 # Maximum length of a file name on Linux.
 _NAME_BYTES: Final = 255

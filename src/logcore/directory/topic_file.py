@@ -22,10 +22,10 @@ from typing import Any, Final, cast
 
 import attrs
 
-from logcore import checkpoint
 from logcore.errors import CorruptLogError, InvalidConfigError
 from logcore.fs import FS
-from logcore.names import is_topic_name
+from logcore.metadata import checkpoint
+from logcore.metadata.filenames import is_topic_name
 
 NO_ID: Final = uuid.UUID(int=0)
 #: Not Kafka's limit. Each partition is a directory with files, and a typing error must

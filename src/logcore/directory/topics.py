@@ -27,9 +27,6 @@ from typing import Any, Final, Protocol
 
 import attrs
 
-from logcore import checkpoint
-from logcore.checkpoint import Key
-from logcore.claim import Claim
 from logcore.config import KEEPS_ALL, LogConfig, config_text, known_config
 from logcore.directory.incidents import Incidents
 from logcore.directory.topic_file import (
@@ -52,7 +49,10 @@ from logcore.errors import (
     TopicNotFoundError,
 )
 from logcore.fs import FS
-from logcore.names import (
+from logcore.metadata import checkpoint
+from logcore.metadata.checkpoint import Key
+from logcore.metadata.directory_lock import Claim
+from logcore.metadata.filenames import (
     LOG,
     METADATA_LOG,
     check_topic_name,
@@ -61,7 +61,7 @@ from logcore.names import (
     partition_name,
     partition_of,
 )
-from logcore.notices import INFO, tell
+from logcore.reporting import INFO, tell
 
 #: Maximum number of attempts of a reader whose listing is outdated by concurrent
 #: changes.

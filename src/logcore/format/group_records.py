@@ -12,7 +12,7 @@ Rules:
   3, or 1 with an expiry.
 - A record that is not understood reads as None; nothing is raised for it.
 - Nothing here knows a log. Which record of a key counts is decided in
-  logcore.groupoffsets.
+  logcore.coordinators.stored_offsets.
 
 What a member subscribes to, and what it is assigned, are blobs inside a group's record.
 They are read and written here too, in version 3 of Kafka's consumer protocol.

@@ -13,11 +13,11 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from logcore import checkpoint
-from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES
 from logcore.errors import LogNotFoundError
 from logcore.fs import FS, OS
-from logcore.names import parse_file_name, partition_of, without_state
+from logcore.metadata import checkpoint
+from logcore.metadata.checkpoint import DIRECTORY_FILES, PARTITION_FILES
+from logcore.metadata.filenames import parse_file_name, partition_of, without_state
 
 OFFSET_CHECKPOINTS: Final = (
     checkpoint.RECOVERY_POINT,

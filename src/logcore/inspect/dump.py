@@ -23,8 +23,6 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from logcore import checkpoint
-from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES
 from logcore.config import INT64_MAX, Durability
 from logcore.errors import (
     CorruptLogError,
@@ -40,7 +38,15 @@ from logcore.fs import FS, OS, opened
 from logcore.index import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY, size_without_zeros
 from logcore.inspect.catalog import OFFSET_CHECKPOINTS, kind_of, living_name
 from logcore.kernels import Record, layout
-from logcore.names import LOG, OFFSETS_TOPIC, SUFFIXES, base_offset_of, partition_of
+from logcore.metadata import checkpoint
+from logcore.metadata.checkpoint import DIRECTORY_FILES, PARTITION_FILES
+from logcore.metadata.filenames import (
+    LOG,
+    OFFSETS_TOPIC,
+    SUFFIXES,
+    base_offset_of,
+    partition_of,
+)
 from logcore.partition import checksum_file
 from logcore.partition.producers import SNAPSHOT_ENTRY, snapshot_entries
 from logcore.recordbatch import Marker, RecordBatch

@@ -33,10 +33,7 @@ from typing import Any, Final, cast
 import attrs
 import numpy as np
 
-from logcore import checkpoint
-from logcore.checkpoint import Key, make_directories
-from logcore.claim import Claim
-from logcore.claiming import claim_directory
+from logcore.acquire import claim_directory
 from logcore.config import INT64_MAX, LogConfig
 from logcore.errors import InvalidConfigError, LogcoreError, StorageReadError
 from logcore.fs import FS, OS, copy_range, opened
@@ -51,7 +48,10 @@ from logcore.inspect.batch_search import (
 from logcore.inspect.catalog import partitions
 from logcore.inspect.dump import DUMPERS
 from logcore.kernels import kernel, layout
-from logcore.names import (
+from logcore.metadata import checkpoint
+from logcore.metadata.checkpoint import Key, make_directories
+from logcore.metadata.directory_lock import Claim
+from logcore.metadata.filenames import (
     ASSIGNED,
     CLEANED,
     DELETED,

@@ -34,8 +34,6 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from logcore import checkpoint
-from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES
 from logcore.config import Durability
 from logcore.errors import (
     InvalidNameError,
@@ -48,7 +46,9 @@ from logcore.index import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY
 from logcore.inspect.catalog import kind_of, living_name, partitions
 from logcore.inspect.dump import DUMPERS, IndexTable, LogFile
 from logcore.kernels import layout
-from logcore.names import (
+from logcore.metadata import checkpoint
+from logcore.metadata.checkpoint import DIRECTORY_FILES, PARTITION_FILES
+from logcore.metadata.filenames import (
     DELETED,
     INDEX,
     LOG,

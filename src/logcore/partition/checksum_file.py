@@ -30,7 +30,6 @@ from typing import Final, NamedTuple, TypeVar
 
 import attrs
 
-from logcore import checkpoint
 from logcore.errors import (
     DiskFullError,
     LogcoreError,
@@ -41,7 +40,8 @@ from logcore.errors import (
 from logcore.fs import FS, opened
 from logcore.kernels import layout
 from logcore.kernels.checksum import crc32c
-from logcore.names import LOG, SEAL, SWAP, base_offset_of, file_name
+from logcore.metadata import checkpoint
+from logcore.metadata.filenames import LOG, SEAL, SWAP, base_offset_of, file_name
 from logcore.partition.order import in_order, reach
 from logcore.segment import GrowingSegment, Segment
 

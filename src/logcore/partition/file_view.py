@@ -18,10 +18,10 @@ from __future__ import annotations
 import itertools
 from typing import Final
 
-from logcore import checkpoint
 from logcore.errors import LogNotFoundError
 from logcore.fs import FS
-from logcore.names import LOG, SWAP, base_offset_of, bases_in
+from logcore.metadata import checkpoint
+from logcore.metadata.filenames import LOG, SWAP, base_offset_of, bases_in
 from logcore.partition.persisted import SETTLING_MS, NotedOffsets, begin
 from logcore.partition.scan import slot_of
 from logcore.partition.segment_files import list_bases, list_names, segments_gone

@@ -26,8 +26,6 @@ from typing import NamedTuple
 
 import attrs
 
-from logcore import checkpoint
-from logcore.checkpoint import Key, Notes, OffsetCheckpoints
 from logcore.config import Durability, LogConfig
 from logcore.errors import (
     CorruptBatchError,
@@ -37,7 +35,9 @@ from logcore.errors import (
     ResourceError,
 )
 from logcore.fs import FS
-from logcore.names import (
+from logcore.metadata import checkpoint
+from logcore.metadata.checkpoint import Key, Notes, OffsetCheckpoints
+from logcore.metadata.filenames import (
     CLEANED,
     INDEXES,
     LOG,
@@ -49,7 +49,6 @@ from logcore.names import (
     bases_in,
     file_name,
 )
-from logcore.notices import WARNING, tell
 from logcore.partition import (
     aborted_transactions,
     checksum_file,
@@ -63,6 +62,7 @@ from logcore.partition.persisted import begin
 from logcore.partition.producer_state import remove_snapshots_above
 from logcore.partition.scan import batch_around
 from logcore.partition.segment_files import SegmentFiles, list_names, segments_gone
+from logcore.reporting import WARNING, tell
 from logcore.segment import ActiveSegment, Segment
 
 

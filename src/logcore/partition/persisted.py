@@ -18,12 +18,12 @@ import os
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeVar
 
-from logcore import checkpoint
-from logcore.checkpoint import Key
 from logcore.config import INT64_MAX
 from logcore.errors import InvalidNameError, LogcoreError
 from logcore.fs import FS
-from logcore.names import parse_partition_name
+from logcore.metadata import checkpoint
+from logcore.metadata.checkpoint import Key
+from logcore.metadata.filenames import parse_partition_name
 from logcore.partition import gaps
 
 #: File systems report modification times with a resolution of 10 ms or better.

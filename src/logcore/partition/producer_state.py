@@ -29,7 +29,6 @@ from typing import Final
 
 import numpy as np
 
-from logcore import checkpoint
 from logcore.errors import (
     CorruptBatchError,
     DiskFullError,
@@ -41,7 +40,8 @@ from logcore.errors import (
 from logcore.fs import FS
 from logcore.kernels import layout
 from logcore.kernels.layout import EncodedBatch
-from logcore.names import SNAPSHOT, base_offset_of, file_name
+from logcore.metadata import checkpoint
+from logcore.metadata.filenames import SNAPSHOT, base_offset_of, file_name
 from logcore.partition.order import end_of, in_order
 from logcore.partition.producers import Producers, SequencedBatch, last_sequence
 from logcore.partition.scan import slot_of

@@ -38,7 +38,7 @@ from logcore.errors import (
 )
 from logcore.fs import FS, copy_range, opened
 from logcore.kernels import kernel, layout
-from logcore.names import (
+from logcore.metadata.filenames import (
     CLEANED,
     LOG,
     SEGMENT_FILES,

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import os
 
-from logcore import checkpoint
+from logcore.debug_checks import keeps_order, locked
 from logcore.errors import DiskFullError, ResourceError
-from logcore.invariants import keeps_order, locked
 from logcore.kernels import layout
 from logcore.kernels.layout import Buffer, Level
-from logcore.names import LOG, file_name
+from logcore.metadata import checkpoint
+from logcore.metadata.filenames import LOG, file_name
 from logcore.partition import aborted_transactions, epochs
 from logcore.partition.leader_transactions import (
     control_types_in,

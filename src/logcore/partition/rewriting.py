@@ -18,7 +18,6 @@ import contextlib
 import os
 from collections.abc import Callable, Collection, Generator, Sequence
 
-from logcore import checkpoint
 from logcore.errors import (
     CompactionAbandonedError,
     DiskFullError,
@@ -27,7 +26,8 @@ from logcore.errors import (
     ResourceError,
     StorageWriteError,
 )
-from logcore.names import CLEANED, SEAL
+from logcore.metadata import checkpoint
+from logcore.metadata.filenames import CLEANED, SEAL
 from logcore.partition import aborted_transactions, checksum_file, epochs, recovery
 from logcore.partition.aborted_transactions import Transactions
 from logcore.partition.segment_files import new_segment_gone

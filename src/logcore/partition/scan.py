@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from logcore import htmltable
 from logcore.config import INT64_MAX
 from logcore.errors import (
     CorruptBatchError,
@@ -32,6 +31,7 @@ from logcore.errors import (
     LogcoreError,
     MissingDependencyError,
 )
+from logcore.format import html
 from logcore.format.columns import (
     ARROW_COLUMNS,
     RecordColumns,
@@ -602,18 +602,17 @@ def _shown(column: str, columns: RecordColumns, record: Record) -> object:
     if column in ("topic", "partition"):
         return getattr(columns, column)
     if column == "timestamp":
-        return htmltable.shown_time(record.timestamp_ms)
+        return html.shown_time(record.timestamp_ms)
     if column == "headers":
-        return htmltable.cut(
+        return html.cut(
             ", ".join(
-                f"{name}={htmltable.shown_bytes(value)}"
-                for name, value in record.headers
+                f"{name}={html.shown_bytes(value)}" for name, value in record.headers
             )
         )
     value = getattr(record, column)
     if isinstance(value, int):
         return value
-    return htmltable.shown_bytes(value)
+    return html.shown_bytes(value)
 
 
 class Scan:
@@ -660,7 +659,7 @@ class Scan:
         note = ""
         if len(rows) < offsets:
             note = f"the first {len(rows)} records"
-        return htmltable.table(caption, self.columns, rows, note=note)
+        return html.table(caption, self.columns, rows, note=note)
 
     def _where(self) -> str:
         names = [

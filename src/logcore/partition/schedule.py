@@ -4,7 +4,7 @@ Rules:
 - There is no thread and no timer. tick() runs the tasks that are due, and rest()
   returns the time of the next call.
 - The monotonic clock decides when a task is due. The age of records is measured with
-  trusted time (trustedclock.py), so a wall clock that is set ahead deletes nothing.
+  trusted time (metadata/trusted_clock.py), so a wall clock that is set ahead deletes nothing.
 - A sync runs without the log's lock, so that other threads can append concurrently.
 
 This module deletes by the policies that it is given (logcore.retention). It does not

@@ -22,7 +22,6 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from logcore import checkpoint
 from logcore.errors import (
     CompactionAbandonedError,
     CorruptLogError,
@@ -30,7 +29,8 @@ from logcore.errors import (
     LogNotFoundError,
 )
 from logcore.fs import FS, opened
-from logcore.names import (
+from logcore.metadata import checkpoint
+from logcore.metadata.filenames import (
     CLEANED,
     DELETED,
     INDEXES,

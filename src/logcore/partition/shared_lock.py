@@ -34,10 +34,10 @@ from typing import Final, NamedTuple, cast
 
 import attrs
 
-from logcore.bytelocks import PARTITIONS_FROM, TURN_SECONDS, ByteLock
-from logcore.checkpoint import TURN, Key
 from logcore.errors import LogLockedError
 from logcore.fs import FS, SharedFS
+from logcore.fs.byte_lock import PARTITIONS_FROM, TURN_SECONDS, ByteLock
+from logcore.metadata.checkpoint import TURN, Key
 
 #: Number of truncations that are kept. The oldest entry also represents all earlier
 #: truncations, with the lowest of their offsets.

@@ -35,7 +35,6 @@ from typing import Any, Final, Protocol
 
 import attrs
 
-from logcore.checkpoint import Key, Notes
 from logcore.config import Durability
 from logcore.errors import (
     DiskFullError,
@@ -45,6 +44,7 @@ from logcore.errors import (
     StorageWriteError,
 )
 from logcore.fs import FS
+from logcore.metadata.checkpoint import Key, Notes
 from logcore.partition.epochs import Entry
 from logcore.partition.group_commit import GroupCommit
 from logcore.partition.opening import Opened

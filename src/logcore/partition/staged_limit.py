@@ -21,10 +21,15 @@ import contextlib
 import os
 from typing import Any
 
-from logcore import checkpoint
 from logcore.errors import InvalidNameError
 from logcore.fs import FS
-from logcore.names import ASSIGNED, STATE, parse_partition_name, staging_path
+from logcore.metadata import checkpoint
+from logcore.metadata.filenames import (
+    ASSIGNED,
+    STATE,
+    parse_partition_name,
+    staging_path,
+)
 from logcore.partition.persisted import SETTLING_MS
 
 

@@ -17,20 +17,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from logcore import checkpoint
 from logcore.config import LogConfig
+from logcore.debug_checks import keeps_order, locked
 from logcore.errors import (
     CorruptBatchError,
     DiskFullError,
     OffsetOutOfRangeError,
     ResourceError,
 )
-from logcore.invariants import keeps_order, locked
-from logcore.notices import INFO, tell
+from logcore.metadata import checkpoint
 from logcore.partition import aborted_transactions, epochs, order, recovery
 from logcore.partition.scan import slot_of
 from logcore.partition.writer import Writer
 from logcore.recordbatch import empty_batch, front_of
+from logcore.reporting import INFO, tell
 from logcore.segment import ActiveSegment, Segment
 
 #: Truncates the leader epochs: epochs.cut_end or epochs.truncate_end.

@@ -16,9 +16,9 @@ from __future__ import annotations
 import contextlib
 import os
 
-from logcore import checkpoint
 from logcore.errors import DiskFullError, StorageWriteError
 from logcore.fs import FS
+from logcore.metadata import checkpoint
 
 
 class ShownEnd:

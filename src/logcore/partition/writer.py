@@ -29,10 +29,8 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import attrs
 import numpy as np
 
-from logcore import checkpoint
-from logcore.checkpoint import Notes
-from logcore.claim import Claim
 from logcore.config import INT64_MAX, LogConfig
+from logcore.debug_checks import keeps_order, locked
 from logcore.errors import (
     CorruptLogError,
     DiskFullError,
@@ -52,7 +50,6 @@ from logcore.errors import (
 )
 from logcore.format.compression import Codec
 from logcore.fs import FS, offers_descriptors
-from logcore.invariants import keeps_order, locked
 from logcore.kernels import Appender, Receipt
 from logcore.kernels.appending import QUICK_BYTES
 from logcore.kernels.layout import (
@@ -63,8 +60,10 @@ from logcore.kernels.layout import (
     EncodedBatch,
     Level,
 )
-from logcore.names import LOG, file_name
-from logcore.notices import ERROR, tell
+from logcore.metadata import checkpoint
+from logcore.metadata.checkpoint import Notes
+from logcore.metadata.directory_lock import Claim
+from logcore.metadata.filenames import LOG, file_name
 from logcore.partition import (
     aborted_transactions,
     checksum_file,
@@ -82,6 +81,7 @@ from logcore.partition.scan import batch_around
 from logcore.partition.state import PartitionState
 from logcore.partition.watermark_file import ShownEnd
 from logcore.recordbatch import compressor, target_codec
+from logcore.reporting import ERROR, tell
 from logcore.segment import ActiveSegment
 
 if TYPE_CHECKING:

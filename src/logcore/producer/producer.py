@@ -33,6 +33,7 @@ from typing import Any, Final, Protocol, Self
 
 from logcore.callbacks import call
 from logcore.coordination.transaction_effects import NO_TIMEOUT
+from logcore.coordinators.transactions import TransactionCoordinator
 from logcore.errors import (
     BufferFullError,
     DeliveryTimeoutError,
@@ -54,7 +55,6 @@ from logcore.fs import FS, offers_descriptors
 from logcore.kernels import ProducerFields, Receipt, WorkFields
 from logcore.kernels.layout import HeadersInput, RecordInput, Time
 from logcore.kernels.sending import HELD_BYTES, RECORD_BYTES
-from logcore.notices import ERROR, tell
 from logcore.producer import bulk
 from logcore.producer.accumulator import (
     HEADER_BYTES,
@@ -63,7 +63,6 @@ from logcore.producer.accumulator import (
     Columns,
     Queue,
 )
-from logcore.producer.coordinator import TransactionCoordinator
 from logcore.producer.futures import Delivery, RecordFuture, Teller
 from logcore.producer.partitioners import Draw
 from logcore.producer.routing import Directory as RoutingDirectory
@@ -79,6 +78,7 @@ from logcore.producer.settings import (
 )
 from logcore.producer.transaction_manager import Transacting
 from logcore.recordbatch import time_ms
+from logcore.reporting import ERROR, tell
 
 #: How long the exit of the interpreter waits for a producer that was not closed.
 _EXIT_SECONDS: Final = 5.0

@@ -50,7 +50,6 @@ from logcore.kernels import kernel
 from logcore.kernels.layout import INT32_MAX, TRANSACTIONAL_BIT, Level
 from logcore.kernels.sending import RECORD_BYTES
 from logcore.log import Log
-from logcore.notices import ERROR, WARNING, tell
 from logcore.producer.accumulator import (
     BATCH_BYTES,
     Accumulator,
@@ -64,6 +63,7 @@ from logcore.producer.futures import Delivery, Teller
 from logcore.producer.settings import ProducerSettings
 from logcore.producer.transaction_manager import Transacting
 from logcore.recordbatch import RecordBatch, compressor, target_codec
+from logcore.reporting import ERROR, WARNING, tell
 
 #: Maximum number of bytes that one round writes to a partition, so that others need not
 #: wait.

@@ -11,7 +11,7 @@ Rules (clients reference 2.9, Kafka's TransactionManager):
 - A request that the coordinator cannot execute now is retried until the deadline. Every
   request may be retried.
 
-This module does not implement the coordinator's decisions (coordinator.py) and writes
+This module does not implement the coordinator's decisions (transactions.py) and writes
 no batches (sender.py).
 """
 
@@ -32,6 +32,7 @@ from logcore.coordination.transaction_effects import (
     TransactionError,
     Unended,
 )
+from logcore.coordinators.transactions import TransactionCoordinator
 from logcore.errors import (
     InvalidConfigError,
     LogcoreError,
@@ -42,8 +43,7 @@ from logcore.errors import (
     TransactionAbortedError,
 )
 from logcore.fs import FS
-from logcore.notices import WARNING, tell
-from logcore.producer.coordinator import TransactionCoordinator
+from logcore.reporting import WARNING, tell
 
 #: The delay before a request is retried. It doubles from the first value to the second.
 _FIRST_WAIT_MS: Final = 1

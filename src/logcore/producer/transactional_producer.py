@@ -4,8 +4,7 @@ records they were made from.
     with data.producer(transactional_id="totals-0") as producer:
         with producer.transaction():
             producer.send("totals", b"12", key=b"a")
-            producer.send_offsets_to_transaction({("orders", 0): 17},
-            consumer.group_metadata())
+            producer.send_offsets_to_transaction({("orders", 0): 17}, consumer.group_metadata())
 
 Rules (clients reference 2.9):
 - One producer at a time has a transactional id. A new one aborts what one before it
@@ -26,6 +25,7 @@ from collections.abc import Generator, Mapping
 from typing import Any, Protocol, Self
 
 from logcore.coordination.effects import Committer, GroupError, OffsetKey
+from logcore.coordinators.transactions import TransactionCoordinator
 from logcore.errors import (
     CommitFailedError,
     InvalidConfigError,
@@ -34,11 +34,10 @@ from logcore.errors import (
 )
 from logcore.format.group_records import Committed
 from logcore.fs import FS
-from logcore.notices import WARNING, tell
-from logcore.producer.coordinator import TransactionCoordinator
 from logcore.producer.producer import Directory, Producer
 from logcore.producer.settings import ProducerSettings
 from logcore.producer.transaction_manager import State, Transacting
+from logcore.reporting import WARNING, tell
 
 
 class GroupMetadata(Protocol):

@@ -67,7 +67,6 @@ from logcore.errors import (
     UnsupportedRegistryError,
 )
 from logcore.fs import OS, SharedFS
-from logcore.notices import WARNING, tell
 from logcore.registry import node_file
 from logcore.registry.node_file import SUFFIX, UNFINISHED, Head, Kind, Slot, file_name
 from logcore.registry.protocol import (
@@ -90,6 +89,7 @@ from logcore.registry.sessions import (
     read_file,
 )
 from logcore.registry.watching import FileWatch
+from logcore.reporting import WARNING, tell
 
 ENDING: Final = ".registry"
 _FORMAT: Final = ".format"

@@ -2,8 +2,7 @@
 older one.
 
     0                head: magic `LCNODE1\\n`, head size u32, capacity u32, creation id 16 bytes, kind u8, 3 zeros,
-                     length of the name u32, the name if the file's is a hash of it,
-                     CRC-32C u32; all big-endian
+                     length of the name u32, the name if the file's is a hash of it, CRC-32C u32; all big-endian
     head size        slot 0: version u64, length u32, session 16 bytes (zeros: none), flags u16, 2 zeros, CRC-32C u32,
                      value
     + capacity       slot 1: the same

@@ -20,7 +20,7 @@ from typing import Final
 
 from logcore.errors import RegistryClosedError
 from logcore.fs import SharedFS
-from logcore.watches import Watch
+from logcore.fs.watch import Watch
 
 #: A report of an ended session is repeated after these times, because the kernel
 #: releases its lock shortly after the event.

@@ -48,8 +48,8 @@ from logcore.fs import FS, OS
 from logcore.kernels import Record
 from logcore.log import Log
 from logcore.logdir import LogDir
-from logcore.notices import WARNING, tell
 from logcore.reader import LogReader, segments_between
+from logcore.reporting import WARNING, tell
 from logcore.shipping.cluster import (
     Batch,
     Outcome,

@@ -31,6 +31,7 @@ from typing import Any, Final, Self, Unpack
 import attrs
 
 from logcore.consumer.settings import OffsetAndMetadata
+from logcore.coordinators.stored_offsets import stored_groups
 from logcore.errors import (
     DivergedError,
     InvalidConfigError,
@@ -46,14 +47,13 @@ from logcore.errors import (
 )
 from logcore.format.group_records import Committed
 from logcore.fs import FS, OS
-from logcore.groupoffsets import stored_groups
 from logcore.kernels import Record
 from logcore.log import Log
 from logcore.logdir import LogDir
-from logcore.names import OFFSETS_TOPIC
-from logcore.notices import WARNING, tell
+from logcore.metadata.filenames import OFFSETS_TOPIC
 from logcore.reader import LogReader
 from logcore.recordbatch import empty_batch
+from logcore.reporting import WARNING, tell
 from logcore.shipping import mirror_rules
 from logcore.shipping.cluster import (
     Fetched,

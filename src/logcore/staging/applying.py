@@ -26,7 +26,6 @@ from typing import Any, Final, Protocol
 
 import attrs
 
-from logcore import checkpoint
 from logcore.errors import (
     CorruptLogError,
     InvalidConfigError,
@@ -36,7 +35,8 @@ from logcore.errors import (
 from logcore.fs import FS, opened
 from logcore.kernels import kernel, layout
 from logcore.kernels.checksum import crc32c
-from logcore.names import (
+from logcore.metadata import checkpoint
+from logcore.metadata.filenames import (
     ASSIGNED,
     INDEX,
     LOG,
@@ -45,10 +45,10 @@ from logcore.names import (
     partition_name,
     staging_path,
 )
-from logcore.notices import ERROR, tell
 from logcore.partition.rewriting import adopting, save_recovery_points
 from logcore.partition.segment_files import list_bases
 from logcore.partition.writer import Writer
+from logcore.reporting import ERROR, tell
 from logcore.segment import GrowingSegment, Segment
 from logcore.staging.manifest import (
     CLAIM,

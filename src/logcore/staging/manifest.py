@@ -21,7 +21,6 @@ from typing import Any, Final
 
 import attrs
 
-from logcore import checkpoint
 from logcore.config import INT32_MAX, INT64_MAX
 from logcore.errors import (
     CorruptLogError,
@@ -29,7 +28,13 @@ from logcore.errors import (
     StorageWriteError,
 )
 from logcore.fs import FS
-from logcore.names import ASSIGNED, STATE, parse_partition_name, partition_name
+from logcore.metadata import checkpoint
+from logcore.metadata.filenames import (
+    ASSIGNED,
+    STATE,
+    parse_partition_name,
+    partition_name,
+)
 
 #: Suffixes of the names, explained at the top of the package.
 READY: Final = ".json"

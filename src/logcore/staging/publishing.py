@@ -18,7 +18,6 @@ import os
 from collections.abc import Generator, Iterable, Sequence
 from typing import Final, Literal
 
-from logcore import checkpoint
 from logcore.errors import (
     CorruptLogError,
     InvalidConfigError,
@@ -26,7 +25,8 @@ from logcore.errors import (
 )
 from logcore.fs import FS, opened
 from logcore.kernels.checksum import crc32c
-from logcore.names import ASSIGNED, LOG, STATE, staging_path
+from logcore.metadata import checkpoint
+from logcore.metadata.filenames import ASSIGNED, LOG, STATE, staging_path
 from logcore.staging.manifest import (
     CARRIED,
     CLAIM,

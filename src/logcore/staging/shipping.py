@@ -25,7 +25,7 @@ from logcore.errors import CorruptLogError, InvalidRecordError, LogNotFoundError
 from logcore.fs import FS, opened
 from logcore.kernels import kernel, layout
 from logcore.kernels.checksum import crc32c
-from logcore.names import INDEX, LOG, TIME_INDEX, file_name, staging_path
+from logcore.metadata.filenames import INDEX, LOG, TIME_INDEX, file_name, staging_path
 from logcore.partition.segment_files import list_bases
 from logcore.staging.manifest import Carried, StagedFile, check_txid
 

@@ -29,7 +29,7 @@ from logcore.format.compression import Codec
 from logcore.fs import FS
 from logcore.kernels import kernel, layout
 from logcore.kernels.checksum import crc32c
-from logcore.names import LOG, staging_path
+from logcore.metadata.filenames import LOG, staging_path
 from logcore.recordbatch import check_timestamps, compressor, target_codec
 from logcore.segment import ActiveSegment
 from logcore.staging.manifest import Carried, StagedFile, check_txid

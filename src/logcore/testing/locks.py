@@ -15,8 +15,8 @@ import attrs
 
 from logcore.errors import LogLockedError, StorageWriteError
 from logcore.fs import JOIN_SECONDS, PRESENCE_BYTE, Lock, Shared, SharedFS
+from logcore.fs.watch import Watch
 from logcore.testing.nodes import Directory, File
-from logcore.watches import Watch
 
 if TYPE_CHECKING:
     from logcore.testing.disk import SimulatedDisk

@@ -26,14 +26,14 @@ from typing import TypeVar
 
 import attrs
 
-from logcore.checkpoint import CLEAN_SHUTDOWN, SEALS_HOLD
 from logcore.config import Durability, LogConfig
 from logcore.errors import CorruptBatchError, CorruptLogError, LogNotFoundError
 from logcore.index import TransactionIndex, load
 from logcore.inspect.verify import Verdict, verify
 from logcore.kernels import Record
 from logcore.log import Log, open_log
-from logcore.names import STATES, TXN_INDEX
+from logcore.metadata.checkpoint import CLEAN_SHUTDOWN, SEALS_HOLD
+from logcore.metadata.filenames import STATES, TXN_INDEX
 from logcore.partition.aborted_transactions import Transactions, control_types
 from logcore.partition.producer_state import coordinator_epochs
 from logcore.partition.producers import Producers

@@ -16,7 +16,7 @@ from logcore.config import CONFIGS, config_text
 from logcore.directory.group_settings import Draft
 from logcore.format.group_settings import HEARTBEAT_INTERVAL, SESSION_TIMEOUT
 from logcore.logdir import TopicDescription
-from logcore.names import check_topic_name
+from logcore.metadata.filenames import check_topic_name
 from netshim import wire
 from netshim.groups import group_rules
 from netshim.handlers.failures import code_of, message_of

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from logcore import InvalidNameError, LogcoreError
-from logcore.groupoffsets import OFFSETS_CONFIG
-from logcore.names import (
+from logcore.coordinators.stored_offsets import OFFSETS_CONFIG
+from logcore.metadata.filenames import (
     INTERNAL_TOPICS,
     METADATA_LOG,
     OFFSETS_TOPIC,

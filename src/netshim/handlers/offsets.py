@@ -12,8 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from logcore import Log, LogcoreError
+from logcore.coordinators.durable_queue import sync_present
 from logcore.reader import newest_place, place_of_timestamp
-from logcore.settling import sync_present
 from netshim import wire
 from netshim.handlers.failures import code_of
 from netshim.handlers.partitions import (

@@ -27,7 +27,7 @@ from logcore import (
 )
 from logcore.coordination.transaction_effects import AddPartitions, TransactionError
 from logcore.kernels.layout import HEADER_SIZE, TRANSACTIONAL_BIT
-from logcore.names import INTERNAL_TOPICS
+from logcore.metadata.filenames import INTERNAL_TOPICS
 from logcore.partition.coordinator_append import knows_producer
 from logcore.recordbatch import RecordBatch
 from netshim import wire

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from logcore import LogConfig, LogcoreError
 from logcore.config import CONFIGS, config_text
-from logcore.names import INTERNAL_TOPICS, METADATA_LOG, TRANSACTIONS_TOPIC
+from logcore.metadata.filenames import INTERNAL_TOPICS, METADATA_LOG, TRANSACTIONS_TOPIC
 from netshim import wire
 from netshim.handlers.configs import source_of
 from netshim.handlers.failures import code_of, message_of

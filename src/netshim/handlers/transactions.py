@@ -28,7 +28,7 @@ from logcore.coordination.transaction_effects import (
 from logcore.coordination.transactions import Transaction
 from logcore.format.group_records import partition_of
 from logcore.format.transaction_records import Status, StoredTransaction
-from logcore.names import OFFSETS_TOPIC
+from logcore.metadata.filenames import OFFSETS_TOPIC
 from logcore.partition.coordinator_append import producers_of
 from netshim import wire
 from netshim.handlers.failures import code_of, message_of

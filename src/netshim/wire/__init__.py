@@ -1,9 +1,8 @@
 """The Kafka wire protocol: frames of requests and responses to values and back.
 
     header = wire.decode_header(frame)                     # the frame without its size
-    request = wire.decode_request(header, frame) pieces =
-    wire.encode_response(wire.APIS[header.api_key], header.api_version,
-    header.correlation_id, response)
+    request = wire.decode_request(header, frame)
+    pieces = wire.encode_response(wire.APIS[header.api_key], header.api_version, header.correlation_id, response)
 
 Values are light objects whose fields have Kafka's names and defaults:
 `wire.PRODUCE.Response(throttle_time_ms=5)`,

@@ -4,8 +4,7 @@ A table row is `name type [versions] [tag N] [= default]`; rows indented below a
 are its fields.
 
     type       bool int8 int16 uint16 int32 uint32 int64 float64 uuid string bytes records, a struct's name,
-               `[]` in front for an array; `?` behind: may be null, `?2-7`: in these
-               versions
+               `[]` in front for an array; `?` behind: may be null, `?2-7`: in these versions
     versions   `3+`, `0-12` or `8`; without it the field lives as long as the struct around it
     tag N      the field travels in the tagged section, and only when it differs from its default
     = default  `null`, `true`, a number or a word; without it 0, false, "", no bytes, no elements, a default struct

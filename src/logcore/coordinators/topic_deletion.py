@@ -11,7 +11,7 @@ Rules:
   hold their own lock.
 
 This module does not handle rows and files (directory/topics.py), or the groups' work
-(coordinators.py, and a broker's own).
+(lookup.py, and a broker's own).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ import contextlib
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final, Protocol
 
-from logcore.coordinators import Coordinators
+from logcore.coordinators.lookup import Coordinators
 from logcore.directory.incidents import Incidents
 from logcore.directory.shared_topics import Sharing
 from logcore.directory.topics import TopicRegistry
 from logcore.fs import FS
-from logcore.names import OFFSETS_TOPIC, partition_name
-from logcore.notices import INFO, tell
+from logcore.metadata.filenames import OFFSETS_TOPIC, partition_name
+from logcore.reporting import INFO, tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from logcore.coordinators import Directory as CoordinatedDirectory
+    from logcore.coordinators.lookup import Directory as CoordinatedDirectory
     from logcore.log import Log
 
     class Directory(CoordinatedDirectory, Protocol):

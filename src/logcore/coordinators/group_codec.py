@@ -7,7 +7,7 @@ Rules:
   packing.
 - Committed offsets are not packed, because the log contains them.
 
-These are pure functions. consumer/sharedgroups.py stores the node.
+These are pure functions. coordinators/shared_groups.py stores the node.
 """
 
 from __future__ import annotations

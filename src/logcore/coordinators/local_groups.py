@@ -6,7 +6,7 @@ Rules:
 - One lock guards the groups. It is held while records are appended, so that the log has
   the order of the decisions. It is released while a thread waits for the disk.
 - A request returns once its records are durable. If several threads have requests, one
-  thread executes all of them (combining.py). Their records share batches and one sync.
+  thread executes all of them (coordinators/flat_combining.py). Their records share batches and one sync.
 - The time is the monotonic clock plus the wall clock at the start. So a change of the
   wall clock ends no session.
 - No thread runs in the background: the next request acts on deadlines that have passed.
@@ -27,7 +27,6 @@ from typing import Any, Final, Protocol
 
 import attrs
 
-from logcore.combining import Combined
 from logcore.config import LogConfig
 from logcore.coordination.classic_group import Group
 from logcore.coordination.coordinator import Coordinator
@@ -48,17 +47,18 @@ from logcore.coordination.effects import (
     Timeout,
 )
 from logcore.coordination.offsets import forget_topics
+from logcore.coordinators.durable_queue import Settling
+from logcore.coordinators.flat_combining import Combined
+from logcore.coordinators.stored_offsets import OFFSETS_CONFIG, stored_groups
 from logcore.errors import ConsumerStateError, DurabilityUnknownError, LogcoreError
 from logcore.format.group_records import RECORD_HEAD_BYTES, Committed, partition_of
 from logcore.fs import FS
-from logcore.groupoffsets import OFFSETS_CONFIG, stored_groups
 from logcore.kernels import Receipt
 from logcore.kernels.layout import Level, RecordInput
 from logcore.log import Log
-from logcore.names import OFFSETS_TOPIC
-from logcore.notices import ERROR, tell
+from logcore.metadata.filenames import OFFSETS_TOPIC
 from logcore.partition.coordinator_append import append_to_transaction, append_whole
-from logcore.settling import Settling
+from logcore.reporting import ERROR, tell
 
 _LONGEST_MS: Final = 2**31 - 1
 #: Maximum size of a batch that several decisions share: the default batch size of a

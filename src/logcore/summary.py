@@ -15,13 +15,13 @@ from typing import Any, Final
 import attrs
 import numpy as np
 
-from logcore import htmltable
 from logcore.errors import LogcoreError
+from logcore.format import html
 from logcore.format.compression import Codec
 from logcore.fs import FS, OS
 from logcore.kernels import layout
 from logcore.log import Log, open_log
-from logcore.names import partition_of
+from logcore.metadata.filenames import partition_of
 from logcore.reader import segments_between
 from logcore.segment import Segment
 
@@ -107,13 +107,13 @@ def topic_html(fs: FS, name: str, paths: Mapping[int, str]) -> str:
         try:
             one = describe(path, fs=fs)
         except LogcoreError as error:
-            rows.append((number, htmltable.cut(error.reason)))
+            rows.append((number, html.cut(error.reason)))
             continue
         times = (
-            htmltable.shown_time(one.first_timestamp_ms),
-            htmltable.shown_time(one.max_timestamp_ms),
+            html.shown_time(one.first_timestamp_ms),
+            html.shown_time(one.max_timestamp_ms),
         )
-        size = htmltable.shown_size(one.size_bytes)
+        size = html.shown_size(one.size_bytes)
         rows.append(
             (
                 number,
@@ -132,7 +132,7 @@ def topic_html(fs: FS, name: str, paths: Mapping[int, str]) -> str:
         "newest time (UTC)",
     )
     caption = f"topic {name}: {_counted(len(paths), 'partition')}"
-    return htmltable.table(
+    return html.table(
         caption,
         (*headings, "size", "segments"),
         rows,
@@ -158,29 +158,27 @@ def directory_html(fs: FS, path: str, topics: Mapping[str, Mapping[int, str]]) -
         "size",
     )
     caption = f"{path}: {_counted(len(topics), 'topic')}"
-    return htmltable.table(
-        caption, headings, rows, note=_note_of(len(topics), "topics")
-    )
+    return html.table(caption, headings, rows, note=_note_of(len(topics), "topics"))
 
 
 def _topic_row(fs: FS, name: str, paths: Mapping[int, str]) -> Sequence[object]:
     try:
         found = [describe(path, fs=fs) for path in paths.values()]
     except LogcoreError as error:
-        return (name, len(paths), htmltable.cut(error.reason))
+        return (name, len(paths), html.cut(error.reason))
     offsets = sum(one.high_watermark - one.log_start_offset for one in found)
     first = min(
         (one.first_timestamp_ms for one in found if one.first_timestamp_ms >= 0),
         default=-1,
     )
     newest = max((one.max_timestamp_ms for one in found), default=-1)
-    times = htmltable.shown_time(first), htmltable.shown_time(newest)
+    times = html.shown_time(first), html.shown_time(newest)
     return (
         name,
         len(paths),
         offsets,
         *times,
-        htmltable.shown_size(sum(one.size_bytes for one in found)),
+        html.shown_size(sum(one.size_bytes for one in found)),
     )
 
 

@@ -17,7 +17,7 @@ Rules (clients reference 6.4):
   rebalance began. A process that has just joined starts at zero too.
 
 This module is pure: it reads no clock and no file. It does not check whether the
-process of a member has died (sharedgroups.py), which needs no time.
+process of a member has died (shared_groups.py), which needs no time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The producer of the first Kafka: its names and its settings over LogDir.producer().
 
-    producer = Producer(data, {"producer.type": "async", "serializer.class":
-    str.encode}) producer.send(ProducerData("orders", "anna", ["4 apples", "a pear"]))
+    producer = Producer(data, {"producer.type": "async", "serializer.class": str.encode})
+    producer.send(ProducerData("orders", "anna", ["4 apples", "a pear"]))
     producer.close()
 
 Rules (clients reference 2.12):

@@ -17,7 +17,7 @@ Rules:
   cancelled. If the leader is interrupted after it started steps, their threads get
   DurabilityUnknownError, at most one second later.
 
-This module does not define the steps, nor how to wait for the fsync (settling.py does).
+This module does not define the steps, nor how to wait for the fsync (durable_queue.py does).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Watches of directories: inotify if the system has it, else checks of the files. A
-part of fs.py, which makes them.
+part of `logcore.fs`, which creates them.
 
 This module reads no content of files.
 """

@@ -31,7 +31,7 @@ from logcore.errors import (
     LogNotFoundError,
 )
 from logcore.fs import FS, OS
-from logcore.names import check_topic_name, partition_name
+from logcore.metadata.filenames import check_topic_name, partition_name
 from logcore.staging.manifest import Carried, Manifest, StagedFile, read_state
 from logcore.staging.publishing import Staging
 from logcore.staging.shipping import Shipment

@@ -11,7 +11,7 @@ Rules:
   the processes runs maintenance. The marker is not restored, because no process can
   detect whether the others were closed without errors.
 
-claiming.py acquires the lock. This module opens no log.
+acquire.py acquires the lock. This module opens no log.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import cast
 
 import attrs
 
-from logcore import checkpoint
-from logcore.bytelocks import UPKEEP_BYTE, ByteLock, Presence
-from logcore.checkpoint import Key, OffsetCheckpoints
 from logcore.errors import DiskFullError, LogcoreError, ResourceError
 from logcore.fs import FS, Lock, SharedFS
-from logcore.trustedclock import SAVE_AT_CLOSE_MS, TrustedClock
+from logcore.fs.byte_lock import UPKEEP_BYTE, ByteLock, Presence
+from logcore.metadata import checkpoint
+from logcore.metadata.checkpoint import Key, OffsetCheckpoints
+from logcore.metadata.trusted_clock import SAVE_AT_CLOSE_MS, TrustedClock
 
 
 @attrs.define(eq=False)

@@ -31,10 +31,10 @@ import os
 import threading
 from typing import Final, NamedTuple, cast
 
-from logcore import checkpoint
 from logcore.errors import LogcoreError
 from logcore.fs import FS, SharedFS
-from logcore.notices import WARNING, tell
+from logcore.metadata import checkpoint
+from logcore.reporting import WARNING, tell
 
 #: A wall clock that differs by more than this from the time that has passed was set.
 JUMP_MS: Final = 3_600_000

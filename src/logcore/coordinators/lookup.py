@@ -12,29 +12,24 @@ out (logcore.consumer, logcore.producer).
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
-from logcore.claim import Claim
-from logcore.errors import ConsumerStateError, LogcoreError
+from logcore.errors import ConsumerStateError
 from logcore.fs import FS, SharedFS
-from logcore.log import Log
-from logcore.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
-from logcore.notices import WARNING, tell
-from logcore.partition.coordinator_append import producers_of
+from logcore.metadata.directory_lock import Claim
+from logcore.metadata.filenames import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 
 if TYPE_CHECKING:
-    from logcore.consumer.groups import Directory as GroupsDirectory
-    from logcore.consumer.groups import Groups
-    from logcore.consumer.sharedgroups import SharedGroups
+    from logcore.coordinators.local_groups import Directory as GroupsDirectory
+    from logcore.coordinators.local_groups import Groups
+    from logcore.coordinators.shared_groups import SharedGroups
+    from logcore.coordinators.transactions import Directory as TransactionsDirectory
+    from logcore.coordinators.transactions import TransactionCoordinator
     from logcore.directory.controller import Controller
     from logcore.directory.controller import Directory as ControlledDirectory
     from logcore.directory.group_settings import GroupSettings
-    from logcore.format.transaction_records import Partition
-    from logcore.producer.coordinator import Directory as TransactionsDirectory
-    from logcore.producer.coordinator import TransactionCoordinator
     from logcore.registry import FileRegistry
 
     class Directory(
@@ -48,77 +43,6 @@ _LOOK_MS: Final = 1_000
 #: Interval of the deletion of expired offsets, like Kafka's
 #: offsets.retention.check.interval.ms.
 _EXPIRY_CHECK_MS: Final = 600_000
-_UNKNOWN_PRODUCERS: Final = (
-    "%s-%d cannot be read: a new producer may get the id of one that wrote there: %s"
-)
-#: Producer ids at and above this were invented by a client: allocated ids count up from
-#: 0.
-_INVENTED_IDS: Final = 1 << 62
-
-
-class Partitions(Protocol):
-    """The methods of a LogDir that left_open() and first_free_producer_id() use."""
-
-    def topics(self) -> list[str]: ...
-    def partitions(self, name: str) -> tuple[int, ...]: ...
-    def partition(self, topic: str, number: int) -> Log: ...
-
-
-def left_open(directory: Partitions) -> dict[Partition, list[tuple[int, int]]]:
-    """Return producer id and epoch of each open transaction by (topic, partition).
-
-    Opens all logs. A log that cannot be read is skipped, because its readers get the
-    error.
-    """
-    found: dict[Partition, list[tuple[int, int]]] = {}
-    for topic in directory.topics():
-        for number in directory.partitions(topic):
-            with contextlib.suppress(LogcoreError, OSError):
-                log = directory.partition(topic, number)
-                if log.last_stable_offset == log.log_end_offset:
-                    continue
-                facts = producers_of(log.writer)
-                found[topic, number] = [
-                    (each.producer_id, each.epoch)
-                    for each in facts
-                    if each.open_offset >= 0
-                ]
-    return found
-
-
-def first_free_producer_id(directory: Partitions) -> int:
-    """Return the first number above all producer ids of transactions and logs.
-
-    Opens all logs. Logs that cannot be read are skipped with a warning: their
-    producers' ids may be given out a second time.
-    """
-    from logcore.transactionstate import stored_transactions
-
-    found = {-1}
-    for topic in directory.topics():
-        for number in directory.partitions(topic):
-            try:
-                found.update(
-                    each.producer_id
-                    for each in producers_of(directory.partition(topic, number).writer)
-                )
-            except (LogcoreError, OSError) as error:
-                tell("producer", WARNING, _UNKNOWN_PRODUCERS, topic, number, error)
-    if TRANSACTIONS_TOPIC in directory.topics():
-        try:
-            logs = [
-                directory.partition(TRANSACTIONS_TOPIC, n)
-                for n in directory.partitions(TRANSACTIONS_TOPIC)
-            ]
-            for stored in stored_transactions(logs).values():
-                found |= {
-                    stored.producer_id,
-                    stored.previous_producer_id,
-                    stored.next_producer_id,
-                }
-        except (LogcoreError, OSError) as error:
-            tell("producer", WARNING, _UNKNOWN_PRODUCERS, TRANSACTIONS_TOPIC, 0, error)
-    return 1 + max(each for each in found if each < _INVENTED_IDS)
 
 
 class Coordinators:
@@ -150,8 +74,8 @@ class Coordinators:
             ConsumerStateError: a broker of this process serves the directory.
             LogcoreError: `__consumer_offsets` cannot be read.
         """
-        from logcore.consumer.groups import Groups
-        from logcore.consumer.sharedgroups import SharedGroups
+        from logcore.coordinators.local_groups import Groups
+        from logcore.coordinators.shared_groups import SharedGroups
 
         with self._lock:
             if directory.has_coordinator:
@@ -227,7 +151,7 @@ class Coordinators:
         Raises:
             LogcoreError: the offsets cannot be read or deleted.
         """
-        from logcore.consumer.groups import forget_stored
+        from logcore.coordinators.local_groups import forget_stored
 
         forget_stored(directory, topics)
         self.forget_registered(directory, topics)
@@ -249,7 +173,7 @@ class Coordinators:
 
     def transactions(self, directory: Directory) -> TransactionCoordinator:
         """Return the transactions of this process, or of all that share the directory."""
-        from logcore.producer.coordinator import TransactionCoordinator
+        from logcore.coordinators.transactions import TransactionCoordinator
 
         with self._lock:
             if self._transactions is None:

@@ -47,7 +47,9 @@ from logcore.coordination.transaction_effects import (
     WriteMarkers,
 )
 from logcore.coordination.transactions import EXPIRY_CHECK_MS, Transactions
-from logcore.coordinators import left_open
+from logcore.coordinators.durable_queue import Settling, sync_present
+from logcore.coordinators.orphans import left_open
+from logcore.coordinators.stored_transactions import stored_transactions
 from logcore.errors import (
     InvalidProducerEpochError,
     InvalidTransactionStateError,
@@ -66,11 +68,9 @@ from logcore.format.transaction_records import (
 )
 from logcore.fs import FS
 from logcore.log import Log
-from logcore.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
-from logcore.notices import ERROR, WARNING, tell
+from logcore.metadata.filenames import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from logcore.partition.coordinator_append import marker_epoch
-from logcore.settling import Settling, sync_present
-from logcore.transactionstate import stored_transactions
+from logcore.reporting import ERROR, WARNING, tell
 
 #: Settings of the topic, as Kafka creates it.
 TRANSACTIONS_CONFIG: Final = {

@@ -28,7 +28,7 @@ from logcore.format.columns import RecordColumns
 from logcore.fs import FS
 from logcore.kernels import TopicRecord, kernel
 from logcore.log import Log
-from logcore.partition.fetched import fetched_columns, next_offset
+from logcore.partition.fetch_data import fetched_columns, next_offset
 from logcore.reader import aborted_transactions, segment_times, wait_for_news
 
 #: Times that stand for the ends of a log, as Kafka has them.

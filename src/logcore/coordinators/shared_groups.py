@@ -17,13 +17,13 @@ Rules:
   process died keeps its place for its session timeout.
 - A live member that does not poll is removed when its session, or the rebalance that
   waits for it, times out. This is done by a process that has observed the whole
-  duration (observing.py). Other deadlines use the monotonic clock of the machine.
+  duration (stall_detector.py). Other deadlines use the monotonic clock of the machine.
 - An answer for a member of another process is stored in the node until that process
   fetches it.
 - After a reboot no earlier member is alive, so only the generation of the earlier node
   is used. The same applies if the log has a later generation, which a process with
   exclusive access wrote.
-- A commit in a transaction takes effect when the transaction commits (groupoffsets.py).
+- A commit in a transaction takes effect when the transaction commits (coordinators/stored_offsets.py).
 
 This module does not implement the transitions of a group (logcore.coordination does) or
 the work of a consumer (consumer.py).
@@ -40,16 +40,6 @@ from typing import Final
 
 import attrs
 
-from logcore.consumer.groups import (
-    Answer,
-    Directory,
-    KeptJoin,
-    answer_of,
-    append,
-    check_forgotten,
-    home_of,
-)
-from logcore.consumer.observing import Observations
 from logcore.coordination.classic_group import DEAD, PREPARING, Group
 from logcore.coordination.coordinator import Coordinator
 from logcore.coordination.effects import (
@@ -72,7 +62,19 @@ from logcore.coordination.effects import (
     Sync,
     Timeout,
 )
-from logcore.coordination.packing import GroupNode
+from logcore.coordinators.durable_queue import Settling, sync_present
+from logcore.coordinators.group_codec import GroupNode
+from logcore.coordinators.local_groups import (
+    Answer,
+    Directory,
+    KeptJoin,
+    answer_of,
+    append,
+    check_forgotten,
+    home_of,
+)
+from logcore.coordinators.stall_detector import Observations
+from logcore.coordinators.stored_offsets import StoredGroups, stored_groups
 from logcore.errors import LogcoreError, NodeExistsError, NodeNotFoundError
 from logcore.format.group_records import (
     Committed,
@@ -81,18 +83,16 @@ from logcore.format.group_records import (
     read_assignment,
 )
 from logcore.fs import FS
-from logcore.groupoffsets import StoredGroups, stored_groups
 from logcore.kernels.layout import RecordInput
 from logcore.log import Log
-from logcore.names import OFFSETS_TOPIC
-from logcore.notices import ERROR, tell
+from logcore.metadata.filenames import OFFSETS_TOPIC
 from logcore.reader import aborted_transactions
 from logcore.registry import FileRegistry
 from logcore.registry.paths import element_name, owner
 from logcore.registry.paths import group_state as _path
 from logcore.registry.protocol import CONSUMERS
 from logcore.registry.views import agree_on_clock
-from logcore.settling import Settling, sync_present
+from logcore.reporting import ERROR, tell
 
 _LONGEST_MS: Final = 2**31 - 1
 #: How often to check whether the processes of other members are alive. A check opens a
@@ -111,7 +111,7 @@ def _unheard(_: Effect) -> None:
 class SharedGroups:
     """The groups of one directory that several processes have open.
 
-    It has the methods of Groups, in groups.py. Set `rules` and `on_news` before the
+    It has the methods of Groups, in local_groups.py. Set `rules` and `on_news` before the
     first request.
     """
 
