@@ -1,33 +1,91 @@
-"""Old kafka-python and Java clients, each version with its own packages. Run by `make
-interop`.
-"""
+"""Java clients from 0.11 on and old kafka-python against one broker. Run by `make interop`."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
 import pytest
 
 import logcore
-import netshim
 from support import kafka_jvm
 from support.environments import environment
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(1_800)]
 
-#: An old kafka-python: the packages of its environment. All of these send Fetch version
-#: 4.
+CODECS = ["uncompressed", "gzip", "snappy", "lz4", "zstd"]
+COUNT = 50
+VALUES = [f"{number}" for number in range(COUNT)]
+#: Longer than any operation takes on a busy machine. Only a test that fails waits so long.
+TIMEOUT_S = 600
+
+
+@attrs.frozen
+class Broker:
+    """A `netshim serve` process.
+
+    Attributes:
+        address: host:port of the broker.
+        data: Directory of the broker's partitions.
+    """
+
+    address: str
+    data: Path
+
+    def stored(self, topic: str) -> tuple[set[str], list[str]]:
+        """Return the codecs of the batches in partition 0 of a topic, and the values of its records."""
+        with logcore.open(self.data / f"{topic}-0", read_only=True) as log:
+            codecs = {batch.codec_name for batch in log.batches(0)}
+            return codecs, [(record.value or b"").decode() for record in log.read(0)]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """Start a broker with a topic logcore-CODEC for each codec, which logcore's producer has written."""
+    data = tmp_path_factory.mktemp("clients") / "data"
+    with logcore.open_dir(data, create=True) as directory:
+        for codec in CODECS:
+            directory.create_topic(f"logcore-{codec}")
+            with directory.producer(compression_type=codec) as producer:
+                for value in VALUES:
+                    producer.send(f"logcore-{codec}", value.encode())
+    command = [sys.executable, "-m", "netshim", "serve", str(data), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line.startswith("netshim: serving "), line
+            yield Broker(line.split()[-1], data)
+            assert process.poll() is None, "the broker has ended"
+        finally:
+            process.kill()
+
+
+#: An old kafka-python: the packages of its environment. All of these send Fetch version 4.
 OLD = {
-    "1.4.7": ["kafka-python==1.4.7", "zstandard", "lz4", "xxhash", "setuptools<81"],
-    "2.0.2": ["kafka-python==2.0.2", "zstandard", "lz4", "setuptools<81"],
+    "1.4.7": [
+        "kafka-python==1.4.7",
+        "zstandard",
+        "lz4",
+        "xxhash",
+        "python-snappy",
+        "setuptools<81",
+    ],
+    "2.0.2": [
+        "kafka-python==2.0.2",
+        "zstandard",
+        "lz4",
+        "python-snappy",
+        "setuptools<81",
+    ],
 }
-CODECS = ["uncompressed", "gzip", "lz4", "zstd"]
 READ = """
 import sys
 from kafka import KafkaConsumer, TopicPartition
-consumer = KafkaConsumer(bootstrap_servers=sys.argv[1], auto_offset_reset="earliest", consumer_timeout_ms=10_000)
+consumer = KafkaConsumer(bootstrap_servers=sys.argv[1], auto_offset_reset="earliest", consumer_timeout_ms=300_000)
 partition = TopicPartition(sys.argv[2], 0)
 consumer.assign([partition])
 for record in consumer:
@@ -43,34 +101,38 @@ for record in consumer:
 @pytest.mark.parametrize("version", OLD)
 @pytest.mark.parametrize("codec", CODECS)
 def test_old_kafka_python_reads_batches_of_each_codec(
-    tmp_path: Path, version: str, codec: str
+    broker: Broker, version: str, codec: str
 ) -> None:
-    """Their Fetch is older than version 10, and they read zstd if the package
-    `zstandard` is installed (from 2.0 on).
+    """Their Fetch is older than version 10, and they read zstd if the package `zstandard` is installed (from 2.0 on).
 
-    netshim refused zstd batches to every Fetch below version 10, so such a client saw
-    no record and mostly no error.
+    netshim refused zstd batches to every Fetch below version 10, so such a client saw no record and mostly no error.
     """
     if codec == "zstd" and version.startswith("1."):
         pytest.skip("kafka-python 1.4 cannot read zstd")
-    python = environment(f"kafka-python-{version}", *OLD[version])
-    values = [b"%d" % number for number in range(50)]
-    with logcore.open_dir(tmp_path / "data", create=True) as directory:
-        directory.create_topic("t")
-        with directory.producer(compression_type=codec) as producer:
-            for value in values:
-                producer.send("t", value)
-    with netshim.serve(tmp_path / "data") as server:
-        command = [python, "-c", READ, server.bootstrap_servers, "t", "50"]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=120, check=False
-        )
-    assert done.stdout.split() == [value.decode() for value in values], done.stderr
+    python = environment(f"kafka-python-{version}-codecs", *OLD[version])
+    command = [python, "-c", READ, broker.address, f"logcore-{codec}", f"{COUNT}"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert done.stdout.split() == VALUES, done.stderr
 
 
-#: Java clients of each major line. 2.0 is the last minor version without zstd, and 2.1
-#: is the first with it.
-JAVA = ["0.11.0.3", "1.1.1", "2.0.1", "2.1.1", "2.8.2", "3.9.1", "4.1.1"]
+#: Java clients of each major line. 2.0 is the last minor version without zstd, and 2.1 is the first with it.
+JAVA = [
+    "0.11.0.3",
+    "1.1.1",
+    "2.0.1",
+    "2.1.1",
+    "2.5.1",
+    "2.8.2",
+    "3.6.2",
+    "3.9.1",
+    "4.0.2",
+    "4.1.1",
+    "4.4.0",
+]
+NEWEST = JAVA[-1]
+WITHOUT_ZSTD = ["0.11.0.3", "1.1.1", "2.0.1"]
 
 
 def java(
@@ -88,45 +150,77 @@ def java(
         *arguments,
     ]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False
+        command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def java_topics(broker: Broker) -> list[str]:
+    """Have the newest Java producer write a topic java-CODEC for each codec, and return the topics."""
+    codecs = CODECS[1:]
+    done = java(NEWEST, broker.address, "compress", "java", f"{COUNT}", *codecs)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [f"java-{codec}" for codec in codecs]
+
+
+@pytest.mark.parametrize("version", JAVA)
+def test_java_client_line_writes_and_reads(broker: Broker, version: str) -> None:
+    """Create and list a topic, write with three kinds of producers, and read committed records in a group."""
+    topic = f"written-{version}"
+    wrote = java(version, broker.address, "write", topic)
+    assert wrote.stdout.split("\n")[0] == "listed true", wrote.stderr[-2000:]
+    assert wrote.returncode == 0, wrote.stderr[-2000:]
+    read = java(version, broker.address, "read", version, "3", topic)
+    expected = ["idempotent-false", "idempotent-true", "committed", "committed true"]
+    assert read.stdout.splitlines() == [f"{topic} {line}" for line in expected], (
+        read.stderr[-2000:]
     )
 
 
 @pytest.mark.parametrize("version", JAVA)
-def test_java_client_line_writes_and_reads(tmp_path: Path, version: str) -> None:
-    """Create and list a topic, write with three kinds of producers, and read committed
-    records in a group.
-    """
-    with netshim.serve(tmp_path / "data") as server:
-        wrote = java(version, server.bootstrap_servers, "write", "t")
-        assert wrote.stdout.split("\n")[0] == "listed true", wrote.stderr[-2000:]
-        assert wrote.returncode == 0, wrote.stderr[-2000:]
-        read = java(version, server.bootstrap_servers, "read", "t", "3")
-    expected = ["idempotent-false", "idempotent-true", "committed", "committed true"]
-    assert read.stdout.splitlines() == expected, read.stderr[-2000:]
+def test_java_client_line_writes_batches_of_each_codec(
+    broker: Broker, version: str
+) -> None:
+    """The broker stores each batch with the producer's codec."""
+    codecs = (
+        ["none", "gzip", "snappy", "lz4"]
+        if version in WITHOUT_ZSTD
+        else ["none", "gzip", "snappy", "lz4", "zstd"]
+    )
+    done = java(
+        version,
+        broker.address,
+        "compress",
+        f"compressed-{version}",
+        f"{COUNT}",
+        *codecs,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    for codec in codecs:
+        assert broker.stored(f"compressed-{version}-{codec}") == ({codec}, VALUES)
 
 
 @pytest.mark.parametrize("version", JAVA)
-@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
 def test_java_client_line_reads_batches_of_each_codec(
-    tmp_path: Path, version: str, codec: str
+    broker: Broker, java_topics: list[str], version: str
 ) -> None:
-    """A client older than 2.1 has no zstd: its poll() must raise an error instead of
-    blocking.
+    """Read batches of logcore's producer and of the newest Java producer.
+
+    A client older than 2.1 has no zstd: its poll() must raise an error instead of blocking.
     """
-    values = [f"{number}" for number in range(50)]
-    with logcore.open_dir(tmp_path / "data", create=True) as directory:
-        directory.create_topic("t")
-        with directory.producer(compression_type=codec) as producer:
-            for value in values:
-                producer.send("t", value.encode())
-    with netshim.serve(tmp_path / "data") as server:
-        read = java(version, server.bootstrap_servers, "read", "t", "50")
-    if codec == "zstd" and version in ("0.11.0.3", "1.1.1", "2.0.1"):
+    topics = [*(f"logcore-{codec}" for codec in CODECS[1:]), *java_topics]
+    readable = [
+        topic
+        for topic in topics
+        if version not in WITHOUT_ZSTD or not topic.endswith("zstd")
+    ]
+    read = java(version, broker.address, "read", version, f"{COUNT}", *readable)
+    expected = [
+        f"{topic} {line}" for topic in readable for line in [*VALUES, "committed true"]
+    ]
+    assert read.stdout.splitlines() == expected, read.stderr[-2000:]
+    for topic in set(topics) - set(readable):
+        read = java(version, broker.address, "read", version, f"{COUNT}", topic)
         assert (
             read.returncode == 1 and "Unknown compression type id: 4" in read.stderr
         ), read.stderr[-2000:]
-    else:
-        assert read.stdout.splitlines() == [*values, "committed true"], read.stderr[
-            -2000:
-        ]

@@ -1,7 +1,11 @@
 import java.lang.reflect.Method;
 import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.Collections;
+import java.util.List;
 import java.util.Properties;
+import java.util.concurrent.Future;
 import org.apache.kafka.clients.admin.AdminClient;
 import org.apache.kafka.clients.admin.NewTopic;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
@@ -9,23 +13,34 @@ import org.apache.kafka.clients.consumer.ConsumerRecords;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
+import org.apache.kafka.clients.producer.RecordMetadata;
 import org.apache.kafka.common.TopicPartition;
 
-/** Runs one operation with a Kafka client of any version since 0.11. Arguments: address, operation, topic, count. */
+/**
+ * Runs one operation with a Kafka client of any version since 0.11. Arguments: address, operation, then
+ * "write" TOPIC, "compress" PREFIX COUNT CODEC... (writes to the topics PREFIX-CODEC), or "read" GROUP COUNT TOPIC...
+ */
 public class ClientLines {
     static final String STRING = "org.apache.kafka.common.serialization.String";
 
     public static void main(String[] arguments) throws Exception {
         Properties settings = new Properties();
         settings.put("bootstrap.servers", arguments[0]);
-        String topic = arguments[2];
+        String[] more = Arrays.copyOfRange(arguments, Math.min(4, arguments.length), arguments.length);
         switch (arguments[1]) {
             case "write":
-                admin(settings, topic);
-                write(settings, topic);
+                admin(settings, arguments[2]);
+                write(settings, arguments[2]);
+                break;
+            case "compress":
+                for (String codec : more) {
+                    compress(settings, arguments[2] + "-" + codec, Integer.parseInt(arguments[3]), codec);
+                }
                 break;
             case "read":
-                read(settings, topic, Integer.parseInt(arguments[3]));
+                for (String topic : more) {
+                    read(settings, arguments[2], topic, Integer.parseInt(arguments[3]));
+                }
                 break;
             default:
                 throw new IllegalArgumentException(arguments[1]);
@@ -66,6 +81,18 @@ public class ClientLines {
         }
     }
 
+    static void compress(Properties settings, String topic, int count, String codec) throws Exception {
+        try (KafkaProducer<String, String> one = producer(settings, "compression.type", codec)) {
+            List<Future<RecordMetadata>> sent = new ArrayList<>();
+            for (int number = 0; number < count; number++) {
+                sent.add(one.send(new ProducerRecord<>(topic, "" + number)));
+            }
+            for (Future<RecordMetadata> record : sent) {
+                record.get();
+            }
+        }
+    }
+
     /** poll(long) was removed in 4.0, and poll(Duration) was added in 2.0. */
     @SuppressWarnings("unchecked")
     static ConsumerRecords<String, String> poll(KafkaConsumer<String, String> consumer) throws Exception {
@@ -77,8 +104,8 @@ public class ClientLines {
         }
     }
 
-    static void read(Properties settings, String topic, int count) throws Exception {
-        settings.put("group.id", topic);
+    static void read(Properties settings, String group, String topic, int count) throws Exception {
+        settings.put("group.id", group + "-" + topic);
         settings.put("auto.offset.reset", "earliest");
         settings.put("enable.auto.commit", "false");
         settings.put("isolation.level", "read_committed");
@@ -90,7 +117,7 @@ public class ClientLines {
             consumer.subscribe(Collections.singletonList(topic));
             for (int found = 0; found < count; ) {
                 for (ConsumerRecord<String, String> record : poll(consumer)) {
-                    System.out.println(record.value());
+                    System.out.println(topic + " " + record.value());
                     found++;
                 }
             }
@@ -100,7 +127,7 @@ public class ClientLines {
         // Without a committed offset, this consumer would start at offset 0.
         try (KafkaConsumer<String, String> consumer = new KafkaConsumer<>(settings)) {
             consumer.assign(Collections.singletonList(partition));
-            System.out.println("committed " + (position > 0 && consumer.position(partition) == position));
+            System.out.println(topic + " committed " + (position > 0 && consumer.position(partition) == position));
         }
     }
 }
