@@ -124,33 +124,51 @@ RSKAFKA = ["0.5.0", "0.6.0"]
 def rskafka(version: str, address: str, *arguments: str) -> str:
     """Run one operation of tests/data/rskafka with a version of the crate, and return its output."""
     command = [cargo.program("rskafka", version), address, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
 
 @pytest.mark.parametrize("version", RSKAFKA)
 @pytest.mark.parametrize("codec", CODECS)
-def test_rskafka_reads_batches_of_each_codec(broker: Broker, version: str, codec: str) -> None:
+def test_rskafka_reads_batches_of_each_codec(
+    broker: Broker, version: str, codec: str
+) -> None:
     """rskafka 0.6 got 0 of 50 records of zstd batches, because netshim refused them to a Fetch below version 10."""
-    assert rskafka(version, broker.address, "read", f"logcore-{codec}", f"{COUNT}").split() == VALUES
+    assert (
+        rskafka(version, broker.address, "read", f"logcore-{codec}", f"{COUNT}").split()
+        == VALUES
+    )
 
 
 @pytest.mark.parametrize("version", RSKAFKA)
-def test_rskafka_creates_topics_and_writes_each_codec(broker: Broker, version: str) -> None:
+def test_rskafka_creates_topics_and_writes_each_codec(
+    broker: Broker, version: str
+) -> None:
     """Compare the stored keys, values, headers and timestamps with those that the program sent."""
     for codec in CODECS:
         topic = f"rskafka-{version}-{codec}"
         rskafka(version, broker.address, "create", topic)
-        assert f"{topic} {{0, 1}}" in rskafka(version, broker.address, "list", topic).splitlines()
+        assert (
+            f"{topic} {{0, 1}}"
+            in rskafka(version, broker.address, "list", topic).splitlines()
+        )
         rskafka(version, broker.address, "write", topic, codec)
-        assert broker.stored(topic) == ({"none" if codec == "uncompressed" else codec}, VALUES)
+        assert broker.stored(topic) == (
+            {"none" if codec == "uncompressed" else codec},
+            VALUES,
+        )
         with logcore.open(broker.data / f"{topic}-0", read_only=True) as log:
             for number, record in enumerate(log.read(0)):
                 assert record.key == b"key %d" % number
                 assert list(record.headers) == [("header", b"value")]
                 assert record.timestamp_ms == 1_000_000 + number
-        assert rskafka(version, broker.address, "read", topic, f"{COUNT}").split() == VALUES
+        assert (
+            rskafka(version, broker.address, "read", topic, f"{COUNT}").split()
+            == VALUES
+        )
 
 
 #: Java clients of each major line. 2.0 is the last minor version without zstd, and 2.1 is the first with it.

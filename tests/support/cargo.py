@@ -29,14 +29,27 @@ def program(name: str, version: str) -> Path:
         text = source.read_text("utf-8").replace("VERSION", version)
         copy = folder / source.name
         if not copy.exists() or copy.read_text("utf-8") != text:
-            scratch = folder / f"{source.name}.{os.getpid()}"  # another process may read or build the same folder
+            scratch = (
+                folder / f"{source.name}.{os.getpid()}"
+            )  # another process may read or build the same folder
             scratch.write_text(text, "utf-8")
             scratch.replace(copy)
     if not (folder / "Cargo.lock").exists():
-        fetch = subprocess.run(["cargo", "fetch"], cwd=folder, capture_output=True, text=True, check=False, timeout=900)
+        fetch = subprocess.run(
+            ["cargo", "fetch"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=900,
+        )
         if fetch.returncode:
-            pytest.skip(f"cargo could not fetch the crates of {name}: {fetch.stderr[-300:]}")
+            pytest.skip(
+                f"cargo could not fetch the crates of {name}: {fetch.stderr[-300:]}"
+            )
     command = ["cargo", "build", "--quiet", "--target-dir", str(folder / "target")]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=1_500)
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False, timeout=1_500
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return folder / "target" / "debug" / f"{name}_client"
