@@ -22,8 +22,8 @@ from common import Result, Settings
 import logcore
 from netshim import wire
 from netshim.broker import Broker
-from netshim.scheduling import Answer
-from netshim.session import Session
+from netshim.scheduling import PendingResponse
+from netshim.session import ClientSession
 from netshim.settings import Settings as BrokerSettings
 
 BEAT = wire.CONSUMER_GROUP_HEARTBEAT
@@ -50,7 +50,7 @@ class Group:
     def __init__(self, logdir: logcore.LogDir, members: int) -> None:
         logdir.create_topic("t", members)
         self.broker = Broker(logdir, BrokerSettings(), _at_once)
-        self.session = Session("127.0.0.1", 9092, "127.0.0.1")
+        self.session = ClientSession("127.0.0.1", 9092, "127.0.0.1")
         self.topic_id = logdir.topic_id("t").bytes
         self.epochs = {f"member-{number:04}": 0 for number in range(members)}
         self.owned: dict[str, list[int]] = {name: [] for name in self.epochs}
@@ -64,7 +64,7 @@ class Group:
         started = time.process_time()
         reply = self.broker.handle(self.session, frame, common.NOW_MS)
         self.seconds += time.process_time() - started
-        pieces = reply.value if isinstance(reply, Answer) else reply
+        pieces = reply.value if isinstance(reply, PendingResponse) else reply
         answer = wire.decode_response(BEAT, 1, b"".join(pieces)[4:])[1]
         assert not answer.error_code, answer
         self.epochs[name] = answer.member_epoch

@@ -28,15 +28,15 @@ from logcore.coordination.transaction_effects import (
     AddPartitions,
     Effect,
     End,
-    Identity,
     Initialize,
-    Reply,
+    ProducerIdAndEpoch,
     Request,
-    Store,
+    StoreTransaction,
     TakeProducerId,
+    TransactionReply,
     WriteMarkers,
 )
-from logcore.coordination.transactions import Transactions
+from logcore.coordination.transactions import TransactionMachine
 from logcore.format.transaction_records import (
     Status,
     StoredTransaction,
@@ -110,11 +110,11 @@ def in_process(path: str, count: int, repeats: int) -> Iterator[Result]:
 
 
 def coordinator_alone(count: int) -> Result:
-    machine = Transactions()
+    machine = TransactionMachine()
     found = answered(machine, Initialize(transactional_id="x", timeout_ms=60_000))
     started = time.perf_counter()
     for _ in range(count):
-        assert isinstance(found, Identity)
+        assert isinstance(found, ProducerIdAndEpoch)
         who = (found.producer_id, found.producer_epoch)
         added = AddPartitions(
             transactional_id="x",
@@ -145,16 +145,16 @@ def coordinator_alone(count: int) -> Result:
     )
 
 
-def answered(machine: Transactions, request: Request) -> object:
+def answered(machine: TransactionMachine, request: Request) -> object:
     """How a request ends when all that it asks for is done at once."""
     result: object = None
     effects: list[Effect] = machine.ask(request, "waiter", 0)
     while effects:
         effect = effects.pop(0)
         match effect:
-            case Reply(_, result):
+            case TransactionReply(_, result):
                 pass
-            case Store():
+            case StoreTransaction():
                 effects = [*machine.stored(effect, 0), *effects]
             case WriteMarkers():
                 effects = [*machine.marked(effect, frozenset(), 0), *effects]
@@ -179,7 +179,7 @@ def loading(path: str, ids: int) -> Result:
             [(transaction_key(f"id-{number}"), value) for number in range(ids)]
         )
         started = time.perf_counter()
-        Transactions().load(data.transactions(), 0)
+        TransactionMachine().load(data.transactions(), 0)
         ours = time.perf_counter() - started
         started = time.perf_counter()
         for columns in log.scan(0):

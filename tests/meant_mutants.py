@@ -566,8 +566,10 @@ MISTAKES: Final = (
     ),
     Mistake(
         "assigned_before_it_is_stored", "logcore/coordination/classic_transitions.py",
-        "            self.effects.append(Store(group, group.records(request.assignments), done))\n",
-        "            self.effects.append(Store(group, group.records(request.assignments), done))\n"
+        "                AppendRecords(group, group.records(request.assignments), done)\n"
+        "            )\n",
+        "                AppendRecords(group, group.records(request.assignments), done)\n"
+        "            )\n"
         "            self.assigned(done, None)\n",
         "coordination/test_coordination.py::test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever",
     ),
@@ -691,8 +693,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "recovery_keeps_the_structure", "logcore/partition/shared_writer.py",
-        "            self._renew(None)\n            self._note = Note(self._turn.new_number(), 0, 0)\n",
-        "            self._renew(None)\n            self._note = note or Note(0, 0, 0)\n",
+        "            self._renew(None)\n            self._note = LockRecord(self._turn.new_number(), 0, 0)\n",
+        "            self._renew(None)\n            self._note = note or LockRecord(0, 0, 0)\n",
         "partition/test_sharing_exploration.py",
     ),
     Mistake(
@@ -1126,8 +1128,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "parked_requests_count_as_work", "netshim/broker.py",
-        "Answer(is_parked=api.key in _PARKED, is_in_pieces",
-        "Answer(is_in_pieces",
+        "is_parked=api.key in _PARKED, is_in_pieces=is_large",
+        "is_in_pieces=is_large",
         "netshim/test_hostile.py",
     ),
     Mistake(
@@ -1593,10 +1595,10 @@ MISTAKES: Final = (
     ),
     Mistake(
         "registry_names_a_node_before_it_is_on_disk", "logcore/registry/files.py",
-        "            if head.kind is Kind.PERSISTENT:\n                self._fs.fdatasync(handle)\n"
+        "            if head.kind is NodeKind.PERSISTENT:\n                self._fs.fdatasync(handle)\n"
         "            self._fs.rename(unfinished, file)",
         "            self._fs.rename(unfinished, file)\n"
-        "            if head.kind is Kind.PERSISTENT:\n                self._fs.fdatasync(handle)",
+        "            if head.kind is NodeKind.PERSISTENT:\n                self._fs.fdatasync(handle)",
         "registry/test_registry_power.py",
     ),
     Mistake(
@@ -1612,7 +1614,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "registry_deletes_without_a_sync", "logcore/registry/files.py",
-        "        if kind is Kind.PERSISTENT:\n            self._fs.sync_dir(self._directory(names[:-1]))",
+        "        if kind is NodeKind.PERSISTENT:\n            self._fs.sync_dir(self._directory(names[:-1]))",
         "        if kind is None:\n            self._fs.sync_dir(self._directory(names[:-1]))",
         "registry/test_registry_exploration.py -k power",
     ),
@@ -1733,7 +1735,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "revocation_is_timed_again_with_each_change", "logcore/coordination/consumer_transitions.py",
-        "if kind is Kind.CURRENT:\n                self._settle_revocation(name)",
+        "if kind is RecordKind.CURRENT:\n                self._settle_revocation(name)",
         "self._settle_revocation(name)",
         "coordination/test_heartbeats.py",
     ),
@@ -1830,11 +1832,11 @@ MISTAKES: Final = (
     Mistake(
         "partition_added_behind_its_first_batch", "logcore/producer/sender.py",
         "            work = self._admitted(self._transacting, work)\n"
-        "        written: list[_Written] = []\n"
+        "        written: list[_WrittenBatch] = []\n"
         "        for queue, batches in work:\n"
         "            self._write_all(queue, batches, written)\n",
         "            admitted = work\n"
-        "        written: list[_Written] = []\n"
+        "        written: list[_WrittenBatch] = []\n"
         "        for queue, batches in work:\n"
         "            self._write_all(queue, batches, written)\n"
         "        if self._transacting is not None:\n"

@@ -47,8 +47,8 @@ from logcore.kernels.layout import (
     Time,
 )
 from logcore.log import Log, rewriting_of
-from logcore.partition.aborted_transactions import Transactions
-from logcore.partition.checksum_file import Progress
+from logcore.partition.aborted_transactions import PartitionTransactions
+from logcore.partition.checksum_file import ScrubProgress
 from logcore.partition.order import in_order
 from logcore.partition.rewriting import Rewriting
 from logcore.partition.scan import Run
@@ -421,7 +421,7 @@ class OffsetMap:
 class _Passing:
     """The transactions with batches up to the present position of a pass (section 9.5)."""
 
-    transactions: Transactions
+    transactions: PartitionTransactions
     _seen_aborted: set[int] = attrs.Factory(set)
     _seen_committed: set[int] = attrs.Factory(set)
 
@@ -501,7 +501,7 @@ class _Part:
 
 
 @attrs.define
-class _Counts:
+class _CleanCounts:
     records_read: int = 0
     records_kept: int = 0
     bytes_before: int = 0
@@ -569,7 +569,7 @@ def cleaning(
     now_ms: Time | None = None,
     memory_bytes: int = DEDUPE_BYTES,
     force: bool = False,
-) -> Generator[Progress, None, CleaningReport | None]:
+) -> Generator[ScrubProgress, None, CleaningReport | None]:
     """Compact like clean(), in steps of some milliseconds.
 
     This is a generator of Progress that returns the report.
@@ -623,9 +623,9 @@ class _Round:
         ]
         self.memory_bytes = memory_bytes
         self.done = 0
-        self.counts = _Counts()
+        self.counts = _CleanCounts()
 
-    def run(self) -> Generator[Progress, None, CleaningReport]:
+    def run(self) -> Generator[ScrubProgress, None, CleaningReport]:
         plan = self.plan
         view = self.view
         # Both passes read the dirty part.
@@ -736,7 +736,7 @@ class _Round:
             yield _Part(facts, view, None, batch, columns)
             at += batch.size_bytes
 
-    def _note_keys(self, newest: OffsetMap) -> Generator[Progress, None, None]:
+    def _note_keys(self, newest: OffsetMap) -> Generator[ScrubProgress, None, None]:
         """Read the dirty part once (section 9.3)."""
         newest.latest_offset = self.plan.first_dirty - 1
         passing = _Passing(self.view.transactions())
@@ -786,15 +786,15 @@ class _Round:
             and int(facts["base_offset"][0]) >= self.plan.first_dirty
         )
 
-    def _progress(self, size_bytes: int) -> Progress:
+    def _progress(self, size_bytes: int) -> ScrubProgress:
         self.done += size_bytes
-        return Progress(min(self.done, self.total), self.total)
+        return ScrubProgress(min(self.done, self.total), self.total)
 
     # -- writing
 
     def _rewrite(
         self, old: list[Segment], newest: OffsetMap, passing: _Passing, end: int
-    ) -> Generator[Progress, None, None]:
+    ) -> Generator[ScrubProgress, None, None]:
         """Replace some old segments by one new segment."""
         view = self.view
         new = view.create(old[0].base_offset)

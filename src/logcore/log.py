@@ -62,12 +62,12 @@ from logcore.metadata.checkpoint import ensure_directory
 from logcore.metadata.directory_lock import Claim
 from logcore.metadata.filenames import parse_partition_name
 from logcore.partition import checksum_file, epochs, recovery
-from logcore.partition.opening import Opened, Place, open_partition
+from logcore.partition.opening import Opened, OpenRequest, open_partition
 from logcore.partition.persisted import noted_gaps
 from logcore.partition.producers import SequencedBatch
 from logcore.partition.rewriting import Rewriting, rewriting
 from logcore.partition.scan import slot_of
-from logcore.partition.schedule import Upkeep
+from logcore.partition.schedule import LogMaintenance
 from logcore.partition.state import PartitionState
 from logcore.partition.truncation import delete_below_locked, truncate_locked
 from logcore.partition.writer import Writer, check_level
@@ -199,7 +199,7 @@ def open_log(
             if not exists and not fs.is_directory(real):
                 fs.mkdir(real)
                 fs.sync_dir(parent)
-        place = Place(
+        place = OpenRequest(
             fs=fs,
             parent=parent,
             path=real,
@@ -235,7 +235,7 @@ def open_log(
         raise
 
 
-def _join(place: Place, claim: Claim) -> tuple[Writer, Opened]:
+def _join(place: OpenRequest, claim: Claim) -> tuple[Writer, Opened]:
     """Open a partition that other processes may have open. Raises the errors of
     open_log().
     """
@@ -338,9 +338,9 @@ class Log(LogReader):
         `writer` is None if the log is open read-only. For `left_below` see Upkeep.
         """
         super().__init__(fs, path, state, policy, is_writing=writer is not None)
-        self._upkeep: Upkeep | None = None
+        self._upkeep: LogMaintenance | None = None
         if writer is not None:
-            self._upkeep = Upkeep(writer, left_below)
+            self._upkeep = LogMaintenance(writer, left_below)
         # Set last: if an interrupt stops __init__, __del__ must not warn.
         self._writer = writer
 
@@ -354,7 +354,7 @@ class Log(LogReader):
         return self._writer
 
     @property
-    def upkeep(self) -> Upkeep:
+    def upkeep(self) -> LogMaintenance:
         """The parts of tick(), for hosts. Raises ReadOnlyLogError, LogClosedError."""
         if self._upkeep is None:
             self._refuse_reader()
@@ -1055,7 +1055,7 @@ class Log(LogReader):
 
     def scrubbing(
         self,
-    ) -> Generator[checksum_file.Progress, None, checksum_file.ScrubReport]:
+    ) -> Generator[checksum_file.ScrubProgress, None, checksum_file.ScrubReport]:
         """Check like scrub(), in steps of some milliseconds.
 
         This is a generator that yields Progress and returns the report.

@@ -30,7 +30,7 @@ from logcore.coordinators.lookup import Coordinators
 from logcore.coordinators.orphans import first_free_producer_id
 from logcore.coordinators.topic_deletion import Deletions
 from logcore.directory.forking import fork_topic
-from logcore.directory.identity import Identity, ProducerIds, check_kind
+from logcore.directory.identity import DirectoryIdentity, ProducerIds, check_kind
 from logcore.directory.incidents import Incidents
 from logcore.directory.maintenance import Upkeep, Upkeeper, high_watermarks
 from logcore.directory.open_logs import OpenLogs
@@ -72,7 +72,7 @@ from logcore.metadata.filenames import (
     file_name,
     partition_name,
 )
-from logcore.partition.checksum_file import Progress, ScrubReport, finish, unopened
+from logcore.partition.checksum_file import ScrubProgress, ScrubReport, finish, unopened
 from logcore.partition.scan import Scan
 from logcore.partition.segment_files import list_bases
 from logcore.partitioner import Partitioner
@@ -250,7 +250,9 @@ class LogDir:
         with contextlib.ExitStack() as turn:
             if claim is not None:
                 turn.enter_context(claim.changing())
-            self._identity = Identity(self._fs, self.path, can_write=claim is not None)
+            self._identity = DirectoryIdentity(
+                self._fs, self.path, can_write=claim is not None
+            )
             if finishes:
                 self._registry.finish_interrupted()
             self._registry.look()
@@ -1169,7 +1171,7 @@ class LogDir:
         """
         return finish(self.scrubbing())
 
-    def scrubbing(self) -> Generator[Progress, None, list[ScrubReport]]:
+    def scrubbing(self) -> Generator[ScrubProgress, None, list[ScrubReport]]:
         """Like scrub(), in steps of some milliseconds, so that a host controls the
         speed: a generator that yields Progress, partition by partition, and returns the
         reports.

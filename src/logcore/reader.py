@@ -41,7 +41,7 @@ from logcore.kernels import Record, TopicRecord, kernel, layout
 from logcore.kernels.layout import Time
 from logcore.metadata import checkpoint
 from logcore.metadata.filenames import is_file_of_log, partition_of
-from logcore.partition.aborted_transactions import Transactions, control_types
+from logcore.partition.aborted_transactions import PartitionTransactions, control_types
 from logcore.partition.file_view import FileLook
 from logcore.partition.gaps import Gaps, check_growing
 from logcore.partition.persisted import noted_gaps
@@ -192,7 +192,9 @@ class LogReader:
             # its transaction would remain open forever. If it ends above the visible
             # end, the writer has truncated the log, and may append there again.
             if state is None or not begin <= state.next_offset <= visible:
-                state = self._state.transactions = Transactions(next_offset=begin)
+                state = self._state.transactions = PartitionTransactions(
+                    next_offset=begin
+                )
             # Read after the bound. Batches that this process appended need no headers
             # read: that would cost a fetch a third.
             if self._state.plain_from <= state.next_offset < visible:
@@ -226,7 +228,7 @@ class LogReader:
                 )
 
     def _walk_transactions(
-        self, state: Transactions, segments: list[Segment], end: int
+        self, state: PartitionTransactions, segments: list[Segment], end: int
     ) -> None:
         """Add the batches between the end of the state and `end` to the state."""
         held = segments[max(0, slot_of(segments, state.next_offset)) :]
@@ -647,7 +649,7 @@ class LogReader:
                 expected="'read_uncommitted' or 'read_committed'",
                 found=repr(isolation),
             )
-        committed: Transactions | None = None
+        committed: PartitionTransactions | None = None
         if isolation == "read_committed":
             # All three come from one search, so they match. Records that are appended
             # later belong to no transaction in the state.
@@ -799,7 +801,7 @@ def avoid_mapping(log: LogReader) -> None:
     log._state.segments = segments
 
 
-def transactions_of(log: LogReader) -> Transactions:
+def transactions_of(log: LogReader) -> PartitionTransactions:
     """Return the transactions up to the high watermark, and possibly later ones.
 
     Raises the same errors as read() with read_committed.
@@ -866,7 +868,7 @@ class _Committed(NamedTuple):
     and later searches add to it. Their additions are above this last stable offset.
     """
 
-    state: Transactions
+    state: PartitionTransactions
     last_stable_offset: int
     segments: list[Segment]
 

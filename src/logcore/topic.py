@@ -33,7 +33,7 @@ Position = datetime | Mapping[int, int]
 Order = Literal["partition", "time"]
 
 
-class Directory(Protocol):
+class TopicDirectory(Protocol):
     """The methods of a LogDir that its topics use."""
 
     path: str
@@ -61,7 +61,7 @@ class Topic:
     deleted.
     """
 
-    def __init__(self, directory: Directory, name: str) -> None:
+    def __init__(self, directory: TopicDirectory, name: str) -> None:
         """Not for users."""
         self.name = name
         self._directory = directory

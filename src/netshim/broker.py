@@ -14,14 +14,14 @@ from typing import Any, Final
 
 from logcore import LogDir
 from netshim import scheduling, wire
-from netshim.groups import Groups
+from netshim.groups import BrokerGroups
 from netshim.handlers import HANDLERS, NOT_SHARED, served_versions
 from netshim.request_log import errors_in, shown
-from netshim.scheduling import Answer, CloseConnection, Later, Submit
-from netshim.session import Session
+from netshim.scheduling import CloseConnection, Later, PendingResponse, Submit
+from netshim.session import ClientSession
 from netshim.settings import Settings
 from netshim.sharing import GroupsBesideOthers, TransactionsBesideOthers
-from netshim.state import Call, State
+from netshim.state import BrokerState, Call
 from netshim.transactions import TransactionHost
 from netshim.wire import codes
 
@@ -135,7 +135,7 @@ class Broker:
         new_id: Callable[[], str] | None = None,
         later: Later | None = None,
     ) -> None:
-        self.state = State(logdir, settings, submit, later)
+        self.state = BrokerState(logdir, settings, submit, later)
         # The API of the latest request, for the host's report of a slow iteration.
         self.last_asked = "none"
         if logdir.is_shared:
@@ -143,14 +143,14 @@ class Broker:
             self.state.transactions = TransactionsBesideOthers(self.state)
         else:
             if new_id is None:
-                self.state.groups = Groups(self.state)
+                self.state.groups = BrokerGroups(self.state)
             else:
-                self.state.groups = Groups(self.state, new_id)
+                self.state.groups = BrokerGroups(self.state, new_id)
             self.state.transactions = TransactionHost(self.state)
 
     def handle(
-        self, session: Session, frame: memoryview, now_ms: int
-    ) -> list[Piece] | Answer | None:
+        self, session: ClientSession, frame: memoryview, now_ms: int
+    ) -> list[Piece] | PendingResponse | None:
         """Return the response to one frame, or the Answer that will hold it.
 
         The response is None if the API has none.
@@ -194,11 +194,13 @@ class Broker:
             raise
         except Exception as error:
             response = error
-        if isinstance(response, Answer):
+        if isinstance(response, PendingResponse):
             # Step 3: encode the response, when it is available. A request that waits is
             # not processed in chunks yet; a later request would overtake its chunks.
             is_large = response.is_in_pieces or entries > scheduling.PIECE
-            encoded = Answer(is_parked=api.key in _PARKED, is_in_pieces=is_large)
+            encoded = PendingResponse(
+                is_parked=api.key in _PARKED, is_in_pieces=is_large
+            )
             encoded.held_bytes = len(frame) + entries * _ENTRY_BYTES
             waited = response
             encoded.when_cancelled(waited.cancel)

@@ -21,7 +21,7 @@ import attrs
 import click
 
 import logcore
-from logcore.cli.options import Group, config_option, fail, setting
+from logcore.cli.options import CommandGroup, config_option, fail, setting
 from logcore.config import INT32_MAX
 from netshim.request_log import Repeated
 from netshim.server import Server, loop_factory
@@ -41,7 +41,7 @@ class _JsonLines(logging.Formatter):
         return json.dumps(facts)
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(logcore.__version__, prog_name="netshim")
 def main() -> None:
     """A Kafka broker over a directory of logs."""

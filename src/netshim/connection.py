@@ -33,13 +33,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from netshim.scheduling import Answer, CloseConnection
+from netshim.scheduling import CloseConnection, PendingResponse
 from netshim.settings import Settings
 
 Piece = bytes | bytearray | memoryview
 #: Result of a frame handler: the pieces of a response, None for no response, or an
 #: Answer. The Answer will hold pieces, None or a CloseConnection.
-Reply = list[Piece] | Answer | None
+Reply = list[Piece] | PendingResponse | None
 Handle = Callable[[memoryview, int], Reply]
 
 _SMALL_BYTES: Final = 64 << 10
@@ -277,7 +277,7 @@ class Connection:
         self._view = memoryview(self._buffer)
         # buffer[start:end] holds the received bytes that are not processed
         self._start = self._end = 0
-        self._slots: deque[list[Piece] | Answer] = deque()
+        self._slots: deque[list[Piece] | PendingResponse] = deque()
         self._outgoing: deque[Piece] = deque()
         self.unsent_bytes = 0  # bytes of complete responses
         self._draining = self._is_closed = False
@@ -387,9 +387,9 @@ class Connection:
             reply = handle(frame, now_ms)
             if reply is None:
                 continue
-            if isinstance(reply, Answer) or self._slots:
+            if isinstance(reply, PendingResponse) or self._slots:
                 self._slots.append(reply)
-                if isinstance(reply, Answer):
+                if isinstance(reply, PendingResponse):
                     self._await(reply)
             else:
                 self._put(reply)
@@ -467,12 +467,14 @@ class Connection:
         if not self._slots:
             return False
         last = self._slots[-1]
-        return isinstance(last, Answer) and last.is_in_pieces and not last.is_set
+        return (
+            isinstance(last, PendingResponse) and last.is_in_pieces and not last.is_set
+        )
 
     def _is_changing(self) -> bool:
         """Return whether an earlier request is in progress."""
         return any(
-            isinstance(slot, Answer) and not slot.is_set and not slot.is_parked
+            isinstance(slot, PendingResponse) and not slot.is_set and not slot.is_parked
             for slot in self._slots
         )
 
@@ -505,7 +507,7 @@ class Connection:
 
     # -- out ---------------------------------------------------------------------------
 
-    def _await(self, answer: Answer) -> None:
+    def _await(self, answer: PendingResponse) -> None:
         if answer.is_parked:
             answer.then(self._settled)
             return
@@ -520,7 +522,7 @@ class Connection:
         slots = self._slots
         while slots:
             head = slots[0]
-            if isinstance(head, Answer):
+            if isinstance(head, PendingResponse):
                 if not head.is_set:
                     break
                 head = head.value
@@ -591,7 +593,7 @@ class Connection:
         self._ready = _do_nothing
         self._workload.leave_line(self)
         for slot in self._slots:
-            if isinstance(slot, Answer):
+            if isinstance(slot, PendingResponse):
                 slot.cancel()
                 if not slot.is_set and not slot.is_parked:
                     self._workload.end(slot.held_bytes)

@@ -27,9 +27,9 @@ import attrs
 from logcore.coordination.classic_group import Group
 from logcore.coordination.coordinator import EXPIRY_CHECK_MS, Coordinator
 from logcore.coordination.effects import (
-    At,
+    AppendRecords,
     Beat,
-    Cancel,
+    CancelTimer,
     Committer,
     Effect,
     GroupConverted,
@@ -45,7 +45,7 @@ from logcore.coordination.effects import (
     RevocationEnded,
     Rules,
     SessionEnded,
-    Store,
+    SetTimer,
     Sync,
     TargetsChanged,
     Timeout,
@@ -54,9 +54,9 @@ from logcore.directory.group_settings import GroupSettings
 from logcore.format.group_records import Committed
 from logcore.metadata.filenames import OFFSETS_TOPIC
 from netshim.request_log import shown
-from netshim.scheduling import Answer, Steps, answer_with
+from netshim.scheduling import PendingResponse, Steps, answer_with
 from netshim.settings import Settings
-from netshim.state import State
+from netshim.state import BrokerState
 from netshim.stored_offsets import OffsetsTopic
 from netshim.topic_patterns import ServedTopics, compile_pattern
 
@@ -186,14 +186,14 @@ class _Several:
             self._done(self._error)
 
 
-class Groups:
+class BrokerGroups:
     """All groups of a broker.
 
     `new_id` returns the unique part of a member id. Call load() first: all other
     methods require that it succeeded.
     """
 
-    def __init__(self, state: State, new_id: Callable[[], str] = _new_id) -> None:
+    def __init__(self, state: BrokerState, new_id: Callable[[], str] = _new_id) -> None:
         self._state = state
         self._topic = OffsetsTopic(state)
         self._coordinator = Coordinator(
@@ -233,7 +233,7 @@ class Groups:
         match effect:
             case Reply(waiter, result):
                 _tell(waiter, result)
-            case Store(group, records):
+            case AppendRecords(group, records):
                 done = partial(self._have_stored, effect)
                 self._topic.append(
                     group.group_id,
@@ -242,13 +242,13 @@ class Groups:
                     done,
                     effect.producer,
                 )
-            case At(group, timeout, at_ms):
+            case SetTimer(group, timeout, at_ms):
                 self._cancel(group, timeout)
                 token = self._state.timers.at(
                     at_ms, partial(self._time_out, group, timeout)
                 )
                 self._timers[group, timeout] = token
-            case Cancel(group, timeout):
+            case CancelTimer(group, timeout):
                 self._cancel(group, timeout)
             case news:
                 self._say(news)
@@ -261,7 +261,7 @@ class Groups:
                 logging.INFO, f"group {kind}", self._state.now_ms, text, *values
             )
 
-    def _have_stored(self, effect: Store, error: GroupError | None) -> None:
+    def _have_stored(self, effect: AppendRecords, error: GroupError | None) -> None:
         self._act(self._coordinator.stored(effect, error, self._state.now_ms))
 
     def _cancel(self, group: Group, timeout: Timeout) -> None:
@@ -282,17 +282,17 @@ class Groups:
 
     def when_known(
         self,
-        handle: Callable[[], T | Answer],
+        handle: Callable[[], T | PendingResponse],
         refuse: Callable[[GroupError], T],
         now_ms: int,
-    ) -> T | Answer:
+    ) -> T | PendingResponse:
         """Call handle() once the stored groups are loaded, and return its result.
 
         The result is refuse(error) if they cannot be read.
         """
         if self._is_loaded:
             return handle()
-        answer = Answer()
+        answer = PendingResponse()
 
         def go_on(error: GroupError | None) -> None:
             if error is not None:
@@ -303,7 +303,7 @@ class Groups:
         self.load(now_ms, go_on)
         return answer
 
-    def in_pieces(self, steps: Steps[T]) -> T | Answer:
+    def in_pieces(self, steps: Steps[T]) -> T | PendingResponse:
         """Run State.in_pieces(), for functions that when_known() calls."""
         return self._state.in_pieces(steps)
 

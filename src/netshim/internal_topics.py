@@ -20,7 +20,7 @@ from typing import Any
 from logcore import Log, LogcoreError, Receipt
 from logcore.format.group_records import partition_of
 from netshim.scheduling import as_value
-from netshim.state import State
+from netshim.state import BrokerState
 
 Told = Callable[[Exception | None], None]
 WhenStored = Callable[[Log, int, Callable[[LogcoreError | None], None]], None]
@@ -35,7 +35,7 @@ class InternalTopic:
 
     def __init__(
         self,
-        state: State,
+        state: BrokerState,
         name: str,
         partitions: int,
         config: Mapping[str, object],

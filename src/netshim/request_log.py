@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from typing import Any, Final, Protocol
 
-from netshim.session import Session
+from netshim.session import ClientSession
 from netshim.wire import codes
 
 _log = logging.getLogger("netshim")
@@ -52,14 +52,14 @@ def shown(text: object) -> str:
     return whole[:_TEXT_CHARACTERS] + "..."
 
 
-class Asked(Protocol):
+class LoggedRequest(Protocol):
     """The facts about a request that the journal writes.
 
     state.Call is an implementation.
     """
 
     @property
-    def session(self) -> Session: ...
+    def session(self) -> ClientSession: ...
     @property
     def version(self) -> int: ...
     @property
@@ -107,7 +107,9 @@ class Journal:
         if count < most:
             _log.log(level, text, *values, exc_info=error)
 
-    def refused(self, call: Asked, api: str, code: int, message: str | None) -> None:
+    def refused(
+        self, call: LoggedRequest, api: str, code: int, message: str | None
+    ) -> None:
         """Log that a request, or a part of one, was answered with an error."""
         if code in _ORDINARY:
             return
@@ -127,7 +129,7 @@ class Journal:
         )
 
     def changed(
-        self, call: Asked, name: str | None, what: str, *, kind: str = "topic"
+        self, call: LoggedRequest, name: str | None, what: str, *, kind: str = "topic"
     ) -> None:
         """Log that a client changed a topic or the settings of a group."""
         self.say(

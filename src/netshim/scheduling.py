@@ -51,7 +51,7 @@ class CloseConnection(Exception):
     """
 
 
-class Answer:
+class PendingResponse:
     """A response that becomes available later. It is set once and passed to a callback.
 
     Once it is set or cancelled, an answer drops its callbacks. The callbacks refer to
@@ -147,9 +147,9 @@ def guarded(action: Callable[[Any], None], argument: Any) -> None:
         _log.exception("a waiting action failed")
 
 
-def pass_on(response: object, answer: Answer) -> None:
+def pass_on(response: object, answer: PendingResponse) -> None:
     """Set an answer that a caller already holds, now or once the response is available."""
-    if not isinstance(response, Answer):
+    if not isinstance(response, PendingResponse):
         answer.set(response)
         return
     answer.when_cancelled(response.cancel)
@@ -158,7 +158,7 @@ def pass_on(response: object, answer: Answer) -> None:
         answer.cancel()
 
 
-def answer_with(handle: Callable[[], object], answer: Answer) -> None:
+def answer_with(handle: Callable[[], object], answer: PendingResponse) -> None:
     """Set an answer that a caller already holds to the result of handle().
 
     An exception of handle() becomes the value, because no caller would pass it to the
@@ -209,14 +209,14 @@ class Pieces:
 
     def __init__(self, later: Later) -> None:
         self._later = later
-        self._line: deque[tuple[Steps[Any], Answer]] = deque()
+        self._line: deque[tuple[Steps[Any], PendingResponse]] = deque()
         self._is_called = False
 
     @property
     def is_full(self) -> bool:
         return len(self._line) >= MOST_IN_PIECES
 
-    def run(self, steps: Steps[_T]) -> _T | Answer:
+    def run(self, steps: Steps[_T]) -> _T | PendingResponse:
         """Run the first chunk and return the response if that completed the request.
 
         Otherwise, return the Answer that will hold the response. If MOST_IN_PIECES
@@ -230,7 +230,7 @@ class Pieces:
         except StopIteration as end:
             response: _T = end.value
             return response
-        answer = Answer(is_in_pieces=True)
+        answer = PendingResponse(is_in_pieces=True)
         self._line.append((steps, answer))
         self._call()
         return answer
@@ -264,7 +264,7 @@ class Pieces:
         guarded(partial(pass_on, response), answer)
 
 
-class Timers:
+class LoopTimers:
     """Actions that run at a deadline. A timer is cancelled by its token."""
 
     def __init__(self) -> None:

@@ -44,7 +44,7 @@ from logcore.registry.views import register_broker
 from netshim.broker import Broker, tells
 from netshim.connection import Budget, Connection, Workload
 from netshim.scheduling import CloseConnection
-from netshim.session import Session
+from netshim.session import ClientSession
 from netshim.settings import TOPIC_DEFAULTS, Settings
 
 _log = logging.getLogger("netshim")
@@ -159,7 +159,7 @@ class _Peer(asyncio.BufferedProtocol):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         transport.set_write_buffer_limits(high=_UNSENT_BYTES)
         host, port = server.advertised or (str(name[0]), int(name[1]))
-        handle = partial(server.broker.handle, Session(host, port, self.address))
+        handle = partial(server.broker.handle, ClientSession(host, port, self.address))
         self.connection = Connection(
             handle,
             server.settings,

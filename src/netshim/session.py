@@ -10,7 +10,7 @@ import attrs
 
 
 @attrs.define(eq=False)
-class Session:
+class ClientSession:
     """One connection of a client.
 
     host, port: the address the client reached us by, which is the one to tell it. peer:

@@ -54,8 +54,8 @@ from logcore.format.group_records import Committed
 from logcore.format.transaction_records import Partition, StoredTransaction
 from logcore.metadata.filenames import TRANSACTIONS_TOPIC
 from netshim.groups import group_rules, news_of
-from netshim.scheduling import Answer, Steps, pass_on, whole
-from netshim.state import State
+from netshim.scheduling import PendingResponse, Steps, pass_on, whole
+from netshim.state import BrokerState
 from netshim.transactions import Markers
 
 _log = logging.getLogger("netshim")
@@ -74,7 +74,7 @@ _LATER_MS: Final = 50
 class _Wait:
     """A client that waits for an answer."""
 
-    answer: process_groups.Answer
+    answer: process_groups.PendingResult
     #: Called with the result in the broker's thread.
     deliver: Callable[[Any], None]
     refusal: Any  # delivered if the broker stops first
@@ -87,7 +87,7 @@ class GroupsBesideOthers:
     uses.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: BrokerState) -> None:
         self._state = state
         self._groups: SharedGroups | None = None  # created by the first request
         # Written in the worker thread, read between requests.
@@ -102,16 +102,16 @@ class GroupsBesideOthers:
 
     def when_known(
         self,
-        handle: Callable[[], _T | Answer],
+        handle: Callable[[], _T | PendingResponse],
         refuse: Callable[[GroupError], _T],
         now_ms: int,
-    ) -> _T | Answer:
+    ) -> _T | PendingResponse:
         """Run handle() in a worker thread, in order, and return its result.
 
         The result is refuse(error) if the groups cannot be read now.
         """
         self._now_ms = max(self._now_ms, now_ms)
-        answer = Answer()
+        answer = PendingResponse()
 
         def done(result: Any) -> None:
             if isinstance(result, LogcoreError | OSError):
@@ -204,7 +204,7 @@ class GroupsBesideOthers:
 
     def _later(
         self,
-        answer: process_groups.Answer,
+        answer: process_groups.PendingResult,
         done: Callable[[Any], None],
         refusal: object,
     ) -> None:
@@ -362,7 +362,7 @@ class GroupsBesideOthers:
 class TransactionsBesideOthers:
     """The methods of netshim.transactions.TransactionHost for a shared directory."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: BrokerState) -> None:
         self._state = state
         self._coordinator: TransactionCoordinator | None = None
         self._is_loaded = False

@@ -41,20 +41,20 @@ from logcore.metadata.filenames import INTERNAL_TOPICS
 from netshim import scheduling
 from netshim.request_log import Journal
 from netshim.scheduling import (
-    Answer,
     Later,
+    LoopTimers,
     Pace,
+    PendingResponse,
     Pieces,
     Steps,
     Submit,
     Syncs,
-    Timers,
     Waiting,
     answer_with,
     as_value,
     pass_on,
 )
-from netshim.session import Session
+from netshim.session import ClientSession
 from netshim.settings import Settings
 
 _log = logging.getLogger("netshim")
@@ -66,7 +66,7 @@ _T = TypeVar("_T")
 class Call:
     """The facts about a request that a handler may use in addition to its body."""
 
-    session: Session
+    session: ClientSession
     api_key: int
     version: int
     client_id: str
@@ -137,7 +137,7 @@ def _behind_work(submit: Submit, action: Callable[[], None]) -> None:
     submit(lambda: None, lambda _: action())
 
 
-class State:
+class BrokerState:
     """State of one broker.
 
     `logdir` is open for writing. `submit` runs work that may block on the disk. `later`
@@ -161,7 +161,7 @@ class State:
         if not self.is_shared:
             self.group_settings = logdir.coordinators.group_settings(logdir)
         self.remembered = Remembered(settings.max_remembered_bytes)
-        self.timers = Timers()
+        self.timers = LoopTimers()
         self.journal = Journal()
         self.fetches = Waiting()
         self.syncs = Syncs(submit, policy_waits=logdir.durability.waits)
@@ -251,7 +251,9 @@ class State:
         except (LogcoreError, OSError):
             return True
 
-    def when_open(self, keys: Iterable[Key], handle: Callable[[], _T]) -> _T | Answer:
+    def when_open(
+        self, keys: Iterable[Key], handle: Callable[[], _T]
+    ) -> _T | PendingResponse:
         """Open the logs of these partitions if necessary, then call handle().
 
         Return its result, or an Answer if opening takes time. Logs are opened one at a
@@ -265,7 +267,7 @@ class State:
 
     def _look_and_open(
         self, keys: list[Key], handle: Callable[[], _T]
-    ) -> Steps[_T | Answer]:
+    ) -> Steps[_T | PendingResponse]:
         """Run when_open() for many keys: check in chunks which logs are not open."""
         missing = []
         pace = Pace()
@@ -276,11 +278,13 @@ class State:
                 missing.append(key)
         return self._open_first(missing, handle)
 
-    def _open_first(self, missing: list[Key], handle: Callable[[], _T]) -> _T | Answer:
+    def _open_first(
+        self, missing: list[Key], handle: Callable[[], _T]
+    ) -> _T | PendingResponse:
         """Call handle() once the missing logs were opened."""
         if not missing:
             return handle()
-        answer = Answer()
+        answer = PendingResponse()
         self._open_next(missing, {}, handle, answer)
         return answer
 
@@ -289,7 +293,7 @@ class State:
         missing: list[Key],
         failures: dict[Key, LogcoreError],
         handle: Callable[[], object],
-        answer: Answer,
+        answer: PendingResponse,
     ) -> None:
         """Open the last of the missing logs, then the others.
 
@@ -320,7 +324,7 @@ class State:
         missing: list[Key],
         failures: dict[Key, LogcoreError],
         handle: Callable[[], object],
-        answer: Answer,
+        answer: PendingResponse,
         result: Any,
     ) -> None:
         if isinstance(result, LogcoreError):
@@ -375,7 +379,7 @@ class State:
                 _OPENING, partial(_close, [log for _, log in closing]), _ignore
             )
 
-    def in_pieces(self, steps: Steps[_T]) -> _T | Answer:
+    def in_pieces(self, steps: Steps[_T]) -> _T | PendingResponse:
         """Return the response of a request that runs in steps, or its Answer."""
         if self._failures:
             steps = self._with_failures(steps, self._failures)
@@ -398,7 +402,7 @@ class State:
 
     def in_order(
         self, keys: Iterable[Key], begin: Callable[[], Steps[_T]]
-    ) -> _T | Answer:
+    ) -> _T | PendingResponse:
         """Open the logs and run the steps, after all earlier calls that share a key.
 
         Without this order, a call that waits for many logs would be overtaken by a
@@ -407,7 +411,7 @@ class State:
         those = list(dict.fromkeys(keys))
         if not any(key in self._lines or self._is_to_open(key) for key in those):
             return self.in_pieces(begin())
-        answer = Answer()
+        answer = PendingResponse()
 
         def start(own: _InLine) -> None:
             def until_over() -> Steps[_T]:
@@ -416,7 +420,7 @@ class State:
                 finally:
                     self._leave(own)
 
-            def begin_when_open() -> _T | Answer:
+            def begin_when_open() -> _T | PendingResponse:
                 try:
                     return self.when_open(those, lambda: self.in_pieces(until_over()))
                 except BaseException:
@@ -465,9 +469,9 @@ class State:
         finally:
             self._is_starting = False
 
-    def in_background(self, work: Callable[[], Any]) -> Answer:
+    def in_background(self, work: Callable[[], Any]) -> PendingResponse:
         """Return the answer that will hold the result of work(), or its exception."""
-        answer = Answer()
+        answer = PendingResponse()
         self.submit(work, answer.set)
         return answer
 

@@ -26,7 +26,7 @@ from logcore.format.group_records import GroupRecord
 from logcore.metadata.filenames import OFFSETS_TOPIC
 from logcore.partition.coordinator_append import append_to_transaction, append_whole
 from netshim.internal_topics import InternalTopic
-from netshim.state import State
+from netshim.state import BrokerState
 
 _log = logging.getLogger("netshim")
 
@@ -36,7 +36,7 @@ class OffsetsTopic:
     first to be written.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: BrokerState) -> None:
         self.topic = InternalTopic(
             state, OFFSETS_TOPIC, state.settings.offsets_partitions, OFFSETS_CONFIG
         )

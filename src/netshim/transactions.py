@@ -37,23 +37,23 @@ from logcore import (
 )
 from logcore.coordination.transaction_effects import (
     AbortOrphan,
-    At,
-    Cancel,
+    CancelTransactionTimer,
     Effect,
-    Reply,
     Request,
     Result,
-    Store,
+    SetTransactionTimer,
+    StoreTransaction,
     TakeProducerId,
     TimedOut,
     TransactionError,
+    TransactionReply,
     WriteMarkers,
 )
 from logcore.coordination.transactions import (
     EXPIRY_CHECK_MS,
     RETRY_MS,
     Transaction,
-    Transactions,
+    TransactionMachine,
 )
 from logcore.coordinators.durable_queue import sync_present
 from logcore.coordinators.orphans import left_open
@@ -70,7 +70,7 @@ from logcore.partition.coordinator_append import marker_epoch
 from netshim.internal_topics import InternalTopic
 from netshim.request_log import shown
 from netshim.scheduling import Pace, Steps, as_value, guarded
-from netshim.state import State
+from netshim.state import BrokerState
 
 _log = logging.getLogger("netshim")
 
@@ -91,7 +91,7 @@ T = TypeVar("T")
 class TransactionHost:
     """The transaction coordinator of a broker."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: BrokerState) -> None:
         self._state = state
         self._topic = InternalTopic(
             state,
@@ -104,7 +104,7 @@ class TransactionHost:
         state.remembered.holders.append(self.held_bytes)
         self._timers: dict[str, int] = {}  # tokens of timers by transactional id
         # Effects to execute, in order.
-        self._effects: deque[tuple[Transactions, Effect]] = deque()
+        self._effects: deque[tuple[TransactionMachine, Effect]] = deque()
         self._is_acting = False
         self._is_loaded = False
         self._loading: list[Callable[[bool], None]] | None = None
@@ -112,9 +112,9 @@ class TransactionHost:
         # A power loss may have left transactions open.
         self._expects_orphans = not state.logdir.was_clean
 
-    def _new(self) -> Transactions:
+    def _new(self) -> TransactionMachine:
         remembered = self._state.remembered
-        return Transactions(
+        return TransactionMachine(
             self._state.settings.transaction_max_timeout_ms, remembered=remembered
         )
 
@@ -141,11 +141,11 @@ class TransactionHost:
         if self._coordinator.is_over and not self._state.is_stopping:
             self._begin_again()
 
-    def _carry_out(self, coordinator: Transactions, effect: Effect) -> None:
+    def _carry_out(self, coordinator: TransactionMachine, effect: Effect) -> None:
         match effect:
-            case Reply(waiter, result):
+            case TransactionReply(waiter, result):
                 _tell(waiter, result)
-            case Store():
+            case StoreTransaction():
                 self._append(coordinator, effect)
             case WriteMarkers():
                 Markers(
@@ -166,12 +166,12 @@ class TransactionHost:
                 self._state.take_producer_id(
                     partial(self._have_taken, coordinator, effect)
                 )
-            case At(name, at_ms):
+            case SetTransactionTimer(name, at_ms):
                 self._cancel(name)
                 self._timers[name] = self._state.timers.at(
                     at_ms, partial(self._time_out, name)
                 )
-            case Cancel(name):
+            case CancelTransactionTimer(name):
                 self._cancel(name)
             case TimedOut(name):
                 self._state.journal.say(
@@ -182,7 +182,9 @@ class TransactionHost:
                     shown(name),
                 )
 
-    def _append(self, coordinator: Transactions, effect: Store) -> None:
+    def _append(
+        self, coordinator: TransactionMachine, effect: StoreTransaction
+    ) -> None:
         name = effect.transaction.transactional_id
         key = transaction_key(name)
         value = None if effect.stored is None else transaction_value(effect.stored)
@@ -212,13 +214,13 @@ class TransactionHost:
     def _have_marked(
         self,
         effect: WriteMarkers,
-        coordinator: Transactions,
+        coordinator: TransactionMachine,
         left: frozenset[Partition],
     ) -> None:
         self._act(coordinator.marked(effect, left, self._state.now_ms))
 
     def _have_taken(
-        self, coordinator: Transactions, effect: TakeProducerId, result: Any
+        self, coordinator: TransactionMachine, effect: TakeProducerId, result: Any
     ) -> None:
         producer_id = result if isinstance(result, int) else None
         self._act(coordinator.taken(effect, producer_id, self._state.now_ms))
@@ -273,7 +275,7 @@ class TransactionHost:
             else:
                 self._have_loaded([])
 
-    def _read(self, coordinator: Transactions, now_ms: int) -> list[Effect]:
+    def _read(self, coordinator: TransactionMachine, now_ms: int) -> list[Effect]:
         """Load the current records of the topic into a coordinator.
 
         This runs outside the event loop, because 100,000 ids would block the loop. The
@@ -314,7 +316,7 @@ class TransactionHost:
         for done in waiting:
             guarded(done, self._is_loaded)
 
-    def _check_expiry(self, coordinator: Transactions, now_ms: int) -> None:
+    def _check_expiry(self, coordinator: TransactionMachine, now_ms: int) -> None:
         if coordinator is not self._coordinator:
             return
         self._state.hear(now_ms)
@@ -408,8 +410,8 @@ class Markers:
 
     def __init__(
         self,
-        state: State,
-        coordinator: Transactions | None,
+        state: BrokerState,
+        coordinator: TransactionMachine | None,
         effect: WriteMarkers,
         now_ms: int,
         done: Callable[[Any, frozenset[Partition]], None],

@@ -28,8 +28,8 @@ from logcore.metadata import checkpoint
 from logcore.metadata.filenames import partition_name
 from logcore.reader import LogReader, segments_between
 from pyspark_logcore.identity import (
-    Identity,
     OtherDirectoryError,
+    SourceIdentity,
     check_identity,
     directory_ids,
 )
@@ -48,7 +48,7 @@ _RESTLESS_SECONDS: Final = 1.0
 
 
 @attrs.define
-class _Look:
+class _PartitionView:
     """What was seen of a partition. facts: of its files, as they stood before that.
     growing: the file that changes with each record that becomes visible. changed_at:
     when facts last differed, by the clock.
@@ -103,7 +103,7 @@ class DirectoryOrigin:
         )
         self._root_changed_at = 0.0
         self._root_facts: tuple[Any, ...] = ()
-        self._looks: dict[TopicPartition, _Look] = {}
+        self._looks: dict[TopicPartition, _PartitionView] = {}
 
     @property
     def location(self) -> str:
@@ -161,7 +161,7 @@ class DirectoryOrigin:
                 self._forget(key)
         return found
 
-    def _look(self, key: TopicPartition, starts: tuple[Any, ...]) -> _Look:
+    def _look(self, key: TopicPartition, starts: tuple[Any, ...]) -> _PartitionView:
         """Looks at a partition closely where its files have changed, or did so a moment
         ago.
         """
@@ -184,7 +184,7 @@ class DirectoryOrigin:
             look.bounds = self._bounds(look.log, look.bounds.incarnation)
         return look
 
-    def _first_look(self, key: TopicPartition, now: float) -> _Look:
+    def _first_look(self, key: TopicPartition, now: float) -> _PartitionView:
         log = logcore.open(
             os.path.join(self._options.path, partition_name(*key)), read_only=True
         )
@@ -192,7 +192,7 @@ class DirectoryOrigin:
         incarnation = checkpoint.topic_id(metadata or b"") or str(
             OS.identity(log.path)[1]
         )
-        look = _Look(log, self._bounds(log, incarnation), now)
+        look = _PartitionView(log, self._bounds(log, incarnation), now)
         look.watch()
         return look
 
@@ -229,8 +229,8 @@ class DirectoryOrigin:
     def marks(self, one: OffsetRange) -> Marks:
         return marks_of(self._log((one.topic, one.partition)), one.start, one.end)
 
-    def identity(self, topic: str, partition: int) -> Identity:
-        return Identity.of(self._options.path, topic, partition)
+    def identity(self, topic: str, partition: int) -> SourceIdentity:
+        return SourceIdentity.of(self._options.path, topic, partition)
 
     def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         with (
@@ -258,7 +258,7 @@ class DirectoryOrigin:
         self.close()
 
     def read(
-        self, one: OffsetRange, identity: Identity
+        self, one: OffsetRange, identity: SourceIdentity
     ) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
         changed = check_identity(identity, self._options.path, one.topic, one.partition)
         if changed is not None:

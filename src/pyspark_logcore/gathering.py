@@ -36,8 +36,8 @@ from logcore.staging.manifest import Carried, Manifest, StagedFile, read_state
 from logcore.staging.publishing import Staging
 from logcore.staging.shipping import Shipment
 from pyspark_logcore.local import (
-    Note,
-    Receipt,
+    TaskReport,
+    WriteReceipt,
     checksum_of,
     read_note,
     remove_directory,
@@ -54,7 +54,7 @@ class MissingReceiptsError(LogcoreError):
 
 
 @attrs.frozen(kw_only=True)
-class Gathered:
+class GatherResult:
     """The result for one batch. `is_new` is False if an earlier gather had added it."""
 
     job: str
@@ -71,10 +71,10 @@ def gather(
     *,
     topic: str | None = None,
     tasks: int | None = None,
-    located: Callable[[Receipt], str] | None = None,
+    located: Callable[[WriteReceipt], str] | None = None,
     remove: bool = False,
     publish_timeout: float = 60.0,
-) -> list[Gathered]:
+) -> list[GatherResult]:
     """Gather the files of write_local() into a log directory, each batch once and
     whole.
 
@@ -112,7 +112,7 @@ class _Batch:
     job: str
     number: int
     topic: str
-    receipts: list[Receipt]
+    receipts: list[WriteReceipt]
 
     @property
     def records(self) -> int:
@@ -126,12 +126,12 @@ class Gathering:
     fs: FS
     into: str
     topic: str | None
-    located: Callable[[Receipt], str] | None
+    located: Callable[[WriteReceipt], str] | None
     publish_timeout: float
 
     def run(
         self, given: Any, tasks: int | None = None, remove: bool = False
-    ) -> list[Gathered]:
+    ) -> list[GatherResult]:
         batches = _batches_of(list(self._receipts(given, tasks)))
         if self.topic is not None:
             check_topic_name(self.topic)
@@ -146,7 +146,7 @@ class Gathering:
                     self._remove(one)
         return done
 
-    def _receipts(self, given: Any, tasks: int | None) -> Iterator[Receipt]:
+    def _receipts(self, given: Any, tasks: int | None) -> Iterator[WriteReceipt]:
         if isinstance(given, str | os.PathLike):
             given = [given]
         if hasattr(given, "collect"):
@@ -160,18 +160,21 @@ class Gathering:
                         "with paths, give tasks: directories cannot tell that one is missing"
                     )
                 yield from self._found(os.path.abspath(os.fspath(one)), tasks, _DEPTH)
-            elif isinstance(one, Receipt):
+            elif isinstance(one, WriteReceipt):
                 yield one
             else:
                 if hasattr(one, "asDict"):
                     facts = one.asDict()
                 else:
                     facts = dict(one)
-                yield Receipt(
-                    **{field.name: facts[field.name] for field in attrs.fields(Receipt)}
+                yield WriteReceipt(
+                    **{
+                        field.name: facts[field.name]
+                        for field in attrs.fields(WriteReceipt)
+                    }
                 )
 
-    def _found(self, path: str, tasks: int, depth: int) -> Iterator[Receipt]:
+    def _found(self, path: str, tasks: int, depth: int) -> Iterator[WriteReceipt]:
         """Return the receipts of the directories of tasks in a path.
 
         There must be one.
@@ -195,12 +198,12 @@ class Gathering:
                 path=path,
             )
 
-    def _bring(self, batch: _Batch) -> Gathered:
+    def _bring(self, batch: _Batch) -> GatherResult:
         staging = Staging(self.fs, self.into)
         topic = self.topic or batch.topic
         app_id = f"write_local {batch.job} {batch.topic} {topic}"
         size = sum(one.bytes for one in batch.receipts)
-        outcome = Gathered(
+        outcome = GatherResult(
             job=batch.job,
             batch=batch.number,
             topic=topic,
@@ -313,7 +316,7 @@ class Gathering:
                 and directory.describe_topic(topic).config.is_compacted
             )
 
-    def _note_of(self, one: Receipt) -> tuple[str, Note]:
+    def _note_of(self, one: WriteReceipt) -> tuple[str, TaskReport]:
         """Return the local directory of a receipt, and its metadata.
 
         They must agree.
@@ -360,7 +363,7 @@ class Gathering:
             )
         return path, note
 
-    def _remove(self, one: Receipt) -> None:
+    def _remove(self, one: WriteReceipt) -> None:
         """Remove the directory of a task, if it still belongs to that run."""
         if self.located is None:
             path = one.path
@@ -372,13 +375,13 @@ class Gathering:
                 remove_directory(self.fs, path)
 
 
-def _batches_of(receipts: Iterable[Receipt]) -> list[_Batch]:
+def _batches_of(receipts: Iterable[WriteReceipt]) -> list[_Batch]:
     """Return receipts by batch. Each batch must be whole and of one run.
 
     Raises:
         MissingReceiptsError: One is not.
     """
-    found: dict[tuple[str, str, int], dict[tuple[int, int], Receipt]] = {}
+    found: dict[tuple[str, str, int], dict[tuple[int, int], WriteReceipt]] = {}
     paths: dict[tuple[str, str, int, str, int], str] = {}
     for one in receipts:
         # Paths may hold the output of two attempts of a task on two machines. Each is

@@ -30,7 +30,7 @@ class OtherDirectoryError(LogcoreError):
 
 
 @attrs.frozen
-class Identity:
+class SourceIdentity:
     """What tells a log directory, and a topic in it, from others at the same path: on
     other machines, or later.
 
@@ -45,7 +45,7 @@ class Identity:
     head: tuple[int, int] | None = None
 
     @classmethod
-    def of(cls, path: str, topic: str, partition: int, fs: FS = OS) -> Identity:
+    def of(cls, path: str, topic: str, partition: int, fs: FS = OS) -> SourceIdentity:
         """As it is here and now. Raises LogcoreError."""
         where = os.path.join(path, partition_name(topic, partition))
         metadata = checkpoint.read(fs, where, checkpoint.PARTITION_METADATA)
@@ -77,7 +77,7 @@ def directory_ids(path: str, fs: FS = OS) -> tuple[str, str]:
 
 
 def check_identity(
-    planned: Identity, path: str, topic: str, partition: int, fs: FS = OS
+    planned: SourceIdentity, path: str, topic: str, partition: int, fs: FS = OS
 ) -> str | None:
     """Raises OtherDirectoryError in a task that sees another directory than its plan,
     or none. Returns why the topic in it is not the one that was planned with, None if
@@ -90,7 +90,7 @@ def check_identity(
             "path, or run the query where it is",
             path=path,
         )
-    found = Identity.of(path, topic, partition, fs)
+    found = SourceIdentity.of(path, topic, partition, fs)
     for name in ("directory_id", "cluster_id"):
         expected = getattr(planned, name)
         if expected and getattr(found, name) != expected:

@@ -62,7 +62,7 @@ RECEIPT_SCHEMA: Final = (
 
 
 @attrs.frozen(kw_only=True)
-class Receipt:
+class WriteReceipt:
     """What one task wrote to one partition. A task without rows has one too, with 0
     records.
 
@@ -88,7 +88,7 @@ class Receipt:
 
 
 @attrs.frozen(kw_only=True)
-class Note:
+class TaskReport:
     """What one task wrote, as the file in its directory says. partitions: number -> its
     segments that hold records.
     """
@@ -111,7 +111,7 @@ class Note:
         }
         return checkpoint.pack_checked(facts, copies=2)
 
-    def receipts(self, path: str, tasks: int) -> list[Receipt]:
+    def receipts(self, path: str, tasks: int) -> list[WriteReceipt]:
         """For each partition with records; of a task without any, one with 0 records."""
         held = {
             number: sealed for number, sealed in self.partitions.items() if sealed
@@ -120,7 +120,7 @@ class Note:
         for number, sealed in sorted(held.items()):
             count = sum(one.count for one in sealed)
             found.append(
-                Receipt(
+                WriteReceipt(
                     host=self.host,
                     path=path,
                     topic=self.topic,
@@ -145,7 +145,7 @@ def checksum_of(sealed: Sequence[Sealed]) -> int:
     return crc32c(b"".join(one.crc.to_bytes(4, "big") for one in sealed))
 
 
-def read_note(fs: FS, path: str) -> Note | None:
+def read_note(fs: FS, path: str) -> TaskReport | None:
     """The note in a directory; None when there is none. Raises CorruptLogError for one
     that is damaged.
     """
@@ -161,7 +161,7 @@ def read_note(fs: FS, path: str) -> Note | None:
             int(number): [Sealed(*one) for one in sealed]
             for number, sealed in facts["partitions"].items()
         }
-        return Note(**facts)
+        return TaskReport(**facts)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptLogError(
             "the note of a task about what it wrote is damaged",
@@ -341,8 +341,8 @@ class LocalWriter:
                 writer = attrs.evolve(self, job=query, batch=version, options=options)
         yield _as_batch(writer.write(batches, task, attempt))
 
-    def note(self, task: int, partitions: Mapping[int, Sequence[Sealed]]) -> Note:
-        return Note(
+    def note(self, task: int, partitions: Mapping[int, Sequence[Sealed]]) -> TaskReport:
+        return TaskReport(
             host=os.uname().nodename,
             topic=self.topic,
             job=self.job,
@@ -359,7 +359,7 @@ class LocalWriter:
         task: int,
         attempt: int,
         fs: FS = OS,
-    ) -> list[Receipt]:
+    ) -> list[WriteReceipt]:
         """Writes rows as that attempt of that task. Raises LogcoreError.
 
         The receipts have 0 tasks: only the driver knows how many there are.
@@ -414,7 +414,7 @@ class LocalWriter:
             for number in range(count)
         }
 
-    def _put_in_place(self, fs: FS, part: str, final: str) -> Note:
+    def _put_in_place(self, fs: FS, part: str, final: str) -> TaskReport:
         """Gives a directory its name; returns the note of that which has it in the end."""
         parent = os.path.dirname(final)
         old = part[: -len(_PART)] + _OLD
@@ -479,7 +479,7 @@ class _LocalRouter(RowRouter):
         )
 
 
-def _as_batch(receipts: Sequence[Receipt]) -> pyarrow.RecordBatch:
+def _as_batch(receipts: Sequence[WriteReceipt]) -> pyarrow.RecordBatch:
     import pyarrow as pa
 
     kinds = {"string": pa.string(), "int": pa.int32(), "long": pa.int64()}

@@ -151,7 +151,7 @@ OffsetMap = Mapping[tuple[str, int], int]
 
 
 @attrs.frozen
-class At:
+class RangeEnd:
     """Where to begin or to end: a bound, an offset for each partition, or a time for
     each or for all.
     """
@@ -176,7 +176,7 @@ class Brokers:
 
 
 @attrs.frozen(kw_only=True)
-class Store:
+class ObjectStore:
     """An object store to read from. location: its URI without what does not belong into
     texts. uri: as it was given.
     is_s3: whether settings are those of pyarrow's S3FileSystem; another has none.
@@ -207,12 +207,12 @@ class ReadOptions:
 
     path: str
     brokers: Brokers | None
-    store: Store | None
+    store: ObjectStore | None
     subscribe: tuple[str, ...] | None
     pattern: str | None
     assign: tuple[tuple[str, int], ...] | None
-    start: At
-    end: At
+    start: RangeEnd
+    end: RangeEnd
     fail_on_data_loss: bool
     include_headers: bool
     isolation: Literal["read_uncommitted", "read_committed"]
@@ -319,7 +319,7 @@ def parse_stream(given: Mapping[str, str]) -> StreamOptions:
             "commitOffsets=true needs the option kafka.group.id, the group to commit to"
         )
     location = options.text("checkpointLocation")
-    read = _read_options(options, _start(options, moving=True), At("latest"))
+    read = _read_options(options, _start(options, moving=True), RangeEnd("latest"))
     if read.store is not None:
         raise InvalidConfigError(
             "a stream reads a log directory or a broker; an object store holds archives, which a batch read takes",
@@ -337,7 +337,7 @@ def parse_stream(given: Mapping[str, str]) -> StreamOptions:
     )
 
 
-def _read_options(options: _Options, start: At, end: At) -> ReadOptions:
+def _read_options(options: _Options, start: RangeEnd, end: RangeEnd) -> ReadOptions:
     ways = [
         name
         for name in ("subscribe", "subscribePattern", "assign")
@@ -584,7 +584,7 @@ class _Options:
             servers=servers, settings=settings, timeout_seconds=timeout_ms / 1000
         )
 
-    def store(self) -> Store | None:
+    def store(self) -> ObjectStore | None:
         """The object store that path names; None where it names a directory. Raises
         InvalidConfigError.
         """
@@ -636,7 +636,7 @@ class _Options:
             settings["scheme"] = found[1] or "https"
         if self.boolean("store.anonymous", False):
             settings["anonymous"] = True
-        return Store(location=location, uri=given, is_s3=is_s3, settings=settings)
+        return ObjectStore(location=location, uri=given, is_s3=is_s3, settings=settings)
 
     def path(self) -> str:
         """The log directory: path, or what stands in for Kafka's servers."""
@@ -769,7 +769,7 @@ def _assignment(options: _Options) -> tuple[tuple[str, int], ...] | None:
     return tuple(sorted(set(pairs)))
 
 
-def _start(options: _Options, *, moving: bool) -> At:
+def _start(options: _Options, *, moving: bool) -> RangeEnd:
     """moving: whether the start may be latest, as that of a stream may and by default
     is.
     """
@@ -781,9 +781,9 @@ def _start(options: _Options, *, moving: bool) -> At:
         strategy = "latest"
     timestamp_ms = options.number("startingTimestamp", None, 0)
     if timestamp_ms is not None:
-        return At(timestamps_ms=timestamp_ms, strategy=strategy)
+        return RangeEnd(timestamps_ms=timestamp_ms, strategy=strategy)
     if options.text("startingOffsetsByTimestamp") is not None:
-        return At(
+        return RangeEnd(
             timestamps_ms=options.partition_map("startingOffsetsByTimestamp", 0),
             strategy=strategy,
         )
@@ -791,10 +791,10 @@ def _start(options: _Options, *, moving: bool) -> At:
         options.text("startingOffsets") or ("latest" if moving else "earliest")
     ).strip()
     if text.lower() == "earliest":
-        return At("earliest")
+        return RangeEnd("earliest")
     if text.lower() == "latest":
         if moving:
-            return At("latest")
+            return RangeEnd("latest")
         raise InvalidConfigError(
             "a batch read cannot start at latest: there is nothing behind it"
         )
@@ -803,18 +803,20 @@ def _start(options: _Options, *, moving: bool) -> At:
         raise InvalidConfigError(
             "a batch read cannot start at latest (-1): there is nothing behind it"
         )
-    return At(offsets=offsets)
+    return RangeEnd(offsets=offsets)
 
 
-def _end(options: _Options) -> At:
+def _end(options: _Options) -> RangeEnd:
     timestamp_ms = options.number("endingTimestamp", None, 0)
     if timestamp_ms is not None:
-        return At(timestamps_ms=timestamp_ms)
+        return RangeEnd(timestamps_ms=timestamp_ms)
     if options.text("endingOffsetsByTimestamp") is not None:
-        return At(timestamps_ms=options.partition_map("endingOffsetsByTimestamp", 0))
+        return RangeEnd(
+            timestamps_ms=options.partition_map("endingOffsetsByTimestamp", 0)
+        )
     text = (options.text("endingOffsets") or "latest").strip()
     if text.lower() == "latest":
-        return At("latest")
+        return RangeEnd("latest")
     if text.lower() == "earliest":
         raise InvalidConfigError(
             "a batch read cannot end at earliest: there is nothing before it"
@@ -824,4 +826,4 @@ def _end(options: _Options) -> At:
         raise InvalidConfigError(
             "a batch read cannot end at earliest (-2): there is nothing before it"
         )
-    return At(offsets=offsets)
+    return RangeEnd(offsets=offsets)

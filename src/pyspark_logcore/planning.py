@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from logcore.errors import InvalidConfigError, OffsetOutOfRangeError, TopicNotFoundError
-from pyspark_logcore.options import EARLIEST, LATEST, At, ReadOptions
+from pyspark_logcore.options import EARLIEST, LATEST, RangeEnd, ReadOptions
 from pyspark_logcore.ranges import Bounds, OffsetRange, TopicPartition, report_loss
 from pyspark_logcore.source_identity import Origin
 from pyspark_logcore.tasks import into_tasks
@@ -93,7 +93,7 @@ def wanted_partitions(options: ReadOptions, origin: Origin) -> list[TopicPartiti
     ]
 
 
-def check_names(where: At, wanted: Iterable[TopicPartition], name: str) -> None:
+def check_names(where: RangeEnd, wanted: Iterable[TopicPartition], name: str) -> None:
     """Kafka: JSON must name each partition that is read, and no other."""
     for given in (where.offsets, where.timestamps_ms):
         if isinstance(given, Mapping) and given.keys() != set(wanted):
@@ -185,7 +185,7 @@ def _ending_offsets(
 
 
 def _by_time(
-    where: At, origin: Origin, wanted: Iterable[TopicPartition]
+    where: RangeEnd, origin: Origin, wanted: Iterable[TopicPartition]
 ) -> dict[TopicPartition, int | None]:
     times = {key: _time_of(where, key) for key in wanted}
     return origin.offsets_at(
@@ -193,14 +193,14 @@ def _by_time(
     )
 
 
-def _time_of(where: At, key: TopicPartition) -> int | None:
+def _time_of(where: RangeEnd, key: TopicPartition) -> int | None:
     times = where.timestamps_ms
     if times is None or isinstance(times, int):
         return times
     return times[key]
 
 
-def _asked(where: At, key: TopicPartition) -> int:
+def _asked(where: RangeEnd, key: TopicPartition) -> int:
     if where.offsets is not None:
         return where.offsets[key]
     if where.bound == "latest":

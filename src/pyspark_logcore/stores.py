@@ -45,9 +45,9 @@ from logcore.format.columns import RecordColumns
 from logcore.metadata import checkpoint
 from logcore.metadata.filenames import partition_name
 from logcore.reader import avoid_mapping
-from pyspark_logcore.identity import Identity, check_identity
+from pyspark_logcore.identity import SourceIdentity, check_identity
 from pyspark_logcore.logs import columns_of, marks_of
-from pyspark_logcore.options import ReadOptions, Store
+from pyspark_logcore.options import ObjectStore, ReadOptions
 from pyspark_logcore.ranges import Bounds, OffsetRange, TopicPartition, report_loss
 from pyspark_logcore.tasks import Marks
 
@@ -72,7 +72,7 @@ _REFUSED: Final = (
 )
 
 
-def open_store(store: Store) -> tuple[pyarrow.fs.FileSystem, str]:
+def open_store(store: ObjectStore) -> tuple[pyarrow.fs.FileSystem, str]:
     """The file system that a URI names, and the path in it. Raises LogcoreError."""
     try:
         import pyarrow
@@ -107,7 +107,7 @@ def open_store(store: Store) -> tuple[pyarrow.fs.FileSystem, str]:
         _fail(error, store, store.location)
 
 
-def _fail(error: OSError, store: Store, path: str) -> NoReturn:
+def _fail(error: OSError, store: ObjectStore, path: str) -> NoReturn:
     """Raises what an error of pyarrow's means."""
     text = store.hide(str(error))
     if any(sign in text for sign in _REFUSED):
@@ -136,7 +136,9 @@ class StoreFS:
 
     forks = 0
 
-    def __init__(self, store: Store, opened: tuple[Any, str] | None = None) -> None:
+    def __init__(
+        self, store: ObjectStore, opened: tuple[Any, str] | None = None
+    ) -> None:
         """opened: the file system of pyarrow's and the path in it, instead of those
         that the URI names.
         """
@@ -431,11 +433,11 @@ class StoreOrigin:
     def marks(self, one: OffsetRange) -> Marks:
         return marks_of(self._log((one.topic, one.partition)), one.start, one.end)
 
-    def identity(self, topic: str, partition: int) -> Identity:
-        return Identity.of(self.location, topic, partition, self.fs)
+    def identity(self, topic: str, partition: int) -> SourceIdentity:
+        return SourceIdentity.of(self.location, topic, partition, self.fs)
 
     def read(
-        self, one: OffsetRange, identity: Identity
+        self, one: OffsetRange, identity: SourceIdentity
     ) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
         fail = self._options.fail_on_data_loss
         changed = check_identity(

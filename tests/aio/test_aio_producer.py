@@ -25,7 +25,7 @@ from logcore.errors import (
     TopicNotFoundError,
     WrongLoopError,
 )
-from logcore.producer import Interceptor, ProducerRecord, RecordMetadata
+from logcore.producer import ProducerInterceptor, ProducerRecord, RecordMetadata
 
 
 def with_producer(
@@ -220,7 +220,7 @@ def test_many_records_and_columns(tmp_path: Path) -> None:
     with_producer(tmp_path, main)
 
 
-class Heard(Interceptor):
+class Heard(ProducerInterceptor):
     def __init__(self) -> None:
         self.sent: list[Any] = []
 

@@ -22,7 +22,7 @@ from logcore.format.consumer_group_records import (
     ConsumerMember,
     ConsumerValue,
     Current,
-    Kind,
+    RecordKind,
     consumer_key,
     consumer_value,
 )
@@ -418,10 +418,10 @@ def test_members_of_a_broker_are_those_that_it_stored(data: Path) -> None:
             members=(member,),
         )
         values: dict[ConsumerKey, ConsumerValue] = {
-            ConsumerKey(Kind.MEMBER, "new", "n"): ConsumerMember(
+            ConsumerKey(RecordKind.MEMBER, "new", "n"): ConsumerMember(
                 client_id="d", client_host="/h", topic_names=("t",)
             ),
-            ConsumerKey(Kind.CURRENT, "new", "n"): Current(
+            ConsumerKey(RecordKind.CURRENT, "new", "n"): Current(
                 member_epoch=1, assigned=frozenset({(topic_id, 0)})
             ),
         }

@@ -13,7 +13,7 @@ import pytest
 
 import logcore
 from logcore.consumer import OffsetAndMetadata, TopicPartition
-from logcore.consumer.positions import Reading
+from logcore.consumer.positions import PartitionPosition
 from logcore.errors import (
     CommitFailedError,
     ConsumerStateError,
@@ -717,7 +717,7 @@ def test_metrics_count_while_partitions_are_given_up(
             return False
 
         with monkeypatch.context() as patch:
-            patch.setattr(Reading, "is_paused", property(give_up))
+            patch.setattr(PartitionPosition, "is_paused", property(give_up))
             assert consumer.metrics().paused_partitions == 0
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logcore.coordination.classic_group import Group, Member
+from logcore.coordination.classic_group import ClassicGroupMember, Group
 from logcore.coordination.effects import (
     DelayEnds,
     JoinEnds,
@@ -27,7 +27,9 @@ REBALANCES: tuple[Timeout, ...] = (JoinEnds(), SyncEnds(3))
 def group(*deadlines_ms: int) -> Group:
     found = Group("g")
     for number, deadline_ms in enumerate(deadlines_ms):
-        member = Member(f"m{number}", None, "c", "h", REBALANCE_MS, SESSION_MS, ())
+        member = ClassicGroupMember(
+            f"m{number}", None, "c", "h", REBALANCE_MS, SESSION_MS, ()
+        )
         member.deadline_ms = deadline_ms
         found.members[member.member_id] = member
     return found

@@ -18,7 +18,7 @@ import pytest
 import logcore
 from logcore import LogDir
 from logcore.consumer import OffsetAndMetadata
-from logcore.coordination.classic_group import STABLE, Group, Member
+from logcore.coordination.classic_group import STABLE, ClassicGroupMember, Group
 from logcore.coordination.effects import (
     GroupError,
     Joined,
@@ -26,7 +26,7 @@ from logcore.coordination.effects import (
     JoinEnds,
     JoinRefused,
     SessionEnds,
-    Synced,
+    SyncResult,
 )
 from logcore.coordinators.durable_queue import Settling
 from logcore.coordinators.group_codec import GroupNode
@@ -544,7 +544,7 @@ def full_node() -> GroupNode:
         leader="m",
     )
     group.add(
-        Member(
+        ClassicGroupMember(
             "m",
             "i",
             "client",
@@ -570,7 +570,7 @@ def full_node() -> GroupNode:
             members=(JoinedMember("m", "i", b"\0"),),
         ),
         "s:2": JoinRefused(GroupError.FENCED_INSTANCE_ID, "m"),
-        "s:3": Synced(protocol_type="consumer", protocol=None, assignment=b"\2"),
+        "s:3": SyncResult(protocol_type="consumer", protocol=None, assignment=b"\2"),
         "s:4": GroupError.ILLEGAL_GENERATION,
         "s:5": None,
     }

@@ -110,26 +110,26 @@ def any_word_confirms(patch: pytest.MonkeyPatch) -> None:
 
 
 def answered_before_the_disk(patch: pytest.MonkeyPatch) -> None:
-    real = consumer_transitions.Step.finish
+    real = consumer_transitions.HeartbeatStep.finish
 
-    def hasty(self: consumer_transitions.Step, answers: Any) -> None:
+    def hasty(self: consumer_transitions.HeartbeatStep, answers: Any) -> None:
         self.effects += [
             consumer_transitions.Reply(waiter, result) for waiter, result in answers
         ]
         real(self, [])
 
-    patch.setattr(consumer_transitions.Step, "finish", hasty)
+    patch.setattr(consumer_transitions.HeartbeatStep, "finish", hasty)
 
 
 def not_written_again(patch: pytest.MonkeyPatch) -> None:
     """What may be on disk though that failed stays there."""
-    real = consumer_transitions.Step.have_failed
+    real = consumer_transitions.HeartbeatStep.have_failed
 
-    def forgetful(self: consumer_transitions.Step, error: GroupError) -> None:
+    def forgetful(self: consumer_transitions.HeartbeatStep, error: GroupError) -> None:
         real(self, error)
         self.consumers.unsure.clear()
 
-    patch.setattr(consumer_transitions.Step, "have_failed", forgetful)
+    patch.setattr(consumer_transitions.HeartbeatStep, "have_failed", forgetful)
 
 
 def revoking_is_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -146,13 +146,15 @@ def revoking_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 def nobody_is_silent(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        consumer_transitions.Step, "end_session", lambda self, member_id: None
+        consumer_transitions.HeartbeatStep, "end_session", lambda self, member_id: None
     )
 
 
 def nobody_is_slow(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        consumer_transitions.Step, "end_revocation", lambda self, member_id: None
+        consumer_transitions.HeartbeatStep,
+        "end_revocation",
+        lambda self, member_id: None,
     )
 
 

@@ -28,9 +28,9 @@ from logcore.coordination.classic_group import (
 from logcore.coordination.coordinator import Coordinator
 from logcore.coordination.deadlines import Timers
 from logcore.coordination.effects import (
+    AppendRecords,
     Assigned,
-    At,
-    Cancel,
+    CancelTimer,
     Committer,
     Effect,
     GroupError,
@@ -43,10 +43,10 @@ from logcore.coordination.effects import (
     Reply,
     Rules,
     SessionEnds,
-    Store,
+    SetTimer,
     Sync,
-    Synced,
     SyncEnds,
+    SyncResult,
     Timeout,
 )
 from logcore.coordinators.stored_offsets import StoredGroups
@@ -92,7 +92,7 @@ class World:
             bytes, int
         ] = {}  # of the records that durable holds, in the log
         self.open: list[
-            tuple[int, Store]
+            tuple[int, AppendRecords]
         ] = []  # of the transaction of producer 7, with their places
         self.written = 0
         self.waiters = 0
@@ -103,7 +103,7 @@ class World:
         self.coordinator = Coordinator(self.rules, self.new_id)
         self.timers: Timers[tuple[Group, Timeout]] = Timers()
         self.set: set[tuple[Group, Timeout]] = set()
-        self.stores: list[Store] = []
+        self.stores: list[AppendRecords] = []
         self.asked: dict[
             int, str
         ] = {}  # waiter -> the member that asks, "" when it has no id
@@ -135,14 +135,14 @@ class World:
                 case Reply(waiter, result):
                     assert waiter not in self.replies, "one answer"
                     self.replies[waiter] = result  # type: ignore[index]
-                    if isinstance(result, Synced):
+                    if isinstance(result, SyncResult):
                         self.check_synced(self.asked[waiter], result)  # type: ignore[index]
-                case Store():
+                case AppendRecords():
                     self.stores.append(effect)
-                case At(group, timeout, at_ms):
+                case SetTimer(group, timeout, at_ms):
                     self.timers.at(at_ms, (group, timeout))
                     self.set.add((group, timeout))
-                case Cancel(group, timeout):
+                case CancelTimer(group, timeout):
                     assert (group, timeout) in self.set, "only what is set is cancelled"
                     self.timers.cancel((group, timeout))
                     self.set.remove((group, timeout))
@@ -159,14 +159,14 @@ class World:
             self.write(effect)
         self.act(self.coordinator.stored(effect, error, self.now_ms))
 
-    def write(self, effect: Store) -> None:
+    def write(self, effect: AppendRecords) -> None:
         self.written += 1
         if effect.producer is None:
             self.count(self.written, effect)
         else:
             self.open.append((self.written, effect))
 
-    def count(self, place: int, effect: Store) -> None:
+    def count(self, place: int, effect: AppendRecords) -> None:
         """Records count, by their own place and not by that of their transaction's
         marker.
         """
@@ -304,7 +304,7 @@ class World:
             for member_id in reversed(ids)
         ]
         self.settle()
-        assert all(isinstance(self.replies[waiter], Synced) for waiter in waiters)
+        assert all(isinstance(self.replies[waiter], SyncResult) for waiter in waiters)
         return ids, generation
 
     @property
@@ -315,7 +315,7 @@ class World:
 
     # -- invariants
 
-    def check_synced(self, member_id: str, synced: Synced) -> None:
+    def check_synced(self, member_id: str, synced: SyncResult) -> None:
         group = self.group
         stored = read_group(self.durable[group_key("g")] or b"")
         assert stored is not None and stored.generation == group.generation, (
@@ -417,7 +417,7 @@ def test_a_group_is_stable_once_the_assignment_is_stored() -> None:
     assert syncing not in world.replies and world.group.state == COMPLETING
     world.disk()
     assert world.group.state == STABLE
-    assert world.replies[syncing] == Synced(
+    assert world.replies[syncing] == SyncResult(
         protocol_type="consumer", protocol="range", assignment=b"\1"
     )
 
@@ -988,7 +988,7 @@ class Client:
                 self.waiting = world.sync(
                     self.member_id, self.generation, assignments, self.instance
                 )
-            case Synced():
+            case SyncResult():
                 self.heard(world.beat(self.member_id, self.generation, self.instance))
             case JoinRefused(error, member_id):
                 self.member_id = (

@@ -19,9 +19,9 @@ from logcore.coordination.effects import (
     GroupError,
     Joined,
     JoinRefused,
-    Synced,
+    SyncResult,
 )
-from logcore.format.consumer_group_records import ClassicMember, Kind, MemberState
+from logcore.format.consumer_group_records import ClassicMember, MemberState, RecordKind
 from logcore.format.group_records import (
     Subscription,
     assignment_value,
@@ -94,7 +94,7 @@ def sync(
 
 def told(world: World, waiter: int) -> Any:
     result = world.replies.get(waiter)
-    if isinstance(result, Synced):
+    if isinstance(result, SyncResult):
         partitions = read_assignment(result.assignment)
         assert partitions is not None
         return sorted(number for _, number in partitions)
@@ -179,12 +179,12 @@ def test_all_of_an_upgrade_is_one_batch(world: World) -> None:
     world.beat("A", 0)
     assert len(world.batches) == before + 1
     found = world.last_batch()
-    assert found[0] == (Kind.CLASSIC, "", None)
-    members = {name: value for kind, name, value in found if kind is Kind.MEMBER}
+    assert found[0] == (RecordKind.CLASSIC, "", None)
+    members = {name: value for kind, name, value in found if kind is RecordKind.MEMBER}
     assert set(members) == {one, other, "A"}
     assert members[one].classic == ClassicMember(SESSION_MS, (("range", metadata()),))
     assert members["A"].classic is None
-    assert {name for kind, name, _ in found if kind is Kind.CURRENT} == {
+    assert {name for kind, name, _ in found if kind is RecordKind.CURRENT} == {
         one,
         other,
         "A",
@@ -514,8 +514,13 @@ def test_the_way_back_is_one_batch_and_is_written_until_it_is_stored(
     leader = world.replies[waiter].leader
     assert sync(world, leader, 4, {one: [0], other: [1, 2, 3]})
     found = world.last_batch()
-    assert {kind for kind, _, _ in found} == {*Kind} - {Kind.TOPICS, Kind.PATTERN}
-    assert all(value is None for kind, _, value in found if kind is not Kind.CLASSIC)
+    assert {kind for kind, _, _ in found} == {*RecordKind} - {
+        RecordKind.TOPICS,
+        RecordKind.PATTERN,
+    }
+    assert all(
+        value is None for kind, _, value in found if kind is not RecordKind.CLASSIC
+    )
     stored = read_group(found[-1][2])
     assert stored is not None and {member.member_id for member in stored.members} == {
         one,
@@ -595,7 +600,7 @@ def test_deleting_a_group_deletes_what_it_owes(world: World) -> None:
     assert world.group().state == "Empty"
     world.act(world.coordinator.delete("g", "waiter"))
     world.disk()
-    assert (Kind.MEMBER, one, None) in world.last_batch()
+    assert (RecordKind.MEMBER, one, None) in world.last_batch()
     world.holds = False
     world.restart()
     assert world.coordinator.get("g") is None
@@ -609,7 +614,7 @@ def test_a_group_that_goes_back_and_up_again_deletes_what_is_left_of_before(
     world.holds = False
     leaves(world, other)
     world.beat("B", 0)
-    assert (Kind.MEMBER, other, None) in world.last_batch()
+    assert (RecordKind.MEMBER, other, None) in world.last_batch()
     world.restart()
     assert set(world.consumers().members) == {one, "B"}
 
@@ -638,7 +643,7 @@ def test_a_classic_group_that_comes_while_another_is_deleted_in_vain_deletes_wha
     world.disk()
     disk_works(world)
     sync(world, one, 1, {one: [0]})
-    assert (Kind.GROUP, "", None) in world.last_batch()
+    assert (RecordKind.GROUP, "", None) in world.last_batch()
     world.restart()
     assert world.group().consumers is None
 
@@ -653,6 +658,6 @@ def test_a_group_of_consumers_that_comes_while_another_is_deleted_in_vain_delete
     world.send("A", 0)
     world.disk()
     disk_works(world)
-    assert (Kind.CLASSIC, "", None) in world.last_batch()
+    assert (RecordKind.CLASSIC, "", None) in world.last_batch()
     world.restart()
     assert world.consumers().epoch == 1

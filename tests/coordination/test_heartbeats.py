@@ -20,8 +20,8 @@ from logcore.format.consumer_group_records import (
     ConsumerKey,
     Current,
     GroupEpoch,
-    Kind,
     MemberState,
+    RecordKind,
     Resolved,
     consumer_key,
     consumer_value,
@@ -213,13 +213,13 @@ def test_a_static_member_leaves_for_a_while_and_another_takes_its_place(
     assert len(world.batches) == before
     assert world.beat("C", 0, instance_id="i") == (2, [0, 1])
     assert [(kind, name) for kind, name, _ in world.last_batch()] == [
-        (Kind.CURRENT, "A"),
-        (Kind.TARGET, "A"),
-        (Kind.MEMBER, "A"),
-        (Kind.MEMBER, "C"),
-        (Kind.TARGET, "C"),
-        (Kind.CURRENT, "C"),
-        (Kind.CURRENT, "C"),
+        (RecordKind.CURRENT, "A"),
+        (RecordKind.TARGET, "A"),
+        (RecordKind.MEMBER, "A"),
+        (RecordKind.MEMBER, "C"),
+        (RecordKind.TARGET, "C"),
+        (RecordKind.CURRENT, "C"),
+        (RecordKind.CURRENT, "C"),
     ]
     assert world.refused("A", 2, instance_id="i") == "FENCED_INSTANCE_ID"
     assert world.beat("B", 2) == (2, None)
@@ -322,10 +322,10 @@ def test_how_far_a_member_comes(
         assigned=of("t", *assigned),
         revoking=of("t", *revoking),
     )
-    consumers.put((Kind.CURRENT, "A"), known)
-    consumers.put((Kind.CURRENT, "B"), Current(assigned=of("t", *others)))
-    consumers.put((Kind.TARGET, "A"), of("t", *target))
-    consumers.put((Kind.TARGET_EPOCH, ""), 7)
+    consumers.put((RecordKind.CURRENT, "A"), known)
+    consumers.put((RecordKind.CURRENT, "B"), Current(assigned=of("t", *others)))
+    consumers.put((RecordKind.TARGET, "A"), of("t", *target))
+    consumers.put((RecordKind.TARGET_EPOCH, ""), 7)
     found = consumers.reconciled("A", None if owned is None else of("t", *owned))
     if after is None:
         assert found is None
@@ -346,7 +346,7 @@ def test_how_far_a_member_comes(
 
 def test_a_member_of_an_unknown_state_begins_anew(world: World) -> None:
     world.beat("A", 0)
-    fact = (Kind.CURRENT, "A")
+    fact = (RecordKind.CURRENT, "A")
     world.consumers().put(
         fact, Current(member_epoch=1, state=MemberState.UNKNOWN, assigned=of("t", 0))
     )
@@ -480,7 +480,7 @@ def test_what_is_no_pattern_is_refused_and_changes_nothing(world: World) -> None
 def test_a_pattern_that_was_stored_unresolved_is_resolved_later(world: World) -> None:
     """Kafka resolves them in the background, and may end before."""
     world.beat("A", 0, pattern="t|u")
-    key = consumer_key(ConsumerKey(Kind.PATTERN, "g", "t|u"))
+    key = consumer_key(ConsumerKey(RecordKind.PATTERN, "g", "t|u"))
     world.batches.append(((key, None),))
     world.restart()
     world.set_topic("u", 1)
@@ -492,12 +492,15 @@ def test_a_pattern_that_we_cannot_read_means_what_it_meant_and_stops_nobody(
     world: World,
 ) -> None:
     world.beat("A", 0, pattern="t")
-    fact = (Kind.MEMBER, "A")
+    fact = (RecordKind.MEMBER, "A")
     member = attrs.evolve(world.consumers().members["A"], pattern="(")
     meant = Resolved(("t",), 1, T0)
     consumers = world.consumers()
     world.batches.append(
-        (consumers.record(fact, member), consumers.record((Kind.PATTERN, "("), meant))
+        (
+            consumers.record(fact, member),
+            consumers.record((RecordKind.PATTERN, "("), meant),
+        )
     )
     world.restart()
     world.set_topic("tt", 1)
@@ -509,7 +512,7 @@ def test_records_of_nobody_are_deleted(world: World) -> None:
     world.beat("A", 0)
     keys = [
         consumer_key(ConsumerKey(kind, "g", "B"))
-        for kind in (Kind.TARGET, Kind.CURRENT)
+        for kind in (RecordKind.TARGET, RecordKind.CURRENT)
     ]
     world.batches.append(tuple((key, consumer_value(of("t", 0))) for key in keys[:1]))
     world.batches.append(
@@ -530,10 +533,10 @@ def test_a_pattern_goes_with_the_last_who_wants_it(world: World) -> None:
     assert [
         (kind, name) for kind, name, value in world.last_batch() if value is None
     ] == [
-        (Kind.CURRENT, "A"),
-        (Kind.TARGET, "A"),
-        (Kind.MEMBER, "A"),
-        (Kind.PATTERN, "t"),
+        (RecordKind.CURRENT, "A"),
+        (RecordKind.TARGET, "A"),
+        (RecordKind.MEMBER, "A"),
+        (RecordKind.PATTERN, "t"),
     ]
 
 
@@ -569,9 +572,9 @@ def test_a_silent_member_is_removed_and_its_partitions_are_given_away(
     assert [
         (kind, name) for kind, name, _ in world.batches[-2] and world.last_batch()
     ] == [
-        (Kind.TARGET, "A"),
-        (Kind.TARGET_EPOCH, ""),
-        (Kind.CURRENT, "A"),
+        (RecordKind.TARGET, "A"),
+        (RecordKind.TARGET_EPOCH, ""),
+        (RecordKind.CURRENT, "A"),
     ]
 
 
@@ -612,29 +615,34 @@ def test_who_gives_up_in_time_stays(world: World) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def kinds(world: World) -> list[Kind]:
+def kinds(world: World) -> list[RecordKind]:
     return [kind for kind, _, _ in world.last_batch()]
 
 
 def test_the_order_of_records(world: World) -> None:
     world.beat("A", 0)
     assert kinds(world) == [
-        Kind.MEMBER,
-        Kind.GROUP,
-        Kind.TARGET,
-        Kind.TARGET_EPOCH,
-        Kind.CURRENT,
+        RecordKind.MEMBER,
+        RecordKind.GROUP,
+        RecordKind.TARGET,
+        RecordKind.TARGET_EPOCH,
+        RecordKind.CURRENT,
     ]
     world.beat("B", 0)
     assert kinds(world) == [
-        Kind.MEMBER,
-        Kind.GROUP,
-        *[Kind.TARGET] * 2,
-        Kind.TARGET_EPOCH,
-        Kind.CURRENT,
+        RecordKind.MEMBER,
+        RecordKind.GROUP,
+        *[RecordKind.TARGET] * 2,
+        RecordKind.TARGET_EPOCH,
+        RecordKind.CURRENT,
     ]
     world.beat("B", -1)
-    assert kinds(world) == [Kind.CURRENT, Kind.TARGET, Kind.MEMBER, Kind.GROUP]
+    assert kinds(world) == [
+        RecordKind.CURRENT,
+        RecordKind.TARGET,
+        RecordKind.MEMBER,
+        RecordKind.GROUP,
+    ]
     count = len(world.batches)
     world.beat("A", 1)
     world.beat("A", 3)
@@ -838,7 +846,7 @@ def test_an_empty_group_changes_its_protocol_and_keeps_its_offsets(
     assert results == [None]
     assert world.refused("A", 1) == "GROUP_ID_NOT_FOUND"
     assert world.beat("A", 0) == (1, [0, 1, 2, 3])
-    assert world.last_batch()[0] == (Kind.CLASSIC, "", None)
+    assert world.last_batch()[0] == (RecordKind.CLASSIC, "", None)
     assert world.group().offsets["t"][0].offset == 7
     assert join(world) == JoinRefused(GroupError.INCONSISTENT_GROUP_PROTOCOL, "")
     world.restart()
@@ -861,7 +869,7 @@ def test_who_is_refused_leaves_an_empty_group_its_protocol(world: World) -> None
     assert len(world.batches) == before
     assert world.group().consumers is None and world.group().generation == 2
     assert world.beat("A", 0) == (1, [0, 1, 2, 3])
-    assert world.last_batch()[0] == (Kind.CLASSIC, "", None)
+    assert world.last_batch()[0] == (RecordKind.CLASSIC, "", None)
 
 
 def test_records_of_both_protocols_are_told_apart_by_their_members(
@@ -884,7 +892,7 @@ def test_records_of_both_protocols_are_told_apart_by_their_members(
 
 def test_a_record_of_older_brokers_is_deleted(world: World) -> None:
     world.beat("A", 0)
-    key = consumer_key(ConsumerKey(Kind.TOPICS, "g"))
+    key = consumer_key(ConsumerKey(RecordKind.TOPICS, "g"))
     world.batches.append(((key, b"\0\0\1\0"),))
     world.restart()
     world.beat("A", -1)
@@ -900,8 +908,8 @@ def test_deleting_an_empty_group_deletes_all_its_records(world: World) -> None:
     world.act(world.coordinator.delete("g", "deleting"))
     assert world.replies["deleting"] is None  # type: ignore[index]
     assert [(kind, value) for kind, _, value in world.last_batch()] == [
-        (Kind.TARGET_EPOCH, None),
-        (Kind.GROUP, None),
+        (RecordKind.TARGET_EPOCH, None),
+        (RecordKind.GROUP, None),
     ]
     world.restart()
     assert world.coordinator.all() == []

@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 
-from logcore.coordination.effects import GroupError, Joined, JoinRefused, Rules, Synced
+from logcore.coordination.effects import (
+    GroupError,
+    Joined,
+    JoinRefused,
+    Rules,
+    SyncResult,
+)
 from logcore.format.group_records import Subscription, subscription_value
 from support.consumerworld import World
 
@@ -83,7 +89,7 @@ def test_a_leader_may_assign_so_much(
         leader,
         {name: b"\0" * size for name, size in zip(names, sizes, strict=False)},
     )
-    assert isinstance(result, Synced) == is_taken
+    assert isinstance(result, SyncResult) == is_taken
     if not is_taken:
         assert result is GroupError.INVALID_REQUEST
         assert world.group().state == "CompletingRebalance", "it may assign less"

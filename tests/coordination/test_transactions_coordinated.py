@@ -16,20 +16,24 @@ from logcore.coordination import transactions
 from logcore.coordination.transaction_effects import (
     AbortOrphan,
     AddPartitions,
-    At,
-    Cancel,
+    CancelTransactionTimer,
     Effect,
     End,
-    Identity,
     Initialize,
-    Reply,
-    Store,
+    ProducerIdAndEpoch,
+    SetTransactionTimer,
+    StoreTransaction,
     TakeProducerId,
     TimedOut,
     TransactionError,
+    TransactionReply,
     WriteMarkers,
 )
-from logcore.coordination.transactions import EXPIRATION_MS, RETRY_MS, Transactions
+from logcore.coordination.transactions import (
+    EXPIRATION_MS,
+    RETRY_MS,
+    TransactionMachine,
+)
 from logcore.format.transaction_records import Status, StoredTransaction
 from support.transactionworld import TIMEOUT_MS, Broken, World, with_mistakes
 
@@ -47,11 +51,11 @@ class Desk:
         *,
         fails_markers: bool = False,
     ) -> None:
-        self.coordinator = Transactions()
+        self.coordinator = TransactionMachine()
         self.now_ms = T0
         self.next_id = 100
         self.holds = False
-        self.held: list[Store] = []
+        self.held: list[StoreTransaction] = []
         self.fails_markers = fails_markers
         self.records: list[StoredTransaction | None] = []
         self.markers: list[WriteMarkers] = []
@@ -63,10 +67,10 @@ class Desk:
     def act(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Reply(waiter, result):
+                case TransactionReply(waiter, result):
                     assert waiter not in self.replies, "answered twice"
                     self.replies[waiter] = result
-                case Store():
+                case StoreTransaction():
                     self.records.append(effect.stored)
                     if self.holds:
                         self.held.append(effect)
@@ -79,9 +83,9 @@ class Desk:
                 case TakeProducerId():
                     self.next_id += 1
                     self.act(self.coordinator.taken(effect, self.next_id, self.now_ms))
-                case At(name, at_ms):
+                case SetTransactionTimer(name, at_ms):
                     self.timers[name] = at_ms
-                case Cancel(name):
+                case CancelTransactionTimer(name):
                     self.timers.pop(name, None)
                 case TimedOut():
                     pass
@@ -116,7 +120,9 @@ class Desk:
             Initialize(producer_id=producer_id, producer_epoch=epoch, **fields)
         )
 
-    def add(self, who: Identity, partitions: Any = P, version: int = 0) -> Any:
+    def add(
+        self, who: ProducerIdAndEpoch, partitions: Any = P, version: int = 0
+    ) -> Any:
         return self.ask(
             AddPartitions(
                 transactional_id="x",
@@ -127,7 +133,9 @@ class Desk:
             )
         )
 
-    def end(self, who: Identity, commit: bool = True, version: int = 0) -> Any:
+    def end(
+        self, who: ProducerIdAndEpoch, commit: bool = True, version: int = 0
+    ) -> Any:
         return self.ask(
             End(
                 transactional_id="x",
@@ -154,7 +162,7 @@ def stored(status: Status, epoch: int = 5, **more: Any) -> dict[str, StoredTrans
 def test_a_transaction_from_its_beginning_to_its_end() -> None:
     desk = Desk()
     who = desk.init()
-    assert who == Identity(101, 0)
+    assert who == ProducerIdAndEpoch(101, 0)
     assert desk.add(who) is None
     assert desk.coordinator.verify("x", 101, 0, ("t", 0)) is None
     assert desk.coordinator.verify("x", 101, 0, ("t", 1)) is E.TRANSACTION_ABORTABLE
@@ -175,10 +183,10 @@ def test_the_second_protocol_raises_the_epoch_with_each_end() -> None:
     who = desk.init()
     desk.add(who, version=2)
     after = desk.end(who, version=2)
-    assert after == Identity(101, 1)
+    assert after == ProducerIdAndEpoch(101, 1)
     assert desk.markers[-1].producer_epoch == 1
     assert desk.end(who, version=2) == after, "a retry"
-    assert desk.end(after, commit=False, version=2) == Identity(101, 2), (
+    assert desk.end(after, commit=False, version=2) == ProducerIdAndEpoch(101, 2), (
         "an abort of nothing"
     )
     assert len(desk.markers) == 1
@@ -186,23 +194,23 @@ def test_the_second_protocol_raises_the_epoch_with_each_end() -> None:
 
 def test_epochs_that_are_used_up_lead_to_another_producer_id() -> None:
     desk = Desk(stored(Status.ONGOING, 32_766))
-    who = Identity(7, 32_766)
+    who = ProducerIdAndEpoch(7, 32_766)
     after = desk.end(who, version=2)
-    assert after == Identity(101, 0)
+    assert after == ProducerIdAndEpoch(101, 0)
     assert desk.markers[-1].producer_epoch == 32_767
     assert desk.records[0] is not None and desk.records[0].next_producer_id == 101
     assert desk.records[1] is not None and desk.records[1].previous_producer_id == 7
     assert desk.end(who, version=2) == after
     desk = Desk(stored(Status.COMPLETE_COMMIT, 32_766))
-    assert desk.init(7, 32_766) == Identity(101, 0)
-    assert desk.init(7, 32_766) == Identity(101, 0), "a retry"
+    assert desk.init(7, 32_766) == ProducerIdAndEpoch(101, 0)
+    assert desk.init(7, 32_766) == ProducerIdAndEpoch(101, 0), "a retry"
 
 
 @pytest.mark.parametrize(
     ("producer_id", "epoch", "found"),
     [
-        (7, 5, Identity(7, 6)),
-        (-1, -1, Identity(7, 6)),
+        (7, 5, ProducerIdAndEpoch(7, 6)),
+        (-1, -1, ProducerIdAndEpoch(7, 6)),
         (7, 4, E.PRODUCER_FENCED),
         (8, 5, E.PRODUCER_FENCED),
     ],
@@ -213,7 +221,9 @@ def test_a_new_epoch_for_who_has_the_present_one(
     desk = Desk(stored(Status.COMPLETE_ABORT))
     assert desk.init(producer_id, epoch) == found
     if epoch == 5 and producer_id == 7:
-        assert desk.init(7, 5) == Identity(7, 6), "a retry gets the same answer"
+        assert desk.init(7, 5) == ProducerIdAndEpoch(7, 6), (
+            "a retry gets the same answer"
+        )
 
 
 @pytest.mark.parametrize(
@@ -235,7 +245,9 @@ def test_who_takes_an_id_over_aborts_what_is_open() -> None:
     desk = Desk()
     first = desk.init()
     desk.add(first)
-    assert desk.init() == Identity(101, 2), "no producer gets the epoch of the fence"
+    assert desk.init() == ProducerIdAndEpoch(101, 2), (
+        "no producer gets the epoch of the fence"
+    )
     assert [(each.commit, each.producer_epoch) for each in desk.markers] == [(False, 1)]
     assert desk.add(first) is E.PRODUCER_FENCED
     assert desk.end(first) is E.PRODUCER_FENCED
@@ -272,9 +284,11 @@ def test_the_end_of_a_transaction_by_its_state(
     status: Status, commit: bool, error: TransactionError | None
 ) -> None:
     desk = Desk(stored(status), fails_markers=True)
-    assert desk.end(Identity(7, 5), commit) == (error or Identity(7, 5))
-    assert desk.end(Identity(7, 4), commit) is E.PRODUCER_FENCED
-    assert desk.end(Identity(8, 5), commit) is E.INVALID_PRODUCER_ID_MAPPING
+    assert desk.end(ProducerIdAndEpoch(7, 5), commit) == (
+        error or ProducerIdAndEpoch(7, 5)
+    )
+    assert desk.end(ProducerIdAndEpoch(7, 4), commit) is E.PRODUCER_FENCED
+    assert desk.end(ProducerIdAndEpoch(8, 5), commit) is E.INVALID_PRODUCER_ID_MAPPING
 
 
 SECOND = [  # state, commits, with the present epoch, answer
@@ -310,8 +324,11 @@ def test_the_end_by_the_second_protocol(
     status: Status, commit: bool, is_current: bool, answer: Any
 ) -> None:
     desk = Desk(stored(status), fails_markers=True)
-    expected = Identity(7, answer) if isinstance(answer, int) else answer
-    assert desk.end(Identity(7, 5 if is_current else 4), commit, version=2) == expected
+    expected = ProducerIdAndEpoch(7, answer) if isinstance(answer, int) else answer
+    assert (
+        desk.end(ProducerIdAndEpoch(7, 5 if is_current else 4), commit, version=2)
+        == expected
+    )
 
 
 def test_requests_wait_for_a_record_on_its_way() -> None:
@@ -415,7 +432,7 @@ def test_what_a_power_cut_left_open_without_a_record_is_aborted(status: Status) 
         (each.commit, each.producer_epoch, each.partitions) for each in desk.markers
     ] == [(False, 6, ended)]
     assert desk.status is A
-    assert desk.add(Identity(7, 5)) is E.PRODUCER_FENCED
+    assert desk.add(ProducerIdAndEpoch(7, 5)) is E.PRODUCER_FENCED
 
 
 def test_a_lost_record_may_have_raised_the_epoch() -> None:
@@ -434,12 +451,12 @@ def test_what_is_open_by_a_record_stays_open() -> None:
 
 
 def test_what_a_producer_without_an_id_left_open_is_aborted() -> None:
-    effects = Transactions().adopt({Q: [(8, 3)], ("u", 0): [(8, 2)]}, T0)
+    effects = TransactionMachine().adopt({Q: [(8, 3)], ("u", 0): [(8, 2)]}, T0)
     assert effects == [AbortOrphan(8, 4, frozenset({Q, ("u", 0)}))]
 
 
 def test_what_is_left_open_beside_a_decision_is_aborted_alone() -> None:
-    coordinator = Transactions()
+    coordinator = TransactionMachine()
     coordinator.load(stored(Status.PREPARE_COMMIT), T0)
     assert coordinator.adopt({Q: [(7, 5)]}, T0) == [AbortOrphan(7, 6, frozenset({Q}))]
 
@@ -451,7 +468,7 @@ def test_ids_expire_after_a_week() -> None:
     desk.act(desk.coordinator.expire(T0 + EXPIRATION_MS))
     assert desk.coordinator.get("x") is None
     assert desk.records == [None]
-    assert desk.init() == Identity(101, 0)
+    assert desk.init() == ProducerIdAndEpoch(101, 0)
 
 
 def test_a_record_that_may_not_be_on_disk_ends_the_coordinator() -> None:

@@ -18,7 +18,7 @@ import logcore
 from logcore.directory.deadlines import Agenda
 from logcore.fs import OS
 from logcore.metadata import checkpoint
-from logcore.partition.schedule import Upkeep
+from logcore.partition.schedule import LogMaintenance
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 
 
@@ -81,13 +81,13 @@ def test_an_idle_tick_asks_nothing_of_quiet_logs(
 def visits_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths of the logs that tick() visits from now on."""
     visited: list[str] = []
-    real = Upkeep.tick_gathered
+    real = LogMaintenance.tick_gathered
 
-    def tick_gathered(upkeep: Upkeep, now_ms: int | None = None) -> Any:
+    def tick_gathered(upkeep: LogMaintenance, now_ms: int | None = None) -> Any:
         visited.append(upkeep.path)
         return real(upkeep, now_ms)
 
-    monkeypatch.setattr(Upkeep, "tick_gathered", tick_gathered)
+    monkeypatch.setattr(LogMaintenance, "tick_gathered", tick_gathered)
     return visited
 
 
@@ -275,15 +275,15 @@ def test_a_tick_that_is_interrupted_forgets_no_log(
             logdir.create_topic(name)
             logs.append(logdir.partition(name, 0))
             logs[-1].append(b"x", durability="os")
-        real = Upkeep.tick_gathered
+        real = LogMaintenance.tick_gathered
         interrupts = [KeyboardInterrupt(), MemoryError()]
 
-        def interrupted(self: Upkeep, now_ms: int | None = None) -> Any:
+        def interrupted(self: LogMaintenance, now_ms: int | None = None) -> Any:
             if interrupts:
                 raise interrupts.pop()
             return real(self, now_ms)
 
-        monkeypatch.setattr(Upkeep, "tick_gathered", interrupted)
+        monkeypatch.setattr(LogMaintenance, "tick_gathered", interrupted)
         for expected in (MemoryError, KeyboardInterrupt):
             with pytest.raises(expected):
                 logdir.tick()

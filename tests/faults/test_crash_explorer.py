@@ -43,7 +43,7 @@ from logcore.testing import (
     SimulatedCrash,
     SimulatedDisk,
 )
-from logcore.testing.expected import Known
+from logcore.testing.expected import ResultCache
 from logcore.testing.explore import Seen
 from logcore.testing.oracle import Afterwards
 from support.exploring import LARGE, LIVES, explored, failing, is_log
@@ -161,7 +161,7 @@ def test_random_programs(part: int, count: int) -> None:
 # --------------------------------------------------------------------------------------------
 
 
-class Doubting(Known[Any]):
+class Doubting(ResultCache[Any]):
     """Runs what is known once more, and compares."""
 
     hits = 0
@@ -174,7 +174,7 @@ class Doubting(Known[Any]):
         if known is None:
             return super().run(disk, function)
         Doubting.hits += 1
-        found = Known[Any]().run(disk, function)
+        found = ResultCache[Any]().run(disk, function)
         assert found == known, (
             f"{found} is found, and {known} was on a disk that was taken for the same"
         )
@@ -224,7 +224,7 @@ def test_disks_differ_in_what_is_asked_of_them() -> None:
         known.run(disk, function)
         return len(called)
 
-    known: Known[tuple[bytes, int, bytes]] = Known()
+    known: ResultCache[tuple[bytes, int, bytes]] = ResultCache()
     files: dict[str, bytes | None] = {"/a": b"1", "/b": b"2", "/c": b"3", "/d": b"4"}
     assert count(SimulatedDisk(files)) == 1
     assert count(SimulatedDisk({**files, "/b": b"x", "/c": b"longer", "/d": b""})) == 1

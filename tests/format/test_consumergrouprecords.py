@@ -17,8 +17,8 @@ from logcore.format.consumer_group_records import (
     ConsumerValue,
     Current,
     GroupEpoch,
-    Kind,
     MemberState,
+    RecordKind,
     Resolved,
     consumer_key,
     consumer_value,
@@ -31,19 +31,19 @@ U = bytes(range(16))
 #: key, key's bytes, value, value's bytes. Structs end with tagged fields: 00 for none.
 ROWS: list[tuple[ConsumerKey, str, ConsumerValue, str]] = [
     (
-        ConsumerKey(Kind.GROUP, "grp"),
+        ConsumerKey(RecordKind.GROUP, "grp"),
         "0003 0003 677270",
         GroupEpoch(7),
         "0000 00000007 00",
     ),
     (
-        ConsumerKey(Kind.GROUP, ""),
+        ConsumerKey(RecordKind.GROUP, ""),
         "0003 0000",
         GroupEpoch(7, -2),
         "0000 00000007 01 00 08 fffffffffffffffe",
     ),
     (
-        ConsumerKey(Kind.MEMBER, "g", "m"),
+        ConsumerKey(RecordKind.MEMBER, "g", "m"),
         "0005 0001 67 0001 6d",
         ConsumerMember(
             client_id="c",
@@ -54,7 +54,7 @@ ROWS: list[tuple[ConsumerKey, str, ConsumerValue, str]] = [
         "0000 00 00 02 63 09 2f312e322e332e34 03 02 61 03 6263 01 000493e0 00 01 00 01 00",
     ),
     (
-        ConsumerKey(Kind.MEMBER, "g", "m"),
+        ConsumerKey(RecordKind.MEMBER, "g", "m"),
         "0005 0001 67 0001 6d",
         ConsumerMember(
             instance_id="i",
@@ -67,26 +67,26 @@ ROWS: list[tuple[ConsumerKey, str, ConsumerValue, str]] = [
         "0000 02 69 02 72 01 01 01 04 612e2a ffffffff 06 72616e6765 01 00 01 00",
     ),
     (
-        ConsumerKey(Kind.MEMBER, "g", "m"),
+        ConsumerKey(RecordKind.MEMBER, "g", "m"),
         "0005 0001 67 0001 6d",
         ConsumerMember(classic=ClassicMember(45_000, (("range", b"\0\1"), ("x", b"")))),
         "0000 00 00 01 01 01 01 ffffffff 00 01 00 15 01 0000afc8 03 06 72616e6765 03 0001 00 02 78 01 00 00",
     ),
-    (ConsumerKey(Kind.TARGET_EPOCH, "g"), "0006 0001 67", 9, "0000 00000009 00"),
+    (ConsumerKey(RecordKind.TARGET_EPOCH, "g"), "0006 0001 67", 9, "0000 00000009 00"),
     (
-        ConsumerKey(Kind.TARGET, "g", "m"),
+        ConsumerKey(RecordKind.TARGET, "g", "m"),
         "0007 0001 67 0001 6d",
         frozenset({(U, 1), (U, 0)}),
         f"0000 02 {U.hex()} 03 00000000 00000001 00 00",
     ),
     (
-        ConsumerKey(Kind.TARGET, "g", "m"),
+        ConsumerKey(RecordKind.TARGET, "g", "m"),
         "0007 0001 67 0001 6d",
         frozenset(),
         "0000 01 00",
     ),
     (
-        ConsumerKey(Kind.CURRENT, "g", "m"),
+        ConsumerKey(RecordKind.CURRENT, "g", "m"),
         "0008 0001 67 0001 6d",
         Current(
             member_epoch=3,
@@ -98,7 +98,7 @@ ROWS: list[tuple[ConsumerKey, str, ConsumerValue, str]] = [
         f"0000 00000003 00000002 01 02 {U.hex()} 02 00000000 00 02 {U.hex()} 02 00000005 00 00",
     ),
     (
-        ConsumerKey(Kind.PATTERN, "g", "a.*"),
+        ConsumerKey(RecordKind.PATTERN, "g", "a.*"),
         "0010 0001 67 0003 612e2a",
         Resolved(("a", "ab"), 4, 1_700_000_000_000),
         "0000 03 02 61 03 6162 0000000000000004 0000018bcfe56800 00",
@@ -134,24 +134,24 @@ def test_what_is_cut_off_is_not_understood(
 
 def test_tags_of_newer_brokers_are_passed_over() -> None:
     member = bytes.fromhex(f"0000 02 {U.hex()} 02 00000001 01 05 02 abcd 01 09 01 ff")
-    assert read_consumer_value(Kind.TARGET, member) == frozenset({(U, 1)})
+    assert read_consumer_value(RecordKind.TARGET, member) == frozenset({(U, 1)})
     member = bytes.fromhex(
         "0000 00 00 01 01 01 01 ffffffff 00 02 00 07 01 00000005 01 00 07 02 aabb"
     )
-    assert read_consumer_value(Kind.MEMBER, member) == ConsumerMember(
+    assert read_consumer_value(RecordKind.MEMBER, member) == ConsumerMember(
         classic=ClassicMember(5, ())
     )
     member = bytes.fromhex("0000 00 00 01 01 01 01 ffffffff 00 01 07 02 aabb")
-    assert read_consumer_value(Kind.MEMBER, member) == ConsumerMember()
+    assert read_consumer_value(RecordKind.MEMBER, member) == ConsumerMember()
 
 
 def test_another_version_and_an_unknown_state() -> None:
     assert (
-        read_consumer_value(Kind.TARGET_EPOCH, bytes.fromhex("0001 00000009 00"))
+        read_consumer_value(RecordKind.TARGET_EPOCH, bytes.fromhex("0001 00000009 00"))
         is None
     )
     current = read_consumer_value(
-        Kind.CURRENT, bytes.fromhex("0000 00000003 00000002 09 01 01 00")
+        RecordKind.CURRENT, bytes.fromhex("0000 00000003 00000002 09 01 01 00")
     )
     assert isinstance(current, Current) and current.state is MemberState.UNKNOWN
 
@@ -160,7 +160,7 @@ def test_keys_of_other_kinds() -> None:
     for text in ("", "00", "0000", "0002 0001 67", "0009 0001 67", "ffff"):
         assert read_consumer_key(bytes.fromhex(text)) is None
     assert read_consumer_key(bytes.fromhex("0004 0001 67")) == ConsumerKey(
-        Kind.TOPICS, "g"
+        RecordKind.TOPICS, "g"
     )
     assert consumer_value(None) is None
 
@@ -172,7 +172,7 @@ def test_records_are_shown_as_dicts() -> None:
         state=MemberState.UNREVOKED,
         revoking=frozenset({(U, 5)}),
     )
-    key = consumer_key(ConsumerKey(Kind.CURRENT, "g", "m"))
+    key = consumer_key(ConsumerKey(RecordKind.CURRENT, "g", "m"))
     assert described_consumers(key, consumer_value(current)) == {
         "group": "g",
         "kind": "current",
@@ -185,7 +185,7 @@ def test_records_are_shown_as_dicts() -> None:
             "revoking": {U.hex(): [5]},
         },
     }
-    key = consumer_key(ConsumerKey(Kind.GROUP, "g"))
+    key = consumer_key(ConsumerKey(RecordKind.GROUP, "g"))
     assert described_consumers(key, None) == {
         "group": "g",
         "kind": "group",
@@ -197,16 +197,16 @@ def test_records_are_shown_as_dicts() -> None:
     )
     classic = ConsumerMember(classic=ClassicMember(5, (("range", b"\0\1"),)))
     shown = described_consumers(
-        consumer_key(ConsumerKey(Kind.MEMBER, "g", "m")), consumer_value(classic)
+        consumer_key(ConsumerKey(RecordKind.MEMBER, "g", "m")), consumer_value(classic)
     )
     assert shown is not None and shown["value"]["classic"] == {
         "session_timeout_ms": 5,
         "protocols": ["range"],
     }
     for kind, value in (
-        (Kind.TARGET_EPOCH, 3),
-        (Kind.PATTERN, Resolved(("a",), 1, 2)),
-        (Kind.MEMBER, classic),
+        (RecordKind.TARGET_EPOCH, 3),
+        (RecordKind.PATTERN, Resolved(("a",), 1, 2)),
+        (RecordKind.MEMBER, classic),
     ):
         assert json.dumps(
             described_consumers(
@@ -217,13 +217,13 @@ def test_records_are_shown_as_dicts() -> None:
 
 def test_a_text_that_no_key_can_hold() -> None:
     with pytest.raises(ValueError, match="at most 32767"):
-        consumer_key(ConsumerKey(Kind.MEMBER, "g", "m" * 32_768))
+        consumer_key(ConsumerKey(RecordKind.MEMBER, "g", "m" * 32_768))
 
 
 @given(
-    st.sampled_from([kind for kind in Kind if kind is not Kind.CLASSIC]),
+    st.sampled_from([kind for kind in RecordKind if kind is not RecordKind.CLASSIC]),
     st.binary(max_size=60),
 )
-def test_foreign_bytes_raise_nothing(kind: Kind, data: bytes) -> None:
+def test_foreign_bytes_raise_nothing(kind: RecordKind, data: bytes) -> None:
     read_consumer_value(kind, b"\0\0" + data)
     read_consumer_key(kind.to_bytes(2, "big") + data)

@@ -28,7 +28,7 @@ from logcore.kernels import layout
 from logcore.metadata import checkpoint
 from logcore.recordbatch import encode
 from logcore.staging.applying import apply_ready
-from logcore.staging.manifest import Manifest, Place
+from logcore.staging.manifest import Manifest, StagedTarget
 from logcore.staging.publishing import Staging
 from logcore.staging.writing import StagedWriter
 from logcore.testing import SimulatedCrash, SimulatedDisk
@@ -250,7 +250,7 @@ def test_offsets_of_a_staged_write_that_was_half_in_place_are_not_given_out_agai
     manifest = Manifest.unpack(ready.read_bytes(), "")
     assigned = attrs.evolve(
         manifest,
-        places={("t", 0): Place(base=1, leader_epoch=0, segment=0, position=75)},
+        places={("t", 0): StagedTarget(base=1, leader_epoch=0, segment=0, position=75)},
     )
     ready.with_suffix(".assigned").write_bytes(assigned.pack())
     ready.unlink()

@@ -6,21 +6,27 @@ import pytest
 
 import logcore
 from logcore.metadata import checkpoint
-from logcore.metadata.trusted_clock import HOLD_MS, JUMP_MS, Reading, Trust, judge
+from logcore.metadata.trusted_clock import HOLD_MS, JUMP_MS, ClockReading, Trust, judge
 from logcore.testing import SimulatedDisk
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 MINUTE_MS = 60_000
-START = Reading(1_700_000_000_000, 50_000, "a")
+START = ClockReading(1_700_000_000_000, 50_000, "a")
 
 
 def later(
-    reading: Reading, passed_ms: int, *, wall_ms: int | None = None, boot: str = "a"
-) -> Reading:
+    reading: ClockReading,
+    passed_ms: int,
+    *,
+    wall_ms: int | None = None,
+    boot: str = "a",
+) -> ClockReading:
     """A reading after some time. wall_ms: how far the wall clock went, if that differs."""
     wall_ms = passed_ms if wall_ms is None else wall_ms
-    return Reading(reading.wall_ms + wall_ms, reading.monotonic_ms + passed_ms, boot)
+    return ClockReading(
+        reading.wall_ms + wall_ms, reading.monotonic_ms + passed_ms, boot
+    )
 
 
 @pytest.mark.parametrize("passed_ms", [0, 1, MINUTE_MS, 400 * DAY_MS])
@@ -62,7 +68,8 @@ def test_after_reboot_a_long_gap_is_trusted_after_a_day_of_wall_clock() -> None:
     day's delay.
     """
     boots = [
-        Reading(START.wall_ms + day * DAY_MS, 5_000, f"boot {day}") for day in range(4)
+        ClockReading(START.wall_ms + day * DAY_MS, 5_000, f"boot {day}")
+        for day in range(4)
     ]
     trust = Trust(START)
     found = []

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netshim.connection import Budget, Connection, Workload
-from netshim.scheduling import Answer, CloseConnection
+from netshim.scheduling import CloseConnection, PendingResponse
 from netshim.settings import Settings
 
 
@@ -36,7 +36,7 @@ class Host:
         **settings: Any,
     ) -> None:
         self.frames: list[bytes] = []
-        self.answers: list[Answer] = []
+        self.answers: list[PendingResponse] = []
         self.later = later
         self.readied = 0
         self.budget = Budget(budget) if isinstance(budget, int) else budget
@@ -60,7 +60,7 @@ class Host:
             return None
         if not self.later:
             return [frame(body)]
-        self.answers.append(Answer(is_parked=body.startswith(b"parked")))
+        self.answers.append(PendingResponse(is_parked=body.startswith(b"parked")))
         return self.answers[-1]
 
     def tells(self, view: memoryview) -> bool:
@@ -173,7 +173,7 @@ def test_who_asks_what_was_changed_does_not_wait_for_who_is_parked() -> None:
 
 def test_an_answer_that_is_there_already() -> None:
     host = Host()
-    answer = Answer()
+    answer = PendingResponse()
     answer.set([frame(b"done")])
     host.handle = lambda view, now_ms: answer  # type: ignore[method-assign]
     host.connection._handle = host.handle
@@ -462,7 +462,7 @@ def test_a_closed_connection_keeps_nothing_alive() -> None:
         budget = Budget(1 << 20)
         peer = Peer(budget)
         connection = peer.connection
-        peer.answer = Answer()
+        peer.answer = PendingResponse()
         data = frame(b"asks") + HUGE
         connection.get_buffer()[: len(data)] = data
         connection.received(len(data), 0)

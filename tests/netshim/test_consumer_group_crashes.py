@@ -19,7 +19,7 @@ from logcore import LogcoreError
 from logcore.testing import SimulatedDisk, explore
 from logcore.testing.faults import Fault, FaultPlan
 from netshim import wire
-from netshim.groups import Groups
+from netshim.groups import BrokerGroups
 from netshim.wire import codes
 from support.stillbroker import StillBroker
 
@@ -69,7 +69,7 @@ def beat(
 
 def facts(bench: StillBroker) -> Any:
     """How the group stands, as far as its records tell."""
-    groups: Groups = bench.broker.state.groups
+    groups: BrokerGroups = bench.broker.state.groups
     group = groups.get("g")
     if group is None or group.consumers is None or not group.consumers.epoch:
         return None

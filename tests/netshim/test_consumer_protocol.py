@@ -28,7 +28,7 @@ from logcore.format.group_records import (
 )
 from logcore.metadata.filenames import OFFSETS_TOPIC
 from netshim import wire
-from netshim.scheduling import Answer
+from netshim.scheduling import PendingResponse
 from netshim.testing import Kafka
 from netshim.wire import codes
 from support.client import Client
@@ -40,7 +40,7 @@ DEADLINE_S = 60
 
 def send(
     rig: Rig, member_id: str, epoch: int, version: int = 1, **fields: Any
-) -> Answer:
+) -> PendingResponse:
     """A heartbeat; with epoch 0 it says what somebody who joins has to say. owned: of
     `orders`.
     """

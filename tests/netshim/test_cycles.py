@@ -18,7 +18,7 @@ import pytest
 from logcore import LogFailedError
 from logcore.recordbatch import encode
 from netshim import wire
-from netshim.scheduling import Answer, Timers, Waiting
+from netshim.scheduling import LoopTimers, PendingResponse, Waiting
 from netshim.wire.codec import Api
 from support.bench import Bench
 from support.conformance.report import SCRIPTS, served
@@ -117,21 +117,21 @@ def fetch_of(offset: int, min_bytes: int, isolation_level: int) -> Any:
     return request
 
 
-def woken(bench: Bench, answer: Answer) -> None:
+def woken(bench: Bench, answer: PendingResponse) -> None:
     for _ in range(3):
         bench.produce(encode([(None, bytes(100))], now_ms=1), acks=-1)
 
 
-def expired(bench: Bench, answer: Answer) -> None:
+def expired(bench: Bench, answer: PendingResponse) -> None:
     bench.now_ms += 1_000
     bench.broker.tick(bench.now_ms)
 
 
-def cancelled(bench: Bench, answer: Answer) -> None:
+def cancelled(bench: Bench, answer: PendingResponse) -> None:
     answer.cancel()
 
 
-def stopped(bench: Bench, answer: Answer) -> None:
+def stopped(bench: Bench, answer: PendingResponse) -> None:
     bench.broker.stop(bench.now_ms)
 
 
@@ -153,7 +153,7 @@ def test_no_fetch_that_waits_leaves_cycles(
         answer = bench.send(
             wire.FETCH, 12, fetch_of(end_offset, min_bytes, isolation_level)
         )
-        assert isinstance(answer, Answer) and not answer.is_set
+        assert isinstance(answer, PendingResponse) and not answer.is_set
         end(bench, answer)
         assert answer.is_set or answer.is_cancelled
         del answer
@@ -193,7 +193,7 @@ def test_a_fetch_whose_client_left_while_its_log_was_opened_does_not_wait(
     bench.at_once = False
     request = fetch_of(0, 1, 0)
     answer = bench.send(wire.FETCH, 12, request)
-    assert isinstance(answer, Answer) and bench.submitted
+    assert isinstance(answer, PendingResponse) and bench.submitted
     answer.cancel()
     bench.run()
     assert bench.logdir.opened("t", 0) is not None
@@ -213,7 +213,7 @@ def test_what_waits_no_more_is_not_kept(kind: str) -> None:
     waiter = Waiter()
     gone = weakref.ref(waiter)
     if kind == "timer":
-        timers = Timers()
+        timers = LoopTimers()
         timers.cancel(timers.at(10, waiter.look))
     else:
         waiting = Waiting()

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from logcore.coordination import classic_group as machine
 from netshim import wire
-from netshim.scheduling import Answer
+from netshim.scheduling import PendingResponse
 from netshim.wire import codes
 from support.rig import Rig, code_of, in_both_homes
 
@@ -106,8 +106,8 @@ class Client:
         self.instance = f"s{chance.randrange(2)}" if chance.random() < 0.3 else None
         self.member_id = ""
         self.generation = -1
-        self.waiting: Answer | None = None
-        self.all: list[Answer] = []
+        self.waiting: PendingResponse | None = None
+        self.all: list[PendingResponse] = []
         self.step: Callable[[], None] = self.join
 
     def join(self) -> None:
@@ -205,7 +205,7 @@ class Client:
             self.member_id = ""
         self.step = self.join
 
-    def _ask(self, answer: Answer) -> None:
+    def _ask(self, answer: PendingResponse) -> None:
         self.waiting = answer
         self.all.append(answer)
 

@@ -25,7 +25,7 @@ import netshim
 from logcore import recordbatch
 from logcore.fs import OS
 from netshim import wire
-from netshim.scheduling import Answer
+from netshim.scheduling import PendingResponse
 from netshim.testing import Kafka
 from netshim.wire import codes
 from support.client import DEADLINE_S, Client
@@ -756,7 +756,7 @@ def test_an_error_of_one_who_waits_is_not_another_s(
 
 
 def test_an_answer_may_be_set_before_it_is_asked_for() -> None:
-    answer = Answer()
+    answer = PendingResponse()
     answer.set(1)
     answer.set(2)
     seen: list[int] = []

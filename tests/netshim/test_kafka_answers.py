@@ -9,7 +9,7 @@ import pytest
 from logcore.reader import newest_place
 from logcore.recordbatch import encode
 from netshim import wire
-from netshim.scheduling import Answer
+from netshim.scheduling import PendingResponse
 from netshim.wire import codes
 from support.bench import Bench
 
@@ -39,7 +39,7 @@ def test_fetch_with_an_unknown_partition_waits_for_the_others(
         for number in partitions
     ]
     reply = bench.send(wire.FETCH, version, request)
-    assert (isinstance(reply, Answer) and not reply.is_set) == waits
+    assert (isinstance(reply, PendingResponse) and not reply.is_set) == waits
     bench.produce(batch_of(b"value"))
     found = bench.read(wire.FETCH, version, reply).responses[0].partitions
     unknown = codes.UNKNOWN_TOPIC_OR_PARTITION

@@ -15,7 +15,7 @@ import netshim
 from logcore.recordbatch import encode
 from netshim import wire
 from netshim.connection import Budget, Connection, Workload
-from netshim.scheduling import Answer
+from netshim.scheduling import PendingResponse
 from netshim.settings import Settings
 from netshim.wire import codes
 from support.bench import SESSION, Bench
@@ -226,7 +226,8 @@ def test_produce_requests_that_wait_share_the_limit_of_buffers(bench: Bench) -> 
     crowd = Crowd(bench, 20, 8 << 20)
     read = [crowd.feed(connection, frame) for connection in crowd.connections]
     held = sum(
-        isinstance(answer, Answer) and not answer.is_set for answer in crowd.answers
+        isinstance(answer, PendingResponse) and not answer.is_set
+        for answer in crowd.answers
     )
     assert held == len(crowd.answers) and 3 <= held <= 9, (
         "no more than the limit waits for the disk"

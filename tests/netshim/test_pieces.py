@@ -19,7 +19,7 @@ from logcore.format.group_records import Subscription, subscription_value
 from logcore.recordbatch import encode
 from netshim import scheduling, wire
 from netshim.connection import Budget, Connection, Workload
-from netshim.scheduling import Answer, CloseConnection, Pace, Pieces
+from netshim.scheduling import CloseConnection, Pace, PendingResponse, Pieces
 from netshim.settings import Settings
 from netshim.testing import Kafka
 from netshim.wire import codes
@@ -123,16 +123,16 @@ def test_each_turn_does_one_piece_of_one_request(sizes: list[int]) -> None:
         assert sum(map(len, found)) - before <= scheduling.PIECE
     for answer, size, into in zip(answers, sizes, found, strict=True):
         assert into == list(range(size))
-        value = answer.value if isinstance(answer, Answer) else answer
+        value = answer.value if isinstance(answer, PendingResponse) else answer
         assert value == size
-        assert isinstance(answer, Answer) == (size >= scheduling.PIECE)
+        assert isinstance(answer, PendingResponse) == (size >= scheduling.PIECE)
 
 
 def test_where_too_many_are_in_pieces_another_is_done_whole() -> None:
     later: deque[Callable[[], None]] = deque()
     pieces = Pieces(later.append)
     for _ in range(scheduling.MOST_IN_PIECES):
-        assert isinstance(pieces.run(counted(1_500, [])), Answer)
+        assert isinstance(pieces.run(counted(1_500, [])), PendingResponse)
     assert pieces.is_full
     assert pieces.run(counted(9_000, [])) == 9_000
     while later:
@@ -151,8 +151,10 @@ def test_an_error_in_a_later_piece_is_told_and_the_others_go_on() -> None:
     other = pieces.run(counted(1_500, []))
     while later:
         later.popleft()()
-    assert isinstance(failed, Answer) and isinstance(failed.value, CloseConnection)
-    assert isinstance(other, Answer) and other.value == 1_500
+    assert isinstance(failed, PendingResponse) and isinstance(
+        failed.value, CloseConnection
+    )
+    assert isinstance(other, PendingResponse) and other.value == 1_500
 
 
 def test_an_error_of_who_gets_an_answer_keeps_no_other_waiting(
@@ -165,7 +167,7 @@ def test_an_error_of_who_gets_an_answer_keeps_no_other_waiting(
     pieces = Pieces(later.append)
     first = pieces.run(counted(1_500, []))
     other = pieces.run(counted(1_500, []))
-    assert isinstance(first, Answer) and isinstance(other, Answer)
+    assert isinstance(first, PendingResponse) and isinstance(other, PendingResponse)
     first.then(refuse)
     while later:
         later.popleft()()
@@ -225,7 +227,7 @@ def test_scripts_of_all_apis_are_told_the_same_in_pieces_of_one() -> None:
 
 def test_others_are_answered_between_two_pieces(bench: Bench, turns: Turns) -> None:
     large = bench.send(wire.OFFSET_FETCH, 5, offsets_of(MANY))
-    assert isinstance(large, Answer) and not large.is_set
+    assert isinstance(large, PendingResponse) and not large.is_set
     for _ in range(3):
         assert not large.is_set
         assert (
@@ -280,7 +282,7 @@ def test_a_large_request_takes_several_turns(
     for number in range(MANY):
         bench.logdir.partition("t", number)
     answer = bench.send(api, version, request_)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, PendingResponse)
     assert turns.run() >= 3
     bench.read(api, version, answer)
 
@@ -682,7 +684,9 @@ def test_a_large_answer_that_cannot_be_encoded_ends_the_connection(
     monkeypatch.setattr(bench.broker, "_told", refuse)
     answer = bench.send(wire.OFFSET_FETCH, 5, offsets_of(MANY))
     turns.run()
-    assert isinstance(answer, Answer) and isinstance(answer.value, CloseConnection)
+    assert isinstance(answer, PendingResponse) and isinstance(
+        answer.value, CloseConnection
+    )
 
 
 def test_a_broker_that_stops_answers_requests_in_pieces(

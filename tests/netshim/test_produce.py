@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from logcore import recordbatch
 from netshim import wire
 from netshim.handlers import produce as handler
-from netshim.scheduling import Answer
+from netshim.scheduling import PendingResponse
 from netshim.wire import codes
 from support.conformance import build
 from support.rig import T0, Rig
@@ -63,7 +63,7 @@ requests = st.tuples(
 
 def _send(
     rig: Rig, topic: str, number: int, acks: int, records: bytes | None
-) -> Answer:
+) -> PendingResponse:
     part = {"index": number, "records": records}
     asked = {
         "acks": acks,
@@ -73,7 +73,7 @@ def _send(
     return rig.send(wire.PRODUCE, 9, build(wire.PRODUCE.request.shape, asked))
 
 
-def _told(answer: Answer) -> Any:
+def _told(answer: PendingResponse) -> Any:
     return answer.value.responses[0].partition_responses[0]
 
 

@@ -27,8 +27,8 @@ from netshim.handlers import HANDLERS
 from netshim.handlers.failures import code_of, message_of
 from netshim.handlers.fetch import _Extent, _Growth
 from netshim.request_log import Repeated
-from netshim.scheduling import Answer, CloseConnection
-from netshim.session import Session
+from netshim.scheduling import CloseConnection, PendingResponse
+from netshim.session import ClientSession
 from netshim.state import NO_ID
 from netshim.wire import codes
 from support.bench import SESSION, Bench
@@ -52,7 +52,7 @@ def test_one_fetch_over_many_new_partitions_does_not_keep_others_waiting(
     bench.logdir.create_topic("small")
     bench.at_once = False
     large = bench.send(wire.FETCH, 11, bench.fetches(range(100)))
-    assert isinstance(large, Answer) and not bench.logdir.open_logs(), (
+    assert isinstance(large, PendingResponse) and not bench.logdir.open_logs(), (
         "nothing is opened in the broker's thread"
     )
     bench.run(most=3)
@@ -151,7 +151,7 @@ def test_a_look_that_fails_holds_up_no_later_request(
     monkeypatch.setattr(bench.logdir, "partitions", partitions)
     with contextlib.suppress(ZeroDivisionError):
         reply = bench.send(wire.PRODUCE, 9, bench.produces(batch_of(b"v")))
-        assert not isinstance(reply, Answer) or reply.is_set
+        assert not isinstance(reply, PendingResponse) or reply.is_set
     monkeypatch.undo()
     assert not bench.broker.state._lines
     assert bench.produce(batch_of(b"w")).error_code == 0
@@ -169,8 +169,8 @@ def test_an_append_that_rolls_waits_elsewhere_and_later_ones_wait_behind_it(
     ]
     assert (
         log.statistics().rolls == 0
-        and not isinstance(answers[0], Answer)
-        and isinstance(answers[-1], Answer)
+        and not isinstance(answers[0], PendingResponse)
+        and isinstance(answers[-1], PendingResponse)
     )
     bench.run()
     assert log.statistics().rolls > 1
@@ -593,7 +593,7 @@ def test_a_connection_has_a_bounded_number_of_topics_made(tmp_path: Path) -> Non
     """By asking for them. What could not be made does not count."""
     bench = Bench(tmp_path, auto_create_limit=3)
 
-    def asked(session: Session, *names: str) -> list[int]:
+    def asked(session: ClientSession, *names: str) -> list[int]:
         request = wire.METADATA.Request
         body = request(topics=[request.Topic(name=name) for name in names])
         frame = memoryview(wire.encode_request(wire.METADATA, 9, 1, "test", body))[4:]
@@ -602,7 +602,7 @@ def test_a_connection_has_a_bounded_number_of_topics_made(tmp_path: Path) -> Non
         )
         return [topic.error_code for topic in told.topics]
 
-    first = Session("127.0.0.1", 9092, "127.0.0.1")
+    first = ClientSession("127.0.0.1", 9092, "127.0.0.1")
     refused = codes.POLICY_VIOLATION
     assert asked(first, "a", "no topic", "b") == [0, codes.INVALID_TOPIC_EXCEPTION, 0]
     invalid = codes.INVALID_TOPIC_EXCEPTION
@@ -614,7 +614,7 @@ def test_a_connection_has_a_bounded_number_of_topics_made(tmp_path: Path) -> Non
     ]
     assert asked(first, "a", "c", "d", "e") == [0, 0, refused, refused]
     assert asked(first, "d", "!", "c") == [refused, invalid, 0]
-    assert asked(Session("127.0.0.1", 9092, "127.0.0.1"), "d") == [0]
+    assert asked(ClientSession("127.0.0.1", 9092, "127.0.0.1"), "d") == [0]
     assert list(bench.logdir.topics()) == ["a", "b", "c", "d"]
     bench.close()
 
@@ -803,7 +803,7 @@ def test_a_fetch_waits_for_each_of_its_partitions(
     request.min_bytes = min_bytes
     request.max_wait_ms = 20_000
     answer = bench.send(wire.FETCH, 11, request)
-    assert isinstance(answer, Answer) and not answer.is_set
+    assert isinstance(answer, PendingResponse) and not answer.is_set
     bench.broker.tick(bench.now_ms)
     assert not answer.is_set
     for number in range(1 if min_bytes == 1 else 2):
@@ -878,7 +878,7 @@ def test_a_fetch_that_waits_is_told_when_its_offset_is_deleted(bench: Bench) -> 
     request.min_bytes = 1000
     request.max_wait_ms = 20_000
     answer = bench.send(wire.FETCH, 11, request)
-    assert isinstance(answer, Answer) and not answer.is_set
+    assert isinstance(answer, PendingResponse) and not answer.is_set
     topic = wire.DELETE_RECORDS.Request.Topic
     body = wire.DELETE_RECORDS.Request(
         topics=[
@@ -907,7 +907,7 @@ def test_a_fetch_counts_what_a_sync_makes_readable(tmp_path: Path) -> None:
     request.min_bytes = 1000
     request.max_wait_ms = 20_000
     answer = bench.send(wire.FETCH, 11, request)
-    assert isinstance(answer, Answer) and not answer.is_set
+    assert isinstance(answer, PendingResponse) and not answer.is_set
     bench.run()
     assert (
         bench.read(wire.PRODUCE, 9, produced)
@@ -935,7 +935,7 @@ def test_a_fetch_counts_what_a_marker_makes_readable(bench: Bench) -> None:
     request.max_wait_ms = 20_000
     request.isolation_level = 1
     answer = bench.send(wire.FETCH, 11, request)
-    assert isinstance(answer, Answer) and not answer.is_set
+    assert isinstance(answer, PendingResponse) and not answer.is_set
     log.append_batch(
         encode([(None, b"v" * 2000)], transactional=True, base_sequence=1, **who)
     )
@@ -983,7 +983,9 @@ def test_a_fetch_of_a_client_that_has_gone_waits_no_more(bench: Bench) -> None:
     request.min_bytes = 1
     request.max_wait_ms = 20_000
     answer = bench.send(wire.FETCH, 11, request)
-    assert isinstance(answer, Answer) and state.fetches.waited_for() == [("t", 0)]
+    assert isinstance(answer, PendingResponse) and state.fetches.waited_for() == [
+        ("t", 0)
+    ]
     answer.cancel()
     assert state.fetches.waited_for() == []
     assert state.timers.next_ms == before
@@ -1142,7 +1144,7 @@ def test_what_may_wait_for_the_disk_waits_in_another_thread(tmp_path: Path) -> N
             response_partition_limit=10,
         )
         later = bench.send(wire.DESCRIBE_TOPIC_PARTITIONS, 0, described)
-        assert isinstance(later, Answer) and not later.is_set
+        assert isinstance(later, PendingResponse) and not later.is_set
         bench.run()
         assert later.is_set
         assert bench.ask(wire.METADATA, 9, metadata).topics[0].error_code == 0
@@ -1168,7 +1170,7 @@ def test_what_may_wait_for_the_disk_waits_in_another_thread(tmp_path: Path) -> N
         assert offset(list_offsets(-1)) == 2_000, "nothing is read for the end"
         for timestamp, expected in ((1_500, 500), (-3, 1_999)):
             searched = list_offsets(timestamp)
-            assert isinstance(searched, Answer) and not searched.is_set
+            assert isinstance(searched, PendingResponse) and not searched.is_set
             bench.run()
             assert offset(searched) == expected
         log = bench.logdir.partition("t", 0)

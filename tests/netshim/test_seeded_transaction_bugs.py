@@ -283,7 +283,7 @@ def test_T5_what_was_left_open_is_aborted_with_its_own_epoch(
             "epoch = epochs[producer_id]",
         )
     )
-    fence = transactions.Transactions._fence
+    fence = transactions.TransactionMachine._fence
 
     def fence_with_the_same_epoch(
         self: Any, transaction: Any, now_ms: int, *orphans: Any
@@ -297,8 +297,12 @@ def test_T5_what_was_left_open_is_aborted_with_its_own_epoch(
         )
         return self._store(transaction, same)
 
-    monkeypatch.setattr(transactions.Transactions, "adopt", module.Transactions.adopt)
-    monkeypatch.setattr(transactions.Transactions, "_fence", fence_with_the_same_epoch)
+    monkeypatch.setattr(
+        transactions.TransactionMachine, "adopt", module.Transactions.adopt
+    )
+    monkeypatch.setattr(
+        transactions.TransactionMachine, "_fence", fence_with_the_same_epoch
+    )
     assert explore_orphans(4)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import logcore
 from logcore.coordination.coordinator import Coordinator
-from logcore.coordination.transactions import Transactions
+from logcore.coordination.transactions import TransactionMachine
 from netshim.testing import Kafka
 from netshim.transactions import TransactionHost
 
@@ -116,7 +116,9 @@ def test_what_is_stored_is_taken_over_beside_the_loop(
 
         return noted
 
-    monkeypatch.setattr(Transactions, "load", noting("taken over", Transactions.load))
+    monkeypatch.setattr(
+        TransactionMachine, "load", noting("taken over", TransactionMachine.load)
+    )
     monkeypatch.setattr(
         TransactionHost, "_have_loaded", noting("loop", TransactionHost._have_loaded)
     )

@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 
 import logcore
 from logcore import cleaner
-from logcore.inspect.batch_search import BadStretch, Search, Source
+from logcore.inspect.batch_search import BadStretch, BatchFile, Search
 from logcore.inspect.verify import verify
 from logcore.kernels import kernel, layout
-from logcore.partition.gaps import NEVER, Gaps, Noted
+from logcore.partition.gaps import NEVER, Gaps, PersistedGaps
 from logcore.partition.order import (
-    Fault,
+    OrderFault,
     epochs_in_order,
     fault_of,
     first_fault,
@@ -52,27 +52,31 @@ class Case(NamedTuple):
     name: str
     batches: tuple[tuple[int, int], ...]
     kept: int
-    fault: Fault | None
-    in_kafka: tuple[int, Fault | None]  # the same where there may be gaps
+    fault: OrderFault | None
+    in_kafka: tuple[int, OrderFault | None]  # the same where there may be gaps
 
 
 CASES = [
     Case("they follow", ((3, 2), (5, 1)), 2, None, (2, None)),
     Case("none", (), 0, None, (0, None)),
-    Case("a gap", ((3, 1), (6, 1)), 1, Fault.GAP, (2, None)),
-    Case("a gap at once", ((4, 1), (5, 2)), 0, Fault.GAP, (2, None)),
-    Case("the same again", ((3, 1), (3, 1)), 1, Fault.FALLS, (1, Fault.FALLS)),
-    Case("an overlap", ((3, 3), (5, 2)), 1, Fault.FALLS, (1, Fault.FALLS)),
-    Case("back to the start", ((0, 1),), 0, Fault.FALLS, (0, Fault.FALLS)),
-    Case("below zero", ((-7, 1),), 0, Fault.FALLS, (0, Fault.FALLS)),
+    Case("a gap", ((3, 1), (6, 1)), 1, OrderFault.GAP, (2, None)),
+    Case("a gap at once", ((4, 1), (5, 2)), 0, OrderFault.GAP, (2, None)),
+    Case(
+        "the same again", ((3, 1), (3, 1)), 1, OrderFault.FALLS, (1, OrderFault.FALLS)
+    ),
+    Case("an overlap", ((3, 3), (5, 2)), 1, OrderFault.FALLS, (1, OrderFault.FALLS)),
+    Case("back to the start", ((0, 1),), 0, OrderFault.FALLS, (0, OrderFault.FALLS)),
+    Case("below zero", ((-7, 1),), 0, OrderFault.FALLS, (0, OrderFault.FALLS)),
     Case(
         "further than a segment reaches",
         ((3, 1), (FAR_AWAY, 1)),
         1,
-        Fault.FAR,
-        (1, Fault.FAR),
+        OrderFault.FAR,
+        (1, OrderFault.FAR),
     ),
-    Case("a gap, then a fall", ((4, 1), (4, 1)), 0, Fault.GAP, (1, Fault.FALLS)),
+    Case(
+        "a gap, then a fall", ((4, 1), (4, 1)), 0, OrderFault.GAP, (1, OrderFault.FALLS)
+    ),
 ]
 BEFORE = ((0, 2), (2, 1))
 ids = [case.name for case in CASES]
@@ -102,7 +106,7 @@ def facts_of(data: bytes) -> layout.Facts:
     return facts
 
 
-def expected(case: Case, is_ours: bool) -> tuple[int, Fault | None]:
+def expected(case: Case, is_ours: bool) -> tuple[int, OrderFault | None]:
     return (case.kept, case.fault) if is_ours else case.in_kafka
 
 
@@ -122,7 +126,7 @@ def test_the_table_holds_for_one_batch_and_for_many(case: Case, is_ours: bool) -
     )
     assert in_order(facts, 0, reach(0), dense_from=dense_from) == len(BEFORE) + kept
     following = 0
-    found: list[Fault | None] = []
+    found: list[OrderFault | None] = []
     for one in facts:
         found.append(
             fault_of(
@@ -159,7 +163,7 @@ def test_batches_are_in_order_as_far_as_their_offsets_rise(
     want = 0
     is_right = True
     following = expected
-    faults: list[Fault | None] = []
+    faults: list[OrderFault | None] = []
     for row, (magic, base, delta) in enumerate(batches):
         last = base + delta
         facts[row]["magic"] = magic
@@ -204,7 +208,7 @@ def test_leader_epochs_never_fall(batches: list[tuple[int, int]], latest: int) -
 # -------------------------------------------------------------------------------
 
 
-def opened_by_a_writer(disk: SimulatedDisk, case: Case) -> Fault | None:
+def opened_by_a_writer(disk: SimulatedDisk, case: Case) -> OrderFault | None:
     """Recovery cuts what a crash can have left behind the last sound batch, and refuses
     a gap.
     """
@@ -222,7 +226,7 @@ def opened_by_a_writer(disk: SimulatedDisk, case: Case) -> Fault | None:
             )
             return None if report.cut_position is None else case.fault
     except logcore.CorruptLogError:
-        return Fault.GAP
+        return OrderFault.GAP
 
 
 def read_by_its_records(disk: SimulatedDisk, case: Case) -> None:
@@ -252,7 +256,9 @@ def looked_through_for_the_newest(disk: SimulatedDisk, case: Case) -> None:
 def walked(disk: SimulatedDisk, case: Case) -> None:
     end = sum((BEFORE + case.batches)[-1])
     gaps = Gaps(
-        Noted(0 if disk.exists("t-0/logcore.policy") else NEVER, has_seals=False)
+        PersistedGaps(
+            0 if disk.exists("t-0/logcore.policy") else NEVER, has_seals=False
+        )
     )
     for _ in gaps.walk([Segment(disk, "t-0", 0)], 0, end, crc=True):
         pass
@@ -313,7 +319,7 @@ def test_all_agree_from_which_offset_on_a_gap_is_a_loss(
 def test_an_entry_of_an_old_format_hides_no_gap_behind_it() -> None:
     body = struct.pack(">bbqi1si1s", 1, 0, 1_700_000_000_000, 1, b"k", 1, b"v")
     old = struct.pack(">qiI", 3, len(body) + 4, zlib.crc32(body)) + body
-    case = Case("", ((3, 1), (6, 1)), 1, Fault.GAP, (2, None))
+    case = Case("", ((3, 1), (6, 1)), 1, OrderFault.GAP, (2, None))
     data = b"".join(batch(*one) for one in BEFORE) + old + batch(6, 1)
     disk = SimulatedDisk({LOG: data, **OURS})
     assert "damaged" in {verdict.status for verdict in verify("t-0", fs=disk)}
@@ -335,7 +341,7 @@ def test_readers_refuse_what_is_not_in_order(
     if fault is None:
         read(disk_of(case, is_ours), case)
         return
-    if fault is Fault.FAR:
+    if fault is OrderFault.FAR:
         return  # a reader of the last segment has no limit
     # A reader ends where the last head ends: with one more batch behind it, the fault
     # lies in the middle.
@@ -352,9 +358,9 @@ def test_verify_says_where_the_order_ends(case: Case, is_ours: bool) -> None:
         one for one in verify("t-0", fs=disk_of(case, is_ours)) if one.kind == "log"
     )
     # As opening does: it refuses a loss, and cuts what a crash may have left.
-    assert verdict.status == {None: "ok", Fault.GAP: "damaged"}.get(fault, "warning"), (
-        verdict
-    )
+    assert verdict.status == {None: "ok", OrderFault.GAP: "damaged"}.get(
+        fault, "warning"
+    ), verdict
     if fault is not None:
         assert verdict.position == len(
             stored(case._replace(batches=case.batches[:kept]))
@@ -378,12 +384,12 @@ def test_verify_allows_a_gap_in_a_log_of_kafka_that_this_library_has_opened() ->
 @pytest.mark.parametrize("case", CASES, ids=ids)
 def test_salvage_keeps_what_is_in_order(case: Case, is_ours: bool) -> None:
     _, fault = expected(case, is_ours)
-    source = Source(disk_of(case, is_ours), LOG, "scratch")
+    source = BatchFile(disk_of(case, is_ours), LOG, "scratch")
     found = Search(source, 0, 0, reach(0), is_dense=is_ours).found
     bad = [one for one in found if isinstance(one, BadStretch)]
     assert bool(bad) == (fault is not None)
     if fault is not None:
-        assert bad[0].reason in [one.value for one in Fault]
+        assert bad[0].reason in [one.value for one in OrderFault]
 
 
 @pytest.mark.parametrize("case", CASES, ids=ids)
@@ -398,7 +404,7 @@ def test_a_follower_takes_all_or_nothing(case: Case) -> None:
         data = b"".join(batch(*one) for one in case.batches)
         if fault in (
             None,
-            Fault.FAR,
+            OrderFault.FAR,
         ):  # beyond the reach of this segment the next one begins
             log.append_as_follower(data)
             assert log.log_end_offset == sum(case.batches[-1])
@@ -425,7 +431,7 @@ def test_sealed_segments_are_scrubbed_and_compacted_by_the_same_rules(
 ) -> None:
     _, fault = expected(case, is_ours)
     end = max(
-        3, sum(case.batches[-1]) if case.batches and fault is not Fault.FAR else 3
+        3, sum(case.batches[-1]) if case.batches and fault is not OrderFault.FAR else 3
     )
     files: dict[str, bytes] = {
         f"t-0/{end:020d}.log": batch(end, 1),

@@ -340,9 +340,9 @@ def test_what_is_on_disk_has_the_newer_number_of_two(path: Path) -> None:
         turn: Any = one.writer.sharing._turn  # type: ignore[union-attr]
         with turn.publishing.held():
             for end in range(5):
-                turn.note_synced(shared_lock.Synced(end, 7))
-                assert turn.synced() == shared_lock.Synced(end, 7)
-                assert turn.look()[1] == shared_lock.Synced(end, 7)
+                turn.note_synced(shared_lock.DurableEnd(end, 7))
+                assert turn.synced() == shared_lock.DurableEnd(end, 7)
+                assert turn.look()[1] == shared_lock.DurableEnd(end, 7)
 
 
 def test_many_recoveries_are_no_truncation(path: Path) -> None:
@@ -369,7 +369,7 @@ def test_many_recoveries_are_no_truncation(path: Path) -> None:
 
 @pytest.mark.parametrize("offsets", [[5, 9, 3, *range(20, 29)], [*range(20, 40)]])
 def test_the_oldest_cut_stands_for_all_before_it(offsets: list[int]) -> None:
-    synced = shared_lock.Synced(100, 1 << 60)
+    synced = shared_lock.DurableEnd(100, 1 << 60)
     known = [synced]
     for offset in offsets:
         synced = synced.cut(offset)

@@ -21,13 +21,13 @@ from logcore.consumer.settings import GroupMetadata
 from logcore.coordination.transaction_effects import (
     NO_TIMEOUT,
     Initialize,
-    Reply,
     TransactionError,
+    TransactionReply,
 )
-from logcore.coordination.transactions import Transactions
+from logcore.coordination.transactions import TransactionMachine
 from logcore.coordinators import durable_queue
 from logcore.coordinators import transactions as producer_coordinator
-from logcore.coordinators.local_groups import Groups
+from logcore.coordinators.local_groups import LocalGroups
 from logcore.coordinators.transactions import TransactionCoordinator
 from logcore.errors import (
     CommitFailedError,
@@ -45,7 +45,7 @@ from logcore.format.transaction_records import Status
 from logcore.logdir import LogDir
 from logcore.metadata.filenames import OFFSETS_TOPIC
 from logcore.partition.coordinator_append import append_to_transaction
-from logcore.producer.transaction_manager import NEXT, State, Transacting
+from logcore.producer.transaction_manager import NEXT, Transacting, TransactionState
 from logcore.producer.transactional_producer import TransactionalProducer
 from logcore.recordbatch import encode
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
@@ -362,9 +362,11 @@ def test_the_next_opening_ends_what_the_one_before_left_open(
         assert status(data) is Status.COMPLETE_ABORT
 
 
-@pytest.mark.parametrize(("before", "wanted"), list(itertools.product(State, State)))
+@pytest.mark.parametrize(
+    ("before", "wanted"), list(itertools.product(TransactionState, TransactionState))
+)
 def test_only_what_the_table_allows_may_follow(
-    data: LogDir, before: State, wanted: State
+    data: LogDir, before: TransactionState, wanted: TransactionState
 ) -> None:
     with still(data) as producer:
         transacting: Transacting = producer._transacting
@@ -377,7 +379,7 @@ def test_only_what_the_table_allows_may_follow(
                 with pytest.raises(ProducerStateError, match=f"from {before.name}"):
                     transacting.enter(wanted)
             assert transacting.state is (wanted if is_allowed else before)
-            transacting.state = State.UNINITIALIZED
+            transacting.state = TransactionState.UNINITIALIZED
 
 
 def test_calls_that_do_not_fit_are_refused_and_change_nothing(data: LogDir) -> None:
@@ -635,10 +637,12 @@ def test_a_failure_while_a_transaction_is_prepared_aborts_it(data: LogDir) -> No
 
 
 def test_only_producers_in_process_may_do_without_a_timeout(data: LogDir) -> None:
-    effects = Transactions().ask(
+    effects = TransactionMachine().ask(
         Initialize(transactional_id="id", timeout_ms=NO_TIMEOUT), "waiter", 0
     )
-    assert effects == [Reply("waiter", TransactionError.INVALID_TRANSACTION_TIMEOUT)]
+    assert effects == [
+        TransactionReply("waiter", TransactionError.INVALID_TRANSACTION_TIMEOUT)
+    ]
 
 
 # -- failures
@@ -765,14 +769,14 @@ def test_a_directory_closes_while_groups_are_being_read(
     reading = threading.Event()
     is_closed = threading.Event()
     failures: list[BaseException] = []
-    load = Groups._load
+    load = LocalGroups._load
 
-    def slow(groups: Groups) -> None:
+    def slow(groups: LocalGroups) -> None:
         reading.set()
         is_closed.wait(30)
         load(groups)
 
-    monkeypatch.setattr(Groups, "_load", slow)
+    monkeypatch.setattr(LocalGroups, "_load", slow)
     data = logcore.open_dir(tmp_path / "data", create=True)
     data.create_topic("t")
 

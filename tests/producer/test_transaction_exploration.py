@@ -13,7 +13,7 @@ import pytest
 
 import logcore
 from logcore.consumer import TopicPartition
-from logcore.coordination.transaction_effects import Identity
+from logcore.coordination.transaction_effects import ProducerIdAndEpoch
 from logcore.fs import SharedFS
 from logcore.testing import SimulatedDisk
 from logcore.testing.processes import Chances, Machine
@@ -42,9 +42,11 @@ def test_no_two_producers_have_one_epoch() -> None:
         ):
             producer.init_transactions()
         machine = Machine(disk, seed=seed, chances=Chances(switch=0.5))
-        found: list[Identity | None] = []
+        found: list[ProducerIdAndEpoch | None] = []
 
-        def take_over(fs: SharedFS, found: list[Identity | None] = found) -> None:
+        def take_over(
+            fs: SharedFS, found: list[ProducerIdAndEpoch | None] = found
+        ) -> None:
             with logcore.open_dir(PATH, shared=True, fs=fs) as data:
                 for _ in range(3):
                     producer = data.producer(transactional_id="id", threaded=False)

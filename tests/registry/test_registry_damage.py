@@ -19,12 +19,19 @@ from logcore.errors import (
     UnsupportedRegistryError,
 )
 from logcore.registry import FileRegistry, Node, node_file, open_registry
-from logcore.registry.node_file import Head, Kind, Slot, new_file, read_head, read_slot
+from logcore.registry.node_file import (
+    Head,
+    NodeKind,
+    Slot,
+    new_file,
+    read_head,
+    read_slot,
+)
 from logcore.registry.sessions import read_file
 from logcore.testing import SimulatedDisk
 
 CREATION = bytes(range(16))
-HEAD = Head(CREATION, Kind.PERSISTENT)
+HEAD = Head(CREATION, NodeKind.PERSISTENT)
 
 
 def registry_with(
@@ -84,7 +91,7 @@ def test_a_persistent_node_without_a_whole_version_is_an_error() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 20, 39, 40, 42])
 def test_a_file_whose_writer_died_is_no_node(size: int) -> None:
-    whole = new_file(Head(CREATION, Kind.EPHEMERAL), Slot(0, b"value", "ab" * 16))
+    whole = new_file(Head(CREATION, NodeKind.EPHEMERAL), Slot(0, b"value", "ab" * 16))
     for content in (whole[:size], whole[:size].ljust(4096, b"\0")):
         _, registry = registry_with(content)
         with registry:
@@ -96,7 +103,7 @@ def test_a_file_whose_writer_died_is_no_node(size: int) -> None:
 
 
 def test_every_cut_of_an_ephemeral_file_is_no_node_or_the_node() -> None:
-    head = Head(CREATION, Kind.EPHEMERAL, name="n" * 300)
+    head = Head(CREATION, NodeKind.EPHEMERAL, name="n" * 300)
     whole = new_file(head, Slot(0, b"value", "ab" * 16))
     for size in [*range(400), *range(4090, len(whole) + 1)]:
         found = read_head(whole[:size], "x")
@@ -115,7 +122,7 @@ def test_every_bit_of_a_slot_counts() -> None:
 
 
 def test_a_slot_of_another_life_is_no_slot() -> None:
-    other = Head(bytes(16), Kind.PERSISTENT)
+    other = Head(bytes(16), NodeKind.PERSISTENT)
     assert read_slot(HEAD, HEAD.pack() + Slot(0, b"value").pack(other)) is None
 
 
@@ -202,7 +209,7 @@ def test_a_version_that_was_cut_off_leaves_the_one_before() -> None:
         whole = disk.content("/data.registry/a.node")
         start = HEAD.place(2)
         old = new_file(
-            Head(read_head(whole, "a").creation, Kind.PERSISTENT), Slot(0, b"0")
+            Head(read_head(whole, "a").creation, NodeKind.PERSISTENT), Slot(0, b"0")
         )[start:]  # type: ignore[union-attr]
         for cut in range(start, start + 100, 7):
             torn = whole[:cut] + old[cut - start :] + bytes(136)

@@ -14,7 +14,7 @@ from logcore.errors import (
     RegistryLockedError,
     SessionExpiredError,
 )
-from logcore.fs import Boot, SharedFS, Watch
+from logcore.fs import Boot, DirectoryWatch, SharedFS
 from logcore.registry import open_registry
 from logcore.registry.files import domain_byte, domain_of
 from logcore.registry.sessions import Facts, Observer, SessionInfo
@@ -296,7 +296,7 @@ class Reports:
 class WatchedDisk(SimulatedDisk):
     watched: tuple[str, ...] = ()
 
-    def watch(self, *directories: str, closing: object = ()) -> Watch:
+    def watch(self, *directories: str, closing: object = ()) -> DirectoryWatch:
         self.watched = directories
         return Reports([True])
 

@@ -26,8 +26,8 @@ from logcore.errors import (
     TopicNotFoundError,
 )
 from logcore.shipping import Forwarder
-from logcore.shipping.cluster import Batch, Progress
-from logcore.shipping.progress import Note, Notes
+from logcore.shipping.cluster import OutgoingBatch, ShippedProgress
+from logcore.shipping.progress import ProgressStore, RecordedProgress
 from logcore.testing import SimulatedDisk
 from support.shippingworld import Faults, Killed, ModelCluster, ModelSender
 
@@ -265,7 +265,7 @@ def test_a_batch_that_was_half_sent_when_ctrl_c_came_does_not_count(
     fill(data, 6)
     begun = ModelSender.start
 
-    def half(sender: ModelSender, batch: Batch) -> None:
+    def half(sender: ModelSender, batch: OutgoingBatch) -> None:
         begun(sender, batch)
         del sender.left[3:]
         raise KeyboardInterrupt
@@ -398,7 +398,7 @@ def test_a_refused_record_is_kept_with_its_origin(
     ) as forwarder:  # type: ignore[arg-type]
         forwarder.run(until_end=True)
         assert forwarder.metrics().quarantined_count == 3
-    notes = Notes(disk, data.path, "default")
+    notes = ProgressStore(disk, data.path, "default")
     note = notes.read()
     notes.close()
     assert note is not None
@@ -738,12 +738,14 @@ def test_every_record_arrives_whatever_is_cut_off(
 def test_a_note_is_read_as_it_was_written(
     data: logcore.LogDir, disk: SimulatedDisk
 ) -> None:
-    notes = Notes(disk, data.path, "edge")
+    notes = ProgressStore(disk, data.path, "edge")
     assert notes.read() is None
     notes.own()
     assert notes.read() is None
-    note = Note(
-        "cluster", "id", {("a", 3): Progress(7, "6:01234567"), ("a", 0): Progress(1)}
+    note = RecordedProgress(
+        "cluster",
+        "id",
+        {("a", 3): ShippedProgress(7, "6:01234567"), ("a", 0): ShippedProgress(1)},
     )
     notes.write(note)
     assert notes.read() == note

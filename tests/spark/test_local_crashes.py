@@ -23,7 +23,7 @@ from logcore.testing import Explorer, Report, SimulatedDisk
 from logcore.testing.crash_states import Kind, Names
 from pyspark_logcore import gathering, local
 from pyspark_logcore.gathering import Gathering
-from pyspark_logcore.local import Receipt
+from pyspark_logcore.local import WriteReceipt
 from support.local import rows, values, write
 from support.tasks import frame
 
@@ -57,7 +57,7 @@ def same_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def gathered(
-    disk: SimulatedDisk, receipts: list[Receipt], *, remove: bool = False
+    disk: SimulatedDisk, receipts: list[WriteReceipt], *, remove: bool = False
 ) -> None:
     Gathering(disk, "/into", None, None, 1.0).run(receipts, remove=remove)
 
@@ -82,7 +82,7 @@ class Found:
 
 
 def explored(*, names: Names, remove: bool, limit: int) -> Report:
-    receipts: list[Receipt] = []
+    receipts: list[WriteReceipt] = []
     done = [0]
 
     def recover(disk: SimulatedDisk) -> Found:

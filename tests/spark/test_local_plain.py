@@ -25,7 +25,7 @@ from logcore.staging.publishing import Staging
 from logcore.testing import SimulatedDisk
 from pyspark_logcore import gather, gathering, local
 from pyspark_logcore.gathering import Gathering, MissingReceiptsError
-from pyspark_logcore.local import Receipt
+from pyspark_logcore.local import WriteReceipt
 from pyspark_logcore.staged import PublishTimeoutError
 from support.local import facts, rows, values, write, writer
 from support.tasks import frame
@@ -291,7 +291,7 @@ def test_any_life_of_local_writes_is_gathered_once(data: st.DataObject) -> None:
     config = data.draw(st.sampled_from([{}, {"segment.bytes": 900, "batch.size": 200}]))
     carry_bytes = data.draw(st.sampled_from([0, 400, 1 << 20]))
     plain = shipping.Shipment
-    held: dict[int, list[Receipt]] = {}
+    held: dict[int, list[WriteReceipt]] = {}
     model: dict[int, list[bytes]] = {number: [] for number in range(partitions)}
     done = 0
     with pytest.MonkeyPatch.context() as patch:
@@ -379,7 +379,7 @@ def test_gather_names_host_and_path_of_what_it_does_not_see(tmp_path: Path) -> N
     with pytest.raises(LogNotFoundError, match=f"on far at {tmp_path}/local"):
         gather(receipts, str(tmp_path / "into"))
 
-    def located(one: Receipt) -> str:
+    def located(one: WriteReceipt) -> str:
         return one.path.replace(str(tmp_path / "local"), str(tmp_path / "brought"))
 
     gather(receipts, str(tmp_path / "into"), located=located)

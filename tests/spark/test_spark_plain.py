@@ -44,7 +44,7 @@ from logcore.fs import OS, OsFS
 from logcore.metadata.filenames import staging_path
 from pyspark_logcore import columns, options, planning
 from pyspark_logcore.directory import DirectoryOrigin
-from pyspark_logcore.identity import Identity, OtherDirectoryError
+from pyspark_logcore.identity import OtherDirectoryError, SourceIdentity
 from pyspark_logcore.ranges import DataLossError, OffsetRange
 from pyspark_logcore.reader import RangePartition
 from pyspark_logcore.source_identity import origin_of
@@ -58,7 +58,9 @@ T0 = 1_700_000_000_000
 
 
 def share(topic: str, partition: int, start: int, end: int) -> RangePartition:
-    return RangePartition([(OffsetRange(topic, partition, start, end), Identity())])
+    return RangePartition(
+        [(OffsetRange(topic, partition, start, end), SourceIdentity())]
+    )
 
 
 HEADERS = [("h", b"1"), ("none", None), ("h", b"")]

@@ -34,7 +34,7 @@ from logcore.metadata import checkpoint
 from logcore.metadata.filenames import LOG, file_name
 from pyspark_logcore import options, stores
 from pyspark_logcore.identity import OtherDirectoryError
-from pyspark_logcore.options import Store
+from pyspark_logcore.options import ObjectStore
 from pyspark_logcore.ranges import DataLossError
 from pyspark_logcore.reader import RangePartition
 from pyspark_logcore.stores import StoreFS
@@ -43,7 +43,7 @@ from support.tasks import source
 
 T0 = 1_700_000_000_000
 URI = "s3://bucket/logs"
-STORE = Store(location=URI, uri=URI, is_s3=True, settings={})
+STORE = ObjectStore(location=URI, uri=URI, is_s3=True, settings={})
 
 
 @pytest.fixture
@@ -383,7 +383,7 @@ def test_nothing_is_written_or_followed(store: Path) -> None:
 
 
 def test_which_options_a_store_takes() -> None:
-    def parse(**given: str) -> Store:
+    def parse(**given: str) -> ObjectStore:
         texts = {name.replace("_", "."): value for name, value in given.items()}
         found = options.parse_read({"path": URI, "subscribe": "a", **texts}).store
         assert found is not None

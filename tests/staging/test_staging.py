@@ -30,7 +30,7 @@ from logcore.staging import applying, publishing
 from logcore.staging.applying import apply_ready
 from logcore.staging.manifest import (
     Manifest,
-    Place,
+    StagedTarget,
     manifest_name,
     read_manifest,
     read_state,
@@ -366,7 +366,9 @@ def test_a_rotten_digit_of_a_manifest_is_never_carried_out(
     if not ready:
         read = read_manifest(OS, str(root), name)
         assert read is not None
-        places = {key: Place(base=1, leader_epoch=0) for key in read.partitions()}
+        places = {
+            key: StagedTarget(base=1, leader_epoch=0) for key in read.partitions()
+        }
         (root / name).unlink()
         name = manifest_name("app", 0, ".assigned")
         (root / name).write_bytes(attrs.evolve(read, places=places).pack())
@@ -452,7 +454,7 @@ def test_files_that_are_gone_close_the_partitions_that_wait_for_them(
     assert read is not None
     size = (data / "t-0" / f"{0:020d}.log").stat().st_size
     places = {
-        key: Place(base=1, leader_epoch=0, segment=0, position=size)
+        key: StagedTarget(base=1, leader_epoch=0, segment=0, position=size)
         for key in read.partitions()
     }
     (root / manifest_name("app", 0, ".assigned")).write_bytes(

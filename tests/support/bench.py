@@ -10,11 +10,11 @@ from typing import Any
 import logcore
 from netshim import wire
 from netshim.broker import Broker
-from netshim.scheduling import Answer
-from netshim.session import Session
+from netshim.scheduling import PendingResponse
+from netshim.session import ClientSession
 from netshim.settings import Settings
 
-SESSION = Session("127.0.0.1", 9092, "127.0.0.1")
+SESSION = ClientSession("127.0.0.1", 9092, "127.0.0.1")
 
 
 class Bench:
@@ -69,7 +69,7 @@ class Bench:
 
     @staticmethod
     def read(api: Any, version: int, reply: Any) -> Any:
-        if isinstance(reply, Answer):
+        if isinstance(reply, PendingResponse):
             assert reply.is_set, "the answer waits"
             reply = reply.value
         return wire.decode_response(api, version, b"".join(reply)[4:])[1]

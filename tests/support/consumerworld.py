@@ -17,24 +17,24 @@ from logcore.coordination.consumer_group import ConsumerGroup
 from logcore.coordination.coordinator import Coordinator
 from logcore.coordination.deadlines import Timers
 from logcore.coordination.effects import (
-    At,
+    AppendRecords,
     Beat,
     Beaten,
     BeatRefused,
-    Cancel,
+    CancelTimer,
     Effect,
     GroupError,
     Join,
     Reply,
     Rules,
-    Store,
+    SetTimer,
     Sync,
     Timeout,
 )
 from logcore.coordinators.stored_offsets import StoredGroups
 from logcore.format.consumer_group_records import (
-    Kind,
     Partitions,
+    RecordKind,
     read_consumer_key,
     read_consumer_value,
 )
@@ -81,7 +81,7 @@ class World:
     def start(self) -> None:
         self.coordinator = Coordinator(self.rules, self._new_id, self, compile_pattern)
         self.timers: Timers[tuple[Group, Timeout]] = Timers()
-        self.stores: list[Store] = []
+        self.stores: list[AppendRecords] = []
         self.replies: dict[int, Any] = {}
         self.events: list[Effect] = []
 
@@ -113,11 +113,11 @@ class World:
                 case Reply(waiter, result):
                     assert waiter not in self.replies, "answered twice"
                     self.replies[waiter] = result  # type: ignore[index]
-                case Store():
+                case AppendRecords():
                     self.stores.append(effect)
-                case At(group, timeout, at_ms):
+                case SetTimer(group, timeout, at_ms):
                     self.timers.at(at_ms, (group, timeout))
-                case Cancel(group, timeout):
+                case CancelTimer(group, timeout):
                     assert (group, timeout) in self.timers, (
                         "only what is set is cancelled"
                     )
@@ -275,7 +275,7 @@ class World:
         for key, value in self.batches[-1]:
             place = read_consumer_key(key)
             if place is None:
-                found.append((Kind.CLASSIC, "", value))
+                found.append((RecordKind.CLASSIC, "", value))
                 continue
             found.append(
                 (

@@ -40,7 +40,7 @@ from netshim import wire
 from netshim.broker import Broker
 from netshim.connection import Budget, Connection, Workload
 from netshim.scheduling import CloseConnection
-from netshim.session import Session
+from netshim.session import ClientSession
 from netshim.settings import Settings
 from netshim.wire.codec import Api
 from support.conformance import Asker, Script, build
@@ -414,7 +414,7 @@ class World:
             self.logdir, settings, self.submit, lambda: f"id-{next(ids)}"
         )
         self.handle = partial(
-            self.broker.handle, Session("127.0.0.1", 9092, "127.0.0.1")
+            self.broker.handle, ClientSession("127.0.0.1", 9092, "127.0.0.1")
         )
         self.budget = Budget(64 << 20)
         self.workload = Workload(8, self.budget)

@@ -14,7 +14,7 @@ import attrs
 
 import logcore
 from logcore.fs import FS, OS
-from pyspark_logcore.local import LocalWriter, Receipt
+from pyspark_logcore.local import LocalWriter, WriteReceipt
 from support.tasks import frame, spark_types
 
 
@@ -42,7 +42,7 @@ def write(
     *,
     fs: FS = OS,
     **given: Any,
-) -> list[Receipt]:
+) -> list[WriteReceipt]:
     """A whole write; tasks: the rows of each, two with rows() by default."""
     shares = (
         tasks
@@ -75,5 +75,5 @@ def values(
     return found
 
 
-def facts(receipts: Sequence[Receipt]) -> list[Mapping[str, Any]]:
+def facts(receipts: Sequence[WriteReceipt]) -> list[Mapping[str, Any]]:
     return [attrs.asdict(one) for one in receipts]

@@ -18,7 +18,7 @@ from logcore.coordination.effects import (
     Joined,
     JoinRefused,
     Sync,
-    Synced,
+    SyncResult,
 )
 from logcore.format.consumer_group_records import Partitions
 from logcore.format.group_records import (
@@ -213,14 +213,14 @@ class ClassicClient(Client):
                 pass
             case JoinRefused(error, _):
                 self.take_error(error)
-            case Synced():
+            case SyncResult():
                 self.take_assignment(result)
             case GroupError():
                 self.take_error(result)
             case _:
                 raise AssertionError(f"{self}: {result}")
 
-    def take_assignment(self, result: Synced) -> None:
+    def take_assignment(self, result: SyncResult) -> None:
         """A cooperative member that has to give something up does, and joins again so
         that others can have it.
         """

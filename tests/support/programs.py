@@ -24,7 +24,7 @@ from logcore.testing import (
     Report,
     SimulatedDisk,
 )
-from logcore.testing.expected import Known
+from logcore.testing.expected import ResultCache
 from logcore.testing.explore import Seen
 from logcore.testing.oracle import Afterwards, recover_log, restart_log
 
@@ -386,7 +386,7 @@ class Recoveries:
     """
 
     def __init__(self, durability: str, config: dict[str, Any]) -> None:
-        self.known: Known[FoundLog] = Known()
+        self.known: ResultCache[FoundLog] = ResultCache()
         self.run = functools.partial(
             recover_log, config=config, durability=durability, afterwards=Afterwards()
         )

@@ -18,13 +18,13 @@ from logcore import LogDir
 from logcore.fs import OS
 from logcore.metadata.filenames import OFFSETS_TOPIC
 from netshim import wire
-from netshim.groups import Groups
+from netshim.groups import BrokerGroups
 from netshim.handlers import HANDLERS
-from netshim.scheduling import Answer
-from netshim.session import Session
+from netshim.scheduling import PendingResponse
+from netshim.session import ClientSession
 from netshim.settings import Settings
 from netshim.sharing import GroupsBesideOthers
-from netshim.state import Call, State
+from netshim.state import BrokerState, Call
 
 T0 = 1_700_000_000_000
 SESSION_MS = 10_000
@@ -68,7 +68,7 @@ class Rig:
         self.late_ms = 100 if is_shared else 0
         self.settings = settings
         self.now_ms = T0
-        self.session = Session("broker", 9092, "10.0.0.1")
+        self.session = ClientSession("broker", 9092, "10.0.0.1")
         self.holds_disk = False
         self.held: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
         self.ids = 0
@@ -79,11 +79,11 @@ class Rig:
         self.logdir: LogDir = logcore.open_dir(
             self.path, create=True, shared=self.is_shared, fs=fs
         )
-        self.state = State(self.logdir, Settings(**self.settings), self._submit)
+        self.state = BrokerState(self.logdir, Settings(**self.settings), self._submit)
         self.groups: Any = (
             GroupsBesideOthers(self.state)
             if self.is_shared
-            else Groups(self.state, self._new_id)
+            else BrokerGroups(self.state, self._new_id)
         )
         self.state.groups = self.groups
 
@@ -137,13 +137,13 @@ class Rig:
 
     def send(
         self, api: Any, version: int, request: Any, *, client_id: str = "cli"
-    ) -> Answer:
+    ) -> PendingResponse:
         """The answer to a request, both in the form that the wire gives them."""
         frame = memoryview(wire.encode_request(api, version, 7, client_id, request))[4:]
         header = wire.decode_header(frame)
         call = Call(self.session, api.key, version, header.client_id, self.now_ms)
         result = HANDLERS[api.key](wire.decode_request(header, frame), call, self.state)
-        reply = Answer()
+        reply = PendingResponse()
 
         def told(response: Any) -> None:
             if isinstance(response, BaseException):
@@ -154,7 +154,7 @@ class Rig:
             )
             reply.set(wire.decode_response(api, version, pieces[4:])[1])
 
-        if isinstance(result, Answer):
+        if isinstance(result, PendingResponse):
             result.then(told)
         else:
             told(result)
@@ -179,7 +179,7 @@ class Rig:
         kind: str = "consumer",
         session_ms: int = SESSION_MS,
         rebalance_ms: int = REBALANCE_MS,
-    ) -> Answer:
+    ) -> PendingResponse:
         request_type = wire.JOIN_GROUP.Request
         offered = {"range": b"x"} if protocols is None else protocols
         request = request_type(
@@ -205,7 +205,7 @@ class Rig:
         group: str = "g",
         version: int = 3,
         **more: Any,
-    ) -> Answer:
+    ) -> PendingResponse:
         request_type = wire.SYNC_GROUP.Request
         request = request_type(
             group_id=group,
@@ -261,7 +261,7 @@ class Rig:
         metadata: str | None = "",
         epoch: int = -1,
         **more: Any,
-    ) -> Answer:
+    ) -> PendingResponse:
         topic_type = wire.OFFSET_COMMIT.Request.Topic
         request = wire.OFFSET_COMMIT.Request(
             group_id=group,
@@ -332,7 +332,7 @@ class Rig:
         ]
 
 
-def code_of(answer: Answer) -> int:
+def code_of(answer: PendingResponse) -> int:
     assert answer.is_set
     if hasattr(answer.value, "error_code"):
         return int(answer.value.error_code)

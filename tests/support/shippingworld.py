@@ -22,14 +22,14 @@ import attrs
 from logcore.errors import ProducerFencedError, RemoteUnavailableError
 from logcore.kernels import Record
 from logcore.shipping.cluster import (
-    Batch,
-    Fetched,
+    FetchResult,
     Outcome,
+    OutgoingBatch,
     Partition,
-    Progress,
     RemoteRecord,
     RemoteSpan,
     RemoteTopic,
+    ShippedProgress,
 )
 from logcore.testing import SimulatedDisk
 
@@ -53,7 +53,7 @@ QUIET = Faults()
 @attrs.define
 class Transaction:
     records: list[tuple[Partition, Record]] = attrs.Factory(list)
-    progress: dict[Partition, Progress] = attrs.Factory(dict)
+    progress: dict[Partition, ShippedProgress] = attrs.Factory(dict)
 
 
 @attrs.define(eq=False)
@@ -67,7 +67,7 @@ class ModelCluster:
     disk: SimulatedDisk
     counts: dict[str, int] = attrs.Factory(dict)
     visible: dict[Partition, list[Record]] = attrs.Factory(dict)
-    progress: dict[tuple[str, Partition], Progress] = attrs.Factory(dict)
+    progress: dict[tuple[str, Partition], ShippedProgress] = attrs.Factory(dict)
     name: str = "model"
     epochs: dict[str, int] = attrs.Factory(dict)
     open: dict[str, Transaction] = attrs.Factory(dict)
@@ -155,7 +155,7 @@ class ModelClient:
 
     def committed(
         self, group_id: str, partitions: Collection[Partition]
-    ) -> dict[Partition, Progress]:
+    ) -> dict[Partition, ShippedProgress]:
         self.cluster.step()
         progress = self.cluster.progress
         found = {
@@ -180,12 +180,12 @@ class ModelSender:
     """
 
     cluster: ModelCluster
-    batch: Batch = attrs.Factory(lambda: Batch({}, {}))
+    batch: OutgoingBatch = attrs.Factory(lambda: OutgoingBatch({}, {}))
     left: list[tuple[Partition, Record]] = attrs.Factory(list)
     delivered: dict[Partition, int] = attrs.Factory(dict)
     refused: dict[Partition, str] = attrs.Factory(dict)
 
-    def start(self, batch: Batch) -> None:
+    def start(self, batch: OutgoingBatch) -> None:
         self.batch = batch
         self.left = [
             (one, record)
@@ -342,7 +342,9 @@ class ModelSource:
         log = self.logs[partition]
         return RemoteSpan(log.start, log.end)
 
-    def fetch(self, positions: Mapping[Partition, int], timeout_s: float) -> Fetched:
+    def fetch(
+        self, positions: Mapping[Partition, int], timeout_s: float
+    ) -> FetchResult:
         self.disk.advance(round(timeout_s * 1000))
         self.step()
         found: dict[Partition, list[RemoteRecord]] = {}
@@ -361,14 +363,14 @@ class ModelSource:
                 found[one] = some
             if len(some) == len(left):
                 reached[one] = log.end
-        return Fetched(found, reached, lost)
+        return FetchResult(found, reached, lost)
 
     def committed(
         self, group_id: str, partitions: Collection[Partition]
-    ) -> dict[Partition, Progress]:
+    ) -> dict[Partition, ShippedProgress]:
         self.step()
         return {
-            one: Progress(offset)
+            one: ShippedProgress(offset)
             for one, offset in self.groups.get(group_id, {}).items()
             if one in partitions
         }

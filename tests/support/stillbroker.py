@@ -11,8 +11,8 @@ import logcore
 from logcore.testing import SimulatedDisk
 from netshim import wire
 from netshim.broker import Broker
-from netshim.scheduling import Answer
-from netshim.session import Session
+from netshim.scheduling import PendingResponse
+from netshim.session import ClientSession
 from netshim.settings import Settings
 
 
@@ -24,7 +24,7 @@ class StillBroker:
         self.durability = durability
         self.now_ms = now_ms
         self.submitted: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
-        self.session = Session("127.0.0.1", 9092, "127.0.0.1")
+        self.session = ClientSession("127.0.0.1", 9092, "127.0.0.1")
         self.start()
 
     def start(self) -> None:
@@ -74,7 +74,7 @@ class StillBroker:
         )[4:]
         reply = self.broker.handle(self.session, frame, self.now_ms)
         self.run()
-        if isinstance(reply, Answer):
+        if isinstance(reply, PendingResponse):
             assert reply.is_set, f"{api.name} waits"
             reply = reply.value
         assert isinstance(reply, list), reply

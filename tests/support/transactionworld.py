@@ -29,17 +29,17 @@ from logcore.coordination import transactions as real
 from logcore.coordination.deadlines import Timers
 from logcore.coordination.transaction_effects import (
     AddPartitions,
-    At,
-    Cancel,
+    CancelTransactionTimer,
     Effect,
     End,
-    Identity,
     Initialize,
-    Reply,
-    Store,
+    ProducerIdAndEpoch,
+    SetTransactionTimer,
+    StoreTransaction,
     TakeProducerId,
     TimedOut,
     TransactionError,
+    TransactionReply,
     WriteMarkers,
 )
 from logcore.format.transaction_records import (
@@ -91,12 +91,12 @@ class Producer:
 
     name: str
     version: int
-    identity: Identity | None = None
+    identity: ProducerIdAndEpoch | None = None
     request: Any = None
     waiter: int = -1
     attempt: int = -1
     added: frozenset[Partition] = frozenset()
-    late: list[tuple[Identity, Partition, int]] = attrs.Factory(list)
+    late: list[tuple[ProducerIdAndEpoch, Partition, int]] = attrs.Factory(list)
 
 
 def with_mistakes(*mistakes: tuple[str, str]) -> Any:
@@ -131,7 +131,7 @@ class World:
             int, set[Partition]
         ] = {}  # attempt -> where its records were acknowledged
         self.ends: dict[
-            tuple[str, int, int, bool], Identity
+            tuple[str, int, int, bool], ProducerIdAndEpoch
         ] = {}  # what was answered to each request for an end
         self.outcomes: dict[
             int, bool
@@ -146,7 +146,7 @@ class World:
     def start(self) -> None:
         self.coordinator = self.module.Transactions()
         self.timers: Timers[str] = Timers()
-        self.stores: list[Store] = []
+        self.stores: list[StoreTransaction] = []
         self.markers: list[tuple[WriteMarkers, set[Partition]]] = []
         found = {}
         for key, value in self.durable.items():
@@ -159,9 +159,9 @@ class World:
     def act(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Reply(waiter, result):
+                case TransactionReply(waiter, result):
                     self.answer(waiter, result)
-                case Store():
+                case StoreTransaction():
                     self.stores.append(effect)
                     if (
                         self.marks_early
@@ -179,16 +179,16 @@ class World:
                 case TakeProducerId():
                     self.next_id += 1
                     self.act(self.coordinator.taken(effect, self.next_id, self.now_ms))
-                case At(name, at_ms):
+                case SetTransactionTimer(name, at_ms):
                     self.timers.at(at_ms, name)
-                case Cancel(name):
+                case CancelTransactionTimer(name):
                     self.timers.cancel(name)
                 case TimedOut():
                     pass
 
     # -- the disk
 
-    def keep(self, effect: Store) -> None:
+    def keep(self, effect: StoreTransaction) -> None:
         key = transaction_key(effect.transaction.transactional_id)
         self.durable[key] = (
             None if effect.stored is None else transaction_value(effect.stored)
@@ -266,7 +266,7 @@ class World:
                     self.hear(producer, result)
 
     def judge_answer(self, request: Any, result: Any) -> None:
-        if isinstance(request, End) and isinstance(result, Identity):
+        if isinstance(request, End) and isinstance(result, ProducerIdAndEpoch):
             asked = (
                 request.transactional_id,
                 request.producer_id,
@@ -358,7 +358,11 @@ class World:
             self.send(producer, End(commit=self.chance.random() < 0.7, **who))
 
     def write(
-        self, producer: Producer, identity: Identity, where: Partition, attempt: int
+        self,
+        producer: Producer,
+        identity: ProducerIdAndEpoch,
+        where: Partition,
+        attempt: int,
     ) -> None:
         """A Produce request: checked and stored in one go."""
         error = self.coordinator.verify(

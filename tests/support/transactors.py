@@ -35,7 +35,7 @@ from logcore.errors import (
 )
 from logcore.fs import SharedFS
 from logcore.logdir import LogDir
-from logcore.producer.transaction_manager import State
+from logcore.producer.transaction_manager import TransactionState
 from logcore.producer.transactional_producer import TransactionalProducer
 from logcore.testing import SimulatedDisk
 from logcore.testing.processes import Chances, Machine, SimulatedProcess
@@ -172,9 +172,12 @@ class Pipeline:
         with contextlib.suppress(LogLockedError, ResourceError):
             data.tick()
         try:
-            if transacting.state in (State.UNINITIALIZED, State.INITIALIZING):
+            if transacting.state in (
+                TransactionState.UNINITIALIZED,
+                TransactionState.INITIALIZING,
+            ):
                 producer.init_transactions()
-            if transacting.state is not State.READY:
+            if transacting.state is not TransactionState.READY:
                 producer.abort_transaction()
             found = consumer.poll(100, 3)
             if not found:
@@ -220,7 +223,7 @@ class Pipeline:
 
     def _give_up(self, name: bytes, producer: TransactionalProducer) -> None:
         with contextlib.suppress(ProducerFencedError, *_ENDED):
-            if producer._transacting.state is State.COMMITTING:
+            if producer._transacting.state is TransactionState.COMMITTING:
                 producer.commit_transaction()
                 self.acked.add(name)
                 return

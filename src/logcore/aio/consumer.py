@@ -37,7 +37,7 @@ from logcore.consumer.fetcher import (
     check_columns,
     columns_of,
 )
-from logcore.consumer.positions import Move, Reading
+from logcore.consumer.positions import Move, PartitionPosition
 from logcore.consumer.settings import (
     ConsumerMetrics,
     ConsumerRecords,
@@ -182,7 +182,7 @@ class _Stepped(synchronous.Consumer):
     def checked_most(self, timeout_ms: int, max_records: int | None) -> int:
         return self._checked_most(timeout_ms, max_records)
 
-    def reading(self, partition: tuple[str, int]) -> Reading:
+    def reading(self, partition: tuple[str, int]) -> PartitionPosition:
         """Return the read position of a partition.
 
         Raises:

@@ -561,10 +561,8 @@ class TransactionalProducer(Producer):
 
     async def send_offsets_to_transaction(
         self,
-        offsets: Mapping[
-            tuple[str, int], int | transactional_producer.OffsetAndMetadata
-        ],
-        group: transactional_producer.GroupMetadata | str,
+        offsets: Mapping[tuple[str, int], int | transactional_producer.OffsetToCommit],
+        group: transactional_producer.CommittingMember | str,
     ) -> None:
         """Commit offsets of a group with the transaction.
 

@@ -91,7 +91,7 @@ isolation_option = click.option(
 
 
 @attrs.frozen
-class Source:
+class NamedLogs:
     """What was named. logs: by their partitions' numbers. logdir: None for the
     directory of one partition.
     """
@@ -118,7 +118,7 @@ class Source:
 
 def open_source(
     stack: contextlib.ExitStack, directory: str, topic: str | None
-) -> Source:
+) -> NamedLogs:
     """Opens what was named. Raises LogNotFoundError, TopicNotFoundError; says which
     topics there are.
     """
@@ -129,10 +129,10 @@ def open_source(
             _fail_for_topics(directory)
             raise
         name, number = partition_of(os.path.basename(log.path)) or ("", 0)
-        return Source(name, {number: log})
+        return NamedLogs(name, {number: log})
     logdir = stack.enter_context(logcore.open_dir(directory, read_only=True))
     name, numbers = named_partitions(logdir, topic)
-    return Source(
+    return NamedLogs(
         name, {number: logdir.partition(name, number) for number in numbers}, logdir
     )
 

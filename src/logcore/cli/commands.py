@@ -28,7 +28,7 @@ from typing import Final, cast
 import click
 
 import logcore
-from logcore.cli.options import DAMAGED, Group, json_option
+from logcore.cli.options import DAMAGED, CommandGroup, json_option
 from logcore.cli.terminal import Lines, print_table, time_text, to_json, wants_json
 
 #: Command -> the module in logcore.cli that has a function of that name, in the order
@@ -75,7 +75,7 @@ class Commands(Mapping[str, click.Command]):
 
 
 @click.group(
-    cls=Group,
+    cls=CommandGroup,
     commands=cast(MutableMapping[str, click.Command], Commands()),
     context_settings={"help_option_names": ["-h", "--help"]},
 )

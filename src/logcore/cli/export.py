@@ -24,7 +24,7 @@ import attrs
 import click
 
 from logcore.cli.arguments import (
-    Source,
+    NamedLogs,
     from_option,
     isolation_option,
     open_source,
@@ -127,7 +127,8 @@ def export(
         )
         try:
             count = write(
-                _Job(source, starts, ends, where, isolation, is_text, tick), beside
+                _ExportJob(source, starts, ends, where, isolation, is_text, tick),
+                beside,
             )
             _sync(beside)
             os.replace(beside, target)
@@ -156,10 +157,10 @@ def _sync(path: str) -> None:
 
 
 @attrs.frozen
-class _Job:
+class _ExportJob:
     """What is exported. tick: called with each number of records that is done."""
 
-    source: Source
+    source: NamedLogs
     starts: Mapping[int, int]
     ends: Mapping[int, int]
     where: Where | None
@@ -180,7 +181,7 @@ class _Job:
         )
 
 
-def _write_parquet(job: _Job, path: str) -> int:
+def _write_parquet(job: _ExportJob, path: str) -> int:
     schema = schema_of(TOPIC_COLUMNS, is_text=job.is_text)
     import pyarrow as pa
     import pyarrow.parquet
@@ -198,7 +199,7 @@ def _write_parquet(job: _Job, path: str) -> int:
     return count
 
 
-def _write_arrow(job: _Job, path: str) -> int:
+def _write_arrow(job: _ExportJob, path: str) -> int:
     schema = schema_of(TOPIC_COLUMNS, is_text=job.is_text)
     import pyarrow as pa
 
@@ -210,7 +211,7 @@ def _write_arrow(job: _Job, path: str) -> int:
     return count
 
 
-def _write_csv(job: _Job, path: str) -> int:
+def _write_csv(job: _ExportJob, path: str) -> int:
     """Texts are quoted, and null is nothing, so that it is not the empty text."""
     schema = schema_of(TOPIC_COLUMNS, is_text=True)
     import pyarrow as pa
@@ -250,7 +251,7 @@ def _write_csv(job: _Job, path: str) -> int:
     return count
 
 
-def _write_ndjson(job: _Job, path: str) -> int:
+def _write_ndjson(job: _ExportJob, path: str) -> int:
     count = 0
     with open(path, "wb") as file:
         for number, log in job.source.logs.items():
@@ -279,7 +280,7 @@ def _write_ndjson(job: _Job, path: str) -> int:
     return count
 
 
-_WRITERS: Final[dict[str, Callable[[_Job, str], int]]] = {
+_WRITERS: Final[dict[str, Callable[[_ExportJob, str], int]]] = {
     ".parquet": _write_parquet,
     ".arrow": _write_arrow,
     ".csv": _write_csv,

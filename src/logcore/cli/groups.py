@@ -27,7 +27,7 @@ from logcore.cli.arguments import named_partitions, place_in
 from logcore.cli.opening import open_to_write
 from logcore.cli.options import (
     DECLINED,
-    Group,
+    CommandGroup,
     fail,
     json_option,
     log_directory_argument,
@@ -39,8 +39,8 @@ from logcore.errors import LogNotFoundError, NodeNotFoundError
 from logcore.format.consumer_group_records import (
     ConsumerMember,
     Current,
-    Kind,
     Partitions,
+    RecordKind,
 )
 from logcore.format.group_records import Committed, read_assignment
 from logcore.metadata.checkpoint import Key
@@ -62,7 +62,7 @@ class _Place(NamedTuple):
     lag: int | None
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def group() -> None:
     """List, describe, reset, move and delete the consumer groups of a log directory."""
 
@@ -234,9 +234,9 @@ def _stored_members(logdir: logcore.LogDir, name: str) -> Iterator[_Member]:
     facts = found.consumers.get(name, {})
     topics = {logdir.topic_id(topic).bytes: topic for topic in logdir.topics()}
     for (kind, member_id), fact in sorted(facts.items()):
-        if kind is not Kind.MEMBER or not isinstance(fact, ConsumerMember):
+        if kind is not RecordKind.MEMBER or not isinstance(fact, ConsumerMember):
             continue
-        current = facts.get((Kind.CURRENT, member_id))
+        current = facts.get((RecordKind.CURRENT, member_id))
         given: Partitions = frozenset()
         if isinstance(current, Current):
             given = current.assigned

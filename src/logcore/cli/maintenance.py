@@ -50,7 +50,7 @@ from logcore.metadata.filenames import (
     parse_partition_name,
     partition_name,
 )
-from logcore.partition.checksum_file import Progress, unopened
+from logcore.partition.checksum_file import ScrubProgress, unopened
 
 _T = TypeVar("_T")
 
@@ -257,7 +257,9 @@ def _partitions_to_open(
     ]
 
 
-def _finished(steps: Generator[Progress, None, _T], tick: Callable[[int], None]) -> _T:
+def _finished(
+    steps: Generator[ScrubProgress, None, _T], tick: Callable[[int], None]
+) -> _T:
     """What work returns that is done in steps."""
     done = 0
     while True:

@@ -60,7 +60,7 @@ NEXT_STEPS: Final[tuple[tuple[type[LogcoreError], str], ...]] = (
 )
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """Turns what ends a command into its exit code and at most two lines."""
 
     def invoke(self, ctx: click.Context) -> Any:

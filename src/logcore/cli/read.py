@@ -26,7 +26,7 @@ import click
 
 import logcore
 from logcore.cli.arguments import (
-    Source,
+    NamedLogs,
     from_option,
     isolation_option,
     open_source,
@@ -190,7 +190,7 @@ def tail(
 
 
 def _following(
-    source: Source, ends: Mapping[int, int], timeout: float | None
+    source: NamedLogs, ends: Mapping[int, int], timeout: float | None
 ) -> Iterator[_Found]:
     if source.logdir is None:
         ((number, log),) = source.logs.items()
@@ -200,7 +200,7 @@ def _following(
     )
 
 
-def _is_last(source: Source, record: _Found) -> bool:
+def _is_last(source: NamedLogs, record: _Found) -> bool:
     if isinstance(record, logcore.TopicRecord):
         number = record.partition
     else:
@@ -222,7 +222,7 @@ def _passing(
 
 
 def _together(
-    source: Source, streams: Mapping[int, Iterator[logcore.Record]], order: str
+    source: NamedLogs, streams: Mapping[int, Iterator[logcore.Record]], order: str
 ) -> Iterator[_Found]:
     """The records of all partitions; those of a topic know their partition."""
     if source.logdir is None:
@@ -258,7 +258,7 @@ def last_records(
 
 def _print_records(
     out: Lines,
-    source: Source,
+    source: NamedLogs,
     records: Iterable[_Found],
     form: str | None,
     full: bool,

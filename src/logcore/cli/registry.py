@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from logcore.cli.options import Group, json_option, log_directory_argument
+from logcore.cli.options import CommandGroup, json_option, log_directory_argument
 from logcore.cli.terminal import Lines, print_table, to_json, wants_json
 from logcore.errors import NodeNotFoundError
 from logcore.registry import FileRegistry, Node, open_registry
@@ -20,7 +20,7 @@ _MOST_SHOWN: Final = 120
 _path_argument = click.argument("path", metavar="[PATH]", default="/")
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def registry() -> None:
     """Show what is in the registry beside a log directory: members of groups, owners,
     brokers.

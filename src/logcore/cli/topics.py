@@ -15,7 +15,7 @@ from logcore.cli.arguments import complete_topic
 from logcore.cli.opening import open_to_write
 from logcore.cli.options import (
     DECLINED,
-    Group,
+    CommandGroup,
     config_option,
     fail,
     json_option,
@@ -29,7 +29,7 @@ from logcore.directory.topic_file import id_text
 _name_argument = click.argument("name", shell_complete=complete_topic)
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def topic() -> None:
     """Create, list, describe, alter and delete the topics of a log directory."""
 

@@ -16,13 +16,13 @@ import click
 
 import logcore
 from logcore.cli.opening import open_to_write
-from logcore.cli.options import Group, json_option, log_directory_argument
+from logcore.cli.options import CommandGroup, json_option, log_directory_argument
 from logcore.cli.terminal import Lines, print_table, time_text, to_json, wants_json
 
 _id_argument = click.argument("transactional_id", metavar="ID")
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def transactions() -> None:
     """List the transactions of a log directory, and decide what was left open."""
 

@@ -7,9 +7,9 @@ listeners and assignors.
 from logcore.consumer.assignors import Assignor
 from logcore.consumer.consumer import Consumer
 from logcore.consumer.settings import (
+    ConsumerInterceptor,
     ConsumerMetrics,
     ConsumerRecords,
-    Interceptor,
     OffsetAndMetadata,
     RebalanceListener,
 )
@@ -20,7 +20,7 @@ __all__ = [
     "Consumer",
     "ConsumerMetrics",
     "ConsumerRecords",
-    "Interceptor",
+    "ConsumerInterceptor",
     "Member",
     "OffsetAndMetadata",
     "RebalanceListener",

@@ -35,8 +35,7 @@ from logcore.consumer.positions import Readings
 from logcore.consumer.registry_identity import Ownership, Registration
 from logcore.consumer.settings import ConsumerSettings, RebalanceListener
 from logcore.consumer.topic_partition import TopicPartition
-from logcore.coordinators.local_groups import Directory as GroupDirectory
-from logcore.coordinators.local_groups import Groups
+from logcore.coordinators.local_groups import GroupDirectory, LocalGroups
 from logcore.coordinators.shared_groups import SharedGroups
 from logcore.errors import ConsumerStateError, LogcoreError, TopicNotFoundError
 from logcore.fs import FS, SharedFS
@@ -44,7 +43,7 @@ from logcore.metadata.filenames import INTERNAL_TOPICS
 from logcore.registry.paths import Pattern
 
 
-class Directory(GroupDirectory, Protocol):
+class AssignmentDirectory(GroupDirectory, Protocol):
     """The methods of LogDir that this module uses."""
 
     @property
@@ -65,9 +64,9 @@ class Assignment:
     def __init__(
         self,
         fs: FS,
-        directory: Directory,
+        directory: AssignmentDirectory,
         settings: ConsumerSettings,
-        groups: Groups | SharedGroups | None,
+        groups: LocalGroups | SharedGroups | None,
         readings: Readings,
         commits: Commits,
     ) -> None:

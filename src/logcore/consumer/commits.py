@@ -69,7 +69,7 @@ class _Waiting:
 
 
 @attrs.define
-class Place:
+class GroupPlace:
     """A consumer's place in its group."""
 
     group_id: str
@@ -110,7 +110,7 @@ class Commits:
         fs: FS,
         settings: ConsumerSettings,
         readings: Readings,
-        place: Place,
+        place: GroupPlace,
         stores: OffsetStores | None,
     ) -> None:
         self._fs = fs

@@ -30,8 +30,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
-from logcore.consumer.assignment import Assignment, Directory
-from logcore.consumer.commits import Commits, OnCommit, Place
+from logcore.consumer.assignment import Assignment, AssignmentDirectory
+from logcore.consumer.commits import Commits, GroupPlace, OnCommit
 from logcore.consumer.fetcher import (
     MAX_COLUMN_BYTES,
     Fetcher,
@@ -40,7 +40,7 @@ from logcore.consumer.fetcher import (
     misplaced,
 )
 from logcore.consumer.offset_stores import OffsetStores
-from logcore.consumer.positions import Move, Reading, Readings
+from logcore.consumer.positions import Move, PartitionPosition, Readings
 from logcore.consumer.registry_identity import Registration
 from logcore.consumer.settings import (
     ConsumerMetrics,
@@ -54,7 +54,7 @@ from logcore.consumer.settings import (
     topic_pattern,
 )
 from logcore.consumer.topic_partition import TopicPartition
-from logcore.coordinators.local_groups import Groups
+from logcore.coordinators.local_groups import LocalGroups
 from logcore.coordinators.shared_groups import SharedGroups
 from logcore.errors import (
     CommitFailedError,
@@ -101,8 +101,8 @@ class Consumer:
     def __init__(
         self,
         fs: FS,
-        directory: Directory,
-        groups: Groups | SharedGroups | None,
+        directory: AssignmentDirectory,
+        groups: LocalGroups | SharedGroups | None,
         settings: ConsumerSettings,
         registry: Registry | None = None,
     ) -> None:
@@ -116,13 +116,15 @@ class Consumer:
         self._is_shared = directory.is_shared
         self._groups = groups
         self._settings = settings
-        self._place = Place(str(settings.group_id), settings.group_instance_id)
+        self._place = GroupPlace(str(settings.group_id), settings.group_instance_id)
         # Weak, because logs and groups hold this callback longer than the user holds
         # the consumer.
         myself = weakref.WeakMethod(self._wake)
         self._listening = functools.partial(_call, myself)
         readings = Readings(directory, self._listening, is_read_only=self._is_read_only)
-        self._readings: Mapping[TopicPartition, Reading] = readings.by_partition
+        self._readings: Mapping[TopicPartition, PartitionPosition] = (
+            readings.by_partition
+        )
         self._is_closed = False
         self._looks = 0
         # Reentrant, because a listener may seek and commit during poll().
@@ -338,7 +340,7 @@ class Consumer:
         readings = list(self._readings.items())
         return frozenset(one for one, reading in readings if reading.is_paused)
 
-    def _reading(self, partition: tuple[str, int]) -> Reading:
+    def _reading(self, partition: tuple[str, int]) -> PartitionPosition:
         self._check_open()
         found = self._readings.get(TopicPartition(*partition))
         if found is None:
@@ -361,7 +363,7 @@ class Consumer:
             self._settle([TopicPartition(*partition)])
             return self._placed(self._reading(partition))
 
-    def _placed(self, reading: Reading) -> int:
+    def _placed(self, reading: PartitionPosition) -> int:
         if reading.position is None:
             raise NoOffsetError(
                 "an open transaction may commit an offset of this partition: poll until it has ended",
@@ -374,7 +376,7 @@ class Consumer:
         with self._alone():
             self._sought(partition, offset).place(offset)
 
-    def _sought(self, partition: tuple[str, int], offset: int) -> Reading:
+    def _sought(self, partition: tuple[str, int], offset: int) -> PartitionPosition:
         if offset < 0:
             raise InvalidConfigError("an offset is not negative", found=offset)
         return self._reading(partition)

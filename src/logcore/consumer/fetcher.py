@@ -22,7 +22,7 @@ from typing import Final, TypeVar
 import attrs
 import numpy as np
 
-from logcore.consumer.positions import Ahead, Move, Reading
+from logcore.consumer.positions import Ahead, Move, PartitionPosition
 from logcore.consumer.settings import (
     ConsumerRecords,
     ConsumerSettings,
@@ -74,7 +74,7 @@ class Fetcher:
     def __init__(
         self,
         fs: FS,
-        readings: Mapping[TopicPartition, Reading],
+        readings: Mapping[TopicPartition, PartitionPosition],
         settings: ConsumerSettings,
         *,
         is_read_only: bool,
@@ -107,7 +107,9 @@ class Fetcher:
             return log.last_stable_offset
         return log.high_watermark
 
-    def begin(self, one: TopicPartition, reading: Reading, *, is_added: bool) -> None:
+    def begin(
+        self, one: TopicPartition, reading: PartitionPosition, *, is_added: bool
+    ) -> None:
         """Set the position of a partition without a committed offset.
 
         With `is_added`, the partition is new in its topic and is read from its start.
@@ -139,7 +141,10 @@ class Fetcher:
         return min(found, end)
 
     def reset(
-        self, one: TopicPartition, reading: Reading, error: OffsetOutOfRangeError
+        self,
+        one: TopicPartition,
+        reading: PartitionPosition,
+        error: OffsetOutOfRangeError,
     ) -> None:
         """Set a new position after retention or truncation removed the current one.
 
@@ -239,7 +244,7 @@ class Fetcher:
                 reading.place(start)
             raise
 
-    def opened(self) -> Reading | None:
+    def opened(self) -> PartitionPosition | None:
         """Find the next partition, round-robin, with records, and open it."""
         order = list(self._readings)
         for step in range(len(order)):
@@ -250,7 +255,7 @@ class Fetcher:
                 return reading
         return None
 
-    def one_by_one(self, reading: Reading) -> Iterator[TopicRecord]:
+    def one_by_one(self, reading: PartitionPosition) -> Iterator[TopicRecord]:
         """Yield records until the partition ends or the iteration must stop.
 
         The iteration stops when the position is moved, the partition is removed, or the
@@ -313,7 +318,7 @@ class Fetcher:
                 reading.drop()
                 return
 
-    def _has_records(self, reading: Reading) -> bool:
+    def _has_records(self, reading: PartitionPosition) -> bool:
         if reading.is_paused or reading.log.is_closed:
             return False
         if self._is_read_only:
@@ -364,7 +369,11 @@ class Fetcher:
         return found, moves
 
     def _take(
-        self, one: TopicPartition, reading: Reading, most: int, most_bytes: int
+        self,
+        one: TopicPartition,
+        reading: PartitionPosition,
+        most: int,
+        most_bytes: int,
     ) -> tuple[list[TopicRecord], int, int]:
         """Return records of one partition, their bytes, and the new position.
 
@@ -394,7 +403,7 @@ class Fetcher:
             end = found[-1].offset + 1
         return found, taken.size_bytes, end
 
-    def _open(self, one: TopicPartition, reading: Reading) -> bool:
+    def _open(self, one: TopicPartition, reading: PartitionPosition) -> bool:
         """Load the records at the position, and return whether there are any."""
         # If a call or iteration ended before it returned these records, read them
         # again.
@@ -456,7 +465,7 @@ class Fetcher:
         return list(intercepted(self._settings.interceptors, alone).records())
 
     def _columns(
-        self, one: TopicPartition, reading: Reading, max_bytes: int
+        self, one: TopicPartition, reading: PartitionPosition, max_bytes: int
     ) -> Columns | None:
         position = reading.position
         if reading.is_paused or position is None:

@@ -32,8 +32,14 @@ import attrs
 from logcore.callbacks import call
 from logcore.consumer.assignors import Assignor
 from logcore.consumer.topic_partition import Member, TopicPartition
-from logcore.coordination.effects import GroupError, Joined, JoinRefused, Sync, Synced
-from logcore.coordinators.local_groups import Answer, Groups, KeptJoin
+from logcore.coordination.effects import (
+    GroupError,
+    Joined,
+    JoinRefused,
+    Sync,
+    SyncResult,
+)
+from logcore.coordinators.local_groups import KeptJoin, LocalGroups, PendingResult
 from logcore.coordinators.shared_groups import SharedGroups
 from logcore.errors import (
     ConsumerStateError,
@@ -74,7 +80,7 @@ class GroupMember:
 
     def __init__(
         self,
-        groups: Groups | SharedGroups,
+        groups: LocalGroups | SharedGroups,
         group_id: str,
         *,
         instance_id: str | None,
@@ -99,9 +105,9 @@ class GroupMember:
         # The partition counts in this member's latest assignment as leader.
         self._divided: dict[str, int] | None = None
         # A request to join that is being sent to the group.
-        self._asking: Answer | None = None
-        self._joining: Answer | None = None
-        self._syncing: Answer | None = None
+        self._asking: PendingResult | None = None
+        self._joining: PendingResult | None = None
+        self._syncing: PendingResult | None = None
         self._share: Share | None = None  # the result of step() until take_share()
         self._is_stable = False
         self._wants_to_join = False
@@ -148,7 +154,7 @@ class GroupMember:
         for name, assignor in self._assignors.items():
             told = Subscription(self._topics, self._user_data(assignor), claims, had)
             protocols.append((name, subscription_value(told)))
-        answer = Answer()
+        answer = PendingResult()
         request = KeptJoin(
             answer=answer,
             group_id=self.group_id,
@@ -200,7 +206,7 @@ class GroupMember:
             self._groups.absent(self.group_id, self.member_id)
         self._forget()
 
-    def _take_back(self, asked: Answer | None) -> None:
+    def _take_back(self, asked: PendingResult | None) -> None:
         """Withdraw a request to join, which the group would otherwise wait for.
 
         If the request was answered concurrently, take the member id from the answer.
@@ -210,7 +216,7 @@ class GroupMember:
             self._take_id(asked)
         self._asking = None
 
-    def _take_id(self, answered: Answer) -> None:
+    def _take_id(self, answered: PendingResult) -> None:
         result = answered.result
         if isinstance(result, Joined):
             self.member_id = result.member_id
@@ -380,7 +386,7 @@ class GroupMember:
             for member in members
         }
 
-    def _synced(self, result: Synced | GroupError) -> None:
+    def _synced(self, result: SyncResult | GroupError) -> None:
         if isinstance(result, GroupError):
             if result is GroupError.REBALANCE_IN_PROGRESS:
                 self._wants_to_join = True

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import attrs
 
 from logcore.consumer.topic_partition import TopicPartition
-from logcore.coordinators.local_groups import Directory
+from logcore.coordinators.local_groups import GroupDirectory
 from logcore.errors import LogClosedError, LogcoreError, TopicNotFoundError
 from logcore.kernels import TopicRecord
 from logcore.log import Log
@@ -83,7 +83,7 @@ class Ahead:
 
 
 @attrs.define
-class Reading:
+class PartitionPosition:
     """The read position of one partition."""
 
     log: Log
@@ -123,7 +123,7 @@ class Reading:
 class Move(NamedTuple):
     """A position that moves from start to end when the caller receives the records."""
 
-    reading: Reading
+    reading: PartitionPosition
     start: int
     end: int
 
@@ -132,7 +132,11 @@ class Readings:
     """The read positions of a consumer, by partition."""
 
     def __init__(
-        self, directory: Directory, on_news: Callable[[], None], *, is_read_only: bool
+        self,
+        directory: GroupDirectory,
+        on_news: Callable[[], None],
+        *,
+        is_read_only: bool,
     ) -> None:
         """Initialize without partitions.
 
@@ -140,7 +144,7 @@ class Readings:
         nothing.
         """
         #: Only this class adds and removes partitions.
-        self.by_partition: dict[TopicPartition, Reading] = {}
+        self.by_partition: dict[TopicPartition, PartitionPosition] = {}
         self._directory = directory
         self._on_news = on_news
         self._is_read_only = is_read_only
@@ -161,7 +165,7 @@ class Readings:
             topic_id = self._directory.topic_id(one.topic)
             log = self._directory.partition(*one)
             self._listen(one, log)
-            self.by_partition[one] = Reading(log, topic_id)
+            self.by_partition[one] = PartitionPosition(log, topic_id)
 
     def is_of_another_topic(self, one: TopicPartition) -> bool:
         """Return whether the topic was deleted since the partition was read.

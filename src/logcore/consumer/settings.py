@@ -50,7 +50,7 @@ class RebalanceListener:
         self.on_partitions_revoked(partitions)
 
 
-class Interceptor(Protocol):
+class ConsumerInterceptor(Protocol):
     """Sees what a consumer hands out and commits. What it raises is reported to
     sys.unraisablehook and disturbs nothing else: the next one is given what the last
     good one gave.
@@ -157,7 +157,7 @@ class ConsumerRecords(Mapping[TopicPartition, Sequence[TopicRecord]]):
 
 
 def intercepted(
-    interceptors: Iterable[Interceptor], records: ConsumerRecords
+    interceptors: Iterable[ConsumerInterceptor], records: ConsumerRecords
 ) -> ConsumerRecords:
     """Records as the interceptors leave them, one after the other."""
     for interceptor in interceptors:
@@ -208,7 +208,7 @@ class ConsumerOptions(TypedDict, total=False):
     assignors: Iterable[str | Assignor]
     key_deserializer: Deserializer | None
     value_deserializer: Deserializer | None
-    interceptors: Iterable[Interceptor]
+    interceptors: Iterable[ConsumerInterceptor]
     exclude_internal_topics: bool
     consumer_timeout_ms: int | None
     offsets_storage: OffsetsStorage
@@ -235,7 +235,9 @@ class ConsumerSettings:
     assignors: tuple[Assignor, ...] = (ASSIGNORS["cooperative-sticky"],)
     key_deserializer: Deserializer | None = None
     value_deserializer: Deserializer | None = None
-    interceptors: tuple[Interceptor, ...] = attrs.field(default=(), converter=tuple)
+    interceptors: tuple[ConsumerInterceptor, ...] = attrs.field(
+        default=(), converter=tuple
+    )
     exclude_internal_topics: bool = True
     consumer_timeout_ms: int | None = None
     offsets_storage: OffsetsStorage = "log"

@@ -37,12 +37,12 @@ from logcore.coordination.effects import (
     JoinedMember,
     JoinEnds,
     OffsetKey,
-    Synced,
     SyncEnds,
+    SyncResult,
     Waiter,
 )
 from logcore.coordination.memory_budget import GROUP_BYTES, ITEM_BYTES, MEMBER_BYTES
-from logcore.format.consumer_group_records import Kind
+from logcore.format.consumer_group_records import RecordKind
 from logcore.format.group_records import (
     Committed,
     GroupRecord,
@@ -64,7 +64,7 @@ _RETENTION_MS: Final = 7 * 24 * 3_600_000
 
 
 @attrs.define(eq=False)
-class Member:
+class ClassicGroupMember:
     """One member of a group."""
 
     member_id: str
@@ -119,7 +119,9 @@ class Group:
     protocol_type: str = ""
     protocol: str | None = None
     leader: str | None = None
-    members: dict[str, Member] = attrs.Factory(dict[str, Member])
+    members: dict[str, ClassicGroupMember] = attrs.Factory(
+        dict[str, ClassicGroupMember]
+    )
     #: Instance id -> member id.
     static: dict[str, str] = attrs.Factory(dict[str, str])
     #: Ids given to members that have not joined with them yet.
@@ -412,12 +414,12 @@ class Group:
             size += self.consumers.held_bytes()
         return size
 
-    def joined(self, member: Member) -> Joined:
+    def joined(self, member: ClassicGroupMember) -> Joined:
         """Return the answer to a member of the present generation.
 
         The answer to the leader contains all members.
         """
-        members: Iterable[Member] = ()
+        members: Iterable[ClassicGroupMember] = ()
         if self.leader == member.member_id:
             members = self.members.values()
         return Joined(
@@ -434,8 +436,8 @@ class Group:
             ),
         )
 
-    def synced(self, member: Member) -> Synced:
-        return Synced(
+    def synced(self, member: ClassicGroupMember) -> SyncResult:
+        return SyncResult(
             protocol_type=self.protocol_type,
             protocol=self.protocol,
             assignment=member.assignment,
@@ -515,7 +517,7 @@ class Group:
         if old.consumers is not None:
             facts += [*old.consumers.unsure, *old.consumers.facts()]
         elif old.protocol_type and self.consumers is not None:
-            facts.append((Kind.CLASSIC, ""))
+            facts.append((RecordKind.CLASSIC, ""))
         if self.consumers is not None:
             own = {*self.consumers.facts()}
             return tuple(
@@ -552,7 +554,7 @@ class Group:
         self.leader = leader.member_id
         return True
 
-    def add(self, member: Member, protocol_type: str) -> None:
+    def add(self, member: ClassicGroupMember, protocol_type: str) -> None:
         if not self.members:
             self.protocol_type = protocol_type
         if self.leader is None:
@@ -561,7 +563,7 @@ class Group:
         if member.instance_id is not None:
             self.static[member.instance_id] = member.member_id
 
-    def take_out(self, member: Member) -> None:
+    def take_out(self, member: ClassicGroupMember) -> None:
         self.members.pop(member.member_id, None)
         self.unsynced.discard(member.member_id)
         if (
@@ -572,9 +574,9 @@ class Group:
         if self.leader == member.member_id:
             self.leader = next(iter(self.members), None)
 
-    def swap(self, old: Member, new: Member) -> None:
+    def swap(self, old: ClassicGroupMember, new: ClassicGroupMember) -> None:
         """Replace one member by another, at the same position in the order of joining."""
-        members: dict[str, Member] = {}
+        members: dict[str, ClassicGroupMember] = {}
         for member in self.members.values():
             if member is old:
                 members[new.member_id] = new

@@ -26,14 +26,14 @@ from logcore.coordination.classic_group import (
     EMPTY,
     PREPARING,
     STABLE,
+    ClassicGroupMember,
     Group,
-    Member,
     rebalance_timeout_ms,
 )
 from logcore.coordination.effects import (
+    AppendRecords,
     Assigned,
-    At,
-    Cancel,
+    CancelTimer,
     DelayEnds,
     Effect,
     FirstSyncEnds,
@@ -53,7 +53,7 @@ from logcore.coordination.effects import (
     Rules,
     SessionEnded,
     SessionEnds,
-    Store,
+    SetTimer,
     Sync,
     SyncEnds,
     Timeout,
@@ -149,7 +149,7 @@ def join(
     """Let a request that check_join() accepted wait for the next generation, or refuse
     it.
     """
-    step = Step(group, rules, now_ms)
+    step = ClassicStep(group, rules, now_ms)
     step.join(request, waiter, new_id)
     return step.effects
 
@@ -157,7 +157,7 @@ def join(
 def sync(
     group: Group, request: Sync, waiter: Waiter, now_ms: int, *, rules: Rules
 ) -> list[Effect]:
-    step = Step(group, rules, now_ms)
+    step = ClassicStep(group, rules, now_ms)
     step.sync(request, waiter)
     return step.effects
 
@@ -174,7 +174,7 @@ def heartbeat(
     error = group.check_generation(member_id, instance_id, generation)
     if error is not None:
         return error, []
-    step = Step(group, rules, now_ms)
+    step = ClassicStep(group, rules, now_ms)
     step.renew(group.members[member_id])
     if group.state == PREPARING:
         # The error makes the member rejoin.
@@ -193,7 +193,7 @@ def leave(
 
     An instance id alone is sufficient.
     """
-    step = Step(group, rules, now_ms)
+    step = ClassicStep(group, rules, now_ms)
     results = [step.leave(member_id, instance_id) for member_id, instance_id in members]
     if any(error is None for error in results):
         if group.state in (STABLE, COMPLETING):
@@ -210,7 +210,7 @@ def absent(
 
     Each has its absence_ms to return.
     """
-    step = Step(group, rules, now_ms)
+    step = ClassicStep(group, rules, now_ms)
     for member_id in member_ids:
         member = group.members.get(member_id)
         if (
@@ -239,7 +239,7 @@ def withdraw(
         return []
     if member.instance_id is None or member.is_new:
         return leave(group, [(member.member_id, None)], now_ms, rules=rules)[1]
-    step = Step(group, rules, now_ms)
+    step = ClassicStep(group, rules, now_ms)
     step.end_join(member, GroupError.UNKNOWN_MEMBER_ID)
     return [*step.effects, *absent(group, [member.member_id], now_ms, rules=rules)]
 
@@ -248,7 +248,7 @@ def timed_out(
     group: Group, timeout: Timeout, now_ms: int, *, rules: Rules
 ) -> list[Effect]:
     """Handle the expiry of an At timer."""
-    step = Step(group, rules, now_ms)
+    step = ClassicStep(group, rules, now_ms)
     match timeout:
         case SessionEnds(member_id):
             step.end_session(group.members[member_id])
@@ -273,7 +273,7 @@ def assigned(
     group: Group, done: Assigned, error: GroupError | None, now_ms: int, *, rules: Rules
 ) -> list[Effect]:
     """Handle the outcome of storing the leader's assignment."""
-    step = Step(group, rules, now_ms)
+    step = ClassicStep(group, rules, now_ms)
     step.assigned(done, error)
     return step.effects
 
@@ -284,14 +284,14 @@ def replaced(
     """Handle the outcome of storing the record of a group with a replaced static
     member.
     """
-    step = Step(group, rules, now_ms)
+    step = ClassicStep(group, rules, now_ms)
     step.replaced(done, error)
     return step.effects
 
 
 def begin_sessions(group: Group, now_ms: int, *, rules: Rules) -> list[Effect]:
     """Begin the sessions of all members of a group that was read from disk."""
-    step = Step(group, rules, now_ms)
+    step = ClassicStep(group, rules, now_ms)
     for member in group.members.values():
         step.renew(member)
     return step.effects
@@ -299,7 +299,7 @@ def begin_sessions(group: Group, now_ms: int, *, rules: Rules) -> list[Effect]:
 
 def begin_anew(group: Group, now_ms: int, *, rules: Rules) -> list[Effect]:
     """Begin all sessions and a rebalance: all members must rejoin."""
-    step = Step(group, rules, now_ms)
+    step = ClassicStep(group, rules, now_ms)
     for member in group.members.values():
         step.renew(member)
     step.prepare()
@@ -308,7 +308,7 @@ def begin_anew(group: Group, now_ms: int, *, rules: Rules) -> list[Effect]:
 
 def turn_away(group: Group) -> list[Effect]:
     """Answer all waiting requests with NOT_COORDINATOR."""
-    step = Step(group, None, 0)
+    step = ClassicStep(group, None, 0)
     for member in group.members.values():
         step.end_join(member, GroupError.NOT_COORDINATOR)
         step.end_sync(member, GroupError.NOT_COORDINATOR)
@@ -318,7 +318,8 @@ def turn_away(group: Group) -> list[Effect]:
 def forget_pending(group: Group) -> list[Effect]:
     """Drop the ids that were given out and not used yet."""
     effects: list[Effect] = [
-        Cancel(group, PendingEnds(member_id)) for member_id in sorted(group.pending)
+        CancelTimer(group, PendingEnds(member_id))
+        for member_id in sorted(group.pending)
     ]
     group.pending.clear()
     return effects
@@ -332,7 +333,7 @@ def bury(group: Group) -> list[Effect]:
 
 
 def forget_timers(group: Group) -> list[Effect]:
-    step = Step(group, None, 0)
+    step = ClassicStep(group, None, 0)
     for member in group.members.values():
         step.cancel_session(member)
     step.effects += forget_pending(group)
@@ -343,14 +344,14 @@ def forget_timers(group: Group) -> list[Effect]:
 
 def end_rebalance(group: Group) -> list[Effect]:
     """Answer all requests that wait for other members; these members must rejoin."""
-    step = Step(group, None, 0)
+    step = ClassicStep(group, None, 0)
     for member in group.members.values():
         step.end_join(member, GroupError.REBALANCE_IN_PROGRESS)
         step.end_sync(member, GroupError.REBALANCE_IN_PROGRESS)
     return step.effects
 
 
-class Step:
+class ClassicStep:
     """One transition in progress: the group it changes, its time, and the effects so
     far.
     """
@@ -422,7 +423,7 @@ class Step:
             if request.takes_id_first:
                 group.pending.add(member_id)
                 self.effects.append(
-                    At(
+                    SetTimer(
                         group,
                         PendingEnds(member_id),
                         self.now_ms + request.session_timeout_ms,
@@ -451,11 +452,11 @@ class Step:
 
     def _forget_pending(self, member_id: str) -> None:
         self.group.pending.discard(member_id)
-        self.effects.append(Cancel(self.group, PendingEnds(member_id)))
+        self.effects.append(CancelTimer(self.group, PendingEnds(member_id)))
 
     def _join_new(self, member_id: str, request: Join, waiter: Waiter) -> None:
         group = self.group
-        member = Member(
+        member = ClassicGroupMember(
             member_id=member_id,
             instance_id=request.instance_id,
             client_id=request.client_id,
@@ -473,7 +474,9 @@ class Step:
         self.renew(member, _NEW_MEMBER_MS)
         self._rebalance()
 
-    def _park_join(self, member: Member, request: Join, waiter: Waiter) -> None:
+    def _park_join(
+        self, member: ClassicGroupMember, request: Join, waiter: Waiter
+    ) -> None:
         """Store the member data of a Join and let it wait for the next generation."""
         # The member has sent its request again over another connection.
         self.end_join(member, GroupError.REBALANCE_IN_PROGRESS)
@@ -483,7 +486,9 @@ class Step:
         member.absence_ms = request.absence_ms
         member.joining = waiter
 
-    def _join_known(self, member: Member, request: Join, waiter: Waiter) -> None:
+    def _join_known(
+        self, member: ClassicGroupMember, request: Join, waiter: Waiter
+    ) -> None:
         group = self.group
         is_leader = group.leader == member.member_id
         is_settled = group.state == COMPLETING or (
@@ -502,7 +507,7 @@ class Step:
         self._rebalance()
 
     def _replace_static(
-        self, old: Member, member_id: str, request: Join, waiter: Waiter
+        self, old: ClassicGroupMember, member_id: str, request: Join, waiter: Waiter
     ) -> None:
         """Replace a static member that came back without its id.
 
@@ -537,7 +542,7 @@ class Step:
             leader_before,
             request.may_skip_assignment,
         )
-        self.effects.append(Store(group, group.records(), done))
+        self.effects.append(AppendRecords(group, group.records(), done))
 
     def replaced(self, done: Replaced, error: GroupError | None) -> None:
         group = self.group
@@ -615,11 +620,11 @@ class Step:
 
     def _set_join_timer(self, timeout: JoinEnds | DelayEnds, wait_ms: int) -> None:
         self.group.join_timer = timeout
-        self.effects.append(At(self.group, timeout, self.now_ms + wait_ms))
+        self.effects.append(SetTimer(self.group, timeout, self.now_ms + wait_ms))
 
     def cancel_join_timer(self) -> None:
         if self.group.join_timer is not None:
-            self.effects.append(Cancel(self.group, self.group.join_timer))
+            self.effects.append(CancelTimer(self.group, self.group.join_timer))
             self.group.join_timer = None
 
     def end_delay(self, left_ms: int) -> None:
@@ -667,7 +672,7 @@ class Step:
         group.topics = group.subscribed()
         group.enter(EMPTY, self.now_ms)
         self.effects.append(GroupEmptied(group.group_id))
-        self.effects.append(Store(group, group.records()))
+        self.effects.append(AppendRecords(group, group.records()))
 
     def _begin_generation(self) -> None:
         group = self.group
@@ -677,7 +682,7 @@ class Step:
         group.unsynced.update(group.members)
         group.sync_timer = SyncEnds(group.generation)
         self.effects.append(
-            At(group, group.sync_timer, self.now_ms + group.rebalance_timeout_ms)
+            SetTimer(group, group.sync_timer, self.now_ms + group.rebalance_timeout_ms)
         )
         for member in group.members.values():
             if member.joining is not None:
@@ -705,7 +710,7 @@ class Step:
 
     def cancel_sync_timer(self) -> None:
         if self.group.sync_timer is not None:
-            self.effects.append(Cancel(self.group, self.group.sync_timer))
+            self.effects.append(CancelTimer(self.group, self.group.sync_timer))
             self.group.sync_timer = None
 
     # -- syncing
@@ -734,7 +739,9 @@ class Step:
         # durable.
         if group.leader == member.member_id:
             done = Assigned(group.generation, request.assignments)
-            self.effects.append(Store(group, group.records(request.assignments), done))
+            self.effects.append(
+                AppendRecords(group, group.records(request.assignments), done)
+            )
 
     def _check_sync(self, request: Sync) -> GroupError | None:
         group = self.group
@@ -802,7 +809,7 @@ class Step:
         elif self.group.is_unused:
             self.group.state = DEAD
 
-    def renew(self, member: Member, timeout_ms: int | None = None) -> None:
+    def renew(self, member: ClassicGroupMember, timeout_ms: int | None = None) -> None:
         """Restart a session. A timer that expires before the new deadline is not
         changed.
 
@@ -815,7 +822,7 @@ class Step:
         if member.timer_ms is None or member.timer_ms > member.deadline_ms:
             self._set_session(member)
 
-    def _renew_answered(self, member: Member) -> None:
+    def _renew_answered(self, member: ClassicGroupMember) -> None:
         """Restart the session of a member whose request is answered.
 
         The session was suspended while the request waited. The deadline of an absent
@@ -824,18 +831,18 @@ class Step:
         if not member.is_absent:
             self.renew(member)
 
-    def _set_session(self, member: Member) -> None:
+    def _set_session(self, member: ClassicGroupMember) -> None:
         member.timer_ms = member.deadline_ms
         self.effects.append(
-            At(self.group, SessionEnds(member.member_id), member.deadline_ms)
+            SetTimer(self.group, SessionEnds(member.member_id), member.deadline_ms)
         )
 
-    def cancel_session(self, member: Member) -> None:
+    def cancel_session(self, member: ClassicGroupMember) -> None:
         if member.timer_ms is not None:
-            self.effects.append(Cancel(self.group, SessionEnds(member.member_id)))
+            self.effects.append(CancelTimer(self.group, SessionEnds(member.member_id)))
             member.timer_ms = None
 
-    def end_session(self, member: Member) -> None:
+    def end_session(self, member: ClassicGroupMember) -> None:
         member.timer_ms = None
         if self.now_ms < member.deadline_ms:  # renewed since the timer was set
             self._set_session(member)
@@ -849,18 +856,18 @@ class Step:
         self.remove(member)
         self.rebalance_after_loss()
 
-    def remove(self, member: Member) -> None:
+    def remove(self, member: ClassicGroupMember) -> None:
         self.cancel_session(member)
         self.group.take_out(member)
         self.end_join(member, GroupError.UNKNOWN_MEMBER_ID)
         self.end_sync(member, GroupError.UNKNOWN_MEMBER_ID)
 
-    def end_join(self, member: Member, error: GroupError) -> None:
+    def end_join(self, member: ClassicGroupMember, error: GroupError) -> None:
         if member.joining is not None:
             self.reply(member.joining, JoinRefused(error, member.member_id))
             member.joining = None
 
-    def end_sync(self, member: Member, error: GroupError) -> None:
+    def end_sync(self, member: ClassicGroupMember, error: GroupError) -> None:
         if member.syncing is not None:
             self.reply(member.syncing, error)
             member.syncing = None

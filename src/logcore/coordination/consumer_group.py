@@ -48,10 +48,10 @@ from logcore.format.consumer_group_records import (
     ConsumerValue,
     Current,
     GroupEpoch,
-    Kind,
     MemberState,
     Partition,
     Partitions,
+    RecordKind,
     Resolved,
     consumer_key,
     consumer_value,
@@ -65,7 +65,7 @@ RECONCILING: Final = "Reconciling"
 AWAY: Final = -2
 NOTHING: Final[Partitions] = frozenset()
 #: The identity of a record in its group: its kind and name.
-Fact = tuple[Kind, str]
+Fact = tuple[RecordKind, str]
 _T = TypeVar("_T")
 
 
@@ -174,43 +174,43 @@ class ConsumerGroup:
     def value_of(self, fact: Fact) -> ConsumerValue:
         kind, name = fact
         match kind:
-            case Kind.GROUP:
+            case RecordKind.GROUP:
                 if self.epoch:
                     return GroupEpoch(self.epoch, self.metadata_hash)
                 return None
-            case Kind.MEMBER:
+            case RecordKind.MEMBER:
                 return self.members.get(name)
-            case Kind.TARGET_EPOCH:
+            case RecordKind.TARGET_EPOCH:
                 return self.target_epoch or None
-            case Kind.TARGET:
+            case RecordKind.TARGET:
                 return self.targets.get(name)
-            case Kind.CURRENT:
+            case RecordKind.CURRENT:
                 return self.currents.get(name)
-            case Kind.PATTERN:
+            case RecordKind.PATTERN:
                 return self.patterns.get(name)
             # Such records are only deleted.
-            case Kind.CLASSIC | Kind.TOPICS:
+            case RecordKind.CLASSIC | RecordKind.TOPICS:
                 return None
 
     def put(self, fact: Fact, value: ConsumerValue) -> None:
         """Set a fact; None deletes it."""
         kind, name = fact
         match kind:
-            case Kind.GROUP:
+            case RecordKind.GROUP:
                 known = _of(GroupEpoch, value) or GroupEpoch(0)
                 self.epoch = known.epoch
                 self.metadata_hash = known.metadata_hash
-            case Kind.MEMBER:
+            case RecordKind.MEMBER:
                 self._put_member(name, _of(ConsumerMember, value))
-            case Kind.TARGET_EPOCH:
+            case RecordKind.TARGET_EPOCH:
                 self.target_epoch = _of(int, value) or 0
-            case Kind.TARGET:
+            case RecordKind.TARGET:
                 _set(self.targets, name, _of(frozenset, value))
-            case Kind.CURRENT:
+            case RecordKind.CURRENT:
                 self._put_current(name, _of(Current, value))
-            case Kind.PATTERN:
+            case RecordKind.PATTERN:
                 _set(self.patterns, name, _of(Resolved, value))
-            case Kind.CLASSIC | Kind.TOPICS:
+            case RecordKind.CLASSIC | RecordKind.TOPICS:
                 pass
 
     def _put_member(self, member_id: str, member: ConsumerMember | None) -> None:
@@ -242,19 +242,19 @@ class ConsumerGroup:
 
         Kafka deletes them in this order.
         """
-        yield from ((Kind.CURRENT, name) for name in self.currents)
-        yield from ((Kind.TARGET, name) for name in self.targets)
-        yield from ((Kind.MEMBER, name) for name in self.members)
-        yield from ((Kind.PATTERN, text) for text in self.patterns)
+        yield from ((RecordKind.CURRENT, name) for name in self.currents)
+        yield from ((RecordKind.TARGET, name) for name in self.targets)
+        yield from ((RecordKind.MEMBER, name) for name in self.members)
+        yield from ((RecordKind.PATTERN, text) for text in self.patterns)
         if self.target_epoch:
-            yield Kind.TARGET_EPOCH, ""
+            yield RecordKind.TARGET_EPOCH, ""
         if self.epoch:
-            yield Kind.GROUP, ""
+            yield RecordKind.GROUP, ""
 
     def record(self, fact: Fact, value: ConsumerValue) -> GroupRecord:
         kind, _ = fact
         # Only deleted here.
-        if kind is Kind.CLASSIC:
+        if kind is RecordKind.CLASSIC:
             value = None
         return fact_key(self.group_id, fact), consumer_value(value)
 
@@ -520,7 +520,7 @@ class ConsumerGroup:
 def fact_key(group_id: str, fact: Fact) -> bytes:
     """Return the key of the fact's record."""
     kind, name = fact
-    if kind is Kind.CLASSIC:
+    if kind is RecordKind.CLASSIC:
         return group_key(group_id)
     return consumer_key(ConsumerKey(kind, group_id, name))
 
@@ -545,11 +545,12 @@ def restored(group_id: str, facts: Mapping[Fact, ConsumerValue]) -> ConsumerGrou
     for fact in sorted(facts):
         kind, name = fact
         is_lone = (
-            kind in (Kind.TARGET, Kind.CURRENT) and (Kind.MEMBER, name) not in facts
+            kind in (RecordKind.TARGET, RecordKind.CURRENT)
+            and (RecordKind.MEMBER, name) not in facts
         )
         # TOPICS records come from an older Kafka. Facts in `unsure` are deleted with
         # the next records.
-        if kind is Kind.TOPICS or is_lone:
+        if kind is RecordKind.TOPICS or is_lone:
             group.unsure[fact] = None
         else:
             group.put(fact, facts[fact])

@@ -36,11 +36,11 @@ from logcore.coordination.consumer_group import (
     Written,
 )
 from logcore.coordination.effects import (
-    At,
+    AppendRecords,
     Beat,
     Beaten,
     BeatRefused,
-    Cancel,
+    CancelTimer,
     ConsumersChanged,
     Effect,
     FirstSyncEnds,
@@ -57,7 +57,7 @@ from logcore.coordination.effects import (
     Rules,
     SessionEnded,
     SessionEnds,
-    Store,
+    SetTimer,
     TargetsChanged,
     Waiter,
 )
@@ -66,8 +66,8 @@ from logcore.format.consumer_group_records import (
     ConsumerValue,
     Current,
     GroupEpoch,
-    Kind,
     Partitions,
+    RecordKind,
     Resolved,
 )
 
@@ -80,7 +80,7 @@ _BATCH_BYTES: Final = 256 << 10
 
 
 @attrs.frozen(kw_only=True)
-class Surroundings:
+class StepContext:
     """The inputs of a step besides the group and the request."""
 
     rules: Rules
@@ -142,7 +142,7 @@ def beat(
     group: Group,
     request: Beat,
     waiter: Waiter,
-    around: Surroundings,
+    around: StepContext,
     *,
     owed: Iterable[Fact] = (),
 ) -> list[Effect]:
@@ -152,7 +152,7 @@ def beat(
     the group used the classic protocol before. Their records are stored with those of
     the first step that is not refused.
     """
-    step = Step(group, around)
+    step = HeartbeatStep(group, around)
     try:
         result: Result = step.beat(request)
     except Refused as refused:
@@ -167,10 +167,10 @@ def beat(
 def timed_out(
     group: Group,
     timeout: SessionEnds | RevocationEnds | RejoinEnds | FirstSyncEnds,
-    around: Surroundings,
+    around: StepContext,
 ) -> list[Effect]:
     """Handle the expiry of an At timer."""
-    step = Step(group, around)
+    step = HeartbeatStep(group, around)
     match timeout:
         case SessionEnds(member_id):
             step.end_session(member_id)
@@ -186,11 +186,9 @@ def timed_out(
     return step.effects
 
 
-def stored(
-    group: Group, error: GroupError | None, around: Surroundings
-) -> list[Effect]:
+def stored(group: Group, error: GroupError | None, around: StepContext) -> list[Effect]:
     """Handle the outcome of a Store: the records are durable, or `error` is set."""
-    step = Step(group, around)
+    step = HeartbeatStep(group, around)
     if group.state == DEAD:
         step.answer_stored(error or GroupError.NOT_COORDINATOR)
     elif error is None:
@@ -200,11 +198,11 @@ def stored(
     return step.effects
 
 
-def begin_sessions(group: Group, around: Surroundings) -> list[Effect]:
+def begin_sessions(group: Group, around: StepContext) -> list[Effect]:
     """Begin the sessions and revocation timers of a group that was read from disk."""
-    step = Step(group, around)
+    step = HeartbeatStep(group, around)
     step.settle_timers(
-        [(Kind.CURRENT, member_id) for member_id in step.consumers.members]
+        [(RecordKind.CURRENT, member_id) for member_id in step.consumers.members]
     )
     return step.effects
 
@@ -236,17 +234,19 @@ def bury(group: Group) -> list[Effect]:
 def forget_timers(group: Group, consumers: ConsumerGroup) -> list[Effect]:
     """Cancel the timers of all members."""
     effects: list[Effect] = [
-        Cancel(group, SessionEnds(member_id)) for member_id in consumers.timers_ms
+        CancelTimer(group, SessionEnds(member_id)) for member_id in consumers.timers_ms
     ]
     effects += [
-        Cancel(group, RevocationEnds(member_id))
+        CancelTimer(group, RevocationEnds(member_id))
         for member_id in sorted(consumers.revocations)
     ]
     effects += [
-        Cancel(group, RejoinEnds(member_id)) for member_id in sorted(consumers.rejoins)
+        CancelTimer(group, RejoinEnds(member_id))
+        for member_id in sorted(consumers.rejoins)
     ]
     effects += [
-        Cancel(group, FirstSyncEnds(member_id)) for member_id in sorted(consumers.syncs)
+        CancelTimer(group, FirstSyncEnds(member_id))
+        for member_id in sorted(consumers.syncs)
     ]
     consumers.timers_ms.clear()
     consumers.revocations.clear()
@@ -273,12 +273,12 @@ class Refused(Exception):
         self.result = BeatRefused(error, text)
 
 
-class Step:
+class HeartbeatStep:
     """One transition in progress: the group it changes, its time, and the effects so
     far.
     """
 
-    def __init__(self, group: Group, around: Surroundings) -> None:
+    def __init__(self, group: Group, around: StepContext) -> None:
         assert group.consumers is not None
         self.group = group
         self.consumers: ConsumerGroup = group.consumers
@@ -357,7 +357,9 @@ class Step:
         records = [consumers.record(fact, consumers.value_of(fact)) for fact in again]
         for written in consumers.storing:
             records += written.records
-        self.effects.append(Store(self.group, tuple(records), ConsumersChanged()))
+        self.effects.append(
+            AppendRecords(self.group, tuple(records), ConsumersChanged())
+        )
 
     def have_stored(self) -> None:
         self.consumers.unsure.clear()
@@ -395,14 +397,14 @@ class Step:
         """Set and cancel the timers of the members of these facts."""
         consumers = self.consumers
         for kind, name in dict.fromkeys(touched):
-            if kind not in (Kind.MEMBER, Kind.CURRENT):
+            if kind not in (RecordKind.MEMBER, RecordKind.CURRENT):
                 continue
             if name not in consumers.members:
                 self._forget_timers(name)
                 continue
             if name not in consumers.deadlines_ms:
                 self._renew(name)
-            if kind is Kind.CURRENT:
+            if kind is RecordKind.CURRENT:
                 self._settle_revocation(name)
             if not consumers.is_classic(name):
                 self._forget_classic_timers(name)
@@ -413,7 +415,7 @@ class Step:
             timeout_ms = max(0, consumers.members[member_id].rebalance_timeout_ms)
             consumers.revocations.add(member_id)
             self.effects.append(
-                At(
+                SetTimer(
                     self.group,
                     RevocationEnds(member_id),
                     self.around.now_ms + timeout_ms,
@@ -421,16 +423,16 @@ class Step:
             )
         elif member_id in consumers.revocations:
             consumers.revocations.remove(member_id)
-            self.effects.append(Cancel(self.group, RevocationEnds(member_id)))
+            self.effects.append(CancelTimer(self.group, RevocationEnds(member_id)))
 
     def _forget_timers(self, member_id: str) -> None:
         consumers = self.consumers
         consumers.deadlines_ms.pop(member_id, None)
         if consumers.timers_ms.pop(member_id, None) is not None:
-            self.effects.append(Cancel(self.group, SessionEnds(member_id)))
+            self.effects.append(CancelTimer(self.group, SessionEnds(member_id)))
         if member_id in consumers.revocations:
             consumers.revocations.remove(member_id)
-            self.effects.append(Cancel(self.group, RevocationEnds(member_id)))
+            self.effects.append(CancelTimer(self.group, RevocationEnds(member_id)))
         self._forget_classic_timers(member_id)
 
     def _forget_classic_timers(self, member_id: str) -> None:
@@ -440,12 +442,12 @@ class Step:
     def stop_rejoin(self, member_id: str) -> None:
         if member_id in self.consumers.rejoins:
             self.consumers.rejoins.remove(member_id)
-            self.effects.append(Cancel(self.group, RejoinEnds(member_id)))
+            self.effects.append(CancelTimer(self.group, RejoinEnds(member_id)))
 
     def stop_sync(self, member_id: str) -> None:
         if member_id in self.consumers.syncs:
             self.consumers.syncs.remove(member_id)
-            self.effects.append(Cancel(self.group, FirstSyncEnds(member_id)))
+            self.effects.append(CancelTimer(self.group, FirstSyncEnds(member_id)))
 
     def _renew(self, member_id: str) -> None:
         """Restart a session. A timer that expires before the new deadline is not
@@ -465,7 +467,7 @@ class Step:
 
     def _set_session(self, member_id: str, deadline_ms: int) -> None:
         self.consumers.timers_ms[member_id] = deadline_ms
-        self.effects.append(At(self.group, SessionEnds(member_id), deadline_ms))
+        self.effects.append(SetTimer(self.group, SessionEnds(member_id), deadline_ms))
 
     def end_session(self, member_id: str) -> None:
         consumers = self.consumers
@@ -580,9 +582,9 @@ class Step:
         target = consumers.targets.get(old_id, NOTHING)
         current = attrs.evolve(consumers.current(old_id), member_epoch=0)
         self._delete_member(old_id)
-        self._put((Kind.MEMBER, new_id), member)
-        self._put((Kind.TARGET, new_id), target)
-        self._put((Kind.CURRENT, new_id), current)
+        self._put((RecordKind.MEMBER, new_id), member)
+        self._put((RecordKind.TARGET, new_id), target)
+        self._put((RecordKind.CURRENT, new_id), current)
 
     def _take_facts(self, request: Beat) -> bool:
         """Store the member data of a request; return whether the subscription has
@@ -609,7 +611,7 @@ class Step:
             given["assignor"] = request.assignor
         member = attrs.evolve(known, **given)
         if member != before:
-            self._put((Kind.MEMBER, member_id), member)
+            self._put((RecordKind.MEMBER, member_id), member)
         if member.pattern != known.pattern:
             self._forget_pattern(known.pattern)
             if member.pattern is not None:
@@ -639,7 +641,8 @@ class Step:
         if before is not None and before.topics == found:
             return False
         self._put(
-            (Kind.PATTERN, pattern), Resolved(found, topics.version, self.around.now_ms)
+            (RecordKind.PATTERN, pattern),
+            Resolved(found, topics.version, self.around.now_ms),
         )
         return True
 
@@ -648,7 +651,7 @@ class Step:
         if pattern is None or pattern not in self.consumers.patterns:
             return
         if all(member.pattern != pattern for member in self.consumers.members.values()):
-            self._put((Kind.PATTERN, pattern), None)
+            self._put((RecordKind.PATTERN, pattern), None)
 
     def _bump_epoch(self, is_changed: bool) -> None:
         """Increase the group epoch if a subscription or a subscribed topic has changed.
@@ -679,7 +682,9 @@ class Step:
             or not consumers.epoch
             or metadata_hash != consumers.metadata_hash
         ):
-            self._put((Kind.GROUP, ""), GroupEpoch(consumers.epoch + 1, metadata_hash))
+            self._put(
+                (RecordKind.GROUP, ""), GroupEpoch(consumers.epoch + 1, metadata_hash)
+            )
 
     def _compute_targets(self) -> None:
         consumers = self.consumers
@@ -687,8 +692,8 @@ class Step:
             return
         for member_id, target in consumers.compute_targets(self.around.topics).items():
             if consumers.targets.get(member_id) != target:
-                self._put((Kind.TARGET, member_id), target)
-        self._put((Kind.TARGET_EPOCH, ""), consumers.epoch)
+                self._put((RecordKind.TARGET, member_id), target)
+        self._put((RecordKind.TARGET_EPOCH, ""), consumers.epoch)
         changed = TargetsChanged(
             group_id=self.group.group_id,
             epoch=consumers.epoch,
@@ -702,7 +707,7 @@ class Step:
         if current is None:
             raise Refused(GroupError.FENCED_MEMBER_EPOCH, "the member is to join again")
         if current != self.consumers.currents.get(member_id):
-            self._put((Kind.CURRENT, member_id), current)
+            self._put((RecordKind.CURRENT, member_id), current)
         return current
 
     # -- leaving
@@ -730,7 +735,7 @@ class Step:
         if current.member_epoch == AWAY:
             return
         self._put(
-            (Kind.CURRENT, member_id),
+            (RecordKind.CURRENT, member_id),
             attrs.evolve(current, member_epoch=AWAY, revoking=NOTHING),
         )
 
@@ -740,12 +745,12 @@ class Step:
         self._delete_member(member_id)
         self._forget_pattern(pattern)
         self._put(
-            (Kind.GROUP, ""),
+            (RecordKind.GROUP, ""),
             GroupEpoch(consumers.epoch + 1, consumers.hash_of(self.around.topics)),
         )
 
     def _delete_member(self, member_id: str) -> None:
-        for kind in (Kind.CURRENT, Kind.TARGET, Kind.MEMBER):
+        for kind in (RecordKind.CURRENT, RecordKind.TARGET, RecordKind.MEMBER):
             self._put((kind, member_id), None)
 
 

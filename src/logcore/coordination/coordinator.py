@@ -27,8 +27,8 @@ from logcore.coordination.classic_group import (
     DEAD,
     EMPTY,
     STABLE,
+    ClassicGroupMember,
     Group,
-    Member,
     rebalance_timeout_ms,
 )
 from logcore.coordination.consumer_group import (
@@ -40,6 +40,7 @@ from logcore.coordination.consumer_group import (
     restored,
 )
 from logcore.coordination.effects import (
+    AppendRecords,
     Assigned,
     Beat,
     BeatRefused,
@@ -61,7 +62,6 @@ from logcore.coordination.effects import (
     RevocationEnds,
     Rules,
     SessionEnds,
-    Store,
     Sync,
     Timeout,
     Waiter,
@@ -72,7 +72,7 @@ from logcore.coordination.memory_budget import (
     MEMBER_BYTES,
     Remembered,
 )
-from logcore.format.consumer_group_records import ConsumerValue, Kind
+from logcore.format.consumer_group_records import ConsumerValue, RecordKind
 from logcore.format.group_records import Committed, StoredGroup
 
 #: How often the caller should call expire_offsets().
@@ -187,7 +187,7 @@ class Coordinator:
             if found.members or (found.epoch and group_id not in groups):
                 # The tombstone of the classic record was never written.
                 if group_id in groups:
-                    found.unsure[Kind.CLASSIC, ""] = None
+                    found.unsure[RecordKind.CLASSIC, ""] = None
                 group.become(found)
                 group.state = found.state
             elif group_id in groups:
@@ -209,13 +209,13 @@ class Coordinator:
                 )
         return effects
 
-    def _around(self, now_ms: int) -> consumer_transitions.Surroundings:
-        return consumer_transitions.Surroundings(
+    def _around(self, now_ms: int) -> consumer_transitions.StepContext:
+        return consumer_transitions.StepContext(
             rules=self._rules, topics=self._topics, compile=self._compile, now_ms=now_ms
         )
 
     def stored(
-        self, effect: Store, error: GroupError | None, now_ms: int
+        self, effect: AppendRecords, error: GroupError | None, now_ms: int
     ) -> list[Effect]:
         """Handle the outcome of a Store: the records are durable, or `error` is set."""
         group = effect.group
@@ -294,7 +294,7 @@ class Coordinator:
         heir = next(later, self._groups.get(group.group_id))
         if heir is not None:
             records = heir.inherit(group)
-            return [Store(heir, records)] if records else []
+            return [AppendRecords(heir, records)] if records else []
         group.state = EMPTY
         if not group.is_unused:
             self._groups[group.group_id] = group
@@ -376,7 +376,7 @@ class Coordinator:
         # group must be deleted.
         owed = [*group.owed]
         if group.protocol_type:
-            owed.append((Kind.CLASSIC, ""))
+            owed.append((RecordKind.CLASSIC, ""))
         consumers = group.consumers = ConsumerGroup(request.group_id)
         effects = consumer_transitions.beat(group, request, waiter, around, owed=owed)
         # The heartbeat was refused.
@@ -684,7 +684,7 @@ def _check_return(group: Group, request: Join) -> GroupError | None:
 def _leave_consumers(group: Group) -> list[Effect]:
     """Convert an empty consumer group to the classic protocol."""
     assert group.consumers is not None
-    effects: list[Effect] = [Store(group, group.consumers.tombstones())]
+    effects: list[Effect] = [AppendRecords(group, group.consumers.tombstones())]
     group.owed = tuple(
         dict.fromkeys([*group.consumers.unsure, *group.consumers.facts()])
     )
@@ -705,7 +705,7 @@ def _restore(group: Group, stored: StoredGroup) -> None:
     group.protocol = stored.protocol
     group.leader = stored.leader
     for each in stored.members:
-        member = Member(
+        member = ClassicGroupMember(
             member_id=each.member_id,
             instance_id=each.instance_id,
             client_id=each.client_id,

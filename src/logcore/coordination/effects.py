@@ -25,7 +25,7 @@ from logcore.format.group_records import Committed, GroupRecord
 from logcore.format.group_settings import HEARTBEAT_INTERVAL, SESSION_TIMEOUT
 
 if TYPE_CHECKING:
-    from logcore.coordination.classic_group import Group, Member
+    from logcore.coordination.classic_group import ClassicGroupMember, Group
 
 #: The caller's handle of a request. The Reply contains it. It is compared for identity
 #: only.
@@ -167,7 +167,7 @@ class JoinRefused:
 
 
 @attrs.frozen(kw_only=True)
-class Synced:
+class SyncResult:
     protocol_type: str
     protocol: str | None
     assignment: bytes
@@ -217,7 +217,7 @@ class BeatRefused:
 
 
 #: The outcome of a request; None for success without data.
-Result = Joined | JoinRefused | Synced | Beaten | BeatRefused | GroupError | None
+Result = Joined | JoinRefused | SyncResult | Beaten | BeatRefused | GroupError | None
 
 
 # -- timers
@@ -307,8 +307,8 @@ class Assigned:
 class Replaced:
     """A static member came back: `new` takes the place of `old`."""
 
-    old: Member
-    new: Member
+    old: ClassicGroupMember
+    new: ClassicGroupMember
     waiter: Waiter
     generation: int
     #: The leader at the time when `new` joined.
@@ -387,7 +387,7 @@ class Reply:
 
 
 @attrs.frozen(eq=False)
-class Store:
+class AppendRecords:
     """Append these records."""
 
     group: Group
@@ -400,14 +400,14 @@ class Store:
 
 
 @attrs.frozen
-class At:
+class SetTimer:
     group: Group
     timeout: Timeout
     at_ms: int
 
 
 @attrs.frozen
-class Cancel:
+class CancelTimer:
     group: Group
     timeout: Timeout
 
@@ -485,7 +485,7 @@ Event = (
     | LateMemberRemoved
     | GroupConverted
 )
-Effect = Reply | Store | At | Cancel | Event
+Effect = Reply | AppendRecords | SetTimer | CancelTimer | Event
 
 
 def _nothing_set(_: str) -> Mapping[str, int]:

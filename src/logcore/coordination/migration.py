@@ -37,14 +37,14 @@ from logcore.coordination import classic_transitions, consumer_transitions
 from logcore.coordination.classic_group import (
     CONSUMER,
     STABLE,
+    ClassicGroupMember,
     Group,
-    Member,
     rebalance_timeout_ms,
 )
 from logcore.coordination.consumer_group import ConsumerGroup, Fact, Topics
-from logcore.coordination.consumer_transitions import Refused, Surroundings
+from logcore.coordination.consumer_transitions import Refused, StepContext
 from logcore.coordination.effects import (
-    At,
+    AppendRecords,
     Beat,
     Effect,
     FirstSyncEnds,
@@ -55,9 +55,9 @@ from logcore.coordination.effects import (
     JoinRefused,
     RejoinEnds,
     Reply,
-    Store,
+    SetTimer,
     Sync,
-    Synced,
+    SyncResult,
     Waiter,
 )
 from logcore.format.consumer_group_records import (
@@ -65,10 +65,10 @@ from logcore.format.consumer_group_records import (
     ConsumerMember,
     Current,
     GroupEpoch,
-    Kind,
     MemberState,
     Partition,
     Partitions,
+    RecordKind,
 )
 from logcore.format.group_records import (
     Subscription,
@@ -80,12 +80,12 @@ from logcore.format.group_records import (
 #: Order of the records in a batch, as Kafka writes them: the group, the targets of its
 #: members, and their progress.
 _ORDER: Final = (
-    Kind.CLASSIC,
-    Kind.MEMBER,
-    Kind.GROUP,
-    Kind.TARGET,
-    Kind.TARGET_EPOCH,
-    Kind.CURRENT,
+    RecordKind.CLASSIC,
+    RecordKind.MEMBER,
+    RecordKind.GROUP,
+    RecordKind.TARGET,
+    RecordKind.TARGET_EPOCH,
+    RecordKind.CURRENT,
 )
 
 
@@ -94,7 +94,7 @@ _ORDER: Final = (
 
 
 def upgrade(
-    group: Group, request: Beat, waiter: Waiter, around: Surroundings
+    group: Group, request: Beat, waiter: Waiter, around: StepContext
 ) -> list[Effect]:
     """Upgrade a classic group because a member of the consumer protocol joins.
 
@@ -104,7 +104,7 @@ def upgrade(
         consumers = _upgraded(group, around)
     except Refused as refused:
         return [Reply(waiter, refused.result)]
-    owed: list[Fact] = [(Kind.CLASSIC, ""), *consumers.facts()]
+    owed: list[Fact] = [(RecordKind.CLASSIC, ""), *consumers.facts()]
     owed.sort(key=lambda fact: _ORDER.index(fact[0]))
     # The heartbeat decides. It needs a consumer group, so the conversion is undone if
     # the heartbeat is refused.
@@ -123,12 +123,12 @@ def upgrade(
     effects += classic_transitions.forget_timers(group)
     members = [*group.members]
     group.become(consumers)
-    step = consumer_transitions.Step(group, around)
-    step.settle_timers((Kind.CURRENT, member_id) for member_id in members)
+    step = consumer_transitions.HeartbeatStep(group, around)
+    step.settle_timers((RecordKind.CURRENT, member_id) for member_id in members)
     return [*effects, *step.effects, *joining, GroupConverted(group.group_id, CONSUMER)]
 
 
-def _upgraded(group: Group, around: Surroundings) -> ConsumerGroup:
+def _upgraded(group: Group, around: StepContext) -> ConsumerGroup:
     """Return the consumer group with the members of a classic group; may raise Refused."""
     text = ""
     if not around.rules.may_upgrade:
@@ -140,8 +140,8 @@ def _upgraded(group: Group, around: Surroundings) -> ConsumerGroup:
     if text:
         raise _kept(group, text)
     consumers = ConsumerGroup(group.group_id)
-    consumers.put((Kind.GROUP, ""), GroupEpoch(group.generation))
-    consumers.put((Kind.TARGET_EPOCH, ""), group.generation)
+    consumers.put((RecordKind.GROUP, ""), GroupEpoch(group.generation))
+    consumers.put((RecordKind.TARGET_EPOCH, ""), group.generation)
     said = {
         member_id: _said(group, member) for member_id, member in group.members.items()
     }
@@ -167,7 +167,7 @@ def _upgraded(group: Group, around: Surroundings) -> ConsumerGroup:
 
 
 def _said(
-    group: Group, member: Member
+    group: Group, member: ClassicGroupMember
 ) -> tuple[Subscription, Sequence[tuple[str, int]]]:
     """Return the subscription and the assignment of a member; may raise Refused."""
     subscription = read_subscription(
@@ -189,12 +189,12 @@ def _said(
 def _put_classic(
     consumers: ConsumerGroup,
     generation: int,
-    member: Member,
+    member: ClassicGroupMember,
     subscription: Subscription,
     assigned: Partitions,
 ) -> None:
     consumers.put(
-        (Kind.MEMBER, member.member_id),
+        (RecordKind.MEMBER, member.member_id),
         ConsumerMember(
             instance_id=member.instance_id,
             rack_id=subscription.rack_id,
@@ -205,11 +205,11 @@ def _put_classic(
             classic=ClassicMember(member.session_timeout_ms, member.protocols),
         ),
     )
-    consumers.put((Kind.TARGET, member.member_id), assigned)
+    consumers.put((RecordKind.TARGET, member.member_id), assigned)
     current = Current(
         member_epoch=generation, previous_epoch=generation, assigned=assigned
     )
-    consumers.put((Kind.CURRENT, member.member_id), current)
+    consumers.put((RecordKind.CURRENT, member.member_id), current)
 
 
 def _kept(group: Group, text: str) -> Refused:
@@ -226,7 +226,7 @@ def _with_ids(partitions: Sequence[tuple[str, int]], topics: Topics) -> Partitio
     return frozenset((ids[name], number) for name, number in partitions if name in ids)
 
 
-def downgrade(group: Group, around: Surroundings) -> list[Effect]:
+def downgrade(group: Group, around: StepContext) -> list[Effect]:
     """Downgrade a consumer group that has only classic members and no pending records."""
     consumers = group.consumers
     if consumers is None or not around.rules.may_downgrade:
@@ -240,7 +240,7 @@ def downgrade(group: Group, around: Surroundings) -> list[Effect]:
     effects = consumer_transitions.forget_timers(group, consumers)
     group.consumers = None
     stored = dict.fromkeys([*consumers.unsure, *consumers.facts()])
-    group.owed = tuple(fact for fact in stored if fact[0] is not Kind.CLASSIC)
+    group.owed = tuple(fact for fact in stored if fact[0] is not RecordKind.CLASSIC)
     # No member's epoch is above the target epoch, so no member knows the next
     # generation.
     group.generation = consumers.target_epoch
@@ -251,7 +251,7 @@ def downgrade(group: Group, around: Surroundings) -> list[Effect]:
     group.protocol = group.vote()
     group.topics = group.subscribed()
     group.enter(STABLE, around.now_ms)
-    effects.append(Store(group, group.records()))
+    effects.append(AppendRecords(group, group.records()))
     effects.append(GroupConverted(group.group_id, "classic"))
     return effects + classic_transitions.begin_anew(
         group, around.now_ms, rules=around.rules
@@ -270,10 +270,10 @@ def _classic(
     member: ConsumerMember,
     consumers: ConsumerGroup,
     names: Mapping[bytes, str],
-) -> Member:
+) -> ClassicGroupMember:
     assert member.classic is not None
     current = consumers.current(member_id)
-    return Member(
+    return ClassicGroupMember(
         member_id=member_id,
         instance_id=member.instance_id,
         client_id=member.client_id,
@@ -316,7 +316,7 @@ def join(
     group: Group,
     request: Join,
     waiter: Waiter,
-    around: Surroundings,
+    around: StepContext,
     *,
     new_id: Callable[[], str],
 ) -> list[Effect]:
@@ -346,7 +346,7 @@ def join(
 
 
 def sync(
-    group: Group, request: Sync, waiter: Waiter, around: Surroundings
+    group: Group, request: Sync, waiter: Waiter, around: StepContext
 ) -> list[Effect]:
     step = _ClassicStep(group, around)
     step.finish([(waiter, step.sync(request))])
@@ -358,7 +358,7 @@ def heartbeat(
     member_id: str,
     instance_id: str | None,
     generation: int,
-    around: Surroundings,
+    around: StepContext,
 ) -> tuple[GroupError | None, list[Effect]]:
     step = _ClassicStep(group, around)
     error = step.heartbeat(member_id, instance_id, generation)
@@ -366,7 +366,7 @@ def heartbeat(
 
 
 def leave(
-    group: Group, members: Sequence[tuple[str, str | None]], around: Surroundings
+    group: Group, members: Sequence[tuple[str, str | None]], around: StepContext
 ) -> tuple[list[GroupError | None], list[Effect]]:
     """Remove (member id, instance id) pairs; return an error or None for each.
 
@@ -378,7 +378,7 @@ def leave(
     return results, step.effects
 
 
-class _ClassicStep(consumer_transitions.Step):
+class _ClassicStep(consumer_transitions.HeartbeatStep):
     """A step caused by a request of the classic protocol."""
 
     # -- joining
@@ -483,7 +483,7 @@ class _ClassicStep(consumer_transitions.Step):
             classic=ClassicMember(request.session_timeout_ms, request.protocols),
         )
         if member != before:
-            self._put((Kind.MEMBER, member_id), member)
+            self._put((RecordKind.MEMBER, member_id), member)
         if before is None:
             return True
         self._forget_pattern(before.pattern)
@@ -507,7 +507,7 @@ class _ClassicStep(consumer_transitions.Step):
             return GroupError.ILLEGAL_GENERATION
         return None
 
-    def sync(self, request: Sync) -> Synced | GroupError:
+    def sync(self, request: Sync) -> SyncResult | GroupError:
         member_id = request.member_id
         error = self._check(member_id, request.instance_id, request.generation)
         if error is not None:
@@ -533,7 +533,9 @@ class _ClassicStep(consumer_transitions.Step):
         self._renew(member_id)
         names = _names(self.consumers.subscribed(), self.around.topics)
         assignment = _encoded(current.assigned, names)
-        return Synced(protocol_type=CONSUMER, protocol=protocol, assignment=assignment)
+        return SyncResult(
+            protocol_type=CONSUMER, protocol=protocol, assignment=assignment
+        )
 
     def heartbeat(
         self, member_id: str, instance_id: str | None, generation: int
@@ -564,7 +566,9 @@ class _ClassicStep(consumer_transitions.Step):
 
     def _set_timer(self, timeout: RejoinEnds | FirstSyncEnds, member_id: str) -> None:
         timeout_ms = max(0, self.consumers.members[member_id].rebalance_timeout_ms)
-        self.effects.append(At(self.group, timeout, self.around.now_ms + timeout_ms))
+        self.effects.append(
+            SetTimer(self.group, timeout, self.around.now_ms + timeout_ms)
+        )
 
     def leave(self, member_id: str, instance_id: str | None) -> GroupError | None:
         consumers = self.consumers

@@ -26,6 +26,7 @@ from typing import Final
 from logcore.coordination import classic_transitions, consumer_transitions
 from logcore.coordination.classic_group import COMPLETING, DEAD, EMPTY, Group
 from logcore.coordination.effects import (
+    AppendRecords,
     Committer,
     Effect,
     GroupDeleted,
@@ -36,7 +37,6 @@ from logcore.coordination.effects import (
     OffsetsPending,
     Reply,
     Rules,
-    Store,
     Waiter,
 )
 from logcore.format.group_records import (
@@ -74,7 +74,7 @@ def check_commit(
         return error, []
     if group.state == COMPLETING and not who.is_leaving:
         return GroupError.REBALANCE_IN_PROGRESS, []
-    step = classic_transitions.Step(group, rules, now_ms)
+    step = classic_transitions.ClassicStep(group, rules, now_ms)
     step.renew(group.members[who.member_id])
     return None, step.effects
 
@@ -102,7 +102,9 @@ def commit(
     )
     group.storing.update(offsets.keys())
     return [
-        Store(group, records, OffsetsCommitted(offsets, waiter, group.next_order()))
+        AppendRecords(
+            group, records, OffsetsCommitted(offsets, waiter, group.next_order())
+        )
     ]
 
 
@@ -127,7 +129,7 @@ def commit_in_transaction(
     for key, each in offsets.items():
         unstable[key] = order, each
     then = OffsetsPending(producer_id, offsets, waiter, order)
-    return [Store(group, records, then, (producer_id, producer_epoch))]
+    return [AppendRecords(group, records, then, (producer_id, producer_epoch))]
 
 
 def pending(
@@ -198,7 +200,7 @@ def _deletion(
     is_last: bool = False,
 ) -> Effect:
     those = tuple(keys)
-    return Store(
+    return AppendRecords(
         group, _tombstones(group, those), OffsetsDeleted(those, waiter, order, is_last)
     )
 
@@ -270,7 +272,9 @@ def delete_group(group: Group, waiter: Waiter | None) -> list[Effect]:
     effects += [_deletion(group, batch, order) for batch in batches]
     # The record of the group is deleted last: until then the deletion can be repeated.
     records = (*_tombstones(group, last), *own)
-    effects.append(Store(group, records, GroupDeleted(waiter, order, tuple(last))))
+    effects.append(
+        AppendRecords(group, records, GroupDeleted(waiter, order, tuple(last)))
+    )
     return effects
 
 

@@ -111,7 +111,7 @@ Request = Initialize | AddPartitions | End | Overdue
 
 
 @attrs.frozen
-class Identity:
+class ProducerIdAndEpoch:
     """The producer id and epoch to continue with."""
 
     producer_id: int
@@ -127,7 +127,7 @@ class Unended:
 
 
 #: The outcome of a request; None for success without data.
-Result = Identity | Unended | TransactionError | None
+Result = ProducerIdAndEpoch | Unended | TransactionError | None
 
 
 # -- effects
@@ -135,13 +135,13 @@ Result = Identity | Unended | TransactionError | None
 
 
 @attrs.frozen
-class Reply:
+class TransactionReply:
     waiter: Hashable
     result: Result
 
 
 @attrs.frozen(eq=False)
-class Store:
+class StoreTransaction:
     """Store a new state of the id."""
 
     transaction: Transaction
@@ -178,13 +178,13 @@ class TakeProducerId:
 
 
 @attrs.frozen
-class At:
+class SetTransactionTimer:
     transactional_id: str
     at_ms: int
 
 
 @attrs.frozen
-class Cancel:
+class CancelTransactionTimer:
     transactional_id: str
 
 
@@ -194,5 +194,12 @@ class TimedOut:
 
 
 Effect = (
-    Reply | Store | WriteMarkers | AbortOrphan | TakeProducerId | At | Cancel | TimedOut
+    TransactionReply
+    | StoreTransaction
+    | WriteMarkers
+    | AbortOrphan
+    | TakeProducerId
+    | SetTransactionTimer
+    | CancelTransactionTimer
+    | TimedOut
 )

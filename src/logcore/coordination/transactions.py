@@ -31,20 +31,20 @@ from logcore.coordination.transaction_effects import (
     NO_TIMEOUT,
     AbortOrphan,
     AddPartitions,
-    At,
-    Cancel,
+    CancelTransactionTimer,
     Effect,
     End,
-    Identity,
     Initialize,
     Overdue,
-    Reply,
+    ProducerIdAndEpoch,
     Request,
     Result,
-    Store,
+    SetTransactionTimer,
+    StoreTransaction,
     TakeProducerId,
     TimedOut,
     TransactionError,
+    TransactionReply,
     Unended,
     Waiter,
     WriteMarkers,
@@ -82,7 +82,7 @@ class Transaction:
     #: The previous epoch, which a retrying producer sends; never stored.
     last_epoch: int = -1
     #: The record that is being stored.
-    storing: Store | None = None
+    storing: StoreTransaction | None = None
     #: Partitions whose markers are missing.
     left: frozenset[Partition] = frozenset()
     #: True after a marker could not be written. Requests then do not wait.
@@ -105,7 +105,7 @@ class Transaction:
         )
 
 
-class Transactions:
+class TransactionMachine:
     """The transactions of one coordinator, used by one thread at a time.
 
     The caller carries out the returned effects. `is_over` is set once a record could
@@ -206,7 +206,9 @@ class Transactions:
                 # Limits the timeout also if the clock was set back.
                 latest_ms = now_ms + stored.timeout_ms
                 effects.append(
-                    At(name, min(stored.start_ms + stored.timeout_ms, latest_ms))
+                    SetTransactionTimer(
+                        name, min(stored.start_ms + stored.timeout_ms, latest_ms)
+                    )
                 )
             elif stored.status in _PREPARED:
                 transaction.left = stored.partitions
@@ -253,7 +255,7 @@ class Transactions:
         return effects
 
     def stored(
-        self, effect: Store, now_ms: int, *, failed: bool = False
+        self, effect: StoreTransaction, now_ms: int, *, failed: bool = False
     ) -> list[Effect]:
         """Handle the outcome of a Store. If it `failed`, the record may or may not be
         on disk.
@@ -270,7 +272,7 @@ class Transactions:
         transaction.last_epoch = effect.last_epoch
         effects: list[Effect] = []
         if effect.waiter is not None:
-            effects.append(Reply(effect.waiter, effect.result))
+            effects.append(TransactionReply(effect.waiter, effect.result))
         if effect.stored is None:
             del self._transactions[transaction.transactional_id]
         elif effect.stored.status is Status.ONGOING:
@@ -279,9 +281,11 @@ class Transactions:
             has_begun = before is None or before.status is not Status.ONGOING
             if has_begun and effect.stored.timeout_ms != NO_TIMEOUT:
                 due_ms = effect.stored.start_ms + effect.stored.timeout_ms
-                effects.append(At(transaction.transactional_id, due_ms))
+                effects.append(
+                    SetTransactionTimer(transaction.transactional_id, due_ms)
+                )
         elif effect.stored.status in _PREPARED:
-            effects.append(Cancel(transaction.transactional_id))
+            effects.append(CancelTransactionTimer(transaction.transactional_id))
             transaction.left = effect.stored.partitions
             effects += self._mark(transaction, now_ms)
         elif transaction.ending is not None:
@@ -326,7 +330,9 @@ class Transactions:
         if transaction.ending is not None:
             # The decision is durable, so it will be carried out.
             effects += self._tell_ending(transaction)
-        effects.append(At(transaction.transactional_id, now_ms + RETRY_MS))
+        effects.append(
+            SetTransactionTimer(transaction.transactional_id, now_ms + RETRY_MS)
+        )
         return [*effects, *self._go_on(transaction, now_ms)]
 
     def taken(
@@ -365,7 +371,7 @@ class Transactions:
         self.is_over = True
         effects: list[Effect] = []
         for transaction in self._transactions.values():
-            effects.append(Cancel(transaction.transactional_id))
+            effects.append(CancelTransactionTimer(transaction.transactional_id))
             if transaction.storing is not None:
                 effects += _reply(
                     transaction.storing.waiter,
@@ -460,7 +466,7 @@ class Transactions:
         result: Result = None,
         last_epoch: int = -1,
     ) -> list[Effect]:
-        effect = Store(transaction, stored, waiter, result, last_epoch)
+        effect = StoreTransaction(transaction, stored, waiter, result, last_epoch)
         transaction.storing = effect
         return [effect]
 
@@ -511,7 +517,12 @@ class Transactions:
             last_epoch = expected
         # A retry after a lost answer: return the same identity again.
         elif expected == transaction.last_epoch:
-            return [Reply(waiter, Identity(stored.producer_id, stored.producer_epoch))]
+            return [
+                TransactionReply(
+                    waiter,
+                    ProducerIdAndEpoch(stored.producer_id, stored.producer_epoch),
+                )
+            ]
         else:
             return _reply(waiter, TransactionError.PRODUCER_FENCED)
         producer_id = stored.producer_id
@@ -534,7 +545,7 @@ class Transactions:
             transaction,
             begun,
             waiter=waiter,
-            result=Identity(producer_id, epoch),
+            result=ProducerIdAndEpoch(producer_id, epoch),
             last_epoch=last_epoch,
         )
 
@@ -554,7 +565,7 @@ class Transactions:
             update_ms=now_ms,
         )
         return self._store(
-            transaction, begun, waiter=waiter, result=Identity(producer_id, 0)
+            transaction, begun, waiter=waiter, result=ProducerIdAndEpoch(producer_id, 0)
         )
 
     def _add(
@@ -611,7 +622,9 @@ class Transactions:
         if isinstance(decision, TransactionError):
             return _reply(waiter, decision)
         if not decision:
-            return _reply(waiter, Identity(stored.producer_id, stored.producer_epoch))
+            return _reply(
+                waiter, ProducerIdAndEpoch(stored.producer_id, stored.producer_epoch)
+            )
         return self._prepare(transaction, request, waiter, now_ms)
 
     def _prepare(
@@ -626,17 +639,17 @@ class Transactions:
         epoch = stored.producer_epoch
         last_epoch = -1
         next_id = -1
-        identity = Identity(stored.producer_id, epoch)
+        identity = ProducerIdAndEpoch(stored.producer_id, epoch)
         if request.client_version >= 2:
             last_epoch = epoch
             epoch += 1
-            identity = Identity(stored.producer_id, epoch)
+            identity = ProducerIdAndEpoch(stored.producer_id, epoch)
             # The epochs of this producer id are used up, so the producer gets a new id.
             if epoch > LAST_EPOCH:
                 if not self._spare_ids:
                     return [TakeProducerId(request, waiter)]
                 next_id = self._spare_ids.pop()
-                identity = Identity(next_id, 0)
+                identity = ProducerIdAndEpoch(next_id, 0)
         # With version 2 a producer may abort without an open transaction. This
         # increases its epoch.
         partitions: frozenset[Partition] = frozenset()
@@ -696,7 +709,7 @@ class Transactions:
         due_ms = stored.start_ms + stored.timeout_ms
         # Another transaction has begun since the timer was set.
         if due_ms > now_ms and stored.start_ms <= now_ms:
-            return [At(transaction.transactional_id, due_ms)]
+            return [SetTransactionTimer(transaction.transactional_id, due_ms)]
         return [
             TimedOut(transaction.transactional_id),
             *self._fence(transaction, now_ms),
@@ -820,4 +833,4 @@ def _holds(stored: StoredTransaction | None, partition: Partition, epoch: int) -
 def _reply(waiter: Waiter, result: Result) -> list[Effect]:
     if waiter is None:
         return []
-    return [Reply(waiter, result)]
+    return [TransactionReply(waiter, result)]

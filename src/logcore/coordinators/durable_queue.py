@@ -33,7 +33,7 @@ Then = Callable[[Mapping[Log, LogcoreError]], None]
 
 
 @attrs.define(eq=False)
-class _Waiting:
+class _PendingAppend:
     """An append that is not durable yet."""
 
     #: Position in the order of add(). Appends added by its callback have the same
@@ -68,7 +68,7 @@ class Settling:
     def __init__(self, lock: AbstractContextManager[object]) -> None:
         """Create an empty queue. `lock` is described above; it must be reentrant."""
         self._lock = lock
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_PendingAppend] = deque()
         self._added = 0  # the last number
         # The number of the append whose callback is running.
         self._cause: int | None = None
@@ -85,7 +85,7 @@ class Settling:
         if number is None:
             self._added += 1
             number = self._added
-        self._waiting.append(_Waiting(number, dict(ends), then))
+        self._waiting.append(_PendingAppend(number, dict(ends), then))
 
     def settle(self) -> None:
         """Wait until all appends added so far are durable or have failed.
@@ -121,7 +121,7 @@ class Settling:
                 self._waiting.remove(one)
                 self._end(one)
 
-    def _end(self, one: _Waiting) -> None:
+    def _end(self, one: _PendingAppend) -> None:
         before = self._cause
         self._cause = one.number
         try:

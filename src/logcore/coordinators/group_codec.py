@@ -25,8 +25,8 @@ from logcore.coordination.classic_group import (
     EMPTY,
     PREPARING,
     STABLE,
+    ClassicGroupMember,
     Group,
-    Member,
 )
 from logcore.coordination.effects import (
     Beaten,
@@ -36,7 +36,7 @@ from logcore.coordination.effects import (
     JoinedMember,
     JoinRefused,
     Result,
-    Synced,
+    SyncResult,
     Timeout,
 )
 from logcore.errors import UnsupportedRegistryError
@@ -222,7 +222,7 @@ class GroupNode:
             facts_of_member["protocols"] = tuple(
                 (name, _bytes(text)) for name, text in row["protocols"]
             )
-            member = Member(**facts_of_member)
+            member = ClassicGroupMember(**facts_of_member)
             member.assignment = _bytes(row["assignment"])
             group.members[member.member_id] = member
             if member.instance_id is not None:
@@ -271,7 +271,7 @@ def _bytes(text: str) -> bytes:
     return base64.b64decode(text, validate=True)
 
 
-def _member(member: Member) -> dict[str, Any]:
+def _member(member: ClassicGroupMember) -> dict[str, Any]:
     facts = attrs.asdict(member, recurse=False)
     facts["protocols"] = [
         [name, _text(metadata)] for name, metadata in member.protocols
@@ -306,7 +306,7 @@ def _result(result: Result) -> dict[str, Any] | None:
                 "error": result.error.name,
                 "member_id": result.member_id,
             }
-        case Synced():
+        case SyncResult():
             facts = attrs.asdict(result)
             return {**facts, "kind": "synced", "assignment": _text(result.assignment)}
         case Joined():
@@ -339,7 +339,7 @@ def _read_result(row: dict[str, Any] | None) -> Result:
         case "synced":
             _check(row, _SYNCED)
             fields["assignment"] = _bytes(row["assignment"])
-            return Synced(**fields)
+            return SyncResult(**fields)
         case "joined":
             _check(row, _JOINED)
             fields["members"] = tuple(

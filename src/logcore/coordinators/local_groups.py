@@ -32,9 +32,9 @@ from logcore.coordination.classic_group import Group
 from logcore.coordination.coordinator import Coordinator
 from logcore.coordination.deadlines import Timers
 from logcore.coordination.effects import (
-    At,
+    AppendRecords,
     Beat,
-    Cancel,
+    CancelTimer,
     Committer,
     Effect,
     GroupError,
@@ -42,7 +42,7 @@ from logcore.coordination.effects import (
     OffsetKey,
     Reply,
     Rules,
-    Store,
+    SetTimer,
     Sync,
     Timeout,
 )
@@ -66,7 +66,7 @@ _LONGEST_MS: Final = 2**31 - 1
 _BATCH_BYTES: Final = 16_384
 
 
-class Directory(Protocol):
+class GroupDirectory(Protocol):
     """The methods of LogDir that this module uses."""
 
     @property
@@ -82,7 +82,7 @@ class Directory(Protocol):
     def trusted_ms(self, wall_ms: int) -> int: ...
 
 
-class Answer:
+class PendingResult:
     """The future result of a request. It is set under the lock of the groups."""
 
     def __init__(self, *, is_awaited: bool = True) -> None:
@@ -103,16 +103,16 @@ class KeptJoin(Join):
     If an interrupt stops the member during the request, it can withdraw the request.
     """
 
-    answer: Answer = attrs.field(eq=False)
+    answer: PendingResult = attrs.field(eq=False)
 
 
-def answer_of(request: Join) -> Answer:
+def answer_of(request: Join) -> PendingResult:
     if isinstance(request, KeptJoin):
         return request.answer
-    return Answer()
+    return PendingResult()
 
 
-def home_of(directory: Directory, group_id: str) -> tuple[str, int]:
+def home_of(directory: GroupDirectory, group_id: str) -> tuple[str, int]:
     """Return the partition of a group's offsets, and create the topic if necessary.
 
     Raises:
@@ -149,7 +149,7 @@ def check_forgotten(
         ) from failure
 
 
-def forget_stored(directory: Directory, topics: set[str]) -> None:
+def forget_stored(directory: GroupDirectory, topics: set[str]) -> None:
     """Delete the committed offsets of topics from the log only.
 
     The deletion is durable when this function returns.
@@ -169,7 +169,7 @@ def forget_stored(directory: Directory, topics: set[str]) -> None:
                 unstable=found.unstable.get(group_id, {}),
             )
             for effect in forget_topics(group, topics):
-                assert isinstance(effect, Store), "no request waits"
+                assert isinstance(effect, AppendRecords), "no request waits"
                 append(
                     log,
                     [(key, value, (), None) for key, value in effect.records],
@@ -179,13 +179,13 @@ def forget_stored(directory: Directory, topics: set[str]) -> None:
         log.flush()
 
 
-def _size_of(store: Store) -> int:
+def _size_of(store: AppendRecords) -> int:
     return sum(
         RECORD_HEAD_BYTES + len(key) + len(value or b"") for key, value in store.records
     )
 
 
-class Groups:
+class LocalGroups:
     """All groups of one directory. The first consumer with a group creates this object.
 
     Any thread may call the methods. Requests whose records could not be stored get
@@ -193,19 +193,19 @@ class Groups:
     `__consumer_offsets`.
     """
 
-    def __init__(self, fs: FS, directory: Directory) -> None:
+    def __init__(self, fs: FS, directory: GroupDirectory) -> None:
         self._fs = fs
         self._directory = directory
         self._lock = threading.RLock()
         rules = Rules(min_session_timeout_ms=1, max_session_timeout_ms=_LONGEST_MS)
         self._coordinator = Coordinator(rules, self._new_id)
         # The answer to the request to join that is being executed.
-        self._naming: Answer | None = None
+        self._naming: PendingResult | None = None
         self._timers: Timers[tuple[Group, Timeout]] = Timers()
         self._effects: deque[Effect] = deque()
         self._unsynced = Settling(self._lock)
         self._steps = Combined(self._lock, self._flush, self._unsynced.settle)
-        self._unwritten: deque[Store] = deque()  # in the order of the decisions
+        self._unwritten: deque[AppendRecords] = deque()  # in the order of the decisions
         self._listeners: tuple[Callable[[], None], ...] = ()
         #: The latest error of storing records. It is written under the lock.
         self.failure: Exception | None = None
@@ -248,7 +248,9 @@ class Groups:
                             member_epoch=-1,
                         )
                         self._do(
-                            functools.partial(self._coordinator.beat, leaves, Answer())
+                            functools.partial(
+                                self._coordinator.beat, leaves, PendingResult()
+                            )
                         )
                 if classic:
                     self._do(functools.partial(self._without, group.group_id, classic))
@@ -280,7 +282,7 @@ class Groups:
 
     # -- requests
 
-    def join(self, request: Join) -> Answer:
+    def join(self, request: Join) -> PendingResult:
         """Add a member to a group.
 
         The answer is available when all members have joined: Joined or JoinRefused.
@@ -303,12 +305,12 @@ class Groups:
             self._naming.id_end = made
         return made
 
-    def sync(self, request: Sync) -> Answer:
+    def sync(self, request: Sync) -> PendingResult:
         """Send an assignment, or wait for it.
 
         The answer is available when the leader has assigned: Synced or a GroupError.
         """
-        answer = Answer()
+        answer = PendingResult()
         self._do(lambda now_ms: self._coordinator.sync(request, answer, now_ms))
         return answer
 
@@ -339,7 +341,7 @@ class Groups:
         """Mark a static member as closed. It may return."""
         self._do(lambda now_ms: self._coordinator.absent(group_id, [member_id], now_ms))
 
-    def withdraw(self, group_id: str, joining: Answer) -> None:
+    def withdraw(self, group_id: str, joining: PendingResult) -> None:
         """Remove the member whose request to join waits for this answer.
 
         This has no effect once the request is answered.
@@ -375,7 +377,7 @@ class Groups:
         """
         # The committing thread waits for the disk and not for changes of the group.
         # When 64 consumers woke one another, a commit took 0.3 ms.
-        answer = Answer(is_awaited=False)
+        answer = PendingResult(is_awaited=False)
 
         def commit(now_ms: int) -> list[Effect]:
             if producer is None:
@@ -446,7 +448,7 @@ class Groups:
         The same operation removes the members, so that none of their commits can
         overwrite the offsets. The members join again and begin at these offsets.
         """
-        answer = Answer()
+        answer = PendingResult()
         return self._answered(
             answer,
             lambda now_ms: self._coordinator.rewind(group_id, offsets, answer, now_ms),
@@ -454,7 +456,7 @@ class Groups:
 
     def delete(self, group_id: str) -> GroupError | None:
         """Delete a group without members, with its offsets, or return the error."""
-        answer = Answer()
+        answer = PendingResult()
         return self._answered(
             answer, lambda _: self._coordinator.delete(group_id, answer)
         )
@@ -467,10 +469,10 @@ class Groups:
         Raises:
             ConsumerStateError: the deletion could not be stored.
         """
-        answers: list[Answer] = []
+        answers: list[PendingResult] = []
 
-        def waiter() -> Answer:
-            answers.append(Answer(is_awaited=False))
+        def waiter() -> PendingResult:
+            answers.append(PendingResult(is_awaited=False))
             return answers[-1]
 
         self._do(lambda _: self._coordinator.forget_topics(names, waiter))
@@ -499,12 +501,12 @@ class Groups:
     # -- effects
 
     def _answered(
-        self, answer: Answer, step: Callable[[int], Iterable[Effect]]
+        self, answer: PendingResult, step: Callable[[int], Iterable[Effect]]
     ) -> GroupError | None:
         self._do(step)
         return self._result_of(answer)
 
-    def _result_of(self, answer: Answer) -> GroupError | None:
+    def _result_of(self, answer: PendingResult) -> GroupError | None:
         if not answer.is_there:
             raise DurabilityUnknownError(
                 "a thread was interrupted that stored records for this one: whether they are stored is not known",
@@ -531,15 +533,15 @@ class Groups:
             # time.
             effect = self._effects[0]
             match effect:
-                case Reply(Answer() as answer, result):
+                case Reply(PendingResult() as answer, result):
                     answer.result = result
                     answer.is_there = True
                     is_news = is_news or answer.is_awaited
-                case Store() as store:
+                case AppendRecords() as store:
                     self._unwritten.append(store)
-                case At(group, timeout, at_ms):
+                case SetTimer(group, timeout, at_ms):
                     self._timers.at(at_ms, (group, timeout))
-                case Cancel(group, timeout):
+                case CancelTimer(group, timeout):
                     self._timers.cancel((group, timeout))
                 case _:
                     is_news = True
@@ -563,7 +565,7 @@ class Groups:
                 self._unwritten.extendleft(reversed(stores))
                 raise
 
-    def _write(self, stores: list[Store]) -> None:
+    def _write(self, stores: list[AppendRecords]) -> None:
         """Append a decision, with following ones that may share its batch."""
         try:
             place = self.home(stores[0].group.group_id)
@@ -585,7 +587,7 @@ class Groups:
             )
 
     def _take_followers(
-        self, stores: list[Store], place: tuple[str, int], config: LogConfig
+        self, stores: list[AppendRecords], place: tuple[str, int], config: LogConfig
     ) -> None:
         """Add the following decisions that may share the batch.
 
@@ -609,12 +611,17 @@ class Groups:
             stores.append(self._unwritten.popleft())
 
     def _settled(
-        self, stores: list[Store], log: Log, failures: Mapping[Log, LogcoreError]
+        self,
+        stores: list[AppendRecords],
+        log: Log,
+        failures: Mapping[Log, LogcoreError],
     ) -> None:
         self._have_stored(stores, failures.get(log))
         self._flush()
 
-    def _have_stored(self, stores: list[Store], failure: Exception | None) -> None:
+    def _have_stored(
+        self, stores: list[AppendRecords], failure: Exception | None
+    ) -> None:
         """Pass the result of an append to the coordinator. The lock is held."""
         error = None
         if failure is not None:

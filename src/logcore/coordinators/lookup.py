@@ -22,17 +22,18 @@ from logcore.metadata.directory_lock import Claim
 from logcore.metadata.filenames import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 
 if TYPE_CHECKING:
-    from logcore.coordinators.local_groups import Directory as GroupsDirectory
-    from logcore.coordinators.local_groups import Groups
+    from logcore.coordinators.local_groups import GroupDirectory as GroupsDirectory
+    from logcore.coordinators.local_groups import LocalGroups
     from logcore.coordinators.shared_groups import SharedGroups
-    from logcore.coordinators.transactions import Directory as TransactionsDirectory
     from logcore.coordinators.transactions import TransactionCoordinator
-    from logcore.directory.controller import Controller
-    from logcore.directory.controller import Directory as ControlledDirectory
+    from logcore.coordinators.transactions import (
+        TransactionDirectory as TransactionsDirectory,
+    )
+    from logcore.directory.controller import ControlledDirectory, Controller
     from logcore.directory.group_settings import GroupSettings
     from logcore.registry import FileRegistry
 
-    class Directory(
+    class CoordinatedDirectory(
         GroupsDirectory, TransactionsDirectory, ControlledDirectory, Protocol
     ):
         """The methods of a LogDir that are used here."""
@@ -53,7 +54,7 @@ class Coordinators:
         self._claim = claim
         self._lock = threading.RLock()
         # Written under the lock.
-        self._groups: Groups | SharedGroups | None = None
+        self._groups: LocalGroups | SharedGroups | None = None
         self._transactions: TransactionCoordinator | None = None
         self._registry: FileRegistry | None = None
         self._controller: Controller | None = None
@@ -66,7 +67,7 @@ class Coordinators:
         """Whether groups() was called since the directory was opened."""
         return self._groups is not None
 
-    def groups(self, directory: Directory) -> Groups | SharedGroups:
+    def groups(self, directory: CoordinatedDirectory) -> LocalGroups | SharedGroups:
         """Return the groups of this process's consumers, or of all processes that share
         the directory.
 
@@ -74,7 +75,7 @@ class Coordinators:
             ConsumerStateError: a broker of this process serves the directory.
             LogcoreError: `__consumer_offsets` cannot be read.
         """
-        from logcore.coordinators.local_groups import Groups
+        from logcore.coordinators.local_groups import LocalGroups
         from logcore.coordinators.shared_groups import SharedGroups
 
         with self._lock:
@@ -89,10 +90,10 @@ class Coordinators:
                         self._fs, directory, self.registry(directory)
                     )
                 else:
-                    self._groups = Groups(self._fs, directory)
+                    self._groups = LocalGroups(self._fs, directory)
             return self._groups
 
-    def group_settings(self, directory: Directory) -> GroupSettings:
+    def group_settings(self, directory: CoordinatedDirectory) -> GroupSettings:
         """Return the settings of single groups of the consumer protocol.
 
         Raises:
@@ -105,7 +106,7 @@ class Coordinators:
                 self._group_settings = GroupSettings(self._fs, directory.path)
             return self._group_settings
 
-    def registry(self, directory: Directory) -> FileRegistry:
+    def registry(self, directory: CoordinatedDirectory) -> FileRegistry:
         """Return the registry beside the directory, opening it once.
 
         Raises the same errors as open_registry().
@@ -119,7 +120,7 @@ class Coordinators:
                 )
             return self._registry
 
-    def present_registry(self, directory: Directory) -> FileRegistry | None:
+    def present_registry(self, directory: CoordinatedDirectory) -> FileRegistry | None:
         """Return the registry like registry(), or None if it does not exist."""
         from logcore.registry.files import ENDING
 
@@ -130,7 +131,9 @@ class Coordinators:
             return self.registry(directory)
         return None
 
-    def forget_registered(self, directory: Directory, topics: Collection[str]) -> None:
+    def forget_registered(
+        self, directory: CoordinatedDirectory, topics: Collection[str]
+    ) -> None:
         """Delete the offsets of topics in the registry, if it exists.
 
         Raises:
@@ -142,7 +145,7 @@ class Coordinators:
         if registry is not None:
             offsets.forget_topics(registry, topics)
 
-    def forget_stored(self, directory: Directory, topics: set[str]) -> None:
+    def forget_stored(self, directory: CoordinatedDirectory, topics: set[str]) -> None:
         """Delete the offsets of topics in the log and the registry.
 
         This is for deletions that a crash interrupted. It needs no coordinator and
@@ -156,7 +159,7 @@ class Coordinators:
         forget_stored(directory, topics)
         self.forget_registered(directory, topics)
 
-    def control(self, directory: Directory) -> None:
+    def control(self, directory: CoordinatedDirectory) -> None:
         """Update the registry, in the one process that does the maintenance.
 
         Raises the same errors as Controller.look().
@@ -171,7 +174,7 @@ class Coordinators:
                 self._controller = controller
         controller.look(registry)
 
-    def transactions(self, directory: Directory) -> TransactionCoordinator:
+    def transactions(self, directory: CoordinatedDirectory) -> TransactionCoordinator:
         """Return the transactions of this process, or of all that share the directory."""
         from logcore.coordinators.transactions import TransactionCoordinator
 
@@ -188,7 +191,7 @@ class Coordinators:
                 )
             return self._transactions
 
-    def _clock_of(self, directory: Directory) -> int:
+    def _clock_of(self, directory: CoordinatedDirectory) -> int:
         """Return the number that transactions add to the steady clock.
 
         Raises the same errors as agree_on_clock().
@@ -210,7 +213,7 @@ class Coordinators:
             if self._groups is not None:
                 self._groups.transaction_ended(producer_id, commit=commit)
 
-    def look(self, directory: Directory) -> None:
+    def look(self, directory: CoordinatedDirectory) -> None:
         """End transactions past their timeout, and delete expired offsets.
 
         Transactions are checked at most once a second, offsets every ten minutes.

@@ -43,8 +43,8 @@ import attrs
 from logcore.coordination.classic_group import DEAD, PREPARING, Group
 from logcore.coordination.coordinator import Coordinator
 from logcore.coordination.effects import (
-    At,
-    Cancel,
+    AppendRecords,
+    CancelTimer,
     Committer,
     Effect,
     GroupError,
@@ -58,16 +58,16 @@ from logcore.coordination.effects import (
     Result,
     Rules,
     SessionEnds,
-    Store,
+    SetTimer,
     Sync,
     Timeout,
 )
 from logcore.coordinators.durable_queue import Settling, sync_present
 from logcore.coordinators.group_codec import GroupNode
 from logcore.coordinators.local_groups import (
-    Answer,
-    Directory,
+    GroupDirectory,
     KeptJoin,
+    PendingResult,
     answer_of,
     append,
     check_forgotten,
@@ -115,7 +115,9 @@ class SharedGroups:
     first request.
     """
 
-    def __init__(self, fs: FS, directory: Directory, registry: FileRegistry) -> None:
+    def __init__(
+        self, fs: FS, directory: GroupDirectory, registry: FileRegistry
+    ) -> None:
         self._fs = fs
         self._directory = directory
         self._registry = registry
@@ -128,7 +130,7 @@ class SharedGroups:
         self.on_news: Callable[[Effect], None] = _unheard
         self._numbers = itertools.count()
         # group -> waiter -> pending answer
-        self._answers: dict[str, dict[str, Answer]] = {}
+        self._answers: dict[str, dict[str, PendingResult]] = {}
         # group -> version and content of its node at the last read
         self._nodes: dict[str, tuple[int, GroupNode]] = {}
         # (group, member) -> time of the last renewal of its session
@@ -185,7 +187,7 @@ class SharedGroups:
 
     # -- requests
 
-    def join(self, request: Join) -> Answer:
+    def join(self, request: Join) -> PendingResult:
         """Add a member to a group.
 
         The answer is available when all members have joined: Joined or JoinRefused. The
@@ -201,7 +203,7 @@ class SharedGroups:
             is_kept=isinstance(request, KeptJoin),
         )
 
-    def sync(self, request: Sync) -> Answer:
+    def sync(self, request: Sync) -> PendingResult:
         """Send an assignment, or wait for it.
 
         The answer is available when the leader has assigned: Synced or a GroupError.
@@ -217,16 +219,16 @@ class SharedGroups:
         self,
         group_id: str,
         ask: Callable[[Coordinator, str, int], Iterable[Effect]],
-        answer: Answer | None = None,
+        answer: PendingResult | None = None,
         *,
         is_kept: bool = False,
-    ) -> Answer:
+    ) -> PendingResult:
         """Execute a request that gets a reply, in one step of a group.
 
         The step calls ask(coordinator, waiter, now_ms). With `is_kept`, `answer`
         remains registered after an error, see join().
         """
-        answer = answer or Answer()
+        answer = answer or PendingResult()
         waiter = f"{self._session}:{next(self._numbers)}"
         with self._lock:
             self._answers.setdefault(group_id, {})[waiter] = answer
@@ -297,7 +299,7 @@ class SharedGroups:
             ),
         )
 
-    def withdraw(self, group_id: str, joining: Answer) -> None:
+    def withdraw(self, group_id: str, joining: PendingResult) -> None:
         """Remove the member whose request to join waits for this answer.
 
         This has no effect once the request is answered.
@@ -805,7 +807,7 @@ class SharedGroups:
                 del node.mail[waiter]
 
     def _store(
-        self, group_id: str, store: Store, commit: _Commit | None
+        self, group_id: str, store: AppendRecords, commit: _Commit | None
     ) -> GroupError | None:
         """Append records and wait until they are durable.
 
@@ -934,7 +936,7 @@ class _Commit:
     #: For each log, the offset up to which it must be synced.
     ends: dict[Log, int] = attrs.Factory(dict)
 
-    def is_meant_by(self, store: Store) -> bool:
+    def is_meant_by(self, store: AppendRecords) -> bool:
         return (
             isinstance(store.then, OffsetsCommitted | OffsetsPending)
             and store.then.waiter == self.waiter
@@ -953,7 +955,7 @@ class _Run:
         node: GroupNode,
         coordinator: Coordinator,
         monotonic_ms: Callable[[], int],
-        store: Callable[[str, Store, _Commit | None], GroupError | None],
+        store: Callable[[str, AppendRecords, _Commit | None], GroupError | None],
         on_news: Callable[[Effect], None],
         commit: _Commit | None,
     ) -> None:
@@ -982,7 +984,7 @@ class _Run:
                     node.mail[waiter] = result
                     if isinstance(result, Joined):
                         node.sessions[result.member_id] = waiter.partition(":")[0]
-                case Store() as store:
+                case AppendRecords() as store:
                     self._take(store.group)
                     is_mine = commit is not None and commit.is_meant_by(store)
                     error = self._store(
@@ -990,10 +992,10 @@ class _Run:
                     )
                     now_ms = node.clock_ms + self._monotonic_ms()
                     self._effects.extend(self._coordinator.stored(store, error, now_ms))
-                case At(group, timeout, at_ms):
+                case SetTimer(group, timeout, at_ms):
                     self._take(group)
                     node.timers[timeout] = at_ms
-                case Cancel(_, timeout):
+                case CancelTimer(_, timeout):
                     node.timers.pop(timeout, None)
                 case news:
                     self._on_news(news)
@@ -1026,7 +1028,7 @@ class _Offsets:
     It is used under the lock of the groups.
     """
 
-    def __init__(self, directory: Directory) -> None:
+    def __init__(self, directory: GroupDirectory) -> None:
         self._directory = directory
         self._found: dict[int, StoredGroups] = {}  # by partition
         # By partition: the log, and the offset up to which it was read.

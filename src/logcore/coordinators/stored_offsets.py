@@ -21,7 +21,7 @@ from logcore.config import INT64_MAX
 from logcore.format.consumer_group_records import (
     CONSUMER_KEY_VERSIONS,
     ConsumerValue,
-    Kind,
+    RecordKind,
     read_consumer_key,
     read_consumer_value,
 )
@@ -60,7 +60,7 @@ class StoredGroups:
     def __init__(self) -> None:
         self.offsets: dict[str, dict[str, dict[int, Committed]]] = {}
         self.groups: dict[str, StoredGroup] = {}
-        self.consumers: dict[str, dict[tuple[Kind, str], ConsumerValue]] = {}
+        self.consumers: dict[str, dict[tuple[RecordKind, str], ConsumerValue]] = {}
         self.unstable: dict[
             str, dict[int, dict[tuple[str, int], tuple[int, Committed]]]
         ] = {}
@@ -72,7 +72,9 @@ class StoredGroups:
         """
         if group_id in self.groups and self.groups[group_id].members:
             return len(self.groups[group_id].members)
-        return sum(kind is Kind.MEMBER for kind, _ in self.consumers.get(group_id, {}))
+        return sum(
+            kind is RecordKind.MEMBER for kind, _ in self.consumers.get(group_id, {})
+        )
 
     def take(self, latest: Mapping[bytes, bytes | None]) -> None:
         """Adds the records of one partition of the topic."""
@@ -151,7 +153,7 @@ class StoredGroups:
         if value is None:
             return
         fact = read_consumer_value(name.kind, value)
-        if fact is None and name.kind is not Kind.TOPICS:
+        if fact is None and name.kind is not RecordKind.TOPICS:
             self.not_understood += 1
             return
         self.consumers.setdefault(name.group_id, {})[name.kind, name.name] = fact

@@ -31,10 +31,10 @@ from logcore.reporting import INFO, tell
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from logcore.coordinators.lookup import Directory as CoordinatedDirectory
+    from logcore.coordinators.lookup import CoordinatedDirectory
     from logcore.log import Log
 
-    class Directory(CoordinatedDirectory, Protocol):
+    class DeletionDirectory(CoordinatedDirectory, Protocol):
         """The methods of a LogDir that are used here."""
 
         forget_topic: Callable[[str], None] | None
@@ -73,7 +73,7 @@ class Deletions:
 
     def start(
         self,
-        directory: Directory,
+        directory: DeletionDirectory,
         lock: contextlib.AbstractContextManager[object],
         name: str,
     ) -> None:
@@ -144,7 +144,7 @@ class Deletions:
 
     def forget_and_end(
         self,
-        directory: Directory,
+        directory: DeletionDirectory,
         lock: contextlib.AbstractContextManager[object],
         name: str,
     ) -> None:
@@ -161,7 +161,7 @@ class Deletions:
         finally:
             self.end(lock, {name}, is_forgotten=is_forgotten)
 
-    def forget(self, directory: Directory, name: str) -> None:
+    def forget(self, directory: DeletionDirectory, name: str) -> None:
         """Delete the offsets of a deleted topic in all coordinators and in the
         registry.
 
@@ -177,7 +177,7 @@ class Deletions:
         if not directory.has_coordinator:
             self._coordinators.forget_registered(directory, {name})
 
-    def forget_left(self, directory: Directory, names: set[str]) -> None:
+    def forget_left(self, directory: DeletionDirectory, names: set[str]) -> None:
         """Delete stored offsets for interrupted deletions, of a crashed process or
         after an error.
 
@@ -189,7 +189,9 @@ class Deletions:
             self._coordinators.forget_stored(directory, forgotten)
 
     def forget_again(
-        self, directory: Directory, lock: contextlib.AbstractContextManager[object]
+        self,
+        directory: DeletionDirectory,
+        lock: contextlib.AbstractContextManager[object],
     ) -> None:
         """Delete remaining offsets of deleted topics, and make their names available."""
         names = self._registry.remembered - self._forgetting

@@ -33,20 +33,20 @@ from typing import Final, Protocol, TypeVar
 from logcore.coordination.deadlines import Timers
 from logcore.coordination.transaction_effects import (
     AbortOrphan,
-    At,
-    Cancel,
+    CancelTransactionTimer,
     Effect,
     End,
-    Reply,
     Request,
     Result,
-    Store,
+    SetTransactionTimer,
+    StoreTransaction,
     TakeProducerId,
     TimedOut,
     TransactionError,
+    TransactionReply,
     WriteMarkers,
 )
-from logcore.coordination.transactions import EXPIRY_CHECK_MS, Transactions
+from logcore.coordination.transactions import EXPIRY_CHECK_MS, TransactionMachine
 from logcore.coordinators.durable_queue import Settling, sync_present
 from logcore.coordinators.orphans import left_open
 from logcore.coordinators.stored_transactions import stored_transactions
@@ -88,7 +88,7 @@ _SETTLED: Final = (TopicNotFoundError, InvalidProducerEpochError)
 T = TypeVar("T")
 
 
-class Directory(Protocol):
+class TransactionDirectory(Protocol):
     """The methods of LogDir that this module uses."""
 
     has_coordinator: bool
@@ -134,7 +134,7 @@ class TransactionCoordinator:
     def __init__(
         self,
         fs: FS,
-        directory: Directory,
+        directory: TransactionDirectory,
         deciding: Callable[[], AbstractContextManager[None]],
         ended: Callable[[int, bool], None],
         clock_ms: int,
@@ -147,7 +147,7 @@ class TransactionCoordinator:
         self._clock_ms = clock_ms
         self._unsynced = Settling(self._lock)
         # The following fields are written under the lock.
-        self._machine = Transactions(is_two_phase=True)
+        self._machine = TransactionMachine(is_two_phase=True)
         self._timers: Timers[str] = Timers()
         self._effects: deque[Effect] = deque()
         self._is_loaded = False
@@ -304,7 +304,7 @@ class TransactionCoordinator:
         found = stored_transactions(logs)
         self._effects.clear()  # effects of an interrupted operation
         self._act(self._machine.end())
-        self._machine = Transactions(is_two_phase=True)
+        self._machine = TransactionMachine(is_two_phase=True)
         self._timers = Timers()
         self._is_loaded = True
         self._note_ends()
@@ -350,12 +350,12 @@ class TransactionCoordinator:
         self._effects.extend(effects)
         while self._effects:
             match self._effects.popleft():
-                case Reply(_Answer() as answer, result):
+                case TransactionReply(_Answer() as answer, result):
                     answer.result = result
                     answer.is_there = True
-                case Reply():  # only requests with an _Answer exist
+                case TransactionReply():  # only requests with an _Answer exist
                     raise AssertionError("a reply without a request")
-                case Store() as store:
+                case StoreTransaction() as store:
                     self._store(self._machine, store)
                 case WriteMarkers() as markers:
                     self._mark(self._machine, markers)
@@ -363,9 +363,9 @@ class TransactionCoordinator:
                     self._abort(orphan)
                 case TakeProducerId() as wanted:
                     self._take_producer_id(wanted)
-                case At(name, at_ms):
+                case SetTransactionTimer(name, at_ms):
                     self._timers.at(at_ms, name)
-                case Cancel(name):
+                case CancelTransactionTimer(name):
                     self._timers.cancel(name)
                 case TimedOut(name):
                     tell(
@@ -375,7 +375,7 @@ class TransactionCoordinator:
                         name,
                     )
 
-    def _store(self, machine: Transactions, effect: Store) -> None:
+    def _store(self, machine: TransactionMachine, effect: StoreTransaction) -> None:
         if machine.is_over:  # an earlier record failed
             return
         name = effect.transaction.transactional_id
@@ -405,7 +405,10 @@ class TransactionCoordinator:
         )
 
     def _have_stored(
-        self, machine: Transactions, effect: Store, failure: Exception | None
+        self,
+        machine: TransactionMachine,
+        effect: StoreTransaction,
+        failure: Exception | None,
     ) -> None:
         if failure is not None and not machine.is_over:
             name = effect.transaction.transactional_id
@@ -420,7 +423,7 @@ class TransactionCoordinator:
             self._is_loaded = False
         self._act(machine.stored(effect, self.now_ms(), failed=failure is not None))
 
-    def _mark(self, machine: Transactions, effect: WriteMarkers) -> None:
+    def _mark(self, machine: TransactionMachine, effect: WriteMarkers) -> None:
         left: set[Partition] = set()
         written: dict[Partition, Log] = {}
         ends: dict[Log, int] = {}
@@ -495,7 +498,7 @@ class TransactionCoordinator:
 
     def _have_marked(
         self,
-        machine: Transactions,
+        machine: TransactionMachine,
         effect: WriteMarkers,
         written: Mapping[Partition, Log],
         left: set[Partition],

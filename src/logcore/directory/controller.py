@@ -40,7 +40,7 @@ class Described(Protocol):
     def overrides(self) -> Mapping[str, str]: ...
 
 
-class Directory(Protocol):
+class ControlledDirectory(Protocol):
     """The methods of a LogDir that are used here."""
 
     @property
@@ -64,7 +64,7 @@ class Controller:
     `epoch` is 0 until the process is elected. Fields are written under the lock.
     """
 
-    def __init__(self, fs: FS, directory: Directory) -> None:
+    def __init__(self, fs: FS, directory: ControlledDirectory) -> None:
         self.epoch = 0
         self._fs = fs
         self._directory = directory

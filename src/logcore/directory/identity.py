@@ -32,7 +32,7 @@ from logcore.metadata.filenames import (
 _PRODUCER_ID_BLOCK: Final = 1_000  # as in Kafka
 
 
-class Identity:
+class DirectoryIdentity:
     """The content of meta.properties.
 
     `cluster_id` is its text in the file, and `node_id` its number.

@@ -37,7 +37,7 @@ from logcore.metadata.checkpoint import Key
 from logcore.metadata.directory_lock import Claim
 from logcore.metadata.filenames import partition_name
 from logcore.metadata.trusted_clock import JUMP_MS
-from logcore.partition.checksum_file import Progress
+from logcore.partition.checksum_file import ScrubProgress
 from logcore.partition.segment_files import list_bases
 from logcore.retention import Policy, kafka_rules, to_fit
 from logcore.segment import Segment
@@ -106,7 +106,7 @@ class Upkeep:
                 )
 
 
-class Directory(Protocol):
+class MaintainedDirectory(Protocol):
     """The methods of logdir.LogDir that Upkeeper uses.
 
     known_logs() returns the logs that were opened; a user may have closed some of them.
@@ -135,14 +135,14 @@ class Upkeeper:
     def __init__(
         self,
         fs: FS,
-        directory: Directory,
+        directory: MaintainedDirectory,
         claim: Claim | None,
         incidents: Incidents,
         settings: Upkeep,
     ) -> None:
         self._fs = fs
         # Weak, so that a directory that was not closed warns as soon as it is dropped.
-        self._directory: Directory = weakref.proxy(directory)
+        self._directory: MaintainedDirectory = weakref.proxy(directory)
         self._claim = claim
         self._incidents = incidents
         self.settings = settings
@@ -161,7 +161,7 @@ class Upkeeper:
         self._next_look_ms = fs.monotonic_ms()
         # Partitions to check for retention, whether open or not.
         self._to_visit: list[Key] = []
-        self._cleaning: tuple[Log, Generator[Progress, None, object]] | None = None
+        self._cleaning: tuple[Log, Generator[ScrubProgress, None, object]] | None = None
         # By the round in progress.
         self._cleaned_bytes = 0
         self._cleaning_since_ms = 0
@@ -442,7 +442,7 @@ class Upkeeper:
 
     def _next_to_clean(
         self, now_ms: int
-    ) -> tuple[Log, Generator[Progress, None, object]] | None:
+    ) -> tuple[Log, Generator[ScrubProgress, None, object]] | None:
         """Return the due log with the highest dirty ratio (storage format section 9.2)."""
         # Imported late because only compaction needs it.
         from logcore import cleaner

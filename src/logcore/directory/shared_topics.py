@@ -34,7 +34,7 @@ from logcore.metadata.directory_lock import Claim
 from logcore.metadata.filenames import partition_name
 
 
-class Directory(Protocol):
+class SharedTopicsDirectory(Protocol):
     """The methods of a LogDir that are used here."""
 
     def known_logs(self) -> Mapping[Key, Log]: ...
@@ -52,14 +52,14 @@ class Sharing:
     def __init__(
         self,
         fs: FS,
-        directory: Directory,
+        directory: SharedTopicsDirectory,
         claim: Claim | None,
         registry: TopicRegistry,
         incidents: Incidents,
     ) -> None:
         self._fs = fs
         # Weak, so that a directory that was not closed warns as soon as it is dropped.
-        self._directory: Directory = weakref.proxy(directory)
+        self._directory: SharedTopicsDirectory = weakref.proxy(directory)
         self._claim = claim
         self._registry = registry
         self._incidents = incidents

@@ -29,7 +29,7 @@ from logcore.metadata.filenames import OFFSETS_TOPIC, partition_name
 _NAME_BYTES: Final = 255
 
 
-class Directory(Protocol):
+class SnapshotDirectory(Protocol):
     """The methods of a LogDir that are used here."""
 
     path: str
@@ -41,7 +41,7 @@ class Directory(Protocol):
 
 
 def take_snapshot(
-    fs: FS, directory: Directory, incidents: Incidents, target: str
+    fs: FS, directory: SnapshotDirectory, incidents: Incidents, target: str
 ) -> None:
     """Copy all partitions up to their high watermarks, one after the other.
 
@@ -73,7 +73,7 @@ def take_snapshot(
         raise
 
 
-def _copy_directory(fs: FS, directory: Directory, target: str) -> None:
+def _copy_directory(fs: FS, directory: SnapshotDirectory, target: str) -> None:
     """Copy all partitions and the directory's metadata to an existing empty directory."""
     points: dict[Key, int | None] = {}
     starts: dict[Key, int | None] = {}

@@ -96,7 +96,7 @@ class TopicDescription:
     overrides: Mapping[str, str]
 
 
-class Directory(Protocol):
+class TopicsDirectory(Protocol):
     """The method of logdir.LogDir that the registry uses."""
 
     def close_logs(self, topics: Collection[str]) -> None: ...
@@ -109,7 +109,7 @@ class TopicRegistry:
         self,
         fs: FS,
         path: str,
-        directory: Directory,
+        directory: TopicsDirectory,
         claim: Claim | None,
         incidents: Incidents,
         given: Mapping[str, object],
@@ -121,7 +121,7 @@ class TopicRegistry:
         self._fs = fs
         self.path = path
         # Weak, so that a directory that was not closed warns as soon as it is dropped.
-        self._directory: Directory = weakref.proxy(directory)
+        self._directory: TopicsDirectory = weakref.proxy(directory)
         self._claim = claim
         self._incidents = incidents
         self._given = given

@@ -37,7 +37,7 @@ from logcore.errors import InvalidRecordError
 from logcore.format import varint
 
 
-class Kind(enum.IntEnum):
+class RecordKind(enum.IntEnum):
     """The kind of a record; the first number of its key. CLASSIC is that of a group in
     group_records.py.
     """
@@ -61,8 +61,12 @@ class MemberState(enum.IntEnum):
     UNKNOWN = 127
 
 
-_NAMED: Final = frozenset({Kind.MEMBER, Kind.TARGET, Kind.CURRENT, Kind.PATTERN})
-_KINDS: Final = {int(kind): kind for kind in Kind if kind is not Kind.CLASSIC}
+_NAMED: Final = frozenset(
+    {RecordKind.MEMBER, RecordKind.TARGET, RecordKind.CURRENT, RecordKind.PATTERN}
+)
+_KINDS: Final = {
+    int(kind): kind for kind in RecordKind if kind is not RecordKind.CLASSIC
+}
 #: How the keys begin that are known here.
 CONSUMER_KEY_VERSIONS: Final = frozenset(kind.to_bytes(2, "big") for kind in _KINDS)
 _STATES: Final = {int(state): state for state in MemberState}
@@ -86,7 +90,7 @@ class ConsumerKey(NamedTuple):
     group itself.
     """
 
-    kind: Kind
+    kind: RecordKind
     group_id: str
     name: str = ""
 
@@ -290,7 +294,7 @@ def read_consumer_key(key: bytes) -> ConsumerKey | None:
         known = _KINDS.get(kind)
         if known is None:
             return None
-        fields = _Fields(key, _SHORT.size)
+        fields = _RecordFields(key, _SHORT.size)
         group_id = fields.key_text()
         name = ""
         if known in _NAMED:
@@ -300,32 +304,32 @@ def read_consumer_key(key: bytes) -> ConsumerKey | None:
         return None
 
 
-def read_consumer_value(kind: Kind, value: bytes) -> ConsumerValue:
+def read_consumer_value(kind: RecordKind, value: bytes) -> ConsumerValue:
     """None for one that is not understood, and for all of TOPICS."""
     try:
         if value[:2] != b"\0\0":
             return None
-        return _read(kind, _Fields(value, _SHORT.size))
+        return _read(kind, _RecordFields(value, _SHORT.size))
     except _NOT_UNDERSTOOD:
         return None
 
 
-def _read(kind: Kind, fields: _Fields) -> ConsumerValue:
+def _read(kind: RecordKind, fields: _RecordFields) -> ConsumerValue:
     match kind:
-        case Kind.GROUP:
+        case RecordKind.GROUP:
             epoch = fields.number(_INT)
             hash_bytes = fields.tags().get(0)
             metadata_hash = 0
             if hash_bytes is not None:
                 (metadata_hash,) = _LONG.unpack(hash_bytes)
             return GroupEpoch(epoch, metadata_hash)
-        case Kind.MEMBER:
+        case RecordKind.MEMBER:
             return _read_member(fields)
-        case Kind.TARGET_EPOCH:
+        case RecordKind.TARGET_EPOCH:
             return fields.number(_INT)
-        case Kind.TARGET:
+        case RecordKind.TARGET:
             return fields.partitions()
-        case Kind.CURRENT:
+        case RecordKind.CURRENT:
             member_epoch = fields.number(_INT)
             previous_epoch = fields.number(_INT)
             state = fields.byte()
@@ -337,13 +341,13 @@ def _read(kind: Kind, fields: _Fields) -> ConsumerValue:
                 assigned=assigned,
                 revoking=fields.partitions(),
             )
-        case Kind.PATTERN:
+        case RecordKind.PATTERN:
             return Resolved(fields.texts(), fields.number(_LONG), fields.number(_LONG))
-        case Kind.CLASSIC | Kind.TOPICS:
+        case RecordKind.CLASSIC | RecordKind.TOPICS:
             return None
 
 
-def _read_member(fields: _Fields) -> ConsumerMember:
+def _read_member(fields: _RecordFields) -> ConsumerMember:
     """The arguments are evaluated in the order in which the fields are stored."""
     return ConsumerMember(
         instance_id=fields.nullable_text(),
@@ -359,7 +363,7 @@ def _read_member(fields: _Fields) -> ConsumerMember:
 
 
 def _read_classic(data: bytes) -> ClassicMember | None:
-    fields = _Fields(data, 0)
+    fields = _RecordFields(data, 0)
     if not fields.byte():
         return None
     session_timeout_ms = fields.number(_INT)
@@ -416,7 +420,7 @@ def _shown(value: Any) -> Any:
             return value
 
 
-class _Fields:
+class _RecordFields:
     """Fields one after the other. Raises one of _NOT_UNDERSTOOD where they do not fit."""
 
     def __init__(self, data: bytes, at: int) -> None:

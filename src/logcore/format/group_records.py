@@ -401,7 +401,7 @@ class Subscription(NamedTuple):
     rack_id: str | None = None
 
 
-class Assignment(NamedTuple):
+class ProtocolAssignment(NamedTuple):
     """The assignment of a member by its leader. user_data: of an assignor that hands on
     more than partitions.
     """
@@ -471,11 +471,11 @@ def read_assignment(data: bytes) -> tuple[tuple[str, int], ...] | None:
     return found.partitions
 
 
-def read_whole_assignment(data: bytes) -> Assignment | None:
+def read_whole_assignment(data: bytes) -> ProtocolAssignment | None:
     """As read_assignment(), with what the assignor hands on beside."""
     if data:
         return _understood(_read_assignment, data)
-    return Assignment(())
+    return ProtocolAssignment(())
 
 
 def _read_subscription(data: bytes) -> Subscription | None:
@@ -499,11 +499,11 @@ def _read_subscription(data: bytes) -> Subscription | None:
     return Subscription(topics, user_data, owned, generation, rack_id)
 
 
-def _read_assignment(data: bytes) -> Assignment | None:
+def _read_assignment(data: bytes) -> ProtocolAssignment | None:
     fields = _Fields(data)
     if fields.number(_SHORT) < 0:
         return None
-    return Assignment(_read_partitions(fields), fields.nullable_blob())
+    return ProtocolAssignment(_read_partitions(fields), fields.nullable_blob())
 
 
 def _read_partitions(fields: _Fields) -> tuple[tuple[str, int], ...]:

@@ -22,7 +22,7 @@ _CLOSED: Final = 0x8
 _IGNORED: Final = 0x8000
 
 
-class Watch(Protocol):
+class DirectoryWatch(Protocol):
     """Tells that something in one of some directories may have changed. wait() may wake
     early, never late by more than its timeout.
 

@@ -74,7 +74,7 @@ _PREFIX: Final = struct.Struct(">qiib")
 _ATTRIBUTES: Final = layout.CRC_START + 1
 
 
-class Source:
+class BatchFile:
     """A file of batches, mapped.
 
     Bytes that cannot be read are zeros in the mapping; `unreadable` lists them as
@@ -145,7 +145,7 @@ class Extent:
     offset. `marks` are (offset, position) of some batches, if marks were requested.
     """
 
-    source: Source
+    source: BatchFile
     base: int
     position: int
     end: int
@@ -188,7 +188,7 @@ class BadStretch:
     if it is unknown.
     """
 
-    source: Source
+    source: BatchFile
     base: int
     position: int
     end: int
@@ -206,7 +206,7 @@ class Search:
 
     def __init__(
         self,
-        source: Source,
+        source: BatchFile,
         base: int,
         low: int,
         high: int,
@@ -740,8 +740,8 @@ class _Checksums:
         return product
 
 
-_FAR: Final = order.Fault.FAR.value
-_GAP: Final = order.Fault.GAP.value
+_FAR: Final = order.OrderFault.FAR.value
+_GAP: Final = order.OrderFault.GAP.value
 
 
 def _big_endian(data: Any, positions: Any, size: int) -> Any:

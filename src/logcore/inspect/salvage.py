@@ -41,9 +41,9 @@ from logcore.inspect.batch_search import (
     WALK_BATCHES,
     ZEROS,
     BadStretch,
+    BatchFile,
     Extent,
     Search,
-    Source,
 )
 from logcore.inspect.catalog import partitions
 from logcore.inspect.dump import DUMPERS
@@ -72,9 +72,9 @@ from logcore.metadata.filenames import (
     unfinished,
 )
 from logcore.partition import gaps, order
-from logcore.partition.aborted_transactions import Transactions
+from logcore.partition.aborted_transactions import PartitionTransactions
 from logcore.partition.gaps import Gaps
-from logcore.partition.persisted import Noted, is_understood, or_else
+from logcore.partition.persisted import PersistedState, is_understood, or_else
 from logcore.partition.producer_state import coordinator_epochs
 from logcore.partition.producers import Producers
 from logcore.partition.segment_files import list_bases
@@ -626,7 +626,7 @@ class _Partition:
             for name in self.names
             if name.endswith(suffix)
         ]
-        self.spares: dict[str, Source | None] = dict.fromkeys(
+        self.spares: dict[str, BatchFile | None] = dict.fromkeys(
             name for name in spares if leading_offset(name) is not None
         )
         self.files = 0
@@ -644,12 +644,12 @@ class _Partition:
         self.spare_extents: list[tuple[Extent, int, str]] | None = None
         self.spare_ends: list[int] = []
         self.noted = [
-            Noted.read(fs, self.source, directory, key)
+            PersistedState.read(fs, self.source, directory, key)
             for directory, key in job.known_as.items()
         ]
         if not self.noted:
             self.noted = [
-                Noted.read(
+                PersistedState.read(
                     fs, self.source, os.path.dirname(fs.real_path(self.source)), None
                 )
             ]
@@ -658,7 +658,7 @@ class _Partition:
         # If two sets of checkpoints list the partition, use only facts on which both
         # agree.
         self.gaps = Gaps(
-            gaps.Noted(
+            gaps.PersistedGaps(
                 max(one.dense_from for one in known),
                 all(one.has_seals for one in known),
             )
@@ -792,7 +792,7 @@ class _Partition:
 
     def _cut_short(
         self,
-        source: Source,
+        source: BatchFile,
         base: int,
         next_base: int | None,
         found: Sequence[Extent | BadStretch],
@@ -826,13 +826,13 @@ class _Partition:
                 begins.append(noted.log_start)
         return max(begins, default=min(self.bases, default=0))
 
-    def _take_swaps(self) -> dict[int, Source]:
+    def _take_swaps(self) -> dict[int, BatchFile]:
         """Take the new segments of compactions that had removed the first old one.
 
         They belong to the log, in place of the old ones (recovery.decide_swap). A
         damaged one is kept as a spare file.
         """
-        taken: dict[int, Source] = {}
+        taken: dict[int, BatchFile] = {}
         for name in [name for name in self.spares if name.endswith(LOG + SWAP)]:
             base = leading_offset(name)
             if base is None or base in self.bases:  # no old segment was removed yet
@@ -855,11 +855,11 @@ class _Partition:
                 del self.spares[name]
         return taken
 
-    def _open(self, name: str) -> Source | None:
+    def _open(self, name: str) -> BatchFile | None:
         path = os.path.join(self.source, name)
         self.files += 1
         try:
-            source = Source(self.fs, path, os.path.join(self.work, "readable.tmp"))
+            source = BatchFile(self.fs, path, os.path.join(self.work, "readable.tmp"))
         except (FileNotFoundError, StorageReadError) as error:
             self.lost.append(Part(path=path, reason=f"it cannot be opened: {error}"))
             return None
@@ -1104,7 +1104,7 @@ class _Copy:
         self.producers = producers
         self.losses = losses
         self.config = LogConfig.parse(None)
-        self.transactions = Transactions()
+        self.transactions = PartitionTransactions()
         self.doubtful: dict[
             tuple[int, int], None
         ] = {}  # (producer id, first offset), of transactions
@@ -1170,7 +1170,7 @@ class _Copy:
         segment.seal()
 
     def _note(
-        self, facts: layout.Facts, source: Source, segment: ActiveSegment
+        self, facts: layout.Facts, source: BatchFile, segment: ActiveSegment
     ) -> None:
         modern = facts[facts["magic"] == 2]
         ids = modern[modern["producer_id"] >= 0]
@@ -1200,6 +1200,6 @@ class _Copy:
             segment.add_aborted(entry)
 
 
-def _control_type(source: Source, position: int) -> str:
+def _control_type(source: BatchFile, position: int) -> str:
     batch = or_else(None, source.batch, position)
     return (batch and or_else(None, batch.control_type)) or "UNKNOWN"

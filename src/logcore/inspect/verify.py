@@ -68,7 +68,7 @@ from logcore.metadata.filenames import (
 )
 from logcore.partition import checksum_file, order, recovery
 from logcore.partition.gaps import Gaps
-from logcore.partition.persisted import Noted, or_else
+from logcore.partition.persisted import PersistedState, or_else
 from logcore.partition.recovery import Action, TailFacts, decide
 from logcore.segment import ActiveSegment, GrowingSegment, Segment
 
@@ -255,7 +255,7 @@ class _Look:
     """
 
     #: Metadata of the partition, read first.
-    noted: Noted
+    noted: PersistedState
     #: Whether the directory has the marker of a clean shutdown.
     is_clean: bool
     names: tuple[str, ...]
@@ -268,7 +268,7 @@ class _Look:
             FileNotFoundError: The partition was deleted.
         """
         parent, name = os.path.split(fs.real_path(directory))
-        noted = Noted.read(fs, directory, parent, partition_of(name))
+        noted = PersistedState.read(fs, directory, parent, partition_of(name))
         is_clean = fs.exists(os.path.join(parent, checkpoint.CLEAN_SHUTDOWN))
         return cls(noted, is_clean, tuple(sorted(fs.listdir(directory))))
 
@@ -318,7 +318,7 @@ class _FileContext:
     #: Base offset of the next segment, None for the active segment.
     next_base: int | None
     #: Metadata files and checkpoints of the log.
-    noted: Noted
+    noted: PersistedState
     #: Base offsets of segments that a compaction is about to put in place.
     swaps: list[int]
     #: Whether opening the log rebuilds all other files of this segment from its
@@ -664,7 +664,7 @@ def _in_order(
     row, fault = order.first_fault(
         facts, walked.end_offset, limit, dense_from=dense_from
     )
-    walked.is_refused = fault is order.Fault.GAP
+    walked.is_refused = fault is order.OrderFault.GAP
     if fault is None:
         return row, ""
     field = "base_offset"
@@ -672,7 +672,7 @@ def _in_order(
         field = "last_offset"
     first = int(facts[field][row])
     last = int(facts["last_offset"][row])
-    if fault is not order.Fault.FAR:
+    if fault is not order.OrderFault.FAR:
         return (
             row,
             f"offset {first} does not follow {order.end_of(facts[:row], walked.end_offset) - 1}",

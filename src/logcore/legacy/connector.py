@@ -38,7 +38,7 @@ from logcore.kernels import TopicRecord
 from logcore.registry.paths import Pattern
 
 
-class Directory(Protocol):
+class ConnectorDirectory(Protocol):
     """What is asked of the LogDir."""
 
     def consumer(self, **settings: Unpack[ConsumerOptions]) -> Consumer: ...
@@ -137,7 +137,7 @@ class Connector:
     """
 
     def __init__(
-        self, directory: Directory, group_id: str, settings: Mapping[str, Any]
+        self, directory: ConnectorDirectory, group_id: str, settings: Mapping[str, Any]
     ) -> None:
         """Not for users."""
         if "group_id" in settings:

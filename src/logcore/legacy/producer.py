@@ -82,7 +82,7 @@ _NUMBERS: Final = (
 _FOR_EVER_MS: Final = 2**31 - 1
 
 
-class Directory(Protocol):
+class LegacyDirectory(Protocol):
     """The methods of a LogDir that are used here."""
 
     def producer(
@@ -91,7 +91,7 @@ class Directory(Protocol):
     def partitions(self, name: str) -> tuple[int, ...]: ...
 
 
-class Partitioner(Protocol):
+class LegacyPartitioner(Protocol):
     """Chooses among partitions: an index from 0 to num_partitions - 1. key: as it was
     given to send(), or None.
     """
@@ -153,7 +153,7 @@ class Producer:
     """
 
     def __init__(
-        self, directory: Directory, config: Mapping[str, object] | None = None
+        self, directory: LegacyDirectory, config: Mapping[str, object] | None = None
     ) -> None:
         chosen = _chosen(config or {})
         self.type = chosen.pop("type", "sync")
@@ -164,7 +164,7 @@ class Producer:
         chosen.setdefault("buffer_records", 10_000)
         if chosen.get("max_block_ms", -1) < 0:
             chosen["max_block_ms"] = _FOR_EVER_MS
-        self._partitioner: Partitioner | None = chosen.pop("partitioner", None)
+        self._partitioner: LegacyPartitioner | None = chosen.pop("partitioner", None)
         if self._partitioner is not None and not callable(self._partitioner):
             raise InvalidConfigError(
                 "partitioner.class",
@@ -227,7 +227,9 @@ class Producer:
             partition = self._chosen_partition(self._partitioner, data)
         return self._producer.send(data.topic, value, key=data.key, partition=partition)
 
-    def _chosen_partition(self, partitioner: Partitioner, data: ProducerData) -> int:
+    def _chosen_partition(
+        self, partitioner: LegacyPartitioner, data: ProducerData
+    ) -> int:
         """The index counts in the sorted partitions of the topic."""
         numbers = self._directory.partitions(data.topic)
         index = partitioner(data.key, len(numbers))

@@ -36,7 +36,7 @@ LATEST: Final = -1
 EARLIEST: Final = -2
 
 
-class Directory(Protocol):
+class FetchDirectory(Protocol):
     """What is asked of the LogDir."""
 
     def partition(self, topic: str, number: int) -> Log: ...
@@ -102,7 +102,7 @@ class SimpleConsumer:
     """Made by LogDir.simple_consumer()."""
 
     def __init__(
-        self, fs: FS, directory: Directory, isolation_level: IsolationLevel
+        self, fs: FS, directory: FetchDirectory, isolation_level: IsolationLevel
     ) -> None:
         """Not for users."""
         if isolation_level not in ("read_uncommitted", "read_committed"):

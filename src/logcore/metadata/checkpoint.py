@@ -416,7 +416,7 @@ def write_epochs(
 
 
 @attrs.frozen
-class Notes:
+class PartitionMetadata:
     """The content of logcore.policy: partition metadata for the next opening."""
 
     #: The durability of the last writer; None if unknown, as in directories that Kafka
@@ -431,7 +431,7 @@ class Notes:
     replicated: bool = False
 
 
-def read_notes(fs: FS, directory: str) -> Notes:
+def read_notes(fs: FS, directory: str) -> PartitionMetadata:
     try:
         facts = json.loads(read(fs, directory, POLICY) or b"")
         policy = attrs.evolve(
@@ -446,10 +446,10 @@ def read_notes(fs: FS, directory: str) -> Notes:
         RecursionError,
         InvalidConfigError,
     ):
-        return Notes()
+        return PartitionMetadata()
     if type(dense_from) is not int or not 0 <= dense_from <= INT64_MAX:
         dense_from = INT64_MAX
-    return Notes(
+    return PartitionMetadata(
         policy,
         dense_from,
         facts.get("producers") is not False,
@@ -458,7 +458,7 @@ def read_notes(fs: FS, directory: str) -> Notes:
 
 
 def write_notes(
-    fs: FS, directory: str, notes: Notes, *, reserve: str | None = None
+    fs: FS, directory: str, notes: PartitionMetadata, *, reserve: str | None = None
 ) -> None:
     assert notes.policy is not None, "a writer has one"
     facts: dict[str, object] = {
@@ -588,7 +588,7 @@ def unpack_checked(content: bytes) -> dict[str, Any] | None:
     return None
 
 
-class ShownEnd(NamedTuple):
+class StoredWatermark(NamedTuple):
     """The offset up to which readers in other processes may read."""
 
     #: -1 if the file is damaged.
@@ -610,7 +610,7 @@ def pack_shown_end(offset: int, *, is_replicated: bool = False) -> bytes:
     return _DURABLE.pack(content, zlib.crc32(content))
 
 
-def read_shown_end(fs: FS, directory: str) -> ShownEnd | None:
+def read_shown_end(fs: FS, directory: str) -> StoredWatermark | None:
     """Return the content of logcore.durable; None if the file does not exist."""
     # The file is rewritten in place, so a read may see part of a write.
     for _ in range(3):
@@ -620,10 +620,10 @@ def read_shown_end(fs: FS, directory: str) -> ShownEnd | None:
         shown = unpack_shown_end(content)
         if shown is not None:
             return shown
-    return ShownEnd(-1)
+    return StoredWatermark(-1)
 
 
-def unpack_shown_end(content: bytes) -> ShownEnd | None:
+def unpack_shown_end(content: bytes) -> StoredWatermark | None:
     """Return the end from the content of logcore.durable, None if the CRC does not
     match.
     """
@@ -634,5 +634,5 @@ def unpack_shown_end(content: bytes) -> ShownEnd | None:
         return None
     offset = int.from_bytes(packed, "big", signed=True)
     if offset < 0:
-        return ShownEnd(~offset, is_replicated=True)
-    return ShownEnd(offset)
+        return StoredWatermark(~offset, is_replicated=True)
+    return StoredWatermark(offset)

@@ -47,7 +47,7 @@ _SAVE_MS: Final = 300_000
 SAVE_AT_CLOSE_MS: Final = 1_800_000
 
 
-class Reading(NamedTuple):
+class ClockReading(NamedTuple):
     """Both clocks at one moment, in milliseconds. boot: which boot of which machine the
     monotonic one belongs to.
     """
@@ -56,7 +56,7 @@ class Reading(NamedTuple):
     monotonic_ms: int
     boot: str
 
-    def passed_ms(self, later: Reading) -> int | None:
+    def passed_ms(self, later: ClockReading) -> int | None:
         """The time from this reading to a later one; None across a reboot."""
         if self.boot == later.boot:
             return later.monotonic_ms - self.monotonic_ms
@@ -68,11 +68,11 @@ class Trust(NamedTuple):
     one that did not, if any.
     """
 
-    trusted: Reading
-    suspect: Reading | None = None
+    trusted: ClockReading
+    suspect: ClockReading | None = None
 
 
-def judge(trust: Trust, now: Reading) -> tuple[Trust, int]:
+def judge(trust: Trust, now: ClockReading) -> tuple[Trust, int]:
     """Return the next state and the trusted time in milliseconds, by the table at the
     top of this module.
     """
@@ -158,8 +158,8 @@ class TrustedClock:
                 checkpoint.pack_checked(trust._asdict()),
             )
 
-    def _read_clocks(self, wall_ms: int) -> Reading:
-        return Reading(wall_ms, self._fs.monotonic_ms(), self._boot)
+    def _read_clocks(self, wall_ms: int) -> ClockReading:
+        return ClockReading(wall_ms, self._fs.monotonic_ms(), self._boot)
 
     def _loaded(self) -> Trust | None:
         """The state on disk; None if the file does not exist, is damaged or cannot be
@@ -180,7 +180,7 @@ class TrustedClock:
         """
         with contextlib.suppress(LogcoreError, FileNotFoundError):
             return Trust(
-                Reading(
+                ClockReading(
                     self._fs.modified_ms(
                         os.path.join(self._directory, checkpoint.RECOVERY_POINT)
                     ),
@@ -191,7 +191,7 @@ class TrustedClock:
         return Trust(self._read_clocks(self._fs.now_ms()))
 
 
-def _reading(values: list[object]) -> Reading:
+def _reading(values: list[object]) -> ClockReading:
     wall_ms, monotonic_ms, boot = values
     if (
         type(wall_ms) is not int
@@ -199,4 +199,4 @@ def _reading(values: list[object]) -> Reading:
         or type(boot) is not str
     ):
         raise ValueError(values)
-    return Reading(wall_ms, monotonic_ms, boot)
+    return ClockReading(wall_ms, monotonic_ms, boot)

@@ -27,7 +27,7 @@ from logcore.segment import ActiveSegment, Segment
 
 
 @attrs.define
-class Transactions:
+class PartitionTransactions:
     """The transactions of all batches below `next_offset`."""
 
     next_offset: int = 0
@@ -122,14 +122,14 @@ def control_types(segment: Segment) -> Callable[[int], str]:
     return control_type
 
 
-def walked(segments: Iterable[Segment]) -> Transactions:
+def walked(segments: Iterable[Segment]) -> PartitionTransactions:
     """Return the transactions of a whole log, from its batches."""
-    state = Transactions()
+    state = PartitionTransactions()
     walk_on(state, list(segments))
     return state
 
 
-def walk_on(state: Transactions, segments: Sequence[Segment]) -> None:
+def walk_on(state: PartitionTransactions, segments: Sequence[Segment]) -> None:
     """Add all batches of a log from the end of a state on."""
     for segment, following in itertools.zip_longest(segments, segments[1:]):
         if following is not None and following.base_offset <= state.next_offset:
@@ -146,5 +146,5 @@ def index_aborted(active: ActiveSegment, segments: Iterable[Segment]) -> None:
     if active.has_markers:
         state = walked(segments)
     else:
-        state = Transactions()
+        state = PartitionTransactions()
     active.set_aborted(state.entries_between(active.base_offset, INT64_MAX))

@@ -228,7 +228,7 @@ class ScrubReport:
         return f"{self.path}: {self.segments} segments, {self.checked_bytes} bytes checked: {found}"
 
 
-class Progress(NamedTuple):
+class ScrubProgress(NamedTuple):
     """Bytes that a task has read so far, and the expected total."""
 
     done_bytes: int
@@ -266,7 +266,7 @@ Placing = Callable[[int], contextlib.AbstractContextManager[SegmentContext | Non
 
 def scrubbing(
     fs: FS, directory: str, bases: Sequence[int], placing: Placing, *, writes: bool
-) -> Generator[Progress, None, ScrubReport]:
+) -> Generator[ScrubProgress, None, ScrubReport]:
     """Check segments of a log that may be changing, a few milliseconds at a time.
 
     With writes=True, valid sealed segments without a seal get one.
@@ -301,7 +301,7 @@ class _Scrub:
         self.skipped = 0
         self.findings: list[Finding] = []
 
-    def run(self) -> Generator[Progress, None, ScrubReport]:
+    def run(self) -> Generator[ScrubProgress, None, ScrubReport]:
         for base in self.bases:
             with contextlib.suppress(FileNotFoundError):
                 self.total += self.fs.file_size(
@@ -318,14 +318,14 @@ class _Scrub:
             findings=tuple(self.findings),
         )
 
-    def _read(self, size: int) -> Iterator[Progress]:
+    def _read(self, size: int) -> Iterator[ScrubProgress]:
         """Count bytes that were read, and yield a Progress every _STEP_BYTES."""
         self.done += size
         if self.done - self.told >= _STEP_BYTES:
             self.told = self.done
-            yield Progress(self.done, max(self.done, self.total))
+            yield ScrubProgress(self.done, max(self.done, self.total))
 
-    def _look_at(self, base: int) -> Iterator[Progress]:
+    def _look_at(self, base: int) -> Iterator[ScrubProgress]:
         """Check one segment.
 
         The facts are read under the lock of `placing`, and the bytes without any lock.
@@ -399,7 +399,7 @@ class _Scrub:
 
     def _compare(
         self, segment: GrowingSegment, known: Seal, place: SegmentContext
-    ) -> Generator[Progress, None, Finding | None]:
+    ) -> Generator[ScrubProgress, None, Finding | None]:
         """Compare a segment with its seal."""
         crc = 0
         base = segment.base_offset
@@ -431,7 +431,7 @@ class _Scrub:
 
     def _walk(
         self, segment: GrowingSegment, next_base: int | None, place: SegmentContext
-    ) -> Generator[Progress, None, tuple[Finding | None, dict[str, int]]]:
+    ) -> Generator[ScrubProgress, None, tuple[Finding | None, dict[str, int]]]:
         """Check every batch. Returns the first damage, and the facts for a seal."""
         expected = segment.base_offset
         before = 0  # position up to which the file's CRC was computed

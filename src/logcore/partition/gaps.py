@@ -24,13 +24,20 @@ from logcore.config import INT64_MAX
 from logcore.errors import CorruptBatchError, CorruptLogError, InvalidRecordError
 from logcore.kernels import kernel, layout
 from logcore.partition import checksum_file
-from logcore.partition.order import NEVER, Fault, end_of, first_fault, in_order, is_gap
+from logcore.partition.order import (
+    NEVER,
+    OrderFault,
+    end_of,
+    first_fault,
+    in_order,
+    is_gap,
+)
 from logcore.segment import GrowingSegment, Segment
 
 _Item = TypeVar("_Item")
 
 
-class Noted(NamedTuple):
+class PersistedGaps(NamedTuple):
     """The stored metadata about the gaps of a log."""
 
     #: No offset at or above it is in a gap. NEVER if it is not stored.
@@ -39,7 +46,7 @@ class Noted(NamedTuple):
     has_seals: bool
 
     @classmethod
-    def of(cls, dense_from: int, cleaned_to: int, has_seals: bool) -> Noted:
+    def of(cls, dense_from: int, cleaned_to: int, has_seals: bool) -> PersistedGaps:
         """Combine the stored dense_from with the compaction checkpoint.
 
         `cleaned_to` is the offset up to which any program has compacted the log.
@@ -56,7 +63,9 @@ class Gaps:
     """Decides which gaps of one log are losses."""
 
     def __init__(
-        self, noted: Noted | None, ask: Callable[[], Noted] | None = None
+        self,
+        noted: PersistedGaps | None,
+        ask: Callable[[], PersistedGaps] | None = None,
     ) -> None:
         """Create the object without reading files.
 
@@ -68,7 +77,7 @@ class Gaps:
         self._ask = ask
 
     @property
-    def noted(self) -> Noted:
+    def noted(self) -> PersistedGaps:
         """The metadata; replaced by the writer under its lock, or by readers."""
         if self._noted is None:
             assert self._ask is not None
@@ -76,7 +85,7 @@ class Gaps:
         return self._noted
 
     @noted.setter
-    def noted(self, noted: Noted) -> None:
+    def noted(self, noted: PersistedGaps) -> None:
         self._noted = noted
 
     @property
@@ -110,7 +119,7 @@ class Gaps:
             lambda noted: _loss_behind(noted, segment, reached, next_base)
         )
 
-    def _confirmed(self, judge: Callable[[Noted], str]) -> str:
+    def _confirmed(self, judge: Callable[[PersistedGaps], str]) -> str:
         """Return the result of `judge`; an error is confirmed with current metadata."""
         reason = judge(self.noted)
         if reason and self._ask is not None:
@@ -308,7 +317,7 @@ class Gaps:
         while fault is not None:
             before = end_of(facts[:count], expected)
             base_offset = int(facts["base_offset"][count])
-            if fault is not Fault.GAP or self.is_loss(before, base_offset):
+            if fault is not OrderFault.GAP or self.is_loss(before, base_offset):
                 raise CorruptBatchError(
                     "a batch does not continue the one before it",
                     path=segment.path,
@@ -402,7 +411,9 @@ def readable(segments: Sequence[Segment], items: Iterator[_Item]) -> Iterator[_I
         raise
 
 
-def _loss_behind(noted: Noted, segment: Segment, reached: int, next_base: int) -> str:
+def _loss_behind(
+    noted: PersistedGaps, segment: Segment, reached: int, next_base: int
+) -> str:
     """Return a description of the loss, or ""; see Gaps.loss_behind()."""
     if is_gap(reached, next_base, noted.dense_from):
         return "the log has no gaps there"
@@ -420,7 +431,7 @@ def _loss_behind(noted: Noted, segment: Segment, reached: int, next_base: int) -
     return ""
 
 
-def _cut_short(noted: Noted, segment: Segment) -> str:
+def _cut_short(noted: PersistedGaps, segment: Segment) -> str:
     """Return a description if a segment is shorter than when it was sealed, else ""."""
     seal = None
     if noted.has_seals:

@@ -36,7 +36,7 @@ from logcore.errors import (
 )
 from logcore.fs import FS
 from logcore.metadata import checkpoint
-from logcore.metadata.checkpoint import Key, Notes, OffsetCheckpoints
+from logcore.metadata.checkpoint import Key, OffsetCheckpoints, PartitionMetadata
 from logcore.metadata.filenames import (
     CLEANED,
     INDEXES,
@@ -57,7 +57,7 @@ from logcore.partition import (
     order,
     recovery,
 )
-from logcore.partition.aborted_transactions import Transactions
+from logcore.partition.aborted_transactions import PartitionTransactions
 from logcore.partition.persisted import begin
 from logcore.partition.producer_state import remove_snapshots_above
 from logcore.partition.scan import batch_around
@@ -67,7 +67,7 @@ from logcore.segment import ActiveSegment, Segment
 
 
 @attrs.frozen(kw_only=True)
-class Place:
+class OpenRequest:
     """Which partition to open, and how."""
 
     fs: FS
@@ -110,10 +110,10 @@ class Opened(NamedTuple):
     recovery_point: int
     epochs: list[epochs.Entry]
     #: The partition metadata of the last writer.
-    notes: Notes
+    notes: PartitionMetadata
     #: The metadata of this writer, which replaces `notes` before the first write.
-    own_notes: Notes
-    gaps: gaps.Noted
+    own_notes: PartitionMetadata
+    gaps: gaps.PersistedGaps
     #: Base offsets below the log start of which an interrupted deletion left files.
     left_below: list[int]
     report: recovery.RecoveryReport
@@ -127,7 +127,7 @@ class Opened(NamedTuple):
         return any(one.path == self.active.path for one in self.report.damage)
 
 
-def open_partition(place: Place) -> Opened:
+def open_partition(place: OpenRequest) -> Opened:
     """Open a partition for writing. The caller holds the lock of its log directory.
 
     Raises:
@@ -195,7 +195,7 @@ def open_partition(place: Place) -> Opened:
     has_seals = checkpoint.SEALS_HOLD in names
     if 0 < dense_from < order.NEVER and not has_seals:
         has_seals = checksum_file.drop_stale(fs, place.path, found.segments[:-1])
-    noted_gaps = gaps.Noted.of(
+    noted_gaps = gaps.PersistedGaps.of(
         dense_from, place.checkpointed(checkpoint.CLEANER), has_seals
     )
     remove_snapshots_above(fs, place.path, end)
@@ -209,7 +209,7 @@ def open_partition(place: Place) -> Opened:
         recovery_point=min(noted_point, end),
         epochs=_epochs_below(place, found, end),
         notes=notes,
-        own_notes=Notes(
+        own_notes=PartitionMetadata(
             place.durability, dense_from, has_producers, place.is_replicated
         ),
         gaps=noted_gaps,
@@ -231,7 +231,7 @@ class _Found(NamedTuple):
     is_new: bool
 
 
-def _find(place: Place, names: Sequence[str], recovery_point: int) -> _Found:
+def _find(place: OpenRequest, names: Sequence[str], recovery_point: int) -> _Found:
     """Open the segments of the log, or create the first one.
 
     Raises:
@@ -272,10 +272,10 @@ def _find(place: Place, names: Sequence[str], recovery_point: int) -> _Found:
 
 
 def _recover(
-    place: Place,
+    place: OpenRequest,
     found: _Found,
     names: Sequence[str],
-    notes: Notes,
+    notes: PartitionMetadata,
     recovery_point: int,
     has_producers: bool,
 ) -> recovery.RecoveryReport:
@@ -296,9 +296,9 @@ def _recover(
 
 
 def _recover_once(
-    place: Place,
+    place: OpenRequest,
     found: _Found,
-    notes: Notes,
+    notes: PartitionMetadata,
     successor: int | None,
     recovery_point: int,
     indexes: recovery.IndexState,
@@ -314,7 +314,9 @@ def _recover_once(
     fs = place.fs
     active = found.active
     cleaned_to = place.checkpointed(checkpoint.CLEANER)
-    dense_from = gaps.Noted.of(notes.dense_from, cleaned_to, has_seals=False).dense_from
+    dense_from = gaps.PersistedGaps.of(
+        notes.dense_from, cleaned_to, has_seals=False
+    ).dense_from
     damage = recovery.check_front(
         found.segments, found.log_start, keeps_damage=place.keeps_damage
     )
@@ -355,7 +357,9 @@ def _recover_once(
     return attrs.evolve(report, damage=(*damage, *report.damage))
 
 
-def _successor(place: Place, last: ActiveSegment, names: Sequence[str]) -> int | None:
+def _successor(
+    place: OpenRequest, last: ActiveSegment, names: Sequence[str]
+) -> int | None:
     """Return the base offset of the segment that followed the last one, by its seal.
 
     A seal that belongs to another file is deleted before the segment changes.
@@ -373,7 +377,10 @@ def _successor(place: Place, last: ActiveSegment, names: Sequence[str]) -> int |
 
 
 def _index_unsynced(
-    place: Place, segments: list[Segment], recovery_point: int, damaged: Container[str]
+    place: OpenRequest,
+    segments: list[Segment],
+    recovery_point: int,
+    damaged: Container[str],
 ) -> None:
     """Rebuild the indexes of sealed segments above the recovery point.
 
@@ -382,7 +389,7 @@ def _index_unsynced(
     directory as valid.
     """
     fs = place.fs
-    found: Transactions | None = None
+    found: PartitionTransactions | None = None
     for slot, (segment, following) in enumerate(itertools.pairwise(segments)):
         end = following.base_offset
         if end <= recovery_point or segment.path in damaged:
@@ -416,7 +423,7 @@ def _index_unsynced(
         fs.sync_dir(place.path)  # durable before the recovery point advances
 
 
-def _end_of(place: Place, found: _Found, least: int) -> int:
+def _end_of(place: OpenRequest, found: _Found, least: int) -> int:
     """Return the log end offset, which is at least `least`.
 
     Raises:
@@ -434,7 +441,7 @@ def _end_of(place: Place, found: _Found, least: int) -> int:
 
 
 def _write_active_indexes(
-    place: Place, found: _Found, end: int, *, was_cut: bool
+    place: OpenRequest, found: _Found, end: int, *, was_cut: bool
 ) -> None:
     """Update the indexes of the active segment to the batches that recovery kept."""
     active = found.active
@@ -449,7 +456,9 @@ def _write_active_indexes(
         active.write_indexes(whole=True, keeps_rest=place.is_clean and not was_cut)
 
 
-def _high_watermark(place: Place, found: _Found, notes: Notes, end: int) -> int:
+def _high_watermark(
+    place: OpenRequest, found: _Found, notes: PartitionMetadata, end: int
+) -> int:
     """Return the high watermark after opening.
 
     For a log without copies, this is the end, because all records were visible. For a
@@ -470,7 +479,7 @@ def _high_watermark(place: Place, found: _Found, notes: Notes, end: int) -> int:
     return min(end, noted)
 
 
-def _epochs_below(place: Place, found: _Found, end: int) -> list[epochs.Entry]:
+def _epochs_below(place: OpenRequest, found: _Found, end: int) -> list[epochs.Entry]:
     """Return the leader epochs of the remaining records; store them if they changed.
 
     An entry above the end is dropped, because it would apply to later records.

@@ -50,7 +50,7 @@ from logcore.kernels import layout
 NEVER: Final = INT64_MAX
 
 
-class Fault(enum.Enum):
+class OrderFault(enum.Enum):
     """Why a batch does not continue the previous one: the first fault that applies."""
 
     FALLS = "its offsets lie before the end of the batch before it"
@@ -78,24 +78,24 @@ def fault_of(
     expected: int,
     limit: int,
     dense_from: int,
-) -> Fault | None:
+) -> OrderFault | None:
     """Return the fault of a batch, or None. Earlier batches end below `expected`."""
     if magic == 2:
         base = base_offset
     else:
         base = last_offset
     if base < expected or last_offset < base:
-        return Fault.FALLS
+        return OrderFault.FALLS
     if last_offset >= limit:
-        return Fault.FAR
+        return OrderFault.FAR
     if magic == 2 and is_gap(expected, base, dense_from):
-        return Fault.GAP
+        return OrderFault.GAP
     return None
 
 
 def first_fault(
     facts: layout.Facts, expected: int, limit: int, *, dense_from: int = NEVER
-) -> tuple[int, Fault | None]:
+) -> tuple[int, OrderFault | None]:
     """Return (index of the first batch with a fault, the fault), or (count, None).
 
     `expected` is the offset after the batch before the first one.
@@ -116,10 +116,10 @@ def first_fault(
         return len(facts), None
     row = int(is_wrong.argmax())
     if falls[row]:
-        return row, Fault.FALLS
+        return row, OrderFault.FALLS
     if last[row] >= limit:
-        return row, Fault.FAR
-    return row, Fault.GAP
+        return row, OrderFault.FAR
+    return row, OrderFault.GAP
 
 
 def in_order(

@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 _U = TypeVar("_U")
 
 
-class Noted(NamedTuple):
+class PersistedState(NamedTuple):
     """The metadata of one partition. An offset is 0 if it is not stored."""
 
     #: The log directory whose checkpoints contain the next four offsets.
@@ -54,12 +54,12 @@ class Noted(NamedTuple):
     #: if there are no epochs.
     epoch_start: int | None
     #: The content of the partition's own `logcore.policy` file.
-    notes: checkpoint.Notes
+    notes: checkpoint.PartitionMetadata
     #: Whether no other program has loaded the partition since its seals were checked.
     has_seals: bool
 
     @classmethod
-    def read(cls, fs: FS, path: str, directory: str, key: Key | None) -> Noted:
+    def read(cls, fs: FS, path: str, directory: str, key: Key | None) -> PersistedState:
         """Read the metadata of the partition at `path`.
 
         `key` is its name in the checkpoints of the log directory, or None if the
@@ -80,7 +80,7 @@ class Noted(NamedTuple):
         epoch_start = None
         if epochs:
             epoch_start = epochs[0][1]
-        shown: checkpoint.ShownEnd | None = or_else(
+        shown: checkpoint.StoredWatermark | None = or_else(
             None, checkpoint.read_shown_end, fs, path
         )
         durable_end = 0
@@ -96,16 +96,20 @@ class Noted(NamedTuple):
             and (bool(starts) or is_understood(fs, directory, checkpoint.LOG_START)),
             durable_end=durable_end,
             epoch_start=epoch_start,
-            notes=or_else(checkpoint.Notes(), checkpoint.read_notes, fs, path),
+            notes=or_else(
+                checkpoint.PartitionMetadata(), checkpoint.read_notes, fs, path
+            ),
             has_seals=or_else(
                 False, fs.exists, os.path.join(path, checkpoint.SEALS_HOLD)
             ),
         )
 
     @property
-    def gaps(self) -> gaps.Noted:
+    def gaps(self) -> gaps.PersistedGaps:
         """The metadata that decides which gaps in the offsets are losses."""
-        return gaps.Noted.of(self.notes.dense_from, self.cleaned_to, self.has_seals)
+        return gaps.PersistedGaps.of(
+            self.notes.dense_from, self.cleaned_to, self.has_seals
+        )
 
     @property
     def end(self) -> int:
@@ -213,11 +217,11 @@ class NotedOffsets:
         return offset
 
 
-def noted_gaps(fs: FS, path: str) -> gaps.Noted:
+def noted_gaps(fs: FS, path: str) -> gaps.PersistedGaps:
     """Read the metadata that decides which gaps of a partition are losses."""
     notes = checkpoint.read_notes(fs, path)
     has_seals = fs.exists(os.path.join(path, checkpoint.SEALS_HOLD))
-    return gaps.Noted.of(
+    return gaps.PersistedGaps.of(
         notes.dense_from, noted_offset(fs, path, checkpoint.CLEANER), has_seals
     )
 
@@ -228,4 +232,4 @@ def begin(fs: FS, path: str, first_base: int) -> int:
     key = None
     with contextlib.suppress(InvalidNameError):
         key = parse_partition_name(name)
-    return Noted.read(fs, path, parent, key).begin(first_base)
+    return PersistedState.read(fs, path, parent, key).begin(first_base)

@@ -50,7 +50,7 @@ from logcore.metadata.filenames import (
     quarantine_name,
 )
 from logcore.partition.gaps import front_missing
-from logcore.partition.order import Fault, end_of, first_fault, in_order, reach
+from logcore.partition.order import OrderFault, end_of, first_fault, in_order, reach
 from logcore.segment import ActiveSegment, Segment
 
 #: State of the index files: complete, possibly truncated by a crash, or unusable.
@@ -627,7 +627,7 @@ def _take(
             facts, expected, reach(segment.base_offset), dense_from=dense_from
         )
         segment.note_all(facts[:count])
-        if fault is Fault.GAP:
+        if fault is OrderFault.GAP:
             # A crash never leaves a gap before a valid batch. The offset in the header,
             # which no CRC covers, is therefore damaged.
             raise CorruptLogError(

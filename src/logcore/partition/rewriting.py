@@ -29,7 +29,7 @@ from logcore.errors import (
 from logcore.metadata import checkpoint
 from logcore.metadata.filenames import CLEANED, SEAL
 from logcore.partition import aborted_transactions, checksum_file, epochs, recovery
-from logcore.partition.aborted_transactions import Transactions
+from logcore.partition.aborted_transactions import PartitionTransactions
 from logcore.partition.segment_files import new_segment_gone
 from logcore.partition.truncation import plan_cut
 from logcore.partition.writer import Writer
@@ -145,7 +145,7 @@ class Rewriting:
         writer: Writer,
         *,
         last_stable_offset: Callable[[], int],
-        transactions: Callable[[], Transactions],
+        transactions: Callable[[], PartitionTransactions],
     ) -> None:
         """Take a view of the log. The caller holds the log's lock.
 
@@ -368,7 +368,7 @@ def rewriting(
     writer: Writer,
     *,
     last_stable_offset: Callable[[], int],
-    transactions: Callable[[], Transactions],
+    transactions: Callable[[], PartitionTransactions],
 ) -> Generator[Rewriting, None, None]:
     """Give the cleaner or a copy the present segments and a way to replace them.
 

@@ -39,9 +39,9 @@ from logcore.format.columns import (
     checked_columns,
 )
 from logcore.kernels import Record, TopicRecord, kernel, layout
-from logcore.partition.aborted_transactions import Transactions
+from logcore.partition.aborted_transactions import PartitionTransactions
 from logcore.partition.gaps import Gaps, readable
-from logcore.partition.order import NEVER, Fault, fault_of
+from logcore.partition.order import NEVER, OrderFault, fault_of
 from logcore.recordbatch import SLICE_ROWS, RecordBatch
 from logcore.segment import Segment
 
@@ -212,7 +212,7 @@ class Stretch(NamedTuple):
     end: int
     #: The transactions, for read_committed. `end` is then at most the last stable
     #: offset.
-    committed: Transactions | None
+    committed: PartitionTransactions | None
     #: Maximum size to which one batch may inflate.
     max_size: int
     #: Decides which gaps in the offsets are losses.
@@ -563,7 +563,7 @@ class Stretch(NamedTuple):
         if fault is None:
             return dense
         allowed = f"at least {first} and below {next_base}"
-        if fault is Fault.GAP:
+        if fault is OrderFault.GAP:
             if not self.gaps.is_loss(first, base):
                 return False  # compaction was here: later gaps are not checked
             allowed = f"base offset {first}"
@@ -577,7 +577,7 @@ class Stretch(NamedTuple):
         )
 
 
-def _is_aborted(batch: RecordBatch, committed: Transactions) -> bool:
+def _is_aborted(batch: RecordBatch, committed: PartitionTransactions) -> bool:
     return batch.is_transactional and committed.is_aborted(
         batch.producer_id, batch.base_offset
     )

@@ -26,7 +26,7 @@ from logcore.segment import Segment
 _LEFT_BEHIND_MS: Final = 100
 
 
-class Upkeep:
+class LogMaintenance:
     """The maintenance tasks of one log, and their due times."""
 
     def __init__(self, writer: Writer, left_below: Sequence[int]) -> None:

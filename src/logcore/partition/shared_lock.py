@@ -66,7 +66,7 @@ _FAILED: Final = 1
 _LOOKS: Final = 100
 
 
-class Note(NamedTuple):
+class LockRecord(NamedTuple):
     """The lock record: the state of the partition that the last holder left."""
 
     #: Changes with anything except the end, so that other processes reopen the
@@ -85,7 +85,7 @@ class Note(NamedTuple):
 
 
 @attrs.frozen
-class Synced:
+class DurableEnd:
     """The durable end of a partition, shared by its processes."""
 
     #: Every record below this offset is covered by a completed fsync.
@@ -97,7 +97,7 @@ class Synced:
     #: Whether a sync has failed.
     has_failed: bool = False
 
-    def cut(self, offset: int) -> Synced:
+    def cut(self, offset: int) -> DurableEnd:
         """Return the state after a truncation at `offset`.
 
         Records at and above the offset are no longer durable, even if a sync that began
@@ -106,7 +106,7 @@ class Synced:
         latest = (*self.latest, offset)
         if len(latest) > _CUTS:
             latest = (min(latest[:2]), *latest[2:])
-        return Synced(
+        return DurableEnd(
             min(self.durable_end, offset), self.cuts + 1, latest, self.has_failed
         )
 
@@ -132,7 +132,7 @@ class _Written(NamedTuple):
     number: int
     #: Relative to _SYNCED_AT.
     at: int
-    synced: Synced
+    synced: DurableEnd
 
 
 class Turn:
@@ -167,8 +167,8 @@ class Turn:
         self._idle = _HOLDER.pack(self._pid, _NOTE_MARK)
         # (bytes, their decoded form) as read or written last. If this process also was
         # the previous holder, the bytes are unchanged and need no decoding.
-        self._known_note: tuple[bytes, Note] = b"", Note(0, 0, 0)
-        self._known_synced: tuple[bytes, Synced] = b"", Synced(0, 0)
+        self._known_note: tuple[bytes, LockRecord] = b"", LockRecord(0, 0, 0)
+        self._known_synced: tuple[bytes, DurableEnd] = b"", DurableEnd(0, 0)
         self._note_handle = self._fs.open(
             os.path.join(path, TURN), write=True, create=True
         )
@@ -198,7 +198,7 @@ class Turn:
                 raise self._kept(note)
         return True
 
-    def _kept(self, note: Note | None) -> LogLockedError:
+    def _kept(self, note: LockRecord | None) -> LogLockedError:
         pid = None
         if note is not None:
             pid = note.pid
@@ -226,19 +226,19 @@ class Turn:
 
     # -- the lock record ---------------------------------------------------------------
 
-    def look(self) -> tuple[Note | None, Synced | None]:
+    def look(self) -> tuple[LockRecord | None, DurableEnd | None]:
         """Return the lock record and the durable end. The caller holds the write lock.
 
         Returns the same objects as the last call (or the objects written last) if the
         bytes are unchanged, so that the caller can compare them with `is`.
         """
         content = self._fs.pread(self._note_handle, _SYNCED_AT + _SYNCED_BYTES, 0)
-        note: Note | None = self._known_note[1]
+        note: LockRecord | None = self._known_note[1]
         if content[:_NOTE_BYTES] != self._known_note[0]:
             note = self._unpacked(content)
             if note is not None:
                 self._known_note = content[:_NOTE_BYTES], note
-        synced: Synced | None = self._known_synced[1]
+        synced: DurableEnd | None = self._known_synced[1]
         if content[_SYNCED_AT:] != self._known_synced[0]:
             found = self._newest(content[_SYNCED_AT:])
             synced = None
@@ -247,14 +247,14 @@ class Turn:
                 self._known_synced = content[_SYNCED_AT:], synced
         return note, synced
 
-    def note(self) -> Note | None:
+    def note(self) -> LockRecord | None:
         """Return the lock record, or None if it is unknown, as after a power cut.
 
         May be called without the write lock.
         """
         return self._unpacked(self._fs.pread(self._note_handle, _NOTE_BYTES, 0))
 
-    def _unpacked(self, content: bytes) -> Note | None:
+    def _unpacked(self, content: bytes) -> LockRecord | None:
         if len(content) < _NOTE_BYTES:
             return None
         boot, structure, end, size_bytes, flags = _NOTE.unpack_from(content)
@@ -264,7 +264,7 @@ class Turn:
         )
         if not is_sound or boot != self._boot or mark not in (_NOTE_MARK, _BUSY_MARK):
             return None
-        return Note(
+        return LockRecord(
             structure, end, size_bytes, mark == _BUSY_MARK, bool(flags & _DELETED), pid
         )
 
@@ -273,7 +273,7 @@ class Turn:
         # Writes 12 bytes only. The rest of the record is unchanged.
         self._fs.pwrite(self._note_handle, self._busy, _HOLDER_AT)
 
-    def leave(self, note: Note) -> None:
+    def leave(self, note: LockRecord) -> None:
         """Replace the lock record. The caller holds the write lock."""
         packed = _NOTE.pack(
             self._boot,
@@ -297,7 +297,7 @@ class Turn:
 
     # -- the durable end ---------------------------------------------------------------
 
-    def synced(self) -> Synced | None:
+    def synced(self) -> DurableEnd | None:
         """Return the durable end, or None if it is unknown. Needs no lock."""
         # Both slots may be partially written, if one write follows the other.
         for _ in range(_LOOKS):
@@ -309,7 +309,7 @@ class Turn:
                 return None
         return None
 
-    def note_synced(self, synced: Synced) -> None:
+    def note_synced(self, synced: DurableEnd) -> None:
         """Write the durable end to the older slot. The caller holds `publishing`."""
         content = self._fs.pread(self._note_handle, _SYNCED_BYTES, _SYNCED_AT).ljust(
             _SYNCED_BYTES, b"\0"
@@ -346,11 +346,13 @@ class Turn:
             if newest is None or number > newest.number:
                 known = tuple(offset for offset in latest if offset >= 0)
                 newest = _Written(
-                    number, at, Synced(durable_end, cuts, known, bool(flags & _FAILED))
+                    number,
+                    at,
+                    DurableEnd(durable_end, cuts, known, bool(flags & _FAILED)),
                 )
         return newest
 
-    def _packed_synced(self, number: int, synced: Synced) -> bytes:
+    def _packed_synced(self, number: int, synced: DurableEnd) -> bytes:
         flags = _FAILED * synced.has_failed
         latest = (*synced.latest, *itertools.repeat(-1, _CUTS - len(synced.latest)))
         packed = _SYNCED.pack(

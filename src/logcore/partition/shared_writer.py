@@ -44,23 +44,23 @@ from logcore.errors import (
     StorageWriteError,
 )
 from logcore.fs import FS
-from logcore.metadata.checkpoint import Key, Notes
+from logcore.metadata.checkpoint import Key, PartitionMetadata
 from logcore.partition.epochs import Entry
 from logcore.partition.group_commit import GroupCommit
 from logcore.partition.opening import Opened
-from logcore.partition.shared_lock import Note, Synced, Turn
+from logcore.partition.shared_lock import DurableEnd, LockRecord, Turn
 from logcore.partition.state import PartitionState
 from logcore.segment import ActiveSegment
 
 #: No lock record has its structure number, so the next acquire() reopens the partition.
-_UNKNOWN: Final = Note(-1, 0, 0)
+_UNKNOWN: Final = LockRecord(-1, 0, 0)
 
 #: Reopens the partition. The argument is the end up to which it is trusted, or None to
 #: run recovery as after a crash.
 Open = Callable[[int | None], Opened]
 
 
-class Writer(Protocol):
+class SharedLogWriter(Protocol):
     """The part of the writer (writer.py) that this module uses and brings up to date.
 
     All methods except show_elsewhere() are called with the log lock held.
@@ -69,7 +69,7 @@ class Writer(Protocol):
     state: PartitionState
     active: ActiveSegment
     commit: GroupCommit
-    notes: Notes
+    notes: PartitionMetadata
     epochs: list[Entry]
     durability: Durability
     is_midway: bool
@@ -107,13 +107,13 @@ class SharedLock:
         #: it open.
         self.is_believed = False
         # The state as this process knows it, or is about to record; under the mutex.
-        self._note = Note(0, 0, 0)
-        self._synced: Synced | None = None  # as read last; under the mutex
+        self._note = LockRecord(0, 0, 0)
+        self._synced: DurableEnd | None = None  # as read last; under the mutex
         # The objects that the structure number represents; under the mutex.
         self._shape: tuple[Any, ...] = ()
         self._cuts = 0  # as read last; under publishing and the mutex
         self._showing = threading.Lock()
-        self._writer: Writer | None = None
+        self._writer: SharedLogWriter | None = None
         self._open: Open | None = None
 
     # -- as a lock ---------------------------------------------------------------------
@@ -241,7 +241,7 @@ class SharedLock:
                     or note.is_busy
                     or synced.has_failed
                 ):
-                    self._note = Note(self._turn.new_number(), 0, 0, is_busy=True)
+                    self._note = LockRecord(self._turn.new_number(), 0, 0, is_busy=True)
                     believed_end = None
                 else:
                     self._note = note._replace(is_busy=True)
@@ -255,7 +255,7 @@ class SharedLock:
 
     def attach(
         self,
-        writer: Writer,
+        writer: SharedLogWriter,
         opened: Opened,
         open_again: Open,
         *,
@@ -277,7 +277,7 @@ class SharedLock:
         self.is_believed = believed_end is not None
         self._shape = self._present_shape()
 
-    def _settle_synced(self, opened: Opened, believed_end: int | None) -> Synced:
+    def _settle_synced(self, opened: Opened, believed_end: int | None) -> DurableEnd:
         """Return the durable end after opening, and write it if it changed.
 
         The caller holds `publishing`. After a recovery, the whole log is durable. A
@@ -291,7 +291,7 @@ class SharedLock:
             durable_end = opened.end
             if believed_end is not None:  # other processes appended, but synced nothing
                 durable_end = opened.log_start
-            synced = Synced(durable_end, self._turn.new_number())
+            synced = DurableEnd(durable_end, self._turn.new_number())
         else:
             synced = attrs.evolve(
                 synced.cut(opened.end), durable_end=opened.end, has_failed=False
@@ -318,7 +318,7 @@ class SharedLock:
         if not all(map(operator.is_, shape, self._shape)):
             structure += 1
         self._shape = shape
-        self._note = Note(structure, writer.state.end, writer.active.size_bytes)
+        self._note = LockRecord(structure, writer.state.end, writer.active.size_bytes)
         # If the record cannot be written, it remains "busy": the next holder recovers,
         # and finds all records.
         with contextlib.suppress(DiskFullError, StorageWriteError):
@@ -407,7 +407,7 @@ class SharedLock:
             or synced.cuts != self._cuts
         )
 
-    def _catch_up(self, note: Note | None, synced: Synced | None) -> None:
+    def _catch_up(self, note: LockRecord | None, synced: DurableEnd | None) -> None:
         """Load the changes of other processes. The caller holds the write lock.
 
         Raises:
@@ -428,7 +428,7 @@ class SharedLock:
         elif note is None or synced is None or note.is_busy:
             self._note = _UNKNOWN
             self._renew(None)
-            self._note = Note(self._turn.new_number(), 0, 0)
+            self._note = LockRecord(self._turn.new_number(), 0, 0)
         elif note.structure != self._note.structure or synced.cuts != self._cuts:
             self._note = _UNKNOWN
             self._renew(note.end)
@@ -509,7 +509,7 @@ class SharedLock:
         writer = self._writer
         assert writer is not None, "the log is open"
         with self._turn.publishing.held():
-            synced = self._turn.synced() or Synced(offset, self._cuts)
+            synced = self._turn.synced() or DurableEnd(offset, self._cuts)
             self._cuts = synced.cuts + 1
             self._turn.note_synced(synced.cut(offset))
             writer.show_elsewhere(min(writer.state.visible, offset))
@@ -565,7 +565,7 @@ def say_deleted(fs: FS, handle: int, key: Key, path: str) -> None:
     turn = Turn(fs, handle, key, path)
     turn.take()
     try:
-        note = turn.note() or Note(turn.new_number(), 0, 0)
+        note = turn.note() or LockRecord(turn.new_number(), 0, 0)
         turn.leave(note._replace(is_busy=False, is_deleted=True))
     finally:
         turn.give()

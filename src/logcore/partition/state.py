@@ -21,7 +21,7 @@ from typing import Protocol
 
 from logcore.config import INT64_MAX, LogConfig
 from logcore.kernels import PartitionFields
-from logcore.partition.aborted_transactions import Transactions
+from logcore.partition.aborted_transactions import PartitionTransactions
 from logcore.partition.gaps import Gaps
 from logcore.segment import Segment
 
@@ -75,7 +75,7 @@ class PartitionState(PartitionFields):
         #: the writer, under its lock, before such a batch is visible.
         self.plain_from = INT64_MAX
         #: The transactions, as far as the log was searched; changed under `scanning`.
-        self.transactions: Transactions | None = None
+        self.transactions: PartitionTransactions | None = None
         #: Catches up with other writing processes; True if the visible end moved.
         self.follow: Callable[[], bool] = _stays
         #: Whether other processes made changes that follow() would load. Does not

@@ -21,7 +21,7 @@ from logcore.fs import FS
 from logcore.metadata import checkpoint
 
 
-class ShownEnd:
+class WatermarkFile:
     """The visible end file of one log that is open for writing."""
 
     def __init__(self, fs: FS, directory: str, *, is_replicated: bool) -> None:

@@ -61,7 +61,7 @@ from logcore.kernels.layout import (
     Level,
 )
 from logcore.metadata import checkpoint
-from logcore.metadata.checkpoint import Notes
+from logcore.metadata.checkpoint import PartitionMetadata
 from logcore.metadata.directory_lock import Claim
 from logcore.metadata.filenames import LOG, file_name
 from logcore.partition import (
@@ -71,15 +71,15 @@ from logcore.partition import (
     gaps,
     recovery,
 )
-from logcore.partition.aborted_transactions import Transactions
+from logcore.partition.aborted_transactions import PartitionTransactions
 from logcore.partition.gaps import Gaps
 from logcore.partition.group_commit import GroupCommit, Hooks
-from logcore.partition.opening import Opened, Place
+from logcore.partition.opening import Opened, OpenRequest
 from logcore.partition.persisted import noted_gaps
 from logcore.partition.producer_state import ProducerState
 from logcore.partition.scan import batch_around
 from logcore.partition.state import PartitionState
-from logcore.partition.watermark_file import ShownEnd
+from logcore.partition.watermark_file import WatermarkFile
 from logcore.recordbatch import compressor, target_codec
 from logcore.reporting import ERROR, tell
 from logcore.segment import ActiveSegment
@@ -124,7 +124,7 @@ class Writer(Appender):
 
     def __init__(
         self,
-        place: Place,
+        place: OpenRequest,
         *,
         claim: Claim,
         opened: Opened,
@@ -175,7 +175,7 @@ class Writer(Appender):
         self.last_sync_ms = self.last_recovery_ms
         self.is_resting = False
         self.is_midway = False
-        self.shown = ShownEnd(fs, path, is_replicated=place.is_replicated)
+        self.shown = WatermarkFile(fs, path, is_replicated=place.is_replicated)
         self._is_released = False  # whether close() released the claim; under the lock
         self.forks = fs.forks
         self._opened_end = opened.end
@@ -223,7 +223,7 @@ class Writer(Appender):
         )
         #: The transactions of the whole log, once a marker of its leader, or of another
         #: process, was stored.
-        self.followed: Transactions | None = None
+        self.followed: PartitionTransactions | None = None
         #: Whether other processes appended markers that are missing in the index of
         #: aborted transactions.
         self.lacks_aborted = False
@@ -628,7 +628,7 @@ class Writer(Appender):
     # -- partition metadata ------------------------------------------------------------
 
     @locked
-    def _note_locked(self, notes: Notes) -> None:
+    def _note_locked(self, notes: PartitionMetadata) -> None:
         """Write partition metadata durably, if it changed, before it becomes valid."""
         if notes != self.notes:
             checkpoint.write_notes(self.fs, self.path, notes, reserve=self.parent)
@@ -653,7 +653,7 @@ class Writer(Appender):
             self.fs, self.path, self.state.segments[:-1]
         )
         self._note_locked(attrs.evolve(self.notes, dense_from=dense_from))
-        self.state.gaps.noted = gaps.Noted(
+        self.state.gaps.noted = gaps.PersistedGaps(
             max(self.state.gaps.dense_from, dense_from), has_seals
         )
 

@@ -5,14 +5,14 @@ the background.
 from logcore.producer.futures import RecordFuture
 from logcore.producer.producer import Producer
 from logcore.producer.settings import (
-    Interceptor,
+    ProducerInterceptor,
     ProducerMetrics,
     ProducerRecord,
     RecordMetadata,
 )
 
 __all__ = [
-    "Interceptor",
+    "ProducerInterceptor",
     "Producer",
     "ProducerMetrics",
     "ProducerRecord",

@@ -48,7 +48,7 @@ Row = tuple[bytes | None, bytes | None, Any, int | None]
 
 
 @attrs.frozen
-class Columns:
+class UnsentColumns:
     """Records as columns.
 
     Keys and values are (data, edges, nulls), or None if all are null. The edges are
@@ -64,7 +64,7 @@ class Columns:
     def __len__(self) -> int:
         return self.count
 
-    def cut(self, start: int, stop: int) -> Columns:
+    def cut(self, start: int, stop: int) -> UnsentColumns:
         """Return rows start to stop. The bytes are not copied."""
         keys = None
         if self.keys is not None:
@@ -75,7 +75,7 @@ class Columns:
         times = None
         if self.times is not None:
             times = self.times[start:stop]
-        return Columns(keys, values, times, stop - start)
+        return UnsentColumns(keys, values, times, stop - start)
 
     def size_bytes(self) -> int:
         """Return the size of keys and values."""
@@ -90,7 +90,7 @@ def _cut(column: tuple[Any, Any, Any], start: int, stop: int) -> tuple[Any, Any,
     return data, edges[start : stop + 1], nulls
 
 
-class Identity:
+class QueueIdentity:
     """Producer id, epoch and next sequence of the batches of one queue.
 
     Only the sender uses it.
@@ -104,7 +104,7 @@ class Identity:
         self.next_sequence = 0
 
 
-class Batch(BatchFields):
+class ProducerBatch(BatchFields):
     """Records that are written together.
 
     BatchFields declares the fields that the kernels use.
@@ -136,7 +136,7 @@ class Batch(BatchFields):
         self.limit_bytes = limit_bytes
         self.most_records = most_records
         #: Rows, or columns.
-        self.records: list[Row] | Columns = []
+        self.records: list[Row] | UnsentColumns = []
         #: An upper bound of the encoded size.
         self.size_bytes = BATCH_BYTES
         #: The batch accepts no more records.
@@ -147,7 +147,7 @@ class Batch(BatchFields):
         self.due_ms = 0
         #: The encoded batch. It has an identity and a sequence from then on.
         self.data: bytes | None = None
-        self.identity: Identity | None = None
+        self.identity: QueueIdentity | None = None
         self.sequence = -1
         #: Receipt of the append while the outcome is open.
         self.written: Receipt | None = None
@@ -179,15 +179,15 @@ class Batch(BatchFields):
         self.written = None
         self.is_unknown = False
 
-    def split(self) -> tuple[Batch, Batch]:
+    def split(self) -> tuple[ProducerBatch, ProducerBatch]:
         """Return two batches with the first and the second half of the records."""
         middle = len(self.records) // 2
         deliveries = self.delivery.split(self.delivery.first + middle)
         halves = (
-            Batch(deliveries[0], self.created_ms),
-            Batch(deliveries[1], self.created_ms),
+            ProducerBatch(deliveries[0], self.created_ms),
+            ProducerBatch(deliveries[1], self.created_ms),
         )
-        if isinstance(self.records, Columns):
+        if isinstance(self.records, UnsentColumns):
             halves[0].records = self.records.cut(0, middle)
             halves[1].records = self.records.cut(middle, len(self.records))
         else:
@@ -209,11 +209,11 @@ class Queue(QueueFields):
     def __init__(self, topic: str, partition: int) -> None:
         self.topic = topic
         self.partition = partition
-        self.batches: deque[Batch] = deque()
+        self.batches: deque[ProducerBatch] = deque()
         #: The last batch while it accepts records.
         self.filling = None
         #: Identity of the writer. The first write creates it.
-        self.identity: Identity | None = None
+        self.identity: QueueIdentity | None = None
         #: The time when the log was last opened again.
         self.reopened_ms: int | None = None
 
@@ -223,7 +223,7 @@ class Queue(QueueFields):
             self.filling.is_closed = True
             self.filling = None
 
-    def renumber_behind(self, batch: Batch) -> None:
+    def renumber_behind(self, batch: ProducerBatch) -> None:
         """Reuse the sequence of a batch that is not stored and never will be.
 
         The following batches are encoded again from this sequence. Otherwise, the log
@@ -295,7 +295,7 @@ class Accumulator(AccumulatorFields):
             found = self.queues[topic, partition] = Queue(topic, partition)
         return found
 
-    def begin(self, queue: Queue, now_ms: int) -> Batch:
+    def begin(self, queue: Queue, now_ms: int) -> ProducerBatch:
         """Append an open batch to a queue."""
         queue.close()
         # batch_size limits the compressed batch, but records are counted uncompressed.
@@ -303,15 +303,19 @@ class Accumulator(AccumulatorFields):
             self._settings.batch_size / self.ratios.of(queue.topic, self._codec)
         )
         delivery = Delivery(queue.topic, queue.partition, self._teller)
-        batch = Batch(delivery, now_ms, limit_bytes, self._most_records)
+        batch = ProducerBatch(delivery, now_ms, limit_bytes, self._most_records)
         queue.batches.append(batch)
         queue.filling = batch
         self.active[queue] = None
         return batch
 
     def add(
-        self, queue: Queue, records: list[Row] | Columns, size_bytes: int, now_ms: int
-    ) -> Batch:
+        self,
+        queue: Queue,
+        records: list[Row] | UnsentColumns,
+        size_bytes: int,
+        now_ms: int,
+    ) -> ProducerBatch:
         """Append a closed batch of these records to a queue.
 
         The records occupy `size_bytes`.
@@ -331,12 +335,12 @@ class Accumulator(AccumulatorFields):
 
     def ready(
         self, queue: Queue, now_ms: int, most_bytes: int, *, closed_only: bool = False
-    ) -> list[Batch]:
+    ) -> list[ProducerBatch]:
         """Return the batches at the front that are ready now, and close an open one.
 
         They have at most `most_bytes`, except that a single batch may be larger.
         """
-        found: list[Batch] = []
+        found: list[ProducerBatch] = []
         total = 0
         for batch in queue.batches:
             total += batch.size_bytes
@@ -349,7 +353,7 @@ class Accumulator(AccumulatorFields):
             queue.close()
         return found
 
-    def _ready_ms(self, batch: Batch) -> int:
+    def _ready_ms(self, batch: ProducerBatch) -> int:
         if batch.is_closed or self.waiting:
             return batch.due_ms
         return max(batch.due_ms, batch.created_ms + self._settings.linger_ms)
@@ -364,11 +368,11 @@ class Accumulator(AccumulatorFields):
             min(self._ready_ms(one), one.created_ms + timeout_ms) for one in fronts
         )
 
-    def is_expired(self, batch: Batch, now_ms: int) -> bool:
+    def is_expired(self, batch: ProducerBatch, now_ms: int) -> bool:
         """Return whether a batch is older than delivery_timeout_ms."""
         return now_ms - batch.created_ms > self._settings.delivery_timeout_ms
 
-    def put_off(self, batch: Batch, now_ms: int) -> None:
+    def put_off(self, batch: ProducerBatch, now_ms: int) -> None:
         """Delay a batch after a failed attempt that may be retried (2.3, rule 7)."""
         batch.attempts += 1
         settings = self._settings
@@ -379,11 +383,11 @@ class Accumulator(AccumulatorFields):
         # 80 to 120 %, so that not all retry at the same time
         batch.due_ms = now_ms + wait_ms * (800 + self._draw(401)) // 1000
 
-    def is_open(self, queue: Queue, batch: Batch) -> bool:
+    def is_open(self, queue: Queue, batch: ProducerBatch) -> bool:
         """Return whether the batch has no outcome and was not split."""
         return batch in queue.batches
 
-    def remove(self, queue: Queue, batch: Batch) -> None:
+    def remove(self, queue: Queue, batch: ProducerBatch) -> None:
         """Remove a batch that has its outcome, and free its memory."""
         if batch is queue.filling:
             queue.close()
@@ -394,7 +398,7 @@ class Accumulator(AccumulatorFields):
         self.used_bytes -= batch.held_bytes
         self.used_records -= len(batch.records)
 
-    def split(self, queue: Queue, batch: Batch) -> None:
+    def split(self, queue: Queue, batch: ProducerBatch) -> None:
         """Replace a batch by its two halves."""
         halves = batch.split()
         at = queue.batches.index(batch)
@@ -407,7 +411,7 @@ class Accumulator(AccumulatorFields):
         """Number of records without an outcome."""
         return sum(len(batch.records) for _, batch in self.all())
 
-    def all(self) -> Iterator[tuple[Queue, Batch]]:
+    def all(self) -> Iterator[tuple[Queue, ProducerBatch]]:
         """Return every batch without an outcome."""
         return (
             (queue, batch)

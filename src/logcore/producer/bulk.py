@@ -19,7 +19,7 @@ from logcore.errors import InvalidRecordError
 from logcore.kernels import Receipt, kernel
 from logcore.kernels.layout import INT32_MAX
 from logcore.kernels.sending import RECORD_BYTES
-from logcore.producer.accumulator import BATCH_BYTES, HEADER_BYTES, Columns
+from logcore.producer.accumulator import BATCH_BYTES, HEADER_BYTES, UnsentColumns
 
 _FIRST = operator.itemgetter(0)
 _SECOND = operator.itemgetter(1)
@@ -27,7 +27,7 @@ _SECOND = operator.itemgetter(1)
 Sizes = npt.NDArray[np.int64]
 
 
-class Gathered:
+class BatchOutcomes:
     """The outcome of one send_many() or send_columns(): a receipt for each batch, or
     the first error.
     """
@@ -112,7 +112,7 @@ def _lengths(pieces: list[Any]) -> Sizes:
     return np.fromiter(map(len, pieces), np.int64, len(pieces))
 
 
-def sizes_of_columns(columns: Columns) -> Sizes:
+def sizes_of_columns(columns: UnsentColumns) -> Sizes:
     """The most bytes that each record takes in a batch, int64 of shape (n,)."""
     sizes = np.full(columns.count, RECORD_BYTES, np.int64)
     for column in (columns.keys, columns.values):
@@ -143,7 +143,7 @@ def cuts(
         before = behind
 
 
-def taken(columns: Columns, places: npt.NDArray[np.int64]) -> Columns:
+def taken(columns: UnsentColumns, places: npt.NDArray[np.int64]) -> UnsentColumns:
     """The rows at some places, copied. Raises InvalidRecordError where a column is too
     large for that.
     """
@@ -156,7 +156,7 @@ def taken(columns: Columns, places: npt.NDArray[np.int64]) -> Columns:
     values = None
     if columns.values is not None:
         values = _taken(columns.values, places)
-    return Columns(keys, values, times, len(places))
+    return UnsentColumns(keys, values, times, len(places))
 
 
 def _taken(

@@ -28,7 +28,7 @@ from logcore.callbacks import call, report
 from logcore.errors import ProducerStateError
 from logcore.kernels import FutureFields, Receipt
 from logcore.kernels.layout import Level
-from logcore.producer.settings import Interceptor, OnDelivery, RecordMetadata
+from logcore.producer.settings import OnDelivery, ProducerInterceptor, RecordMetadata
 
 #: Half the time of RecordMetadata(...), which is a function in Python.
 _MAKE: Final = functools.partial(tuple.__new__, RecordMetadata)
@@ -42,7 +42,7 @@ class Teller:
     by that thread alone.
     """
 
-    def __init__(self, interceptors: tuple[Interceptor, ...]) -> None:
+    def __init__(self, interceptors: tuple[ProducerInterceptor, ...]) -> None:
         self.interceptors = interceptors
         self.thread: int | None = None
 
@@ -62,7 +62,7 @@ class Teller:
             self.thread = None
 
 
-class Gathered(Protocol):
+class OutcomeSource(Protocol):
     """Waits for the outcomes of many batches."""
 
     def expect(self) -> None: ...
@@ -114,7 +114,7 @@ class Delivery:
         self.first = first
         self.condition: threading.Condition
         self.waiting: dict[RecordFuture, list[Any]]
-        self.gathered: Gathered | None
+        self.gathered: OutcomeSource | None
         if origin is None:
             self.condition = threading.Condition()
             self.waiting = {}
@@ -201,7 +201,7 @@ class Delivery:
                         waiter.add_exception(future)
             self.condition.notify_all()
 
-    def tell(self, interceptors: tuple[Interceptor, ...]) -> None:
+    def tell(self, interceptors: tuple[ProducerInterceptor, ...]) -> None:
         """Runs the callbacks of the records, then those of the futures."""
         callbacks = self.callbacks
         error = self.error

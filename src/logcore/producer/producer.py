@@ -60,15 +60,13 @@ from logcore.producer.accumulator import (
     HEADER_BYTES,
     NO_LIMIT,
     Accumulator,
-    Columns,
     Queue,
+    UnsentColumns,
 )
 from logcore.producer.futures import Delivery, RecordFuture, Teller
 from logcore.producer.partitioners import Draw
-from logcore.producer.routing import Directory as RoutingDirectory
-from logcore.producer.routing import Routes
-from logcore.producer.sender import Directory as SenderDirectory
-from logcore.producer.sender import Sender
+from logcore.producer.routing import Routes, RoutingDirectory
+from logcore.producer.sender import Sender, SenderDirectory
 from logcore.producer.settings import (
     OnDelivery,
     ProducerMetrics,
@@ -89,7 +87,7 @@ _BULK_BATCHES: Final = 4
 _LOOK_MS: Final = 1_000
 
 
-class Directory(RoutingDirectory, SenderDirectory, Protocol):
+class ProducerDirectory(RoutingDirectory, SenderDirectory, Protocol):
     """The methods of LogDir that this module uses."""
 
 
@@ -105,7 +103,7 @@ class _Work(WorkFields):
     def __init__(
         self,
         fs: FS,
-        directory: Directory,
+        directory: ProducerDirectory,
         settings: ProducerSettings,
         draw: Draw,
         coordinator: TransactionCoordinator | None,
@@ -195,7 +193,7 @@ class Producer(ProducerFields):
     def __init__(
         self,
         fs: FS,
-        directory: Directory,
+        directory: ProducerDirectory,
         settings: ProducerSettings,
         coordinator: TransactionCoordinator | None = None,
     ) -> None:
@@ -460,7 +458,7 @@ class Producer(ProducerFields):
         """
         rows = list(records)
         keys, sizes = bulk.keys_and_sizes(rows)
-        gathered = bulk.Gathered()
+        gathered = bulk.BatchOutcomes()
         with self._lock:
             self._check_open()
             shares = list(
@@ -517,10 +515,10 @@ class Producer(ProducerFields):
         times = None
         if timestamps_ms is not None:
             times = input_timestamps(timestamps_ms, count)
-        columns = Columns(key_column, value_column, times, count)
+        columns = UnsentColumns(key_column, value_column, times, count)
         # Step 2: divide the records among the partitions, and queue them.
         sizes = bulk.sizes_of_columns(columns)
-        gathered = bulk.Gathered()
+        gathered = bulk.BatchOutcomes()
         with self._lock:
             self._check_open()
             shares = list(self._routes.divide(topic, partition, key_column, sizes))
@@ -558,9 +556,9 @@ class Producer(ProducerFields):
     def _send_part(
         self,
         queue: Queue,
-        records: Sequence[Any] | Columns,
+        records: Sequence[Any] | UnsentColumns,
         sizes: bulk.Sizes,
-        gathered: bulk.Gathered,
+        gathered: bulk.BatchOutcomes,
     ) -> bool:
         """Queue the records of one partition as separate batches.
 
@@ -589,8 +587,8 @@ class Producer(ProducerFields):
                 except LogcoreError as error:
                     gathered.fail(error)
                     return False
-                part: Columns | list[Any]
-                if isinstance(records, Columns):
+                part: UnsentColumns | list[Any]
+                if isinstance(records, UnsentColumns):
                     part = records.cut(start, stop)
                 else:
                     part = list(records[start:stop])

@@ -30,7 +30,7 @@ from logcore.producer.settings import ProducerSettings
 Places = npt.NDArray[np.int64] | None
 
 
-class Directory(Protocol):
+class RoutingDirectory(Protocol):
     """The methods of a LogDir that are used here."""
 
     path: str
@@ -73,7 +73,7 @@ class Routes:
 
     def __init__(
         self,
-        directory: Directory,
+        directory: RoutingDirectory,
         settings: ProducerSettings,
         accumulator: Accumulator,
         draw: Draw,

@@ -53,11 +53,11 @@ from logcore.log import Log
 from logcore.producer.accumulator import (
     BATCH_BYTES,
     Accumulator,
-    Batch,
-    Columns,
-    Identity,
+    ProducerBatch,
     Queue,
+    QueueIdentity,
     Row,
+    UnsentColumns,
 )
 from logcore.producer.futures import Delivery, Teller
 from logcore.producer.settings import ProducerSettings
@@ -85,7 +85,7 @@ _LATER: Final = (
 _OF_RECORDS: Final = (InvalidRecordError, RecordTooLargeError)
 
 
-class Directory(Protocol):
+class SenderDirectory(Protocol):
     """The methods of LogDir that this module uses."""
 
     durability: Durability
@@ -95,11 +95,11 @@ class Directory(Protocol):
     def next_producer_id(self) -> int: ...
 
 
-class _Written(NamedTuple):
+class _WrittenBatch(NamedTuple):
     """A batch that a round has written, and the log that must be synced."""
 
     queue: Queue
-    batch: Batch
+    batch: ProducerBatch
     log: Log
 
 
@@ -130,7 +130,7 @@ class Sender:
     def __init__(
         self,
         fs: FS,
-        directory: Directory,
+        directory: SenderDirectory,
         settings: ProducerSettings,
         accumulator: Accumulator,
         teller: Teller,
@@ -161,7 +161,7 @@ class Sender:
         """
         # Step 1: select the ready batches, with the lock.
         now_ms = self._fs.monotonic_ms()
-        work: list[tuple[Queue, list[Batch]]] = []
+        work: list[tuple[Queue, list[ProducerBatch]]] = []
         if self._transacting is not None:
             self._transacting.look()
             if self._transacting.has_failed:
@@ -179,7 +179,7 @@ class Sender:
         # Step 2: write and sync without the lock, so that other threads can send.
         if self._transacting is not None:
             work = self._admitted(self._transacting, work)
-        written: list[_Written] = []
+        written: list[_WrittenBatch] = []
         for queue, batches in work:
             self._write_all(queue, batches, written)
         if written:
@@ -235,8 +235,8 @@ class Sender:
             self._ended.popleft()  # last, because tell() continues after an interrupt
 
     def _admitted(
-        self, transacting: Transacting, work: list[tuple[Queue, list[Batch]]]
-    ) -> list[tuple[Queue, list[Batch]]]:
+        self, transacting: Transacting, work: list[tuple[Queue, list[ProducerBatch]]]
+    ) -> list[tuple[Queue, list[ProducerBatch]]]:
         """Add new partitions to the transaction, and return the writable batches."""
         new = transacting.new_partitions(
             (queue.topic, queue.partition) for queue, _ in work
@@ -272,7 +272,7 @@ class Sender:
             self._give_up(queue, batch, error)
 
     def _write_all(
-        self, queue: Queue, batches: list[Batch], written: list[_Written]
+        self, queue: Queue, batches: list[ProducerBatch], written: list[_WrittenBatch]
     ) -> None:
         """Write batches in order, up to the first one that must be retried."""
         for batch in batches:
@@ -294,7 +294,7 @@ class Sender:
                     return
                 continue
             if self._settings.acks == -1:
-                written.append(_Written(queue, batch, log))
+                written.append(_WrittenBatch(queue, batch, log))
                 continue
             if self._directory.durability.kind == "group":
                 self._unsynced.add(log)
@@ -328,7 +328,7 @@ class Sender:
         )
         return self._directory.open_again(queue.topic, queue.partition)
 
-    def _settle_attempt(self, queue: Queue, batch: Batch, log: Log) -> None:
+    def _settle_attempt(self, queue: Queue, batch: ProducerBatch, log: Log) -> None:
         """Check after a failed sync whether the log contains the written batch.
 
         The log has been opened again. A batch that it does not contain is written
@@ -352,7 +352,7 @@ class Sender:
         if batch.identity is not queue.identity:
             batch.forget_attempt()
 
-    def _is_stored(self, log: Log, batch: Batch) -> bool:
+    def _is_stored(self, log: Log, batch: ProducerBatch) -> bool:
         """Return whether the log contains the batch at its offset.
 
         It is identified by producer id and sequence.
@@ -374,7 +374,7 @@ class Sender:
             batch.sequence,
         )
 
-    def _write(self, queue: Queue, batch: Batch, log: Log) -> None:
+    def _write(self, queue: Queue, batch: ProducerBatch, log: Log) -> None:
         if batch.data is None:
             self._encode(queue, batch, log)
         assert batch.data is not None
@@ -400,7 +400,7 @@ class Sender:
             batch.is_unknown = was_unknown or isinstance(error, _UNKNOWN)
             raise
 
-    def _encode(self, queue: Queue, batch: Batch, log: Log) -> None:
+    def _encode(self, queue: Queue, batch: ProducerBatch, log: Log) -> None:
         """Encode the records as a batch.
 
         Raises:
@@ -445,14 +445,14 @@ class Sender:
                 )
         batch.data = data
 
-    def _identity(self, queue: Queue) -> Identity:
+    def _identity(self, queue: Queue) -> QueueIdentity:
         if queue.identity is None and self._transacting is not None:
             known = self._transacting.known_identity()
-            queue.identity = Identity(known.producer_id, known.producer_epoch)
+            queue.identity = QueueIdentity(known.producer_id, known.producer_epoch)
         elif queue.identity is None:
             if self._producer_id is None:
                 self._producer_id = self._directory.next_producer_id()
-            queue.identity = Identity(self._producer_id)
+            queue.identity = QueueIdentity(self._producer_id)
         return queue.identity
 
     def _end_identity(self, queue: Queue) -> None:
@@ -465,7 +465,7 @@ class Sender:
 
     # -- outcomes ----------------------------------------------------------------------
 
-    def _sync(self, written: list[_Written]) -> None:
+    def _sync(self, written: list[_WrittenBatch]) -> None:
         """Sync each log once, and complete the batches that are durable."""
         failures: dict[Log, LogcoreError | None] = {}
         for one in written:
@@ -485,7 +485,7 @@ class Sender:
                 else:
                     self._take_failure(one.queue, one.batch, failure)
 
-    def _finish(self, queue: Queue, batch: Batch, log: Log) -> None:
+    def _finish(self, queue: Queue, batch: ProducerBatch, log: Log) -> None:
         """Complete a batch that is stored as acks requires."""
         receipt = batch.written
         assert receipt is not None
@@ -505,7 +505,7 @@ class Sender:
         )
         self._leave(queue, batch)
 
-    def _leave(self, queue: Queue, batch: Batch) -> None:
+    def _leave(self, queue: Queue, batch: ProducerBatch) -> None:
         """Remove a batch that has its outcome.
 
         The order of the steps matters: after an interrupt, the next round finds the
@@ -515,7 +515,7 @@ class Sender:
         self._accumulator.remove(queue, batch)
         self._room.notify_all()
 
-    def _give_up(self, queue: Queue, batch: Batch, error: LogcoreError) -> None:
+    def _give_up(self, queue: Queue, batch: ProducerBatch, error: LogcoreError) -> None:
         """Fail a batch that has no time for another attempt.
 
         If the batch may be stored, its error reports that.
@@ -530,7 +530,7 @@ class Sender:
         error.__cause__ = batch.failure
         self._end(queue, batch, error)
 
-    def _end(self, queue: Queue, batch: Batch, error: Exception) -> None:
+    def _end(self, queue: Queue, batch: ProducerBatch, error: Exception) -> None:
         """Fail a batch permanently."""
         if self._transacting is not None:
             self._transacting.fail(error)
@@ -538,7 +538,9 @@ class Sender:
         batch.delivery.resolve(None, error, level="os", gives_time=False)
         self._leave(queue, batch)
 
-    def _take_failure(self, queue: Queue, batch: Batch, error: Exception) -> None:
+    def _take_failure(
+        self, queue: Queue, batch: ProducerBatch, error: Exception
+    ) -> None:
         """Retry, split or fail a batch after a failed attempt."""
         if not self._accumulator.is_open(queue, batch):  # close() ended it concurrently
             return
@@ -582,7 +584,7 @@ class Sender:
 
 
 def _encoded(
-    scratch: bytearray, records: list[Row] | Columns, head: tuple[Any, ...]
+    scratch: bytearray, records: list[Row] | UnsentColumns, head: tuple[Any, ...]
 ) -> bytes:
     """Encode one batch.
 
@@ -593,7 +595,7 @@ def _encoded(
         InvalidTimestampError: a timestamp is invalid.
         RecordTooLargeError: the batch is too large.
     """
-    if isinstance(records, Columns):
+    if isinstance(records, UnsentColumns):
         size, _ = kernel.encode_columns(
             scratch, records.keys, records.values, records.times, records.count, *head
         )

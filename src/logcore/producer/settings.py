@@ -60,7 +60,7 @@ class ProducerRecord(NamedTuple):
     timestamp_ms: Time | None
 
 
-class Interceptor(Protocol):
+class ProducerInterceptor(Protocol):
     """Sees every record of send(). What it raises is reported to sys.unraisablehook and
     disturbs nothing else.
     """
@@ -147,7 +147,7 @@ class ProducerOptions(TypedDict, total=False):
     partitioner_ignore_keys: bool
     key_serializer: Serializer | None
     value_serializer: Serializer | None
-    interceptors: Iterable[Interceptor]
+    interceptors: Iterable[ProducerInterceptor]
     enable_idempotence: bool | None
     client_id: str
     on_delivery: OnDelivery | None
@@ -271,7 +271,9 @@ class ProducerSettings:
     partitioner_ignore_keys: bool = attrs.field(default=False, validator=_flag)
     key_serializer: Serializer | None = attrs.field(default=None, validator=_callable)
     value_serializer: Serializer | None = attrs.field(default=None, validator=_callable)
-    interceptors: tuple[Interceptor, ...] = attrs.field(default=(), converter=tuple)
+    interceptors: tuple[ProducerInterceptor, ...] = attrs.field(
+        default=(), converter=tuple
+    )
     enable_idempotence: bool | None = None
     client_id: str = ""
     on_delivery: OnDelivery | None = attrs.field(default=None, validator=_callable)

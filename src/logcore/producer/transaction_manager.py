@@ -26,8 +26,8 @@ from typing import Final, NoReturn
 from logcore.coordination.transaction_effects import (
     AddPartitions,
     End,
-    Identity,
     Initialize,
+    ProducerIdAndEpoch,
     Request,
     TransactionError,
     Unended,
@@ -62,7 +62,7 @@ _FENCED: Final = (
 )
 
 
-class State(enum.Enum):
+class TransactionState(enum.Enum):
     """The states of Kafka's TransactionManager, with the same names."""
 
     UNINITIALIZED = enum.auto()
@@ -77,25 +77,47 @@ class State(enum.Enum):
 
 
 #: The states that may follow each state. FATAL_ERROR may follow every state.
-NEXT: Final[Mapping[State, frozenset[State]]] = MappingProxyType(
+NEXT: Final[Mapping[TransactionState, frozenset[TransactionState]]] = MappingProxyType(
     {
-        State.UNINITIALIZED: frozenset({State.INITIALIZING}),
-        State.INITIALIZING: frozenset(
-            {State.READY, State.INITIALIZING, State.PREPARED}
+        TransactionState.UNINITIALIZED: frozenset({TransactionState.INITIALIZING}),
+        TransactionState.INITIALIZING: frozenset(
+            {
+                TransactionState.READY,
+                TransactionState.INITIALIZING,
+                TransactionState.PREPARED,
+            }
         ),
-        State.READY: frozenset({State.IN_TRANSACTION}),
-        State.IN_TRANSACTION: frozenset(
-            {State.PREPARED, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR}
+        TransactionState.READY: frozenset({TransactionState.IN_TRANSACTION}),
+        TransactionState.IN_TRANSACTION: frozenset(
+            {
+                TransactionState.PREPARED,
+                TransactionState.COMMITTING,
+                TransactionState.ABORTING,
+                TransactionState.ABORTABLE_ERROR,
+            }
         ),
-        State.PREPARED: frozenset(
-            {State.PREPARED, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR}
+        TransactionState.PREPARED: frozenset(
+            {
+                TransactionState.PREPARED,
+                TransactionState.COMMITTING,
+                TransactionState.ABORTING,
+                TransactionState.ABORTABLE_ERROR,
+            }
         ),
-        State.COMMITTING: frozenset(
-            {State.COMMITTING, State.READY, State.ABORTABLE_ERROR}
+        TransactionState.COMMITTING: frozenset(
+            {
+                TransactionState.COMMITTING,
+                TransactionState.READY,
+                TransactionState.ABORTABLE_ERROR,
+            }
         ),
-        State.ABORTING: frozenset({State.ABORTING, State.READY}),
-        State.ABORTABLE_ERROR: frozenset({State.ABORTING, State.ABORTABLE_ERROR}),
-        State.FATAL_ERROR: frozenset(),
+        TransactionState.ABORTING: frozenset(
+            {TransactionState.ABORTING, TransactionState.READY}
+        ),
+        TransactionState.ABORTABLE_ERROR: frozenset(
+            {TransactionState.ABORTING, TransactionState.ABORTABLE_ERROR}
+        ),
+        TransactionState.FATAL_ERROR: frozenset(),
     }
 )
 
@@ -119,9 +141,9 @@ class Transacting:
         self._coordinator = coordinator
         self._timeout_ms = timeout_ms
         self._room = room
-        self.state = State.UNINITIALIZED
+        self.state = TransactionState.UNINITIALIZED
         #: Producer id and epoch, or None before init_transactions().
-        self.identity: Identity | None = None
+        self.identity: ProducerIdAndEpoch | None = None
         #: The error after which the transaction, or the producer, cannot continue.
         self.failure: LogcoreError | None = None
         # Added by this producer to the open transaction.
@@ -131,7 +153,7 @@ class Transacting:
 
     # -- states
 
-    def check(self, wanted: State) -> None:
+    def check(self, wanted: TransactionState) -> None:
         """Check a state transition. The lock is held.
 
         Raises:
@@ -151,13 +173,13 @@ class Transacting:
             found=self.state.name,
         )
 
-    def enter(self, wanted: State) -> None:
+    def enter(self, wanted: TransactionState) -> None:
         """Check and perform a state transition. The lock is held."""
         self.check(wanted)
         self.state = wanted
-        if wanted in (State.READY, State.ABORTING):
+        if wanted in (TransactionState.READY, TransactionState.ABORTING):
             self.failure = None
-        if wanted is State.READY:
+        if wanted is TransactionState.READY:
             self._partitions.clear()
             self._is_of_before = False
 
@@ -168,13 +190,13 @@ class Transacting:
             ProducerStateError: no transaction is open.
             LogcoreError: the transaction can only be aborted.
         """
-        if self.state is State.IN_TRANSACTION:
+        if self.state is TransactionState.IN_TRANSACTION:
             return
         if self.failure is not None:
             raise self.failure
         raise ProducerStateError(
             "a producer with a transactional id sends inside a transaction: call begin_transaction()",
-            expected=State.IN_TRANSACTION.name,
+            expected=TransactionState.IN_TRANSACTION.name,
             found=self.state.name,
         )
 
@@ -184,16 +206,23 @@ class Transacting:
         Raises:
             ProducerStateError: no transaction is prepared.
         """
-        if self.state not in (State.PREPARED, State.COMMITTING, State.ABORTING):
+        if self.state not in (
+            TransactionState.PREPARED,
+            TransactionState.COMMITTING,
+            TransactionState.ABORTING,
+        ):
             raise self.failure or ProducerStateError(
                 "no transaction is prepared",
-                expected=State.PREPARED.name,
+                expected=TransactionState.PREPARED.name,
                 found=self.state.name,
             )
 
     @property
     def has_failed(self) -> bool:
-        return self.state in (State.ABORTABLE_ERROR, State.FATAL_ERROR)
+        return self.state in (
+            TransactionState.ABORTABLE_ERROR,
+            TransactionState.FATAL_ERROR,
+        )
 
     @property
     def is_open(self) -> bool:
@@ -202,19 +231,22 @@ class Transacting:
         A prepared transaction waits for its decision instead.
         """
         return self.state in (
-            State.IN_TRANSACTION,
-            State.COMMITTING,
-            State.ABORTING,
-            State.ABORTABLE_ERROR,
+            TransactionState.IN_TRANSACTION,
+            TransactionState.COMMITTING,
+            TransactionState.ABORTING,
+            TransactionState.ABORTABLE_ERROR,
         )
 
     def fail(self, error: Exception) -> None:
         """Change to an error state after a permanent failure. The lock is held."""
         if isinstance(error, ProducerFencedError):
-            self.state = State.FATAL_ERROR
+            self.state = TransactionState.FATAL_ERROR
             self.failure = error
-        elif State.ABORTABLE_ERROR in NEXT[self.state] and self.failure is None:
-            self.state = State.ABORTABLE_ERROR
+        elif (
+            TransactionState.ABORTABLE_ERROR in NEXT[self.state]
+            and self.failure is None
+        ):
+            self.state = TransactionState.ABORTABLE_ERROR
             failure = TransactionAbortedError(
                 f"the transaction can only be aborted, since a part of it failed: {error}",
             )
@@ -233,16 +265,16 @@ class Transacting:
         """
         found = self._initialized(deadline_ms, keeps_prepared)
         with self._room:
-            self.identity = Identity(found.producer_id, found.producer_epoch)
+            self.identity = ProducerIdAndEpoch(found.producer_id, found.producer_epoch)
             self._is_of_before = isinstance(found, Unended)
             if self._is_of_before:
-                self.enter(State.PREPARED)
+                self.enter(TransactionState.PREPARED)
             else:
-                self.enter(State.READY)
+                self.enter(TransactionState.READY)
 
     def _initialized(
         self, deadline_ms: int | None, keeps_prepared: bool = False
-    ) -> Identity | Unended:
+    ) -> ProducerIdAndEpoch | Unended:
         asked = Initialize(
             transactional_id=self.transactional_id,
             timeout_ms=self._timeout_ms,
@@ -306,10 +338,10 @@ class Transacting:
             # epoch. So this producer gets a new one.
             if self._is_of_before:
                 found = self._initialized(deadline_ms)
-            identity = Identity(found.producer_id, found.producer_epoch)
+            identity = ProducerIdAndEpoch(found.producer_id, found.producer_epoch)
         with self._room:
             self.identity = identity
-            self.enter(State.READY)
+            self.enter(TransactionState.READY)
 
     def look(self) -> None:
         """End overdue transactions of this directory, at most once a second.
@@ -329,14 +361,14 @@ class Transacting:
                     error,
                 )
 
-    def known_identity(self) -> Identity:
+    def known_identity(self) -> ProducerIdAndEpoch:
         """Return the identity. init_transactions() must have succeeded."""
         assert self.identity is not None, self.state
         return self.identity
 
     def _ask_until(
         self, deadline_ms: int | None, request: Request
-    ) -> Identity | Unended:
+    ) -> ProducerIdAndEpoch | Unended:
         wait_ms = _FIRST_WAIT_MS
         while True:
             try:
@@ -354,7 +386,7 @@ class Transacting:
             assert found is not None, request
             return found
 
-    def _ask(self, request: Request) -> Identity | Unended | None:
+    def _ask(self, request: Request) -> ProducerIdAndEpoch | Unended | None:
         result = self._coordinator.ask(request)
         if isinstance(result, TransactionError):
             self._refuse(result)

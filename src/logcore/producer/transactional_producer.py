@@ -34,13 +34,13 @@ from logcore.errors import (
 )
 from logcore.format.group_records import Committed
 from logcore.fs import FS
-from logcore.producer.producer import Directory, Producer
+from logcore.producer.producer import Producer, ProducerDirectory
 from logcore.producer.settings import ProducerSettings
-from logcore.producer.transaction_manager import State, Transacting
+from logcore.producer.transaction_manager import Transacting, TransactionState
 from logcore.reporting import WARNING, tell
 
 
-class GroupMetadata(Protocol):
+class CommittingMember(Protocol):
     """Which member of a group commits; see Consumer.group_metadata()."""
 
     @property
@@ -53,7 +53,7 @@ class GroupMetadata(Protocol):
     def group_instance_id(self) -> str | None: ...
 
 
-class OffsetAndMetadata(Protocol):
+class OffsetToCommit(Protocol):
     """A commit for a partition; see logcore.OffsetAndMetadata."""
 
     @property
@@ -64,7 +64,7 @@ class OffsetAndMetadata(Protocol):
     def leader_epoch(self) -> int: ...
 
 
-class Groups(Protocol):
+class CommitGroups(Protocol):
     """The methods of the groups of a directory that are used here."""
 
     failure: Exception | None
@@ -78,11 +78,11 @@ class Groups(Protocol):
     ) -> GroupError | None: ...
 
 
-class Coordinators(Protocol):
+class TransactionCoordinators(Protocol):
     """The coordinators of the transactions and the groups of a directory."""
 
     def transactions(self, directory: Any) -> TransactionCoordinator: ...
-    def groups(self, directory: Any) -> Groups: ...
+    def groups(self, directory: Any) -> CommitGroups: ...
 
 
 class TransactionalProducer(Producer):
@@ -91,9 +91,9 @@ class TransactionalProducer(Producer):
     def __init__(
         self,
         fs: FS,
-        directory: Directory,
+        directory: ProducerDirectory,
         settings: ProducerSettings,
-        coordinators: Coordinators,
+        coordinators: TransactionCoordinators,
     ) -> None:
         """Not for users."""
         super().__init__(fs, directory, settings, coordinators.transactions(directory))
@@ -140,7 +140,7 @@ class TransactionalProducer(Producer):
         what reading `__transaction_state` raises.
         """
         self._check_caller("init_transactions()")
-        self._enter(State.INITIALIZING)
+        self._enter(TransactionState.INITIALIZING)
         self._transacting.initialize(
             self._deadline_ms(timeout), keeps_prepared=keep_prepared
         )
@@ -151,7 +151,7 @@ class TransactionalProducer(Producer):
         """
         self._check_caller("begin_transaction()")
         with self._lock:
-            self._transacting.enter(State.IN_TRANSACTION)
+            self._transacting.enter(TransactionState.IN_TRANSACTION)
             for queue in self._accumulator.queues.values():
                 queue.identity = None  # each transaction has an epoch of its own
 
@@ -165,7 +165,7 @@ class TransactionalProducer(Producer):
         """
         self._check_caller("commit_transaction()")
         deadline_ms = self._deadline_ms(timeout)
-        self._enter(State.COMMITTING)
+        self._enter(TransactionState.COMMITTING)
         self._write_all(deadline_ms)
         self._transacting.end(commit=True, deadline_ms=deadline_ms)
 
@@ -178,7 +178,7 @@ class TransactionalProducer(Producer):
         aborted meanwhile. Raises as commit_transaction().
         """
         self._check_caller("prepare_transaction()")
-        self._enter(State.PREPARED)
+        self._enter(TransactionState.PREPARED)
         self._write_all(self._deadline_ms(timeout))
         return self._transacting.prepared()
 
@@ -205,7 +205,7 @@ class TransactionalProducer(Producer):
         ProducerFencedError, ProducerStateError.
         """
         self._check_caller("abort_transaction()")
-        self._enter(State.ABORTING)
+        self._enter(TransactionState.ABORTING)
         with self._work.writing:
             self._work.sender.end_all("the transaction of the record was aborted")
         self._transacting.end(commit=False, deadline_ms=self._deadline_ms(timeout))
@@ -215,7 +215,7 @@ class TransactionalProducer(Producer):
         """Begins a transaction; commits it at the end of the block, or aborts it when
         an exception leaves the block or the commit fails for good.
         """
-        if self._transacting.state is State.UNINITIALIZED:
+        if self._transacting.state is TransactionState.UNINITIALIZED:
             self.init_transactions()
         self.begin_transaction()
         try:
@@ -226,7 +226,7 @@ class TransactionalProducer(Producer):
         try:
             self.commit_transaction()
         except BaseException:
-            if self._transacting.state is State.ABORTABLE_ERROR:
+            if self._transacting.state is TransactionState.ABORTABLE_ERROR:
                 self._abort_quietly()
             raise
 
@@ -237,8 +237,8 @@ class TransactionalProducer(Producer):
 
     def send_offsets_to_transaction(
         self,
-        offsets: Mapping[tuple[str, int], int | OffsetAndMetadata],
-        group: GroupMetadata | str,
+        offsets: Mapping[tuple[str, int], int | OffsetToCommit],
+        group: CommittingMember | str,
     ) -> None:
         """Commits offsets of a group with the transaction: they count if and when it is
         committed.
@@ -286,7 +286,7 @@ class TransactionalProducer(Producer):
         """Whether a transaction waits for complete_transaction(), here or since a
         producer before this one.
         """
-        return self._transacting.state is State.PREPARED
+        return self._transacting.state is TransactionState.PREPARED
 
     # -- parts of these
     # ------------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ class TransactionalProducer(Producer):
             if self._transacting.failure is not None:
                 raise self._transacting.failure
 
-    def _enter(self, state: State) -> None:
+    def _enter(self, state: TransactionState) -> None:
         with self._lock:
             self._transacting.enter(state)
 
@@ -313,7 +313,7 @@ class TransactionalProducer(Producer):
         return max(0, deadline_ms - self._fs.monotonic_ms()) / 1000
 
 
-def _committed(given: int | OffsetAndMetadata, now_ms: int) -> Committed:
+def _committed(given: int | OffsetToCommit, now_ms: int) -> Committed:
     if isinstance(given, bool) or (isinstance(given, int) and given < 0):
         raise InvalidConfigError(
             "offsets", expected="numbers from 0 on", found=repr(given)

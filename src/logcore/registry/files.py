@@ -68,7 +68,14 @@ from logcore.errors import (
 )
 from logcore.fs import OS, SharedFS
 from logcore.registry import node_file
-from logcore.registry.node_file import SUFFIX, UNFINISHED, Head, Kind, Slot, file_name
+from logcore.registry.node_file import (
+    SUFFIX,
+    UNFINISHED,
+    Head,
+    NodeKind,
+    Slot,
+    file_name,
+)
 from logcore.registry.protocol import (
     ANY,
     CONSUMERS,
@@ -139,13 +146,13 @@ def domain_byte(domain: str) -> int:
     return int.from_bytes(digest[:8], "big") >> (64 - _BYTE_BITS)
 
 
-def kind_of(names: Names) -> Kind:
+def kind_of(names: Names) -> NodeKind:
     """Whether a node that is not ephemeral is synced."""
     if len(names) == 3 and names[0] == CONSUMERS and names[2] == _UNSYNCED_NAME:
-        return Kind.UNSYNCED
+        return NodeKind.UNSYNCED
     if len(names) > 2 and names[:2] in _VIEWS:
-        return Kind.UNSYNCED
-    return Kind.PERSISTENT
+        return NodeKind.UNSYNCED
+    return NodeKind.PERSISTENT
 
 
 def _is_lost_with_power(names: Names) -> bool:
@@ -157,7 +164,7 @@ def _is_lost_with_power(names: Names) -> bool:
         of_member
         or names[:2] == _BROKERS
         or names == _CONTROLLER
-        or kind_of(names) is Kind.UNSYNCED
+        or kind_of(names) is NodeKind.UNSYNCED
     )
 
 
@@ -532,7 +539,7 @@ class FileRegistry:
         check_value(value, path)
         kind = kind_of(names)
         if ephemeral:
-            kind = Kind.EPHEMERAL
+            kind = NodeKind.EPHEMERAL
 
         def make() -> int:
             if self._look(names) is not None:
@@ -635,7 +642,7 @@ class FileRegistry:
                 outer = names[:1]
                 with self._turn(domain_of(outer)):
                     if self._look(outer) is None:
-                        self._make_node(outer, b"", Kind.PERSISTENT)
+                        self._make_node(outer, b"", NodeKind.PERSISTENT)
 
     @contextlib.contextmanager
     def _turn(self, domain: str) -> Generator[None]:
@@ -704,7 +711,7 @@ class FileRegistry:
             )
         return found
 
-    def _make_node(self, names: Names, value: bytes, kind: Kind) -> None:
+    def _make_node(self, names: Names, value: bytes, kind: NodeKind) -> None:
         """Under the lock. A file that exists there already does not count: it is torn,
         or its session is over.
         """
@@ -712,13 +719,13 @@ class FileRegistry:
         file = self._file(names)
         creation = self._fs.random_bytes(16)
         head = Head(creation, kind, name=node_file.name_in_head(names[-1])).grown(value)
-        if kind is Kind.PERSISTENT:
+        if kind is NodeKind.PERSISTENT:
             self._put(file, head, Slot(0, value))
             self._sync_names(names)
             self._remember(file, head, 0)
             return
         session = None
-        if kind is Kind.EPHEMERAL:
+        if kind is NodeKind.EPHEMERAL:
             lease = self._writing()
             session = lease.id
             domain = domain_of(names)
@@ -808,7 +815,7 @@ class FileRegistry:
         )
         try:
             self._fs.pwrite(handle, node_file.new_file(head, slot), 0)
-            if head.kind is Kind.PERSISTENT:
+            if head.kind is NodeKind.PERSISTENT:
                 self._fs.fdatasync(handle)
             self._fs.rename(unfinished, file)
         except BaseException:
@@ -824,7 +831,7 @@ class FileRegistry:
         """
         file = self._file(names)
         new = Slot(slot.version + 1, value, slot.session)
-        is_synced = head.kind is Kind.PERSISTENT
+        is_synced = head.kind is NodeKind.PERSISTENT
         if not head.holds(value):
             self._put(file, head.grown(value), new)
             if is_synced:
@@ -872,13 +879,13 @@ class FileRegistry:
             self._known.clear()
         self._known[file] = (head.creation, version)
 
-    def _remove(self, names: Names, kind: Kind) -> None:
+    def _remove(self, names: Names, kind: NodeKind) -> None:
         """Under the lock: removes a node without children."""
         # Children whose sessions are over have files still.
         self._purge(self._directory(names))
         self._fs.unlink(self._file(names))
         self._known.pop(self._file(names), None)
-        if kind is Kind.PERSISTENT:
+        if kind is NodeKind.PERSISTENT:
             self._fs.sync_dir(self._directory(names[:-1]))
 
     def _purge(self, directory: str) -> None:

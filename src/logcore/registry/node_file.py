@@ -56,7 +56,7 @@ _LARGEST_HEAD: Final = 16 * PAGE_BYTES
 _LARGEST_CAPACITY: Final = 1 << 21
 
 
-class Kind(enum.IntEnum):
+class NodeKind(enum.IntEnum):
     """How long a node must last. PERSISTENT: any crash. EPHEMERAL: its session.
     UNSYNCED: any kill, not a power cut.
     """
@@ -73,7 +73,7 @@ class Head:
     """
 
     creation: bytes
-    kind: Kind
+    kind: NodeKind
     capacity: int = PAGE_BYTES
     name: str | None = None
 
@@ -164,7 +164,7 @@ def read_head(data: bytes, path: str) -> Head | None:
         )
     try:
         head = Head(
-            creation, Kind(kind), capacity, data[_HEAD.size : stop].decode() or None
+            creation, NodeKind(kind), capacity, data[_HEAD.size : stop].decode() or None
         )
     except ValueError as error:
         raise UnsupportedRegistryError(

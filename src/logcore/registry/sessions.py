@@ -31,7 +31,7 @@ import attrs
 from logcore.errors import CorruptRegistryError, RegistryLockedError
 from logcore.fs import Boot, SharedFS
 from logcore.registry import node_file
-from logcore.registry.node_file import Head, Kind, Slot
+from logcore.registry.node_file import Head, NodeKind, Slot
 
 DIRECTORY: Final = ".sessions"
 EXPIRED: Final = ".expired"
@@ -122,7 +122,7 @@ def read_file(fs: SharedFS, handle: int, path: str) -> tuple[Head, Slot] | None:
         if data == before:
             break
         before = data
-    if head is not None and head.kind is Kind.PERSISTENT:
+    if head is not None and head.kind is NodeKind.PERSISTENT:
         raise CorruptRegistryError(
             "neither version of a node is whole", path=path, position=head.place(0)
         )
@@ -136,7 +136,7 @@ class Lease:
         self._fs = fs
         self._path = path
         self._handle = handle
-        self._head = Head(fs.random_bytes(_ID_BYTES), Kind.EPHEMERAL, _CAPACITY)
+        self._head = Head(fs.random_bytes(_ID_BYTES), NodeKind.EPHEMERAL, _CAPACITY)
         self._version = 0
         self.facts = facts
         self.id = posixpath.basename(path).removesuffix(node_file.UNFINISHED)

@@ -20,7 +20,7 @@ from typing import Final
 
 from logcore.errors import RegistryClosedError
 from logcore.fs import SharedFS
-from logcore.fs.watch import Watch
+from logcore.fs.watch import DirectoryWatch
 
 #: A report of an ended session is repeated after these times, because the kernel
 #: releases its lock shortly after the event.
@@ -50,7 +50,7 @@ class FileWatch:
         self._sessions = sessions
         self._state = state
         self._armed: dict[str, tuple[int, int]] = {}
-        self._watch: Watch | None = None
+        self._watch: DirectoryWatch | None = None
         # Times of repeated reports.
         self._echoes: list[int] = []
         self._arm()

@@ -25,7 +25,7 @@ from logcore.kernels import Record
 Partition = tuple[str, int]
 
 
-class Progress(NamedTuple):
+class ShippedProgress(NamedTuple):
     """The progress of a shipped partition.
 
     `offset` is the next local offset to ship. `witness` identifies the last record
@@ -37,11 +37,11 @@ class Progress(NamedTuple):
 
 
 @attrs.frozen
-class Batch:
+class OutgoingBatch:
     """The shipment of one step, by remote partition: records, and progress after them."""
 
     records: Mapping[Partition, Sequence[Record]]
-    progress: Mapping[Partition, Progress]
+    progress: Mapping[Partition, ShippedProgress]
 
 
 @attrs.frozen
@@ -62,10 +62,10 @@ class Outcome:
     failed: Mapping[Partition, str] = attrs.field(factory=dict)
 
 
-class Sender(Protocol):
+class ClusterSender(Protocol):
     """Ships one batch after another."""
 
-    def start(self, batch: Batch) -> None:
+    def start(self, batch: OutgoingBatch) -> None:
         """Start to ship a batch.
 
         Raises:
@@ -107,7 +107,9 @@ class TargetCluster(Protocol):
         """
         ...
 
-    def transactional_sender(self, transactional_id: str, group_id: str) -> Sender:
+    def transactional_sender(
+        self, transactional_id: str, group_id: str
+    ) -> ClusterSender:
         """Return a sender of transactions that include the progress of `group_id`.
 
         This ends the open transaction of an earlier sender of that id, and fences that
@@ -118,7 +120,7 @@ class TargetCluster(Protocol):
         """
         ...
 
-    def plain_sender(self) -> Sender:
+    def plain_sender(self) -> ClusterSender:
         """Return a sender that keeps the order of each partition.
 
         It may repeat records that were in flight when it was cut off.
@@ -127,7 +129,7 @@ class TargetCluster(Protocol):
 
     def committed(
         self, group_id: str, partitions: Collection[Partition]
-    ) -> dict[Partition, Progress]:
+    ) -> dict[Partition, ShippedProgress]:
         """Return the shipped progress of transactions that have ended."""
         ...
 
@@ -148,7 +150,7 @@ class RemoteRecord(NamedTuple):
 
 
 @attrs.frozen
-class Fetched:
+class FetchResult:
     """The result of one fetch().
 
     Attributes:
@@ -195,7 +197,9 @@ class SourceCluster(Protocol):
         """Return the bounds of a partition now. `log_end` is the end for fetch()."""
         ...
 
-    def fetch(self, positions: Mapping[Partition, int], timeout_s: float) -> Fetched:
+    def fetch(
+        self, positions: Mapping[Partition, int], timeout_s: float
+    ) -> FetchResult:
         """Return some records from each position on, in order.
 
         Partitions without records within `timeout_s` are left out.
@@ -204,7 +208,7 @@ class SourceCluster(Protocol):
 
     def committed(
         self, group_id: str, partitions: Collection[Partition]
-    ) -> dict[Partition, Progress]:
+    ) -> dict[Partition, ShippedProgress]:
         """Return the offsets that a group has committed in the cluster."""
         ...
 

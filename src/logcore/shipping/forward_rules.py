@@ -51,7 +51,7 @@ class Begin:
 
 
 @attrs.frozen(kw_only=True)
-class Known:
+class KnownOffsets:
     """The offsets of a partition that are known when shipping begins."""
 
     #: Offset committed by the remote group, None if there is none.
@@ -64,7 +64,7 @@ class Known:
     log_end: int
 
 
-def resume(known: Known, *, on_gap: OnGap, on_lost: OnLost) -> Begin | Stop:
+def resume(known: KnownOffsets, *, on_gap: OnGap, on_lost: OnLost) -> Begin | Stop:
     """Return the offset to begin at, or the reason to stop.
 
     | committed | recorded        | result                                                                 |

@@ -51,17 +51,17 @@ from logcore.logdir import LogDir
 from logcore.reader import LogReader, segments_between
 from logcore.reporting import WARNING, tell
 from logcore.shipping.cluster import (
-    Batch,
+    ClusterSender,
     Outcome,
+    OutgoingBatch,
     Partition,
-    Progress,
-    Sender,
+    ShippedProgress,
     TargetCluster,
 )
 from logcore.shipping.dead_letters import Quarantine
 from logcore.shipping.forward_rules import (
     Begin,
-    Known,
+    KnownOffsets,
     Lane,
     Stop,
     advice_to_create,
@@ -72,7 +72,7 @@ from logcore.shipping.forward_rules import (
     witness_of,
     witnessed_offset,
 )
-from logcore.shipping.progress import Keeper, Note, Notes
+from logcore.shipping.progress import Keeper, ProgressStore, RecordedProgress
 from logcore.shipping.settings import (
     QUARANTINE,
     ForwardMetrics,
@@ -108,7 +108,7 @@ class _Under:
     `size_bytes` is the size of its keys, values and headers.
     """
 
-    batch: Batch
+    batch: OutgoingBatch
     size_bytes: int
     began_ms: int
     wall_ms: int
@@ -172,7 +172,9 @@ class Forwarder:
         self._quarantine = Quarantine(logdir, f"forward-{self._settings.name}")
         self._consumer: Any = None  # of the local group; created by the first _hold()
         self._lanes: dict[Partition, Lane] = {}  # by target
-        self._sender: Sender | None = None  # None until connected, and after an error
+        self._sender: ClusterSender | None = (
+            None  # None until connected, and after an error
+        )
         self._under: _Under | None = None
         self._counts = _Counts()
         self._state: State = "connecting"
@@ -183,12 +185,12 @@ class Forwarder:
         self._note_ms = 0
         self._refresh_ms = fs.monotonic_ms() + _REFRESH_MS
         self._noted: dict[
-            Partition, Progress
+            Partition, ShippedProgress
         ] = {}  # of delivered records, to be written by _note()
         self._cluster_id = ""
         self._turn = 0  # index of the lane with which the next batch begins
         self._closed = False
-        self._notes = Notes(fs, logdir.path, self._settings.name)
+        self._notes = ProgressStore(fs, logdir.path, self._settings.name)
         try:
             if self._keeper == "directory":
                 self._notes.own()
@@ -508,7 +510,7 @@ class Forwarder:
     # -- first offsets
     # -----------------------------------------------------------------------------------------------
 
-    def _connected(self) -> Sender:
+    def _connected(self) -> ClusterSender:
         """Return a new sender, and place every lane at its delivered offset.
 
         With transactions the sender is created first and the progress is read after
@@ -540,7 +542,7 @@ class Forwarder:
                 self._place(lane, progress.get(target), note.progress.get(target))
         return sender
 
-    def _read_note(self) -> Note:
+    def _read_note(self) -> RecordedProgress:
         """Return the recorded progress of this forwarder.
 
         Raises:
@@ -551,7 +553,7 @@ class Forwarder:
             self._cluster_id = self._cluster.cluster_id()
         note = self._notes.read()
         if note is None:
-            return Note(self._keeper, self._cluster_id, {})
+            return RecordedProgress(self._keeper, self._cluster_id, {})
         if note.cluster_id != self._cluster_id:
             raise ShippingError(
                 f"the forwarder {self._settings.name!r} has shipped to another cluster: give this one another name",
@@ -561,7 +563,10 @@ class Forwarder:
         return note
 
     def _place(
-        self, lane: Lane, progress: Progress | None, noted: Progress | None
+        self,
+        lane: Lane,
+        progress: ShippedProgress | None,
+        noted: ShippedProgress | None,
     ) -> None:
         committed = None
         if progress is not None:
@@ -593,7 +598,7 @@ class Forwarder:
             lane.witness = progress.witness
             self._noted[lane.target] = progress
 
-    def _check(self, log: Log, progress: Progress) -> None:
+    def _check(self, log: Log, progress: ShippedProgress) -> None:
         """Check that the log still holds the last shipped record.
 
         Raises:
@@ -611,7 +616,7 @@ class Forwarder:
         self, lane: Lane, log: Log, committed: int | None, noted: int | None
     ) -> Begin | None:
         """Return the offset to continue at, None if the partition was stopped."""
-        known = Known(
+        known = KnownOffsets(
             committed=committed,
             noted=noted,
             log_start=log.log_start_offset,
@@ -681,7 +686,9 @@ class Forwarder:
         """
         began_ms = self._fs.monotonic_ms()
         lanes = [lane for lane in self._lanes.values() if lane.failure is None]
-        reading = _Reading(self._settings.max_records, self._settings.batch_bytes)
+        reading = _AssembledBatch(
+            self._settings.max_records, self._settings.batch_bytes
+        )
         for at in range(len(lanes)):
             lane = lanes[(self._turn + at) % len(lanes)]
             try:
@@ -703,16 +710,16 @@ class Forwarder:
         is_due = began_ms >= self._refresh_ms
         owing = [lane for lane in lanes if lane.owes or (is_due and lane.delivered)]
         progress = {
-            lane.target: Progress(lane.delivered, lane.witness) for lane in owing
+            lane.target: ShippedProgress(lane.delivered, lane.witness) for lane in owing
         } | reading.progress
         if is_due:
             self._refresh_ms = began_ms + _REFRESH_MS
         if not progress:
             return None
-        batch = Batch(reading.records, progress)
+        batch = OutgoingBatch(reading.records, progress)
         return _Under(batch, reading.size_bytes, began_ms, self._fs.now_ms())
 
-    def _read_lane(self, lane: Lane, reading: _Reading) -> None:
+    def _read_lane(self, lane: Lane, reading: _AssembledBatch) -> None:
         log = self._log(lane)
         # Retention deleted records before they were shipped, or the log was truncated
         # or recreated.
@@ -758,7 +765,9 @@ class Forwarder:
                 self._lanes[target].witness = witness_of(records[count - 1])
         for target, next_offset in outcome.delivered.items():
             self._lanes[target].deliver(next_offset)
-            self._noted[target] = Progress(next_offset, self._lanes[target].witness)
+            self._noted[target] = ShippedProgress(
+                next_offset, self._lanes[target].witness
+            )
         self._counts.records += delivered
         if outcome.refused or outcome.failed:
             self._drop_sender()
@@ -823,7 +832,9 @@ class Forwarder:
             before = found.progress
         else:
             before = {}
-        note = Note(self._keeper, self._cluster_id, {**before, **self._noted})
+        note = RecordedProgress(
+            self._keeper, self._cluster_id, {**before, **self._noted}
+        )
         if note != found:
             self._notes.write(note)
         if now_ms >= self._note_ms or is_last:
@@ -895,13 +906,13 @@ class Forwarder:
 
 
 @attrs.define
-class _Reading:
+class _AssembledBatch:
     """A batch that is being assembled."""
 
     room_records: int
     room_bytes: int
     records: dict[Partition, list[Record]] = attrs.Factory(dict)
-    progress: dict[Partition, Progress] = attrs.Factory(dict)
+    progress: dict[Partition, ShippedProgress] = attrs.Factory(dict)
     size_bytes: int = 0
     is_full: bool = False
 
@@ -929,7 +940,9 @@ class _Reading:
                 break
         if taken:
             self.records[lane.target] = taken
-            self.progress[lane.target] = Progress(position, witness_of(taken[-1]))
+            self.progress[lane.target] = ShippedProgress(
+                position, witness_of(taken[-1])
+            )
         elif self.is_full:
             position = lane.position  # nothing was read: the next batch begins there
         return position

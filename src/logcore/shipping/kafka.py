@@ -33,15 +33,15 @@ from logcore.errors import (
 )
 from logcore.kernels import Record
 from logcore.shipping.cluster import (
-    Batch,
-    Fetched,
+    ClusterSender,
+    FetchResult,
     Outcome,
+    OutgoingBatch,
     Partition,
-    Progress,
     RemoteRecord,
     RemoteSpan,
     RemoteTopic,
-    Sender,
+    ShippedProgress,
 )
 
 #: How long one question to the cluster may take.
@@ -283,7 +283,7 @@ class KafkaCluster:
 
     def committed(
         self, group_id: str, partitions: Collection[Partition]
-    ) -> dict[Partition, Progress]:
+    ) -> dict[Partition, ShippedProgress]:
         """See TargetCluster.
 
         Offsets of an ending transaction are waited for, by the isolation level of the
@@ -304,7 +304,7 @@ class KafkaCluster:
                     f"the offset of {one.topic}-{one.partition}: {one.error.str()}"
                 )
         return {
-            (one.topic, one.partition): Progress(one.offset, one.metadata or "")
+            (one.topic, one.partition): ShippedProgress(one.offset, one.metadata or "")
             for one in found
             if one.offset >= 0
         }
@@ -323,7 +323,9 @@ class KafkaCluster:
             self._readers[group_id] = self._made(self._kafka.Consumer, fixed)
         return self._readers[group_id]
 
-    def transactional_sender(self, transactional_id: str, group_id: str) -> Sender:
+    def transactional_sender(
+        self, transactional_id: str, group_id: str
+    ) -> ClusterSender:
         """See TargetCluster."""
         config = self._config(
             transactional_id=transactional_id,
@@ -341,7 +343,7 @@ class KafkaCluster:
             raise self.raised(error, transactional_id) from error
         return _TransactionalSender(self, producer, transactional_id, group_id)
 
-    def plain_sender(self) -> Sender:
+    def plain_sender(self) -> ClusterSender:
         """See TargetCluster.
 
         Records wait in the client while the cluster cannot be reached: a record that
@@ -415,7 +417,9 @@ class KafkaCluster:
         self._is_down = False
         return RemoteSpan(low, high)
 
-    def fetch(self, positions: Mapping[Partition, int], timeout_s: float) -> Fetched:
+    def fetch(
+        self, positions: Mapping[Partition, int], timeout_s: float
+    ) -> FetchResult:
         """See SourceCluster."""
         consumer = self._consumer()
         if dict(positions) != self._expected:
@@ -450,7 +454,7 @@ class KafkaCluster:
         elif self._is_down and not lost:
             self._expected = {}
             raise self.unavailable()
-        return Fetched(found, reached, lost)
+        return FetchResult(found, reached, lost)
 
     def cluster_id(self) -> str:
         """See SourceCluster."""
@@ -492,14 +496,14 @@ class _PlainSender:
         self._cluster = cluster
         self._kafka = _client()
         self._producer = producer
-        self._batch = Batch({}, {})
+        self._batch = OutgoingBatch({}, {})
         self._delivered: dict[Partition, int] = {}
         self._counts: dict[Partition, int] = {}
         self._refused: dict[Partition, str] = {}
         self._failed: dict[Partition, str] = {}
         self._trouble: Any = None
 
-    def start(self, batch: Batch) -> None:
+    def start(self, batch: OutgoingBatch) -> None:
         self._batch = batch
         self._delivered = {}
         self._counts = {}

@@ -56,7 +56,7 @@ from logcore.recordbatch import empty_batch
 from logcore.reporting import WARNING, tell
 from logcore.shipping import mirror_rules
 from logcore.shipping.cluster import (
-    Fetched,
+    FetchResult,
     Partition,
     RemoteRecord,
     RemoteSpan,
@@ -462,7 +462,7 @@ class Mirror:
                 lane.own = _last_records(log, lane.span.log_start)
             lane.fetch_at = min(lane.own, default=decided.offset)
 
-    def _checked(self, lane: _Lane, fetched: Fetched) -> Sequence[RemoteRecord]:
+    def _checked(self, lane: _Lane, fetched: FetchResult) -> Sequence[RemoteRecord]:
         """The records to store.
 
         Those below the position are compared with ours first.

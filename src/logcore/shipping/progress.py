@@ -25,35 +25,35 @@ import attrs
 from logcore.errors import CorruptRegistryError, NodeNotFoundError, ShippingError
 from logcore.fs import FS, SharedFS
 from logcore.registry import open_registry
-from logcore.shipping.cluster import Partition, Progress
+from logcore.shipping.cluster import Partition, ShippedProgress
 
 Keeper = Literal["cluster", "directory"]
 _FORWARD: Final = "/forward"
 
 
 @attrs.frozen
-class Note:
+class RecordedProgress:
     """The recorded progress, by partition of the remote cluster with this id."""
 
     by: Keeper
     cluster_id: str
-    progress: Mapping[Partition, Progress]
+    progress: Mapping[Partition, ShippedProgress]
 
 
-def packed(note: Note) -> bytes:
+def packed(note: RecordedProgress) -> bytes:
     rows = [[*one, *its] for one, its in sorted(note.progress.items())]
     return json.dumps(
         {"by": note.by, "cluster": note.cluster_id, "progress": rows}
     ).encode()
 
 
-def unpacked(content: bytes, path: str) -> Note:
+def unpacked(content: bytes, path: str) -> RecordedProgress:
     """Decode the recorded progress. Raises CorruptRegistryError."""
     try:
         given = json.loads(content)
         rows = given["progress"]
         progress = {
-            (str(topic), int(number)): Progress(int(at), str(witness))
+            (str(topic), int(number)): ShippedProgress(int(at), str(witness))
             for topic, number, at, witness in rows
         }
         by = given["by"]
@@ -66,10 +66,10 @@ def unpacked(content: bytes, path: str) -> Note:
         raise CorruptRegistryError(
             "not the note of a forwarder", path=path, found=repr(by)
         )
-    return Note(by, cluster_id, progress)
+    return RecordedProgress(by, cluster_id, progress)
 
 
-class Notes:
+class ProgressStore:
     """The recorded progress of one forwarder. Its calls may raise any RegistryError."""
 
     def __init__(self, fs: FS, directory: str, name: str) -> None:
@@ -80,13 +80,13 @@ class Notes:
         self._path = f"{_FORWARD}/{name}"
         self._name = name
 
-    def read(self) -> Note | None:
+    def read(self) -> RecordedProgress | None:
         try:
             return unpacked(self._registry.get(self._path).value, self._path)
         except NodeNotFoundError:
             return None
 
-    def write(self, note: Note) -> None:
+    def write(self, note: RecordedProgress) -> None:
         content = packed(note)
         try:
             self._registry.set(self._path, content)

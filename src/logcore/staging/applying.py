@@ -56,8 +56,8 @@ from logcore.staging.manifest import (
     READY,
     REFUSED,
     Manifest,
-    Place,
     StagedFile,
+    StagedTarget,
     check_directory,
     manifest_name,
     names_in,
@@ -271,7 +271,7 @@ def damaged(fs: FS, directory: str) -> list[str]:
     return [os.path.join(path, name) for name in names_in(fs, path, DAMAGED)]
 
 
-def choose_place(target: Target, files: Sequence[StagedFile]) -> Place:
+def choose_place(target: Target, files: Sequence[StagedFile]) -> StagedTarget:
     """Return the destination of staged files.
 
     Small files go into the active segment, so that many small writes do not create many
@@ -281,7 +281,7 @@ def choose_place(target: Target, files: Sequence[StagedFile]) -> Place:
     count = sum(file.count for file in files)
     newest = max(file.max_timestamp for file in files)
     last_offset = target.end + count - 1
-    place = Place(base=target.end, leader_epoch=target.leader_epoch)
+    place = StagedTarget(base=target.end, leader_epoch=target.leader_epoch)
     if size < min(target.segment_bytes // 4, _COPY_BYTES) and target.has_room(
         size, newest, last_offset
     ):
@@ -494,7 +494,7 @@ def _finish(fs: FS, directory: str, path: str, assigned: Manifest) -> None:
 
 
 def _check_undisturbed(
-    fs: FS, path: str, target: str, files: Sequence[StagedFile], place: Place
+    fs: FS, path: str, target: str, files: Sequence[StagedFile], place: StagedTarget
 ) -> None:
     """Raise CorruptLogError if another program appended after offsets were assigned.
 
@@ -590,7 +590,7 @@ def _place_all(
 
 
 def _make_segments(
-    fs: FS, path: str, target: str, files: Sequence[StagedFile], place: Place
+    fs: FS, path: str, target: str, files: Sequence[StagedFile], place: StagedTarget
 ) -> list[int]:
     """Place files after the log's end as separate segments; return their base offsets."""
     bases = []
@@ -634,7 +634,7 @@ def _move(
 
 
 def _append(
-    fs: FS, path: str, final: str, files: Sequence[StagedFile], place: Place
+    fs: FS, path: str, final: str, files: Sequence[StagedFile], place: StagedTarget
 ) -> None:
     """Write files into a segment at the assigned position, with offsets from place.base
     on.

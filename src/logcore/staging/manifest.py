@@ -96,7 +96,7 @@ class Carried:
 
 
 @attrs.frozen(kw_only=True)
-class Place:
+class StagedTarget:
     """The destination of the staged files of one partition."""
 
     #: The offset of their first record.
@@ -123,7 +123,7 @@ class Manifest:
     #: Topics to create, with their number of partitions.
     topics: Mapping[str, int] = attrs.Factory(dict)
     #: Destinations by (topic, partition); None until a writer has claimed the manifest.
-    places: Mapping[tuple[str, int], Place] | None = None
+    places: Mapping[tuple[str, int], StagedTarget] | None = None
     #: The stream that this batch belongs to, or None.
     query: str | None = attrs.field(
         default=None, validator=attrs.validators.optional(_TEXT)
@@ -180,7 +180,7 @@ class Manifest:
                 places = {}
                 for place in facts["places"]:
                     key = place.pop("topic"), place.pop("partition")
-                    places[key] = Place(**place)
+                    places[key] = StagedTarget(**place)
                 facts["places"] = places
             found = cls(**facts)
             check_txid(found.txid)

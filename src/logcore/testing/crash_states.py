@@ -20,7 +20,7 @@ from typing import Final, Literal, NamedTuple
 
 import attrs
 
-from logcore.testing.nodes import Directory, File, Naming, Node
+from logcore.testing.nodes import DirectoryNode, File, Naming, Node
 
 #: Size in bytes of the unit that a disk writes atomically.
 SECTOR: Final = 512
@@ -52,7 +52,7 @@ class Moment:
     It is valid until the disk changes.
     """
 
-    root: Directory
+    root: DirectoryNode
     #: Changes of names, in order.
     journal: tuple[Naming, ...]
     #: Files with unsynced changes.
@@ -203,7 +203,7 @@ class Moment:
 
     def tree(self, mask: int, open: Container[File]) -> Tree:
         """Return the directory tree if a crash keeps the name changes in `mask`."""
-        changed: dict[Directory, dict[str, Node]] = {}
+        changed: dict[DirectoryNode, dict[str, Node]] = {}
         for at, naming in enumerate(self.journal):
             if mask >> at & 1:
                 if naming.gone is not None:
@@ -224,7 +224,7 @@ class Moment:
             for name, node in changed.get(directory, directory.durable).items():
                 path = f"{above}/{name}"
                 content = None
-                if isinstance(node, Directory):
+                if isinstance(node, DirectoryNode):
                     waiting.append((path, node))
                 else:
                     content = node.durable

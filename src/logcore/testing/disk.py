@@ -50,7 +50,7 @@ from logcore.fs import (
     _raise_sync,
 )
 from logcore.testing.crash_states import SECTOR, Kind, Moment, Names, Tree
-from logcore.testing.environment import Surroundings
+from logcore.testing.environment import Environment
 from logcore.testing.faults import FaultPlan, Operation
 from logcore.testing.file_objects import (
     AnyFile,
@@ -61,12 +61,12 @@ from logcore.testing.file_objects import (
     open_file,
 )
 from logcore.testing.locks import DiskLocks
-from logcore.testing.nodes import Change, Directory, File, MappedPages, Naming, Node
+from logcore.testing.nodes import Change, DirectoryNode, File, MappedPages, Naming, Node
 
 if TYPE_CHECKING:
     from _typeshed import OpenBinaryMode, OpenTextMode
 
-    from logcore.testing.expected import Asked
+    from logcore.testing.expected import FileReads
 
 #: pytest hides the frames of this module in the traceback of a failure.
 __tracebackhide__ = True
@@ -159,7 +159,7 @@ def _parts(path: str) -> tuple[str, ...]:
     return tuple(part for part in normal.split("/") if part)
 
 
-class SimulatedDisk(Surroundings, DiskLocks):
+class SimulatedDisk(Environment, DiskLocks):
     """A disk in memory. Pass it as `fs=` to logcore.open and logcore.open_dir.
 
     Args:
@@ -194,7 +194,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
         #: Called with (operation, whether it is done) around each change and sync; for
         #: explorers.
         self.observer: Any = None
-        Surroundings.__init__(self, seed, now_ms)
+        Environment.__init__(self, seed, now_ms)
         DiskLocks.__init__(self)
         self._numbers = itertools.count(1)
         self._handles: dict[int, tuple[File, str, bool]] = {}
@@ -209,8 +209,8 @@ class SimulatedDisk(Surroundings, DiskLocks):
         )
         self._writing: File | None = None  # during a write
         self._crash_in: int | None = None
-        self.asked: Asked | None = None  # for Known
-        self._root = Directory(next(self._numbers), now_ms)
+        self.asked: FileReads | None = None  # for Known
+        self._root = DirectoryNode(next(self._numbers), now_ms)
         self._found: dict[
             str, Node
         ] = {}  # paths that were looked up since a name changed
@@ -236,10 +236,10 @@ class SimulatedDisk(Surroundings, DiskLocks):
         for name in parts[:-1] if content is not None else parts:
             node = place.entries.get(name)
             if node is None:
-                node = place.entries[name] = place.durable[name] = Directory(
+                node = place.entries[name] = place.durable[name] = DirectoryNode(
                     next(self._numbers), self._now_ms
                 )
-            assert isinstance(node, Directory), path
+            assert isinstance(node, DirectoryNode), path
             place = node
         if content is not None:
             place.entries[parts[-1]] = place.durable[parts[-1]] = File(
@@ -261,12 +261,12 @@ class SimulatedDisk(Surroundings, DiskLocks):
 
     def nodes(self) -> dict[str, Node]:
         found: dict[str, Node] = {}
-        waiting: list[tuple[str, Directory]] = [("", self._root)]
+        waiting: list[tuple[str, DirectoryNode]] = [("", self._root)]
         while waiting:
             path, directory = waiting.pop()
             for name, node in directory.entries.items():
                 found[f"{path}/{name}"] = node
-                if isinstance(node, Directory):
+                if isinstance(node, DirectoryNode):
                     waiting.append((f"{path}/{name}", node))
         return found
 
@@ -459,7 +459,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
             return known
         node: Node = self._root
         for name in _parts(path):
-            if not isinstance(node, Directory):
+            if not isinstance(node, DirectoryNode):
                 return None
             found = node.entries.get(name)
             if found is None:
@@ -478,11 +478,11 @@ class SimulatedDisk(Surroundings, DiskLocks):
 
     def _file(self, path: str) -> File:
         node = self._get(path)
-        if isinstance(node, Directory):
+        if isinstance(node, DirectoryNode):
             _fail(errno.EISDIR, path, StorageReadError)
         return node
 
-    def _directory(self, path: str, kind: _Failure = StorageReadError) -> Directory:
+    def _directory(self, path: str, kind: _Failure = StorageReadError) -> DirectoryNode:
         node = self._get(path, kind)
         if isinstance(node, File):
             _fail(errno.ENOTDIR, path, kind)
@@ -490,7 +490,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
 
     def _place(
         self, path: str, kind: _Failure = StorageWriteError
-    ) -> tuple[Directory, str]:
+    ) -> tuple[DirectoryNode, str]:
         """Return the parent directory of a path that exists or will be created."""
         parts = _parts(path)
         node = self._root
@@ -555,8 +555,8 @@ class SimulatedDisk(Surroundings, DiskLocks):
     def _name(
         self,
         what: str,
-        gone: tuple[Directory, str] | None,
-        come: tuple[Directory, str, Node] | None,
+        gone: tuple[DirectoryNode, str] | None,
+        come: tuple[DirectoryNode, str, Node] | None,
     ) -> None:
         if gone is not None:
             del gone[0].entries[gone[1]]
@@ -597,7 +597,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
             for name, node in directory.entries.items():
                 if node is file:
                     return f"{path}/{name}"
-                if isinstance(node, Directory):
+                if isinstance(node, DirectoryNode):
                     waiting.append((f"{path}/{name}", node))
         return f"removed file {file.number}"
 
@@ -678,7 +678,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
                     node = self._get(path, kind)
                 if create and exclusive:
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-                if isinstance(node, Directory):
+                if isinstance(node, DirectoryNode):
                     _fail(errno.EISDIR, path, kind)
             handle = Handle(next(self._next_handle))
             self._handles[handle] = node, path, write
@@ -859,7 +859,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
 
     def is_directory(self, path: str) -> bool:
         self._ask("is_directory", path)
-        return isinstance(self._find(path), Directory)
+        return isinstance(self._find(path), DirectoryNode)
 
     def listdir(self, path: str) -> list[str]:
         """Return the names of a directory in a rotated order.
@@ -883,7 +883,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
                 self._name(
                     f"mkdir {path}",
                     None,
-                    (directory, name, Directory(next(self._numbers), self._now_ms)),
+                    (directory, name, DirectoryNode(next(self._numbers), self._now_ms)),
                 )
             self._end("mkdir", action, path)
 
@@ -909,16 +909,16 @@ class SimulatedDisk(Surroundings, DiskLocks):
             if there is node:
                 return
             action = self._begin("rename", target)
-            if isinstance(node, Directory) and _parts(target)[
+            if isinstance(node, DirectoryNode) and _parts(target)[
                 : len(_parts(source))
             ] == _parts(source):
                 action = errno.EINVAL
-            elif isinstance(there, Directory):
+            elif isinstance(there, DirectoryNode):
                 if isinstance(node, File):
                     action = errno.EISDIR
                 elif there.entries:
                     action = errno.ENOTEMPTY
-            elif there is not None and isinstance(node, Directory):
+            elif there is not None and isinstance(node, DirectoryNode):
                 action = errno.ENOTDIR
             if not isinstance(action, int):
                 self._name(
@@ -955,7 +955,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
             node = self._get(path, StorageWriteError)
             directory, name = self._place(path)
             action = self._begin("unlink", path)
-            if isinstance(node, Directory):
+            if isinstance(node, DirectoryNode):
                 action = errno.EISDIR
             if not isinstance(action, int):
                 self._name(f"unlink {path}", (directory, name), None)
@@ -993,7 +993,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
             if self.observer is not None:
                 self.observer("sync_dir", True)
 
-    def _keep_names(self, directory: Directory | None) -> None:
+    def _keep_names(self, directory: DirectoryNode | None) -> None:
         """Make changes of names durable, in one directory or everywhere (None)."""
         left = []
         is_less = False  # whether a file may have lost its last name
@@ -1018,13 +1018,13 @@ class SimulatedDisk(Surroundings, DiskLocks):
                 place = waiting.pop()
                 for node in {*place.entries.values(), *place.durable.values()}:
                     living.add(node)
-                    if isinstance(node, Directory):
+                    if isinstance(node, DirectoryNode):
                         waiting.append(node)
             self._dirty = {file: None for file in self._dirty if file in living}
 
     def permissions(self, path: str) -> int:
         """Return the permissions that all files or all directories have here."""
-        if isinstance(self._get(path), Directory):
+        if isinstance(self._get(path), DirectoryNode):
             return DIRECTORY_PERMISSIONS
         return FILE_PERMISSIONS
 

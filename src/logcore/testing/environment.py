@@ -14,7 +14,7 @@ import time
 from logcore.fs import Boot
 
 
-class Surroundings:
+class Environment:
     """A part of SimulatedDisk."""
 
     def __init__(self, seed: int, now_ms: int) -> None:

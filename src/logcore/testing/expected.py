@@ -19,7 +19,7 @@ __tracebackhide__ = True
 Result = TypeVar("Result")
 
 
-class Asked:
+class FileReads:
     """Records which files of a disk a function reads, in order.
 
     Only files that existed at the start count. An entry is (path, True) for the content
@@ -58,7 +58,7 @@ class _Question:
         self.answers: dict[int, Any] = {}
 
 
-class Known(Generic[Result]):
+class ResultCache(Generic[Result]):
     """A cache of the results of a function on disks.
 
     The cache is a tree. The root is selected by the file names and the time. Each level
@@ -83,7 +83,7 @@ class Known(Generic[Result]):
         The function may call run() itself.
         """
         outer = disk.asked
-        asked = Asked(disk)
+        asked = FileReads(disk)
         files = {path: node.seen() for path, node in asked.nodes.items()}
         now_ms = disk.now_ms()
         result, questions = self._find(files, now_ms)

@@ -31,7 +31,7 @@ import attrs
 
 from logcore.testing.crash_states import Kind, Names
 from logcore.testing.disk import CrashState, SimulatedDisk
-from logcore.testing.expected import Known
+from logcore.testing.expected import ResultCache
 from logcore.testing.faults import SYNCS, Operation
 
 #: pytest hides the frames of this module in the traceback of a failure.
@@ -130,9 +130,9 @@ class Seen(Generic[Found]):
     #: Key of a crash state to the findings of recovery.
     states: dict[int, list[Found]] = attrs.field(factory=dict)
     #: Findings of recovery by the content that it read.
-    known: Known[Found] = attrs.field(factory=Known)
+    known: ResultCache[Found] = attrs.field(factory=ResultCache)
     #: Findings of the thorough recovery, by the content that it read.
-    thoroughly: Known[Found] = attrs.field(factory=Known)
+    thoroughly: ResultCache[Found] = attrs.field(factory=ResultCache)
     #: Number of disks for which recovery was requested.
     recovered: int = 0
 

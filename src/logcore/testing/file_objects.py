@@ -187,7 +187,7 @@ class Reader(io.BufferedReader):
         _sync(self)
 
 
-class Writer(io.BufferedWriter):
+class SimulatedWriter(io.BufferedWriter):
     """A binary file opened for writing."""
 
     def sync(self) -> None:
@@ -227,7 +227,7 @@ def _let_go(file: Any, base: Any) -> None:
         base.__del__()
 
 
-BinaryFile = Reader | Writer | Random
+BinaryFile = Reader | SimulatedWriter | Random
 AnyFile = RawFile | BinaryFile | TextFile
 
 
@@ -278,7 +278,7 @@ def open_file(
     elif "r" in letters:
         buffered = Reader(raw, size)
     else:
-        buffered = Writer(raw, size)
+        buffered = SimulatedWriter(raw, size)
     if is_binary:
         return buffered
     return TextFile(

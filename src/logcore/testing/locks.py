@@ -15,8 +15,8 @@ import attrs
 
 from logcore.errors import LogLockedError, StorageWriteError
 from logcore.fs import JOIN_SECONDS, PRESENCE_BYTE, Lock, Shared, SharedFS
-from logcore.fs.watch import Watch
-from logcore.testing.nodes import Directory, File
+from logcore.fs.watch import DirectoryWatch
+from logcore.testing.nodes import DirectoryNode, File
 
 if TYPE_CHECKING:
     from logcore.testing.disk import SimulatedDisk
@@ -36,7 +36,7 @@ class LockMembers:
 
 class MemberLock:
     def __init__(
-        self, disk: SimulatedDisk, node: Directory, held: LockMembers, member: str
+        self, disk: SimulatedDisk, node: DirectoryNode, held: LockMembers, member: str
     ) -> None:
         self._disk = disk
         self._node = node
@@ -190,13 +190,13 @@ class DiskLocks:
 
     def __init__(self) -> None:
         self._mutex = threading.RLock()
-        self._locks: dict[Directory, LockMembers] = {}
+        self._locks: dict[DirectoryNode, LockMembers] = {}
         self.byte_locks = ByteLocks()
 
     if TYPE_CHECKING:  # attributes of SimulatedDisk
 
         def _ask(self, operation: str, path: str) -> int | str | None: ...
-        def _directory(self, path: str, kind: Any = ...) -> Directory: ...
+        def _directory(self, path: str, kind: Any = ...) -> DirectoryNode: ...
         def _held(self, handle: int) -> tuple[File, str, bool]: ...
 
     def lock(self, directory: str, member: str, *, shared: bool = False) -> Lock:
@@ -234,7 +234,9 @@ class DiskLocks:
             held.members.add(member)
             return MemberLock(disk, node, held, member)
 
-    def release_member(self, node: Directory, held: LockMembers, member: str) -> None:
+    def release_member(
+        self, node: DirectoryNode, held: LockMembers, member: str
+    ) -> None:
         """Release the lock of a member. The last member releases the directory."""
         with self._mutex:
             held.members.discard(member)
@@ -271,7 +273,7 @@ class DiskLocks:
     def after_fork(self, forget: Callable[[], None]) -> None:
         """Do nothing. After a fork, each process has its own copy of this disk."""
 
-    def watch(self, *directories: str, closing: Sequence[str] = ()) -> Watch:
+    def watch(self, *directories: str, closing: Sequence[str] = ()) -> DirectoryWatch:
         """Return a watch that reports changes anywhere on the disk.
 
         If nothing has changed, the clock advances by the timeout of the wait at once.

@@ -139,7 +139,7 @@ class File:
                 memory[edge:] = b"\xde" * (len(memory) - edge)
 
 
-class Directory:
+class DirectoryNode:
     __slots__ = ("durable", "entries", "modified_ms", "number")
 
     def __init__(self, number: int, modified_ms: int) -> None:
@@ -152,7 +152,7 @@ class Directory:
         return None
 
 
-Node = File | Directory
+Node = File | DirectoryNode
 
 
 class Naming(NamedTuple):
@@ -163,10 +163,10 @@ class Naming(NamedTuple):
 
     order: int
     what: str
-    gone: tuple[Directory, str] | None
-    come: tuple[Directory, str, Node] | None
+    gone: tuple[DirectoryNode, str] | None
+    come: tuple[DirectoryNode, str, Node] | None
 
-    def touches(self, directory: Directory) -> bool:
+    def touches(self, directory: DirectoryNode) -> bool:
         return any(
             place is not None and place[0] is directory
             for place in (self.gone, self.come)

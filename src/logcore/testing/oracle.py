@@ -34,7 +34,7 @@ from logcore.kernels import Record
 from logcore.log import Log, open_log
 from logcore.metadata.checkpoint import CLEAN_SHUTDOWN, SEALS_HOLD
 from logcore.metadata.filenames import STATES, TXN_INDEX
-from logcore.partition.aborted_transactions import Transactions, control_types
+from logcore.partition.aborted_transactions import PartitionTransactions, control_types
 from logcore.partition.producer_state import coordinator_epochs
 from logcore.partition.producers import Producers
 from logcore.partition.recovery import rebuild
@@ -42,7 +42,7 @@ from logcore.partition.segment_files import list_bases
 from logcore.segment import ActiveSegment
 from logcore.testing.crash_states import Kind
 from logcore.testing.disk import SimulatedDisk
-from logcore.testing.expected import Known
+from logcore.testing.expected import ResultCache
 
 #: pytest hides the frames of this module in the traceback of a failure.
 __tracebackhide__ = True
@@ -85,7 +85,7 @@ class FoundLog:
 
 
 @attrs.frozen
-class Marker:
+class ExpectedMarker:
     """The marker that ends a transaction. It occupies an offset and is not a record."""
 
     producer_id: int
@@ -107,7 +107,7 @@ class LogHistory:
         self.durable_end = self.written_end = 0
         #: Offset to producer id, for records in transactions.
         self.transactional: dict[int, int] = {}
-        self.markers: dict[int, Marker] = {}
+        self.markers: dict[int, ExpectedMarker] = {}
         #: Offset removed by compaction to the offset that superseded it. The value is
         #: None for an aborted record and for a tombstone that had expired.
         self.gone: dict[int, int | None] = {}
@@ -133,7 +133,7 @@ class LogHistory:
 
     def issue_marker(self, producer_id: int, *, commit: bool) -> None:
         """Record an end_transaction() before it is called."""
-        self.markers[len(self.records)] = Marker(producer_id, commit)
+        self.markers[len(self.records)] = ExpectedMarker(producer_id, commit)
         self.records.append(None)
 
     def acknowledge(self, end: int, level: str | None = None) -> None:
@@ -414,9 +414,9 @@ class Afterwards:
     """
 
     #: The start and the records that a second opening finds.
-    opened: Known[tuple[int, list[Record]]] = attrs.field(factory=Known)
+    opened: ResultCache[tuple[int, list[Record]]] = attrs.field(factory=ResultCache)
     #: The verdicts of verify().
-    verified: Known[list[Verdict]] = attrs.field(factory=Known)
+    verified: ResultCache[list[Verdict]] = attrs.field(factory=ResultCache)
 
 
 def recover_log(
@@ -538,7 +538,7 @@ def _judge_files(
 
 
 def _once(
-    known: Known[Found] | None,
+    known: ResultCache[Found] | None,
     disk: SimulatedDisk,
     function: Callable[[SimulatedDisk], Found],
 ) -> Found:
@@ -621,7 +621,7 @@ def check_memory(log: Log) -> None:
     segments = state.segments
     if log.log_start_offset or state.gaps.dense_from:
         return
-    replayed = Transactions()
+    replayed = PartitionTransactions()
     replayed_producers = Producers()
     for segment in segments:
         for facts, _, _ in segment.walk(0, crc=False):

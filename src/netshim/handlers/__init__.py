@@ -28,7 +28,7 @@ from netshim.handlers import (
     topics,
     transactions,
 )
-from netshim.state import Call, State
+from netshim.state import BrokerState, Call
 
 if TYPE_CHECKING:
     from netshim.wire.messages import ApiVersionsRequest, ApiVersionsResponse
@@ -43,11 +43,11 @@ NOT_SHARED: Final = frozenset(
 _FEATURES_NOT_SHARED: Final = frozenset(("group.version",))
 
 #: The request and what is given for it are of the API that a handler is listed for.
-Handler = Callable[[Any, Call, State], Any]
+Handler = Callable[[Any, Call, BrokerState], Any]
 
 
 def api_versions(
-    request: ApiVersionsRequest, call: Call, state: State
+    request: ApiVersionsRequest, call: Call, state: BrokerState
 ) -> ApiVersionsResponse:
     """The served versions, and that clients may speak the second transaction protocol
     (KIP-890) and the consumer protocol of groups (KIP-848).

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from netshim import wire
-from netshim.state import Call, State
+from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _TEXT: Final = "no authorizer is configured: everybody may do everything"
 
 
 def describe_acls(
-    request: DescribeAclsRequest, call: Call, state: State
+    request: DescribeAclsRequest, call: Call, state: BrokerState
 ) -> DescribeAclsResponse:
     return wire.DESCRIBE_ACLS.Response(
         error_code=codes.SECURITY_DISABLED, error_message=_TEXT
@@ -33,7 +33,7 @@ def describe_acls(
 
 
 def create_acls(
-    request: CreateAclsRequest, call: Call, state: State
+    request: CreateAclsRequest, call: Call, state: BrokerState
 ) -> CreateAclsResponse:
     response_type = wire.CREATE_ACLS.Response
     refused = [
@@ -44,7 +44,7 @@ def create_acls(
 
 
 def delete_acls(
-    request: DeleteAclsRequest, call: Call, state: State
+    request: DeleteAclsRequest, call: Call, state: BrokerState
 ) -> DeleteAclsResponse:
     response_type = wire.DELETE_ACLS.Response
     refused = [

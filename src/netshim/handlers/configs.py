@@ -21,9 +21,9 @@ from netshim import wire
 from netshim.groups import group_rules
 from netshim.handlers.failures import code_of, message_of
 from netshim.request_log import shown
-from netshim.scheduling import Answer, as_value
+from netshim.scheduling import PendingResponse, as_value
 from netshim.settings import TOPIC_DEFAULTS
-from netshim.state import Call, State
+from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
 if TYPE_CHECKING:
@@ -85,15 +85,15 @@ def _default(name: str) -> Any:
 
 
 def describe_configs(
-    request: DescribeConfigsRequest, call: Call, state: State
-) -> Answer:
+    request: DescribeConfigsRequest, call: Call, state: BrokerState
+) -> PendingResponse:
     return state.in_background(
         lambda: _describe_configs(request, state)
     )  # the directory's lock may be taken
 
 
 def _describe_configs(
-    request: DescribeConfigsRequest, state: State
+    request: DescribeConfigsRequest, state: BrokerState
 ) -> DescribeConfigsResponse:
     response_type = wire.DESCRIBE_CONFIGS.Response
     results = []
@@ -138,7 +138,7 @@ def _topic_configs(
     asked: DescribeConfigsRequest.Resource,
     request: DescribeConfigsRequest,
     described: TopicDescription,
-    state: State,
+    state: BrokerState,
 ) -> Iterable[DescribeConfigsResponse.Resource.Config]:
     config_type = wire.DESCRIBE_CONFIGS.Response.Resource.Config
     given = state.logdir.given_config
@@ -173,7 +173,7 @@ def _topic_configs(
 
 
 def _broker_configs(
-    asked: DescribeConfigsRequest.Resource, state: State
+    asked: DescribeConfigsRequest.Resource, state: BrokerState
 ) -> Iterable[DescribeConfigsResponse.Resource.Config]:
     """The settings that tools look for, by Kafka's names; they are set when the broker
     is started.
@@ -222,7 +222,7 @@ def _broker_configs(
 def _cluster_configs(
     asked: DescribeConfigsRequest.Resource,
     request: DescribeConfigsRequest,
-    state: State,
+    state: BrokerState,
 ) -> Iterable[DescribeConfigsResponse.Resource.Config]:
     """What is set for all brokers of the cluster. Kafka 4 sets this one when the
     cluster is made.
@@ -245,7 +245,7 @@ def _cluster_configs(
 def _group_configs(
     asked: DescribeConfigsRequest.Resource,
     request: DescribeConfigsRequest,
-    state: State,
+    state: BrokerState,
 ) -> Iterable[DescribeConfigsResponse.Resource.Config]:
     """What members of the consumer protocol are held to. As in Kafka, a group need not
     be there to be described.
@@ -280,7 +280,7 @@ def _group_configs(
         )
 
 
-def _group_defaults(state: State) -> dict[str, int]:
+def _group_defaults(state: BrokerState) -> dict[str, int]:
     """What holds for groups that have no settings of their own."""
     rules = group_rules(state.settings)
     return {
@@ -292,7 +292,7 @@ def _group_defaults(state: State) -> dict[str, int]:
 class _Topics:
     """Topics, as things with settings that can be changed."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: BrokerState) -> None:
         self._logdir = state.logdir
 
     def own(self, name: str) -> Iterable[str]:
@@ -328,7 +328,7 @@ class _Groups:
     is written with save().
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: BrokerState) -> None:
         self._settings = state.group_settings
         self._draft: Draft | None = None
         if self._settings is not None:
@@ -360,8 +360,8 @@ class _Groups:
 
 
 def incremental_alter_configs(
-    request: IncrementalAlterConfigsRequest, call: Call, state: State
-) -> Answer:
+    request: IncrementalAlterConfigsRequest, call: Call, state: BrokerState
+) -> PendingResponse:
     def changes(
         asked: IncrementalAlterConfigsRequest.Resource, those: _Topics | _Groups
     ) -> dict[str, object | None]:
@@ -409,7 +409,9 @@ def incremental_alter_configs(
     )
 
 
-def alter_configs(request: AlterConfigsRequest, call: Call, state: State) -> Answer:
+def alter_configs(
+    request: AlterConfigsRequest, call: Call, state: BrokerState
+) -> PendingResponse:
     """The older form: what is given replaces all that was set before."""
 
     def changes(
@@ -434,11 +436,11 @@ def alter_configs(request: AlterConfigsRequest, call: Call, state: State) -> Ans
     )
 
 
-def _altered(state: State, work: Callable[[], Any]) -> Answer:
+def _altered(state: BrokerState, work: Callable[[], Any]) -> PendingResponse:
     """The answer that will hold the result of work(). One at a time: who alters a group
     writes all of them.
     """
-    answer = Answer()
+    answer = PendingResponse()
     state.in_turn(_SETTINGS, work, answer.set)
     return answer
 
@@ -451,7 +453,7 @@ def _alter(
     response_type: Any,
     request: Any,
     call: Call,
-    state: State,
+    state: BrokerState,
     changes: Callable[[Any, _Topics | _Groups], dict[str, object | None]],
     refuse: Callable[[Any], str | None],
 ) -> Any:
@@ -517,7 +519,7 @@ def _alter(
 
 
 def list_config_resources(
-    request: ListConfigResourcesRequest, call: Call, state: State
+    request: ListConfigResourcesRequest, call: Call, state: BrokerState
 ) -> ListConfigResourcesResponse:
     """Lists the resources with settings. Version 0 asks for subscriptions to metrics
     alone, of which there are none.

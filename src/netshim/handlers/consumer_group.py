@@ -15,7 +15,7 @@ from logcore.coordination.consumer_group import NOTHING, ConsumerGroup
 from logcore.coordination.effects import Beat, Beaten, BeatRefused, Result
 from logcore.format.consumer_group_records import Partitions
 from netshim import wire
-from netshim.groups import Groups
+from netshim.groups import BrokerGroups
 from netshim.handlers.group import (
     GROUP_OPERATIONS,
     NOT_ASKED,
@@ -23,8 +23,8 @@ from netshim.handlers.group import (
     in_steps,
     when_loaded,
 )
-from netshim.scheduling import Answer, Pace, Steps
-from netshim.state import Call, State
+from netshim.scheduling import Pace, PendingResponse, Steps
+from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
 if TYPE_CHECKING:
@@ -50,8 +50,11 @@ def _refuse_beat(
 
 @when_loaded(_refuse_beat)
 def consumer_group_heartbeat(
-    request: ConsumerGroupHeartbeatRequest, call: Call, groups: Groups, state: State
-) -> ConsumerGroupHeartbeatResponse | Answer:
+    request: ConsumerGroupHeartbeatRequest,
+    call: Call,
+    groups: BrokerGroups,
+    state: BrokerState,
+) -> ConsumerGroupHeartbeatResponse | PendingResponse:
     names = request.subscribed_topic_names
     owned = request.topic_partitions
     beat = Beat(
@@ -68,7 +71,7 @@ def consumer_group_heartbeat(
         assignor=request.server_assignor,
         owned=None if owned is None else frozenset(_each(owned)),
     )
-    answer = Answer()
+    answer = PendingResponse()
     groups.beat(
         beat,
         call.now_ms,
@@ -135,7 +138,10 @@ def _refuse_describe(
 @when_loaded(_refuse_describe)
 @in_steps
 def consumer_group_describe(
-    request: ConsumerGroupDescribeRequest, call: Call, groups: Groups, state: State
+    request: ConsumerGroupDescribeRequest,
+    call: Call,
+    groups: BrokerGroups,
+    state: BrokerState,
 ) -> Steps[ConsumerGroupDescribeResponse]:
     operations = (
         GROUP_OPERATIONS if request.include_authorized_operations else NOT_ASKED
@@ -150,7 +156,7 @@ def consumer_group_describe(
 
 
 def _described(
-    group_id: str, group: Group | None, operations: int, state: State
+    group_id: str, group: Group | None, operations: int, state: BrokerState
 ) -> ConsumerGroupDescribeResponse.Group:
     group_type = wire.CONSUMER_GROUP_DESCRIBE.Response.Group
     if not group_id:
@@ -178,7 +184,7 @@ def _described(
 
 
 def _described_member(
-    member_id: str, consumers: ConsumerGroup, state: State
+    member_id: str, consumers: ConsumerGroup, state: BrokerState
 ) -> ConsumerGroupDescribeResponse.Group.Member:
     member = consumers.members[member_id]
     current = consumers.current(member_id)
@@ -199,7 +205,7 @@ def _described_member(
     )
 
 
-def _assignment(partitions: Partitions, state: State) -> Any:
+def _assignment(partitions: Partitions, state: BrokerState) -> Any:
     """Without topics that were deleted, for they have no name."""
     assignment_type = wire.CONSUMER_GROUP_DESCRIBE.Response.Group.Member.Assignment
     topics = []

@@ -24,8 +24,8 @@ from netshim.handlers.partitions import (
     check_epoch,
     when_transactions_are_known,
 )
-from netshim.scheduling import Answer, Pace, Steps
-from netshim.state import Call, State
+from netshim.scheduling import Pace, PendingResponse, Steps
+from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ _MAX_WAIT_MS: Final = 30_000
 _ZSTD_SINCE: Final = 10
 
 
-def fetch(request: FetchRequest, call: Call, state: State) -> FetchResponse | Answer:
+def fetch(
+    request: FetchRequest, call: Call, state: BrokerState
+) -> FetchResponse | PendingResponse:
     """Return stored batches of the requested partitions.
 
     The answer waits up to max_wait_ms for min_bytes. The broker declines fetch sessions
@@ -64,10 +66,10 @@ def fetch(request: FetchRequest, call: Call, state: State) -> FetchResponse | An
         for partition in topic.partitions
     ]
 
-    def begin() -> FetchResponse | Answer:
+    def begin() -> FetchResponse | PendingResponse:
         return state.in_pieces(_fetch(request, names, call, state))
 
-    def begin_committed() -> FetchResponse | Answer:
+    def begin_committed() -> FetchResponse | PendingResponse:
         return when_transactions_are_known(asked, begin, state) or begin()
 
     if request.isolation_level == 1:
@@ -76,8 +78,8 @@ def fetch(request: FetchRequest, call: Call, state: State) -> FetchResponse | An
 
 
 def _fetch(
-    request: FetchRequest, names: list[str | None], call: Call, state: State
-) -> Steps[FetchResponse | Answer]:
+    request: FetchRequest, names: list[str | None], call: Call, state: BrokerState
+) -> Steps[FetchResponse | PendingResponse]:
     """Run fetch() once the logs are open.
 
     `names` are the names of the requested topics.
@@ -230,7 +232,7 @@ class _ParkedFetch:
         missing: set[int],
         keys: list[tuple[str, int]],
         call: Call,
-        state: State,
+        state: BrokerState,
         deadline_ms: int,
         size: int,
         growth: _Growth | None,
@@ -248,9 +250,9 @@ class _ParkedFetch:
         self._enough = min(request.min_bytes, request.max_bytes)
         self._is_looking = False
         self._was_called = False
-        self._answer = Answer()
+        self._answer = PendingResponse()
 
-    def park(self, *, looks_again: bool) -> Answer:
+    def park(self, *, looks_again: bool) -> PendingResponse:
         """Start to wait.
 
         `looks_again` means that records may have arrived since the logs were read.
@@ -295,7 +297,7 @@ class _ParkedFetch:
             # The exception belongs to this request, not to its waker.
             self._finish(error)
             return
-        if isinstance(found, Answer):
+        if isinstance(found, PendingResponse):
             found.then(lambda value: self._looked(value, now, state.now_ms))
         else:
             self._looked(found, now, now_ms)
@@ -324,7 +326,7 @@ class _ParkedFetch:
 
 
 def _extent(
-    keys: list[tuple[str, int]], state: State, *, committed: bool
+    keys: list[tuple[str, int]], state: BrokerState, *, committed: bool
 ) -> _Extent | None:
     """Measure the logs. Return None if one of them is not open or cannot be read."""
     written = 0
@@ -355,7 +357,7 @@ def _collect(
     wanted: list[_Wanted],
     missing: set[int],
     call: Call,
-    state: State,
+    state: BrokerState,
 ) -> Steps[tuple[FetchResponse, int, bool]]:
     """Read the logs, and return the response, its bytes, and its urgency.
 

@@ -23,14 +23,14 @@ from logcore.coordination.effects import (
     JoinRefused,
     Result,
     Sync,
-    Synced,
+    SyncResult,
 )
 from logcore.format.group_records import Committed
 from netshim import wire
-from netshim.groups import Groups
-from netshim.scheduling import Answer, Pace, Steps, whole
+from netshim.groups import BrokerGroups
+from netshim.scheduling import Pace, PendingResponse, Steps, whole
 from netshim.sharing import GroupsBesideOthers
-from netshim.state import Call, State
+from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def code_of_group(error: GroupError | None, call: Call) -> int:
     return _code_of(error, call)
 
 
-def metadata_fits(metadata: str, state: State) -> bool:
+def metadata_fits(metadata: str, state: BrokerState) -> bool:
     """Whether a commit may have this text."""
     is_short = len(metadata) <= state.settings.offset_metadata_max_bytes
     return is_short and len(metadata.encode()) <= _METADATA_BYTES_MAX
@@ -136,10 +136,12 @@ def _code_of(error: GroupError | None, call: Call) -> int:
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
 Refuse = Callable[[RequestT, Call, int], ResponseT]
-AnyGroups = Groups | GroupsBesideOthers
-GroupHandler = Callable[[RequestT, Call, Any, State], ResponseT | Answer]
-SteppedHandler = Callable[[RequestT, Call, Any, State], Steps[ResponseT | Answer]]
-Handler = Callable[[RequestT, Call, State], ResponseT | Answer]
+AnyGroups = BrokerGroups | GroupsBesideOthers
+GroupHandler = Callable[[RequestT, Call, Any, BrokerState], ResponseT | PendingResponse]
+SteppedHandler = Callable[
+    [RequestT, Call, Any, BrokerState], Steps[ResponseT | PendingResponse]
+]
+Handler = Callable[[RequestT, Call, BrokerState], ResponseT | PendingResponse]
 
 
 def when_loaded(
@@ -152,7 +154,9 @@ def when_loaded(
     def wrap(
         handler: GroupHandler[RequestT, ResponseT],
     ) -> Handler[RequestT, ResponseT]:
-        def handle(request: RequestT, call: Call, state: State) -> ResponseT | Answer:
+        def handle(
+            request: RequestT, call: Call, state: BrokerState
+        ) -> ResponseT | PendingResponse:
             groups: AnyGroups = state.groups
             return groups.when_known(
                 lambda: handler(request, call, groups, state),
@@ -171,21 +175,21 @@ def in_steps(
     """A handler that is done in steps, as one to be given to when_loaded()."""
 
     def handle(
-        request: RequestT, call: Call, groups: AnyGroups, state: State
-    ) -> ResponseT | Answer:
+        request: RequestT, call: Call, groups: AnyGroups, state: BrokerState
+    ) -> ResponseT | PendingResponse:
         return groups.in_pieces(handler(request, call, groups, state))
 
     return handle
 
 
 def find_coordinator(
-    request: FindCoordinatorRequest, call: Call, state: State
-) -> FindCoordinatorResponse | Answer:
+    request: FindCoordinatorRequest, call: Call, state: BrokerState
+) -> FindCoordinatorResponse | PendingResponse:
     return state.in_pieces(_find_coordinator(request, call, state))
 
 
 def _find_coordinator(
-    request: FindCoordinatorRequest, call: Call, state: State
+    request: FindCoordinatorRequest, call: Call, state: BrokerState
 ) -> Steps[FindCoordinatorResponse]:
     """The coordinator of every group and transaction is this broker."""
     response_type = wire.FIND_COORDINATOR.Response
@@ -240,8 +244,8 @@ def _join_failure(call: Call, code: int, member_id: str) -> JoinGroupResponse:
 
 @when_loaded(_refuse_join)
 def join_group(
-    request: JoinGroupRequest, call: Call, groups: AnyGroups, state: State
-) -> JoinGroupResponse | Answer:
+    request: JoinGroupRequest, call: Call, groups: AnyGroups, state: BrokerState
+) -> JoinGroupResponse | PendingResponse:
     join = Join(
         group_id=request.group_id,
         member_id=request.member_id,
@@ -257,7 +261,7 @@ def join_group(
         takes_id_first=call.version >= _MEMBER_ID_SINCE,
         may_skip_assignment=call.version >= _SKIP_ASSIGNMENT_SINCE,
     )
-    answer = Answer()
+    answer = PendingResponse()
     groups.join(
         join, call.now_ms, lambda result: answer.set(_join_response(result, call))
     )
@@ -289,8 +293,8 @@ def _join_response(result: Result, call: Call) -> JoinGroupResponse:
 
 @when_loaded(lambda request, call, code: wire.SYNC_GROUP.Response(error_code=code))
 def sync_group(
-    request: SyncGroupRequest, call: Call, groups: AnyGroups, state: State
-) -> SyncGroupResponse | Answer:
+    request: SyncGroupRequest, call: Call, groups: AnyGroups, state: BrokerState
+) -> SyncGroupResponse | PendingResponse:
     sync = Sync(
         group_id=request.group_id,
         member_id=request.member_id,
@@ -300,7 +304,7 @@ def sync_group(
         protocol=request.protocol_name,
         assignments={each.member_id: each.assignment for each in request.assignments},
     )
-    answer = Answer()
+    answer = PendingResponse()
     groups.sync(
         sync, call.now_ms, lambda result: answer.set(_sync_response(result, call))
     )
@@ -310,7 +314,7 @@ def sync_group(
 def _sync_response(result: Result, call: Call) -> SyncGroupResponse:
     if isinstance(result, GroupError):
         return wire.SYNC_GROUP.Response(error_code=_code_of(result, call))
-    assert isinstance(result, Synced), result
+    assert isinstance(result, SyncResult), result
     return wire.SYNC_GROUP.Response(
         protocol_type=result.protocol_type,
         protocol_name=result.protocol,
@@ -320,7 +324,7 @@ def _sync_response(result: Result, call: Call) -> SyncGroupResponse:
 
 @when_loaded(lambda request, call, code: wire.HEARTBEAT.Response(error_code=code))
 def heartbeat(
-    request: HeartbeatRequest, call: Call, groups: AnyGroups, state: State
+    request: HeartbeatRequest, call: Call, groups: AnyGroups, state: BrokerState
 ) -> HeartbeatResponse:
     error = groups.heartbeat(
         request.group_id,
@@ -334,7 +338,7 @@ def heartbeat(
 
 @when_loaded(lambda request, call, code: wire.LEAVE_GROUP.Response(error_code=code))
 def leave_group(
-    request: LeaveGroupRequest, call: Call, groups: AnyGroups, state: State
+    request: LeaveGroupRequest, call: Call, groups: AnyGroups, state: BrokerState
 ) -> LeaveGroupResponse:
     """One member up to version 2, whose error is the response's; then a list with an
     error for each.
@@ -388,8 +392,8 @@ def _refuse_commit(
 @when_loaded(_refuse_commit)
 @in_steps
 def offset_commit(
-    request: OffsetCommitRequest, call: Call, groups: AnyGroups, state: State
-) -> Steps[OffsetCommitResponse | Answer]:
+    request: OffsetCommitRequest, call: Call, groups: AnyGroups, state: BrokerState
+) -> Steps[OffsetCommitResponse | PendingResponse]:
     """Partitions that do not exist fail alone; a group that refuses the commit fails
     all others.
     """
@@ -409,7 +413,7 @@ def offset_commit(
         request.group_instance_id,
         knows_epochs=call.version >= _EPOCHS_SINCE,
     )
-    answer = Answer()
+    answer = PendingResponse()
 
     def done(error: GroupError | None) -> None:
         code = _code_of(error, call)
@@ -425,7 +429,7 @@ def offsets_in(
     topics: Sequence[Any],
     answered_topics: Sequence[Any],
     call: Call,
-    state: State,
+    state: BrokerState,
     expire_ms: int = -1,
 ) -> Steps[tuple[dict[tuple[str, int], Committed], list[Any]]]:
     """What a request commits, and the results of partitions that exist. Others have
@@ -444,7 +448,7 @@ def _offsets_in(
     topics: Sequence[Any],
     answered_topics: Sequence[Any],
     call: Call,
-    state: State,
+    state: BrokerState,
     expire_ms: int,
 ) -> Steps[tuple[dict[tuple[str, int], Committed], list[Any]]]:
     offsets: dict[tuple[str, int], Committed] = {}
@@ -512,7 +516,7 @@ def _refuse_fetch(
 @when_loaded(_refuse_fetch)
 @in_steps
 def offset_fetch(
-    request: OffsetFetchRequest, call: Call, groups: AnyGroups, state: State
+    request: OffsetFetchRequest, call: Call, groups: AnyGroups, state: BrokerState
 ) -> Steps[OffsetFetchResponse]:
     """A partition without a commit has offset -1 and no error. Null topics ask for all
     commits.
@@ -610,8 +614,8 @@ def _refuse_delete_offsets(
 @when_loaded(_refuse_delete_offsets)
 @in_steps
 def offset_delete(
-    request: OffsetDeleteRequest, call: Call, groups: AnyGroups, state: State
-) -> Steps[OffsetDeleteResponse | Answer]:
+    request: OffsetDeleteRequest, call: Call, groups: AnyGroups, state: BrokerState
+) -> Steps[OffsetDeleteResponse | PendingResponse]:
     response_type = wire.OFFSET_DELETE.Response
     if not request.group_id:
         return response_type(error_code=codes.INVALID_GROUP_ID)
@@ -648,7 +652,7 @@ def offset_delete(
         elif group.has_offset(name, result.partition_index):
             keys.append((name, result.partition_index))
             stored.append(result)
-    answer = Answer()
+    answer = PendingResponse()
 
     def done(error: GroupError | None) -> None:
         for result in stored:
@@ -678,7 +682,7 @@ def _refuse_describe(
 @when_loaded(_refuse_describe)
 @in_steps
 def describe_groups(
-    request: DescribeGroupsRequest, call: Call, groups: AnyGroups, state: State
+    request: DescribeGroupsRequest, call: Call, groups: AnyGroups, state: BrokerState
 ) -> Steps[DescribeGroupsResponse]:
     """A group that does not exist, or is not of the classic protocol, is Dead.
     Subscriptions and assignments are given for a Stable group only.
@@ -735,7 +739,7 @@ def describe_groups(
 @when_loaded(lambda request, call, code: wire.LIST_GROUPS.Response(error_code=code))
 @in_steps
 def list_groups(
-    request: ListGroupsRequest, call: Call, groups: AnyGroups, state: State
+    request: ListGroupsRequest, call: Call, groups: AnyGroups, state: BrokerState
 ) -> Steps[ListGroupsResponse]:
     group_type = wire.LIST_GROUPS.Response.Group
     states = {name.lower() for name in request.states_filter}
@@ -780,13 +784,13 @@ def _refuse_delete(
 @when_loaded(_refuse_delete)
 @in_steps
 def delete_groups(
-    request: DeleteGroupsRequest, call: Call, groups: AnyGroups, state: State
-) -> Steps[DeleteGroupsResponse | Answer]:
+    request: DeleteGroupsRequest, call: Call, groups: AnyGroups, state: BrokerState
+) -> Steps[DeleteGroupsResponse | PendingResponse]:
     response = _refuse_delete(request, call, codes.NONE)
     left = len(response.results)
     if not left:
         return response
-    answer = Answer()
+    answer = PendingResponse()
 
     def done(result: DeleteGroupsResponse.Group, error: GroupError | None) -> None:
         nonlocal left

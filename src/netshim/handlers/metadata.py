@@ -23,8 +23,8 @@ from logcore.metadata.filenames import (
 )
 from netshim import wire
 from netshim.handlers.failures import code_of
-from netshim.scheduling import Answer, Pace, Steps, answer_with
-from netshim.state import NO_ID, Call, State
+from netshim.scheduling import Pace, PendingResponse, Steps, answer_with
+from netshim.state import NO_ID, BrokerState, Call
 from netshim.wire import codes
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ _CLUSTER_OPERATIONS: Final = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
 
 
 def metadata(
-    request: MetadataRequest, call: Call, state: State
-) -> MetadataResponse | Answer:
+    request: MetadataRequest, call: Call, state: BrokerState
+) -> MetadataResponse | PendingResponse:
     """Brokers and topics. Missing topics that the request names are created first, if
     that is allowed.
     """
@@ -82,7 +82,7 @@ def metadata(
     if not missing:
         return _metadata_when_known(request, call, state, every, refused)
     call.session.topics_made += len(missing)
-    answer = Answer()
+    answer = PendingResponse()
 
     def done(failures: dict[str, int] | Exception) -> None:
         if isinstance(failures, Exception):
@@ -118,10 +118,10 @@ def _refused_ids(request: MetadataRequest) -> MetadataResponse:
 def _metadata_when_known(
     request: MetadataRequest,
     call: Call,
-    state: State,
+    state: BrokerState,
     every: bool,
     failures: dict[str, int],
-) -> MetadataResponse | Answer:
+) -> MetadataResponse | PendingResponse:
     if every:
         names: Iterable[str] = state.logdir.topics()
     else:
@@ -137,8 +137,8 @@ def _metadata_when_known(
 
 
 def _when_epochs_are_known(
-    names: Iterable[str], handle: Callable[[], _T], state: State
-) -> _T | Answer:
+    names: Iterable[str], handle: Callable[[], _T], state: BrokerState
+) -> _T | PendingResponse:
     """handle(), once the leader epochs of all partitions of these topics are known; an
     Answer when they are to be read.
 
@@ -161,12 +161,12 @@ def _when_epochs_are_known(
             ):  # the request itself will say so
                 logdir.leader_epoch(name, number)
 
-    answer = Answer()
+    answer = PendingResponse()
     state.submit(read, lambda _: answer_with(handle, answer))
     return answer
 
 
-def _make_topics(names: list[str], state: State, call: Call) -> dict[str, int]:
+def _make_topics(names: list[str], state: BrokerState, call: Call) -> dict[str, int]:
     """Makes topics that clients asked for; which of them could not be made, with the
     code for that.
     """
@@ -189,7 +189,7 @@ def _make_topics(names: list[str], state: State, call: Call) -> dict[str, int]:
 def _metadata(
     request: MetadataRequest,
     call: Call,
-    state: State,
+    state: BrokerState,
     every: bool,
     failures: dict[str, int],
 ) -> Steps[MetadataResponse]:
@@ -251,7 +251,7 @@ def _asked(wanted: bool, operations: int) -> int:
 
 
 def _topic_metadata(
-    name: str, request: MetadataRequest | _NothingAsked, state: State, pace: Pace
+    name: str, request: MetadataRequest | _NothingAsked, state: BrokerState, pace: Pace
 ) -> Steps[MetadataResponse.Topic]:
     topic_type = wire.METADATA.Response.Topic
     partition_type = topic_type.Partition
@@ -287,7 +287,7 @@ def _topic_metadata(
 
 
 def describe_cluster(
-    request: DescribeClusterRequest, call: Call, state: State
+    request: DescribeClusterRequest, call: Call, state: BrokerState
 ) -> DescribeClusterResponse:
     response_type = wire.DESCRIBE_CLUSTER.Response
     if request.endpoint_type != 1:
@@ -316,8 +316,8 @@ def describe_cluster(
 
 
 def describe_topic_partitions(
-    request: DescribeTopicPartitionsRequest, call: Call, state: State
-) -> DescribeTopicPartitionsResponse | Answer:
+    request: DescribeTopicPartitionsRequest, call: Call, state: BrokerState
+) -> DescribeTopicPartitionsResponse | PendingResponse:
     """The request of newer admin clients instead of Metadata; empty lists where Kafka
     would name other replicas.
     """
@@ -337,7 +337,7 @@ def describe_topic_partitions(
 
 
 def _describe_topic_partitions(
-    names: Iterable[str], request: DescribeTopicPartitionsRequest, state: State
+    names: Iterable[str], request: DescribeTopicPartitionsRequest, state: BrokerState
 ) -> Steps[DescribeTopicPartitionsResponse]:
     response_type = wire.DESCRIBE_TOPIC_PARTITIONS.Response
     topic_type = response_type.Topic
@@ -415,12 +415,14 @@ _NOTHING_ASKED: Final = _NothingAsked()
 
 
 def describe_log_dirs(
-    request: DescribeLogDirsRequest, call: Call, state: State
-) -> Answer:
+    request: DescribeLogDirsRequest, call: Call, state: BrokerState
+) -> PendingResponse:
     return state.in_background(lambda: _log_dirs(request, state))
 
 
-def _log_dirs(request: DescribeLogDirsRequest, state: State) -> DescribeLogDirsResponse:
+def _log_dirs(
+    request: DescribeLogDirsRequest, state: BrokerState
+) -> DescribeLogDirsResponse:
     response_type = wire.DESCRIBE_LOG_DIRS.Response
     wanted = {name: state.numbers_of(name) for name in state.logdir.topics()}
     if request.topics is not None:

@@ -21,8 +21,8 @@ from netshim.handlers.partitions import (
     log_of,
     when_transactions_are_known,
 )
-from netshim.scheduling import Answer, Pace, Steps, answer_with
-from netshim.state import Call, State
+from netshim.scheduling import Pace, PendingResponse, Steps, answer_with
+from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ _SINCE: Final = {
 
 
 def list_offsets(
-    request: ListOffsetsRequest, call: Call, state: State
-) -> ListOffsetsResponse | Answer:
+    request: ListOffsetsRequest, call: Call, state: BrokerState
+) -> ListOffsetsResponse | PendingResponse:
     asked = [
         (topic.name, each.partition_index)
         for topic in request.topics
@@ -64,8 +64,8 @@ def list_offsets(
 
 
 def _when_shown(
-    asked: list[tuple[str, int]], handle: Callable[[], object], state: State
-) -> Steps[Answer | None]:
+    asked: list[tuple[str, int]], handle: Callable[[], object], state: BrokerState
+) -> Steps[PendingResponse | None]:
     """None when readers may see all that was written. Else the answer that handle()
     gives once what is written now is on disk: under `group` what came with acks=1 would
     be missing for up to 100 ms.
@@ -81,7 +81,7 @@ def _when_shown(
                 unsynced.append(log)
     if not unsynced:
         return None
-    answer = Answer()
+    answer = PendingResponse()
     left = len(unsynced)
 
     def done(_: object) -> None:
@@ -98,13 +98,13 @@ def _when_shown(
 def _list_offsets(
     request: ListOffsetsRequest,
     call: Call,
-    state: State,
+    state: BrokerState,
     asked: list[tuple[str, int]],
     *,
     shown: bool = False,
     looked: bool = False,
-) -> Steps[ListOffsetsResponse | Answer]:
-    def again(looked: bool) -> ListOffsetsResponse | Answer:
+) -> Steps[ListOffsetsResponse | PendingResponse]:
+    def again(looked: bool) -> ListOffsetsResponse | PendingResponse:
         return state.in_pieces(
             _list_offsets(request, call, state, asked, shown=True, looked=looked)
         )
@@ -200,14 +200,14 @@ def _list_offsets(
             step()
         return response
 
-    later = Answer()
+    later = PendingResponse()
     state.submit(answer_all, later.set)  # a search by time reads indexes and batches
     return later
 
 
 def offset_for_leader_epoch(
-    request: OffsetForLeaderEpochRequest, call: Call, state: State
-) -> OffsetForLeaderEpochResponse | Answer:
+    request: OffsetForLeaderEpochRequest, call: Call, state: BrokerState
+) -> OffsetForLeaderEpochResponse | PendingResponse:
     asked = [
         (topic.topic, each.partition)
         for topic in request.topics
@@ -219,7 +219,7 @@ def offset_for_leader_epoch(
 
 
 def _offset_for_leader_epoch(
-    request: OffsetForLeaderEpochRequest, state: State
+    request: OffsetForLeaderEpochRequest, state: BrokerState
 ) -> Steps[OffsetForLeaderEpochResponse]:
     def answer(
         asked: OffsetForLeaderEpochRequest.Topic.Partition,
@@ -245,7 +245,9 @@ def _offset_for_leader_epoch(
     return wire.OFFSET_FOR_LEADER_EPOCH.Response(topics=topics)
 
 
-def delete_records(request: DeleteRecordsRequest, call: Call, state: State) -> Answer:
+def delete_records(
+    request: DeleteRecordsRequest, call: Call, state: BrokerState
+) -> PendingResponse:
     asked = [
         (topic.name, each.partition_index)
         for topic in request.topics
@@ -254,7 +256,9 @@ def delete_records(request: DeleteRecordsRequest, call: Call, state: State) -> A
     return state.when_open(asked, lambda: _delete_records(request, call, state))
 
 
-def _delete_records(request: DeleteRecordsRequest, call: Call, state: State) -> Answer:
+def _delete_records(
+    request: DeleteRecordsRequest, call: Call, state: BrokerState
+) -> PendingResponse:
     """Deletes in the background: the records must be on disk first, and deleting
     renames files.
     """
@@ -309,7 +313,7 @@ def _delete_records(request: DeleteRecordsRequest, call: Call, state: State) -> 
             except LogcoreError as error:
                 result.error_code = code_of(error)
 
-    answer = Answer()
+    answer = PendingResponse()
 
     def done(error: object) -> None:
         keys = [

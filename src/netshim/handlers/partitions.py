@@ -14,8 +14,8 @@ from typing import Final, Protocol
 from logcore import Log, LogcoreError
 from logcore.reader import unwalked_offsets
 from netshim.handlers.failures import code_of
-from netshim.scheduling import Answer, answer_with
-from netshim.state import State
+from netshim.scheduling import PendingResponse, answer_with
+from netshim.state import BrokerState
 from netshim.wire import codes
 
 MAGIC_POSITION: Final = 16
@@ -33,7 +33,7 @@ class Coded(Protocol):
 
 
 def log_of(
-    topic: str, number: int, asked: object, result: Coded, state: State
+    topic: str, number: int, asked: object, result: Coded, state: BrokerState
 ) -> Log | None:
     """The log of a partition; None, with the code in the result, when it cannot be
     asked.
@@ -69,8 +69,8 @@ def answer_into(result: Coded, step: Callable[[], None]) -> None:
 
 
 def when_transactions_are_known(
-    asked: list[tuple[str, int]], handle: Callable[[], object], state: State
-) -> Answer | None:
+    asked: list[tuple[str, int]], handle: Callable[[], object], state: BrokerState
+) -> PendingResponse | None:
     """None when they are, nearly. Else the answer that handle() gives once they are.
 
     A read_committed look at a log walks all that was not walked before, which is not
@@ -86,7 +86,7 @@ def when_transactions_are_known(
             logs.append(log)
     if not logs:
         return None
-    answer = Answer()
+    answer = PendingResponse()
 
     def look() -> None:
         for log in logs:

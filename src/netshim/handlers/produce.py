@@ -39,14 +39,14 @@ from netshim.handlers.partitions import (
 )
 from netshim.handlers.transactions import code_for_writer
 from netshim.scheduling import (
-    Answer,
     CloseConnection,
     Pace,
+    PendingResponse,
     Steps,
     answer_with,
     as_value,
 )
-from netshim.state import Call, State
+from netshim.state import BrokerState, Call
 from netshim.wire import Buffer, codes
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ _SAYS_LOG_START: Final = frozenset(
 
 
 def produce(
-    request: ProduceRequest, call: Call, state: State
-) -> ProduceResponse | Answer | None:
+    request: ProduceRequest, call: Call, state: BrokerState
+) -> ProduceResponse | PendingResponse | None:
     """Append the batches of a request.
 
     With acks=all, the answer waits until the batches are as durable as the durability
@@ -127,7 +127,7 @@ def produce(
         # If this fails, each partition is refused when it is verified.
         state.transactions.ask(asked, call.now_ms, go_on)
 
-    answer = Answer()
+    answer = PendingResponse()
     state.transactions.load(call.now_ms, add)
     return answer
 
@@ -156,8 +156,8 @@ def _transactional(
 
 
 def _produce_in_order(
-    request: ProduceRequest, call: Call, state: State
-) -> ProduceResponse | Answer | None:
+    request: ProduceRequest, call: Call, state: BrokerState
+) -> ProduceResponse | PendingResponse | None:
     keys = [
         (topic.name, partition.index)
         for topic in request.topic_data
@@ -165,7 +165,7 @@ def _produce_in_order(
     ]
     has_begun = False
 
-    def begin() -> Steps[ProduceResponse | Answer | None]:
+    def begin() -> Steps[ProduceResponse | PendingResponse | None]:
         nonlocal has_begun
         has_begun = True
         return _produce(request, call, state)
@@ -185,8 +185,8 @@ def _keep(request: ProduceRequest) -> None:
 
 
 def _produce_one(
-    request: ProduceRequest, call: Call, state: State
-) -> ProduceResponse | Answer | None:
+    request: ProduceRequest, call: Call, state: BrokerState
+) -> ProduceResponse | PendingResponse | None:
     """Handle the usual request: one valid batch for one idle log.
 
     Return None for every other request, without any change. The general path handles
@@ -223,7 +223,7 @@ def _produce_one(
     state.appended(topic.name, asked.index, log, end, call.now_ms)
     if request.acks == 1 or not _has_to_wait(log, end):
         return response
-    answer = Answer()
+    answer = PendingResponse()
 
     def synced(error: LogcoreError | None) -> None:
         if error is not None:
@@ -263,7 +263,7 @@ def _append_from_0(log: Log, records: Buffer) -> _Outcome:
 def _append_verified(
     who: tuple[str, int, int],
     partition: tuple[str, int],
-    state: State,
+    state: BrokerState,
     append: Callable[[Log, Buffer], _Outcome],
     log: Log,
     records: Buffer,
@@ -299,7 +299,7 @@ def _refuse(
     code: int,
     message: str | None,
     call: Call,
-    state: State,
+    state: BrokerState,
 ) -> None:
     result.error_code = code
     result.error_message = message
@@ -313,7 +313,7 @@ def _refuse_batch(
     records: Buffer,
     error: Exception,
     call: Call,
-    state: State,
+    state: BrokerState,
 ) -> None:
     """Write the error of a batch that the log refused into the result."""
     _refuse(result, _code_of_batch(error, records), message_of(error), call, state)
@@ -328,13 +328,13 @@ def _refuse_batch(
 
 
 def _produce(
-    request: ProduceRequest, call: Call, state: State
-) -> Steps[ProduceResponse | Answer | None]:
+    request: ProduceRequest, call: Call, state: BrokerState
+) -> Steps[ProduceResponse | PendingResponse | None]:
     response_type = wire.PRODUCE.Response
     partition_type = response_type.Topic.Partition
     acks = request.acks
     response = response_type(responses=[])
-    answer = Answer()
+    answer = PendingResponse()
     left = 1  # partitions without a result, plus 1 until all of them are started
     failed = False
     # Part 1: functions that record the result of a partition and count it.
@@ -475,7 +475,7 @@ def _produce(
     return value
 
 
-def _is_still(topic: ProduceRequest.Topic, state: State) -> bool:
+def _is_still(topic: ProduceRequest.Topic, state: BrokerState) -> bool:
     """Return whether the topic still has this id.
 
     It may have been deleted and created again while the request waited.

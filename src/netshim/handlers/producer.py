@@ -12,8 +12,8 @@ from logcore import LogcoreError
 from netshim import wire
 from netshim.handlers.failures import code_of
 from netshim.handlers.transactions import init_transactional_id
-from netshim.scheduling import Answer
-from netshim.state import Call, State
+from netshim.scheduling import PendingResponse
+from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
 if TYPE_CHECKING:
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 
 def init_producer_id(
-    request: InitProducerIdRequest, call: Call, state: State
-) -> InitProducerIdResponse | Answer:
+    request: InitProducerIdRequest, call: Call, state: BrokerState
+) -> InitProducerIdResponse | PendingResponse:
     response_type = wire.INIT_PRODUCER_ID.Response
     if (request.producer_id == -1) != (request.producer_epoch == -1):
         return response_type(error_code=codes.INVALID_REQUEST, producer_epoch=-1)
     if request.transactional_id is not None:
         return init_transactional_id(request, call, state)
 
-    answer = Answer()
+    answer = PendingResponse()
 
     def taken(result: object) -> None:
         if isinstance(result, int):

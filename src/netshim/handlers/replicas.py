@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from netshim import wire
-from netshim.scheduling import Answer, Pace, Steps
-from netshim.state import Call, State
+from netshim.scheduling import Pace, PendingResponse, Steps
+from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
 if TYPE_CHECKING:
@@ -25,13 +25,13 @@ _ELECTIONS: Final = (0, 1)
 
 
 def elect_leaders(
-    request: ElectLeadersRequest, call: Call, state: State
-) -> ElectLeadersResponse | Answer:
+    request: ElectLeadersRequest, call: Call, state: BrokerState
+) -> ElectLeadersResponse | PendingResponse:
     return state.in_pieces(_elect_leaders(request, state))
 
 
 def _elect_leaders(
-    request: ElectLeadersRequest, state: State
+    request: ElectLeadersRequest, state: BrokerState
 ) -> Steps[ElectLeadersResponse]:
     """Respond that each partition has its leader.
 
@@ -66,6 +66,6 @@ def _elect_leaders(
 
 
 def list_partition_reassignments(
-    request: ListPartitionReassignmentsRequest, call: Call, state: State
+    request: ListPartitionReassignmentsRequest, call: Call, state: BrokerState
 ) -> ListPartitionReassignmentsResponse:
     return wire.LIST_PARTITION_REASSIGNMENTS.Response(error_message=None)

@@ -16,8 +16,8 @@ from logcore.metadata.filenames import INTERNAL_TOPICS, METADATA_LOG, TRANSACTIO
 from netshim import wire
 from netshim.handlers.configs import source_of
 from netshim.handlers.failures import code_of, message_of
-from netshim.scheduling import Answer
-from netshim.state import NO_ID, Call, State
+from netshim.scheduling import PendingResponse
+from netshim.state import NO_ID, BrokerState, Call
 from netshim.wire import codes
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ _TOPICS_AT_ONCE: Final = 50
 
 
 def create_topics(
-    request: CreateTopicsRequest, call: Call, state: State
-) -> CreateTopicsResponse | Answer:
+    request: CreateTopicsRequest, call: Call, state: BrokerState
+) -> CreateTopicsResponse | PendingResponse:
     response_type = wire.CREATE_TOPICS.Response
     logdir = state.logdir
     times = Counter(topic.name for topic in request.topics)
@@ -115,7 +115,7 @@ def _create(
     wanted: dict[str, tuple[int, dict[str, object]]],
     results: dict[str, CreateTopicsResponse.Topic],
     check_only: bool,
-    state: State,
+    state: BrokerState,
 ) -> None:
     """Create topics together, or one by one on conflict.
 
@@ -134,7 +134,7 @@ def _create(
                 _create([name], wanted, results, check_only, state)
 
 
-def _excess(count: int, state: State) -> str | None:
+def _excess(count: int, state: BrokerState) -> str | None:
     """Return why a request for this many new partitions is rejected, None if it is not.
 
     Each partition costs a thread several syncs, and no other request creates topics
@@ -146,7 +146,7 @@ def _excess(count: int, state: State) -> str | None:
     return f"{count} new partitions in one request; expected {most} at most"
 
 
-def _partition_count(topic: CreateTopicsRequest.Topic, state: State) -> int:
+def _partition_count(topic: CreateTopicsRequest.Topic, state: BrokerState) -> int:
     if topic.assignments:
         return len(topic.assignments)
     count: int = topic.num_partitions
@@ -156,7 +156,7 @@ def _partition_count(topic: CreateTopicsRequest.Topic, state: State) -> int:
 
 
 def _check_new_topic(
-    topic: CreateTopicsRequest.Topic, times: int, state: State
+    topic: CreateTopicsRequest.Topic, times: int, state: BrokerState
 ) -> tuple[int, str | None]:
     """Return the errors that depend on the request alone, as (code, message)."""
     if times > 1:
@@ -202,8 +202,8 @@ def _check_new_topic(
 
 
 def create_partitions(
-    request: CreatePartitionsRequest, call: Call, state: State
-) -> Answer:
+    request: CreatePartitionsRequest, call: Call, state: BrokerState
+) -> PendingResponse:
     response_type = wire.CREATE_PARTITIONS.Response
 
     def work() -> CreatePartitionsResponse:
@@ -272,7 +272,9 @@ def _refuse_twice(result: DeleteTopicsResponse.Topic, times: int) -> bool:
     return times > 1
 
 
-def delete_topics(request: DeleteTopicsRequest, call: Call, state: State) -> Answer:
+def delete_topics(
+    request: DeleteTopicsRequest, call: Call, state: BrokerState
+) -> PendingResponse:
     response_type = wire.DELETE_TOPICS.Response
     results = []
     doomed = []
@@ -327,7 +329,7 @@ def delete_topics(request: DeleteTopicsRequest, call: Call, state: State) -> Ans
                 result.error_code = code_of(error)
                 result.error_message = message_of(error)
 
-    answer = Answer()
+    answer = PendingResponse()
 
     def done(error: object) -> None:
         gone = {name for name, result in doomed if not result.error_code}

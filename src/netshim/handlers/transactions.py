@@ -19,8 +19,8 @@ from logcore.coordination.effects import Committer, GroupError
 from logcore.coordination.transaction_effects import (
     AddPartitions,
     End,
-    Identity,
     Initialize,
+    ProducerIdAndEpoch,
     Result,
     TransactionError,
     WriteMarkers,
@@ -33,8 +33,8 @@ from logcore.partition.coordinator_append import producers_of
 from netshim import wire
 from netshim.handlers.failures import code_of, message_of
 from netshim.handlers.group import code_of_group, offsets_in
-from netshim.scheduling import Answer, Pace, Steps, answer_with
-from netshim.state import Call, State
+from netshim.scheduling import Pace, PendingResponse, Steps, answer_with
+from netshim.state import BrokerState, Call
 from netshim.topic_patterns import compile_pattern
 from netshim.wire import codes
 
@@ -93,16 +93,16 @@ def code_for_writer(error: TransactionError, version: int, abortable_since: int)
 
 def when_transactions_are_loaded(
     call: Call,
-    state: State,
-    handle: Callable[[], ResponseT | Answer],
+    state: BrokerState,
+    handle: Callable[[], ResponseT | PendingResponse],
     refuse: Callable[[int], ResponseT],
-) -> ResponseT | Answer:
+) -> ResponseT | PendingResponse:
     """handle(), once the stored transactions have been read; refuse(code) when they
     cannot be.
     """
     if state.transactions.is_loaded:
         return handle()
-    answer = Answer()
+    answer = PendingResponse()
 
     def go_on(is_loaded: bool) -> None:
         if is_loaded:
@@ -117,16 +117,16 @@ def when_transactions_are_loaded(
 def _when_looked_up(
     names: Collection[str] | None,
     call: Call,
-    state: State,
+    state: BrokerState,
     respond: Callable[[Mapping[str, StoredTransaction]], Steps[ResponseT]],
     refuse: Callable[[int], ResponseT],
-) -> ResponseT | Answer:
+) -> ResponseT | PendingResponse:
     """respond(the stored transactions of these ids, or all for None); refuse(code) when
     they cannot be read now.
     """
 
-    def handle() -> Answer:
-        answer = Answer()
+    def handle() -> PendingResponse:
+        answer = PendingResponse()
 
         def looked(found: Any) -> None:
             if isinstance(found, Exception):
@@ -141,8 +141,8 @@ def _when_looked_up(
 
 
 def init_transactional_id(
-    request: InitProducerIdRequest, call: Call, state: State
-) -> InitProducerIdResponse | Answer:
+    request: InitProducerIdRequest, call: Call, state: BrokerState
+) -> InitProducerIdResponse | PendingResponse:
     response_type = wire.INIT_PRODUCER_ID.Response
     asked = Initialize(
         transactional_id=request.transactional_id or "",
@@ -151,11 +151,11 @@ def init_transactional_id(
         producer_epoch=request.producer_epoch,
     )
 
-    def handle() -> Answer:
-        answer = Answer()
+    def handle() -> PendingResponse:
+        answer = PendingResponse()
 
         def done(result: Result) -> None:
-            if isinstance(result, Identity):
+            if isinstance(result, ProducerIdAndEpoch):
                 answer.set(
                     response_type(
                         producer_id=result.producer_id,
@@ -177,8 +177,8 @@ def init_transactional_id(
 
 
 def add_partitions_to_txn(
-    request: AddPartitionsToTxnRequest, call: Call, state: State
-) -> AddPartitionsToTxnResponse | Answer:
+    request: AddPartitionsToTxnRequest, call: Call, state: BrokerState
+) -> AddPartitionsToTxnResponse | PendingResponse:
     """If one partition is unknown, nothing is added, and the others have an error of
     their own (section 3.5).
     """
@@ -226,10 +226,10 @@ def add_partitions_to_txn(
 
 
 def _asked(
-    asked: Any, call: Call, state: State, response: Callable[[int], Any]
-) -> Answer:
+    asked: Any, call: Call, state: BrokerState, response: Callable[[int], Any]
+) -> PendingResponse:
     """The answer that says with which code a request ended."""
-    answer = Answer()
+    answer = PendingResponse()
 
     def done(result: Result) -> None:
         answer.set(
@@ -245,7 +245,7 @@ def _asked(
 
 
 def add_offsets_to_txn(
-    request: AddOffsetsToTxnRequest, call: Call, state: State
+    request: AddOffsetsToTxnRequest, call: Call, state: BrokerState
 ) -> Any:
     """Adds the group's partition of `__consumer_offsets`, which is made if it is not
     there.
@@ -267,12 +267,12 @@ def add_offsets_to_txn(
 
 
 def _with_offsets_topic(
-    state: State, response: Callable[[int], Any], handle: Callable[[], Any]
+    state: BrokerState, response: Callable[[int], Any], handle: Callable[[], Any]
 ) -> Any:
     """handle(), once `__consumer_offsets` exists."""
     if OFFSETS_TOPIC in state.logdir:
         return handle()
-    answer = Answer()
+    answer = PendingResponse()
 
     def made(result: Any) -> None:
         if isinstance(result, Exception):
@@ -284,7 +284,7 @@ def _with_offsets_topic(
     return answer
 
 
-def _home_of(group_id: str, state: State) -> tuple[str, int]:
+def _home_of(group_id: str, state: BrokerState) -> tuple[str, int]:
     return OFFSETS_TOPIC, partition_of(
         group_id, state.logdir.partitions(OFFSETS_TOPIC)[-1] + 1
     )
@@ -294,7 +294,7 @@ def _add_group(
     who: tuple[str, int, int],
     group_id: str,
     call: Call,
-    state: State,
+    state: BrokerState,
     response: Callable[[int], Any],
     *,
     client_version: int,
@@ -312,7 +312,7 @@ def _add_group(
     )
 
 
-def end_txn(request: EndTxnRequest, call: Call, state: State) -> Any:
+def end_txn(request: EndTxnRequest, call: Call, state: BrokerState) -> Any:
     response_type = wire.END_TXN.Response
     is_second = call.version >= _SECOND_END
     asked = End(
@@ -323,13 +323,13 @@ def end_txn(request: EndTxnRequest, call: Call, state: State) -> Any:
         client_version=2 if is_second else 0,
     )
 
-    def handle() -> Answer:
-        answer = Answer()
+    def handle() -> PendingResponse:
+        answer = PendingResponse()
 
         def done(result: Result) -> None:
             if isinstance(result, TransactionError):
                 answer.set(response_type(error_code=_code(result, call)))
-            elif isinstance(result, Identity) and is_second:
+            elif isinstance(result, ProducerIdAndEpoch) and is_second:
                 answer.set(
                     response_type(
                         producer_id=result.producer_id,
@@ -352,8 +352,8 @@ def end_txn(request: EndTxnRequest, call: Call, state: State) -> Any:
 
 
 def txn_offset_commit(
-    request: TxnOffsetCommitRequest, call: Call, state: State
-) -> TxnOffsetCommitResponse | Answer:
+    request: TxnOffsetCommitRequest, call: Call, state: BrokerState
+) -> TxnOffsetCommitResponse | PendingResponse:
     topic_type = wire.TXN_OFFSET_COMMIT.Response.Topic
 
     def response(code: int) -> TxnOffsetCommitResponse:
@@ -379,13 +379,15 @@ def txn_offset_commit(
     if not request.group_id or is_too_long(request.group_id):
         return response(codes.INVALID_GROUP_ID)
 
-    def commit() -> TxnOffsetCommitResponse | Answer:
+    def commit() -> TxnOffsetCommitResponse | PendingResponse:
         steps = _commit_offsets(request, call, state, response(codes.NONE))
-        committed: TxnOffsetCommitResponse | Answer = state.groups.in_pieces(steps)
+        committed: TxnOffsetCommitResponse | PendingResponse = state.groups.in_pieces(
+            steps
+        )
         return committed
 
-    def when_groups_are_known() -> Answer | TxnOffsetCommitResponse:
-        answered: Answer | TxnOffsetCommitResponse = state.groups.when_known(
+    def when_groups_are_known() -> PendingResponse | TxnOffsetCommitResponse:
+        answered: PendingResponse | TxnOffsetCommitResponse = state.groups.when_known(
             commit, lambda error: refuse(code_of_group(error, call)), call.now_ms
         )
         return answered
@@ -396,7 +398,7 @@ def txn_offset_commit(
                 call, state, when_groups_are_known, refuse
             )
         who = (request.transactional_id, request.producer_id, request.producer_epoch)
-        answer = Answer()
+        answer = PendingResponse()
 
         def added(code: int) -> None:
             if code:
@@ -408,13 +410,13 @@ def txn_offset_commit(
         asked = _add_group(
             who, request.group_id, call, state, lambda code: code, client_version=2
         )
-        if isinstance(asked, Answer):
+        if isinstance(asked, PendingResponse):
             asked.then(added)
         else:
             added(asked)
         return answer
 
-    answered: TxnOffsetCommitResponse | Answer = _with_offsets_topic(
+    answered: TxnOffsetCommitResponse | PendingResponse = _with_offsets_topic(
         state, response, when_added
     )
     return answered
@@ -423,16 +425,16 @@ def txn_offset_commit(
 def _commit_offsets(
     request: TxnOffsetCommitRequest,
     call: Call,
-    state: State,
+    state: BrokerState,
     response: TxnOffsetCommitResponse,
-) -> Steps[TxnOffsetCommitResponse | Answer]:
+) -> Steps[TxnOffsetCommitResponse | PendingResponse]:
     """Checked and appended in one go, the last step, so that no marker comes between."""
     offsets, results = yield from offsets_in(
         request.topics, response.topics, call, state
     )
     if not results:
         return response
-    answer = Answer()
+    answer = PendingResponse()
 
     def refuse_all(code: int) -> None:
         for result in results:
@@ -467,8 +469,8 @@ def _commit_offsets(
 
 
 def write_txn_markers(
-    request: WriteTxnMarkersRequest, call: Call, state: State
-) -> WriteTxnMarkersResponse | Answer:
+    request: WriteTxnMarkersRequest, call: Call, state: BrokerState
+) -> WriteTxnMarkersResponse | PendingResponse:
     response_type = wire.WRITE_TXN_MARKERS.Response
     marker_type = response_type.Marker
     results = []
@@ -491,7 +493,7 @@ def write_txn_markers(
     left = sum(len(places) for _, places in work)
     if not left:
         return response
-    answer = Answer()
+    answer = PendingResponse()
 
     def told(result: Any, error: Exception | None) -> None:
         nonlocal left
@@ -523,8 +525,8 @@ def write_txn_markers(
 
 
 def describe_transactions(
-    request: DescribeTransactionsRequest, call: Call, state: State
-) -> DescribeTransactionsResponse | Answer:
+    request: DescribeTransactionsRequest, call: Call, state: BrokerState
+) -> DescribeTransactionsResponse | PendingResponse:
     response_type = wire.DESCRIBE_TRANSACTIONS.Response
     state_type = response_type.TransactionState
 
@@ -573,8 +575,8 @@ def describe_transactions(
 
 
 def list_transactions(
-    request: ListTransactionsRequest, call: Call, state: State
-) -> ListTransactionsResponse | Answer:
+    request: ListTransactionsRequest, call: Call, state: BrokerState
+) -> ListTransactionsResponse | PendingResponse:
     response_type = wire.LIST_TRANSACTIONS.Response
     labels = {status.label for status in Status}
     fits = None
@@ -625,8 +627,8 @@ def list_transactions(
 
 
 def describe_producers(
-    request: DescribeProducersRequest, call: Call, state: State
-) -> DescribeProducersResponse | Answer:
+    request: DescribeProducersRequest, call: Call, state: BrokerState
+) -> DescribeProducersResponse | PendingResponse:
     asked = [
         (topic.name, number)
         for topic in request.topics
@@ -638,7 +640,7 @@ def describe_producers(
 
 
 def _describe_producers(
-    request: DescribeProducersRequest, state: State
+    request: DescribeProducersRequest, state: BrokerState
 ) -> DescribeProducersResponse:
     """Reads what is known of producers, which may take files. Runs beside the broker's
     thread.
