@@ -1901,7 +1901,7 @@ MISTAKES: Final = (
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(
-        "two_processes_decide_at_once", "logcore/metadata/directory_lock.py",
+        "two_processes_decide_at_once", "logcore/claim.py",
         "        turn = self._common.transactions\n",
         "        turn = None\n",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",

@@ -5,7 +5,7 @@ Rules:
   first write. Kafka then checks the directory if this process crashes.
 - Staged writes that the last writer did not complete are rolled forward first.
 
-directory_lock.py defines the operations of a member. This module opens no log.
+claim.py defines the operations of a member. This module opens no log.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from __future__ import annotations
 import os
 from typing import cast
 
+from logcore.claim import Claim, Common
 from logcore.fs import FS, SharedFS
 from logcore.fs.byte_lock import DIRECTORY_BYTE, TRANSACTIONS_BYTE, ByteLock, Presence
 from logcore.metadata import checkpoint
 from logcore.metadata.checkpoint import OffsetCheckpoints
-from logcore.metadata.directory_lock import Claim, Common
 from logcore.metadata.trusted_clock import TrustedClock
 
 

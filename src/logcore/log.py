@@ -37,6 +37,7 @@ import numpy as np
 
 from logcore import retention
 from logcore.acquire import claim_directory
+from logcore.claim import Claim
 from logcore.config import INT32_MAX, INT64_MAX, KEEPS_ALL, Durability, LogConfig
 from logcore.errors import (
     InvalidConfigError,
@@ -59,7 +60,6 @@ from logcore.kernels import Receipt, kernel, layout
 from logcore.kernels.layout import Buffer, HeadersInput, Level, Piece, RecordInput, Time
 from logcore.metadata import checkpoint
 from logcore.metadata.checkpoint import ensure_directory
-from logcore.metadata.directory_lock import Claim
 from logcore.metadata.filenames import parse_partition_name
 from logcore.partition import checksum_file, epochs, recovery
 from logcore.partition.opening import Opened, OpenRequest, open_partition

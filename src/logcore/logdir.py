@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack, overload
 
 from logcore.acquire import claim_directory
+from logcore.claim import Claim
 from logcore.config import Durability, LogConfig
 from logcore.coordinators.lookup import Coordinators
 from logcore.coordinators.orphans import first_free_producer_id
@@ -64,7 +65,6 @@ from logcore.log import (
     check_path,
 )
 from logcore.metadata.checkpoint import Key, ensure_directory, expecting_directory
-from logcore.metadata.directory_lock import Claim
 from logcore.metadata.filenames import (
     LOG,
     OFFSETS_TOPIC,

@@ -545,7 +545,9 @@ MISTAKES = {
         "return []\n",
     ),
     "retried_markers_are_forgotten": (
-        "        effects.append(At(transaction.transactional_id, now_ms + RETRY_MS))\n",
+        "        effects.append(\n"
+        "            SetTransactionTimer(transaction.transactional_id, now_ms + RETRY_MS)\n"
+        "        )\n",
         "",
     ),
 }

@@ -14,14 +14,13 @@ from pathlib import Path
 import pytest
 
 import logcore
-from logcore import acquire, fs
+from logcore import acquire, claim, fs
 from logcore.consumer import fetcher
 from logcore.coordination import classic_group
 from logcore.coordination.classic_group import Group
 from logcore.coordinators import topic_deletion
 from logcore.directory import open_logs
 from logcore.format.group_records import Committed
-from logcore.metadata import directory_lock
 from support import interruptedcalls as calls
 from support.interrupting import interrupted
 
@@ -80,7 +79,7 @@ def test_interrupted_opening_of_a_partition_keeps_no_claim(tmp_path: Path) -> No
                 lambda: data.partition("t", 0),
                 nth,
                 fs.__file__,
-                directory_lock.__file__,
+                claim.__file__,
                 acquire.__file__,
                 open_logs.__file__,
             ).left
@@ -125,13 +124,12 @@ def test_second_close_completes_an_interrupted_close(
         data.append("t", b"a")
         log = data.partition("t", 0)
         trace = interrupted(
-            lambda log=log: log.close(), nth, fs.__file__, directory_lock.__file__
+            lambda log=log: log.close(), nth, fs.__file__, claim.__file__
         )  # type: ignore[misc]
         log.close()
         data.open_again("t", 0)
         left = (
-            interrupted(data.close, nth, fs.__file__, directory_lock.__file__).left
-            or trace.left
+            interrupted(data.close, nth, fs.__file__, claim.__file__).left or trace.left
         )
         data.close()
         for other in (not shared, shared):

@@ -298,7 +298,7 @@ def test_T5_what_was_left_open_is_aborted_with_its_own_epoch(
         return self._store(transaction, same)
 
     monkeypatch.setattr(
-        transactions.TransactionMachine, "adopt", module.Transactions.adopt
+        transactions.TransactionMachine, "adopt", module.TransactionMachine.adopt
     )
     monkeypatch.setattr(
         transactions.TransactionMachine, "_fence", fence_with_the_same_epoch

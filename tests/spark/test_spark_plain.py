@@ -554,12 +554,12 @@ import resource, sys
 sys.path[:0] = {sys.path!r}
 from pyspark_logcore.source import LogcoreDataSource
 import pyspark_logcore.reader, pyarrow, numpy
-from pyspark_logcore.identity import Identity
+from pyspark_logcore.identity import SourceIdentity
 from pyspark_logcore.reader import OffsetRange, RangePartition
 source = LogcoreDataSource({{"path": {str(tmp_path / "data")!r}, "subscribe": "t", "maxbatchbytes": str(1 << 20)}})
 reader = source.reader(source.schema())
 parts = reader.partitions()
-list(reader.read(RangePartition([(OffsetRange("t", 0, 0, 1), Identity())])))
+list(reader.read(RangePartition([(OffsetRange("t", 0, 0, 1), SourceIdentity())])))
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20), resource.RLIM_INFINITY))
 print(sum(batch.num_rows for part in parts for batch in reader.read(part)))

@@ -144,7 +144,7 @@ class World:
         self.start()
 
     def start(self) -> None:
-        self.coordinator = self.module.Transactions()
+        self.coordinator = self.module.TransactionMachine()
         self.timers: Timers[str] = Timers()
         self.stores: list[StoreTransaction] = []
         self.markers: list[tuple[WriteMarkers, set[Partition]]] = []

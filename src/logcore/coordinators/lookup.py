@@ -16,9 +16,9 @@ import threading
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
+from logcore.claim import Claim
 from logcore.errors import ConsumerStateError
 from logcore.fs import FS, SharedFS
-from logcore.metadata.directory_lock import Claim
 from logcore.metadata.filenames import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ Rules:
   few with each look().
 - Every ten seconds it removes nodes of ended sessions, if there are any.
 
-registry/views.py defines the nodes. metadata/directory_lock.py decides which process does the
+registry/views.py defines the nodes. claim.py decides which process does the
 maintenance.
 """
 

@@ -26,6 +26,7 @@ from typing import Final, Protocol
 
 import attrs
 
+from logcore.claim import Claim
 from logcore.config import DEDUPE_BYTES, LogConfig
 from logcore.directory.deadlines import Agenda
 from logcore.directory.incidents import Incidents
@@ -34,7 +35,6 @@ from logcore.fs import FS
 from logcore.log import Log
 from logcore.metadata import checkpoint
 from logcore.metadata.checkpoint import Key
-from logcore.metadata.directory_lock import Claim
 from logcore.metadata.filenames import partition_name
 from logcore.metadata.trusted_clock import JUMP_MS
 from logcore.partition.checksum_file import ScrubProgress

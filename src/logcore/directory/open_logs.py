@@ -17,6 +17,7 @@ import contextlib
 import uuid
 from collections.abc import Callable, Collection, Mapping
 
+from logcore.claim import Claim
 from logcore.config import Durability
 from logcore.directory.incidents import Incidents
 from logcore.directory.maintenance import Upkeeper, high_watermarks
@@ -27,7 +28,6 @@ from logcore.fs import FS
 from logcore.log import Log, OnCorruption, open_log
 from logcore.metadata import checkpoint
 from logcore.metadata.checkpoint import Key
-from logcore.metadata.directory_lock import Claim
 from logcore.metadata.filenames import partition_name
 
 

@@ -22,6 +22,7 @@ import weakref
 from collections.abc import Collection, Generator, Mapping
 from typing import Protocol
 
+from logcore.claim import Claim
 from logcore.config import LogConfig
 from logcore.directory.incidents import Incidents
 from logcore.directory.topic_file import read_topics
@@ -30,7 +31,6 @@ from logcore.fs import FS
 from logcore.log import Log
 from logcore.metadata import checkpoint
 from logcore.metadata.checkpoint import Key
-from logcore.metadata.directory_lock import Claim
 from logcore.metadata.filenames import partition_name
 
 

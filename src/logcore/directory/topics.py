@@ -27,6 +27,7 @@ from typing import Any, Final, Protocol
 
 import attrs
 
+from logcore.claim import Claim
 from logcore.config import KEEPS_ALL, LogConfig, config_text, known_config
 from logcore.directory.incidents import Incidents
 from logcore.directory.topic_file import (
@@ -51,7 +52,6 @@ from logcore.errors import (
 from logcore.fs import FS
 from logcore.metadata import checkpoint
 from logcore.metadata.checkpoint import Key
-from logcore.metadata.directory_lock import Claim
 from logcore.metadata.filenames import (
     LOG,
     METADATA_LOG,

@@ -109,7 +109,7 @@ class Shared:
     """State common to all shares of a lock, for as long as this process holds it."""
 
     mutex: threading.Lock = attrs.Factory(threading.Lock)
-    #: The facts that logcore.metadata.directory_lock stores about the directory; None at first, written
+    #: The facts that logcore.claim stores about the directory; None at first, written
     #: under the mutex.
     state: Any = None
 
@@ -784,7 +784,7 @@ def _raise_sync(error: OSError, path: str) -> NoReturn:
 
 #: Bytes of the lock file of a shared directory. Each process that shares the directory
 #: holds the first one for reading. Only a process that uses the directory alone locks
-#: the second, because it locks all bytes. directory_lock.py and partition/shared_lock.py use further
+#: the second, because it locks all bytes. claim.py and partition/shared_lock.py use further
 #: bytes.
 PRESENCE_BYTE: Final = 0
 PRIVATE_BYTE: Final = 4

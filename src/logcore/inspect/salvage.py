@@ -34,6 +34,7 @@ import attrs
 import numpy as np
 
 from logcore.acquire import claim_directory
+from logcore.claim import Claim
 from logcore.config import INT64_MAX, LogConfig
 from logcore.errors import InvalidConfigError, LogcoreError, StorageReadError
 from logcore.fs import FS, OS, copy_range, opened
@@ -50,7 +51,6 @@ from logcore.inspect.dump import DUMPERS
 from logcore.kernels import kernel, layout
 from logcore.metadata import checkpoint
 from logcore.metadata.checkpoint import Key, make_directories
-from logcore.metadata.directory_lock import Claim
 from logcore.metadata.filenames import (
     ASSIGNED,
     CLEANED,

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import attrs
 import numpy as np
 
+from logcore.claim import Claim
 from logcore.config import INT64_MAX, LogConfig
 from logcore.debug_checks import keeps_order, locked
 from logcore.errors import (
@@ -62,7 +63,6 @@ from logcore.kernels.layout import (
 )
 from logcore.metadata import checkpoint
 from logcore.metadata.checkpoint import PartitionMetadata
-from logcore.metadata.directory_lock import Claim
 from logcore.metadata.filenames import LOG, file_name
 from logcore.partition import (
     aborted_transactions,
