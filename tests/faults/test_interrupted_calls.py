@@ -92,21 +92,23 @@ def test_interrupted_opening_of_a_partition_keeps_no_claim(tmp_path: Path) -> No
 def test_interrupted_deletion_of_a_topic_keeps_no_claim(tmp_path: Path) -> None:
     nth = left = 0
     while not left:
-        nth += 5
-        with logcore.open_dir(
-            tmp_path / str(nth), create=True, durability="os"
-        ) as data:
+        nth += 3
+        path = tmp_path / str(nth)
+        with logcore.open_dir(path, create=True, durability="os") as data:
             data.create_topic("t", 2)
+            data.append("t", b"a", partition=0)
             left = interrupted(
                 lambda: data.delete_topic("t"),
                 nth,
                 fs.__file__,
                 topic_deletion.__file__,
+                open_logs.__file__,
             ).left
-            data.tick()
-            if "t" in data:
-                data.append("t", b"a", partition=0)
-                data.append("t", b"a", partition=1)
+        with logcore.open_dir(path, durability="os") as data:
+            if "t" not in data:
+                data.create_topic("t", 2)
+            data.append("t", b"a", partition=0)
+            data.append("t", b"a", partition=1)
     assert nth > 40
 
 

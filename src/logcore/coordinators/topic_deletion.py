@@ -96,6 +96,9 @@ class Deletions:
                             self._registry.path, member, shared=self._sharing.is_shared
                         )
                         try:
+                            # Twice: the second call completes a release that an
+                            # interrupt cut short.
+                            claims.callback(held.release)
                             claims.callback(held.release)
                         except BaseException:
                             held.release()

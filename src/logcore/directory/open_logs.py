@@ -211,17 +211,18 @@ class OpenLogs:
         incident.
         """
         for key in [key for key in self.known if key[0] in topics]:
-            log = self.known.pop(key)
-            self._topic_ids.pop(key, None)
+            log = self.known[key]
             self._upkeeper.stop_compacting(log)
             with self._incidents.going_on("deletion", partition_name(*key)):
                 log.close()
+            # Last: after an interrupt, close_all() still finds the log.
+            self.known.pop(key, None)
+            self._topic_ids.pop(key, None)
         # Reading threads may add entries concurrently.
         for key in [key for key in list(self._leader_epochs) if key[0] in topics]:
             self._leader_epochs.pop(key, None)
 
-    # -- leader epochs
-    # -----------------------------------------------------------------------------------------------
+    # -- leader epochs -----------------------------------------------------------------
 
     def leader_epoch(self, key: Key) -> int:
         """Return the leader epoch for appends to a partition.
