@@ -112,8 +112,7 @@ def _netshim(path: Path, durability: str) -> Iterator[Served]:
             process.terminate()
 
 
-# -- at 1,000 records a second
-# ---------------------------------------------------------------------------------------
+# -- at 1,000 records a second ---------------------------------------------------------
 
 
 def _latency(
@@ -235,8 +234,7 @@ def _cost(
     )
 
 
-# -- transactions
-# ----------------------------------------------------------------------------------------------------
+# -- transactions ----------------------------------------------------------------------
 
 
 def _small_transactions(ours: Served, theirs: Served, count: int) -> Iterator[Result]:
@@ -263,8 +261,7 @@ def _small_transactions(ours: Served, theirs: Served, count: int) -> Iterator[Re
     )
 
 
-# -- as fast as it goes
-# ----------------------------------------------------------------------------------------------
+# -- as fast as it goes ----------------------------------------------------------------
 
 
 def _produce(

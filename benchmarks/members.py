@@ -84,8 +84,7 @@ class Child:
         self.process.join()
 
 
-# -- appends
-# ----------------------------------------------------------------------------------------------------------
+# -- appends ---------------------------------------------------------------------------
 
 
 def disk_rates(path: Path, seconds: float, repeats: int) -> Result:
@@ -127,8 +126,7 @@ def _append(there: Connection, path: str, seconds: float) -> None:
         there.send(count)
 
 
-# -- news
-# -------------------------------------------------------------------------------------------------------------
+# -- news ------------------------------------------------------------------------------
 
 
 def news(path: str, count: int) -> Iterator[Result]:
@@ -173,8 +171,7 @@ def _follow(there: Connection, path: str, count: int) -> None:
         there.send((delays, (time.process_time() - started) / count * 1e6))
 
 
-# -- groups
-# -----------------------------------------------------------------------------------------------------------
+# -- groups ----------------------------------------------------------------------------
 
 
 def forming(path: Path, repeats: int) -> Result:
@@ -247,8 +244,7 @@ def stopped(path: str, repeats: int) -> Result:
     )
 
 
-# -- commits
-# ----------------------------------------------------------------------------------------------------------
+# -- commits ---------------------------------------------------------------------------
 
 
 def commits(path: Path, count: int) -> Iterator[Result]:
@@ -354,8 +350,7 @@ def _committing_without_waiting(path: str, count: int, *, shared: bool) -> float
     return count / seconds
 
 
-# -- the registry
-# -----------------------------------------------------------------------------------------------------
+# -- the registry ----------------------------------------------------------------------
 
 
 def nodes(path: Path, count: int) -> Iterator[Result]:

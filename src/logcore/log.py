@@ -364,8 +364,7 @@ class Log(LogReader):
         self._check_open()
         raise ReadOnlyLogError("the log was opened with read_only=True", path=self.path)
 
-    # -- opening and closing
-    # -------------------------------------------------------------------------------------
+    # -- opening and closing -----------------------------------------------------------
 
     def __enter__(self) -> Self:
         return self
@@ -442,8 +441,7 @@ class Log(LogReader):
         """
         return self._writer is not None and self._writer.is_replicated
 
-    # -- offsets
-    # -------------------------------------------------------------------------------------------------
+    # -- offsets -----------------------------------------------------------------------
 
     @property
     def durable_end_offset(self) -> int:
@@ -533,8 +531,7 @@ class Log(LogReader):
             truncate_locked(writer, offset, epochs.truncate_end)
         return offset
 
-    # -- appending
-    # -----------------------------------------------------------------------------------------------
+    # -- appending ---------------------------------------------------------------------
 
     def append(
         self,
@@ -927,8 +924,7 @@ class Log(LogReader):
             writer.settle_locked(durability)
         return writer.acknowledge(offset, offset, now_ms, durability)
 
-    # -- the disk and the high watermark
-    # -------------------------------------------------------------------------
+    # -- the disk and the high watermark -----------------------------------------------
 
     def flush(self) -> None:
         """Return when all records appended before the call are durable.
@@ -962,8 +958,7 @@ class Log(LogReader):
         """
         return self.upkeep.tick(time_ms(now_ms))
 
-    # -- segments
-    # ------------------------------------------------------------------------------------------------
+    # -- segments ----------------------------------------------------------------------
 
     def roll(self) -> None:
         """Seal the active segment and start a new one, unless the active segment is

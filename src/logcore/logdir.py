@@ -277,8 +277,7 @@ class LogDir:
         with self._incidents.going_on("staging", self.path):
             applying.apply_ready(self._fs, self)
 
-    # -- opening and closing
-    # -------------------------------------------------------------------------------------
+    # -- opening and closing -----------------------------------------------------------
 
     def _make_locks(self) -> None:
         self._lock = threading.RLock()
@@ -410,8 +409,7 @@ class LogDir:
             )
         return self._claim
 
-    # -- topics
-    # --------------------------------------------------------------------------------------------------
+    # -- topics ------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
         """Names of the topics, sorted."""
@@ -776,8 +774,7 @@ class LogDir:
         with self._lock, claim.changing():
             return self._producer_ids.next(least)
 
-    # -- partitions
-    # ----------------------------------------------------------------------------------------------
+    # -- partitions --------------------------------------------------------------------
 
     def partition(self, topic: str, number: int) -> Log:
         """The log of a partition, opened at the first call; the directory closes it.
@@ -809,8 +806,7 @@ class LogDir:
             committed = self._upkeeper.settings.committed or self.committed_offsets
             return self._logs.open(known, number, self.durability, committed)
 
-    # -- records
-    # -------------------------------------------------------------------------------------------------
+    # -- records -----------------------------------------------------------------------
 
     def open_again(self, topic: str, number: int) -> Log:
         """Like partition(), for a log that a failed write or sync has poisoned: closes
@@ -1115,8 +1111,7 @@ class LogDir:
         """
         return self._incidents.all()
 
-    # -- work in time
-    # --------------------------------------------------------------------------------------------
+    # -- work in time ------------------------------------------------------------------
 
     def tick(self, now_ms: Time | None = None) -> None:
         """Does a bounded amount of due work: syncs and rolls by time, retention,
@@ -1160,8 +1155,7 @@ class LogDir:
             with self._lock, self._incidents.going_on("checkpoints", self.path):
                 self._upkeeper.save_high_watermarks(high_watermarks(self._logs.known))
 
-    # -- rot
-    # -----------------------------------------------------------------------------------------------------
+    # -- rot ---------------------------------------------------------------------------
 
     def scrub(self) -> list[ScrubReport]:
         """Checks every byte of all partitions, and returns a report for each. See
@@ -1193,8 +1187,7 @@ class LogDir:
         return reports
 
 
-# -- for hosts
-# -------------------------------------------------------------------------------------------------------
+# -- for hosts -------------------------------------------------------------------------
 
 
 def fs_of(directory: LogDir) -> FS:

@@ -134,8 +134,7 @@ class Kafka:
             where = f", topics {self.prefix}*"
         return f"<Kafka {stopped}{self.bootstrap_servers}{where}; {', '.join(counts) or 'no topics'}>"
 
-    # -- the broker
-    # ----------------------------------------------------------------------------------------------
+    # -- the broker --------------------------------------------------------------------
 
     @property
     def bootstrap_servers(self) -> str:
@@ -167,8 +166,7 @@ class Kafka:
             )
         self.server.stop()
 
-    # -- names
-    # ---------------------------------------------------------------------------------------------------
+    # -- names -------------------------------------------------------------------------
 
     def topic(self, name: str) -> str:
         """Return the real name of a topic, for clients."""
@@ -244,8 +242,7 @@ class Kafka:
 
         self.server.call(forget)
 
-    # -- records
-    # -------------------------------------------------------------------------------------------------
+    # -- records -----------------------------------------------------------------------
 
     def append(self, topic: str, value: bytes | None, **options: Any) -> Receipt:
         """Append a record like LogDir.append(). Consumers receive it at once.

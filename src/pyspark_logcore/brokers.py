@@ -338,8 +338,7 @@ class _Cluster:
         self._manager.close()
         self._net.close()
 
-    # -- metadata
-    # ----------------------------------------------------------------------------------------------------
+    # -- metadata ----------------------------------------------------------------------
 
     def metadata(self, topics: Sequence[str] | None) -> Any:
         """Request the metadata of these topics, or of all, and keep the leaders."""
@@ -416,8 +415,7 @@ class _Cluster:
             self.metadata([key[0]])
         return self._leaders.get(key, -1)
 
-    # -- requests
-    # ----------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------
 
     def list_offsets(
         self, times_ms: Mapping[TopicPartition, int], isolation: int
@@ -607,8 +605,7 @@ class _Cluster:
                 raise _AwayError(_words(error), path=self._brokers.servers) from error
             raise BrokerError(_words(error), path=self._brokers.servers) from error
 
-    # -- error codes
-    # -------------------------------------------------------------------------------------------------
+    # -- error codes -------------------------------------------------------------------
 
     def is_passing(self, code: int) -> bool:
         """Whether another attempt, perhaps on another broker, may succeed."""

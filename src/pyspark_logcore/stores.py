@@ -178,8 +178,7 @@ class StoreFS:
             raise FileNotFoundError(path)
         return info
 
-    # -- files
-    # ---------------------------------------------------------------------------------------------------
+    # -- files -------------------------------------------------------------------------
 
     def open(
         self,
@@ -260,8 +259,7 @@ class StoreFS:
     def drop_cache(self, handle: int, position: int) -> bool:
         return False
 
-    # -- names
-    # ---------------------------------------------------------------------------------------------------
+    # -- names -------------------------------------------------------------------------
 
     def file_size(self, path: str) -> int:
         return int(self._info(path).size or 0)
@@ -328,8 +326,7 @@ class StoreFS:
     def after_fork(self, forget: Callable[[], None]) -> None:
         """Nothing to do: no object of this module lives across a fork."""
 
-    # -- what an object store is not asked for
-    # -------------------------------------------------------------------
+    # -- what an object store is not asked for -----------------------------------------
 
     def _refuse(self, *args: Any, **named: Any) -> NoReturn:
         raise ReadOnlyLogError(

@@ -98,8 +98,7 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._commits = options.group_id is not None
         self._was_locked = False  # and the user was warned
 
-    # -- what Spark asks on the driver
-    # -------------------------------------------------------------------------------
+    # -- what Spark asks on the driver -------------------------------------------------
 
     def initialOffset(self) -> dict[str, dict[str, int]]:
         """Where a new query begins: one answer for the life of this object. Raises
@@ -260,15 +259,13 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._opened.close()
             self._opened = None
 
-    # -- in a task
-    # ---------------------------------------------------------------------------------------------------
+    # -- in a task ---------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """Runs in a worker of Spark, once for each task."""
         return read_share(self.options.read, self.names, partition)
 
-    # -- inside
-    # ------------------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------
 
     @property
     def _origin(self) -> Origin:

@@ -60,8 +60,7 @@ async def values(data: aio.LogDir) -> list[bytes | None]:
     return [record.value async for record in data.read("t")]
 
 
-# -- logs and directories
-# ----------------------------------------------------------------------------------------------
+# -- logs and directories --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -267,8 +266,7 @@ def test_what_is_opened_for_nobody_is_closed(tmp_path: Path, kind: str) -> None:
     assert asyncio.run(at_each_await(trial)) >= 2
 
 
-# -- producers
-# ---------------------------------------------------------------------------------------------------------
+# -- producers -------------------------------------------------------------------------
 
 
 def test_a_send_that_waits_for_memory_leaves_no_trace(tmp_path: Path) -> None:
@@ -405,8 +403,7 @@ def test_a_prepared_transaction_is_completed_whatever_was_cancelled(
     assert explore(tmp_path, trial) >= 1
 
 
-# -- consumers
-# ---------------------------------------------------------------------------------------------------------
+# -- consumers -------------------------------------------------------------------------
 
 
 async def rest(

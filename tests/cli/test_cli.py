@@ -242,8 +242,7 @@ def test_append_shows_what_it_has_while_the_input_is_open(tmp_path):
         assert json.loads(writer.stdout.read())["records"] == 1
 
 
-# -- read and tail
-# --------------------------------------------------------------------------
+# -- read and tail ---------------------------------------------------------------------
 
 
 def test_read_gives_ndjson_in_a_pipe(path):
@@ -561,8 +560,7 @@ def test_groups_that_lag_hold_retention(updates):
     assert 20 < rows["u-0"]["log_start_offset"] <= 33
 
 
-# -- dump, verify, info
-# --------------------------------------------------------------------------
+# -- dump, verify, info ----------------------------------------------------------------
 
 
 def test_dump_names_the_file_of_each_row():
@@ -674,8 +672,7 @@ def test_bench_measures_and_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-# -- errors and exits
-# --------------------------------------------------------------------------
+# -- errors and exits ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -181,8 +181,7 @@ def test_a_wrong_name_is_explained(
     assert "Traceback" not in done.stderr
 
 
-# -- append
-# ------------------------------------------------------------------------------------------------------------
+# -- append ----------------------------------------------------------------------------
 
 
 def test_append_chooses_partitions_as_kafka_does(tmp_path: Path) -> None:
@@ -306,8 +305,7 @@ def test_wrong_appends_store_nothing(data: Path, words: list[str], said: str) ->
     assert len(rows("read", data, "t")) == 6
 
 
-# -- completion
-# --------------------------------------------------------------------------------------------------------
+# -- completion ------------------------------------------------------------------------
 
 
 def test_the_shell_completes_topics(data: Path) -> None:

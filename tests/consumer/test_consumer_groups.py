@@ -711,8 +711,7 @@ def test_one_thread_at_a_time() -> None:
                 other.submit(consumer.poll).result()
 
 
-# -- random lives
-# -----------------------------------------------------------------------------------------------------
+# -- random lives ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -731,8 +730,7 @@ def test_random_lives(lives: int) -> None:
             raise
 
 
-# -- what a reading of the whole found
-# --------------------------------------------------------------------------------
+# -- what a reading of the whole found -------------------------------------------------
 
 
 def test_a_failed_sync_refuses_the_commit_and_the_next_is_stored(

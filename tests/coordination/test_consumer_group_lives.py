@@ -66,8 +66,7 @@ def test_lives_meet_what_they_are_for() -> None:
     assert met >= {"SessionEnded", "RevocationEnded", "TargetsChanged", "GroupEmptied"}
 
 
-# -- mistakes that have to be noticed
-# --------------------------------------------------------------------------------
+# -- mistakes that have to be noticed --------------------------------------------------
 
 
 def owners_ignored(patch: pytest.MonkeyPatch) -> None:

@@ -393,8 +393,7 @@ class World:
         )
 
 
-# -- transitions, one by one
-# ---------------------------------------------------------------------------------------
+# -- transitions, one by one -----------------------------------------------------------
 
 
 def effects_of(kind: type, effects: Iterable[Effect]) -> list[Any]:
@@ -947,8 +946,7 @@ def test_a_member_that_waited_for_longer_than_its_session_has_one_again() -> Non
     assert ids[0] not in world.group.members
 
 
-# -- any order of things
-# -------------------------------------------------------------------------------------------
+# -- any order of things ---------------------------------------------------------------
 
 
 class Client:
@@ -1098,8 +1096,7 @@ def test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever(
         assert after.state in (EMPTY, STABLE) and after.generation <= before.generation
 
 
-# -- timers
-# --------------------------------------------------------------------------------------------------------
+# -- timers ----------------------------------------------------------------------------
 
 
 def test_timers_are_due_in_order_and_may_be_replaced_and_cancelled() -> None:

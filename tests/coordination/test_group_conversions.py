@@ -140,8 +140,7 @@ def upgraded(world: World) -> tuple[str, str]:
     return pair
 
 
-# -- up
-# --------------------------------------------------------------------------------------------------------------
+# -- up --------------------------------------------------------------------------------
 
 
 def test_clients_are_exchanged_one_by_one_and_nobody_uses_what_another_has(
@@ -295,8 +294,7 @@ def test_partitions_of_topics_that_are_gone_are_nobodys(world: World) -> None:
     assert world.consumers().currents[one].assigned == of("t")
 
 
-# -- members of the classic protocol in a consumer group
-# -------------------------------------------------------------
+# -- members of the classic protocol in a consumer group -------------------------------
 
 
 def test_a_member_joins_by_the_classic_protocol_and_is_told_its_id_first(
@@ -466,8 +464,7 @@ def test_an_instance_goes_from_one_protocol_to_the_other(world: World) -> None:
     assert set(world.consumers().members) == {"B"}
 
 
-# -- and back
-# --------------------------------------------------------------------------------------------------------
+# -- and back --------------------------------------------------------------------------
 
 
 def test_when_the_last_member_of_the_protocol_leaves_the_others_go_back(

@@ -48,8 +48,7 @@ def two(world: World) -> None:
     assert world.beat("B", 2) == (2, [2, 3])
 
 
-# -- what was seen of Kafka
-# ------------------------------------------------------------------------------------------
+# -- what was seen of Kafka ------------------------------------------------------------
 
 
 def test_the_six_steps_that_were_seen_with_kafka(world: World) -> None:
@@ -72,8 +71,7 @@ def test_to_own_nothing_confirms_too(world: World) -> None:
     assert world.beat("B", 2) == (2, [2, 3])
 
 
-# -- before the group is looked at
-# ----------------------------------------------------------------------------------
+# -- before the group is looked at -----------------------------------------------------
 
 JOINS: dict[str, Any] = {
     "member_epoch": 0,
@@ -124,8 +122,7 @@ def test_only_a_newcomer_of_the_first_version_may_lack_an_id(
     assert (check_beat(beat, may_lack_id=True) is not None) == is_refused
 
 
-# -- which group, which member
-# --------------------------------------------------------------------------------------
+# -- which group, which member ---------------------------------------------------------
 
 
 def test_only_who_joins_makes_a_group(world: World) -> None:
@@ -193,8 +190,7 @@ def test_who_repeats_its_joining_is_answered_again_until_it_is_further(
     assert world.consumers().owners[topic_id("t"), 3] == "A"
 
 
-# -- static members
-# --------------------------------------------------------------------------------------------------
+# -- static members --------------------------------------------------------------------
 
 
 def test_a_static_member_leaves_for_a_while_and_another_takes_its_place(
@@ -261,8 +257,7 @@ def test_a_static_member_that_leaves_has_given_up_what_it_had_to(world: World) -
     assert world.beat("B", 2) == (2, [2, 3])
 
 
-# -- how far a member comes
-# ------------------------------------------------------------------------------------------
+# -- how far a member comes ------------------------------------------------------------
 
 #: (state, member epoch, assigned, revoking), target, owned by others, owned list ->
 #: (state, epoch, assigned, revoking) The epoch of the targets is 7.
@@ -354,8 +349,7 @@ def test_a_member_of_an_unknown_state_begins_anew(world: World) -> None:
     assert world.beat("A", 1, owned=of("t")) == (1, [0, 1, 2, 3])
 
 
-# -- what an answer tells
-# --------------------------------------------------------------------------------------------
+# -- what an answer tells --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -401,8 +395,7 @@ def test_an_answer_names_the_interval_and_leaving_none(world: World) -> None:
     )
 
 
-# -- what raises the epoch
-# -------------------------------------------------------------------------------------------
+# -- what raises the epoch -------------------------------------------------------------
 
 
 def test_the_epoch_rises_with_members_names_and_topics(world: World) -> None:
@@ -443,8 +436,7 @@ def test_a_topic_that_is_not_there_yet_comes_later(world: World) -> None:
     assert world.beat("A", 1) == (2, [0, 1])
 
 
-# -- regular expressions
-# ---------------------------------------------------------------------------------------------
+# -- regular expressions ---------------------------------------------------------------
 
 
 def test_a_pattern_means_whole_names_and_those_of_later_topics(world: World) -> None:
@@ -540,8 +532,7 @@ def test_a_pattern_goes_with_the_last_who_wants_it(world: World) -> None:
     ]
 
 
-# -- the assignor
-# ----------------------------------------------------------------------------------------------------
+# -- the assignor ----------------------------------------------------------------------
 
 
 def test_the_assignor_is_the_one_that_most_name(world: World) -> None:
@@ -554,8 +545,7 @@ def test_the_assignor_is_the_one_that_most_name(world: World) -> None:
     assert world.consumers().assignor() == "uniform"
 
 
-# -- time
-# ------------------------------------------------------------------------------------------------------------
+# -- time ------------------------------------------------------------------------------
 
 
 def test_a_silent_member_is_removed_and_its_partitions_are_given_away(
@@ -611,8 +601,7 @@ def test_who_gives_up_in_time_stays(world: World) -> None:
     assert "A" in world.consumers().members
 
 
-# -- what is stored
-# --------------------------------------------------------------------------------------------------
+# -- what is stored --------------------------------------------------------------------
 
 
 def kinds(world: World) -> list[RecordKind]:
@@ -818,8 +807,7 @@ def test_a_new_group_that_cannot_be_stored_is_empty(world: World) -> None:
     assert world.beat("A", 0) == (1, [0, 1, 2, 3])
 
 
-# -- between the protocols
-# -------------------------------------------------------------------------------------------
+# -- between the protocols -------------------------------------------------------------
 
 
 def join(world: World, member_id: str = "") -> Any:
@@ -943,8 +931,7 @@ def test_offsets_expire_when_nobody_wants_their_topic(world: World) -> None:
     assert world.coordinator.all() == []
 
 
-# -- commits
-# ---------------------------------------------------------------------------------------------------------
+# -- commits ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -78,8 +78,7 @@ def test_lives_meet_what_they_are_for() -> None:
     }
 
 
-# -- mistakes that have to be noticed
-# --------------------------------------------------------------------------------
+# -- mistakes that have to be noticed --------------------------------------------------
 
 
 def claims_are_passed_over(patch: pytest.MonkeyPatch) -> None:

@@ -45,8 +45,7 @@ def sizes(targets: Targets) -> list[int]:
     return [len(partitions) for partitions in targets.values()]
 
 
-# -- any members, any topics
-# -----------------------------------------------------------------------------------------
+# -- any members, any topics -----------------------------------------------------------
 
 Case = tuple[list[Subscriber], dict[bytes, int]]
 
@@ -160,8 +159,7 @@ def test_range_gives_neighbours(case: Case) -> None:
             assert numbers == list(range(numbers[0], numbers[-1] + 1))
 
 
-# -- by hand
-# ---------------------------------------------------------------------------------------------------------
+# -- by hand ---------------------------------------------------------------------------
 
 
 def test_a_newcomer_gets_its_share_and_nobody_else_anything() -> None:

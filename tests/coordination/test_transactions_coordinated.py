@@ -483,8 +483,7 @@ def test_a_record_that_may_not_be_on_disk_ends_the_coordinator() -> None:
     assert desk.init() is E.COORDINATOR_NOT_AVAILABLE
 
 
-# -- random lives
-# ----------------------------------------------------------------------------------------------------
+# -- random lives ----------------------------------------------------------------------
 
 
 def test_random_lives() -> None:

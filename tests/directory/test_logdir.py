@@ -437,8 +437,7 @@ def test_closed_directories_say_so(data: str) -> None:
         logcore.open_dir(data, create=True, read_only=True)
 
 
-# -- what went wrong once
-# ------------------------------------------------------------------------------------------
+# -- what went wrong once --------------------------------------------------------------
 
 
 def test_a_topic_whose_deletion_was_interrupted_can_be_made_again() -> None:
@@ -871,8 +870,7 @@ def test_a_topic_that_does_not_exist_is_guessed(data: str) -> None:
         assert "did you mean" not in str(caught.value)
 
 
-# -- a full disk
-# -----------------------------------------------------------------------------------------------------
+# -- a full disk -----------------------------------------------------------------------
 
 
 def _filled(**more: Any) -> tuple[SimulatedDisk, Any]:

@@ -157,8 +157,7 @@ def test_random_programs(part: int, count: int) -> None:
     tell(f"random programs {part}", total, began)
 
 
-# -- what is not opened
-# --------------------------------------------------------------------------------------------
+# -- what is not opened ----------------------------------------------------------------
 
 
 class Doubting(ResultCache[Any]):
@@ -241,8 +240,7 @@ def test_disks_differ_in_what_is_asked_of_them() -> None:
     assert known.get({**files, "/a": b"y"}, SimulatedDisk().now_ms()) is None
 
 
-# -- for hours
-# -----------------------------------------------------------------------------------------------------
+# -- for hours -------------------------------------------------------------------------
 
 
 def tell(what: str, total: Report, began: float) -> None:
@@ -295,8 +293,7 @@ def test_towards_twenty_million_states() -> None:
     assert total.states - before >= 300 * (seed - first_seed)
 
 
-# -- what was found
-# ------------------------------------------------------------------------------------------------
+# -- what was found --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("durability", ["os", "every(3)", "interval(20)"])
@@ -422,8 +419,7 @@ def test_opening_with_no_room_for_one_more_name() -> None:
         assert [record.value for record in log.read(0)] == [b"one", b"two"]
 
 
-# -- failing operations
-# --------------------------------------------------------------------------------------------
+# -- failing operations ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

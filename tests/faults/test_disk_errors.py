@@ -573,8 +573,7 @@ def test_closing_while_others_append_harms_no_other_file(tmp_path: Path) -> None
         assert set(found) == {b"x" * 50}
 
 
-# -- each operation of the disk, in a log's later life
-# ------------------------------------------------------------
+# -- each operation of the disk, in a log's later life ---------------------------------
 
 SLOW = [pytest.mark.slow, pytest.mark.timeout(3600)]
 LATER = (

@@ -198,8 +198,7 @@ def test_an_interrupt_at_any_line(action: Callable[[Life], None], count: int) ->
     print(f"{len(chosen)} interrupts met in {action.__name__}")
 
 
-# -- allocations
-# -------------------------------------------------------------------------------------------------
+# -- allocations -----------------------------------------------------------------------
 
 #: How many allocations in a row fail. Not all: Python 3.11 to 3.13 may look for ever
 #: for the memory to handle an error.

@@ -301,8 +301,7 @@ def test_a_broken_log_is_found_out(
     print(f"{lie.__name__}: {met.value!r}"[:200])
 
 
-# -- system calls of a spawned process that fail, or kill
-# ------------------------------------------------------------
+# -- system calls of a spawned process that fail, or kill ------------------------------
 
 CALLS = "openat,pwrite64,ftruncate,fdatasync,fsync,/^rename,/^unlink,/^mkdir,/^rmdir"
 LINE = re.compile(r"(?:\d+ +)?(\w+)\((.*)")

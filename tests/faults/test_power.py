@@ -413,8 +413,7 @@ def test_syncs_that_only_pretend_are_found_out(
     print(f"{met.value!r}"[:200])
 
 
-# -- syncs that fail
-# -------------------------------------------------------------------------------------------------
+# -- syncs that fail -------------------------------------------------------------------
 
 SYNCS = ("fdatasync", "fsync", "sync_dir")
 
@@ -617,8 +616,7 @@ def test_a_recovery_that_trusts_the_page_cache_is_found_out(
     print(f"{met.value!r}"[:200])
 
 
-# -- full disks
-# ------------------------------------------------------------------------------------------------------
+# -- full disks ------------------------------------------------------------------------
 
 
 def on_small_disk(path: Path, options: str, *arguments: str) -> str:

@@ -38,8 +38,7 @@ MANY = int(os.environ.get("LOGCORE_FLIPS", "100000000"))
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "7"))
 
 
-# -- batches
-# ---------------------------------------------------------------------------------------------------------
+# -- batches ---------------------------------------------------------------------------
 
 
 def batches() -> dict[str, bytes]:
@@ -170,8 +169,7 @@ def test_a_bit_that_makes_a_batch_a_control_batch_hides_none_of_its_records(
             ways[way]()
 
 
-# -- logs
-# ------------------------------------------------------------------------------------------------------------
+# -- logs ------------------------------------------------------------------------------
 
 
 def kafkas(name: str) -> Files:
@@ -528,8 +526,7 @@ def test_rot_of_kafkas_logs_changes_no_value(
                 assert {one[1:] for one in found[question]} <= known, what
 
 
-# -- small files
-# -----------------------------------------------------------------------------------------------------
+# -- small files -----------------------------------------------------------------------
 
 
 def of_topics(files: Files) -> Any:

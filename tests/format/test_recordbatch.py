@@ -342,8 +342,7 @@ def test_a_bomb_stops_at_the_cap(codec: str) -> None:
     assert len(batch.records()[0].value or b"") == 8 << 20
 
 
-# -- what a leader accepts
-# --------------------------------------------------------------------------
+# -- what a leader accepts -------------------------------------------------------------
 
 TWO = [(b"k1", b"hello", (), T0), (b"k2", b"world!", (), T0 + 5)]
 HEAD = {

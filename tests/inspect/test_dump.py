@@ -31,8 +31,7 @@ def rows(path, **options):
     return found
 
 
-# -- values and names
-# --------------------------------------------------------------------------
+# -- values and names ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -264,8 +263,7 @@ def test_dump_says_where_a_file_ends_in_the_middle_of_a_batch(crash):
     }
 
 
-# -- directories
-# --------------------------------------------------------------------------
+# -- directories -----------------------------------------------------------------------
 
 
 def test_describe_gives_a_partition_at_a_glance():

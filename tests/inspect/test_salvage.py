@@ -43,8 +43,7 @@ from support.vectors import VECTORS
 FUTURE = 4_000_000_000_000
 
 
-# -- logs and judgements
-# ---------------------------------------------------------------------------------------------
+# -- logs and judgements ---------------------------------------------------------------
 
 
 def offsets(raw: bytes) -> set[int]:
@@ -84,8 +83,7 @@ def changed(
     return {path: content for path, content in files.items() if content is not None}
 
 
-# -- whole logs
-# ------------------------------------------------------------------------------------------------------
+# -- whole logs ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["clean", "crash", "compact-before", "compact-after"])
@@ -171,8 +169,7 @@ def test_a_log_directory_keeps_its_topics_ids_and_producers(tmp_path: Path) -> N
     assert salvage(tmp_path / "data", tmp_path / "one" / "t-0").is_whole is True
 
 
-# -- damage
-# ----------------------------------------------------------------------------------------------------------
+# -- damage ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -564,8 +561,7 @@ def test_random_damage_never_invents(tmp_path: Path) -> None:
         judge(written, report, saved)
 
 
-# -- what is noted beside the files
-# ----------------------------------------------------------------------------------
+# -- what is noted beside the files ----------------------------------------------------
 
 
 def partition_of_ten(path: Path) -> Path:
@@ -682,8 +678,7 @@ def test_first_segments_that_are_gone_are_lost_and_those_that_were_deleted_are_n
     assert not report.lost and report.log_start_offset == 6
 
 
-# -- transactions
-# ----------------------------------------------------------------------------------------------------
+# -- transactions ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("end", ["commit", "abort", "open"])
@@ -765,8 +760,7 @@ def test_a_loss_outside_of_transactions_names_none() -> None:
     ]
 
 
-# -- batches that cannot be decoded
-# ----------------------------------------------------------------------------------
+# -- batches that cannot be decoded ----------------------------------------------------
 
 
 def with_crc(batch: bytearray) -> bytes:

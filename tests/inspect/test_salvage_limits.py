@@ -46,8 +46,7 @@ from support.salvaging import (
 CliRunner = pytest.importorskip("click.testing").CliRunner
 from logcore.cli.commands import main  # noqa: E402
 
-# -- work
-# ------------------------------------------------------------------------------------------------------------
+# -- work ------------------------------------------------------------------------------
 
 
 class Counted:
@@ -120,8 +119,7 @@ def test_heads_that_claim_all_of_the_rest_do_not_make_the_work_grow_with_its_squ
     assert work[1] < 2.5 * work[0], work
 
 
-# -- copies that were cut off
-# ----------------------------------------------------------------------------------------
+# -- copies that were cut off ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["partition", "directory"])
@@ -190,8 +188,7 @@ def test_a_copy_that_was_cut_off_is_no_log(kind: str) -> None:
     assert refused > 20 and (finished or kind == "partition")
 
 
-# -- staged writes
-# ---------------------------------------------------------------------------------------------------
+# -- staged writes ---------------------------------------------------------------------
 
 
 def staged_into(path: Path, version: int, *, publishes: bool = True) -> None:
@@ -261,8 +258,7 @@ def test_offsets_of_a_staged_write_that_was_half_in_place_are_not_given_out_agai
         assert directory.partition("t", 0).append(b"next").offset == 4
 
 
-# -- limits and the command
-# ------------------------------------------------------------------------------------------
+# -- limits and the command ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("target", ["full", "t-0/sub-0", "t-0", "no-partition-"])

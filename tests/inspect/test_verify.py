@@ -610,8 +610,7 @@ def test_twenty_digits_that_are_no_offset_are_no_segment(crash):
     )
 
 
-# -- foreign bytes
-# --------------------------------------------------------------------------
+# -- foreign bytes ---------------------------------------------------------------------
 
 
 def survive(path):

@@ -78,8 +78,7 @@ def test_kafkas_java_client_and_dump_tool(tmp_path: Path) -> None:
         assert found, (kind, text[:3000])
 
 
-# -- beside a broker of Kafka's own
-# ----------------------------------------------------------------------------------
+# -- beside a broker of Kafka's own ----------------------------------------------------
 
 BEAT = wire.CONSUMER_GROUP_HEARTBEAT
 JOIN: dict[str, Any] = {
@@ -418,8 +417,7 @@ def test_a_group_goes_from_kafka_to_us_and_back(tmp_path: Path) -> None:
         client.sock.close()
 
 
-# -- from one protocol to the other while the group runs
-# --------------------------------------------------------------
+# -- from one protocol to the other while the group runs -------------------------------
 
 WANTS = subscription_value(Subscription(("t",)))
 

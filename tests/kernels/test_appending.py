@@ -102,8 +102,7 @@ def quickly(
     return log.writer.append_quickly(value, key, *(found.get(name) for name in names))
 
 
-# -- what it takes
-# --------------------------------------------------------------------------
+# -- what it takes ---------------------------------------------------------------------
 
 
 def test_a_plain_append_goes_the_quick_way(log: logcore.Log) -> None:
@@ -311,8 +310,7 @@ def test_a_tail_is_woken_by_each_append(log: logcore.Log) -> None:
     assert ends == [2, 3, 4]
 
 
-# -- what it leaves
-# --------------------------------------------------------------------------
+# -- what it leaves --------------------------------------------------------------------
 
 pieces = st.none() | st.binary(max_size=30) | st.integers(0, 5000).map(bytes)
 steps = st.one_of(
@@ -510,8 +508,7 @@ def test_appends_by_threads_each_get_an_offset_of_their_own(log: logcore.Log) ->
     assert log.statistics().appends == 1 + 4 * 110
 
 
-# -- a disk that fails
-# --------------------------------------------------------------------------
+# -- a disk that fails -----------------------------------------------------------------
 
 
 @pytest.fixture
@@ -566,8 +563,7 @@ def test_a_write_that_cannot_be_cut_back_poisons_the_log(
     assert log.log_end_offset == 2
 
 
-# -- what it stands on
-# --------------------------------------------------------------------------
+# -- what it stands on -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -106,8 +106,7 @@ def parts(future: RecordFuture) -> tuple[Any, ...]:
     )
 
 
-# -- what it takes
-# --------------------------------------------------------------------------
+# -- what it takes ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -228,8 +227,7 @@ def test_a_full_memory_or_a_closed_producer_is_left_to_the_slow_way(
         assert producer._accumulator.used_records == 5
 
 
-# -- what it leaves
-# --------------------------------------------------------------------------
+# -- what it leaves --------------------------------------------------------------------
 
 
 @given(
@@ -329,8 +327,7 @@ def test_threads_lose_no_record_and_each_keeps_its_order(
     assert found == {name: list(range(count)) for name in range(4)}
 
 
-# -- many at once
-# ----------------------------------------------------------------------------
+# -- many at once ----------------------------------------------------------------------
 
 
 @given(

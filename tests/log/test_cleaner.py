@@ -70,8 +70,7 @@ def test_kafka_s_own_cleaner_writes_the_same_bytes(
     assert offsets == {("compacted", 0): 14}
 
 
-# -- against a model
-# -----------------------------------------------------------------------------------------------
+# -- against a model -------------------------------------------------------------------
 
 
 @attrs.define
@@ -650,8 +649,7 @@ def test_old_formats_are_compacted(magic: int, codec: int) -> None:
         assert log.log_end_offset == 7
 
 
-# -- choices
-# -------------------------------------------------------------------------------------------------------
+# -- choices ---------------------------------------------------------------------------
 
 
 def facts(base: int, size: int = 100, first: int = 0, largest: int = 0) -> SealedFacts:
@@ -759,8 +757,7 @@ def test_only_compacted_topics_are_compacted() -> None:
         clean(log)
 
 
-# -- the table of keys and the kernels
-# ---------------------------------------------------------------------------------
+# -- the table of keys and the kernels -------------------------------------------------
 
 
 row = st.tuples(

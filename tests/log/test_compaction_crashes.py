@@ -22,8 +22,7 @@ from logcore.recordbatch import encode, read_batches
 from logcore.testing import Fault, FaultPlan, SimulatedDisk, explore
 from support.compacting import COMPACT, T0, compact, open_log, pairs
 
-# -- crashes
-# -------------------------------------------------------------------------------------------------------
+# -- crashes ---------------------------------------------------------------------------
 
 
 def keyed(disk: SimulatedDisk, promise: Any, *, rounds: int = 2) -> None:

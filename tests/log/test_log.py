@@ -211,8 +211,7 @@ def test_columns_outlive_the_log(partition: Path) -> None:
     ]
 
 
-# -- directories that Kafka wrote
-# ----------------------------------------------------------------------------------
+# -- directories that Kafka wrote ------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["partition-clean", "partition-crash"])
@@ -281,8 +280,7 @@ def test_kafkas_partition_is_continued(tmp_path: Path, name: str) -> None:
         assert "orders 0 30" in points
 
 
-# -- many threads
-# --------------------------------------------------------------------------------------------------
+# -- many threads ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", ["group", "always", "every(7)"])
@@ -334,8 +332,7 @@ def test_readers_run_while_a_writer_rolls(partition: Path) -> None:
     assert wrong == []
 
 
-# -- against a list
-# ------------------------------------------------------------------------------------------------
+# -- against a list --------------------------------------------------------------------
 
 
 class LogAsList(RuleBasedStateMachine):

@@ -36,8 +36,7 @@ def offsets(log: logcore.Log, start: int | None = None) -> list[int]:
     ]
 
 
-# -- appends
-# -------------------------------------------------------------------------------------------------------
+# -- appends ---------------------------------------------------------------------------
 
 
 def test_appends_are_serial_and_go_to_the_last_file(tmp_path: Path) -> None:
@@ -76,8 +75,7 @@ def test_appends_name_each_file_by_its_first_offset(tmp_path: Path) -> None:
             assert path.name == f"{batch.base_offset:020d}.log"
 
 
-# -- flush
-# ---------------------------------------------------------------------------------------------------------
+# -- flush -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("by", ["flush.messages", "policy"])
@@ -132,8 +130,7 @@ def reopened(disk: SimulatedDisk) -> list[logcore.Record]:
         return list(log.read(0))
 
 
-# -- reads
-# ---------------------------------------------------------------------------------------------------------
+# -- reads -----------------------------------------------------------------------------
 
 
 def test_reads_take_an_offset_and_a_chunk_size(tmp_path: Path) -> None:
@@ -184,8 +181,7 @@ def test_reads_outside_the_log_are_out_of_range(tmp_path: Path) -> None:
             log.read(0)
 
 
-# -- deletes
-# -------------------------------------------------------------------------------------------------------
+# -- deletes ---------------------------------------------------------------------------
 
 
 def test_deletes_take_one_segment_at_a_time(tmp_path: Path) -> None:
@@ -221,8 +217,7 @@ def test_deletes_leave_readers_a_consistent_view(tmp_path: Path) -> None:
         assert first + [record.offset for record in reader] == list(range(40))
 
 
-# -- guarantees
-# ----------------------------------------------------------------------------------------------------
+# -- guarantees ------------------------------------------------------------------------
 
 
 def test_guarantees_recovery_cuts_to_the_last_valid_offset(tmp_path: Path) -> None:
@@ -257,8 +252,7 @@ def test_guarantees_truncation_and_nonsense_are_both_handled(tmp_path: Path) -> 
             assert log.log_end_offset == 5 and path.read_bytes() == whole
 
 
-# -- compaction
-# ----------------------------------------------------------------------------------------------------
+# -- compaction ------------------------------------------------------------------------
 
 
 def dirty(disk: SimulatedDisk, count: int = 60) -> logcore.Log:
@@ -345,8 +339,7 @@ def test_compaction_can_be_throttled() -> None:
         assert seconds > 10, "some 15 kB twice at a kB a second"
 
 
-# -- control batches
-# -----------------------------------------------------------------------------------------------
+# -- control batches -------------------------------------------------------------------
 
 
 def test_control_batches_are_not_passed_on_to_applications(tmp_path: Path) -> None:

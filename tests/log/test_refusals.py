@@ -25,8 +25,7 @@ from logcore.recordbatch import encode
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 from support.logs import POLICIES, values
 
-# -- bad input
-# -----------------------------------------------------------------------------------------------------
+# -- bad input -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

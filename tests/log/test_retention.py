@@ -443,8 +443,7 @@ def test_epochs_by_their_definition(
         assert (found, end) == (-1, -1)
 
 
-# -- a directory
-# ---------------------------------------------------------------------------------------------------
+# -- a directory -----------------------------------------------------------------------
 
 
 def opened(disk: SimulatedDisk, **upkeep: Any) -> logcore.LogDir:

@@ -26,8 +26,7 @@ from logcore.segment import ActiveSegment, GrowingSegment, PiecedSegment, Segmen
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 from support.logs import SMALL, T0, done, segments, values
 
-# -- segments
-# ------------------------------------------------------------------------------------------------------
+# -- segments --------------------------------------------------------------------------
 
 
 def test_a_segment_is_rolled_by_size(partition: Path) -> None:

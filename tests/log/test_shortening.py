@@ -16,8 +16,7 @@ from logcore.recordbatch import encode
 from logcore.testing import SimulatedDisk
 from support.logs import SMALL, T0, segments, values
 
-# -- shortening
-# ----------------------------------------------------------------------------------------------------
+# -- shortening ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("codec", ["uncompressed", "zstd"])

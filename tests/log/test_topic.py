@@ -421,8 +421,7 @@ def test_a_deleted_topic_is_gone_for_all(directory: logcore.LogDir) -> None:
     assert topic.append(b"v", key=b"key-3").partition == reference_murmur2(b"key-3") % 2
 
 
-# -- appends that expect where the log ends
-# ------------------------------------------------------------------------
+# -- appends that expect where the log ends --------------------------------------------
 
 
 def test_an_append_that_expects_another_end_stores_nothing(
@@ -486,8 +485,7 @@ def test_of_several_that_expect_the_same_end_one_appends(
     assert [int(record.value or b"") for record in log.read(0)] == list(range(201))
 
 
-# -- frames
-# --------------------------------------------------------------------------------------------------------
+# -- frames ----------------------------------------------------------------------------
 
 
 def test_scans_are_frames(directory: logcore.LogDir) -> None:

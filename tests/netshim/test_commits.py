@@ -53,8 +53,7 @@ def subscription(*topics: str) -> bytes:
     return wire.encode_versioned(wire.CONSUMER_PROTOCOL_SUBSCRIPTION, 0, value)
 
 
-# -- committing
-# ----------------------------------------------------------------------------------------------------
+# -- committing ------------------------------------------------------------------------
 
 
 @in_both_homes
@@ -291,8 +290,7 @@ def test_a_static_member_is_put_back_when_its_return_cannot_be_stored(
     assert rig.beat(follower, 2, instance="b") == 0
 
 
-# -- what is stored
-# ------------------------------------------------------------------------------------------------
+# -- what is stored --------------------------------------------------------------------
 
 
 def test_a_restart_is_not_noticed_by_who_comes_back_in_time(rig: Rig) -> None:
@@ -600,8 +598,7 @@ def test_groups_are_spread_over_the_partitions_that_there_are(tmp_path: Path) ->
         }
 
 
-# -- deleting and expiring
-# -----------------------------------------------------------------------------------------
+# -- deleting and expiring -------------------------------------------------------------
 
 
 def test_deleting_groups(rig: Rig) -> None:

@@ -92,8 +92,7 @@ def two(rig: Rig) -> None:
     assert given(rig, beat(rig, "B", 2)) == (2, [2])
 
 
-# -- heartbeats
-# ------------------------------------------------------------------------------------------------------
+# -- heartbeats ------------------------------------------------------------------------
 
 
 def test_two_members_and_the_way_from_one_to_the_other(rig: Rig) -> None:
@@ -225,8 +224,7 @@ def test_a_group_outlives_the_broker_and_its_sessions_begin_anew(rig: Rig) -> No
     assert given(rig, beat(rig, "B", 2)) == (3, [0, 1, 2])
 
 
-# -- beside the classic protocol
-# -------------------------------------------------------------------------------------
+# -- beside the classic protocol -------------------------------------------------------
 
 
 def test_requests_of_the_classic_protocol_find_no_member(rig: Rig) -> None:
@@ -336,8 +334,7 @@ def test_the_policy_says_which_groups_change(
         assert code_of(rig.join(group="other", protocols={"range": wants})) == into
 
 
-# -- offsets
-# ---------------------------------------------------------------------------------------------------------
+# -- offsets ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -402,8 +399,7 @@ def test_offsets_of_a_topic_that_members_want_are_not_deleted(rig: Rig) -> None:
     assert rig.committed() == {("orders", 0): 7}
 
 
-# -- what admin tools ask
-# --------------------------------------------------------------------------------------------
+# -- what admin tools ask --------------------------------------------------------------
 
 
 def test_groups_are_described_by_their_protocol(rig: Rig) -> None:
@@ -518,8 +514,7 @@ def test_the_protocol_is_finalized(rig: Rig) -> None:
     assert {68, 69} <= {each.api_key for each in response.api_keys}
 
 
-# -- behind the broker
-# -----------------------------------------------------------------------------------------------
+# -- behind the broker -----------------------------------------------------------------
 
 
 def test_a_process_that_opens_the_directory_goes_on_with_the_offsets_of_such_a_group(
@@ -568,8 +563,7 @@ def test_the_command_line_knows_such_groups(rig: Rig) -> None:
     rig.start()
 
 
-# -- confluent-kafka
-# -------------------------------------------------------------------------------------------------
+# -- confluent-kafka -------------------------------------------------------------------
 
 
 def consumer(kafka: Kafka, **options: Any) -> Any:

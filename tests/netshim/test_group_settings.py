@@ -279,8 +279,7 @@ def test_beside_other_processes_groups_are_not_set(rig: Rig) -> None:
     assert code == codes.INVALID_REQUEST and "shared" in message
 
 
-# -- the file
-# --------------------------------------------------------------------------------------------------------
+# -- the file --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

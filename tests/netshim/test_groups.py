@@ -21,8 +21,7 @@ from netshim.scheduling import PendingResponse
 from netshim.wire import codes
 from support.rig import Rig, code_of, in_both_homes
 
-# -- what admin tools ask
-# ------------------------------------------------------------------------------------------
+# -- what admin tools ask --------------------------------------------------------------
 
 
 @in_both_homes
@@ -90,8 +89,7 @@ def test_listing_and_describing(rig: Rig) -> None:
     assert code_of(parked) == codes.NOT_COORDINATOR
 
 
-# -- any order of things
-# -------------------------------------------------------------------------------------------
+# -- any order of things ---------------------------------------------------------------
 
 
 class Client:

@@ -306,8 +306,7 @@ def test_requests_in_work_hold_back_others_until_they_are_answered(
             client.close()
 
 
-# -- the right errors
-# ----------------------------------------------------------------------------------------------
+# -- the right errors ------------------------------------------------------------------
 
 
 def _batch(**change: Any) -> bytearray:

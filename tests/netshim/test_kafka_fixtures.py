@@ -45,8 +45,7 @@ def producer(kafka: Kafka, **options: Any) -> Any:
     )
 
 
-# -- records
-# -----------------------------------------------------------------------------------------------------
+# -- records ---------------------------------------------------------------------------
 
 
 def test_records_of_all_partitions_with_all_they_have(shared: Kafka) -> None:
@@ -123,8 +122,7 @@ def test_what_a_test_appends_reaches_consumers(shared: Kafka) -> None:
     assert len(shared.logdir.partitions(shared.topic("orders"))) == 3
 
 
-# -- waiting
-# -----------------------------------------------------------------------------------------------------
+# -- waiting ---------------------------------------------------------------------------
 
 
 def test_a_wait_ends_when_what_it_waits_for_is_there(shared: Kafka) -> None:
@@ -240,8 +238,7 @@ def test_what_a_stopped_broker_has_can_be_seen_and_nothing_more_comes(
         asyncio.run(kafka.wait_for_async("orders", 2, timeout=DEADLINE_S))
 
 
-# -- namespaces
-# --------------------------------------------------------------------------------------------------
+# -- namespaces ------------------------------------------------------------------------
 
 
 def test_namespaces_do_not_meet_and_leave_nothing(broker: Kafka) -> None:
@@ -325,8 +322,7 @@ def test_a_broker_of_a_fixture_does_not_wait_for_the_disk(
     assert kafka_factory(fs=OS).server.server._fs is OS
 
 
-# -- the fixtures
-# ------------------------------------------------------------------------------------------------
+# -- the fixtures ----------------------------------------------------------------------
 
 
 def test_one_broker_serves_a_session(pytester: pytest.Pytester) -> None:

@@ -24,8 +24,7 @@ from support.rig import (
     in_both_homes,
 )
 
-# -- joining
-# -------------------------------------------------------------------------------------------------------
+# -- joining ---------------------------------------------------------------------------
 
 
 def test_one_member_old_style(rig: Rig) -> None:
@@ -340,8 +339,7 @@ def test_the_first_members_of_a_group_wait_for_one_another(tmp_path: Path) -> No
         assert late[0].value.generation_id == 1  # but not beyond the rebalance timeout
 
 
-# -- leaving
-# -------------------------------------------------------------------------------------------------------
+# -- leaving ---------------------------------------------------------------------------
 
 
 @in_both_homes
@@ -376,8 +374,7 @@ def test_a_member_that_waits_is_told_that_it_left(rig: Rig) -> None:
     assert code_of(waiting) == codes.UNKNOWN_MEMBER_ID
 
 
-# -- static members
-# ------------------------------------------------------------------------------------------------
+# -- static members --------------------------------------------------------------------
 
 
 @in_both_homes

@@ -174,8 +174,7 @@ def test_assignments_share_the_limit(small: Bench) -> None:
     ]
 
 
-# -- requests in work
-# ------------------------------------------------------------------------------------------------
+# -- requests in work ------------------------------------------------------------------
 
 
 class Crowd:
@@ -291,8 +290,7 @@ def test_a_connection_that_ends_gives_back_what_its_requests_held(bench: Bench) 
     bench.run()
 
 
-# -- open files
-# ------------------------------------------------------------------------------------------------------
+# -- open files ------------------------------------------------------------------------
 
 
 def test_only_logs_that_nothing_waits_for_are_closed_for_room(tmp_path: Path) -> None:

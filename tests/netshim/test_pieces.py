@@ -95,8 +95,7 @@ def patient(min_bytes: int) -> Any:
     return request
 
 
-# -- the pieces themselves
-# -----------------------------------------------------------------------------------------
+# -- the pieces themselves -------------------------------------------------------------
 
 
 def counted(entries: int, found: list[int]) -> Any:
@@ -175,8 +174,7 @@ def test_an_error_of_who_gets_an_answer_keeps_no_other_waiting(
     assert "a waiting action failed" in caplog.text
 
 
-# -- the same answers
-# ----------------------------------------------------------------------------------------------
+# -- the same answers ------------------------------------------------------------------
 
 
 def told_by_scripts() -> list[Any]:
@@ -221,8 +219,7 @@ def test_scripts_of_all_apis_are_told_the_same_in_pieces_of_one() -> None:
         assert before == after
 
 
-# -- what others notice
-# --------------------------------------------------------------------------------------------
+# -- what others notice ----------------------------------------------------------------
 
 
 def test_others_are_answered_between_two_pieces(bench: Bench, turns: Turns) -> None:
@@ -803,8 +800,7 @@ def test_clients_are_served_in_pieces(
     other.close()
 
 
-# -- limits
-# --------------------------------------------------------------------------------------------------------
+# -- limits ----------------------------------------------------------------------------
 
 
 def test_a_request_of_too_many_entries_ends_its_connection_before_they_are_made(

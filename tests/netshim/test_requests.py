@@ -34,8 +34,7 @@ from netshim.wire import codes
 from support.bench import SESSION, Bench
 from support.client import Client
 
-# -- who waits for the disk
-# ----------------------------------------------------------------------------------------
+# -- who waits for the disk ------------------------------------------------------------
 
 
 def batch_of(*values: bytes, **more: Any) -> bytes:
@@ -301,8 +300,7 @@ def test_the_event_loop_touches_no_file_that_is_to_be_opened_made_or_synced(
     } == set()
 
 
-# -- leader epochs
-# -------------------------------------------------------------------------------------------------
+# -- leader epochs ---------------------------------------------------------------------
 
 
 def _cut(log: Any) -> None:
@@ -391,8 +389,7 @@ def test_a_fetch_with_the_epoch_of_its_last_record_is_told_where_they_diverge(
     assert bool(found.records) == (expected == "records")
 
 
-# -- what Produce says
-# ---------------------------------------------------------------------------------------------
+# -- what Produce says -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("codec", ["uncompressed", "gzip"])
@@ -644,8 +641,7 @@ def test_one_request_makes_a_bounded_number_of_partitions(bench: Bench) -> None:
     assert len(bench.logdir.partitions("t")) == 2
 
 
-# -- the rest of the wire
-# ------------------------------------------------------------------------------------------
+# -- the rest of the wire --------------------------------------------------------------
 
 
 def test_offsets_that_are_listed_or_deleted_by_wait_for_what_came_with_acks_1(
@@ -991,8 +987,7 @@ def test_a_fetch_of_a_client_that_has_gone_waits_no_more(bench: Bench) -> None:
     assert state.timers.next_ms == before
 
 
-# -- the log of the broker
-# -----------------------------------------------------------------------------------------
+# -- the log of the broker -------------------------------------------------------------
 
 
 def lines(caplog: pytest.LogCaptureFixture, level: str) -> list[str]:

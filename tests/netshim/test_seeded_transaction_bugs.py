@@ -149,8 +149,7 @@ def test_nothing_is_found_without_a_mistake() -> None:
         World(seed).live(300)
 
 
-# -- T5: what a power cut left open
-# ----------------------------------------------------------------------------------
+# -- T5: what a power cut left open ----------------------------------------------------
 
 
 class Interrupted:
@@ -306,8 +305,7 @@ def test_T5_what_was_left_open_is_aborted_with_its_own_epoch(
     assert explore_orphans(4)
 
 
-# -- T6: what is sent twice
-# ------------------------------------------------------------------------------------------
+# -- T6: what is sent twice ------------------------------------------------------------
 
 
 class Sender:
@@ -453,8 +451,7 @@ def test_T6_a_batch_that_comes_again_is_judged_as_a_new_one(
             Sender(seed).live(60)
 
 
-# -- T9 and T10: offsets of groups
-# -----------------------------------------------------------------------------------
+# -- T9 and T10: offsets of groups -----------------------------------------------------
 
 
 class Offsets:
@@ -643,8 +640,7 @@ def test_T10_an_older_commit_of_a_transaction_covers_a_newer_plain_one(
     find_in_offsets()
 
 
-# -- T11: clocks
-# -----------------------------------------------------------------------------------------------------
+# -- T11: clocks -----------------------------------------------------------------------
 
 
 def live_with_jumps(seed: int) -> None:

@@ -87,8 +87,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.01)
 
 
-# -- four terminals
-# --------------------------------------------------------------------------------------------------
+# -- four terminals --------------------------------------------------------------------
 
 
 def _snippets() -> dict[str, str]:
@@ -162,8 +161,7 @@ def test_four_terminals(run: Callable[..., Program], tmp_path: Path) -> None:
     assert printed() == written
 
 
-# -- requests
-# --------------------------------------------------------------------------------------------------------
+# -- requests --------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -333,8 +331,7 @@ def test_groups_are_deleted_and_their_offsets(rig: Rig) -> None:
     assert rig.ask(wire.LIST_GROUPS, 0).groups == []
 
 
-# -- real brokers
-# ----------------------------------------------------------------------------------------------------
+# -- real brokers ----------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -76,8 +76,7 @@ def test_what_is_asked_behind_a_change_tells_of_it(broker: Kafka) -> None:
     consumer.close()
 
 
-# -- confluent-kafka
-# -----------------------------------------------------------------------------------------------
+# -- confluent-kafka -------------------------------------------------------------------
 
 
 def confluent_producer(server: Kafka, **options: Any) -> Any:
@@ -395,8 +394,7 @@ def test_a_client_rides_over_a_restart(kafka_factory: Any, tmp_path: Path) -> No
     assert values_of(second, "t") == [b"before", b"during"]
 
 
-# -- kafka-python
-# --------------------------------------------------------------------------------------------------
+# -- kafka-python ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("codec", [None, "gzip", "lz4", "zstd"])
@@ -453,8 +451,7 @@ def test_kafka_python_admin(broker: Any) -> None:
     admin.close()
 
 
-# -- aiokafka
-# ------------------------------------------------------------------------------------------------------
+# -- aiokafka --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("codec", [None, "gzip", "snappy", "lz4", "zstd"])
@@ -503,8 +500,7 @@ def test_aiokafka_produces_and_consumes_beside_a_broker_in_its_own_loop(
     assert [message.value for message in messages] == [b"%d" % n for n in range(50)]
 
 
-# -- in process, and the process
-# -----------------------------------------------------------------------------------
+# -- in process, and the process -------------------------------------------------------
 
 
 def test_what_the_process_appends_reaches_waiting_consumers(broker: Any) -> None:

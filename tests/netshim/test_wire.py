@@ -64,8 +64,7 @@ def examples(message: Message, version: int, tame: bool = False) -> Iterator[Any
         yield draw(message.shape, version, message.is_flexible(version), rng, tame)
 
 
-# --- kio
-# ----------------------------------------------------------------------------------------------------------
+# --- kio ------------------------------------------------------------------------------
 
 
 def kio_class(message: Message, version: int) -> Any:
@@ -179,8 +178,7 @@ def test_same_defaults_as_kio(message: Message) -> None:
             compare(cls, message.shape)
 
 
-# --- kafka-python
-# -------------------------------------------------------------------------------------------------
+# --- kafka-python ---------------------------------------------------------------------
 
 # Where kafka-python 3 is another shape than Kafka's schemas. None of it is about the
 # bytes.
@@ -328,8 +326,7 @@ def test_same_bytes_as_kafka_python(message: Message) -> None:
             COMPARED["kafka-python"].add((message, version))
 
 
-# --- aiokafka
-# -----------------------------------------------------------------------------------------------------
+# --- aiokafka -------------------------------------------------------------------------
 
 
 def aiokafka_schemas() -> dict[tuple[Message, int], Any]:
@@ -443,8 +440,7 @@ def test_the_oracles_saw_every_version_they_know() -> None:
     assert counts == {"kio": 458, "kafka-python": 450, "aiokafka": 155}
 
 
-# --- records of the coordinators: bytes that Kafka wrote
-# ----------------------------------------------------------
+# --- records of the coordinators: bytes that Kafka wrote ------------------------------
 
 V = group_messages.GROUP_METADATA_VALUE
 COORDINATOR = [
@@ -561,8 +557,7 @@ def test_a_newer_consumer_protocol_is_read_as_the_newest_known() -> None:
         )
 
 
-# --- types
-# --------------------------------------------------------------------------------------------------------
+# --- types ----------------------------------------------------------------------------
 
 
 def test_the_types_of_messages_are_those_of_the_table() -> None:
@@ -580,8 +575,7 @@ def test_the_types_of_messages_are_those_of_the_table() -> None:
         _ = messages.Nonsense  # type: ignore[attr-defined]
 
 
-# --- round trip, frames, tolerance
-# --------------------------------------------------------------------------------
+# --- round trip, frames, tolerance ----------------------------------------------------
 
 
 @hypothesis.settings(max_examples=300)
@@ -777,8 +771,7 @@ def test_codes_have_names() -> None:
     } == wire.codes._NAMES
 
 
-# --- hostile bytes
-# ------------------------------------------------------------------------------------------------
+# --- hostile bytes --------------------------------------------------------------------
 
 
 def decodes_or_refuses(message: Message, version: int, data: bytes) -> None:

@@ -110,8 +110,7 @@ def expected(case: Case, is_ours: bool) -> tuple[int, OrderFault | None]:
     return (case.kept, case.fault) if is_ours else case.in_kafka
 
 
-# -- the rules themselves
-# ----------------------------------------------------------------------------------------------
+# -- the rules themselves --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
@@ -204,8 +203,7 @@ def test_leader_epochs_never_fall(batches: list[tuple[int, int]], latest: int) -
     assert epochs_in_order(facts, before) == want
 
 
-# -- all that judge the order of batches
-# -------------------------------------------------------------------------------
+# -- all that judge the order of batches -----------------------------------------------
 
 
 def opened_by_a_writer(disk: SimulatedDisk, case: Case) -> OrderFault | None:

@@ -473,8 +473,7 @@ def test_a_retry_of_batches_without_a_time_is_known_after_opening(end: str) -> N
         assert log.log_end_offset == 2, "silent for a day, and forgotten"
 
 
-# -- snapshots
-# -----------------------------------------------------------------------------------------------------
+# -- snapshots -------------------------------------------------------------------------
 
 
 def test_kafkas_snapshots_are_read() -> None:

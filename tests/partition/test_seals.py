@@ -104,8 +104,7 @@ def bases_with(files: Files, suffix: str) -> list[int]:
     )
 
 
-# -- what a seal says
-# ------------------------------------------------------------------------------------------------
+# -- what a seal says ------------------------------------------------------------------
 
 
 def test_a_roll_seals_what_it_leaves_behind() -> None:
@@ -178,8 +177,7 @@ def test_what_was_there_when_the_log_was_opened_is_not_sealed_unseen() -> None:
         assert bases_with(disk.files(), SEAL) == [0]
 
 
-# -- rot
-# -------------------------------------------------------------------------------------------------------------
+# -- rot -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("step", [19, pytest.param(1, marks=pytest.mark.slow)])
@@ -367,8 +365,7 @@ def test_a_writer_scrubs_what_is_not_shown_yet_and_a_reader_does_not() -> None:
             assert reader.scrub().is_sound
 
 
-# -- what changes a file is not rot
-# --------------------------------------------------------------------------------
+# -- what changes a file is not rot ----------------------------------------------------
 
 
 def test_what_another_program_rewrote_gets_a_new_seal(tmp_path: Path) -> None:
@@ -535,8 +532,7 @@ def test_what_kafka_wrote_is_sound(name: str, tmp_path: Path) -> None:
     assert not [one for one in verify(tmp_path / name) if one.status == "damaged"]
 
 
-# -- beside others
-# ---------------------------------------------------------------------------------------------------
+# -- beside others ---------------------------------------------------------------------
 
 
 def test_a_read_only_scrub_writes_nothing() -> None:
@@ -703,8 +699,7 @@ def test_a_closed_log_is_not_scrubbed() -> None:
         log.scrub()
 
 
-# -- crashes
-# -----------------------------------------------------------------------------------------------------------
+# -- crashes ---------------------------------------------------------------------------
 
 
 LIFE: dict[str, Any] = {

@@ -75,8 +75,7 @@ def settle(disk: SimulatedDisk, producer: Producer, rounds: int = 10) -> None:
         producer.poll()
 
 
-# -- where records go, and what is told of them
-# ----------------------------------------------------------------------
+# -- where records go, and what is told of them ----------------------------------------
 
 
 def test_a_result_says_where_the_record_is(tmp_path: Path) -> None:
@@ -357,8 +356,7 @@ def test_interceptors_see_records_before_serializers_and_outcomes(data: LogDir) 
     assert marks.outcomes == [(0, None)]
 
 
-# -- batches
-# ---------------------------------------------------------------------------------------------------------
+# -- batches ---------------------------------------------------------------------------
 
 
 def test_a_batch_lingers_and_a_full_one_does_not(
@@ -454,8 +452,7 @@ def test_the_sticky_partition_changes_when_its_batch_is_full(data: LogDir) -> No
     assert runs < 400 / 7, "a batch takes eight such records"
 
 
-# -- memory
-# ----------------------------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------
 
 
 def test_a_full_memory_refuses_or_waits(disk: SimulatedDisk, data: LogDir) -> None:
@@ -519,8 +516,7 @@ def test_a_record_that_is_too_large_is_refused_at_once(data: LogDir) -> None:
     producer.close()
 
 
-# -- many at once
-# ----------------------------------------------------------------------------------------------------
+# -- many at once ----------------------------------------------------------------------
 
 
 def test_many_records_go_where_each_would_go(data: LogDir) -> None:
@@ -599,8 +595,7 @@ def test_of_many_records_a_bad_one_fails_alone(data: LogDir) -> None:
     assert still(data).send_many("small", []).result() == []
 
 
-# -- disks that fail
-# -------------------------------------------------------------------------------------------------
+# -- disks that fail -------------------------------------------------------------------
 
 
 def test_a_full_disk_is_tried_again(disk: SimulatedDisk, data: LogDir) -> None:
@@ -777,8 +772,7 @@ def test_topic_deleted_while_a_batch_is_written_is_told_at_once(
     producer.close()
 
 
-# -- ends
-# ------------------------------------------------------------------------------------------------------------
+# -- ends ------------------------------------------------------------------------------
 
 
 def test_close_writes_what_is_queued(data: LogDir) -> None:
@@ -862,8 +856,7 @@ def test_a_forked_child_leaves_the_queue_alone(
     assert values(data) == [b"v"]
 
 
-# -- settings
-# --------------------------------------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -99,8 +99,7 @@ def offsets(data: LogDir, group: str = "g") -> dict[Any, int]:
     return {tuple(key): each.offset for key, each in found.items()}
 
 
-# -- together, or not at all
-# -------------------------------------------------------------------------------------------
+# -- together, or not at all -----------------------------------------------------------
 
 
 def test_records_of_a_transaction_count_once_it_is_committed(data: LogDir) -> None:
@@ -214,8 +213,7 @@ def test_what_is_committed_is_on_disk(disk: SimulatedDisk, data: LogDir) -> None
                 ] == [b"v"]
 
 
-# -- offsets
-# -----------------------------------------------------------------------------------------------------------
+# -- offsets ---------------------------------------------------------------------------
 
 
 def test_offsets_count_with_their_transaction(data: LogDir) -> None:
@@ -299,8 +297,7 @@ def test_a_number_that_is_no_offset_is_refused(data: LogDir) -> None:
         producer.send_offsets_to_transaction({("t", 0): -1}, "g")
 
 
-# -- who may
-# -----------------------------------------------------------------------------------------------------------
+# -- who may ---------------------------------------------------------------------------
 
 
 def test_a_new_producer_of_an_id_aborts_and_fences_the_old_one(data: LogDir) -> None:
@@ -543,8 +540,7 @@ def test_a_marker_that_was_fenced_is_written_later(
         assert status(data) is Status.COMPLETE_COMMIT
 
 
-# -- with another store
-# ------------------------------------------------------------------------------------------------
+# -- with another store ----------------------------------------------------------------
 
 
 def test_what_is_prepared_is_decided_by_the_other_store(data: LogDir) -> None:
@@ -645,8 +641,7 @@ def test_only_producers_in_process_may_do_without_a_timeout(data: LogDir) -> Non
     ]
 
 
-# -- failures
-# ----------------------------------------------------------------------------------------------------------
+# -- failures --------------------------------------------------------------------------
 
 
 def test_after_a_failure_a_transaction_can_only_be_aborted(

@@ -219,8 +219,7 @@ def test_a_version_that_was_cut_off_leaves_the_one_before() -> None:
             assert registry.get("/a") == Node(b"1", 1)
 
 
-# -- the directory
-# -------------------------------------------------------------------------------------------------
+# -- the directory ---------------------------------------------------------------------
 
 
 def test_a_directory_of_other_things_is_no_registry(tmp_path: Path) -> None:

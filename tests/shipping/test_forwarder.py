@@ -69,8 +69,7 @@ def numbers(start: int, stop: int) -> list[bytes | None]:
     return [b"%d" % at for at in range(start, stop)]
 
 
-# -- what is shipped
-# -------------------------------------------------------------------------------------------------
+# -- what is shipped -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("at_least_once", [False, True])
@@ -185,8 +184,7 @@ def test_topics_that_come_later_are_shipped_too(
     assert cluster.counts == {"orders": 1, "more": 2}
 
 
-# -- errors
-# ----------------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------
 
 
 def test_a_missing_topic_is_an_error_that_says_how_to_make_it(
@@ -447,8 +445,7 @@ def test_a_refused_record_fails_a_run_when_the_others_are_shipped(
     assert cluster.values(ORDERS) == numbers(0, 3)
 
 
-# -- where it begins
-# ---------------------------------------------------------------------------------------------------
+# -- where it begins -------------------------------------------------------------------
 
 
 def test_records_deleted_before_they_were_shipped_stop_the_partition(
@@ -661,8 +658,7 @@ def test_a_directory_that_is_read_only_holds_nothing(
     assert cluster.values(ORDERS) == numbers(0, 10)
 
 
-# -- whatever is cut off
-# -----------------------------------------------------------------------------------------------
+# -- whatever is cut off ---------------------------------------------------------------
 
 
 def live(seed: int, at_least_once: bool) -> None:

@@ -87,8 +87,7 @@ def epochs(data: logcore.LogDir) -> list[int]:
     return [batch.partition_leader_epoch for batch in log.batches(log.log_start_offset)]
 
 
-# -- the same offsets
-# --------------------------------------------------------------------------------------------------
+# -- the same offsets ------------------------------------------------------------------
 
 
 def test_offsets_gaps_and_epochs_are_kept(
@@ -296,8 +295,7 @@ def test_groups_come_with_their_offsets(
     consumer.close()
 
 
-# -- new offsets
-# -------------------------------------------------------------------------------------------------------
+# -- new offsets -----------------------------------------------------------------------
 
 
 def test_records_and_progress_are_one_transaction(
@@ -330,8 +328,7 @@ def test_several_topics_become_one(data: logcore.LogDir, source: ModelSource) ->
         Mirror(data, source, offsets="keep", **options)
 
 
-# -- errors
-# ------------------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------
 
 
 def test_a_cluster_that_is_away_is_waited_for(
@@ -441,8 +438,7 @@ def test_the_common_end_is_found_everywhere() -> None:
             )  # type: ignore[misc]
 
 
-# -- whatever is cut off
-# -----------------------------------------------------------------------------------------------
+# -- whatever is cut off ---------------------------------------------------------------
 
 
 def live(seed: int, offsets: str) -> None:

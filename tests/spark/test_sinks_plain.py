@@ -284,8 +284,7 @@ def test_rows_where_spark_has_no_arrow_for_streams(
     assert found == [(b"k", b"a"), (None, None)]
 
 
-# -- small writes are carried
-# ----------------------------------------------------------------------------------------
+# -- small writes are carried ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("partitions", [1, 8, 64])

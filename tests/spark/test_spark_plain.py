@@ -117,8 +117,7 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
-# -- reading
-# ---------------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------
 
 
 def test_the_columns_are_kafkas(data: Path) -> None:
@@ -415,8 +414,7 @@ def test_damage_is_told_with_topic_offset_path_and_position(data: Path) -> None:
     assert met.value.offset == 5
 
 
-# -- plans
-# -----------------------------------------------------------------------------------------------------------
+# -- plans -----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -572,8 +570,7 @@ print(sum(batch.num_rows for part in parts for batch in reader.read(part)))
     assert done.stdout.strip() == str(8 << 14), done.stderr
 
 
-# -- options
-# ---------------------------------------------------------------------------------------------------------
+# -- options ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -652,8 +649,7 @@ def test_where_the_directory_is(monkeypatch: pytest.MonkeyPatch) -> None:
         path()
 
 
-# -- writing
-# ---------------------------------------------------------------------------------------------------------
+# -- writing ---------------------------------------------------------------------------
 
 
 def content(path: Path, topic: str = "t") -> dict[int, list[tuple[Any, ...]]]:
@@ -984,8 +980,7 @@ def test_marks_are_no_evidence(large: Path) -> None:
         assert planning.plan(whole, origin)[0][-1].end == 20_000
 
 
-# -- other directories, other queries
-# --------------------------------------------------------------------------------
+# -- other directories, other queries --------------------------------------------------
 
 
 def planned(path: Path, loss: str = "true") -> Any:

@@ -418,8 +418,7 @@ def test_which_options_a_store_takes() -> None:
     assert "hush" not in str(caught.value)
 
 
-# -- a real S3 server
-# ------------------------------------------------------------------------------------------------
+# -- a real S3 server ------------------------------------------------------------------
 
 
 @pytest.mark.slow  # it starts a server; stores of other kinds are in the tests above

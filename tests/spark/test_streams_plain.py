@@ -169,8 +169,7 @@ def expected(
     ]
 
 
-# -- offsets and starts
-# ----------------------------------------------------------------------------------------------
+# -- offsets and starts ----------------------------------------------------------------
 
 
 def test_offsets_are_kafkas_json(tmp_path: Path) -> None:
@@ -270,8 +269,7 @@ def test_a_topic_that_is_not_there(data: Path) -> None:
         reader_of(data, subscribe="nothing").initialOffset()
 
 
-# -- limits
-# ----------------------------------------------------------------------------------------------------------
+# -- limits ----------------------------------------------------------------------------
 
 KEYS = st.tuples(st.sampled_from("ab"), st.integers(0, 3))
 
@@ -393,8 +391,7 @@ def test_the_lag_is_reported(data: Path) -> None:
     assert query.reader.reportLatestOffset() == {"orders": {"0": 35, "1": 20}}
 
 
-# -- restarts
-# --------------------------------------------------------------------------------------------------------
+# -- restarts --------------------------------------------------------------------------
 
 
 def test_a_batch_that_is_replayed_reads_the_same(data: Path) -> None:
@@ -513,8 +510,7 @@ def test_first_offsets_that_are_damaged_are_an_error(
         ).initialOffset()
 
 
-# -- partitions, topics and losses
-# -----------------------------------------------------------------------------------
+# -- partitions, topics and losses -----------------------------------------------------
 
 
 def test_new_partitions_and_topics_are_read_from_their_beginning(data: Path) -> None:
@@ -686,8 +682,7 @@ def test_a_directory_that_is_missing_or_another_is_an_error_in_any_case(
     assert not query.trigger()
 
 
-# -- what is visible
-# -------------------------------------------------------------------------------------------------
+# -- what is visible -------------------------------------------------------------------
 
 
 def test_transactions(tmp_path: Path) -> None:
@@ -803,8 +798,7 @@ def test_through_a_broker(data: Path) -> None:
         broker.stop()
 
 
-# -- a random life
-# ---------------------------------------------------------------------------------------------------
+# -- a random life ---------------------------------------------------------------------
 
 STEP = st.one_of(
     st.tuples(st.just("append"), st.integers(0, 2), st.integers(1, 9)),

@@ -594,8 +594,7 @@ def test_two_threads_carry_it_out_once(data: Path) -> None:
     assert values(data, 0) == expected
 
 
-# -- failures
-# ----------------------------------------------------------------------------------------------------------
+# -- failures --------------------------------------------------------------------------
 
 
 def test_a_failure_half_way_stops_the_logs_until_they_are_opened_again(

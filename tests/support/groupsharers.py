@@ -206,8 +206,7 @@ class Group:
         if process in self.members and self.lives < 8 and not self.machine.is_off:
             self._begin()
 
-    # -- what processes do
-    # -------------------------------------------------------------------------------------------
+    # -- what processes do -------------------------------------------------------------
 
     def _live(self, fs: SharedFS) -> None:
         for _ in range(self.rng.randrange(1, 3)):
@@ -534,8 +533,7 @@ class Group:
                 found[one] = max(offset, found.get(one, 0))
         return found
 
-    # -- what has to hold
-    # --------------------------------------------------------------------------------------------
+    # -- what has to hold --------------------------------------------------------------
 
     def judge(self, disk: Any, *, after_power: bool) -> None:
         settings = {**SETTINGS, **self.stores[-1]}

@@ -59,8 +59,7 @@ Tell = Callable[..., None]
 Trouble = Callable[[str, int | str], AbstractContextManager[object]]
 
 
-# -- files
-# -----------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------
 
 
 class RealDisk(OsFS):
@@ -216,8 +215,7 @@ class StrikingFS(RealDisk):
             super().sync_dir(path)
 
 
-# -- one log: the process that writes it, and the parent that knows what it must hold
-# -------------------------------
+# -- one log: the process that writes it, and the parent that knows what it must hold ---
 
 
 class LogWorker:
@@ -414,8 +412,7 @@ class LogWitness:
         self.history.acknowledge(end + 1, "disk")
 
 
-# -- a directory of topics
-# -------------------------------------------------------------------------------------------
+# -- a directory of topics -------------------------------------------------------------
 
 
 class TopicsWorker:
@@ -569,8 +566,7 @@ class TopicsWitness:
         assert not DISK.open_handles, f"still open: {DISK.open_handles}"
 
 
-# -- workloads
-# -------------------------------------------------------------------------------------------------------
+# -- workloads -------------------------------------------------------------------------
 
 
 def appends(w: LogWorker) -> None:
@@ -700,8 +696,7 @@ WORKLOADS = {
 }
 
 
-# -- running them
-# ----------------------------------------------------------------------------------------------------
+# -- running them ----------------------------------------------------------------------
 
 
 @attrs.frozen
@@ -800,8 +795,7 @@ def run_forked(
     return Outcome.of(messages, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
-# -- as a program
-# ----------------------------------------------------------------------------------------------------
+# -- as a program ----------------------------------------------------------------------
 
 
 def fill(durability: str, seed: int) -> int:

@@ -49,8 +49,7 @@ def gone(act: Callable[[], object]) -> bool:
     return False
 
 
-# -- create and get
-# ------------------------------------------------------------------------------------------------
+# -- create and get --------------------------------------------------------------------
 
 
 def test_a_node_is_read_as_it_was_made(registries: Registries) -> None:
@@ -107,8 +106,7 @@ def test_parents_stay_when_the_last_child_goes(registries: Registries) -> None:
     assert registry.children("/") == []
 
 
-# -- set and versions
-# ----------------------------------------------------------------------------------------------
+# -- set and versions ------------------------------------------------------------------
 
 
 def test_each_change_adds_one_to_the_version(registries: Registries) -> None:
@@ -196,8 +194,7 @@ def test_a_value_is_bytes(registries: Registries, value: object) -> None:
         registry.create("/a", value)  # type: ignore[arg-type]
 
 
-# -- delete and children
-# -------------------------------------------------------------------------------------------
+# -- delete and children ---------------------------------------------------------------
 
 
 def test_a_deleted_node_is_gone(registries: Registries) -> None:
@@ -263,8 +260,7 @@ def test_a_group_goes_as_a_whole(registries: Registries) -> None:
     assert registry.children("/consumers") == []
 
 
-# -- names
-# ---------------------------------------------------------------------------------------------------------
+# -- names -----------------------------------------------------------------------------
 
 NAMES = [
     "a b",
@@ -349,8 +345,7 @@ def test_what_is_no_path_is_refused(registries: Registries, path: str) -> None:
     assert registry.children("/") == []
 
 
-# -- update
-# --------------------------------------------------------------------------------------------------------
+# -- update ----------------------------------------------------------------------------
 
 
 def test_an_update_sees_what_is_there(registries: Registries) -> None:
@@ -438,8 +433,7 @@ def test_of_many_creators_one_wins(registries: Registries) -> None:
     assert sorted(won) == list(range(10))
 
 
-# -- sessions
-# ------------------------------------------------------------------------------------------------------
+# -- sessions --------------------------------------------------------------------------
 
 
 def test_sessions_have_ids_of_their_own(registries: Registries) -> None:
@@ -533,8 +527,7 @@ def test_a_closed_registry_refuses_everything(registries: Registries) -> None:
             act()
 
 
-# -- watches
-# -------------------------------------------------------------------------------------------------------
+# -- watches ---------------------------------------------------------------------------
 
 QUIET_SECONDS = 0.05
 LONG_SECONDS = 300  # for what must happen at all
@@ -698,8 +691,7 @@ def test_the_end_of_an_owner_wakes_who_waits_for_its_name(
     assert other.get("/owners/t/0").value == b"other"
 
 
-# -- brokers, topics and the controller
-# ----------------------------------------------------------------------------
+# -- brokers, topics and the controller ------------------------------------------------
 
 
 def test_a_broker_has_its_number_for_itself(registries: Registries) -> None:
@@ -826,8 +818,7 @@ def test_controllers_follow_one_another(registries: Registries) -> None:
     assert other.get("/controller_epoch").value == b"2"
 
 
-# -- offsets
-# -------------------------------------------------------------------------------------------------------
+# -- offsets ---------------------------------------------------------------------------
 
 
 def test_offsets_are_read_as_they_were_committed(registries: Registries) -> None:

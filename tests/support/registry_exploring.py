@@ -94,8 +94,7 @@ class World:
     def run(self) -> None:
         self.machine.run()
 
-    # -- what a process does
-    # -----------------------------------------------------------------------------------------
+    # -- what a process does -----------------------------------------------------------
 
     def program(self, number: int, fs: SharedFS) -> None:
         registry = self.open(number, fs)
@@ -302,8 +301,7 @@ class World:
             assert life.invoked is not None
             self.endings.append([session, life.invoked, self.now, True])
 
-    # -- judgement
-    # ---------------------------------------------------------------------------------------------------
+    # -- judgement ---------------------------------------------------------------------
 
     def history(self, calls: list[Call] | None = None) -> list[Call]:
         """The calls, and the ends of sessions as calls on every node."""

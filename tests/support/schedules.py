@@ -72,8 +72,7 @@ STORES: Final[dict[str, list[dict[str, Any]]]] = {
 }
 
 
-# -- one schedule of each world
-# ---------------------------------------------------------------------------------------
+# -- one schedule of each world --------------------------------------------------------
 
 
 def registry(seed: int, chances: Chances) -> None:
@@ -212,8 +211,7 @@ def _judged(what: str, judge: Callable[[], None]) -> None:
         raise AssertionError(f"{what}: {error!r}") from error
 
 
-# -- by name
-# ---------------------------------------------------------------------------------------------------------
+# -- by name ---------------------------------------------------------------------------
 
 
 def _kinds() -> dict[str, Callable[[int], object]]:

@@ -133,8 +133,7 @@ class Sharers:
         if not self.machine.is_off and process in self.lives and len(self.lives) < 12:
             self._begin(self.lives[process])
 
-    # -- what processes do
-    # -------------------------------------------------------------------------------------------
+    # -- what processes do -------------------------------------------------------------
 
     def _live(self, fs: SharedFS, sender: Sender) -> None:
         """Opens the log, does something, closes it: some times."""
@@ -324,8 +323,7 @@ class Sharers:
                             f"stable: {record.offset} was {value!r} and is {record.value!r}"
                         )
 
-    # -- what has to hold
-    # --------------------------------------------------------------------------------------------
+    # -- what has to hold --------------------------------------------------------------
 
     def judge(self, fs: Any, *, after_power: bool) -> None:
         """On a disk that all processes have left."""

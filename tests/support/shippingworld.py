@@ -86,8 +86,7 @@ class ModelCluster:
     def values(self, partition: Partition) -> list[bytes | None]:
         return [record.value for record in self.visible.get(partition, [])]
 
-    # -- faults
-    # ------------------------------------------------------------------------------------------------------
+    # -- faults ------------------------------------------------------------------------
 
     def step(self) -> None:
         """A point where a step may be cut off."""
@@ -100,8 +99,7 @@ class ModelCluster:
     def is_slow(self) -> bool:
         return self.chance.random() < self.faults.wait
 
-    # -- transactions
-    # ------------------------------------------------------------------------------------------------
+    # -- transactions ------------------------------------------------------------------
 
     def begin(self, transactional_id: str) -> int:
         self.open.pop(transactional_id, None)

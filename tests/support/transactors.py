@@ -111,8 +111,7 @@ class Pipeline:
         if process in self.members and self.lives < 6 and not self.machine.is_off:
             self._begin()
 
-    # -- what processes do
-    # -------------------------------------------------------------------------------------------
+    # -- what processes do -------------------------------------------------------------
 
     def _live(self, fs: SharedFS, number: int) -> None:
         with (
@@ -239,8 +238,7 @@ class Pipeline:
             for one, found in stored.items():
                 consumer.seek(one, 0 if found is None else found.offset)
 
-    # -- what has to hold
-    # --------------------------------------------------------------------------------------------
+    # -- what has to hold --------------------------------------------------------------
 
     def judge(self, disk: SimulatedDisk, *, after_power: bool) -> None:
         with logcore.open_dir(PATH, fs=disk) as data:

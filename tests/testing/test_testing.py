@@ -58,8 +58,7 @@ def written(disk: SimulatedDisk, path: str, data: bytes, *, sync: bool = False) 
     return handle
 
 
-# -- what programs see
-# -------------------------------------------------------------------------------------------
+# -- what programs see -----------------------------------------------------------------
 
 
 def do(fs: FS, root: str, rng: random.Random, handles: list[int]) -> Any:
@@ -117,8 +116,7 @@ def test_programs_see_what_the_operating_system_shows(
         real.close(handle)
 
 
-# -- many processes
-# ----------------------------------------------------------------------------------------------
+# -- many processes --------------------------------------------------------------------
 
 
 def share(fs: SharedFS, root: str, rng: random.Random, handles: list[int]) -> Any:
@@ -221,8 +219,7 @@ def test_a_watch_for_the_end_of_writers_ignores_their_writes(tmp_path: Path) -> 
         watch.close()
 
 
-# -- mappings, locks, clocks
-# --------------------------------------------------------------------------------------
+# -- mappings, locks, clocks -----------------------------------------------------------
 
 
 def test_a_mapping_shows_later_writes_and_ruins_behind_a_cut() -> None:
@@ -299,8 +296,7 @@ def test_the_same_seed_gives_the_same_disks() -> None:
     assert left(1) != left(2)
 
 
-# -- what a crash may leave
-# --------------------------------------------------------------------------------------
+# -- what a crash may leave ------------------------------------------------------------
 
 
 def test_what_was_not_synced_may_be_there_or_not() -> None:
@@ -411,8 +407,7 @@ def test_states_are_limited_and_told_apart() -> None:
         assert "after" not in repr(disk) and "killed" in repr(kills[0].disk())
 
 
-# -- faults
-# ------------------------------------------------------------------------------------------------------
+# -- faults ----------------------------------------------------------------------------
 
 
 def test_a_plan_counts_by_operation_and_path() -> None:
@@ -513,8 +508,7 @@ def test_a_small_disk_is_full_when_it_is() -> None:
         assert log.append(b"y").offset == stored
 
 
-# -- explore
-# -----------------------------------------------------------------------------------------------------
+# -- explore ---------------------------------------------------------------------------
 
 
 def run(disk: SimulatedDisk, promise: Any) -> None:
@@ -607,8 +601,7 @@ def test_the_history_sees_a_changed_record() -> None:
         )
 
 
-# -- strategies, machine, plugin, example
-# ------------------------------------------------------------------------
+# -- strategies, machine, plugin, example ----------------------------------------------
 
 
 @given(strategies.logs(), strategies.faults())

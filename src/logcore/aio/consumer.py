@@ -284,8 +284,7 @@ class Consumer:
             self._watching.close()
             self._news.wake()
 
-    # -- steps
-    # ---------------------------------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------
 
     def _begin_step(self, function: Callable[[], _T]) -> asyncio.Future[_T]:
         """Start a call in the thread that changes the state of the consumer."""
@@ -337,8 +336,7 @@ class Consumer:
                 f"a listener may seek and commit; {what} has to wait until it has returned"
             )
 
-    # -- subscriptions
-    # -------------------------------------------------------------------------------------------
+    # -- subscriptions -----------------------------------------------------------------
 
     def subscribe(
         self,
@@ -399,8 +397,7 @@ class Consumer:
         for one in partitions:
             self._sync.reading(one)
 
-    # -- positions
-    # -----------------------------------------------------------------------------------------------
+    # -- positions ---------------------------------------------------------------------
 
     def position(self, partition: tuple[str, int]) -> int:
         """Return the next offset that a read returns. Raises NoOffsetError."""
@@ -465,8 +462,7 @@ class Consumer:
         self._home.check()
         return self._sync.metrics()
 
-    # -- commits
-    # -------------------------------------------------------------------------------------------------
+    # -- commits -----------------------------------------------------------------------
 
     async def commit(
         self, offsets: synchronous.Offsets | None = None, timeout: float | None = None
@@ -535,8 +531,7 @@ class Consumer:
         self._home.check()
         return self._sync.group_metadata()
 
-    # -- reading
-    # -------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------
 
     async def getmany(
         self, timeout_ms: int = 0, max_records: int | None = None

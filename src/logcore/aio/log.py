@@ -314,8 +314,7 @@ class Log:
         self._appending.let_pass()
         return self._home.call(function, *args, **kwargs)
 
-    # -- appending
-    # -----------------------------------------------------------------------------------------------
+    # -- appending ---------------------------------------------------------------------
 
     async def append(
         self,
@@ -394,8 +393,7 @@ class Log:
         """Wait until all records appended before the call are on disk."""
         await self._call(self.sync.flush)
 
-    # -- reading
-    # -------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------
 
     def read(
         self,
@@ -458,8 +456,7 @@ class Log:
         """See logcore.Log.refresh()."""
         return await self._call(self.sync.refresh)
 
-    # -- attributes
-    # ----------------------------------------------------------------------------------------------
+    # -- attributes --------------------------------------------------------------------
 
     @property
     def path(self) -> str:
@@ -493,8 +490,7 @@ class Log:
     def durable_end_offset(self) -> int:
         return self.sync.durable_end_offset
 
-    # -- maintenance and segments
-    # --------------------------------------------------------------------------------
+    # -- maintenance and segments ------------------------------------------------------
 
     async def tick(self, now_ms: Time | None = None) -> bool:
         """See logcore.Log.tick()."""

@@ -126,8 +126,7 @@ class LogDir:
             for log in self._logs.values():
                 log.let_go()
 
-    # -- topics
-    # --------------------------------------------------------------------------------------------------
+    # -- topics ------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
         """Names of the topics, sorted."""
@@ -173,8 +172,7 @@ class LogDir:
         """See logcore.LogDir.incidents()."""
         return self.sync.incidents()
 
-    # -- records
-    # -------------------------------------------------------------------------------------------------
+    # -- records -----------------------------------------------------------------------
 
     async def partition(self, topic: str, number: int) -> Log:
         """Return the log of a partition.

@@ -201,8 +201,7 @@ class Producer:
     def __repr__(self) -> str:
         return f"<aio {self._sync!r}>"
 
-    # -- sending
-    # -------------------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------
 
     async def send(
         self,
@@ -447,8 +446,7 @@ class Producer:
         if self._line:
             self._line[0].set()
 
-    # -- writing
-    # -------------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until every record sent before has its result, and its future is done.

@@ -68,8 +68,7 @@ class GroupError(enum.Enum):
     UNSUPPORTED_VERSION = enum.auto()
 
 
-# -- requests and their results
-# --------------------------------------------------------------------------------------
+# -- requests and their results --------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)
@@ -220,8 +219,7 @@ class BeatRefused:
 Result = Joined | JoinRefused | SyncResult | Beaten | BeatRefused | GroupError | None
 
 
-# -- timers
-# ----------------------------------------------------------------------------------------------------------
+# -- timers ----------------------------------------------------------------------------
 
 
 @attrs.frozen
@@ -291,8 +289,7 @@ Timeout = (
 )
 
 
-# -- what becomes true once records are on disk
-# ----------------------------------------------------------------------
+# -- what becomes true once records are on disk ----------------------------------------
 
 
 @attrs.frozen
@@ -376,8 +373,7 @@ Pending = (
 )
 
 
-# -- effects
-# ---------------------------------------------------------------------------------------------------------
+# -- effects ---------------------------------------------------------------------------
 
 
 @attrs.frozen

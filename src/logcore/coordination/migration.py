@@ -89,8 +89,7 @@ _ORDER: Final = (
 )
 
 
-# -- from one protocol to the other
-# ----------------------------------------------------------------------------------
+# -- from one protocol to the other ----------------------------------------------------
 
 
 def upgrade(
@@ -308,8 +307,7 @@ def _encoded(partitions: Partitions, names: Mapping[bytes, str]) -> bytes:
     )
 
 
-# -- requests of members of the classic protocol
-# ---------------------------------------------------------------------
+# -- requests of members of the classic protocol ---------------------------------------
 
 
 def join(

@@ -57,8 +57,7 @@ class TransactionError(enum.Enum):
     TRANSACTION_ABORTABLE = enum.auto()
 
 
-# -- requests and their results
-# --------------------------------------------------------------------------------------
+# -- requests and their results --------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)
@@ -130,8 +129,7 @@ class Unended:
 Result = ProducerIdAndEpoch | Unended | TransactionError | None
 
 
-# -- effects
-# ---------------------------------------------------------------------------------------------------------
+# -- effects ---------------------------------------------------------------------------
 
 
 @attrs.frozen

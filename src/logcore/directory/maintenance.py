@@ -260,8 +260,7 @@ class Upkeeper:
                     self._agenda.put((key, log), next_ms)
         return acted, recovery_point
 
-    # -- limits and compaction
-    # ---------------------------------------------------------------------------------------
+    # -- limits and compaction ---------------------------------------------------------
 
     def keep(self, clock_ms: int, now_ms: int) -> bool:
         """Enforce the directory's limits, check one closed partition, and compact.
@@ -498,8 +497,7 @@ class Upkeeper:
     def _partition_path(self, topic: str, number: int) -> str:
         return os.path.join(self._directory.path, partition_name(topic, number))
 
-    # -- checkpoints
-    # ---------------------------------------------------------------------------------------------------
+    # -- checkpoints -------------------------------------------------------------------
 
     def _save_recovery_points(
         self, gathered: Iterable[tuple[tuple[str, int], Log, int]]

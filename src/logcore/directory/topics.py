@@ -603,8 +603,7 @@ class TopicRegistry:
         """Remove a partition's directory and its files, if it exists."""
         remove_tree(self._fs, os.path.join(self.path, name))
 
-    # -- settings
-    # ----------------------------------------------------------------------------------------------------
+    # -- settings ----------------------------------------------------------------------
 
     def settings(self, topic: TopicEntry) -> LogConfig:
         """Return the effective settings of a topic.
@@ -644,8 +643,7 @@ class TopicRegistry:
         settings = LogConfig.parse({**self._given, **result}).as_mapping()
         return {name: config_text(settings[name]) for name in result}
 
-    # -- partition directories
-    # ----------------------------------------------------------
+    # -- partition directories ---------------------------------------------------------
 
     def partition_path(self, topic: str, number: int) -> str:
         return os.path.join(self.path, partition_name(topic, number))

@@ -270,8 +270,7 @@ class _Body:
         return self.corrupt(text, at)
 
 
-# --- gzip
-# ------------------------------------------------------------------------------------------------------------
+# --- gzip -----------------------------------------------------------------------------
 
 _GZIP_WBITS = 31  # 15 bits of window, and 16 to ask for gzip's header and trailer
 _GZIP_MAGIC = b"\x1f\x8b\x08"
@@ -330,8 +329,7 @@ def _decompress_gzip_member(
     return position - len(member.unused_data)
 
 
-# --- snappy
-# ----------------------------------------------------------------------------------------------------------
+# --- snappy ---------------------------------------------------------------------------
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(
@@ -443,8 +441,7 @@ def _snappy_plain_size(body: _Body, start: int, end: int) -> int:
     return plain_size
 
 
-# --- lz4
-# -------------------------------------------------------------------------------------------------------------
+# --- lz4 ------------------------------------------------------------------------------
 
 _LZ4_MAGIC = b"\x04\x22\x4d\x18"
 _LZ4_VERSION_MASK = 0xC0
@@ -645,8 +642,7 @@ def _rotate_left(value: int, count: int) -> int:
     return (value << count | value >> 32 - count) & 0xFFFFFFFF
 
 
-# --- zstd
-# ------------------------------------------------------------------------------------------------------------
+# --- zstd -----------------------------------------------------------------------------
 
 _ZSTD_MAGIC = 0xFD2FB528
 _ZSTD_SKIPPABLE_MASK = 0xFFFFFFF0  # sixteen magics mark a skippable frame
@@ -880,8 +876,7 @@ def _skip_zstd_frame(body: _Body, start: int) -> int:
     return frame_end
 
 
-# --- all
-# -------------------------------------------------------------------------------------------------------------
+# --- all ------------------------------------------------------------------------------
 
 
 def _package(name: str, codec: Codec) -> Any:

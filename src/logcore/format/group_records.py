@@ -125,8 +125,7 @@ def partition_of(group_id: str, partition_count: int) -> int:
     return value % partition_count
 
 
-# -- writing
-# -------------------------------------------------------------------------------------------------------
+# -- writing ---------------------------------------------------------------------------
 
 
 def commit_key(group_id: str, topic: str, partition: int) -> bytes:
@@ -195,8 +194,7 @@ def _blob(data: bytes) -> bytes:
     return _INT.pack(len(data)) + data
 
 
-# -- reading
-# -------------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------
 
 
 class _Fields:

@@ -347,8 +347,7 @@ class OsFS:
             method.__func__,
         )
 
-    # -- files
-    # ---------------------------------------------------------------------------------------------------
+    # -- files -------------------------------------------------------------------------
 
     def open(
         self,
@@ -502,8 +501,7 @@ class OsFS:
             _guard.touch(view)
         return not _guard.unreadable_pages(view)
 
-    # -- names
-    # ---------------------------------------------------------------------------------------------------
+    # -- names -------------------------------------------------------------------------
 
     def file_size(self, path: str) -> int:
         with _Reading(path):
@@ -611,8 +609,7 @@ class OsFS:
     def real_path(self, path: str) -> str:
         return os.path.realpath(path)
 
-    # -- time, threads, processes
-    # --------------------------------------------------------------------------------
+    # -- time, threads, processes ------------------------------------------------------
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
@@ -633,8 +630,7 @@ class OsFS:
         """
         time.sleep(0)
 
-    # -- locks and watches
-    # ---------------------------------------------------------------------------------------
+    # -- locks and watches -------------------------------------------------------------
 
     def lock(self, directory: str, member: str, *, shared: bool = False) -> Lock:
         """Claim `member`, a partition directory's name, under the log directory's lock.

@@ -251,8 +251,7 @@ class Search:
     ) -> tuple[layout.Facts, int, int]:
         return kernel.walk(self.source.view, position, self.stop, count, crc)
 
-    # -- sound batches
-    # ---------------------------------------------------------------------------------------------
+    # -- sound batches -----------------------------------------------------------------
 
     def _chain(self, position: int) -> tuple[int, str]:
         """Keep whole batches from a position on.
@@ -493,8 +492,7 @@ class Search:
             self.found.pop()
         self._damage(end - self.last_size, end, _FAR)
 
-    # -- damage
-    # ----------------------------------------------------------------------------------------------------
+    # -- damage ------------------------------------------------------------------------
 
     def _damage(
         self, position: int, end: int, reason: str, next_offset: int = 0

@@ -303,8 +303,7 @@ class RecordFuture(FutureFields, Future[RecordMetadata]):
             )
         )
 
-    # -- as of a Future
-    # ----------------------------------------------------------------------------------------------
+    # -- as of a Future ----------------------------------------------------------------
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]

@@ -123,8 +123,7 @@ class TransactionalProducer(Producer):
                 )
         super().close(timeout)
 
-    # -- transactions
-    # --------------------------------------------------------------------------------------------
+    # -- transactions ------------------------------------------------------------------
 
     def init_transactions(
         self, timeout: float | None = None, *, keep_prepared: bool = False
@@ -288,8 +287,7 @@ class TransactionalProducer(Producer):
         """
         return self._transacting.state is TransactionState.PREPARED
 
-    # -- parts of these
-    # ------------------------------------------------------------------------------------------
+    # -- parts of these ----------------------------------------------------------------
 
     def _write_all(self, deadline_ms: int) -> None:
         """Writes what was sent. Raises why the transaction can only be aborted."""

@@ -378,8 +378,7 @@ class FileRegistry:
             )
             self._release()
 
-    # -- reading
-    # ---------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------
 
     def get(self, path: str) -> Node:
         names = node_names(path)
@@ -531,8 +530,7 @@ class FileRegistry:
             )
         return name
 
-    # -- changing
-    # --------------------------------------------------------------------------------------------------
+    # -- changing ----------------------------------------------------------------------
 
     def create(self, path: str, value: bytes = b"", *, ephemeral: bool = False) -> int:
         names = node_names(path)
@@ -908,8 +906,7 @@ class FileRegistry:
                 )
         self._fs.rmdir(directory)
 
-    # -- the end of sessions
-    # ---------------------------------------------------------------------------------------
+    # -- the end of sessions -----------------------------------------------------------
 
     def expire(self, session: str) -> None:
         """Declares a session over, dead or alive: when this returns, it writes nothing

@@ -117,8 +117,7 @@ def _count(number: int, what: str) -> int:
     return number
 
 
-# -- values
-# ----------------------------------------------------------------------------------------------------------
+# -- values ----------------------------------------------------------------------------
 
 
 def pack_json(values: Mapping[str, Any]) -> bytes:
@@ -328,8 +327,7 @@ def unpack_config(data: bytes, path: str) -> dict[str, str]:
     return {str(name): str(value) for name, value in found.items()}
 
 
-# -- the controller
-# --------------------------------------------------------------------------------------------------
+# -- the controller --------------------------------------------------------------------
 
 
 def elect(registry: Registry, broker_id: int, timestamp_ms: int) -> int | None:

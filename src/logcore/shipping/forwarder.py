@@ -232,8 +232,7 @@ class Forwarder:
                 self._consumer.close()
             self._notes.close()
 
-    # -- work
-    # ----------------------------------------------------------------------------------------------------
+    # -- work --------------------------------------------------------------------------
 
     def run(
         self, *, until_end: bool = False, after_step: Callable[[], None] | None = None
@@ -405,8 +404,7 @@ class Forwarder:
             "names and other topics"
         )
 
-    # -- which partitions
-    # ----------------------------------------------------------------------------------------
+    # -- which partitions --------------------------------------------------------------
 
     def _wanted(self) -> dict[str, str]:
         """Return the topics to ship: local name to the name in the cluster."""
@@ -507,8 +505,7 @@ class Forwarder:
                 found=found,
             )
 
-    # -- first offsets
-    # -----------------------------------------------------------------------------------------------
+    # -- first offsets -----------------------------------------------------------------
 
     def _connected(self) -> ClusterSender:
         """Return a new sender, and place every lane at its delivered offset.
@@ -651,8 +648,7 @@ class Forwarder:
             error,
         )
 
-    # -- reading
-    # -------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------
 
     def _log(self, lane: Lane) -> Log:
         """Return the log of a lane, after checking the topic id.
@@ -742,8 +738,7 @@ class Forwarder:
         else:  # markers, and records of aborted transactions
             lane.leave_out(position)
 
-    # -- settling
-    # ------------------------------------------------------------------------------------------------
+    # -- settling ----------------------------------------------------------------------
 
     def _settle(self, outcome: Outcome) -> int:
         """Process the result of the batch in progress.
@@ -854,8 +849,7 @@ class Forwarder:
         with contextlib.suppress(ResourceError):  # it is committed again in a second
             self._consumer.commit({lane.source: lane.delivered for lane in lanes})
 
-    # -- metrics
-    # -----------------------------------------------------------------------------------------------------
+    # -- metrics -----------------------------------------------------------------------
 
     def metrics(self) -> ForwardMetrics:
         """Return the current metrics; see ForwardMetrics.

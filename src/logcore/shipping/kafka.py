@@ -226,8 +226,7 @@ class KafkaCluster:
             self._admin_client = self._made(AdminClient, self._config())
         return self._admin_client
 
-    # -- to ship to
-    # ----------------------------------------------------------------------------------------------
+    # -- to ship to --------------------------------------------------------------------
 
     def partition_counts(self, topics: Collection[str]) -> dict[str, int]:
         """See TargetCluster.
@@ -360,8 +359,7 @@ class KafkaCluster:
         )
         return _PlainSender(self, self._made(self._kafka.Producer, config))
 
-    # -- to mirror from
-    # ------------------------------------------------------------------------------------------
+    # -- to mirror from ----------------------------------------------------------------
 
     def topics(self, names: Collection[str]) -> dict[str, RemoteTopic]:
         """See SourceCluster."""

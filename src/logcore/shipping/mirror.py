@@ -201,8 +201,7 @@ class Mirror:
         """The local group of the progress with offsets="new", known once connected."""
         return f"logcore-mirror-{self._cluster_id}-{self._settings.name}"
 
-    # -- work
-    # ----------------------------------------------------------------------------------------------------
+    # -- work --------------------------------------------------------------------------
 
     def run(
         self, *, until_end: bool = False, after_step: Callable[[], None] | None = None
@@ -331,8 +330,7 @@ class Mirror:
         )
         self._retry_ms = self._fs.monotonic_ms() + wait_ms
 
-    # -- which partitions
-    # ----------------------------------------------------------------------------------------
+    # -- which partitions --------------------------------------------------------------
 
     def _target(self, name: str) -> str:
         if self._settings.rename is None:
@@ -400,8 +398,7 @@ class Mirror:
         if len(self._logdir.partitions(target)) < topic.partitions:
             self._logdir.add_partitions(target, topic.partitions)
 
-    # -- positions
-    # -----------------------------------------------------------------------------------------------
+    # -- positions ---------------------------------------------------------------------
 
     def _place_all(self) -> None:
         waiting = [
@@ -550,8 +547,7 @@ class Mirror:
             error,
         )
 
-    # -- storing
-    # -------------------------------------------------------------------------------------------------
+    # -- storing -----------------------------------------------------------------------
 
     def _store(self, found: Mapping[Partition, Sequence[RemoteRecord]]) -> int:
         if not found:
@@ -622,8 +618,7 @@ class Mirror:
         self._record_count += len(records)
         self._size_bytes += sum(mirror_rules.size_of(one.record) for one in records)
 
-    # -- new offsets
-    # ---------------------------------------------------------------------------------------------
+    # -- new offsets -------------------------------------------------------------------
 
     def _begin_producer(self) -> None:
         if self._producer is None:
@@ -718,8 +713,7 @@ class Mirror:
                 lane.position = each.record.offset + 1
         return stored
 
-    # -- groups
-    # --------------------------------------------------------------------------------------------------
+    # -- groups ------------------------------------------------------------------------
 
     def _copy_groups(self) -> None:
         """Copies the committed offsets of groups of the cluster.
@@ -741,8 +735,7 @@ class Mirror:
             )
             self._copied[group_id] = found
 
-    # -- metrics
-    # -------------------------------------------------------------------------------------------------
+    # -- metrics -----------------------------------------------------------------------
 
     def metrics(self) -> MirrorMetrics:
         """The progress up to now; see MirrorMetrics."""

@@ -225,8 +225,7 @@ class SimulatedDisk(Environment, DiskLocks):
             )
         return f"<SimulatedDisk {len(self.files())} files, {state}{f'; {self.history}' if self.history else ''}>"
 
-    # -- for tests
-    # -----------------------------------------------------------------------------------------------
+    # -- for tests ---------------------------------------------------------------------
 
     def _plant(self, path: str, content: bytes | None) -> None:
         """Create a file or a directory, durably."""
@@ -450,8 +449,7 @@ class SimulatedDisk(Environment, DiskLocks):
             ]
         return iter(found)
 
-    # -- paths and steps
-    # ----------------------------------------------------------------------------------------
+    # -- paths and steps ---------------------------------------------------------------
 
     def _find(self, path: str) -> Node | None:
         known = self._found.get(path)
@@ -601,8 +599,7 @@ class SimulatedDisk(Environment, DiskLocks):
                     waiting.append((f"{path}/{name}", node))
         return f"removed file {file.number}"
 
-    # -- files
-    # ---------------------------------------------------------------------------------------------------
+    # -- files -------------------------------------------------------------------------
 
     @overload
     def open(
@@ -831,8 +828,7 @@ class SimulatedDisk(Environment, DiskLocks):
         file.mappings = [*(file.mappings or ()), weakref.ref(memory)]
         return memoryview(memory).toreadonly()
 
-    # -- names
-    # ---------------------------------------------------------------------------------------------------
+    # -- names -------------------------------------------------------------------------
 
     def is_readable(self, view: memoryview, *, touch: bool = False) -> bool:
         """Return True, because a mapping of this disk is a copy in memory."""
@@ -1031,8 +1027,7 @@ class SimulatedDisk(Environment, DiskLocks):
     def real_path(self, path: str) -> str:
         return "/" + "/".join(_parts(path))
 
-    # -- to and from real directories
-    # ----------------------------------------------------------------------------
+    # -- to and from real directories --------------------------------------------------
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str], **options: Any) -> SimulatedDisk:

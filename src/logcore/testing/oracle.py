@@ -277,8 +277,7 @@ class LogHistory:
         )
         self.may_go = {}
 
-    # -- expected content
-    # ----------------------------------------------------------------
+    # -- expected content --------------------------------------------------------------
 
     def between(self, start: int, end: int) -> list[Record]:
         """Return the records that a reader of these offsets gets."""

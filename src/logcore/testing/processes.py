@@ -363,8 +363,7 @@ class Machine:
             if process.error is not None:
                 raise process.error
 
-    # -- for processes
-    # -----------------------------------------------------------------------------------------------
+    # -- for processes -----------------------------------------------------------------
 
     def step(self, process: SimulatedProcess, *, danger: int = 1) -> None:
         """Let events happen and other processes run before a call of a process.
@@ -435,8 +434,7 @@ class Machine:
         for process in self._living(spared=True):
             self.kill(process)
 
-    # -- random events
-    # ---------------------------------------------------------------------
+    # -- random events -----------------------------------------------------------------
 
     def _happen(self, chance: float) -> None:
         for likelihood, event in self._events:
@@ -467,8 +465,7 @@ class Machine:
             self.paused_ms = self.rng.choice(_PAUSES_MS)
             self.disk.advance(self.paused_ms)
 
-    # -- scheduling
-    # ------------------------------------------------------------------------
+    # -- scheduling --------------------------------------------------------------------
 
     def _living(self, *, spared: bool = False) -> list[SimulatedProcess]:
         living = [

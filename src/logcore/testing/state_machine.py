@@ -115,8 +115,7 @@ class LogStateMachine(RuleBasedStateMachine):
         It is called after the log was opened after a crash or fault.
         """
 
-    # -- crashing
-    # ------------------------------------------------------------------------------------------------
+    # -- crashing ----------------------------------------------------------------------
 
     @initialize(data=st.data(), seed=st.integers(0, 1 << 16))
     def begin(self, data: st.DataObject, seed: int) -> None:
@@ -237,8 +236,7 @@ class LogStateMachine(RuleBasedStateMachine):
         self._forget()
         self.restarted()
 
-    # -- writing
-    # -------------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------
 
     @property
     def is_compacted(self) -> bool:
@@ -480,8 +478,7 @@ class LogStateMachine(RuleBasedStateMachine):
             return []
         return [report]
 
-    # -- producers
-    # -----------------------------------------------------------------------------------------------
+    # -- producers ---------------------------------------------------------------------
 
     def _send(
         self,
@@ -630,8 +627,7 @@ class LogStateMachine(RuleBasedStateMachine):
             assert self.log.log_start_offset == before
             self._started(before)
 
-    # -- closing, crashes and faults
-    # -----------------------------------------------------
+    # -- closing, crashes and faults ---------------------------------------------------
 
     @rule(crash=_crash)
     def close_and_open(self, crash: CrashPoint | None) -> None:
@@ -717,8 +713,7 @@ class LogStateMachine(RuleBasedStateMachine):
         self._open()
         self._take("kill")
 
-    # -- reading
-    # -------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------
 
     @rule(part=_part)
     def begin_reading(self, part: int) -> None:

@@ -119,8 +119,7 @@ def by_topic(partitions: Partitions) -> list[tuple[bytes, list[int]]]:
     return list(found.items())
 
 
-# -- what admin tools ask
-# ------------------------------------------------------------------------------------------
+# -- what admin tools ask --------------------------------------------------------------
 
 
 def _refuse_describe(

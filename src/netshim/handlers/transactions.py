@@ -347,8 +347,7 @@ def end_txn(request: EndTxnRequest, call: Call, state: BrokerState) -> Any:
     )
 
 
-# -- offsets in a transaction
-# --------------------------------------------------------------------------------------
+# -- offsets in a transaction ----------------------------------------------------------
 
 
 def txn_offset_commit(
@@ -464,8 +463,7 @@ def _commit_offsets(
     return answer
 
 
-# -- what admin tools ask
-# ------------------------------------------------------------------------------------------
+# -- what admin tools ask --------------------------------------------------------------
 
 
 def write_txn_markers(

@@ -52,8 +52,7 @@ class Malformed(Exception):
         self.found = found
 
 
-# --- helpers of generated code
-# ------------------------------------------------------------------------------------
+# --- helpers of generated code --------------------------------------------------------
 
 
 def encode_varint(value: int) -> bytes:
@@ -160,8 +159,7 @@ _NAMESPACE: Final[dict[str, Any]] = {
 }
 
 
-# --- generated functions
-# ------------------------------------------------------------------------------------------
+# --- generated functions --------------------------------------------------------------
 
 
 class _Source:
