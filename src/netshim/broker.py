@@ -235,7 +235,7 @@ class Broker:
             header.api_version,
             shown(header.client_id),
             peer,
-            f"; {feature} are not there yet" if feature else "",
+            f"; {feature} are not supported yet" if feature else "",
         )
 
     def _say_unknown(self, frame: memoryview, peer: str, now_ms: int) -> None:

@@ -87,7 +87,7 @@ def _settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--advertise",
     metavar="HOST:PORT",
-    help="Address to tell clients, if not the one that they use.",
+    help="Address to report to clients, if not the one that they use.",
 )
 @click.option(
     "--durability",
@@ -106,7 +106,7 @@ def _settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
-    help="What is written to standard error.",
+    help="Log level of standard error.",
 )
 @_settings_options
 def serve(

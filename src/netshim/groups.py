@@ -140,7 +140,7 @@ def news_of(effect: Effect) -> tuple[str, str, tuple[object, ...]] | None:
         case GroupConverted(group_id, protocol):
             return (
                 "converted",
-                "group %s goes on by the %s protocol",
+                "group %s continues with the %s protocol",
                 (shown(group_id), protocol),
             )
         case TargetsChanged() as changed:

@@ -621,7 +621,7 @@ class Server:
             self.watched("what was due", lambda: self.broker.tick(self.now_ms()))
         except Exception:
             self.say(
-                logging.ERROR, "tick", "an error of ours in what is due", error=True
+                logging.ERROR, "tick", "an internal error in a due task", error=True
             )
 
     def _do_what_is_due(self) -> None:
@@ -638,7 +638,7 @@ class Server:
                 self._ticking = self._begin_tick()
         except Exception:
             self.say(
-                logging.ERROR, "tick", "an error of ours in what is due", error=True
+                logging.ERROR, "tick", "an internal error in a due task", error=True
             )
 
     def _begin_tick(self) -> asyncio.Future[Any] | None:

@@ -56,7 +56,9 @@ class Settings:
 
     auto_create_topics: bool = attrs.field(
         default=True,
-        metadata={"doc": "Make a topic that a client asks for and that is not there."},
+        metadata={
+            "doc": "Create a topic when a client requests one that does not exist."
+        },
     )
     auto_create_limit: int = _setting(
         1_000,
@@ -122,7 +124,7 @@ class Settings:
         },
     )
     offset_metadata_max_bytes: int = _setting(
-        4_096, 0, doc="Most text that goes with a committed offset."
+        4_096, 0, doc="Largest metadata text of a committed offset."
     )
     fetch_max_bytes: int = _setting(
         57_671_680,

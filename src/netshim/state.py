@@ -623,7 +623,7 @@ class BrokerState:
     def _followed(self, key: Key, now_ms: int, result: Any) -> None:
         if isinstance(result, LogcoreError | OSError):
             _log.error(
-                "%s-%d: what other processes did cannot be read: %s", *key, result
+                "%s-%d: the changes of other processes cannot be read: %s", *key, result
             )
         self.fetches.wake([key], now_ms)
 

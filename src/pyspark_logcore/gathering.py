@@ -157,7 +157,7 @@ class Gathering:
             if isinstance(one, str | os.PathLike):
                 if tasks is None:
                     raise InvalidConfigError(
-                        "with paths, give tasks: directories cannot tell that one is missing"
+                        "with paths, give tasks: missing directories cannot be detected otherwise"
                     )
                 yield from self._found(os.path.abspath(os.fspath(one)), tasks, _DEPTH)
             elif isinstance(one, WriteReceipt):
@@ -194,7 +194,7 @@ class Gathering:
                         yield one
         if not found and depth == _DEPTH:
             raise LogNotFoundError(
-                f"nothing that write_local() wrote lies here, as {os.uname().nodename} sees it",
+                f"this directory contains no files of write_local(), as {os.uname().nodename} sees it",
                 path=path,
             )
 
@@ -264,7 +264,7 @@ class Gathering:
             held = len(directory.partitions(topic))
         if held < partitions:
             raise InvalidConfigError(
-                f"topic {topic!r} has fewer partitions than what is gathered",
+                f"topic {topic!r} has fewer partitions than the gathered batch",
                 path=self.into,
                 expected=f"at least {partitions}",
                 found=held,
@@ -331,7 +331,7 @@ class Gathering:
         if note is None:
             raise LogNotFoundError(
                 f"the machine {os.uname().nodename} does not see what task {one.task} wrote on {one.host} at "
-                f"{one.path}; bring that directory here, and say where it is with located",
+                f"{one.path}; copy that directory here, and pass its path in located",
                 path=path,
             )
         if (note.job, note.batch, note.topic, note.task) != (
@@ -359,7 +359,7 @@ class Gathering:
             or sum(piece.count for piece in sealed) != one.records
         ):
             raise CorruptLogError(
-                "a receipt does not say what the note in its directory says", path=path
+                "a receipt differs from the report in its directory", path=path
             )
         return path, note
 
@@ -397,7 +397,7 @@ def _batches_of(receipts: Iterable[WriteReceipt]) -> list[_Batch]:
         before = mine.setdefault((one.task, one.partition), one)
         if before.run != one.run:
             raise MissingReceiptsError(
-                f"batch {one.batch} of job {one.job!r} has receipts of two runs; give those of one",
+                f"batch {one.batch} of job {one.job!r} has receipts of two runs; pass the receipts of one run",
                 path=one.path,
                 expected=f"run {before.run}",
                 found=f"run {one.run}",

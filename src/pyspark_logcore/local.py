@@ -164,7 +164,7 @@ def read_note(fs: FS, path: str) -> TaskReport | None:
         return TaskReport(**facts)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptLogError(
-            "the note of a task about what it wrote is damaged",
+            "the report of a task is damaged",
             path=where,
             found=repr(content[:40]),
         ) from error

@@ -38,7 +38,7 @@ _COMMON: Final = {
 }
 STREAM_OPTIONS: Final = {
     "maxOffsetsPerTrigger": "streams: most records of a micro-batch, divided among partitions as Kafka's source does",
-    "minOffsetsPerTrigger": "streams: a micro-batch waits until so many records are there",
+    "minOffsetsPerTrigger": "streams: a micro-batch waits for this number of records",
     "maxTriggerDelay": "streams: but not longer than this (15m)",
     "checkpointLocation": "streams: the checkpoint of the query, where the source keeps its first offsets",
     "commitOffsets": "streams: offsets that are done are committed to the consumer group kafka.group.id (false)",
@@ -46,7 +46,7 @@ STREAM_OPTIONS: Final = {
 STORE_OPTIONS: Final = {
     "store.endpoint": "s3: address of the server, such as http://127.0.0.1:9000 (that of AWS)",
     "store.region": "s3: region of the bucket (asked for at AWS)",
-    "store.accessKey": "s3: with store.secretKey, the credentials (those of the environment)",
+    "store.accessKey": "s3: with store.secretKey, the credentials (default: from the environment)",
     "store.secretKey": "s3: see store.accessKey",
     "store.sessionToken": "s3: of temporary credentials",
     "store.anonymous": "s3: a public bucket, which is read without credentials (false)",
@@ -63,15 +63,15 @@ READ_OPTIONS: Final = {
     "startingOffsetsByTimestamp": 'JSON {"orders": {"0": 1700000000000}}',
     "endingOffsetsByTimestamp": "the same, for the end",
     "startingOffsetsByTimestampStrategy": "when no record is as young: error, or latest (error)",
-    "failOnDataLoss": "whether records that are gone are an error, or a warning (true)",
+    "failOnDataLoss": "whether lost records are an error, or a warning (true)",
     "minPartitions": "about how many tasks at least",
     "maxRecordsPerPartition": "most records of one task",
-    "maxPartitionBytes": "a task reads about so many bytes at most (134217728)",
-    "packBytes": "small ranges share a task up to so many bytes; 0 gives each a task of its own (8388608)",
-    "openCostBytes": "what a range costs beside its bytes, when ranges share a task (131072)",
+    "maxPartitionBytes": "a task reads about this number of bytes at most (134217728)",
+    "packBytes": "small ranges share a task up to this number of bytes; 0 gives each its own task (8388608)",
+    "openCostBytes": "cost of a range besides its bytes, when ranges share a task (131072)",
     "maxBatchRows": "rows of an Arrow batch (32768)",
     "maxBatchBytes": "bytes of an Arrow batch (8388608)",
-    "gcFreeze": "whether a Python worker stops collecting what it has imported (true)",
+    "gcFreeze": "whether a Python worker excludes imported modules from garbage collections (true)",
     **STREAM_OPTIONS,
     **STORE_OPTIONS,
     "groupIdPrefix": "ignored: no consumer group is joined",
@@ -466,7 +466,7 @@ def local_path(given: str, what: str) -> str:
     scheme = re.match(_SCHEME, given)
     if scheme and scheme[1].lower() != "file":
         raise InvalidConfigError(
-            f"{what} lies in a file system, not behind a URL", found=repr(given)
+            f"{what} is in a file system, not at a URL", found=repr(given)
         )
     if scheme:
         path = urllib.parse.unquote(
@@ -796,12 +796,12 @@ def _start(options: _Options, *, moving: bool) -> RangeEnd:
         if moving:
             return RangeEnd("latest")
         raise InvalidConfigError(
-            "a batch read cannot start at latest: there is nothing behind it"
+            "a batch read cannot start at latest: there are no records after it"
         )
     offsets = options.partition_map("startingOffsets", EARLIEST)
     if not moving and LATEST in offsets.values():
         raise InvalidConfigError(
-            "a batch read cannot start at latest (-1): there is nothing behind it"
+            "a batch read cannot start at latest (-1): there are no records after it"
         )
     return RangeEnd(offsets=offsets)
 

@@ -48,6 +48,7 @@ def report_loss(fail: bool, path: str, topic: str, partition: int, reason: str) 
     text = f"topic {topic} partition {partition}: {reason}"
     if fail:
         raise DataLossError(
-            f"{text}. The option failOnDataLoss=false reads what is there", path=path
+            f"{text}. The option failOnDataLoss=false reads the remaining records",
+            path=path,
         )
-    warnings.warn(f"{path}: {text}; reading what is there", stacklevel=2)
+    warnings.warn(f"{path}: {text}; reading the remaining records", stacklevel=2)

@@ -228,7 +228,7 @@ class StoreFS:
             data: bytes = one.file.read_at(size, position)
         except FileNotFoundError:
             raise StorageReadError(
-                "the object is gone since it was listed", path=one.path
+                "the object was deleted after it was listed", path=one.path
             ) from None
         except OSError as error:
             _fail(error, self._store, one.path)
@@ -411,7 +411,7 @@ class StoreOrigin:
             if noted is not None and noted.offset > log.log_end_offset:
                 log.close()
                 raise CorruptLogError(
-                    "the copy of this log is not whole: it ends before its own note says",
+                    "the copy of this log is incomplete: it ends before its recorded end",
                     path=path,
                     expected=f"records up to offset {noted.offset}",
                     found=f"an end at offset {log.log_end_offset}",

@@ -226,7 +226,7 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             else:
                 self._report(
                     (one.topic, one.partition),
-                    f"offsets {one.start} to {one.end} are gone with the partition",
+                    f"offsets {one.start} to {one.end} were deleted with the partition",
                 )
         return shares(into_tasks(ranges, origin.marks, options), origin)
 

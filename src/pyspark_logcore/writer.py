@@ -93,7 +93,7 @@ class LogcoreWriter(DataSourceArrowWriter):
             raise OtherQueryError(
                 f"version {options.version} of txnAppId {options.app_id!r} was not written: versions up to "
                 f"{state['version']} were written by another query. A new checkpoint counts its batches from 0. Give "
-                "it another txnAppId, or go on from the old checkpoint",
+                "it another txnAppId, or continue from the old checkpoint",
                 path=staging.directory,
                 expected=f"query {other}",
                 found=f"query {query}",

@@ -145,3 +145,17 @@ def test_no_class_reads_the_private_names_of_another() -> None:
 )
 def test_the_check_of_private_names_sees(text: str, count: int) -> None:
     assert len(list(foreign_reads(ast.parse(text)))) == count
+
+
+def test_each_class_name_exists_once() -> None:
+    """Except in aio, which repeats the names of its synchronous twins, and for Producer,
+    which has the name that Kafka 0.7 gave it.
+    """
+    places: dict[str, list[str]] = {}
+    for name, path in FILES.items():
+        if name.startswith("logcore/aio/") or name == "logcore/legacy/producer.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(name)
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}

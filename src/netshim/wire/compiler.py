@@ -341,7 +341,7 @@ class Decoder(_Compiler):
                     self.flush()
                     with self.block(f"if pos != {end}:"):
                         self.add(
-                            f"raise Malformed('a tagged field has another size than it says', {end}, pos)"
+                            f"raise Malformed('a tagged field differs from its declared size', {end}, pos)"
                         )
                 word = "elif"
                 self.source.path.pop()
