@@ -7,7 +7,7 @@ Rules:
   and no record is skipped.
 - Records before a damaged record, or before one that a deserializer rejects, are
   returned first. The next call raises.
-- Records may be read ahead until Reading.drop() discards them.
+- Records may be read ahead until PartitionPosition.drop() discards them.
 - If a position is not in the log, auto_offset_reset defines the new position.
 
 This module does not choose the partitions (assignment.py), commit (commits.py) or wait

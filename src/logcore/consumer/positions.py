@@ -5,7 +5,7 @@ Rules:
   its lock, or in an operation of logcore.aio. Other threads, such as those of
   commit_elsewhere() and the loop of logcore.aio, use copies of the mapping.
 - A method that moves a position, pauses a partition or removes it drops the records
-  that were read ahead, which also ends an iteration: Reading.drop().
+  that were read ahead, which also ends an iteration: PartitionPosition.drop().
 - A topic that was deleted and created again is another topic of the same name.
   Positions and commits of the old topic are not used for the new one, because topic ids
   differ.

@@ -3,15 +3,15 @@
 An effect is one of
     Reply: a request ends; answer its client.
     Store: append a record to the id's partition of `__transaction_state` and sync it,
-        then call Transactions.stored().
+        then call TransactionMachine.stored().
     WriteMarkers: end the transaction in these partitions and sync them, then call
-        Transactions.marked().
+        TransactionMachine.marked().
     AbortOrphan: in these partitions, abort the open transactions of a producer without
         a transactional id. There is no reply.
     TakeProducerId: allocate a producer id that was never used, then call
-        Transactions.taken().
+        TransactionMachine.taken().
     At, Cancel: set or cancel a timer. When the timer expires, call
-        Transactions.timed_out(). Each transactional id has one timer.
+        TransactionMachine.timed_out(). Each transactional id has one timer.
     TimedOut: something worth reporting to a person.
 
 Effects are carried out in their order, and all effects of one transition before the

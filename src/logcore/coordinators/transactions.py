@@ -155,7 +155,7 @@ class TransactionCoordinator:
         self._ends: dict[int, tuple[Log, int]] = {}
         self._expired_ms = self.now_ms()
         # After a power loss, transactions may be open without a record, see
-        # Transactions.adopt(). A shared directory has none: its processes sync the
+        # TransactionMachine.adopt(). A shared directory has none: its processes sync the
         # record before they write. It also never counts as clean.
         self._expects_orphans = not directory.was_clean and not directory.is_shared
 

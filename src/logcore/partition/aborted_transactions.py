@@ -111,7 +111,9 @@ class PartitionTransactions:
 
 
 def control_types(segment: Segment) -> Callable[[int], str]:
-    """Return a function for Transactions.add(): the type of the control batch there."""
+    """Return a function for PartitionTransactions.add(): the type of the control batch
+    there.
+    """
 
     def control_type(position: int) -> str:
         batch = segment.batch(position)

@@ -227,7 +227,7 @@ def noted_gaps(fs: FS, path: str) -> gaps.PersistedGaps:
 
 
 def begin(fs: FS, path: str, first_base: int) -> int:
-    """Return the start of a log, by its metadata; see Noted.begin()."""
+    """Return the start of a log, by its metadata; see PersistedState.begin()."""
     parent, name = os.path.split(fs.real_path(path))
     key = None
     with contextlib.suppress(InvalidNameError):

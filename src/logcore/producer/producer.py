@@ -410,7 +410,7 @@ class Producer(ProducerFields):
                 self._wait_for_room(size_bytes + HELD_BYTES, 1)
             queue = self._routes.queue(topic, key, partition, size_bytes)
             batch = queue.filling
-            # Inlined Batch.fits(): the call would take 0.1 of 2 us.
+            # Inlined ProducerBatch.fits(): the call would take 0.1 of 2 us.
             if (
                 batch is None
                 or batch.size_bytes + size_bytes > batch.limit_bytes
