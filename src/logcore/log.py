@@ -131,7 +131,7 @@ def open_log(
     shared: bool = False,
     fs: FS = OS,
 ) -> Log:
-    """Opens one partition directory, such as data/orders-0.
+    """Open one partition directory, such as data/orders-0.
 
     create: make the directory if it does not exist. read_only: take no lock and write
     nothing; works on any partition directory that Kafka or logcore wrote, even while
@@ -139,7 +139,7 @@ def open_log(
     retention.bytes is given, nothing is deleted by time or size. durability: see
     Durability.
 
-    on_corruption: what to do about damage that no crash explains. "fail" raises
+    on_corruption: the reaction to damage that no crash explains. "fail" raises
     CorruptLogError and changes nothing. "quarantine" opens the log anyway:
     log.recovery_report.damage lists the offsets whose reads raise errors, appends
     continue in a new segment, and the damaged file is not changed. If no whole batch
@@ -543,17 +543,22 @@ class Log(LogReader):
         durability: Level | None = None,
         expected_offset: int | None = None,
     ) -> Receipt:
-        """Appends one record and returns when it is as safe as the log's policy, or
-        durability, says.
+        """Append one record, and return when it is as durable as the policy requires.
 
-        timestamp_ms: milliseconds since the epoch, or a datetime with a time zone; now
-        by default. durability: "disk" or "os" for this append alone. expected_offset:
-        the record gets this offset, or OffsetConflictError is raised because the log
-        ends elsewhere. Use it if the record depends on everything before it. Raises
-        InvalidRecordError, InvalidTimestampError and RecordTooLargeError before
-        anything is written; DiskFullError after the write was undone, so it may be
-        repeated; LogFailedError once the log is poisoned; DurabilityUnknownError if the
-        sync failed; ReadOnlyLogError in a mirror of another log.
+        timestamp_ms: Milliseconds since the epoch, or a datetime with a time zone.
+            Default: now.
+        durability: "disk" or "os", for this append instead of the policy.
+        expected_offset: The offset that the record must get. Use it if the record
+            depends on all records before it.
+
+        Raises:
+            InvalidRecordError, InvalidTimestampError, RecordTooLargeError: the record
+                is invalid; nothing was written.
+            OffsetConflictError: the log does not end at `expected_offset`.
+            DiskFullError: the write was undone, so the caller may repeat it.
+            DurabilityUnknownError: the sync failed.
+            LogFailedError: an earlier write or sync failed.
+            ReadOnlyLogError: the log is a mirror, or was opened with read_only=True.
         """
         writer = self._writer
         if writer is not None:
@@ -615,14 +620,14 @@ class Log(LogReader):
         durability: Level | None = None,
         expected_offset: int | None = None,
     ) -> Receipt:
-        """Appends (key, value[, headers[, timestamp_ms]]) tuples in order, as one or
-        more batches.
+        """Append (key, value[, headers[, timestamp_ms]]) tuples in order, as one or more
+        batches.
 
         A batch ends at batch.size bytes. All records are stored or none, if they fit
         into segment.bytes and into the policy's limit of unsynced bytes (1 MiB under
         group, one batch under always). Otherwise they are written in parts, and an
-        interrupt or a full disk may leave the first parts; DiskFullError says how many
-        records. An empty iterable stores nothing and returns offsets end and end - 1.
+        interrupt or a full disk may leave the first parts; DiskFullError reports how
+        many records. An empty iterable stores nothing and returns offsets end and end - 1.
         For expected_offset and errors see append().
         """
         if not isinstance(records, (list, tuple)):
@@ -727,19 +732,25 @@ class Log(LogReader):
         durability: Level | None = None,
         check_sequence: bool = True,
     ) -> Receipt:
-        """Appends batches that are already encoded, such as those of a client or of
-        another log.
+        """Append encoded batches, such as the batches of a client or of another log.
 
-        data: whole record batches: v2, or v0 and v1, which are converted to v2. They
-        are checked as a Kafka leader checks a produce request and stored unchanged,
-        except for this log's offsets and leader epoch. Raises what
-        recordbatch.prepare_append() and append() raise.
+        data: Whole record batches: v2, or v0 and v1, which are converted to v2. They
+            are checked as a Kafka leader checks a produce request, and stored
+            unchanged, except for this log's offsets and leader epoch.
 
         If a batch of an idempotent producer was stored before, it is not stored again,
         and the receipt is the first one. A batch that skips sequence numbers of its
         producer raises OutOfOrderSequenceError. A batch of a replaced producer raises
         InvalidProducerEpochError (storage format section 5.2). check_sequence=False
         accepts all these batches, for copies of other logs.
+
+        Raises:
+            CorruptBatchError, InvalidRecordError, InvalidTimestampError,
+                RecordTooLargeError, UnsupportedCodecError: a batch is invalid; nothing
+                was written.
+            OutOfOrderSequenceError, InvalidProducerEpochError: see above.
+            DiskFullError, DurabilityUnknownError, LogFailedError, ReadOnlyLogError:
+                as for append().
         """
         writer = self.writer
         state = self._state

@@ -173,15 +173,18 @@ def open_dir(
 
 
 class LogDir:
-    """A directory of partition logs. Made by logcore.open_dir(); a with block closes
-    it.
+    """A directory of partition logs. logcore.open_dir() creates it; a `with` block
+    closes it.
 
-    All methods may be called from several threads. path: of the directory. config:
-    settings of topics that set none.
-    cluster_id, node_id: from meta.properties. has_coordinator: set by a broker of this
-    process, which then manages the groups. forget_topic: set by its host; has these
-    groups delete what was committed for a deleted topic, and returns when that is on
-    disk, or raises LogcoreError.
+    All methods may be called from several threads.
+
+    path: The path of the directory.
+    config: Settings of topics that do not set them.
+    cluster_id, node_id: The values in meta.properties.
+    has_coordinator: Set by a broker of this process, which then runs the groups.
+    forget_topic: Set by such a broker. It deletes the offsets that groups committed for
+        a deleted topic, and returns when the deletion is durable; or raises
+        LogcoreError.
     """
 
     def __init__(

@@ -666,7 +666,7 @@ class LogReader:
         # before it removes segments.
         if not self._state.log_start <= start <= self._state.end:
             raise OffsetOutOfRangeError(
-                "start lies outside the log",
+                "start is outside the log",
                 path=self.path,
                 offset=start,
                 expected=f"{self._state.log_start} to {self._state.end}",
