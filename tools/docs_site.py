@@ -30,6 +30,7 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "benchmarks/RESULTS.md": "results.md",
+    "benchmarks/MISSES.md": "misses.md",
     **{
         path.relative_to(ROOT).as_posix(): path.relative_to(ROOT)
         .with_suffix(".md")
