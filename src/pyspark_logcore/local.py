@@ -1,19 +1,19 @@
-"""Logs that tasks write on the disks of their own machines: one log directory for each
-task, and a receipt for it.
+"""Local writes: each task writes a log directory on the disk of its own machine, and
+returns a receipt for it.
 
     <path>/<job>@<batch>/<topic>/<task>                       a log directory with <topic>-0 and logcore.local in it
     <path>/<job>@<batch>/<topic>/<task>.<run>.<attempt>.part  the same while an attempt writes it
 
 Rules:
-- No two tasks write one directory, so none waits for another's lock. An attempt writes
-  under a name of its own and then renames; the first that does so wins, and the others
-  hand out its receipt.
-- What a receipt names is on disk.
-- A write that is run again under its name takes the place of what the earlier run left:
-  a directory never holds rows of two runs. The file logcore.local says which run that
-  is, and has the checksums of all segments.
+- Each task writes its own directory, so tasks do not wait for each other's locks. An
+  attempt writes to a directory with a unique name and renames it at the end. The first
+  attempt to rename wins, and the other attempts return its receipt.
+- The files of a receipt are durable.
+- If a write is repeated under the same name, it replaces the files of the earlier run:
+  a directory never contains rows of two runs. The file logcore.local contains the id of
+  the run and the checksums of all segments.
 
-This module brings nothing together: gathering.py does.
+gathering.py combines the directories into one log directory.
 """
 
 from __future__ import annotations

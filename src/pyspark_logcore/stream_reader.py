@@ -1,16 +1,16 @@
-"""A stream that is read: which offsets each micro-batch has, and its tasks.
+"""Stream reader: the offsets and the tasks of each micro-batch.
 
 Rules:
-- Spark keeps the offsets. Nothing here depends on stop(), which is not called when the
-  process is killed.
-- partitions() is a function of its arguments and the log: a batch that is replayed, in
-  a new process too, reads the same records.
-- Batch 0 that is replayed begins where it began, or the query ends with an error: see
+- Spark stores the offsets. This module does not depend on stop(), which Spark does not
+  call when the process is killed.
+- partitions() depends only on its arguments and the log: a replayed batch reads the
+  same records, also in a new process.
+- A replayed batch 0 begins at its first offsets, or the query ends with an error; see
   start_offsets.py.
-- What is gone is DataLossError, or a warning where the user said failOnDataLoss=false.
-  A directory that is missing, or another one, is an error in any case.
+- Deleted records raise DataLossError, or cause a warning with failOnDataLoss=false. A
+  missing directory, or another directory at the same path, is always an error.
 
-admission.py decides how far a batch reads. A task reads as in a batch read, see reader.py.
+admission.py limits the size of a batch. Tasks read as in a batch query; see reader.py.
 """
 
 from __future__ import annotations
