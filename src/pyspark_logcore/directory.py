@@ -1,12 +1,11 @@
 """A log directory of this machine as the origin of a query.
 
 Rules:
-- Files are read as they are, without a lock, beside whoever writes them.
-- Before a task reads, it checks that it sees the directory that the query was planned
-  with.
+- Files are read without a lock, while other processes may write them.
+- Before a task reads, it checks that the directory is the one that the query was
+  planned with.
 
-This module decides nothing about offsets (planning.py) and knows no column
-(columns.py).
+Offsets are decided in planning.py; columns are defined in columns.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a query reads from: what a plan asks of it, and how a task reads a range.
+"""The source of a query: the interface for planning, and for tasks that read a range.
 
 | origin | given as | |
 |---|---|---|
@@ -6,8 +6,8 @@
 | `stores.StoreOrigin` | a URI such as s3://bucket/logs | a copy of a log directory in an object store |
 | `brokers.BrokerOrigin` | `kafka.bootstrap.servers=host:port`, and no path | a cluster of brokers |
 
-An origin is made in each process that needs one, from the options, and opens what it
-needs when it is asked.
+Each process creates an origin from the options. An origin opens files and connections
+on first use.
 """
 
 from __future__ import annotations

@@ -1,19 +1,16 @@
-"""Logs in an object store, read only: a URI such as s3://bucket/logs as the origin of a
-query.
+"""Reads logs in an object store: a URI such as s3://bucket/logs as the source of a query.
 
 Rules:
-- This is for archives: copies of log directories whose files do not change any more. A
-  listing is made once for each directory and process, and nothing is locked, followed
-  or written.
+- Only archives are supported: copies of log directories whose files no longer change.
+  Each process lists a directory once. Objects are never locked, followed or written.
 - Objects are read in ranges, with a read-ahead of at most 8 MiB, and a few such blocks
-  are kept. They are decoded as the files of a directory are.
-- An object that is shorter than its listing said is an error. So is a log that ends
-  before its own notes say.
-- Credentials come from options or from the environment. They are in no text: no error,
-  no plan, no repr.
+  are cached. Their bytes are decoded like the files of a directory.
+- An object that is shorter than in its listing is an error. So is a log that ends
+  before its recorded end.
+- Credentials come from options or from the environment. They never appear in errors,
+  plans or representations.
 
-This module decides nothing about offsets (planning.py) and knows no column
-(columns.py).
+Offsets are decided in planning.py; columns are defined in columns.py.
 """
 
 from __future__ import annotations

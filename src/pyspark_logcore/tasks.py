@@ -1,14 +1,14 @@
-"""Into how many tasks ranges are cut, and where.
+"""Divides offset ranges into Spark tasks.
 
 Rules:
-- Tasks are few and large: one for each partition, cut above maxPartitionBytes where
-  index entries stand, so that no batch is decoded by two tasks. minPartitions cuts by
-  Kafka's formula.
-- Small ranges share a task up to packBytes, because a task costs Spark 14 to 30 ms
-  whatever it reads. They are read one after another. Where the user counts tasks or
-  records (minPartitions, maxRecordsPerPartition), none share one.
+- Tasks are few and large: one for each partition. A range above maxPartitionBytes is
+  divided at index entries, so that no batch is decoded by two tasks. minPartitions
+  divides by Kafka's formula.
+- Small ranges share a task up to packBytes, because each task costs Spark 14 to 30 ms.
+  A task reads its ranges one after another. If the user limits tasks or records
+  (minPartitions, maxRecordsPerPartition), ranges do not share tasks.
 
-This module reads nothing: an origin says what it knows of sizes, see Marks.
+This module reads no files: a source reports sizes as Marks.
 """
 
 from __future__ import annotations
