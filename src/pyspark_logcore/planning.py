@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping
 
 from logcore.errors import InvalidConfigError, OffsetOutOfRangeError, TopicNotFoundError
 from pyspark_logcore.options import EARLIEST, LATEST, RangeEnd, ReadOptions
+from pyspark_logcore.origin import Origin
 from pyspark_logcore.ranges import Bounds, OffsetRange, TopicPartition, report_loss
-from pyspark_logcore.source_identity import Origin
 from pyspark_logcore.tasks import into_tasks
 
 

@@ -10,7 +10,7 @@ Rules:
   library.
 
 This module decides nothing about offsets (planning.py), knows no column (columns.py)
-and no file (source_identity.py).
+and no file (origin.py).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from logcore.errors import LogcoreError
 from pyspark_logcore.columns import BatchBuilder
 from pyspark_logcore.options import ReadOptions
+from pyspark_logcore.origin import Origin, origin_of
 from pyspark_logcore.planning import plan
 from pyspark_logcore.ranges import OffsetRange
-from pyspark_logcore.source_identity import Origin, origin_of
 
 if TYPE_CHECKING:
     import pyarrow

@@ -27,6 +27,7 @@ from logcore.errors import InvalidConfigError, LogcoreError, LogLockedError
 from pyspark_logcore import admission
 from pyspark_logcore.admission import Offsets
 from pyspark_logcore.options import LATEST, StreamOptions
+from pyspark_logcore.origin import Origin, origin_of
 from pyspark_logcore.planning import (
     check_names,
     present_partitions,
@@ -35,7 +36,6 @@ from pyspark_logcore.planning import (
 )
 from pyspark_logcore.ranges import Bounds, TopicPartition, report_loss
 from pyspark_logcore.reader import read_share, shares
-from pyspark_logcore.source_identity import Origin, origin_of
 from pyspark_logcore.start_offsets import FirstOffsets
 from pyspark_logcore.tasks import into_tasks
 

@@ -45,9 +45,9 @@ from logcore.metadata.filenames import staging_path
 from pyspark_logcore import columns, options, planning
 from pyspark_logcore.directory import DirectoryOrigin
 from pyspark_logcore.identity import OtherDirectoryError, SourceIdentity
+from pyspark_logcore.origin import origin_of
 from pyspark_logcore.ranges import DataLossError, OffsetRange
 from pyspark_logcore.reader import RangePartition
-from pyspark_logcore.source_identity import origin_of
 from pyspark_logcore.staged import PublishTimeoutError
 from pyspark_logcore.tasks import part_counts
 from pyspark_logcore.writer import OtherQueryError
