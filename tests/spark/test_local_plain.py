@@ -215,7 +215,7 @@ def test_gather_by_paths_needs_the_number_of_tasks(tmp_path: Path) -> None:
         gather(str(tmp_path / "local"), str(tmp_path / "into"))
     with pytest.raises(MissingReceiptsError, match="all tasks"):
         gather([receipts[0].path], str(tmp_path / "into"), tasks=2)
-    with pytest.raises(LogNotFoundError, match="nothing that write_local"):
+    with pytest.raises(LogNotFoundError, match="no files of write_local"):
         gather([tmp_path / "nowhere"], str(tmp_path / "into"), tasks=2)
     gather(str(tmp_path / "local"), str(tmp_path / "into"), tasks=2)
     gather([one.path for one in receipts], str(tmp_path / "into"), tasks=2)
@@ -392,7 +392,7 @@ def test_gather_notices_damage_and_swapped_directories(tmp_path: Path) -> None:
     swapped = [attrs.evolve(receipts[0], path=receipts[1].path), receipts[1]]
     with pytest.raises(CorruptLogError, match="another task's directory"):
         gather(swapped, into)
-    with pytest.raises(CorruptLogError, match="does not say what the note"):
+    with pytest.raises(CorruptLogError, match="differs from the report"):
         gather([attrs.evolve(receipts[0], records=19), receipts[1]], into)
     segment = Path(receipts[1].path) / "t-0" / f"{0:020d}.log"
     content = bytearray(segment.read_bytes())
@@ -414,7 +414,7 @@ def test_gather_notices_damage_and_swapped_directories(tmp_path: Path) -> None:
 def test_a_damaged_note_is_an_error(tmp_path: Path) -> None:
     receipts = write(tmp_path / "local")
     Path(receipts[0].path, local.NOTE).write_bytes(b"{}")
-    with pytest.raises(CorruptLogError, match="note of a task"):
+    with pytest.raises(CorruptLogError, match="report of a task"):
         gather(receipts, str(tmp_path / "into"))
 
 

@@ -244,7 +244,7 @@ def test_where_a_stream_begins(
         ),
         ({"maxTriggerDelay": "soon"}, "such as 15m"),
         ({"commitOffsets": "true"}, "needs the option kafka.group.id"),
-        ({"checkpointLocation": "hdfs://x/y"}, "not behind a URL"),
+        ({"checkpointLocation": "hdfs://x/y"}, "not at a URL"),
         ({"maxOffsetPerTrigger": "9"}, "did you mean maxOffsetsPerTrigger"),
     ],
 )
@@ -656,7 +656,7 @@ def test_what_goes_between_plan_and_replay(data: Path) -> None:
         directory.delete_topic("orders")
         directory.create_topic("orders")
     query.restart()
-    with pytest.raises(DataLossError, match="gone with the partition"):
+    with pytest.raises(DataLossError, match="deleted with the partition"):
         query.begin()
 
 
