@@ -27,10 +27,12 @@ end to other processes.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import operator
+import sys
 import threading
 from collections.abc import Callable, Generator
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Final, Protocol
 
 import attrs
@@ -40,6 +42,7 @@ from logcore.errors import (
     DiskFullError,
     DurabilityUnknownError,
     LogClosedError,
+    LogLockedError,
     LogNotFoundError,
     StorageWriteError,
 )
@@ -101,6 +104,9 @@ class SharedLock:
         # twice.
         self._mutex: Any = threading.RLock()
         self._is_held = False
+        # The frame that holds the lock or waits for it, by thread. Each thread writes
+        # its own entry only, before it acquires the mutex and after it releases it.
+        self._frames: dict[int, FrameType] = {}
         self._turn = Turn(fs, handle, key, path)
         self._has_turn = False  # under the mutex
         #: Whether the log was trusted when it was opened, because other processes had
@@ -119,7 +125,7 @@ class SharedLock:
     # -- as a lock ---------------------------------------------------------------------
 
     def __enter__(self) -> bool:
-        return self.acquire()
+        return self._acquire(True, _with_frame(sys._getframe(1)))
 
     def __exit__(
         self,
@@ -135,16 +141,33 @@ class SharedLock:
         With blocking=False, return False if another thread or process holds it.
 
         Raises:
-            LogLockedError: another process has held the write lock for too long.
+            LogLockedError: another process has held the write lock for too long, or
+                this thread holds it: a signal handler or a finalizer interrupted an
+                append and appends to the same log.
             StorageReadError, CorruptLogError and others of open_partition(): the state
                 could not be brought up to date.
         """
-        # Ctrl-C at the entry of __enter__() or __exit__() left the lock with this
-        # thread.
-        if self._mutex._is_owned():
-            self.release()
+        return self._acquire(blocking, sys._getframe(1))
+
+    def _acquire(self, blocking: bool, frame: FrameType) -> bool:
+        """Acquire the lock for `frame`, which holds it until it returns or releases."""
+        thread = threading.get_ident()
+        former = self._frames.get(thread)
+        if former is not None:
+            # The earlier change is unfinished, and another inside it would corrupt it.
+            if _is_running(former):
+                raise LogLockedError(
+                    "this thread is changing the log already; "
+                    "a signal handler or finalizer cannot write to it",
+                    path=self._path,
+                )
+            # The earlier frame has ended: Ctrl-C came at the entry of __exit__().
+            if self._mutex._is_owned():
+                self.release()
+        self._frames[thread] = frame
         # Threads first, then processes, because record locks do not exclude threads.
         if not self._mutex.acquire(blocking):
+            self._frames.pop(thread, None)
             return False
         try:
             self._is_held = True
@@ -154,7 +177,7 @@ class SharedLock:
                 self._give()
                 return False
             self._has_turn = True
-            # `look` returns the same objects while the file is unchanged, so the usual
+            # look() returns the same objects while the file is unchanged, so the usual
             # case costs one read.
             note, synced = self._turn.look()
             if note is not self._note or synced is not self._synced:
@@ -193,6 +216,7 @@ class SharedLock:
         finally:
             self._is_held = False
             self._mutex.release()
+            self._frames.pop(threading.get_ident(), None)
 
     def _is_over(self) -> bool:
         """Return whether the log is closed, refuses writes or is a parent process's.
@@ -569,3 +593,31 @@ def say_deleted(fs: FS, handle: int, key: Key, path: str) -> None:
         turn.leave(note._replace(is_busy=False, is_deleted=True))
     finally:
         turn.give()
+
+
+def _with_frame(frame: FrameType) -> FrameType:
+    """Return the frame whose `with` block runs while `frame` holds a lock.
+
+    It is `frame` itself, unless `frame` is a generator that contextlib entered: such a
+    generator is suspended, and on no stack, while the block of its caller runs.
+    """
+    caller: FrameType | None = frame
+    while caller is not None:
+        parent = caller.f_back
+        is_entered = (
+            caller.f_code.co_flags & inspect.CO_GENERATOR
+            and parent is not None
+            and parent.f_code.co_filename == contextlib.__file__
+        )
+        if not is_entered and caller.f_code.co_filename != contextlib.__file__:
+            return caller
+        caller = parent
+    return frame
+
+
+def _is_running(frame: FrameType) -> bool:
+    """Return whether `frame` is on the stack of the calling thread."""
+    caller: FrameType | None = sys._getframe(1)
+    while caller is not None and caller is not frame:
+        caller = caller.f_back
+    return caller is not None
