@@ -652,7 +652,7 @@ class OsFS:
             with self.guard:
                 held = self._locks.get(identity)
                 # Not held, or held by the parent of a fork.
-                if held is None or held.pid != os.getpid():
+                if held is None or held.handle < 0 or held.pid != os.getpid():
                     held = _DirectoryLock(self, identity, directory, is_shared=shared)
                     held.acquire()
                 claimed = held.claim(member, is_shared=shared)
@@ -906,8 +906,10 @@ class _DirectoryLock:
                 member.is_released = True
                 self.members.discard(member.name)
             if not self.members:
-                self.fs.forget_lock(self)
+                # Closed first: a forgotten lock whose file is open would be lost with
+                # that file, if the system has POSIX record locks only.
                 self.close()
+                self.fs.forget_lock(self)
                 if self.is_named:
                     self.is_named = False
                     # The file is only informative; the lock is decisive.
