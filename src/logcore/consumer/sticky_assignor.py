@@ -178,10 +178,12 @@ class _Balancing:
         size = len(self.mine[self.owner[one]])
         former = self.before.get(one)
         # A former owner may have unsubscribed from the topic.
-        if former in self.candidates[one.topic] and former in self.active:
-            assert former is not None
-            if size > len(self.mine[former]) + 1:
-                return former
+        if (
+            former in self.active
+            and one.topic in self.topics[former]
+            and size > len(self.mine[former]) + 1
+        ):
+            return former
         if any(
             size > len(self.mine[other]) + 1 for other in self.candidates[one.topic]
         ):
