@@ -51,9 +51,9 @@ class Mistake(NamedTuple):
 MISTAKES: Final = (
     # -- what readers see
     Mistake(
-        "bound_without_second_look", "logcore/reader.py",
-        "if segments is self._state.segments:\n                break",
-        "if segments is not None:\n                break",
+        "bound_without_second_look", "logcore/partition/state.py",
+        "            if segments is self.segments:\n",
+        "            if segments is not None:\n",
         "log/test_bounds.py::test_a_reading_is_of_one_moment",
     ),
     Mistake(
@@ -92,7 +92,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "durable_end_read_before_the_size", "logcore/partition/file_view.py",
-        "        last.refresh()\n        self._state.end = max(self._state.log_start, last.next_offset())\n"
+        "        last.refresh()\n        self._state.publish(end=max(log_start, last.next_offset()))\n"
         "        # Read after the size. A writer creates this file before its first write, so if\n"
         "        # there were unsynced bytes, the file exists.\n"
         "        shown = None\n"
@@ -101,7 +101,7 @@ MISTAKES: Final = (
         "        shown = None\n"
         "        if self._has_shown_end or not has_same_names:\n"
         "            shown = checkpoint.read_shown_end(self._fs, self._path)\n"
-        "        last.refresh()\n        self._state.end = max(self._state.log_start, last.next_offset())\n",
+        "        last.refresh()\n        self._state.publish(end=max(log_start, last.next_offset()))\n",
         "log/test_bounds.py::test_what_is_not_on_disk_is_not_shown_at_any_step_of_a_look",
     ),
     Mistake(
@@ -151,8 +151,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "quick_append_past_a_disk_that_looks_on", "logcore/partition/writer.py",
-        "        if is_plain and offers_descriptors(self.fs):",
-        "        if is_plain:",
+        "self.sharing is None and offers_descriptors(self.fs)",
+        "self.sharing is None",
         "kernels/test_appending.py",
     ),
     Mistake(
@@ -181,8 +181,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "newest_retired_segment_not_kept", "logcore/partition/truncation.py",
-        "    for segment in old:\n        segment.keep()\n    writer.state.segments = list(remaining)",
-        "    for segment in old[:-1]:\n        segment.keep()\n    writer.state.segments = list(remaining)",
+        "    for segment in old:\n        segment.keep()\n    writer.replace_segments_locked(list(remaining))",
+        "    for segment in old[:-1]:\n        segment.keep()\n    writer.replace_segments_locked(list(remaining))",
         "log/test_bounds.py::test_whoever_reads_keeps_each_segment_that_is_deleted_meanwhile",
     ),
     Mistake(
@@ -214,14 +214,13 @@ MISTAKES: Final = (
     ),
     Mistake(
         "new_segment_without_its_name_on_disk", "logcore/partition/writer.py",
-        "                self.fs.sync_dir(self.path)\n"
-        "                self.state.segments = [*self.state.segments[:-1], sealed, new]",
-        "                self.state.segments = [*self.state.segments[:-1], sealed, new]",
+        "        self.fs.sync_dir(self.path)\n        return new\n",
+        "        return new\n",
         "log/test_segments_of_logs.py::test_what_each_call_asks_of_the_disk",
     ),
     Mistake(
         "recovery_point_stays_above_a_cut", "logcore/partition/truncation.py",
-        "        writer.recovery_point = offset\n", "        pass\n",
+        "        writer.progress.set_recovery_point(offset)\n", "        pass\n",
         "directory/test_logdir.py::test_a_recovery_point_that_was_gathered_is_not_written_for_what_came_since",
     ),
     Mistake(
@@ -248,8 +247,8 @@ MISTAKES: Final = (
         "faults/test_processes.py::test_a_child_does_not_keep_the_lock_of_a_parent_that_was_killed",
     ),
     Mistake(
-        "producers_stay_over_a_truncation", "logcore/partition/truncation.py",
-        "    state.transactions = None\n    writer.producers.forget()", "    state.transactions = None",
+        "producers_stay_over_a_truncation", "logcore/partition/writer.py",
+        "        self.state.transactions = None\n        self.producers.forget()", "    state.transactions = None",
         "partition/test_producers.py::test_P50_what_was_known_is_known_after",
     ),
     Mistake(
@@ -726,11 +725,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "cut_by_the_own_recovery_point", "logcore/partition/truncation.py",
-        "    if (\n"
-        "        max(writer.recovery_point, writer.own_checkpoint(checkpoint.RECOVERY_POINT))\n"
-        "        > offset\n"
-        "    ):",
-        "    if writer.recovery_point > offset:",
+        "            writer.own_checkpoint(checkpoint.RECOVERY_POINT),\n",
+        "            0,\n",
         "partition/test_sharing.py",
     ),
     Mistake(
@@ -789,7 +785,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "index_lacks_what_others_aborted", "logcore/partition/writer.py",
-        "        self.lacks_aborted |= active.has_markers\n",
+        "        self.transactions.lacks_entries |= active.has_markers\n",
         "",
         "partition/test_sharing.py",
     ),
@@ -2125,9 +2121,9 @@ MISTAKES: Final = (
         "shipping/test_mirror.py",
     ),
     Mistake(
-        "mirror_written_by_quick_appends", "logcore/partition/writer.py",
-        "        is_plain = is_plain and not self.is_mirror\n",
-        "",
+        "mirror_written_by_quick_appends", "logcore/partition/writer_fields.py",
+        "not checks_times and not is_mirror\n",
+        "not checks_times\n",
         "cli/test_shipping_at_the_command_line.py",
     ),
     Mistake(

@@ -409,8 +409,7 @@ class Log(LogReader):
             self._writer.close()
         else:
             with self._state.lock:
-                self._state.is_closed = True
-                self._state.segments = []
+                self._state.close()
         self._state.wake()
 
     def reconfigure(self, config: Mapping[str, object] | LogConfig) -> None:
@@ -461,7 +460,7 @@ class Log(LogReader):
         """
         if self._writer is None:
             return self._look.noted(checkpoint.RECOVERY_POINT)
-        return self._writer.recovery_point
+        return self._writer.progress.recovery_point
 
     @property
     def has_failed(self) -> bool:
@@ -477,7 +476,7 @@ class Log(LogReader):
 
     def _known_epochs(self) -> list[epochs.Entry]:
         if self._writer is not None:
-            return self._writer.epochs
+            return self._writer.metadata.epochs
         noted = checkpoint.read_epochs(self._fs, self.path)
         return noted or epochs.walked(self._state.segments, self._state.log_start)
 
@@ -508,7 +507,7 @@ class Log(LogReader):
                 )
             if leader_epoch > writer.leader_epoch:
                 writer.set_epochs_locked(
-                    epochs.assign(writer.epochs, leader_epoch, self._state.end)
+                    epochs.assign(writer.metadata.epochs, leader_epoch, self._state.end)
                 )
 
     def truncate_to_epoch(self, leader_epoch: int, end_offset: int) -> int:
@@ -582,7 +581,7 @@ class Log(LogReader):
                 state.is_closed
                 or writer.commit.failure
                 or self._fs.forks != self._forks
-                or writer.is_mirror
+                or writer.encoding.is_mirror
             ):
                 writer.refuse_locked()
             now_ms = self._fs.now_ms()
@@ -597,18 +596,14 @@ class Log(LogReader):
                 offset,
                 writer.leader_epoch,
                 now_ms,
-                *writer.encoding_one,
+                *writer.encoding.one,
             )
-            if writer.checks_times:
+            if writer.encoding.checks_times:
                 check_timestamps(np.array([max_timestamp]), now_ms, state.config)
             writer.write_locked(data, offset, max_timestamp, now_ms)
-            if (
-                writer.is_os and durability is None
-            ):  # no sync and no wait: this shortcut saves 0.2 of 2 us
-                writer.appends += 1
-                state.visible = offset + 1
-                if state.listeners:
-                    state.wake()
+            # No sync and no wait: this shortcut saves 0.2 of 2 us.
+            if writer.encoding.is_os and durability is None:
+                writer.show_append_locked(offset + 1)
                 return Receipt(offset, offset, now_ms, "os", *writer.key)
             writer.settle_locked(durability)
         return writer.acknowledge(offset, offset, now_ms, durability)
@@ -649,9 +644,9 @@ class Log(LogReader):
                 self._state.end,
                 writer.leader_epoch,
                 now_ms,
-                *writer.encoding,
+                *writer.encoding.many,
             )
-            if writer.checks_times:
+            if writer.encoding.checks_times:
                 given = [
                     layout.milliseconds(row[3])
                     for row in map(tuple, records)
@@ -707,7 +702,7 @@ class Log(LogReader):
             writer.check_appendable_locked()
             writer.expect_end_locked(expected_offset)
             now_ms = self._fs.now_ms()
-            if writer.checks_times and times is not None:
+            if writer.encoding.checks_times and times is not None:
                 check_timestamps(times, now_ms, self.config)
             size, batches = kernel.encode_columns(
                 writer.scratch,
@@ -718,7 +713,7 @@ class Log(LogReader):
                 self._state.end,
                 writer.leader_epoch,
                 now_ms,
-                *writer.encoding,
+                *writer.encoding.many,
             )
             first = self._state.end
             writer.store_scratch_locked(size, batches, now_ms, durability)
@@ -790,7 +785,7 @@ class Log(LogReader):
                 )
             # Note this on disk before the first such batch, so that the next opening
             # restores the state of producers.
-            if has_producers and not writer.notes.producers:
+            if has_producers and not writer.metadata.sidecar.producers:
                 writer.expect_producers_locked()
             sequenced = None
             if check_sequence:

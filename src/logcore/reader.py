@@ -552,15 +552,8 @@ class LogReader:
         return None
 
     def _bounded(self) -> tuple[list[Segment], int]:
-        """Return segments, and a high watermark that they reach.
-
-        Reads both again if a roll happens in between.
-        """
-        while True:
-            segments = self._state.segments
-            visible = self._state.visible
-            if segments is self._state.segments:
-                break
+        """Return the segments up to the high watermark, and the high watermark."""
+        segments, _, visible = self._state.snapshot()
         # A replicated log may have later segments.
         if segments and visible < segments[-1].base_offset:
             segments = segments[: max(1, slot_of(segments, visible - 1) + 1)]
@@ -798,7 +791,7 @@ def avoid_mapping(log: LogReader) -> None:
         raise OffsetOutOfRangeError(
             "a segment was removed by its writer", path=log.path
         ) from None
-    log._state.segments = segments
+    log._state.publish(segments=segments)
 
 
 def transactions_of(log: LogReader) -> PartitionTransactions:
@@ -856,7 +849,7 @@ def open_reader(kind: type[_Kind], fs: FS, directory: str, config: LogConfig) ->
     try:
         log._look.list_segments()
     except BaseException:
-        log._state.segments = []
+        log._state.publish(segments=[])
         raise
     return log
 

@@ -985,6 +985,18 @@ class ActiveSegment(GrowingSegment):
             return super().start_position(offset)
         return index.entry(slot)[1]
 
+    def reload(self) -> None:
+        """Read the size again after another writer added bytes.
+
+        They are unchecked, so a roll must not certify them with a seal.
+        """
+        self.refresh()
+        self.is_own = False
+
+    def note_markers(self, are_present: bool) -> None:
+        """Record that the segment has transaction markers, if they are present."""
+        self.has_markers |= are_present
+
     def adopt(self, size: int) -> Iterator[layout.Facts]:
         """Add whole batches that another process appended up to a size; yield their
         heads.

@@ -641,7 +641,7 @@ def test_a_recovery_point_that_was_gathered_is_not_written_for_what_came_since(
         logdir.create_topic("t")
         log = logdir.partition("t", 0)
         log.append_many([(None, b"v")] * 10)
-        log.writer.last_recovery_ms -= 60_000
+        log.writer.progress.recovered_ms -= 60_000
         _, point = log.upkeep.tick_gathered()
         assert point == 10
         if what == "truncate":

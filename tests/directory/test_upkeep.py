@@ -214,7 +214,7 @@ def test_what_an_append_left_unsynced_is_shown_by_tick(data: str) -> None:
         log = logdir.partition("t", 0)
         log.append(b"v", durability="os")
         assert log.high_watermark == 0
-        log.writer.last_sync_ms -= 1_000
+        log.writer.progress.synced_ms -= 1_000
         logdir.tick()
         assert log.high_watermark == 1
 
@@ -227,7 +227,7 @@ def test_recovery_points_are_written_once_for_all_logs(
         for n in range(30):
             log = logdir.partition("t", n)
             log.append(b"v")
-            log.writer.last_recovery_ms -= 60_000
+            log.writer.progress.recovered_ms -= 60_000
         written: list[str] = []
         real = checkpoint.write
         monkeypatch.setattr(

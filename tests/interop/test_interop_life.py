@@ -84,7 +84,7 @@ def state_of(log: Log) -> dict[str, Any]:
         "log_end": log.log_end_offset,
         "high_watermark": log.high_watermark,
         "last_stable": log.last_stable_offset,
-        "epochs": [list(entry) for entry in log.writer.epochs],
+        "epochs": [list(entry) for entry in log.writer.metadata.epochs],
         "producers": {
             str(producer_id): {
                 "epoch": one.epoch,

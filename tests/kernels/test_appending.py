@@ -48,7 +48,6 @@ WRITER_FIELDS = (
     "written_bytes",
     "appends",
     "leader_epoch",
-    "rolls",
     "is_midway",
     "is_held",
     "is_resting",
@@ -69,6 +68,7 @@ def facts(log: logcore.Log) -> dict[str, Any]:
     found = {name: getattr(writer.active, name) for name in FIELDS}
     found |= {name: getattr(writer.state, name) for name in STATE_FIELDS}
     found |= {name: getattr(writer, name) for name in WRITER_FIELDS}
+    found["rolls"] = writer.progress.rolls
     found["indexes"] = [
         bytes(index.data)
         for index in (writer.active.offset_index, writer.active.time_index)

@@ -259,7 +259,7 @@ def test_the_files_of_a_follower_are_those_of_its_leader(seed: int) -> None:
         log.advance_high_watermark(leader.log_end_offset)
         log.roll()
     assert leader.log_end_offset == follower.log_end_offset
-    assert leader.writer.epochs == follower.writer.epochs
+    assert leader.writer.metadata.epochs == follower.writer.metadata.epochs
     whole = [b"".join(log_files(disk, path).values()) for path in paths]
     assert whole[0] == whole[1]
     assert leader.last_stable_offset == follower.last_stable_offset
@@ -358,7 +358,11 @@ def test_an_epoch_without_records_stops_no_follower(disk: SimulatedDisk) -> None
         copy(leader, follower)
         leader.append(b"three")
         copy(leader, follower)
-        assert follower.writer.epochs == leader.writer.epochs == [(4, 0), (6, 2)]
+        assert (
+            follower.writer.metadata.epochs
+            == leader.writer.metadata.epochs
+            == [(4, 0), (6, 2)]
+        )
         assert log_files(disk, "/b/t-0") == log_files(disk, "/a/t-0")
 
 
@@ -381,7 +385,7 @@ def test_an_append_that_failed_may_be_repeated(
             follower.append_as_follower(data)
         follower.append_as_follower(batch(base_offset=first + 1, leader_epoch=4))
         assert follower.log_end_offset == first + 2
-        assert follower.writer.epochs[-1] == (4, first)
+        assert follower.writer.metadata.epochs[-1] == (4, first)
 
 
 def test_what_consumers_have_seen_is_shown_after_a_kill(disk: SimulatedDisk) -> None:
@@ -550,7 +554,11 @@ def test_a_cut_inside_a_gap_keeps_the_epochs_in_order(disk: SimulatedDisk) -> No
         assert leader.truncate_to_epoch(0, 8) == 8
         leader.append_as_follower(batch(base_offset=8, leader_epoch=3))
         copy(leader, follower)
-        assert follower.writer.epochs == leader.writer.epochs == [(0, 0), (3, 8)]
+        assert (
+            follower.writer.metadata.epochs
+            == leader.writer.metadata.epochs
+            == [(0, 0), (3, 8)]
+        )
         assert log_files(disk, "/a/t-0") == log_files(disk, "/b/t-0")
 
 

@@ -102,7 +102,7 @@ def test_markers_that_a_crash_left_count_over_the_file_that_lacks_them() -> None
     with logcore.open(
         "t-0", fs=disk
     ) as log:  # after a crash it would be looked at again
-        assert log.writer.notes.producers
+        assert log.writer.metadata.sidecar.producers
 
 
 @pytest.mark.parametrize("is_full", [False, True])

@@ -183,7 +183,7 @@ def test_where_the_other_has_committed_alone_there_is_no_index_of_what_was_abort
                 other.append_batch(batch(b"%d" % number, 7, number, transactional=True))
                 other.end_transaction(7, 0, commit=True)
                 one.append(b"plain")
-            assert one.writer.lacks_aborted
+            assert one.writer.transactions.lacks_entries
             index.write_bytes(np.array([(0, 7, 0, 1, 1)], TXN_ENTRY).tobytes())
         assert not index.exists()
     with opened(path) as log:

@@ -147,6 +147,44 @@ def test_the_check_of_private_names_sees(text: str, count: int) -> None:
     assert len(list(foreign_reads(ast.parse(text)))) == count
 
 
+def assigned(text: str) -> Iterator[str]:
+    """Yield the assignments to an attribute of a writer, or of an object that it has."""
+    for node in ast.walk(ast.parse(text)):
+        for target in ast.walk(node):
+            if not isinstance(target, ast.Attribute) or isinstance(
+                target.ctx, ast.Load
+            ):
+                continue
+            owner = ast.unparse(target.value).split(".")
+            if {"writer", "_writer"} & set(owner):
+                yield f"{target.lineno}: {ast.unparse(target)}"
+
+
+def test_only_writer_assigns_attributes_of_writer() -> None:
+    """With one owner, a reader finds the lock under which a field changes."""
+    found = {
+        name: sorted(set(assigned(path.read_text("utf-8"))))
+        for name, path in FILES.items()
+        if name != "logcore/partition/writer.py"
+    }
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("writer.active = one", 1),
+        ("self._writer.state.end += 1", 1),
+        ("del log.writer.active", 1),
+        ("a, writer.b = c", 1),
+        ("self.writer = writer", 0),
+        ("writer.publish(end=1)", 0),
+    ],
+)
+def test_check_of_writer_assignments_finds_them(text: str, count: int) -> None:
+    assert len(set(assigned(text))) == count
+
+
 def test_each_class_name_exists_once() -> None:
     """Except in aio, which repeats the names of its synchronous twins, and for Producer,
     which has the name that Kafka 0.7 gave it.

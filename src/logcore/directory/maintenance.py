@@ -178,8 +178,8 @@ class Upkeeper:
 
     def admit(self, key: Key, log: Log) -> None:
         """Register a log, so that it is visited after changes that may make a task due."""
-        log.writer.is_held = self.is_low
-        log.writer.on_stir = functools.partial(self._agenda.stir, (key, log))
+        log.writer.hold_appends(self.is_low)
+        log.writer.attach(functools.partial(self._agenda.stir, (key, log)))
 
     def visit(self, key: Key, log: Log) -> None:
         """Let the next tick() check what is due in a log."""
@@ -296,7 +296,7 @@ class Upkeeper:
                 self._fs.free_bytes(self._directory.path) < upkeep.min_free_bytes
             )
             for log in self._directory.open_logs().values():
-                log.writer.is_held = self.is_low
+                log.writer.hold_appends(self.is_low)
         # With 10,000 partitions a check takes 0.2 s. The interval keeps checks below 1
         # % of the time.
         self._next_look_ms = clock_ms + max(

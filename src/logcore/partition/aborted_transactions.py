@@ -16,14 +16,25 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 import attrs
 
 from logcore.config import INT64_MAX
 from logcore.index import AbortedTransaction
-from logcore.kernels.layout import CONTROL_BIT, TRANSACTIONAL_BIT, Facts
+from logcore.kernels.layout import (
+    CONTROL_BIT,
+    CRC_START,
+    TRANSACTIONAL_BIT,
+    EncodedBatch,
+    Facts,
+)
 from logcore.recordbatch import TRANSACTION_ENDS
 from logcore.segment import ActiveSegment, Segment
+
+#: Position of the low byte of a batch's attributes, and its bits for transactions.
+_ATTRIBUTES_POSITION: Final = CRC_START + 1
+_TRANSACTIONS_MASK: Final = TRANSACTIONAL_BIT | CONTROL_BIT
 
 
 @attrs.define
@@ -150,3 +161,18 @@ def index_aborted(active: ActiveSegment, segments: Iterable[Segment]) -> None:
     else:
         state = PartitionTransactions()
     active.set_aborted(state.entries_between(active.base_offset, INT64_MAX))
+
+
+def may_change(
+    data: bytes | memoryview, batches: Sequence[EncodedBatch] | None
+) -> bool:
+    """Return whether a batch is part of a transaction, or is a control batch.
+
+    `batches` contains the position of each batch in `data`; None for a single batch.
+    """
+    if batches is None:
+        return bool(data[_ATTRIBUTES_POSITION] & _TRANSACTIONS_MASK)
+    return any(
+        data[position + _ATTRIBUTES_POSITION] & _TRANSACTIONS_MASK
+        for position, _, _, _ in batches
+    )

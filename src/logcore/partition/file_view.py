@@ -80,7 +80,7 @@ class FileLook:
         for attempt in itertools.count(1):
             try:
                 changed_ms = self._fs.modified_ms(self._path)
-                self._state.segments = self._look_for_segments()
+                self._state.publish(segments=self._look_for_segments())
                 # A compaction may put other files under the same names. Two changes
                 # within SETTLING_MS may have the same time, so a listing so soon after
                 # a change is not reused.
@@ -125,8 +125,9 @@ class FileLook:
             self._refresh_end()
         if not self._state.segments:
             raise segments_gone(self._path, known)
-        self._state.end = max(self._state.end, known)
-        self._state.visible = max(self._state.visible, known)
+        self._state.publish(
+            end=max(self._state.end, known), visible=max(self._state.visible, known)
+        )
 
     def _look_for_segments(self) -> list[Segment]:
         names = list_names(self._fs, self._path)
@@ -206,20 +207,19 @@ class FileLook:
 
         `has_same_names`: no name in the directory has changed since the last refresh.
         """
-        self._state.log_start = self._noted_start()
+        log_start = self._noted_start()
         # Segments below the start are being deleted. Some may already be deleted, which
         # leaves gaps between the remaining ones.
-        self._state.segments = self._state.segments[
-            max(0, slot_of(self._state.segments, self._state.log_start)) :
-        ]
-        if not self._state.segments:
-            self._state.end = self._state.log_start
-            self._state.visible = self._state.log_start
+        segments = self._state.segments
+        segments = segments[max(0, slot_of(segments, log_start)) :]
+        self._state.publish(segments=segments, log_start=log_start)
+        if not segments:
+            self._state.publish(end=log_start, visible=log_start)
             return
-        last = self._state.segments[-1]
+        last = segments[-1]
         assert isinstance(last, GrowingSegment)
         last.refresh()
-        self._state.end = max(self._state.log_start, last.next_offset())
+        self._state.publish(end=max(log_start, last.next_offset()))
         # Read after the size. A writer creates this file before its first write, so if
         # there were unsynced bytes, the file exists.
         shown = None
@@ -259,4 +259,4 @@ class FileLook:
         staged = self._staged.get()
         if staged is not None:
             end = max(self._state.log_start, min(end, staged))
-        self._state.visible = end
+        self._state.publish(visible=end)

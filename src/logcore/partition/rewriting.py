@@ -78,41 +78,28 @@ class Adoption:
         """
         writer = self._writer
         state = writer.state
+        active = writer.active
         assert end > state.end, (end, state.end)
         if bases:
-            # An empty active segment had the base offset of the first new segment,
-            # whose file has replaced it.
-            if writer.active.size_bytes:
-                before = state.segments
-            else:
-                before = state.segments[:-1]
             # The previous active segment, if it has batches, is from now on read as a
-            # sealed one.
-            sealed = [*(segment.base_offset for segment in before[-1:]), *bases[:-1]]
-            new = ActiveSegment(
+            # sealed one. An empty one had the base offset of the first new segment,
+            # whose file has replaced it.
+            sealed = list(bases[:-1])
+            if active.size_bytes:
+                sealed.insert(0, active.base_offset)
+            active = ActiveSegment(
                 writer.fs, writer.path, bases[-1], state.config, create=False
             )
-            recovery.rebuild(new)  # staged writes contain no markers
-            new.write_indexes(whole=True)
-            state.segments = [
-                *before[:-1],
-                *(Segment(writer.fs, writer.path, base) for base in sealed),
-                new,
-            ]
-            writer.active = new
+            recovery.rebuild(active)  # staged writes contain no markers
+            active.write_indexes(whole=True)
+            added = [Segment(writer.fs, writer.path, base) for base in sealed]
+            writer.set_active_locked(active, [*state.segments[:-1], *added, active])
         else:
-            # This writer has not seen the bytes that were added. A roll must not seal
-            # them unchecked.
-            writer.active.refresh()
-            writer.active.is_own = False
-            recovery.rebuild(writer.active)
-            aborted_transactions.index_aborted(writer.active, state.segments)
-        assert writer.active.last_offset + 1 == end, (writer.active.last_offset, end)
-        state.end = end
-        writer.written_bytes += size_bytes
-        writer.appends += 1
-        writer.rolls += len(bases)
-        writer.stir_locked()
+            active.reload()
+            recovery.rebuild(active)
+            aborted_transactions.index_aborted(active, state.segments)
+        assert active.last_offset + 1 == end, (active.last_offset, end)
+        writer.count_adopted_locked(end, size_bytes, len(bases))
 
     def show(self) -> None:
         """Make the added records visible to readers. They are durable."""
@@ -121,9 +108,7 @@ class Adoption:
         writer.commit.advance(state.end, writer.written_bytes)
         if state.visible < state.end and not writer.is_replicated:
             state.show(state.end)
-        writer.recovery_bytes = writer.commit.synced_bytes
-        writer.last_recovery_ms = writer.fs.monotonic_ms()
-        writer.active.offer_indexes()
+        writer.start_recovery_point_locked(writer.fs.monotonic_ms())
 
     def fail(self, cause: BaseException) -> None:
         """Refuse writes, because the files contain more than the state in memory.
@@ -167,7 +152,7 @@ class Rewriting:
         self.high_watermark = writer.state.visible
         self.durability = writer.durability
         self.gaps = writer.state.gaps
-        self.notes = writer.notes
+        self.notes = writer.metadata.sidecar
         self.log_start = writer.state.log_start
         #: The end offset of the last compaction round, or None if there was none.
         self.cleaned_to = writer.claim.checkpoints.get(checkpoint.CLEANER, writer.key)
@@ -180,11 +165,13 @@ class Rewriting:
 
     def epochs(self) -> list[epochs.Entry]:
         """Return the leader epochs of the log now."""
-        return self._writer.epochs
+        return self._writer.metadata.epochs
 
     def plan_cut(self, segment: Segment, offset: int) -> tuple[int, bytes]:
         """Return (position, tail) for a truncation of `segment`; see plan_cut()."""
-        return plan_cut(segment, offset, self._writer.state.config, self._writer.epochs)
+        return plan_cut(
+            segment, offset, self._writer.state.config, self._writer.metadata.epochs
+        )
 
     def check_unchanged(self) -> None:
         """Check that the log was not truncated since the view was created.
@@ -214,21 +201,15 @@ class Rewriting:
             LogLockedError: the log is being compacted already.
         """
         writer = self._writer
-        # Two rewrites of one log would delete each other's .cleaned files. The field
-        # `rewriter` excludes them within the process, and a byte lock among processes.
         with writer.state.lock:
             writer.check_writable_locked()
-            is_free = writer.rewriter in (None, self)
-            if is_free and writer.sharing is not None:
-                is_free = writer.sharing.take_rewriting()
-            if not is_free:
+            if not writer.begin_rewrite_locked(self):
                 raise LogLockedError(
                     "the log is being compacted already",
                     path=self.path,
                     pid=None,
                     host=None,
                 )
-            writer.rewriter = self
         self._remove_cleaned()
         config = writer.state.config
         self._created = ActiveSegment(
@@ -300,7 +281,9 @@ class Rewriting:
                 old, new, writer.state.config.file_delete_delay_ms, writer.commit.poison
             )
             sealed = Segment(self.fs, self.path, new.base_offset)
-            writer.state.segments = [*segments[:at], sealed, *segments[at + len(old) :]]
+            writer.replace_segments_locked(
+                [*segments[:at], sealed, *segments[at + len(old) :]]
+            )
             self._created = None
             writer.stir_locked()
 
@@ -315,9 +298,8 @@ class Rewriting:
 
     def discard(self) -> None:
         """Delete created files that were not put in place, and end the rewrite."""
-        if self._writer.rewriter is not self:
+        if not self._writer.end_rewrite(self):
             return
-        self._writer.rewriter = None
         # After the log was closed, another process may be compacting.
         if self._created is not None and not self._writer.state.is_closed:
             with contextlib.suppress(LogcoreError, OSError):
@@ -347,7 +329,7 @@ def save_recovery_points(writers: Collection[Writer]) -> None:
         }.values():
             claim.checkpoints.set(checkpoint.RECOVERY_POINT, points)
         for writer in writers:
-            writer.recovery_point = points[writer.key]
+            writer.progress.set_recovery_point(points[writer.key])
 
 
 @contextlib.contextmanager

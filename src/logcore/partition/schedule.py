@@ -2,7 +2,7 @@
 
 Rules:
 - There is no thread and no timer. tick() runs the tasks that are due, and rest()
-  returns the time of the next call.
+  returns the time of the next call. Both read the same table: due_times().
 - The monotonic clock decides when a task is due. The age of records is measured with
   trusted time (metadata/trusted_clock.py), so a wall clock that is set ahead deletes nothing.
 - A sync runs without the log's lock, so that other threads can append concurrently.
@@ -13,10 +13,11 @@ use other logs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final, Literal, NamedTuple
 
 from logcore import retention
+from logcore.config import Durability
 from logcore.partition.truncation import delete_below_locked
 from logcore.partition.writer import RECOVERY_LAG_MS, Writer
 from logcore.segment import Segment
@@ -24,6 +25,72 @@ from logcore.segment import Segment
 #: Under policies whose appends wait for a sync, tick() syncs data that has been
 #: unsynced for longer than this.
 _LEFT_BEHIND_MS: Final = 100
+
+
+#: A maintenance task of a log.
+Duty = Literal["retention", "unlink", "sync", "recovery point", "roll"]
+
+
+class ScheduleFacts(NamedTuple):
+    """The facts that decide which maintenance tasks are due. Times are monotonic."""
+
+    clock_ms: int
+    #: When retention runs next.
+    next_retention_ms: int
+    #: When the next retired file may be deleted.
+    next_unlink_ms: int
+    has_unsynced: bool
+    #: Time of the last sync.
+    synced_ms: int
+    #: How long records may remain unsynced.
+    sync_wait_ms: int
+    #: Whether records above the recovery point are durable.
+    recovery_point_lags: bool
+    #: When the recovery point was last stored.
+    recovered_ms: int
+    #: Time until the active segment is too old; negative if it is, None if it is empty.
+    roll_in_ms: int | None
+
+
+def due_times(facts: ScheduleFacts) -> dict[Duty, int]:
+    """Return the monotonic time at which each task is due. Retention always has one.
+
+    task            pending if                         due
+    RETENTION       always                             at its fixed time
+    UNLINK          always                             when the oldest file may go
+    SYNC            records are not durable            sync_wait_ms after the last
+    RECOVERY_POINT  it is below the durable end        5 s after the last
+    ROLL            the active segment has records     at max.segment age
+    """
+    times: dict[Duty, int] = {
+        "retention": facts.next_retention_ms,
+        "unlink": facts.next_unlink_ms,
+    }
+    if facts.has_unsynced:
+        times["sync"] = facts.synced_ms + facts.sync_wait_ms
+    if facts.recovery_point_lags:
+        times["recovery point"] = facts.recovered_ms + RECOVERY_LAG_MS
+    if facts.roll_in_ms is not None:
+        times["roll"] = facts.clock_ms + max(0, facts.roll_in_ms)
+    return times
+
+
+def due(facts: ScheduleFacts, now_ms: int) -> list[Duty]:
+    """Return the tasks that are due at the monotonic time `now_ms`."""
+    return [duty for duty, due_ms in due_times(facts).items() if due_ms <= now_ms]
+
+
+def sync_wait_ms(flush_ms: int, durability: Durability) -> int:
+    """Return how long data may remain unsynced before tick() syncs it.
+
+    `flush_ms` is the setting flush.ms of the topic.
+    """
+    if durability.kind == "interval":
+        return min(flush_ms, durability.amount)
+    # An append that requested "os" must not remain invisible until the next append.
+    if durability.waits:
+        return min(flush_ms, _LEFT_BEHIND_MS)
+    return flush_ms
 
 
 class LogMaintenance:
@@ -63,82 +130,81 @@ class LogMaintenance:
             writer.check_writable_locked()
             clock_ms = writer.fs.monotonic_ms()
             target = writer.state.end
-            is_sync_due = (
-                writer.commit.durable_end < target
-                and clock_ms - writer.last_sync_ms >= self._sync_wait_ms
-            )
-        # A deletion is enough work for one call. The next call runs the other due
-        # tasks.
-        if self._retain_when_due(clock_ms, now_ms):
-            return True, None
-        # Without the lock, so that others can append while the disk syncs. They may
-        # also close the log.
-        if is_sync_due:
-            writer.commit.wait(target)
+            duties = due(self._facts_of_duties_locked(clock_ms, now_ms), clock_ms)
+            if "retention" not in duties and "sync" not in duties:
+                return self._run_locked(duties, clock_ms, now_ms)
+        # 1. Retention. A deletion is enough work for one call. The next call runs the
+        # other due tasks.
+        if "retention" in duties:
+            if self._retain_when_due(clock_ms, now_ms):
+                return True, None
+            return self.tick_gathered(now_ms)
+        # 2. Sync, without the lock, so that others can append while the disk syncs.
+        # They may also close the log.
+        writer.commit.wait(target)
+        # 3. The tasks that need the lock, as they are due after the sync.
         with writer.state.lock:
             writer.check_writable_locked()
-            if is_sync_due:
-                writer.last_sync_ms = clock_ms
-            acted = is_sync_due
-            acted |= writer.files.unlink_retired(clock_ms)
-            # An empty segment has no age. A segment with records is rolled here too,
-            # and not only by the next append.
-            if writer.active.size_bytes:
-                if now_ms is None:
-                    wall_ms = writer.fs.now_ms()
-                else:
-                    wall_ms = now_ms
-                if (
-                    wall_ms - writer.active.begun_ms
-                    > writer.state.config.max_segment_ms
-                ):
-                    writer.roll_locked()
-                    acted = True
-            point = writer.commit.durable_end
-            if (
-                point <= writer.recovery_point
-                or clock_ms - writer.last_recovery_ms < RECOVERY_LAG_MS
-            ):
-                return acted, None
-            # The lag of the recovery point bounds the data that opening checks after a
-            # crash.
-            writer.recovery_bytes = writer.commit.synced_bytes
-            writer.last_recovery_ms = clock_ms
-            writer.active.offer_indexes()
-            writer.recovery_point = point
-            return acted, point
+            writer.progress.note_sync(clock_ms)
+            duties = due(self._facts_of_duties_locked(clock_ms, now_ms), clock_ms)
+            _, point = self._run_locked(duties, clock_ms, now_ms)
+            return True, point
+
+    def _run_locked(
+        self, duties: Collection[Duty], clock_ms: int, now_ms: int | None
+    ) -> tuple[bool, int | None]:
+        """Run the due tasks that need the lock. The result is as for tick_gathered()."""
+        writer = self._writer
+        acted = "unlink" in duties and writer.files.unlink_retired(clock_ms)
+        if "roll" in duties:
+            writer.roll_locked()
+            acted = True
+            duties = due(self._facts_of_duties_locked(clock_ms, now_ms), clock_ms)
+        if "recovery point" not in duties:
+            return acted, None
+        point = writer.commit.durable_end
+        writer.start_recovery_point_locked(clock_ms)
+        writer.progress.set_recovery_point(point)
+        return acted, point
 
     def rest(self) -> int:
         """Return the monotonic time of the next task.
 
-        If on_stir() is called before that, a task may be due earlier.
+        If the writer reports work before that, a task may be due earlier.
         """
         writer = self._writer
         with writer.state.lock:
             writer.check_writable_locked()
-            writer.is_resting = True
-            due_ms = min(self._next_retention_ms, writer.files.next_ms)
-            if writer.commit.durable_end < writer.state.end:
-                due_ms = min(due_ms, writer.last_sync_ms + self._sync_wait_ms)
-            if writer.recovery_point < writer.commit.durable_end:
-                due_ms = min(due_ms, writer.last_recovery_ms + RECOVERY_LAG_MS)
-            if writer.active.size_bytes:
-                age_ms = writer.fs.now_ms() - writer.active.begun_ms
-                left_ms = max(0, writer.state.config.max_segment_ms - age_ms + 1)
-                due_ms = min(due_ms, writer.fs.monotonic_ms() + left_ms)
-            return due_ms
+            writer.rest_locked()
+            facts = self._facts_of_duties_locked(writer.fs.monotonic_ms(), None)
+            return min(due_times(facts).values())
 
-    @property
-    def _sync_wait_ms(self) -> int:
-        """How long data may remain unsynced before tick() syncs it."""
-        wait_ms = self._writer.state.config.flush_ms
-        policy = self._writer.durability
-        if policy.kind == "interval":
-            return min(wait_ms, policy.amount)
-        # An append that requested "os" must not remain invisible until the next append.
-        if policy.waits:
-            return min(wait_ms, _LEFT_BEHIND_MS)
-        return wait_ms
+    def _facts_of_duties_locked(
+        self, clock_ms: int, wall_ms: int | None
+    ) -> ScheduleFacts:
+        """Return the facts that decide which tasks are due."""
+        writer = self._writer
+        config = writer.state.config
+        if wall_ms is None:
+            wall_ms = writer.fs.now_ms()
+        # An empty segment has no age. A segment with records is rolled by age here too,
+        # and not only by the next append.
+        roll_in_ms = None
+        if writer.active.size_bytes:
+            age_ms = wall_ms - writer.active.begun_ms
+            roll_in_ms = config.max_segment_ms - age_ms + 1
+        return ScheduleFacts(
+            clock_ms=clock_ms,
+            next_retention_ms=self._next_retention_ms,
+            next_unlink_ms=writer.files.next_ms,
+            has_unsynced=writer.commit.durable_end < writer.state.end,
+            synced_ms=writer.progress.synced_ms,
+            sync_wait_ms=sync_wait_ms(config.flush_ms, writer.durability),
+            recovery_point_lags=writer.progress.recovery_point
+            < writer.commit.durable_end,
+            recovered_ms=writer.progress.recovered_ms,
+            roll_in_ms=roll_in_ms,
+        )
 
     # -- retention ---------------------------------------------------------------------
 

@@ -29,7 +29,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import operator
-import sys
 import threading
 from collections.abc import Callable, Generator
 from types import FrameType, TracebackType
@@ -47,12 +46,12 @@ from logcore.errors import (
     StorageWriteError,
 )
 from logcore.fs import FS
-from logcore.metadata.checkpoint import Key, PartitionMetadata
-from logcore.partition.epochs import Entry
+from logcore.metadata.checkpoint import Key
 from logcore.partition.group_commit import GroupCommit
 from logcore.partition.opening import Opened
 from logcore.partition.shared_lock import DurableEnd, LockRecord, Turn
 from logcore.partition.state import PartitionState
+from logcore.partition.writer_fields import Metadata
 from logcore.segment import ActiveSegment
 
 #: No lock record has its structure number, so the next acquire() reopens the partition.
@@ -72,8 +71,7 @@ class SharedLogWriter(Protocol):
     state: PartitionState
     active: ActiveSegment
     commit: GroupCommit
-    notes: PartitionMetadata
-    epochs: list[Entry]
+    metadata: Metadata
     durability: Durability
     is_midway: bool
 
@@ -125,7 +123,7 @@ class SharedLock:
     # -- as a lock ---------------------------------------------------------------------
 
     def __enter__(self) -> bool:
-        return self._acquire(True, _with_frame(sys._getframe(1)))
+        return self.acquire()
 
     def __exit__(
         self,
@@ -147,10 +145,6 @@ class SharedLock:
             StorageReadError, CorruptLogError and others of open_partition(): the state
                 could not be brought up to date.
         """
-        return self._acquire(blocking, sys._getframe(1))
-
-    def _acquire(self, blocking: bool, frame: FrameType) -> bool:
-        """Acquire the lock for `frame`, which holds it until it returns or releases."""
         thread = threading.get_ident()
         former = self._frames.get(thread)
         if former is not None:
@@ -164,7 +158,7 @@ class SharedLock:
             # The earlier frame has ended: Ctrl-C came at the entry of __exit__().
             if self._mutex._is_owned():
                 self.release()
-        self._frames[thread] = frame
+        self._frames[thread] = _holding_frame()
         # Threads first, then processes, because record locks do not exclude threads.
         if not self._mutex.acquire(blocking):
             self._frames.pop(thread, None)
@@ -297,7 +291,7 @@ class SharedLock:
             self._cuts = synced.cuts
         writer.commit.renew(synced.durable_end)
         if writer.durability.waits:
-            writer.state.visible = synced.durable_end
+            writer.state.publish(visible=synced.durable_end)
         self.is_believed = believed_end is not None
         self._shape = self._present_shape()
 
@@ -384,8 +378,7 @@ class SharedLock:
         return (
             state.segments,
             writer.active,
-            writer.notes,
-            writer.epochs,
+            writer.metadata,
             state.gaps.noted,
             state.log_start,
         )
@@ -595,29 +588,31 @@ def say_deleted(fs: FS, handle: int, key: Key, path: str) -> None:
         turn.give()
 
 
-def _with_frame(frame: FrameType) -> FrameType:
-    """Return the frame whose `with` block runs while `frame` holds a lock.
+def _holding_frame() -> FrameType:
+    """Return the frame outside of this file whose `with` block will hold the lock.
 
-    It is `frame` itself, unless `frame` is a generator that contextlib entered: such a
-    generator is suspended, and on no stack, while the block of its caller runs.
+    A generator that contextlib entered is suspended, and on no stack, while the block
+    of its caller runs. The result is then the frame of that caller.
     """
-    caller: FrameType | None = frame
-    while caller is not None:
-        parent = caller.f_back
+    frame = inspect.currentframe()
+    assert frame is not None, "Python has no frames"
+    found: FrameType = frame
+    skipped = (__file__, contextlib.__file__)
+    while found.f_back is not None:
+        parent = found.f_back
         is_entered = (
-            caller.f_code.co_flags & inspect.CO_GENERATOR
-            and parent is not None
+            found.f_code.co_flags & inspect.CO_GENERATOR
             and parent.f_code.co_filename == contextlib.__file__
         )
-        if not is_entered and caller.f_code.co_filename != contextlib.__file__:
-            return caller
-        caller = parent
-    return frame
+        if not is_entered and found.f_code.co_filename not in skipped:
+            return found
+        found = parent
+    return found
 
 
 def _is_running(frame: FrameType) -> bool:
     """Return whether `frame` is on the stack of the calling thread."""
-    caller: FrameType | None = sys._getframe(1)
+    caller = inspect.currentframe()
     while caller is not None and caller is not frame:
         caller = caller.f_back
     return caller is not None

@@ -3,9 +3,10 @@
 Rules:
 - A writer changes the fields under `lock`. A read-only log changes them in its refresh,
   under `lock` and `scanning`.
-- Readers acquire no lock. `segments` is replaced as a whole. A reader that needs
-  segments up to a bound reads `segments`, then the bound, and then checks that
-  `segments` is still the same list (LogReader._bounded).
+- Readers acquire no lock. snapshot() returns fields that belong together. The list
+  `segments` is never changed, only replaced.
+- Only publish() and show() assign the fields that readers use, except in an append: the
+  compiled kernels, and Writer, raise `end` and `visible` for each one.
 - `visible` decreases only in a truncation. If this process writes the log, every
   truncation is added to `cuts`.
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from logcore.config import INT64_MAX, LogConfig
 from logcore.kernels import PartitionFields
@@ -45,6 +46,17 @@ class Turns(Protocol):
 def _stays() -> bool:
     """Return False: no other process changes the log."""
     return False
+
+
+class Snapshot(NamedTuple):
+    """The part of a partition's state that readers use, at one moment."""
+
+    #: In offset order. Readers must not change the list.
+    segments: list[Segment]
+    #: Offset of the first readable record.
+    log_start: int
+    #: Readers see records below this offset. The segments reach it.
+    high_watermark: int
 
 
 class PartitionState(PartitionFields):
@@ -114,6 +126,49 @@ class PartitionState(PartitionFields):
             self.visible,
             self.end,
         )
+
+    def snapshot(self) -> Snapshot:
+        """Return segments, a high watermark that they reach, and the log start.
+
+        Reads the fields again if a roll, a deletion or a truncation comes in between.
+        """
+        while True:
+            segments = self.segments
+            taken = Snapshot(segments, self.log_start, self.visible)
+            if segments is self.segments:
+                return taken
+
+    def publish(
+        self,
+        *,
+        segments: list[Segment] | None = None,
+        log_start: int | None = None,
+        end: int | None = None,
+        visible: int | None = None,
+    ) -> None:
+        """Assign fields that readers use. Fields without a value remain unchanged.
+
+        A lower visible end is assigned before the segments, and a higher one after
+        them. So the segments of a snapshot always reach its high watermark.
+        """
+        if visible is not None and visible < self.visible:
+            self.visible = visible
+        if log_start is not None:
+            self.log_start = log_start
+        if segments is not None:
+            self.segments = segments
+        if end is not None:
+            self.end = end
+        if visible is not None:
+            self.visible = visible
+
+    def close(self) -> None:
+        """Mark the log as closed, and drop the segments.
+
+        A segment is unmapped when its last reader drops it.
+        """
+        self.is_closed = True
+        self.segments = []
 
     def show(self, end: int) -> None:
         """Raise the visible end, and call the listeners."""

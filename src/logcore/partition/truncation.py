@@ -45,7 +45,7 @@ def delete_below_locked(writer: Writer, offset: int) -> None:
     if offset > writer.commit.durable_end:
         writer.sync_locked()
     writer.set_checkpoint(checkpoint.LOG_START, offset, may_use_reserve=True)
-    state.log_start = offset
+    writer.replace_segments_locked(state.segments, log_start=offset)
     count = max(0, slot_of(state.segments, offset))
     if count:
         _retire_locked(writer, state.segments[:count], state.segments[count:])
@@ -57,14 +57,14 @@ def delete_below_locked(writer: Writer, offset: int) -> None:
             count,
             offset,
         )
-    kept = epochs.truncate_start(writer.epochs, offset)
+    kept = epochs.truncate_start(writer.metadata.epochs, offset)
     # If the checkpoint is lost, the start of the first epoch still shows that the
     # segments before it were deleted and not lost. While no segment is deleted, that is
     # not worth two syncs. On a full disk, this is left to the next opening, because the
     # deletion is needed to free space.
     try:
         writer.set_epochs_locked(
-            kept, write=bool(count) or len(kept) < len(writer.epochs)
+            kept, write=bool(count) or len(kept) < len(writer.metadata.epochs)
         )
     except (DiskFullError, ResourceError):
         writer.set_epochs_locked(kept, write=False)
@@ -81,7 +81,7 @@ def _retire_locked(
     """
     for segment in old:
         segment.keep()
-    writer.state.segments = list(remaining)
+    writer.replace_segments_locked(list(remaining))
     writer.files.retire(
         [segment.base_offset for segment in old],
         writer.state.config.file_delete_delay_ms,
@@ -110,7 +110,7 @@ def truncate_locked(writer: Writer, offset: int, cut_epochs: CutEpochs) -> None:
         # A follower drops epochs in which it was the leader and stored no records.
         if cut_epochs is epochs.truncate_end:
             writer.set_epochs_locked(
-                cut_epochs(writer.epochs, offset) or writer.epochs[:1]
+                cut_epochs(writer.metadata.epochs, offset) or writer.metadata.epochs[:1]
             )
         return
     # Sync everything first. The durable end may then be set to the truncation offset,
@@ -119,14 +119,14 @@ def truncate_locked(writer: Writer, offset: int, cut_epochs: CutEpochs) -> None:
     with writer.commit.held():
         slot = max(0, slot_of(state.segments, offset))
         position, tail = plan_cut(
-            state.segments[slot], offset, state.config, writer.epochs
+            state.segments[slot], offset, state.config, writer.metadata.epochs
         )
         try:
             # A search for transactions sees the log before or after the truncation.
             with state.scanning:
                 _cut_locked(writer, offset, slot, position, tail)
             writer.set_epochs_locked(
-                cut_epochs(writer.epochs, offset) or writer.epochs[:1]
+                cut_epochs(writer.metadata.epochs, offset) or writer.metadata.epochs[:1]
             )
         except BaseException as error:
             # Half done: the files are valid, but the state in memory does not match
@@ -187,17 +187,19 @@ def _cut_locked(
     writer: Writer, offset: int, slot: int, position: int, tail: bytes
 ) -> None:
     """Truncate the segment in a slot as planned, and remove the later segments."""
-    fs = writer.fs
     state = writer.state
     # 1. Lower the checkpoints. Records below the offset are durable; above it, none
     # are.
     if (
-        max(writer.recovery_point, writer.own_checkpoint(checkpoint.RECOVERY_POINT))
+        max(
+            writer.progress.recovery_point,
+            writer.own_checkpoint(checkpoint.RECOVERY_POINT),
+        )
         > offset
     ):
         # Set first: a LogDir that has collected the old value checks it before it
         # writes.
-        writer.recovery_point = offset
+        writer.progress.set_recovery_point(offset)
         writer.set_checkpoint(checkpoint.RECOVERY_POINT, offset)
     # Records that are appended next were never compacted.
     if writer.own_checkpoint(checkpoint.CLEANER) > offset:
@@ -214,7 +216,7 @@ def _cut_locked(
     # log without a hole.
     while len(state.segments) > slot + 1:
         last = state.segments[-1]
-        state.segments = state.segments[:-1]
+        writer.replace_segments_locked(state.segments[:-1])
         writer.files.remove(last)
     # Snapshots above the offset describe removed records. They must be deleted before
     # new records get the same offsets.
@@ -222,20 +224,14 @@ def _cut_locked(
     if not fills_gap:
         writer.files.replace_front(cut, position, tail)
     # 4. The files are final. Rebuild the state in memory from them, as at opening.
-    active = ActiveSegment(fs, writer.path, cut.base_offset, state.config, create=False)
-    writer.active = active
+    active = ActiveSegment(
+        writer.fs, writer.path, cut.base_offset, state.config, create=False
+    )
     recovery.rebuild(active)
-    state.segments = [*state.segments[:-1], active]
+    writer.set_active_locked(active, [*state.segments[:-1], active])
     aborted_transactions.index_aborted(active, state.segments)
     active.write_indexes(whole=True)
-    state.end = offset
-    if not writer.is_replicated:
-        state.visible = offset
-    writer.followed = None
-    state.cuts.append(offset)
-    writer.commit.set_back(offset)
-    state.transactions = None
-    writer.producers.forget()
+    writer.end_at_locked(offset)
 
 
 @locked
@@ -244,15 +240,13 @@ def _lower_visible_locked(writer: Writer, offset: int) -> None:
 
     Readers in this process and in others then stop below `offset`.
     """
-    state = writer.state
-    state.visible = min(state.visible, offset)
-    state.wake()
+    writer.lower_visible_locked(offset)
     if writer.sharing is not None:
         writer.sharing.cut(offset)
     else:
         # Synced for a replicated log, whose next opening reads the high watermark
         # there.
-        writer.shown.show(state.visible, sync=writer.is_replicated)
+        writer.shown.show(writer.state.visible, sync=writer.is_replicated)
     if (
         writer.is_replicated
         and writer.own_checkpoint(checkpoint.HIGH_WATERMARK) > offset

@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Final, NoReturn
 
 import attrs
@@ -49,15 +49,9 @@ from logcore.errors import (
     StorageReadError,
     StorageWriteError,
 )
-from logcore.format.compression import Codec
 from logcore.fs import FS, offers_descriptors
 from logcore.kernels import Appender, Receipt
-from logcore.kernels.appending import QUICK_BYTES
 from logcore.kernels.layout import (
-    APPEND_TIME_BIT,
-    CONTROL_BIT,
-    CRC_START,
-    TRANSACTIONAL_BIT,
     EncodedBatch,
     Level,
 )
@@ -71,7 +65,6 @@ from logcore.partition import (
     gaps,
     recovery,
 )
-from logcore.partition.aborted_transactions import PartitionTransactions
 from logcore.partition.gaps import Gaps
 from logcore.partition.group_commit import GroupCommit, Hooks
 from logcore.partition.opening import Opened, OpenRequest
@@ -80,9 +73,14 @@ from logcore.partition.producer_state import ProducerState
 from logcore.partition.scan import batch_around
 from logcore.partition.state import PartitionState
 from logcore.partition.watermark_file import WatermarkFile
-from logcore.recordbatch import compressor, target_codec
+from logcore.partition.writer_fields import (
+    Metadata,
+    Progress,
+    TransactionView,
+    encoding_of,
+)
 from logcore.reporting import ERROR, tell
-from logcore.segment import ActiveSegment
+from logcore.segment import ActiveSegment, Segment
 
 if TYPE_CHECKING:
     from logcore.partition.shared_writer import SharedLock
@@ -92,9 +90,6 @@ if TYPE_CHECKING:
 _RECOVERY_LAG_BYTES: Final = 64 << 20
 RECOVERY_LAG_MS: Final = 5_000
 _NO_LIMIT: Final = 1 << 63
-#: Position of the low byte of a batch's attributes, and its bits for transactions.
-_ATTRIBUTES_POSITION: Final = CRC_START + 1
-_TRANSACTIONS_MASK: Final = TRANSACTIONAL_BIT | CONTROL_BIT
 
 
 def check_level(durability: object) -> None:
@@ -147,12 +142,10 @@ class Writer(Appender):
         #: The lock of a log that several processes write; None if this process is
         #: alone.
         self.sharing = sharing
-        #: Called when tick() may have work again after rest(). The LogDir sets it
-        #: before other threads can use the log. It is called under the log's lock and
-        #: must not block.
-        self.on_stir: Callable[[], None] | None = None
+        #: Called when tick() may have work again after rest(). See attach().
+        self._on_due: Callable[[], None] | None = None
         #: Whether appends are refused with DiskFullError because the disk is nearly
-        #: full. Set by the LogDir.
+        #: full. See hold_appends().
         self.is_held = False
         self.state = PartitionState(place.config, self._gaps(opened))
         if sharing is not None:
@@ -160,19 +153,17 @@ class Writer(Appender):
             self.state.follow = sharing.follow
             self.state.is_behind = sharing.is_behind
             self.state.is_shared = True
-        self.state.visible = opened.visible
+        self.state.publish(visible=opened.visible)
+        clock_ms = fs.monotonic_ms()
+        #: The recovery point, and what maintenance did last.
+        self.progress = Progress(opened.recovery_point, clock_ms, clock_ms)
         self._hold(opened)
-        #: The owner of the .cleaned files in the directory.
-        self.rewriter: object | None = None
+        # The owner of the .cleaned files in the directory. See begin_rewrite_locked().
+        self._rewriter: object | None = None
         self.scratch = bytearray(1 << 16)
         #: Bytes written since the log was opened.
         self.written_bytes = 0
-        #: The part of written_bytes below the recovery point.
-        self.recovery_bytes = 0
         self.appends = 0
-        self.rolls = 0
-        self.last_recovery_ms = fs.monotonic_ms()
-        self.last_sync_ms = self.last_recovery_ms
         self.is_resting = False
         self.is_midway = False
         self.shown = WatermarkFile(fs, path, is_replicated=place.is_replicated)
@@ -199,34 +190,25 @@ class Writer(Appender):
 
     def _hold(self, opened: Opened) -> None:
         """Take over the partition as opening left it, except the visible end."""
-        state = self.state
-        state.segments = opened.segments
-        state.log_start = opened.log_start
-        state.end = opened.end
-        state.plain_from = (
-            opened.end
-        )  # records below were not searched for transactions yet
+        self.state.publish(
+            segments=opened.segments, log_start=opened.log_start, end=opened.end
+        )
+        # Records below the end were not searched for transactions yet.
+        self.state.plain_from = opened.end
         self.report = opened.report
         self.active = opened.active
         self.files = opened.files
-        self.recovery_point = opened.recovery_point
-        #: The leader epochs. The list is replaced, never changed.
-        self.epochs = opened.epochs
-        self.leader_epoch = opened.epochs[-1][0]
+        self.progress.set_recovery_point(opened.recovery_point)
         #: The partition metadata as it is on disk.
-        self.notes = opened.notes
+        self.metadata = Metadata(opened.notes, opened.epochs)
+        self.leader_epoch = opened.epochs[-1][0]
         self.producers = ProducerState(
             self.fs,
             self.path,
             lambda: (self.state.segments, self.state.end),
             lambda: self.claim.clock.now_ms(self.fs.now_ms()),
         )
-        #: The transactions of the whole log, once a marker of its leader, or of another
-        #: process, was stored.
-        self.followed: PartitionTransactions | None = None
-        #: Whether other processes appended markers that are missing in the index of
-        #: aborted transactions.
-        self.lacks_aborted = False
+        self.transactions = TransactionView()
 
     def _gaps(self, opened: Opened) -> Gaps:
         """Return the known gaps.
@@ -240,49 +222,14 @@ class Writer(Appender):
 
     def _apply_config(self) -> None:
         """Derive the fields that appends use from the settings."""
-        config = self.state.config
-        codec = target_codec(config, Codec.NONE)
-        attributes = int(codec) | APPEND_TIME_BIT * config.is_append_time
-        # A batch must fit into one segment.
-        max_bytes = min(config.max_message_bytes, config.segment_bytes)
-        compress = compressor(codec, config)
-        require_key = config.is_compacted
-        no_producer = (-1, -1, -1)
-        # Arguments of the encoders after the offset, epoch and time of an append: for
-        # one record, and for many.
-        self.encoding_one = (max_bytes, attributes, compress, require_key)
-        batch_bytes = min(config.batch_size, config.segment_bytes)
-        self.encoding = (
-            batch_bytes,
-            max_bytes,
-            attributes,
-            *no_producer,
-            compress,
-            require_key,
+        self.encoding = encoding_of(
+            self.state.config,
+            self.durability,
+            is_replicated=self.is_replicated,
+            allows_fast_path=self.sharing is None and offers_descriptors(self.fs),
         )
-        self.is_os = (
-            self.durability.kind == "os"
-            and config.flush_messages == INT64_MAX
-            and not self.is_replicated
-        )
-        limits = (
-            config.message_timestamp_before_max_ms,
-            config.message_timestamp_after_max_ms,
-        )
-        self.checks_times = min(limits) < INT64_MAX and not config.is_append_time
-        self.requires_key = require_key
-        self.is_mirror = bool(config.mirror_source)
-        # The conditions of kernels/_appending.pxi for the fast path of appends.
-        is_plain = (
-            self.is_os
-            and self.sharing is None
-            and attributes == 0
-            and not self.checks_times
-        )
-        is_plain = is_plain and not self.is_mirror
-        self.quick_bytes = 0
-        if is_plain and offers_descriptors(self.fs):
-            self.quick_bytes = min(max_bytes, QUICK_BYTES)
+        self.requires_key = self.encoding.requires_key
+        self.quick_bytes = self.encoding.fast_path_bytes
 
     @locked
     def start_locked(self, opened: Opened) -> None:
@@ -304,7 +251,7 @@ class Writer(Appender):
             )
         elif opened.is_damaged_at_its_end:
             self.roll_locked()
-        elif self.recovery_point < self.state.end == self.commit.durable_end:
+        elif self.progress.recovery_point < self.state.end == self.commit.durable_end:
             # The records that recovery kept are durable now. Save the recovery point.
             # Otherwise later damage to them could be mistaken for a torn tail, by the
             # rules of Kafka or of a looser policy of this opening.
@@ -325,8 +272,8 @@ class Writer(Appender):
             state.gaps = self._gaps(opened)
             if cut_offset is not None:
                 state.cuts.append(cut_offset)
-                state.visible = min(state.visible, cut_offset)
-            state.visible = min(state.visible, opened.end)
+                state.publish(visible=min(state.visible, cut_offset))
+            state.publish(visible=min(state.visible, opened.end))
             # counters() derives the number of own appends from the log end. Exclude the
             # records of other processes.
             self._opened_end += opened.end - state.end
@@ -336,10 +283,12 @@ class Writer(Appender):
             self._hold(opened)
             # Keep known segments: they remain mapped, and a running compaction still
             # finds the segments that it read.
-            state.segments = [
-                *(known.get(one.base_offset, one) for one in state.segments[:-1]),
-                self.active,
-            ]
+            state.publish(
+                segments=[
+                    *(known.get(one.base_offset, one) for one in state.segments[:-1]),
+                    self.active,
+                ]
+            )
         # The durable part of the active segment is unknown. Counting all of it as
         # unsynced makes the next sync earlier.
         self.written_bytes += opened.active.size_bytes
@@ -371,11 +320,11 @@ class Writer(Appender):
         active.has_markers = False
         for facts in active.adopt(size_bytes):
             self.producers.adopt(facts, active)
-        self.lacks_aborted |= active.has_markers
+        self.transactions.lacks_entries |= active.has_markers
         active.has_markers |= had_markers
         if active.last_offset + 1 != end:
             raise CorruptLogError(
-                "the active segment does not end as the process says that appended to it",
+                "the active segment does not end at the offset that another process recorded",
                 path=active.path,
                 expected=f"the log end offset {end}",
                 found=active.last_offset + 1,
@@ -384,7 +333,7 @@ class Writer(Appender):
         self._opened_end += end - self.state.end
         # Batches of other processes may belong to transactions.
         self.state.plain_from = end
-        self.state.end = end
+        self.state.publish(end=end)
         if self.is_resting:
             self.stir_locked()
 
@@ -394,15 +343,11 @@ class Writer(Appender):
 
         Updates both memory and disk. Needed if several processes append markers.
         """
-        if self.followed is None:
-            self.followed = aborted_transactions.walked(self.state.segments)
-        else:
-            aborted_transactions.walk_on(self.followed, self.state.segments)
+        known = self.transactions.load(self.state.segments)
         self.active.set_aborted(
-            self.followed.entries_between(self.active.base_offset, INT64_MAX),
-            writes=True,
+            known.entries_between(self.active.base_offset, INT64_MAX), writes=True
         )
-        self.lacks_aborted = False
+        self.transactions.lacks_entries = False
 
     def _open_shown_end(self) -> None:
         if self.durability.waits or self.is_replicated:
@@ -462,12 +407,10 @@ class Writer(Appender):
             # An interrupt may have cut the release of an earlier call short.
             self.claim.release()
             return
-        if (
-            self.fs.forks != self.forks
-        ):  # a forked child: the files and the lock are its parent's
+        # In a forked child, the files and the lock belong to the parent.
+        if self.fs.forks != self.forks:
             self._is_released = True
-            state.is_closed = True
-            state.segments = []
+            state.close()
             return
         try:
             # Inside: an interrupt after these lines still releases the claim.
@@ -490,8 +433,7 @@ class Writer(Appender):
                     self.shown.close()
                     if self.sharing is not None:
                         self.sharing.leave()
-                    # A segment is closed when its last reader drops it.
-                    state.segments = []
+                    state.close()
                     del self.active
             finally:  # even if the lines above fail, for example for lack of memory
                 self.claim.release()
@@ -503,7 +445,7 @@ class Writer(Appender):
         active = self.active
         try:
             self.sync_locked()
-            if self.lacks_aborted:
+            if self.transactions.lacks_entries:
                 self.index_aborted_locked()
             # The closing time entry, which Kafka reads as the largest timestamp of the
             # segment.
@@ -520,7 +462,7 @@ class Writer(Appender):
                 # Kafka and this library trust the indexes of a clean directory.
                 is_clean = self.claim.is_clean
                 active.write_indexes(whole=True, sync=is_clean)
-                if is_clean and self.notes.producers:
+                if is_clean and self.metadata.sidecar.producers:
                     # Makes the name of an index of aborted transactions durable.
                     fs.sync_dir(self.path)
                 self.producers.save(self.producers.if_any())
@@ -558,7 +500,13 @@ class Writer(Appender):
     def counters(self) -> tuple[int, int, int, int, int]:
         """Return (appends, records, bytes, syncs, rolls) since the log was opened."""
         records = self.state.end - self._opened_end
-        return self.appends, records, self.written_bytes, self.commit.syncs, self.rolls
+        return (
+            self.appends,
+            records,
+            self.written_bytes,
+            self.commit.syncs,
+            self.progress.rolls,
+        )
 
     def reconfigure(self, config: LogConfig) -> None:
         """Replace the settings for all later appends."""
@@ -590,7 +538,7 @@ class Writer(Appender):
             ReadOnlyLogError: the log is a mirror, whose offsets come from another log.
         """
         self.check_writable_locked()
-        if self.is_mirror:
+        if self.encoding.is_mirror:
             self.refuse_locked()
 
     @locked
@@ -630,14 +578,14 @@ class Writer(Appender):
     @locked
     def _note_locked(self, notes: PartitionMetadata) -> None:
         """Write partition metadata durably, if it changed, before it becomes valid."""
-        if notes != self.notes:
+        if notes != self.metadata.sidecar:
             checkpoint.write_notes(self.fs, self.path, notes, reserve=self.parent)
-            self.notes = notes
+            self.metadata = attrs.evolve(self.metadata, sidecar=notes)
 
     @locked
     def expect_producers_locked(self) -> None:
         """Record durably that the log may contain batches of idempotent producers."""
-        self._note_locked(attrs.evolve(self.notes, producers=True))
+        self._note_locked(attrs.evolve(self.metadata.sidecar, producers=True))
 
     @locked
     def note_gaps_locked(self, dense_from: int) -> None:
@@ -645,14 +593,14 @@ class Writer(Appender):
 
         Called before the first such gap exists, because readers would report it.
         """
-        if self.notes.dense_from >= dense_from:
+        if self.metadata.sidecar.dense_from >= dense_from:
             return
         # Below dense_from only seals reveal a loss, so stale seals are removed before
         # the new value is on disk.
         has_seals = self.state.gaps.noted.has_seals or checksum_file.drop_stale(
             self.fs, self.path, self.state.segments[:-1]
         )
-        self._note_locked(attrs.evolve(self.notes, dense_from=dense_from))
+        self._note_locked(attrs.evolve(self.metadata.sidecar, dense_from=dense_from))
         self.state.gaps.noted = gaps.PersistedGaps(
             max(self.state.gaps.dense_from, dense_from), has_seals
         )
@@ -662,12 +610,12 @@ class Writer(Appender):
         self, entries: list[epochs.Entry], *, write: bool = True
     ) -> None:
         """Replace the leader epochs, on disk first unless write=False."""
-        if entries != self.epochs:
+        if entries != self.metadata.epochs:
             if write:
                 checkpoint.write_epochs(
                     self.fs, self.path, entries, reserve=self.parent
                 )
-            self.epochs = entries
+            self.metadata = attrs.evolve(self.metadata, epochs=entries)
             self.leader_epoch = entries[-1][0]
 
     def set_checkpoint(
@@ -688,15 +636,22 @@ class Writer(Appender):
         The next opening then checks only records above it.
         """
         point = self.commit.durable_end
-        synced_bytes = self.commit.synced_bytes
-        self.recovery_bytes = synced_bytes
-        self.last_recovery_ms = self.fs.monotonic_ms()
-        self.active.offer_indexes()
+        self.start_recovery_point_locked(self.fs.monotonic_ms())
         # If the recovery point lags, the next opening only checks more. An append must
         # not fail because of it.
         with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
             self.set_checkpoint(checkpoint.RECOVERY_POINT, point)
-            self.recovery_point = point
+            self.progress.set_recovery_point(point)
+
+    @locked
+    def start_recovery_point_locked(self, clock_ms: int) -> None:
+        """Prepare for a new recovery point, which the caller stores.
+
+        `clock_ms` is the monotonic time. The indexes are handed to the system, so that
+        the next opening finds them up to the recovery point.
+        """
+        self.progress.note_recovery(self.commit.synced_bytes, clock_ms)
+        self.active.offer_indexes()
 
     # -- appending ---------------------------------------------------------------------
 
@@ -718,7 +673,8 @@ class Writer(Appender):
                 or self.state.config.flush_messages < INT64_MAX
             ):
                 return True  # an append may be the one that syncs
-            if has_producer and not (self.notes.producers and self.producers.is_known):
+            has_state = self.metadata.sidecar.producers and self.producers.is_known
+            if has_producer and not has_state:
                 return True
             unsynced_bytes = self.written_bytes + size_bytes - self.commit.synced_bytes
             return unsynced_bytes > self._unsynced_limit or self.active.is_full(
@@ -792,7 +748,7 @@ class Writer(Appender):
         """Perform the steps that the policy requires after an append was written."""
         self.appends += 1
         state = self.state
-        if self.is_os and durability is None:
+        if self.encoding.is_os and durability is None:
             state.show(state.end)
             return
         kind = self.durability.kind
@@ -815,10 +771,19 @@ class Writer(Appender):
         else:
             due = (
                 kind == "interval"
-                and self.fs.monotonic_ms() - self.last_sync_ms >= self.durability.amount
+                and self.fs.monotonic_ms() - self.progress.synced_ms
+                >= self.durability.amount
             )
         if due or unsynced >= state.config.flush_messages:
             self._sync_written_locked()
+
+    @locked
+    def show_append_locked(self, end: int) -> None:
+        """Show an append to readers at once. A short form of settle_locked()."""
+        self.appends += 1
+        self.state.visible = end
+        if self.state.listeners:
+            self.state.wake()
 
     @locked
     def _sync_written_locked(self) -> None:
@@ -861,7 +826,9 @@ class Writer(Appender):
         ):
             self.sync_locked()
         state = self.state
-        if may_change_transactions(data, batches):  # before readers see the batches
+        if aborted_transactions.may_change(
+            data, batches
+        ):  # before readers see the batches
             state.plain_from = last_offset + 1
         start = segment.size_bytes
         end = state.end
@@ -993,7 +960,7 @@ class Writer(Appender):
                 # complete one.
                 self.commit.poison(error)
                 raise
-            self.state.end = end
+            self.state.publish(end=end)
             self.written_bytes = written_bytes
             self.commit.set_back(min(end, self.commit.durable_end))
             return True
@@ -1040,17 +1007,18 @@ class Writer(Appender):
                     raise
                 except LogcoreError as error:
                     raise self._unknown(error) from error
-            if commit.synced_bytes - self.recovery_bytes > _RECOVERY_LAG_BYTES:
+            if self._recovery_point_lags():
                 with self.state.lock:
                     # Check again: if several threads find it due, only the first saves
                     # it.
-                    if (
-                        not self.state.is_closed
-                        and commit.synced_bytes - self.recovery_bytes
-                        > _RECOVERY_LAG_BYTES
-                    ):
+                    if not self.state.is_closed and self._recovery_point_lags():
                         self.save_recovery_point_locked()
         return Receipt(first, last, now_ms, reached, *self.key)
+
+    def _recovery_point_lags(self) -> bool:
+        """Return whether opening after a crash would check too many bytes."""
+        lag_bytes = self.commit.synced_bytes - self.progress.recovery_bytes
+        return lag_bytes > _RECOVERY_LAG_BYTES
 
     def _unknown(self, error: LogcoreError) -> DurabilityUnknownError:
         """Return the error to raise if a step fails after a write.
@@ -1068,7 +1036,7 @@ class Writer(Appender):
         """Sync all records, or raise DurabilityUnknownError."""
         if self.commit.durable_end < self.state.end:
             self.commit.wait(self.state.end)
-        self.last_sync_ms = self.fs.monotonic_ms()
+        self.progress.note_sync(self.fs.monotonic_ms())
 
     def flush(self) -> None:
         """Sync the log; see Log.flush()."""
@@ -1137,8 +1105,25 @@ class Writer(Appender):
     def stir_locked(self) -> None:
         """Report to the LogDir that tick() may have work again."""
         self.is_resting = False
-        if self.on_stir is not None:
-            self.on_stir()
+        if self._on_due is not None:
+            self._on_due()
+
+    @locked
+    def rest_locked(self) -> None:
+        """Report later work through stir_locked(): tick() has no task that is due."""
+        self.is_resting = True
+
+    def attach(self, on_due: Callable[[], None]) -> None:
+        """Set the function that is called when tick() may have work again after rest().
+
+        Called before other threads can use the log. `on_due` is called under the log's
+        lock, and must not block.
+        """
+        self._on_due = on_due
+
+    def hold_appends(self, is_held: bool) -> None:
+        """Refuse appends with DiskFullError from now on, or accept them again."""
+        self.is_held = is_held
 
     # -- segments ----------------------------------------------------------------------
 
@@ -1155,76 +1140,156 @@ class Writer(Appender):
         else:
             base = base_offset
         old = self.active
-        path = os.path.join(self.path, file_name(base, LOG))
         # Take the snapshot before the new segment exists: it covers the records below
         # the new base offset.
-        producers = self.producers.to_save(has_producers=self.notes.producers)
-        if self.lacks_aborted:
+        producers = self.producers.to_save(
+            has_producers=self.metadata.sidecar.producers
+        )
+        if self.transactions.lacks_entries:
             self.index_aborted_locked()
-        with self.commit.held():
-            try:
-                sealed = old.seal()
-                self.is_midway = True
-                new = ActiveSegment(
-                    self.fs, self.path, base, self.state.config, create=True
-                )
-                self.fs.sync_dir(self.path)
-                self.state.segments = [*self.state.segments[:-1], sealed, new]
-                self.active = new
-                self.state.end = base
-                # seal() has synced all written data.
-                self.commit.advance(base, self.written_bytes)
-                self.is_midway = False
-            except BaseException as error:
-                # Once the new file exists, its name claims the next offsets. An append
-                # to the old segment would assign them twice. Before that, a lack of
-                # space or descriptors is temporary, and the append may be repeated.
-                goes_on = False  # even if there is no memory for the check
-                try:
-                    goes_on = isinstance(
-                        error, (DiskFullError, ResourceError)
-                    ) and not self.fs.exists(path)
-                finally:
-                    if goes_on:
-                        self.is_midway = False
-                    else:
-                        self.commit.poison(error)
-                if isinstance(error, (FileExistsError, FileNotFoundError)):
-                    raise CorruptLogError(
-                        "another program changed the directory", path=path
-                    ) from error
-                raise
-        self.rolls += 1
+        with self.commit.held(), self._creating_locked(base):
+            sealed = old.seal()
+            new = self._create_segment_locked(base)
+            self.state.publish(
+                segments=[*self.state.segments[:-1], sealed, new], end=base
+            )
+            self.active = new
+            # seal() has synced all written data.
+            self.commit.advance(base, self.written_bytes)
+        self.progress.add_rolls(1)
         self.producers.save(producers)
-        if (
-            self.on_stir is None
-            or self.commit.synced_bytes - self.recovery_bytes > _RECOVERY_LAG_BYTES
-        ):
+        if self._on_due is None or self._recovery_point_lags():
             self.save_recovery_point_locked()
         else:
             # The LogDir saves the recovery point at its next tick(), together with
-            # those of its other logs, because one file contains all of them. If a crash
+            # the points of its other logs, because one file contains all of them. If a crash
             # comes first, the next opening checks this segment too, and reports damage
             # as an error.
             self.active.offer_indexes()
-            self.last_recovery_ms = self.fs.monotonic_ms() - RECOVERY_LAG_MS
+            self.progress.recovered_ms = self.fs.monotonic_ms() - RECOVERY_LAG_MS
             self.stir_locked()
         # A file that existed at opening was not checked completely, so a seal could
         # certify damaged data as valid.
         if old.is_own and old.size_bytes <= checksum_file.ROLL_BYTES:
             checksum_file.seal(self.fs, old, old.last_offset + 1, new.base_offset)
 
+    @keeps_order
+    def begin_at_locked(self, offset: int) -> None:
+        """Make an empty log begin at `offset`, like the log of its leader."""
+        old = self.active
+        # A crash may leave both segments and the old start. The offsets in between must
+        # then not be reported as lost.
+        self.note_gaps_locked(offset)
+        with self.commit.held(), self._creating_locked(offset):
+            new = self._create_segment_locked(offset)
+            self.set_checkpoint(checkpoint.LOG_START, offset)
+            self.state.publish(segments=[new], log_start=offset, end=offset)
+            self.active = new
+            self.commit.advance(offset, self.written_bytes)
+            self.state.show(offset)
+        self.files.remove(old)
+        self.set_epochs_locked(epochs.truncate_start(self.metadata.epochs, offset))
 
-def may_change_transactions(
-    data: bytes | memoryview, batches: Sequence[EncodedBatch] | None
-) -> bool:
-    """Return whether a batch is part of a transaction, or is a control batch.
+    @locked
+    def _create_segment_locked(self, base: int) -> ActiveSegment:
+        """Create the file of the next segment, and sync its name."""
+        self.is_midway = True
+        new = ActiveSegment(self.fs, self.path, base, self.state.config, create=True)
+        self.fs.sync_dir(self.path)
+        return new
 
-    `batches` is as for write_locked().
-    """
-    if batches is None:
-        return bool(data[_ATTRIBUTES_POSITION] & _TRANSACTIONS_MASK)
-    return any(
-        data[position + _ATTRIBUTES_POSITION] & _TRANSACTIONS_MASK
-        for position, _, _, _ in batches
-    )
+    @contextlib.contextmanager
+    def _creating_locked(self, base: int) -> Generator[None, None, None]:
+        """Refuse writes from now on if the block fails after the segment was created.
+
+        Once the file exists, its name claims the next offsets, and an append to the old
+        segment would assign them twice. Before that, a lack of space or of descriptors
+        is temporary, and the append may be repeated.
+        """
+        path = os.path.join(self.path, file_name(base, LOG))
+        try:
+            yield
+            self.is_midway = False
+        except BaseException as error:
+            is_temporary = False  # even if there is no memory for the check
+            try:
+                is_temporary = isinstance(
+                    error, (DiskFullError, ResourceError)
+                ) and not self.fs.exists(path)
+            finally:
+                if is_temporary:
+                    self.is_midway = False
+                else:
+                    self.commit.poison(error)
+            if isinstance(error, (FileExistsError, FileNotFoundError)):
+                raise CorruptLogError(
+                    "another program changed the directory", path=path
+                ) from error
+            raise
+
+    # -- steps of truncation.py, replication.py and rewriting.py -----------------------
+
+    @locked
+    def replace_segments_locked(
+        self, segments: list[Segment], *, log_start: int | None = None
+    ) -> None:
+        """Publish another list of segments with the same active segment."""
+        self.state.publish(segments=segments, log_start=log_start)
+
+    @locked
+    def lower_visible_locked(self, offset: int) -> None:
+        """Lower the visible end to `offset`, in this process."""
+        self.state.publish(visible=min(self.state.visible, offset))
+        self.state.wake()
+
+    @locked
+    def set_active_locked(self, active: ActiveSegment, segments: list[Segment]) -> None:
+        """Publish a list of segments with another active segment, its last one."""
+        self.active = active
+        self.state.publish(segments=segments)
+
+    @locked
+    def end_at_locked(self, offset: int) -> None:
+        """Finish a truncation: the log ends at `offset`, and all of it is durable."""
+        visible = None
+        if not self.is_replicated:
+            visible = offset
+        self.state.publish(end=offset, visible=visible)
+        self.transactions.forget()
+        self.state.cuts.append(offset)
+        self.commit.set_back(offset)
+        self.state.transactions = None
+        self.producers.forget()
+
+    @locked
+    def count_adopted_locked(self, end: int, size_bytes: int, rolls: int) -> None:
+        """End the log at `end`, after durable records were added to its segments.
+
+        They are not visible yet.
+        """
+        self.state.publish(end=end)
+        self.written_bytes += size_bytes
+        self.appends += 1
+        self.progress.add_rolls(rolls)
+        self.stir_locked()
+
+    @locked
+    def begin_rewrite_locked(self, owner: object) -> bool:
+        """Reserve the .cleaned files for `owner`; False if another rewrite has them.
+
+        Two rewrites of one log would delete each other's files. The field excludes them
+        within the process, and a byte lock among processes.
+        """
+        if self._rewriter not in (None, owner):
+            return False
+        if self.sharing is not None and not self.sharing.take_rewriting():
+            return False
+        self._rewriter = owner
+        return True
+
+    def end_rewrite(self, owner: object) -> bool:
+        """Release the .cleaned files; False if `owner` did not have them."""
+        if self._rewriter is not owner:
+            return False
+        self._rewriter = None
+        return True
