@@ -41,9 +41,12 @@ PAGES = {
 
 #: Public names of the packages that import theirs late, where they are defined.
 BROKER = (
-    "netshim.server.serve",
+    "netshim.server_thread.serve",
     "netshim.server.Server",
-    "netshim.server.ServerThread",
+    "netshim.server_thread.ServerThread",
+    "netshim.listeners.Listener",
+    "netshim.listeners.TlsSettings",
+    "netshim.security.service.SecuritySettings",
     "netshim.settings.Settings",
     "netshim.testing.Kafka",
 )

@@ -439,6 +439,11 @@ class LogDir:
         return self._claim is None
 
     @property
+    def fs(self) -> FS:
+        """The file system of the directory."""
+        return self._fs
+
+    @property
     def is_shared(self) -> bool:
         """Whether other processes may have the directory open for writing too."""
         return self._sharing.is_shared

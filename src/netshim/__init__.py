@@ -13,10 +13,21 @@ shell: `netshim serve data`. docs/netshim.md lists the requests that it answers.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from netshim.server import Server, ServerThread, serve
+    from netshim.listeners import Listener, TlsSettings
+    from netshim.security.service import SecuritySettings
+    from netshim.server import Server
+    from netshim.server_thread import ServerThread, serve
     from netshim.settings import Settings
 
-__all__ = ["Server", "ServerThread", "Settings", "serve"]
+__all__ = [
+    "Listener",
+    "SecuritySettings",
+    "Server",
+    "ServerThread",
+    "Settings",
+    "TlsSettings",
+    "serve",
+]
 
 
 def __getattr__(name: str) -> object:
@@ -31,7 +42,6 @@ def __getattr__(name: str) -> object:
             "the installed package 'logcore' is an unrelated logging library. "
             "Run: pip uninstall -y logcore logcore-db; pip install logcore-db"
         )
-    from netshim import server, state
+    from netshim import server_thread
 
-    module = state if name == "Settings" else server
-    return getattr(module, name)
+    return getattr(server_thread, name)

@@ -8,16 +8,20 @@ simulated disk and clock.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
 from logcore import LogDir
-from netshim import scheduling, wire
+from netshim import scheduling, throttling, wire
 from netshim.groups import BrokerGroups
-from netshim.handlers import HANDLERS, NOT_SHARED, served_versions
+from netshim.handlers import HANDLERS, NOT_SHARED, Handler, served_versions
+from netshim.handlers.authentication import Reply
 from netshim.request_log import errors_in, shown
 from netshim.scheduling import CloseConnection, Later, PendingResponse, Submit
+from netshim.security.guards import GUARDS, Asker
+from netshim.security.service import Security
 from netshim.session import ClientSession
 from netshim.settings import Settings
 from netshim.sharing import GroupsBesideOthers, TransactionsBesideOthers
@@ -91,8 +95,6 @@ _ENTRY_BYTES: Final = 300
 _LARGE_ANSWERS: Final = "large answers"
 #: The feature that a client needs when it sends a request of an API that is not served.
 _FEATURES: Final = {
-    wire.SASL_HANDSHAKE.key: "authentication and TLS",
-    wire.SASL_AUTHENTICATE.key: "authentication and TLS",
     **dict.fromkeys((*range(76, 80), *range(83, 88), *range(90, 93)), "share groups"),
     **dict.fromkeys((88, 89), "streams groups"),
     **dict.fromkeys(
@@ -134,8 +136,9 @@ class Broker:
         submit: Submit,
         new_id: Callable[[], str] | None = None,
         later: Later | None = None,
+        security: Security | None = None,
     ) -> None:
-        self.state = BrokerState(logdir, settings, submit, later)
+        self.state = BrokerState(logdir, settings, submit, later, security)
         # The API of the latest request, for the host's report of a slow iteration.
         self.last_asked = "none"
         if logdir.is_shared:
@@ -159,6 +162,11 @@ class Broker:
             CloseConnection: the frame is no valid request, or its API is not served.
         """
         # Step 1: decode the request, and refuse APIs and versions that are not served.
+        # A connection that must authenticate first reaches no handler.
+        if session.gate is not None:
+            reply: Reply | bool = session.gate.handle(frame, now_ms)
+            if not isinstance(reply, bool):
+                return reply
         try:
             header = wire.decode_header(frame)
             api = wire.APIS[header.api_key]
@@ -188,8 +196,15 @@ class Broker:
         # Step 2: call the handler. Its exceptions become an error response.
         self.last_asked = api.name
         call = Call(session, header.api_key, version, header.client_id, now_ms)
+        complete = None
+        security = self.state.security
         try:
-            response = handler(request, call, self.state)
+            if security.acls is None and not security.quotas.keys:
+                response = handler(request, call, self.state)
+            else:
+                response, complete = self._handle_limited(
+                    handler, request, call, len(frame)
+                )
         except CloseConnection:
             raise
         except Exception as error:
@@ -206,6 +221,8 @@ class Broker:
             encoded.when_cancelled(waited.cancel)
 
             def ready(value: object) -> None:
+                if complete is not None:
+                    value = complete(value)
                 tell = partial(self._told, call, api, header.correlation_id, value)
                 # 10,000 new topics with their configs would block the event loop for
                 # 0.5 s
@@ -218,10 +235,61 @@ class Broker:
 
             waited.then(ready)
             return encoded
+        if complete is not None:
+            response = complete(response)
         told: list[Piece] | None = self._told(
             call, api, header.correlation_id, response
         )
         return told
+
+    def _handle_limited(
+        self, handler: Handler, request: Any, call: Call, size: int
+    ) -> tuple[Any, Callable[[Any], Any]]:
+        """Call a handler under access control and quotas.
+
+        Returns its response, and a function that completes the response when it is
+        available. `size` is the number of bytes of the request.
+        """
+        state = self.state
+        steps: list[Callable[[Any], Any]] = []
+        began_ns = time.thread_time_ns()
+        response = None
+        # The API's guard removes the parts that the user is not allowed to do.
+        if state.security.acls is not None:
+            guarded = GUARDS[call.api_key](
+                request,
+                Asker(
+                    index=state.security.acls,
+                    principal=call.session.principal,
+                    host=call.session.peer,
+                    version=call.version,
+                    topic_of=state.topic_of,
+                    exists=state.logdir.__contains__,
+                ),
+            )
+            if callable(guarded):
+                steps.append(guarded)
+            else:
+                response = guarded
+        if response is None:
+            if state.security.quotas.keys:
+                limited = throttling.limit_request(request, call, state)
+                if limited is not None:
+                    steps.append(limited)
+            response = handler(request, call, state)
+        used_ns = time.thread_time_ns() - began_ns
+
+        def complete(value: Any) -> Any:
+            if isinstance(value, CloseConnection):
+                return value
+            if value is not None and not isinstance(value, Exception):
+                for step in steps:
+                    value = step(value)
+            if state.security.quotas.keys:
+                value = throttling.throttle(value, call, size, used_ns, state)
+            return value
+
+        return response, complete
 
     def _say_unserved(self, header: wire.Header, peer: str, now_ms: int) -> None:
         name = wire.APIS[header.api_key].name

@@ -23,7 +23,12 @@ import click
 import logcore
 from logcore.cli.options import CommandGroup, config_option, fail, setting
 from logcore.config import INT32_MAX
+from logcore.errors import InvalidConfigError
+from netshim.access_command import acl, quota, user
+from netshim.listeners import CLIENT_CERTIFICATES, Listener, TlsSettings
 from netshim.request_log import Repeated
+from netshim.security.principals import MappingRules
+from netshim.security.service import SecuritySettings
 from netshim.server import Server, loop_factory
 from netshim.settings import Settings
 
@@ -45,6 +50,10 @@ class _JsonLines(logging.Formatter):
 @click.version_option(logcore.__version__, prog_name="netshim")
 def main() -> None:
     """A Kafka broker over a directory of logs."""
+
+
+for _group in (user, acl, quota):
+    main.add_command(_group)
 
 
 def _settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,7 +96,76 @@ def _settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--advertise",
     metavar="HOST:PORT",
-    help="Address to report to clients, if not the one that they use.",
+    help="Address to report to clients, if not the one that they use. With several listeners: NAME=HOST:PORT.",
+    multiple=True,
+)
+@click.option(
+    "--listener",
+    "listeners",
+    metavar="NAME://HOST:PORT",
+    multiple=True,
+    help="Address to listen on, instead of --host and --port; may be repeated. "
+    "NAME is PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.",
+)
+@click.option(
+    "--listener-protocol",
+    "protocols",
+    metavar="NAME=PROTOCOL",
+    multiple=True,
+    help="Protocol of a listener with a name of your own.",
+)
+@click.option("--tls-cert", help="PEM file of the certificate of TLS listeners.")
+@click.option("--tls-key", help="PEM file of its key, if it is another file.")
+@click.option(
+    "--tls-client-ca", help="PEM file of the authorities of client certificates."
+)
+@click.option(
+    "--tls-client",
+    type=click.Choice(sorted(CLIENT_CERTIFICATES)),
+    help="Whether clients present a certificate. Default: required with --tls-client-ca.",
+)
+@click.option(
+    "--tls-principal-rules",
+    default="DEFAULT",
+    show_default=True,
+    help="User names of client certificates, as Kafka's ssl.principal.mapping.rules.",
+)
+@click.option(
+    "--sasl",
+    default="SCRAM-SHA-256,SCRAM-SHA-512",
+    show_default=True,
+    help="Mechanisms of SASL listeners: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER.",
+)
+@click.option(
+    "--reauthentication-ms",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Time after which clients authenticate again; 0 for never.",
+)
+@click.option("--oauth-jwks", help="Keys of bearer tokens: a file or an https URL.")
+@click.option("--oauth-audience", help="Required audience of bearer tokens.")
+@click.option("--oauth-issuer", help="Required issuer of bearer tokens.")
+@click.option(
+    "--oauth-claim",
+    default="sub",
+    show_default=True,
+    help="Claim of bearer tokens that contains the user name.",
+)
+@click.option(
+    "--super-user",
+    "super_users",
+    metavar="User:NAME",
+    multiple=True,
+    help="User that may do everything. May be repeated.",
+)
+@click.option(
+    "--acls", is_flag=True, help="Allow only what access control lists allow."
+)
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="Listen outside of this machine without authentication.",
 )
 @click.option(
     "--durability",
@@ -113,7 +191,23 @@ def serve(
     directory: str,
     host: str,
     port: int,
-    advertise: str | None,
+    advertise: tuple[str, ...],
+    listeners: tuple[str, ...],
+    protocols: tuple[str, ...],
+    tls_cert: str | None,
+    tls_key: str | None,
+    tls_client_ca: str | None,
+    tls_client: str | None,
+    tls_principal_rules: str,
+    sasl: str,
+    reauthentication_ms: int,
+    oauth_jwks: str | None,
+    oauth_audience: str | None,
+    oauth_issuer: str | None,
+    oauth_claim: str,
+    super_users: tuple[str, ...],
+    acls: bool,
+    insecure: bool,
     durability: str,
     shared: bool,
     configs: tuple[str, ...],
@@ -143,9 +237,20 @@ def serve(
     try:
         server = Server(
             directory,
-            host=host,
-            port=port,
-            advertised=_address(advertise) if advertise else None,
+            listeners=_listeners(host, port, listeners, protocols, advertise),
+            tls=_tls(tls_cert, tls_key, tls_client_ca, tls_client),
+            security=SecuritySettings(
+                mechanisms=tuple(one.strip() for one in sasl.split(",")),
+                super_users=super_users,
+                enforces_acls=acls,
+                connections_max_reauth_ms=reauthentication_ms,
+                principal_mapping=MappingRules.parse(tls_principal_rules),
+                oauth_jwks=oauth_jwks,
+                oauth_audience=oauth_audience,
+                oauth_issuer=oauth_issuer,
+                oauth_claim=oauth_claim,
+            ),
+            insecure=insecure,
             durability=durability,
             shared=shared,
             config=dict(map(setting, configs)),
@@ -154,10 +259,76 @@ def serve(
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(_serve(server))
     except OSError as error:
+        where = ", ".join(listeners) or f"{host}:{port}"
         fail(
-            f"cannot listen on {host}:{port}: {error.strerror}",
+            f"cannot listen on {where}: {error.strerror}",
             "choose another --port; 0 takes a free one",
         )
+
+
+def _pairs(texts: tuple[str, ...], option: str) -> dict[str, str]:
+    """Return the values of NAME=VALUE texts by name."""
+    found = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator or not name or not value:
+            raise click.BadParameter(
+                f"expected NAME=VALUE, found {text!r}", param_hint=f"'{option}'"
+            )
+        found[name.upper()] = value
+    return found
+
+
+def _listeners(
+    host: str,
+    port: int,
+    texts: tuple[str, ...],
+    protocols: tuple[str, ...],
+    advertise: tuple[str, ...],
+) -> list[Listener]:
+    """Return the listeners that the options describe."""
+    if not texts:
+        if not host:
+            raise InvalidConfigError(
+                "host", expected="an address; 0.0.0.0 for all", found=repr(host)
+            )
+        address = None
+        if advertise:
+            address = _address(advertise[-1])
+        return [Listener("PLAINTEXT", host, port, "PLAINTEXT", address)]
+    kinds = _pairs(protocols, "--listener-protocol")
+    addresses = _pairs(advertise, "--advertise")
+    found = []
+    for text in texts:
+        name = text.partition("://")[0].upper()
+        address = None
+        if name in addresses:
+            address = _address(addresses.pop(name))
+        found.append(
+            Listener.parse(text, protocol=kinds.pop(name, None), advertised=address)
+        )
+    for name in (*kinds, *addresses):
+        raise InvalidConfigError(
+            "the name of a listener",
+            expected=" or ".join(one.name for one in found),
+            found=repr(name),
+        )
+    return found
+
+
+def _tls(
+    cert: str | None, key: str | None, client_ca: str | None, client: str | None
+) -> TlsSettings | None:
+    """Return the TLS settings that the options describe."""
+    if cert is None:
+        if key or client_ca or client:
+            raise InvalidConfigError("TLS", expected="--tls-cert", found="none")
+        return None
+    if client is None:
+        client = "none"
+        if client_ca is not None:
+            client = "required"
+    return TlsSettings(cert=cert, key=key, client_ca=client_ca, client=client)
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -179,8 +350,17 @@ async def _serve(server: Server) -> None:
             drain.set()
         stopping.set()
 
+    def reload() -> None:
+        try:
+            server.reload_certificates()
+        except InvalidConfigError as error:
+            logging.getLogger("netshim").error(
+                "the former certificate remains: %s", error
+            )
+
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
+    loop.add_signal_handler(signal.SIGHUP, reload)
     await server.start()
     try:
         print(

@@ -34,6 +34,7 @@ from functools import partial
 from typing import Final
 
 from netshim.scheduling import CloseConnection, PendingResponse
+from netshim.session import ClientSession
 from netshim.settings import Settings
 
 Piece = bytes | bytearray | memoryview
@@ -67,7 +68,10 @@ def _tells_nothing(frame: memoryview) -> bool:
 def _refusal(start: bytes, size: int, limit: int) -> str:
     """Return why the bytes start no frame, with advice for the operator of the client."""
     if start[:2] == b"\x16\x03":
-        return "the client speaks TLS, which is not served here; clients need security.protocol=PLAINTEXT"
+        return (
+            "the client speaks TLS, and this listener does not; "
+            "the client needs security.protocol=PLAINTEXT or SASL_PLAINTEXT"
+        )
     if start in (b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"PRI "):
         return "the client speaks HTTP; this is the port of a Kafka broker"
     return f"a frame of {size} bytes; expected 1 to {limit}"
@@ -266,7 +270,10 @@ class Connection:
         now_ms: int,
         ready: Callable[[], None],
         tells: Callable[[memoryview], bool] = _tells_nothing,
+        session: ClientSession | None = None,
     ) -> None:
+        self._session = session or ClientSession("", 0, "")
+        self._session.wake = self.wake
         self._handle = handle
         self._tells = tells
         self._settings = settings
@@ -362,7 +369,7 @@ class Connection:
             CloseConnection: the bytes are no frame, or the handler refused the request.
         """
         view = self._view
-        limit = self._settings.max_request_bytes
+        limit = self._frame_limit
         handle = self._handle
         before = self._start
         self._is_behind = False
@@ -385,6 +392,7 @@ class Connection:
                 break
             self._start = stop
             reply = handle(frame, now_ms)
+            limit = self._frame_limit  # authentication raises it
             if reply is None:
                 continue
             if isinstance(reply, PendingResponse) or self._slots:
@@ -424,7 +432,7 @@ class Connection:
         self._resize(
             min(
                 2 * max(used, _SMALL_BYTES),
-                max(used + 1, self._settings.max_request_bytes + 4),
+                max(used + 1, self._frame_limit + 4),
             )
         )
 
@@ -452,10 +460,19 @@ class Connection:
         return self._is_at_limit or self._workload.is_in_line(self)
 
     @property
+    def _frame_limit(self) -> int:
+        """The largest accepted frame."""
+        if self._session.frame_limit_bytes is not None:
+            return self._session.frame_limit_bytes
+        return self._settings.max_request_bytes
+
+    @property
     def _is_at_limit(self) -> bool:
         """Return whether a limit of this connection alone is reached."""
         return (
             self._draining
+            or self._session.is_ending
+            or self._session.mutes > 0
             or (self._is_behind and self._is_changing())
             or self._is_in_pieces()
             or len(self._slots) >= self._settings.max_pipelined_requests
@@ -591,6 +608,7 @@ class Connection:
         self._budget.give(self, held)
         self._handle = _answer_nothing
         self._ready = _do_nothing
+        self._session.wake = None
         self._workload.leave_line(self)
         for slot in self._slots:
             if isinstance(slot, PendingResponse):

@@ -20,7 +20,7 @@ from netshim.wire import codes
 _log = logging.getLogger("netshim")
 
 #: Maximum number of log lines of one kind per period.
-_LINES: Final = 10
+LINES: Final = 10
 _PERIOD_MS: Final = 60_000
 #: The same limit for lines about topics that are created, changed or deleted. A program
 #: may create many topics at once.
@@ -82,7 +82,7 @@ class Journal:
         now_ms: int,
         text: str,
         *values: object,
-        most: int = _LINES,
+        most: int = LINES,
         error: bool | BaseException | None = None,
     ) -> None:
         """Write a line, unless the limit of its kind is reached.

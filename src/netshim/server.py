@@ -22,16 +22,17 @@ import contextlib
 import logging
 import os
 import socket
+import ssl
 import sys
 import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, TypeVar, cast
+from typing import Any, Final, Protocol, Self, cast
 
 import attrs
 
@@ -40,16 +41,23 @@ from logcore import Durability, LogDir
 from logcore.directory.maintenance import Upkeep
 from logcore.errors import ConsumerStateError
 from logcore.fs import FS, OS
+from logcore.registry.files import ENDING as REGISTRY_ENDING
 from logcore.registry.views import register_broker
 from netshim.broker import Broker, tells
 from netshim.connection import Budget, Connection, Workload
+from netshim.handlers.authentication import SaslGate
+from netshim.listeners import Listener, TlsSettings, check_exposure, check_listeners
+from netshim.request_log import LINES
 from netshim.scheduling import CloseConnection
-from netshim.session import ClientSession
+from netshim.security.principals import CertificateError, subject_of
+from netshim.security.sasl import OAUTHBEARER
+from netshim.security.service import Security, SecuritySettings
+from netshim.security.stored import SecurityFacts, SecurityStore
+from netshim.session import ANONYMOUS, UNAUTHENTICATED_BYTES, ClientSession
 from netshim.settings import TOPIC_DEFAULTS, Settings
+from netshim.state import SECURITY
 
 _log = logging.getLogger("netshim")
-
-_T = TypeVar("_T")
 
 _SYNC_THREADS: Final = 4
 #: Interval of checks for appends by other code of this process, and of the maintenance
@@ -59,9 +67,6 @@ _TICK_S: Final = 0.05
 _HELD_S: Final = 0.05
 #: Maximum time that stop() waits for clients.
 _DRAIN_S: Final = 10.0
-#: Interval at which a caller that waits for the broker's thread checks that the thread
-#: is alive.
-_ALIVE_S: Final = 1.0
 #: Maximum time that LogDir.delete_topic() waits for the broker's groups.
 _FORGET_S: Final = 30.0
 #: How long a connection remains open for pending responses after its client has stopped
@@ -77,6 +82,16 @@ _UNSENT_BYTES: Final = 256 << 10
 #: bytes that may have been unsynced. With a smaller number, recovery would refuse to
 #: open a log whose last 64 MiB a crash has damaged.
 _UNSYNCED_BYTES: Final = 64 << 20
+
+
+#: Time for the TLS handshake, and for the authentication after it.
+_HANDSHAKE_S: Final = 10.0
+#: Maximum number of connections that are not authenticated yet.
+_MOST_UNAUTHENTICATED: Final = 256
+#: Maximum time that a connection above a quota is held before it is closed.
+_MOST_HELD_S: Final = 1.0
+#: Threads that verify passwords and tokens.
+_LOGIN_THREADS: Final = 2
 
 
 #: Descriptors that are not available to logs and connections. They are needed for files
@@ -120,8 +135,13 @@ class _Peer(asyncio.BufferedProtocol):
     transport: asyncio.Transport
     connection: Connection
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, listener: Listener) -> None:
         self.server = server
+        self.listener = listener
+        self.session: ClientSession | None = None
+        self._accepted_s = server.loop.time()
+        #: The TLS handshake of a connection that is not open yet.
+        self.handshake: asyncio.Task[None] | None = None
         self.address = ""
         self.is_open = False
         # Reading is paused because the connection has reached a limit.
@@ -141,41 +161,116 @@ class _Peer(asyncio.BufferedProtocol):
         peer = transport.get_extra_info("peername") or ("?", 0)
         name = transport.get_extra_info("sockname") or ("127.0.0.1", 0)
         self.address = str(peer[0])
-        server = self.server
-        refusal = server.admit(self)
-        if refusal:
-            server.say(
-                logging.WARNING,
-                "connection refused",
-                "connection from %s refused: %s",
-                self.address,
-                refusal,
-            )
-            transport.abort()
-            return
+        self._used = str(name[0]), int(name[1])
         sock = transport.get_extra_info("socket")
         if sock is not None:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        transport.set_write_buffer_limits(high=_UNSENT_BYTES)
-        host, port = server.advertised or (str(name[0]), int(name[1]))
-        handle = partial(server.broker.handle, ClientSession(host, port, self.address))
+        server = self.server
+        if self.listener.uses_tls:  # admitted before the handshake
+            try:
+                self._begin(self._principal())
+            except CertificateError as error:
+                self._report_handshake(error)
+                transport.abort()
+            return
+        delay_s = server.admit(self)
+        if delay_s is None:
+            self._begin(server.default_principal)
+        else:
+            transport.pause_reading()
+            server.loop.call_later(delay_s, transport.abort)
+
+    async def shake_hands(self, sock: socket.socket) -> None:
+        """Encrypt an accepted connection, and begin to serve it."""
+        server = self.server
+        try:
+            await server.loop.connect_accepted_socket(
+                lambda: self,
+                sock,
+                ssl=server.tls_context,
+                ssl_handshake_timeout=_HANDSHAKE_S,
+            )
+        except OSError as error:
+            self._report_handshake(error)
+        finally:
+            if not self.is_open:
+                sock.close()
+                server.dismiss(self)
+
+    def discard(self, sock: socket.socket) -> None:
+        """Close an accepted connection that is not served."""
+        sock.close()
+        self.server.dismiss(self)
+
+    def _report_handshake(self, error: Exception) -> None:
+        self.server.say(
+            logging.WARNING,
+            f"TLS {self.address}",
+            "no TLS connection with %s: %s",
+            self.address,
+            _reason_of(error),
+            most=1,
+        )
+
+    def _principal(self) -> str:
+        """Return the principal of a client by its certificate.
+
+        Raises:
+            CertificateError: the certificate has no usable subject.
+        """
+        encryption = self.transport.get_extra_info("ssl_object")
+        certificate = encryption.getpeercert()
+        if not certificate:
+            return self.server.default_principal
+
+        def der() -> bytes:
+            return bytes(encryption.getpeercert(binary_form=True))
+
+        subject = subject_of(certificate, der)
+        user = self.server.security.settings.principal_mapping.user_of(subject)
+        if user is None:
+            raise CertificateError(f"no mapping rule matches the subject {subject!r}")
+        return f"User:{user}"
+
+    def _begin(self, principal: str) -> None:
+        """Serve the requests of the connection."""
+        server = self.server
+        self.transport.set_write_buffer_limits(high=_UNSENT_BYTES)
+        host, port = self.listener.advertised or self._used
+        session = ClientSession(
+            host, port, self.address, listener=self.listener.name, principal=principal
+        )
+        if self.listener.uses_sasl:
+            session.gate = SaslGate(session, server.broker.state)
+            session.frame_limit_bytes = min(
+                UNAUTHENTICATED_BYTES, server.settings.max_request_bytes
+            )
+        self.session = session
         self.connection = Connection(
-            handle,
+            partial(server.broker.handle, session),
             server.settings,
             server.budget,
             server.workload,
             server.now_ms(),
             self.flush_soon,
             tells,
+            session,
         )
         self.is_open = True
+
+    @property
+    def is_unauthenticated(self) -> bool:
+        """Whether the client must still authenticate."""
+        if self.session is None:
+            return self.listener.uses_tls
+        return self.session.gate is not None and not self.session.gate.is_open
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.is_open:
             self.is_open = False
             self.connection.close()
-            self.server.dismiss(self)
+        self.server.dismiss(self)
 
     # -- in
 
@@ -189,7 +284,8 @@ class _Peer(asyncio.BufferedProtocol):
         self._at_end = True
         self._end_ms = self.server.now_ms()
         # The connection remains open for pending responses: the client may still read.
-        return not self.connection.is_idle
+        # TLS has no such half-open state.
+        return not self.listener.uses_tls and not self.connection.is_idle
 
     def _guarded(self, step: Callable[[], None]) -> None:
         try:
@@ -240,7 +336,10 @@ class _Peer(asyncio.BufferedProtocol):
             connection.active_ms = self.server.now_ms()
         if connection.is_waiting and not connection.is_full:
             self.flush_soon()
-        if self._at_end and connection.is_idle and not connection.is_waiting:
+        is_ending = self.session is not None and self.session.is_ending
+        if (is_ending and connection.is_idle) or (
+            self._at_end and connection.is_idle and not connection.is_waiting
+        ):
             transport.close()
         else:
             self.pace()
@@ -260,6 +359,16 @@ class _Peer(asyncio.BufferedProtocol):
             else:
                 self.transport.resume_reading()
 
+    def drain(self) -> None:
+        """Accept no more requests, and send the responses that are ready."""
+        if self.is_open and self.is_unauthenticated:
+            self.transport.abort()  # a response to a failed attempt may be held back
+        elif self.is_open:
+            self.connection.drain()
+            self.flush()
+        elif self.handshake is not None:
+            self.handshake.cancel()
+
     def pause_writing(self) -> None:
         self.is_blocked = True
 
@@ -278,7 +387,12 @@ class _Peer(asyncio.BufferedProtocol):
         self.transport.abort()
 
     def check(self, now_ms: int) -> None:
+        if not self.is_open:  # in the TLS handshake, which has a limit of its own
+            return
         reason = self.connection.overdue(now_ms)
+        waited_s = self.server.loop.time() - self._accepted_s
+        if self.is_unauthenticated and waited_s > _HANDSHAKE_S:
+            reason = f"not authenticated within {_HANDSHAKE_S:.0f} s"
         if (
             self._at_end
             and now_ms - self._end_ms >= _HALF_OPEN_MS
@@ -302,6 +416,72 @@ class _Peer(asyncio.BufferedProtocol):
             self.pace()
 
 
+class _Sockets(Protocol):
+    """Sockets that accept connections."""
+
+    @property
+    def sockets(self) -> Sequence[Any]: ...
+    def close(self) -> None: ...
+
+
+class _TlsListening:
+    """Accepts the connections of a TLS listener.
+
+    asyncio's own servers accept TLS connections too, but report neither a handshake
+    that fails nor the number of handshakes in progress.
+    """
+
+    def __init__(self, server: Server, listener: Listener) -> None:
+        family = socket.AF_INET6 if ":" in listener.host else socket.AF_INET
+        sock = socket.create_server(
+            (listener.host, listener.port), family=family, backlog=512
+        )
+        sock.setblocking(False)
+        self.sockets = [sock]
+        self._server = server
+        self._listener = listener
+        self._task = server.loop.create_task(self._accept())
+
+    async def _accept(self) -> None:
+        server = self._server
+        while True:
+            try:
+                sock, address = await server.loop.sock_accept(self.sockets[0])
+            except OSError as error:  # such as too many open files
+                server.say(logging.ERROR, "accept", "no connection: %s", error)
+                await asyncio.sleep(_TICK_S)
+                continue
+            peer = _Peer(server, self._listener)
+            peer.address = str(address[0])
+            delay_s = server.admit(peer)
+            if delay_s is None:
+                peer.handshake = server.loop.create_task(peer.shake_hands(sock))
+            else:
+                server.loop.call_later(delay_s, peer.discard, sock)
+
+    def close(self) -> None:
+        self._task.cancel()
+        self.sockets[0].close()
+
+
+def _reason_of(error: Exception) -> str:
+    """Return why a TLS handshake failed, in words for the operator."""
+    text = str(error)
+    if "HTTP_REQUEST" in text or "WRONG_VERSION_NUMBER" in text:
+        return (
+            "the client does not speak TLS; it needs security.protocol=SSL or SASL_SSL"
+        )
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        return f"the client certificate is not accepted: {text}"
+    if "PEER_DID_NOT_RETURN_A_CERTIFICATE" in text:
+        return "the client sent no certificate, and one is required"
+    if "ALERT_UNKNOWN_CA" in text or "CERTIFICATE_UNKNOWN" in text:
+        return "the client does not trust the certificate of this broker"
+    if isinstance(error, ConnectionError) and not isinstance(error, CertificateError):
+        return "the handshake was not completed in time, or the client left"
+    return text or type(error).__name__
+
+
 class Server:
     """A broker on a port, in the running event loop.
 
@@ -311,6 +491,11 @@ class Server:
     - host: the address to listen on, by default loopback.
     - advertised: (host, port) for clients to connect to. By default, each client gets
       the address that it has used.
+    - listeners: several addresses instead of host, port and advertised, each a Listener
+      or a text such as "SASL_SSL://127.0.0.1:9093".
+    - tls: the TlsSettings of listeners that use TLS.
+    - security: the SecuritySettings.
+    - insecure: allow listeners outside loopback that authenticate no client.
     - durability, config, shared, fs: the arguments of logcore.open_dir.
     - settings: a Settings. Its fields may also be given as keyword arguments.
     - clock: the source of time, by default fs. A test that advances a clock manually
@@ -321,7 +506,8 @@ class Server:
     loop: asyncio.AbstractEventLoop
     budget: Budget
     workload: Workload
-    port: int
+    security: Security
+    tls_context: ssl.SSLContext
     _deadline: float
     _next_look: float
 
@@ -332,6 +518,10 @@ class Server:
         host: str = "127.0.0.1",
         port: int = 0,
         advertised: tuple[str, int] | None = None,
+        listeners: Sequence[Listener | str] = (),
+        tls: TlsSettings | None = None,
+        security: SecuritySettings | None = None,
+        insecure: bool = False,
         durability: str | Durability = "group",
         config: Mapping[str, object] | None = None,
         shared: bool = False,
@@ -351,10 +541,21 @@ class Server:
             raise logcore.InvalidConfigError(
                 "host", expected="an address; 0.0.0.0 for all", found=repr(host)
             )
-        self.host = host
-        self.advertised = advertised
+        wanted = [
+            Listener.parse(one) if isinstance(one, str) else one for one in listeners
+        ]
+        if not wanted:
+            wanted = [Listener("PLAINTEXT", host, port, "PLAINTEXT", advertised)]
+        security = security or SecuritySettings()
+        check_listeners(wanted, tls)
+        if not insecure:
+            check_exposure(wanted, tls, security.mechanisms)
+        #: The listeners. After start(), each has the port that it listens on.
+        self.listeners = wanted
+        self._tls = tls
+        self._security_settings = security
+        self.default_principal = ANONYMOUS
         self.settings = attrs.evolve(settings or Settings(), **more)
-        self._wanted_port = port
         self._shared = shared
         self._durability = Durability.parse(durability)
         # In a shared directory, all processes must use the same policy, so it is not
@@ -374,6 +575,7 @@ class Server:
         self._timer: asyncio.TimerHandle | None = None
         self._ticking: asyncio.Future[Any] | None = None
         self._most_files = _file_limit()
+        self._listening: list[_Sockets] = []
 
     def __repr__(self) -> str:
         state = "not serving"
@@ -407,8 +609,13 @@ class Server:
         self.loop = asyncio.get_running_loop()
         self.budget = Budget(self.settings.max_buffered_bytes)
         self.workload = Workload(self.settings.max_requests_in_work, self.budget)
+        if self._tls is not None:
+            self.tls_context = self._tls.context()
         self._pool = ThreadPoolExecutor(
             _SYNC_THREADS, thread_name_prefix="netshim-disk"
+        )
+        self._logins = ThreadPoolExecutor(
+            _LOGIN_THREADS, thread_name_prefix="netshim-login"
         )
         try:
             self.logdir: LogDir = await self.loop.run_in_executor(
@@ -416,32 +623,48 @@ class Server:
             )
         except BaseException:
             self._pool.shutdown()
+            self._logins.shutdown()
             raise
         try:
+            self.security = Security(
+                self._security_settings,
+                open_store=partial(SecurityStore, self.path, self._fs),
+                random=self._fs.random_bytes,
+                wall_ms=self._clock.now_ms,
+            )
+            facts = await self.loop.run_in_executor(self._pool, self._read_security)
+            if facts is not None:
+                self.security.publish(facts)
+            self._warn_of_security()
             await self.loop.run_in_executor(self._pool, self._read_ids)
             if not self.logdir.was_clean:
                 await self.loop.run_in_executor(self._pool, self._recover)
             # Step 2: start the broker and listen.
             self.broker = Broker(
-                self.logdir, self.settings, self._submit, self._new_id, self._later
+                self.logdir,
+                self.settings,
+                self._submit,
+                self._new_id,
+                self._later,
+                self.security,
             )
+            self.broker.state.submit_login = self._submit_login
             self.broker.state.most_logs = self._most_logs
             self._thread_id = threading.get_ident()
             if not self._shared:
                 self.logdir.forget_topic = self._forget_topic
-            self._listening = await self.loop.create_server(
-                lambda: _Peer(self), self.host, self._wanted_port, backlog=512
-            )
-            self.port = self._listening.sockets[0].getsockname()[1]
+            await self._listen()
             # Step 3: publish the address for the other processes of a shared directory.
             if self._shared:
                 try:
                     await self.loop.run_in_executor(self._pool, self._register)
                 except BaseException:
-                    self._listening.close()
+                    self._close_listeners()
                     raise
         except BaseException:
+            await self.loop.run_in_executor(self._pool, self.security.close)
             self._pool.shutdown()
+            self._logins.shutdown()
             self.logdir.close()
             raise
         self._next_look = self.loop.time() + _TICK_S
@@ -451,6 +674,92 @@ class Server:
             self.bootstrap_servers,
             self.logdir.path,
         )
+
+    async def _listen(self) -> None:
+        """Open the sockets of all listeners."""
+        opened = []
+        try:
+            for one in self.listeners:
+                listening: _Sockets
+                if one.uses_tls:
+                    listening = _TlsListening(self, one)
+                else:
+                    listening = await self.loop.create_server(
+                        partial(_Peer, self, one), one.host, one.port, backlog=512
+                    )
+                self._listening.append(listening)
+                port = listening.sockets[0].getsockname()[1]
+                opened.append(attrs.evolve(one, port=port))
+        except BaseException:
+            self._close_listeners()
+            raise
+        self.listeners = opened
+
+    def _close_listeners(self) -> None:
+        for one in self._listening:
+            one.close()
+        self._listening.clear()
+
+    @property
+    def port(self) -> int:
+        """The port of the first listener."""
+        return self.listeners[0].port
+
+    def reload_certificates(self) -> None:
+        """Read the TLS certificate and its key again, for new connections.
+
+        Raises:
+            InvalidConfigError: the files are unusable. The former ones remain in use.
+        """
+        if self._tls is not None:
+            self._tls.load_into(self.tls_context)
+
+    # -- stored users, rules and quotas ------------------------------------------------
+
+    def _read_security(self) -> SecurityFacts | None:
+        """Read the stored facts, if there are any or they are needed."""
+        needs_them = self._security_settings.enforces_acls or any(
+            one.uses_sasl for one in self.listeners
+        )
+        # A broker without authentication may have quotas.
+        if not needs_them and not self._fs.exists(self.logdir.path + REGISTRY_ENDING):
+            return None
+        self.security.store()
+        return self.security.refresh(self._clock.monotonic_ms())
+
+    def _warn_of_security(self) -> None:
+        if not any(one.uses_sasl for one in self.listeners):
+            return
+        if not self.security.facts.users and any(
+            one != OAUTHBEARER for one in self.security.mechanisms
+        ):
+            _log.warning(
+                "no user exists, so no client can log in; create one: netshim user add %s NAME",
+                self.path,
+            )
+        if not self._security_settings.enforces_acls:
+            _log.warning(
+                "every user who logs in may do everything; --acls enforces access control lists"
+            )
+
+    def _refresh_security(self) -> None:
+        """Read the stored facts again after a change by another process."""
+
+        def done(facts: object) -> None:
+            if isinstance(facts, SecurityFacts):
+                self.security.publish(facts)
+            elif isinstance(facts, BaseException):
+                self.say(
+                    logging.ERROR,
+                    "security",
+                    "users, rules and quotas are as before, because they cannot be read: %s",
+                    facts,
+                )
+
+        now_ms = self._clock.monotonic_ms()
+        state = self.broker.state
+        if self.security.has_store and not state.has_turns(SECURITY):
+            state.in_turn(SECURITY, lambda: self.security.refresh(now_ms), done)
 
     def _open(self) -> LogDir:
         return logcore.open_dir(
@@ -470,7 +779,8 @@ class Server:
             NodeExistsError: another broker serves the directory.
         """
         registry = self.logdir.coordinators.registry(self.logdir)
-        host, port = self.advertised or (self.host, self.port)
+        first = self.listeners[0]
+        host, port = first.advertised or (first.host, first.port)
         register_broker(
             registry, self.logdir.node_id, host, port, timestamp_ms=self._clock.now_ms()
         )
@@ -498,8 +808,9 @@ class Server:
 
     @property
     def bootstrap_servers(self) -> str:
-        """Return the address for clients, such as "127.0.0.1:53211"."""
-        host, port = self.advertised or (self.host, self.port)
+        """Return the address for clients of the first listener: "127.0.0.1:53211"."""
+        first = self.listeners[0]
+        host, port = first.advertised or (first.host, first.port)
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         if ":" in host:
             return f"[{host}]:{port}"
@@ -516,15 +827,14 @@ class Server:
         # Step 1: accept no more work, and answer the requests that wait.
         self._timer.cancel()
         self._timer = None
-        self._listening.close()
+        self._close_listeners()
         self.broker.stop(self.now_ms())
         for peer in list(self._peers):
-            peer.connection.drain()
-            peer.flush()
+            peer.drain()
         # Step 2: wait until the responses are sent.
         self._deadline = self.loop.time() + drain_s
         while self.loop.time() < self._deadline and any(
-            not peer.connection.is_idle for peer in self._peers
+            peer.is_open and not peer.connection.is_idle for peer in self._peers
         ):
             await asyncio.sleep(0.005)
         # Step 3: close the connections, the threads and the directory.
@@ -538,7 +848,12 @@ class Server:
         if self._ticking is not None:
             with contextlib.suppress(Exception):
                 await self._ticking
-        for step in (self._pool.shutdown, self.logdir.close):
+        for step in (
+            self._logins.shutdown,
+            self._pool.shutdown,
+            self.security.close,
+            self.logdir.close,
+        ):
             try:
                 ending = self.loop.run_in_executor(None, step)
             except RuntimeError:
@@ -561,9 +876,10 @@ class Server:
         )
         self._timer.cancel()
         self._timer = None
-        self._listening.close()
+        self._close_listeners()
         for peer in list(self._peers):
             peer.transport.abort()
+        self._logins.shutdown()
         self._pool.shutdown()
         try:
             self.logdir.close()
@@ -634,6 +950,7 @@ class Server:
                 connection.give_up(reason)
             for peer in list(self._peers):
                 peer.check(now_ms)
+            self._refresh_security()
             if self._ticking is None or self._ticking.done():
                 self._ticking = self._begin_tick()
         except Exception:
@@ -663,7 +980,20 @@ class Server:
 
     # -- the broker's host -------------------------------------------------------------
 
+    def _submit_login(
+        self, work: Callable[[], Any], done: Callable[[Any], None]
+    ) -> None:
+        self._submit_to(self._logins, work, done)
+
     def _submit(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        self._submit_to(self._pool, work, done)
+
+    def _submit_to(
+        self,
+        pool: ThreadPoolExecutor,
+        work: Callable[[], Any],
+        done: Callable[[Any], None],
+    ) -> None:
         def tell(outcome: Any) -> None:
             self.broker.state.hear(self.now_ms())
             done(outcome)
@@ -677,7 +1007,7 @@ class Server:
             )
 
         try:
-            future = self._pool.submit(work)
+            future = pool.submit(work)
         except RuntimeError:
             self._end_at_once()  # no request waits for the result any more
         else:
@@ -742,14 +1072,20 @@ class Server:
         return str(uuid.UUID(bytes=self._fs.random_bytes(16), version=4))
 
     def say(
-        self, level: int, kind: str, text: str, *values: object, error: bool = False
+        self,
+        level: int,
+        kind: str,
+        text: str,
+        *values: object,
+        error: bool = False,
+        most: int = LINES,
     ) -> None:
         """Log a line that may be frequent, see Journal.
 
         `error` adds the traceback of the exception that is being handled.
         """
         self.broker.state.journal.say(
-            level, kind, self.now_ms(), text, *values, error=error
+            level, kind, self.now_ms(), text, *values, error=error, most=most
         )
 
     def _most_logs(self) -> int:
@@ -765,8 +1101,32 @@ class Server:
 
     # -- connections -------------------------------------------------------------------
 
-    def admit(self, peer: _Peer) -> str | None:
-        """Register a connection, or return the reason to refuse it."""
+    def admit(self, peer: _Peer) -> float | None:
+        """Register a connection and return None, or return the delay to close it.
+
+        A connection above a quota is held before it is closed, so that its client does
+        not reconnect at once.
+        """
+        refusal = self._refusal(peer)
+        if refusal is None:
+            self._peers.add(peer)
+            self._addresses[peer.address] += 1
+            self.broker.state.make_room()
+            delay_ms = self.security.quotas.connect(peer.address, self.now_ms())
+            if delay_ms:
+                return min(_MOST_HELD_S, delay_ms / 1000)
+            return None
+        self.say(
+            logging.WARNING,
+            "connection refused",
+            "connection from %s refused: %s",
+            peer.address,
+            refusal,
+        )
+        return 0
+
+    def _refusal(self, peer: _Peer) -> str | None:
+        """Return why a connection is refused, or None."""
         if self._timer is None:
             return "stopping"
         if (
@@ -776,141 +1136,23 @@ class Server:
             return f"there are {len(self._peers)} connections, and the limit of open files is {self._most_files}"
         if len(self._peers) >= self.settings.max_connections:
             return f"there are {len(self._peers)} connections"
+        if (
+            peer.is_unauthenticated
+            and sum(one.is_unauthenticated for one in self._peers)
+            >= _MOST_UNAUTHENTICATED
+        ):
+            return f"{_MOST_UNAUTHENTICATED} connections are not authenticated yet"
         if self._addresses[peer.address] >= self.settings.max_connections_per_address:
             return f"there are {self._addresses[peer.address]} connections from there"
-        self._peers.add(peer)
-        self._addresses[peer.address] += 1
-        self.broker.state.make_room()
         return None
 
     def dismiss(self, peer: _Peer) -> None:
+        if peer not in self._peers:
+            return
         self._peers.discard(peer)
         self._addresses[peer.address] -= 1
         if not self._addresses[peer.address]:
             del self._addresses[peer.address]
-
-
-class ServerThread:
-    """A Server with an event loop in a thread of its own.
-
-    serve() creates it; a `with` block stops it.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
-        self.server = Server(path, **options)
-        self._started = threading.Event()
-        self._is_serving = False
-        self._failure: BaseException | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: asyncio.Event | None = None
-        self._thread = threading.Thread(target=self._run, name="netshim", daemon=True)
-        self._thread.start()
-        self._started.wait()
-        if not self._is_serving:
-            self.stop()
-
-    def _run(self) -> None:
-        try:
-            with asyncio.Runner(loop_factory=loop_factory()) as runner:
-                runner.run(self._serve())
-        except BaseException as error:  # raised by stop()
-            self._failure = error
-        finally:
-            self._started.set()
-
-    async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
-        async with self.server:
-            self._is_serving = True
-            self._started.set()
-            await self._stop.wait()
-
-    def __repr__(self) -> str:
-        return f"<ServerThread {self.server!r}>"
-
-    def call(self, function: Callable[[], _T]) -> _T:
-        """Call function() in the broker's thread and return its result.
-
-        The broker does no other work while the function runs. This is the way to use
-        `server.broker`, which no other thread may use. Exceptions of the function are
-        raised here.
-
-        Raises:
-            RuntimeError: the broker has stopped.
-        """
-        if self._loop is None or not self._thread.is_alive():
-            raise RuntimeError("the broker has stopped")
-        done: Future[_T] = Future()
-
-        def run() -> None:
-            try:
-                done.set_result(function())
-            except BaseException as error:  # raised in the calling thread
-                done.set_exception(error)
-
-        self._loop.call_soon_threadsafe(run)
-        while True:
-            try:
-                return done.result(_ALIVE_S)
-            except TimeoutError:
-                if done.done():
-                    raise  # raised by the function
-                if not self._thread.is_alive():
-                    raise RuntimeError("the broker has stopped") from None
-
-    @property
-    def is_running(self) -> bool:
-        """Whether clients are served."""
-        return self._is_serving and self._thread.is_alive()
-
-    def has_ended(self, timeout_s: float) -> bool:
-        """Return whether the broker has stopped, or stops within timeout_s."""
-        self._thread.join(timeout_s)
-        return not self.is_running
-
-    @property
-    def bootstrap_servers(self) -> str:
-        """The address for clients."""
-        return self.server.bootstrap_servers
-
-    @property
-    def port(self) -> int:
-        return self.server.port
-
-    @property
-    def logdir(self) -> LogDir:
-        """The served directory. Any thread may use it while clients are served."""
-        return self.server.logdir
-
-    def stop(self) -> None:
-        """Answer pending requests, close the directory and end the thread.
-
-        A second call has no effect.
-        """
-        if (
-            self._loop is not None
-            and self._stop is not None
-            and self._thread.is_alive()
-        ):
-            with contextlib.suppress(RuntimeError):  # the event loop ended concurrently
-                self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
-        failure = self._failure
-        self._failure = None
-        if failure is not None:
-            raise failure
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -921,14 +1163,3 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
         return None
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
-
-
-def serve(
-    path: str | os.PathLike[str], *, port: int = 0, **options: Any
-) -> ServerThread:
-    """Start a broker over a log directory in a thread, and return when it listens.
-
-    Use it as `with netshim.serve("data") as server: ... server.bootstrap_servers`.
-    `options` are the keyword arguments of Server.
-    """
-    return ServerThread(path, port=port, **options)

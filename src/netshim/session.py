@@ -1,25 +1,63 @@
 """The facts of one connection that a broker keeps while it lasts.
 
-Each request carries its session in `Call.session`. Nothing here knows a protocol or a
-socket: connection.py cuts the bytes into frames, broker.py answers them.
+Each request carries its session in `Call.session`. This module knows no protocol and no
+socket: connection.py splits the bytes into frames, broker.py answers them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
 import attrs
+
+#: The user of a connection without authentication.
+ANONYMOUS: Final = "User:ANONYMOUS"
+#: Largest frame before authentication, as in Kafka.
+UNAUTHENTICATED_BYTES: Final = 524_288
+
+
+class Gate(Protocol):
+    """Handles the frames of a connection that must authenticate."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the client is authenticated."""
+        ...
+
+    def handle(self, frame: memoryview, now_ms: int) -> Any:
+        """Return the response to a frame, or True to pass it to its handler."""
+        ...
+
+    def note_versions(self) -> None:
+        """Record a successful ApiVersions request."""
+        ...
 
 
 @attrs.define(eq=False)
 class ClientSession:
-    """One connection of a client.
+    """One connection of a client. Used by the broker's thread."""
 
-    host, port: the address the client reached us by, which is the one to tell it. peer:
-    the client's own address.
-    topics_made: how many topics were made because it asked for them; the handler of
-    Metadata counts, in the broker's thread.
-    """
-
+    #: The address for the client in responses.
     host: str
     port: int
+    #: The client's own address.
     peer: str
+    #: Topics that were created because this connection requested them.
     topics_made: int = 0
+    #: Name of the listener that accepted the connection.
+    listener: str = "PLAINTEXT"
+    #: The user, such as "User:alice".
+    principal: str = ANONYMOUS
+    #: Handles the frames of a connection that must authenticate. None if every request
+    #: reaches its handler.
+    gate: Gate | None = None
+    #: Largest frame that the connection accepts. None for the broker's setting.
+    frame_limit_bytes: int | None = None
+    #: Whether the connection is closed after the responses that are ready.
+    is_ending: bool = False
+    #: Number of quotas that the client has exceeded and waits for. While there are any,
+    #: no request is taken from the connection.
+    mutes: int = 0
+    #: Continues to take requests. Set by the connection.
+    wake: Callable[[], None] | None = None

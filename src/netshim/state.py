@@ -54,6 +54,8 @@ from netshim.scheduling import (
     as_value,
     pass_on,
 )
+from netshim.security.service import Security, SecuritySettings
+from netshim.security.stored import SecurityFacts, SecurityStore
 from netshim.session import ClientSession
 from netshim.settings import Settings
 
@@ -100,6 +102,8 @@ NO_ID: Final = bytes(16)
 _OPENING: Final = "opening"
 #: Number of additional logs to close when the limit of open logs is reached.
 _CLOSED_AT_ONCE: Final = 8
+#: Key of in_turn() for stored users, rules and quotas.
+SECURITY: Final = "security"
 #: Key of in_turn() for allocating producer ids.
 _PRODUCER_IDS: Final = "producer ids"
 
@@ -150,7 +154,17 @@ class BrokerState:
         settings: Settings,
         submit: Submit,
         later: Later | None = None,
+        security: Security | None = None,
     ) -> None:
+        self.security = security or Security(
+            SecuritySettings(),
+            open_store=partial(SecurityStore, logdir.path, logdir.fs),
+            random=logdir.fs.random_bytes,
+            wall_ms=logdir.fs.now_ms,
+        )
+        # Runs work of authentication. The host sets it, so that guessed passwords do
+        # not delay the threads that sync.
+        self.submit_login = submit
         self.is_shared = logdir.is_shared
         logdir.has_coordinator = not self.is_shared
         self.logdir = logdir
@@ -519,6 +533,34 @@ class BrokerState:
             self._start_turns(key)
         else:
             del self._turns[key]
+
+    def change_security(
+        self, change: Callable[[], Any], respond: Callable[[Any], Any]
+    ) -> PendingResponse:
+        """Change stored users, rules or quotas, and answer once they are in effect.
+
+        `change` runs in a thread, and `respond` turns its result into the response.
+        """
+        answer = PendingResponse()
+
+        def work() -> tuple[Any, SecurityFacts]:
+            result = change()
+            return result, self.security.store().load()
+
+        def done(outcome: Any) -> None:
+            if isinstance(outcome, BaseException):
+                answer.set(outcome)
+                return
+            result, facts = outcome
+            self.security.publish(facts)
+            answer.set(respond(result))
+
+        self.in_turn(SECURITY, work, done)
+        return answer
+
+    def wall_ms(self) -> int:
+        """Return the wall clock, which is compared with the times in tokens."""
+        return self.security.wall_ms()
 
     def has_turns(self, key: Hashable) -> bool:
         """Return whether earlier work of that key is not done."""

@@ -43,7 +43,7 @@ from logcore.kernels import TopicRecord
 from logcore.metadata.checkpoint import Key
 from logcore.reader import Isolation
 from logcore.topic import Order
-from netshim.server import ServerThread, serve
+from netshim.server_thread import ServerThread, serve
 
 #: pytest hides the frames of this module in the traceback of a failure.
 __tracebackhide__ = True

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from netshim import wire
 from netshim.handlers import (
     access,
+    authentication,
     configs,
     consumer_group,
     fetch,
@@ -24,10 +25,12 @@ from netshim.handlers import (
     offsets,
     produce,
     producer,
+    quotas,
     replicas,
     topics,
     transactions,
 )
+from netshim.security.guards import GUARDS
 from netshim.state import BrokerState, Call
 
 if TYPE_CHECKING:
@@ -70,6 +73,8 @@ def api_versions(
             if name not in _FEATURES_NOT_SHARED
         }
     response = served_versions(0, *sorted(served))
+    if call.session.gate is not None:
+        call.session.gate.note_versions()
     response_type = wire.API_VERSIONS.Response
     response.finalized_features_epoch = 0
     response.finalized_features = [
@@ -159,9 +164,25 @@ HANDLERS: Final[Mapping[int, Handler]] = MappingProxyType(
             (wire.DESCRIBE_TOPIC_PARTITIONS, metadata.describe_topic_partitions),
             (wire.ELECT_LEADERS, replicas.elect_leaders),
             (wire.LIST_PARTITION_REASSIGNMENTS, replicas.list_partition_reassignments),
+            (wire.SASL_HANDSHAKE, authentication.sasl_handshake),
+            (wire.SASL_AUTHENTICATE, authentication.sasl_authenticate),
+            (
+                wire.DESCRIBE_USER_SCRAM_CREDENTIALS,
+                authentication.describe_user_scram_credentials,
+            ),
+            (
+                wire.ALTER_USER_SCRAM_CREDENTIALS,
+                authentication.alter_user_scram_credentials,
+            ),
+            (wire.DESCRIBE_CLIENT_QUOTAS, quotas.describe_client_quotas),
+            (wire.ALTER_CLIENT_QUOTAS, quotas.alter_client_quotas),
             (wire.DESCRIBE_ACLS, access.describe_acls),
             (wire.CREATE_ACLS, access.create_acls),
             (wire.DELETE_ACLS, access.delete_acls),
         )
     }
 )
+
+_UNGUARDED: Final = HANDLERS.keys() - GUARDS.keys()
+if _UNGUARDED:
+    raise ImportError(f"security/guards.py has no entry for the APIs {_UNGUARDED}")

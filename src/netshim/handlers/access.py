@@ -1,13 +1,28 @@
-"""Access control lists. There is no authorizer, so every operation is allowed.
+"""Access control lists over the wire.
 
-Requests are answered accordingly, as Kafka does if `authorizer.class.name` is not set.
+Rules (Apache Kafka 4.1.1, with exceptions that are marked):
+- Without an authorizer (--acls), each request is answered with SECURITY_DISABLED.
+- A rule is stored as it is given. A host that is no address matches no client.
+- Each rule of a request is created, and each filter applied, separately.
+- ANY and MATCH in a new rule are refused with INVALID_REQUEST; Kafka answers with
+  UNKNOWN_SERVER_ERROR. A number that Kafka does not define closes the connection.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from netshim import wire
+from netshim.scheduling import CloseConnection, PendingResponse
+from netshim.security.acls import (
+    CLUSTER_NAME,
+    Acl,
+    AclFilter,
+    AclOperation,
+    Pattern,
+    Permission,
+    ResourceType,
+)
 from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
@@ -21,36 +36,178 @@ if TYPE_CHECKING:
         DescribeAclsResponse,
     )
 
-_TEXT: Final = "no authorizer is configured: everybody may do everything"
+_DISABLED: Final[dict[str, Any]] = {
+    "error_code": codes.SECURITY_DISABLED,
+    "error_message": "no authorizer is configured; start the broker with --acls",
+}
+_MOST_NAME_CHARS: Final = 1_024
+
+
+def _check_known(kind: int, pattern: int, operation: int, permission: int) -> None:
+    """Close the connection for a number that Kafka does not define."""
+    for numbers, given in (
+        (Pattern, pattern),
+        (AclOperation, operation),
+        (Permission, permission),
+    ):
+        if given not in [*numbers]:
+            raise CloseConnection(f"{given} is no {numbers.__name__}")
+    if kind < ResourceType.ANY:
+        raise CloseConnection(f"{kind} is no ResourceType")
+
+
+def _error_of(acl: Acl) -> str | None:
+    """Return why a rule is refused, if it is."""
+    specific = (
+        acl.resource_type != ResourceType.ANY
+        and acl.pattern in (Pattern.LITERAL, Pattern.PREFIXED)
+        and acl.operation != AclOperation.ANY
+        and acl.permission != Permission.ANY
+    )
+    if not specific or acl.resource_type not in [*ResourceType]:
+        return "ANY, MATCH and unknown types are for filters only"
+    if not acl.name or "\0" in acl.name or len(acl.name) > _MOST_NAME_CHARS:
+        return "the name of the resource is empty, too long or contains NUL"
+    if acl.resource_type == ResourceType.CLUSTER and acl.name != CLUSTER_NAME:
+        return f"the only cluster is {CLUSTER_NAME}"
+    if ":" not in acl.principal or len(acl.principal) > _MOST_NAME_CHARS:
+        return "a principal has the form User:name"
+    return None
+
+
+def create_acls(
+    request: CreateAclsRequest, call: Call, state: BrokerState
+) -> CreateAclsResponse | PendingResponse:
+    """Store rules."""
+    response_type = wire.CREATE_ACLS.Response
+    if state.security.acls is None:
+        return response_type(
+            results=[response_type.Result(**_DISABLED) for _ in request.creations]
+        )
+    results = []
+    acls = []
+    for one in request.creations:
+        _check_known(
+            one.resource_type,
+            one.resource_pattern_type,
+            one.operation,
+            one.permission_type,
+        )
+        acl = Acl(
+            one.resource_type,
+            one.resource_pattern_type,
+            one.resource_name,
+            one.principal,
+            one.host,
+            one.operation,
+            one.permission_type,
+        )
+        result = response_type.Result()
+        results.append(result)
+        error = _error_of(acl)
+        if error is None:
+            acls.append(acl)
+        else:
+            result.error_code = codes.INVALID_REQUEST
+            result.error_message = error
+    response = response_type(results=results)
+    if not acls:
+        return response
+    return state.change_security(
+        lambda: state.security.store().add_acls(acls), lambda _: response
+    )
+
+
+def _filter_of(one: Any) -> AclFilter:
+    _check_known(
+        one.resource_type_filter,
+        one.pattern_type_filter,
+        one.operation,
+        one.permission_type,
+    )
+    return AclFilter(
+        one.resource_type_filter,
+        one.pattern_type_filter,
+        one.resource_name_filter,
+        one.principal_filter,
+        one.host_filter,
+        one.operation,
+        one.permission_type,
+    )
+
+
+def delete_acls(
+    request: DeleteAclsRequest, call: Call, state: BrokerState
+) -> DeleteAclsResponse | PendingResponse:
+    """Remove the rules that filters select, and return them."""
+    response_type = wire.DELETE_ACLS.Response
+    result_type = response_type.FilterResult
+    if state.security.acls is None:
+        return response_type(
+            filter_results=[result_type(**_DISABLED) for _ in request.filters]
+        )
+    filters = [_filter_of(one) for one in request.filters]
+
+    def remove() -> list[list[Acl]]:
+        store = state.security.store()
+        present = store.load().acls
+        selected = [[acl for acl in present if one.matches(acl)] for one in filters]
+        store.remove_acls({acl for group in selected for acl in group})
+        return selected
+
+    def respond(selected: list[list[Acl]]) -> DeleteAclsResponse:
+        return response_type(
+            filter_results=[
+                result_type(
+                    matching_acls=[
+                        result_type.MatchingAcl(
+                            resource_type=acl.resource_type,
+                            resource_name=acl.name,
+                            pattern_type=acl.pattern,
+                            principal=acl.principal,
+                            host=acl.host,
+                            operation=acl.operation,
+                            permission_type=acl.permission,
+                        )
+                        for acl in group
+                    ]
+                )
+                for group in selected
+            ]
+        )
+
+    return state.change_security(remove, respond)
 
 
 def describe_acls(
     request: DescribeAclsRequest, call: Call, state: BrokerState
 ) -> DescribeAclsResponse:
-    return wire.DESCRIBE_ACLS.Response(
-        error_code=codes.SECURITY_DISABLED, error_message=_TEXT
+    """Return the rules that a filter selects, by resource."""
+    response_type = wire.DESCRIBE_ACLS.Response
+    if state.security.acls is None:
+        return response_type(**_DISABLED)
+    wanted = _filter_of(request)
+    resources: dict[tuple[int, str, int], list[Acl]] = {}
+    for acl in state.security.acls.acls:
+        if wanted.matches(acl):
+            key = acl.resource_type, acl.name, acl.pattern
+            resources.setdefault(key, []).append(acl)
+    return response_type(
+        resources=[
+            response_type.Resource(
+                resource_type=kind,
+                resource_name=name,
+                pattern_type=pattern,
+                acls=[
+                    response_type.Resource.Acl(
+                        principal=acl.principal,
+                        host=acl.host,
+                        operation=acl.operation,
+                        permission_type=acl.permission,
+                    )
+                    for acl in acls
+                ],
+            )
+            for (kind, name, pattern), acls in resources.items()
+        ]
     )
-
-
-def create_acls(
-    request: CreateAclsRequest, call: Call, state: BrokerState
-) -> CreateAclsResponse:
-    response_type = wire.CREATE_ACLS.Response
-    refused = [
-        response_type.Result(error_code=codes.SECURITY_DISABLED, error_message=_TEXT)
-        for _ in request.creations
-    ]
-    return response_type(results=refused)
-
-
-def delete_acls(
-    request: DeleteAclsRequest, call: Call, state: BrokerState
-) -> DeleteAclsResponse:
-    response_type = wire.DELETE_ACLS.Response
-    refused = [
-        response_type.FilterResult(
-            error_code=codes.SECURITY_DISABLED, error_message=_TEXT
-        )
-        for _ in request.filters
-    ]
-    return response_type(filter_results=refused)

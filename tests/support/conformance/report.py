@@ -83,12 +83,9 @@ REASONS: Mapping[tuple[str, str], str] = {
 }
 #: APIs of Kafka 4.1 that we do not serve: by key, what they are and why not.
 NOT_SERVED: Mapping[str, str] = {
-    "17, 36": "SASL: there is no listener with authentication",
     "34": "AlterReplicaLogDirs: a broker has one directory",
-    "38-41": "delegation tokens: there is no authentication",
+    "38-41": "delegation tokens",
     "45": "AlterPartitionReassignments: a partition has one replica",
-    "48, 49": "client quotas: none are enforced, so none are taken",
-    "50, 51": "SCRAM users: there is no authentication",
     "55, 57, 64": "quorum, features, brokers of a cluster: there is one broker, and no quorum",
     "71, 72": "telemetry of clients",
     "76-79, 83-87, 90-92": "share groups",

@@ -1,0 +1,395 @@
+"""The commands `netshim user`, `netshim acl` and `netshim quota`.
+
+They change nodes in the registry beside the log directory, with or without a running
+broker. A running broker uses a change within 50 ms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Generator
+from pathlib import Path
+from typing import Final
+
+import click
+
+from logcore import InvalidConfigError
+from logcore.cli.options import CommandGroup
+from netshim.security import quotas, scram
+from netshim.security.acls import (
+    CLUSTER_NAME,
+    Acl,
+    AclOperation,
+    Pattern,
+    Permission,
+    ResourceType,
+)
+from netshim.security.stored import (
+    DEFAULT,
+    OPERATION_NAMES,
+    Entity,
+    SecurityStore,
+)
+
+_DIRECTORY: Final = click.argument(
+    "directory", metavar="DIR", type=click.Path(exists=True, file_okay=False)
+)
+_OPERATIONS: Final = {
+    name.lower(): operation for operation, name in OPERATION_NAMES.items()
+}
+_SALT_BYTES: Final = 24
+
+
+@contextlib.contextmanager
+def _opened(directory: str) -> Generator[SecurityStore, None, None]:
+    store = SecurityStore(directory)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+# -- users -----------------------------------------------------------------------------
+
+
+@click.group(cls=CommandGroup)
+def user() -> None:
+    """Users that log in with a password."""
+
+
+@user.command("add")
+@_DIRECTORY
+@click.argument("name")
+@click.option(
+    "--password-file",
+    type=click.Path(exists=True, dir_okay=False),
+    help="File whose first line is the password. Without it, the terminal asks.",
+)
+@click.option(
+    "--iterations",
+    type=click.IntRange(scram.LEAST_ITERATIONS, scram.MOST_ITERATIONS),
+    default=scram.LEAST_ITERATIONS,
+    show_default=True,
+    help="Cost of guessing a stolen credential. Anyone who can connect can see the number.",
+)
+def add_user(
+    directory: str, name: str, password_file: str | None, iterations: int
+) -> None:
+    """Create user NAME of the broker over DIR, or change the password.
+
+    The user can log in with PLAIN, SCRAM-SHA-256 and SCRAM-SHA-512. The password itself
+    is not stored.
+    """
+    if not name or "\0" in name:
+        raise InvalidConfigError("user name", expected="a name", found=repr(name))
+    if password_file is not None:
+        lines = Path(password_file).read_text("utf-8").splitlines()
+        password = lines[0] if lines else ""
+    else:
+        password = click.prompt(
+            f"Password of {name}", hide_input=True, confirmation_prompt=True
+        )
+    if not password or "\0" in password:
+        raise InvalidConfigError(
+            "password", expected="at least one character, no NUL", found="another"
+        )
+    changes: dict[str, scram.Credential | None] = {}
+    for mechanism in scram.HASHES:
+        salt = os.urandom(_SALT_BYTES)
+        salted = scram.salted_password(mechanism, password, salt, iterations)
+        changes[mechanism] = scram.credential_of(mechanism, salted, salt, iterations)
+    with _opened(directory) as store:
+        store.set_credentials(name, changes)
+    click.echo(f"user {name}: {', '.join(scram.HASHES)}")
+
+
+@user.command("remove")
+@_DIRECTORY
+@click.argument("name")
+def remove_user(directory: str, name: str) -> None:
+    """Delete the credentials of user NAME. Open connections remain authenticated."""
+    with _opened(directory) as store:
+        present = store.load().users.get(name)
+        if not present:
+            raise InvalidConfigError(
+                "user", expected="an existing user", found=repr(name)
+            )
+        store.set_credentials(name, dict.fromkeys(present))
+    click.echo(f"user {name} removed")
+
+
+@user.command("list")
+@_DIRECTORY
+def list_users(directory: str) -> None:
+    """Print the users and their mechanisms."""
+    with _opened(directory) as store:
+        users = store.load().users
+    for name, credentials in sorted(users.items()):
+        mechanisms = ", ".join(
+            f"{mechanism} with {one.iterations} iterations"
+            for mechanism, one in sorted(credentials.items())
+        )
+        click.echo(f"{name}\t{mechanisms}")
+
+
+# -- access control lists --------------------------------------------------------------
+
+
+@click.group(cls=CommandGroup)
+def acl() -> None:
+    """Rules that allow or deny operations; `netshim serve --acls` enforces them."""
+
+
+def _resource_options(command: click.decorators.FC) -> click.decorators.FC:
+    for option in (
+        click.option("--deny", is_flag=True, help="Deny instead of allow."),
+        click.option(
+            "--host",
+            default="*",
+            show_default=True,
+            help="Address of the clients; * for all.",
+        ),
+        click.option(
+            "--operation",
+            "operations",
+            multiple=True,
+            type=click.Choice(sorted(_OPERATIONS), case_sensitive=False),
+            help="Operation. May be repeated.",
+        ),
+        click.option(
+            "--consumer",
+            is_flag=True,
+            help="Everything a consumer needs: read and describe --topic, read --group.",
+        ),
+        click.option(
+            "--producer",
+            is_flag=True,
+            help="Everything a producer needs: write, create and describe --topic.",
+        ),
+        click.option(
+            "--prefixed",
+            is_flag=True,
+            help="Names are prefixes of topics, groups and transactional ids.",
+        ),
+        click.option("--cluster", is_flag=True, help="The cluster itself."),
+        click.option("--transactional-id", help="Transactional id; * for all."),
+        click.option("--group", help="Consumer group; * for all."),
+        click.option("--topic", help="Topic; * for all."),
+    ):
+        command = option(command)
+    return command
+
+
+def _rules(
+    principal: str,
+    topic: str | None,
+    group: str | None,
+    transactional_id: str | None,
+    cluster: bool,
+    prefixed: bool,
+    producer: bool,
+    consumer: bool,
+    operations: tuple[str, ...],
+    host: str,
+    deny: bool,
+) -> list[Acl]:
+    """Return the rules that the options describe.
+
+    Raises:
+        InvalidConfigError: the options describe none.
+    """
+    if ":" not in principal:
+        raise InvalidConfigError(
+            "principal", expected="User:NAME", found=repr(principal)
+        )
+    pattern = Pattern.PREFIXED if prefixed else Pattern.LITERAL
+    resources = [
+        (kind, name)
+        for kind, name in (
+            (ResourceType.TOPIC, topic),
+            (ResourceType.GROUP, group),
+            (ResourceType.TRANSACTIONAL_ID, transactional_id),
+        )
+        if name is not None
+    ]
+    found: list[tuple[ResourceType, str, Pattern, AclOperation]] = []
+    for kind, name in resources:
+        wanted = {_OPERATIONS[one.lower()] for one in operations}
+        if producer and kind == ResourceType.TOPIC:
+            wanted |= {AclOperation.WRITE, AclOperation.CREATE, AclOperation.DESCRIBE}
+        if producer and kind == ResourceType.TRANSACTIONAL_ID:
+            wanted |= {AclOperation.WRITE, AclOperation.DESCRIBE}
+        if consumer and kind == ResourceType.TOPIC:
+            wanted |= {AclOperation.READ, AclOperation.DESCRIBE}
+        if consumer and kind == ResourceType.GROUP:
+            wanted |= {AclOperation.READ}
+        found += [(kind, name, pattern, one) for one in sorted(wanted)]
+    if cluster:
+        found += [
+            (
+                ResourceType.CLUSTER,
+                CLUSTER_NAME,
+                Pattern.LITERAL,
+                _OPERATIONS[one.lower()],
+            )
+            for one in operations
+        ]
+    if not found:
+        raise InvalidConfigError(
+            "rule",
+            expected="a resource such as --topic NAME, and --producer, --consumer or "
+            "--operation",
+            found="neither or one of them",
+        )
+    permission = Permission.DENY if deny else Permission.ALLOW
+    return [
+        Acl(kind, shape, name, principal, host, operation, permission)
+        for kind, name, shape, operation in found
+    ]
+
+
+def _shown(rule: Acl) -> str:
+    """Return a rule as one line of text."""
+    permission = "allow" if rule.permission == Permission.ALLOW else "deny"
+    kind = ResourceType(rule.resource_type).name.lower().replace("_", "-")
+    star = "*" if rule.pattern == Pattern.PREFIXED else ""
+    operation = OPERATION_NAMES[AclOperation(rule.operation)]
+    return f"{permission}\t{rule.principal}\t{operation}\t{kind} {rule.name}{star}\tfrom {rule.host}"
+
+
+@acl.command("add")
+@_DIRECTORY
+@click.argument("principal", metavar="User:NAME")
+@_resource_options
+def add_acl(directory: str, principal: str, **options: object) -> None:
+    """Allow or deny operations of a user.
+
+    For example: netshim acl add data User:alice --producer --topic orders
+    """
+    rules = _rules(principal, **options)  # type: ignore[arg-type]
+    with _opened(directory) as store:
+        store.add_acls(rules)
+    for rule in rules:
+        click.echo(_shown(rule))
+
+
+@acl.command("remove")
+@_DIRECTORY
+@click.argument("principal", metavar="User:NAME")
+@_resource_options
+def remove_acl(directory: str, principal: str, **options: object) -> None:
+    """Remove the rules that `acl add` with the same options stores."""
+    rules = _rules(principal, **options)  # type: ignore[arg-type]
+    with _opened(directory) as store:
+        present = set(store.load().acls)
+        store.remove_acls(rules)
+    for rule in rules:
+        if rule in present:
+            click.echo(f"removed\t{_shown(rule)}")
+
+
+@acl.command("list")
+@_DIRECTORY
+def list_acls(directory: str) -> None:
+    """Print all rules."""
+    with _opened(directory) as store:
+        for rule in store.load().acls:
+            click.echo(_shown(rule))
+
+
+# -- quotas ----------------------------------------------------------------------------
+
+
+@click.group(cls=CommandGroup)
+def quota() -> None:
+    """Limits for the rates of users, client ids and IP addresses."""
+
+
+def _entity_options(command: click.decorators.FC) -> click.decorators.FC:
+    for option in (
+        click.option("--ip", help="IP address; --ip-default for all."),
+        click.option("--ip-default", is_flag=True, help="All IP addresses."),
+        click.option("--client-id", help="Client id."),
+        click.option("--client-id-default", is_flag=True, help="All client ids."),
+        click.option("--user", help="User name."),
+        click.option("--user-default", is_flag=True, help="All users."),
+    ):
+        command = option(command)
+    return command
+
+
+def _entity(options: dict[str, object]) -> Entity:
+    names: list[str | None] = []
+    for kind in ("user", "client_id", "ip"):
+        name = options[kind]
+        if options[f"{kind}_default"]:
+            name = DEFAULT
+        names.append(None if name is None else str(name))
+    who, client_id, address = names
+    if not any(names) or (address is not None and (who or client_id)):
+        raise InvalidConfigError(
+            "entity",
+            expected="--user, --client-id or both; or --ip",
+            found="another combination",
+        )
+    return who, client_id, address
+
+
+@quota.command("set")
+@_DIRECTORY
+@_entity_options
+@click.argument("bounds", metavar="KEY=VALUE...", nargs=-1, required=True)
+def set_quota(directory: str, bounds: tuple[str, ...], **options: object) -> None:
+    """Limit a rate.
+
+    For example: netshim quota set data --user alice producer_byte_rate=1e6
+    """
+    entity = _entity(options)
+    known = quotas.CLIENT_KEYS if entity[2] is None else (quotas.CONNECTION,)
+    values: dict[str, float | None] = {}
+    for text in bounds:
+        key, _, value = text.partition("=")
+        if key not in known:
+            raise InvalidConfigError(
+                "quota", expected=" or ".join(known), found=repr(key)
+            )
+        try:
+            number = float(value)
+        except ValueError:
+            number = 0.0
+        if not 0 < number < 2**63:
+            raise InvalidConfigError(
+                f"quota {key}", expected="a number above 0", found=repr(value)
+            )
+        values[key] = number
+    with _opened(directory) as store:
+        store.set_quotas(entity, values)
+
+
+@quota.command("remove")
+@_DIRECTORY
+@_entity_options
+@click.argument("keys", metavar="KEY...", nargs=-1)
+def remove_quota(directory: str, keys: tuple[str, ...], **options: object) -> None:
+    """Remove limits; all limits of the entity without KEY."""
+    entity = _entity(options)
+    with _opened(directory) as store:
+        present = store.load().quotas.get(entity, {})
+        store.set_quotas(entity, dict.fromkeys(keys or present))
+
+
+@quota.command("list")
+@_DIRECTORY
+def list_quotas(directory: str) -> None:
+    """Print all limits."""
+    with _opened(directory) as store:
+        stored = store.load().quotas
+    for entity, values in sorted(stored.items(), key=repr):
+        named = ", ".join(
+            f"{kind} {name}"
+            for kind, name in zip(("user", "client-id", "ip"), entity, strict=True)
+            if name is not None
+        )
+        for key, value in sorted(values.items()):
+            click.echo(f"{named}\t{key}={value:g}")

@@ -1,0 +1,434 @@
+"""SASL on a connection: the frames before authentication, and users over the wire.
+
+Rules (all observed on Apache Kafka 4.1.1):
+- A new connection may send ApiVersions once and SaslHandshake. Any other request closes
+  it without a response.
+- After SaslHandshake 1, only SaslAuthenticate is accepted. Another request is answered
+  with ILLEGAL_SASL_STATE and closes the connection. After version 0, tokens are frames
+  without a header.
+- A failed authentication is answered after a delay, and closes the connection.
+- With re-authentication, an expired connection is closed at its next request. A client
+  may authenticate again at any time, as the same user with the same mechanism.
+
+The mechanisms are in netshim/security/sasl.py.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from netshim import wire
+from netshim.scheduling import CloseConnection, PendingResponse
+from netshim.security import scram
+from netshim.security.sasl import (
+    Accepted,
+    Challenge,
+    Exchange,
+    Rejected,
+    Step,
+    Work,
+)
+from netshim.session import ClientSession
+from netshim.state import BrokerState, Call
+from netshim.wire import codes
+
+if TYPE_CHECKING:
+    from netshim.wire.messages import (
+        AlterUserScramCredentialsRequest,
+        AlterUserScramCredentialsResponse,
+        DescribeUserScramCredentialsRequest,
+        DescribeUserScramCredentialsResponse,
+        SaslAuthenticateRequest,
+        SaslAuthenticateResponse,
+        SaslHandshakeRequest,
+        SaslHandshakeResponse,
+    )
+
+Piece = wire.Buffer
+#: The result of a frame; see Connection.
+Reply = list[Piece] | PendingResponse | None
+_MOST_SALTED_BYTES: Final = 64
+_MOST_NAME_CHARS: Final = 1_024
+_MOST_SALT_BYTES: Final = 1_024
+
+
+class _Stage(enum.Enum):
+    """The progress of a connection's authentication."""
+
+    NEW = enum.auto()
+    #: A mechanism was chosen; SaslAuthenticate requests follow.
+    CHOSEN = enum.auto()
+    #: A mechanism was chosen with SaslHandshake 0; bare tokens follow.
+    BARE = enum.auto()
+    DONE = enum.auto()
+
+
+class SaslGate:
+    """Handles the frames of one connection until it is authenticated.
+
+    The gate remains for a connection whose authentication expires.
+    """
+
+    def __init__(self, session: ClientSession, state: BrokerState) -> None:
+        """Create the gate of a new connection."""
+        self._session = session
+        self._state = state
+        self._stage = _Stage.NEW
+        self._has_versions = False
+        self._mechanism = ""
+        self._exchange: Exchange | None = None
+        #: Principal and mechanism of the first authentication.
+        self._first: tuple[str, str] | None = None
+        #: Broker time at which the authentication expires.
+        self._expires_ms: int | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the connection has been authenticated."""
+        return self._first is not None
+
+    def note_versions(self) -> None:
+        """Record a successful ApiVersions request. Another one closes the connection."""
+        self._has_versions = True
+
+    def handle(self, frame: memoryview, now_ms: int) -> Reply | bool:
+        """Handle a frame. True: pass it to its handler.
+
+        Raises:
+            CloseConnection: the connection must be closed without a response.
+        """
+        if self._stage is _Stage.BARE:
+            return self._authenticate(bytes(frame), now_ms, self._bare)
+        try:
+            header = wire.decode_header(frame)
+        except wire.ProtocolError as error:
+            raise CloseConnection(str(error)) from error
+        key = header.api_key
+        if self._stage is _Stage.DONE:
+            return self._handle_done(header, frame, now_ms)
+        if self._stage is _Stage.CHOSEN:
+            if key != wire.SASL_AUTHENTICATE.key:
+                return self._refuse(header, "only SaslAuthenticate may follow")
+            return self._handle_token(header, frame, now_ms)
+        if key == wire.API_VERSIONS.key and not self._has_versions:
+            return True
+        if key != wire.SASL_HANDSHAKE.key:
+            raise CloseConnection("a request before authentication")
+        return self._handshake(header, frame)
+
+    def _handle_done(
+        self, header: wire.Header, frame: memoryview, now_ms: int
+    ) -> Reply | bool:
+        """Handle a frame of an authenticated connection."""
+        key = header.api_key
+        if key == wire.SASL_HANDSHAKE.key:
+            return self._handshake(header, frame)
+        if self._exchange is not None and key == wire.SASL_AUTHENTICATE.key:
+            return self._handle_token(header, frame, now_ms)
+        if self._expires_ms is not None and now_ms >= self._expires_ms:
+            raise CloseConnection("the authentication has expired")
+        return True
+
+    def _handshake(self, header: wire.Header, frame: memoryview) -> Reply:
+        request: SaslHandshakeRequest = _decoded(header, frame)
+        mechanisms = list(self._state.security.mechanisms)
+        response = wire.SASL_HANDSHAKE.Response(mechanisms=mechanisms)
+        mechanism = request.mechanism
+        if mechanism not in mechanisms:
+            response.error_code = codes.UNSUPPORTED_SASL_MECHANISM
+            self._session.is_ending = True
+            self._log_failure("the mechanism is not served", "", mechanism)
+            return _encoded(header, response)
+        if self._first is not None and self._first[1] != mechanism:
+            raise CloseConnection("another mechanism than at the first authentication")
+        self._mechanism = mechanism
+        self._exchange = self._state.security.authenticator.begin(mechanism)
+        if self._stage is _Stage.NEW:
+            is_bare = header.api_version == 0
+            self._stage = _Stage.BARE if is_bare else _Stage.CHOSEN
+        return _encoded(header, response)
+
+    def _handle_token(
+        self, header: wire.Header, frame: memoryview, now_ms: int
+    ) -> Reply:
+        request: SaslAuthenticateRequest = _decoded(header, frame)
+        answer = partial(self._framed, header)
+        return self._authenticate(bytes(request.auth_bytes), now_ms, answer)
+
+    def _refuse(self, header: wire.Header, reason: str) -> Reply:
+        """Answer with ILLEGAL_SASL_STATE in the form of the request's API, and close."""
+        self._session.is_ending = True
+        self._log_failure(reason, "", self._mechanism)
+        api = wire.APIS[header.api_key]
+        response = api.Response()
+        if hasattr(response, "error_code"):
+            response.error_code = codes.ILLEGAL_SASL_STATE
+        return _encoded(header, response)
+
+    # -- tokens ------------------------------------------------------------------------
+
+    def _authenticate(
+        self, token: bytes, now_ms: int, answer: Callable[[Step, int], list[Piece]]
+    ) -> Reply:
+        """Pass a token to the exchange, and return the response or its promise."""
+        assert self._exchange is not None, "no mechanism was chosen"
+        step = self._exchange.step(token, self._state.wall_ms())
+        if isinstance(step, Challenge):
+            return answer(step, now_ms)
+        if isinstance(step, Accepted):
+            return self._accept(step, now_ms, answer)
+        # No other frame of this connection is handled in the meantime.
+        pending = PendingResponse(is_in_pieces=True)
+        if isinstance(step, Rejected):
+            self._reject(step, now_ms, answer, pending)
+            return pending
+
+        def finished(outcome: object) -> None:
+            later_ms = self._state.now_ms
+            if isinstance(outcome, Challenge):
+                pending.set(answer(outcome, later_ms))
+            elif isinstance(outcome, Accepted):
+                try:
+                    pending.set(self._accept(outcome, later_ms, answer))
+                except CloseConnection as closing:
+                    pending.set(closing)
+            elif isinstance(outcome, Rejected):
+                self._reject(outcome, later_ms, answer, pending)
+            else:
+                pending.set(CloseConnection(f"authentication failed: {outcome!r}"))
+
+        assert isinstance(step, Work), step
+        self._state.submit_login(step.run, finished)
+        return pending
+
+    def _accept(
+        self,
+        step: Accepted,
+        now_ms: int,
+        answer: Callable[[Step, int], list[Piece]],
+    ) -> list[Piece]:
+        principal = f"User:{step.user}"
+        if self._first is not None and self._first[0] != principal:
+            self._log_failure("another user than before", step.user, self._mechanism)
+            raise CloseConnection("another user than at the first authentication")
+        self._first = principal, self._mechanism
+        self._stage = _Stage.DONE
+        self._exchange = None
+        session = self._session
+        session.principal = principal
+        session.frame_limit_bytes = None
+        lifetime_ms = self._lifetime_ms(step, now_ms)
+        self._expires_ms = None
+        if lifetime_ms:
+            self._expires_ms = now_ms + lifetime_ms
+        elif not self._state.security.reauthenticates:
+            session.gate = None
+        return answer(step, now_ms)
+
+    def _lifetime_ms(self, step: Accepted, now_ms: int) -> int:
+        """Return the lifetime of an authentication; 0 if it does not expire."""
+        most_ms = self._state.security.connections_max_reauth_ms
+        limits = []
+        if most_ms:
+            limits.append(most_ms)
+        if step.expires_ms is not None:
+            limits.append(max(1, step.expires_ms - self._state.wall_ms()))
+        return min(limits, default=0)
+
+    def _reject(
+        self,
+        step: Rejected,
+        now_ms: int,
+        answer: Callable[[Step, int], list[Piece]],
+        pending: PendingResponse,
+    ) -> None:
+        """Answer a failed authentication after a delay, which slows down guessing."""
+        self._log_failure(step.reason, step.user, self._mechanism)
+
+        def send(later_ms: int) -> None:
+            if self._stage is _Stage.BARE:
+                pending.set(CloseConnection("authentication failed"))
+                return
+            self._session.is_ending = True
+            pending.set(answer(step, later_ms))
+
+        delay_ms = self._state.security.failed_delay_ms
+        self._state.timers.at(now_ms + delay_ms, send)
+
+    def _bare(self, step: Step, now_ms: int) -> list[Piece]:
+        """Return a token as a frame without a header."""
+        assert isinstance(step, Challenge | Accepted), step
+        return [len(step.token).to_bytes(4, "big") + step.token]
+
+    def _framed(self, header: wire.Header, step: Step, now_ms: int) -> list[Piece]:
+        """Return a step as the response of SaslAuthenticate."""
+        response = wire.SASL_AUTHENTICATE.Response(auth_bytes=b"")
+        if isinstance(step, Rejected):
+            response.error_code = codes.SASL_AUTHENTICATION_FAILED
+            response.error_message = (
+                step.text or f"Authentication failed with {self._mechanism}"
+            )
+        else:
+            assert isinstance(step, Challenge | Accepted), step
+            response.auth_bytes = step.token
+        if isinstance(step, Accepted) and self._expires_ms is not None:
+            response.session_lifetime_ms = self._expires_ms - now_ms
+        return _encoded(header, response)
+
+    def _log_failure(self, reason: str, user: str, mechanism: str) -> None:
+        self._state.journal.say(
+            logging.WARNING,
+            f"authentication failed {self._session.peer}",
+            self._state.now_ms,
+            "a connection from %s is not authenticated: %s (mechanism %.100r, user %.100r)",
+            self._session.peer,
+            reason,
+            mechanism,
+            user,
+            most=1,
+        )
+
+
+def _decoded(header: wire.Header, frame: memoryview) -> Any:
+    try:
+        return wire.decode_request(header, frame)
+    except wire.ProtocolError as error:
+        raise CloseConnection(str(error)) from error
+
+
+def _encoded(header: wire.Header, response: object) -> list[Piece]:
+    api = wire.APIS[header.api_key]
+    return wire.encode_response(
+        api, header.api_version, header.correlation_id, response
+    )
+
+
+# -- handlers of authenticated connections ---------------------------------------------
+
+
+def sasl_handshake(
+    request: SaslHandshakeRequest, call: Call, state: BrokerState
+) -> SaslHandshakeResponse:
+    """Refuse: the connection needs no authentication. It remains open."""
+    return wire.SASL_HANDSHAKE.Response(error_code=codes.ILLEGAL_SASL_STATE)
+
+
+def sasl_authenticate(
+    request: SaslAuthenticateRequest, call: Call, state: BrokerState
+) -> SaslAuthenticateResponse:
+    """Refuse: no SaslHandshake came first. The connection remains open."""
+    return wire.SASL_AUTHENTICATE.Response(
+        error_code=codes.ILLEGAL_SASL_STATE,
+        error_message="SaslAuthenticate without a SaslHandshake",
+        auth_bytes=b"",
+    )
+
+
+def describe_user_scram_credentials(
+    request: DescribeUserScramCredentialsRequest, call: Call, state: BrokerState
+) -> DescribeUserScramCredentialsResponse:
+    """Return the mechanisms and iterations of users, never their keys."""
+    response_type = wire.DESCRIBE_USER_SCRAM_CREDENTIALS.Response
+    users = state.security.facts.users
+    if request.users:
+        names = [one.name for one in request.users]
+    else:
+        names = sorted(users)
+    results = []
+    for name in dict.fromkeys(names):
+        result = response_type.User(user=name)
+        if names.count(name) > 1:
+            result.error_code = codes.DUPLICATE_RESOURCE
+            result.error_message = "the user is named twice"
+        elif name not in users:
+            result.error_code = codes.RESOURCE_NOT_FOUND
+            result.error_message = "no such user"
+        else:
+            result.credential_infos = [
+                response_type.User.CredentialInfo(
+                    mechanism=scram.NUMBERS[mechanism], iterations=one.iterations
+                )
+                for mechanism, one in sorted(users[name].items())
+            ]
+        results.append(result)
+    return response_type(results=results)
+
+
+def alter_user_scram_credentials(
+    request: AlterUserScramCredentialsRequest, call: Call, state: BrokerState
+) -> PendingResponse | AlterUserScramCredentialsResponse:
+    """Set or remove credentials: for each user all changes, or none."""
+    response_type = wire.ALTER_USER_SCRAM_CREDENTIALS.Response
+    mechanisms = {number: name for name, number in scram.NUMBERS.items()}
+    changes: dict[str, dict[str, scram.Credential | None]] = {}
+    errors: dict[str, tuple[int, str]] = {}
+    wanted: list[tuple[str, int, Any]] = [
+        *((one.name, one.mechanism, None) for one in request.deletions),
+        *((one.name, one.mechanism, one) for one in request.upsertions),
+    ]
+    for name, number, one in wanted:
+        mechanism = mechanisms.get(number)
+        of_user = changes.setdefault(name, {})
+        error = _error_of(name, mechanism, one)
+        if error is None and mechanism in of_user:
+            error = codes.DUPLICATE_RESOURCE, "the same mechanism is named twice"
+        if error is not None:
+            errors.setdefault(name, error)
+            continue
+        assert mechanism is not None
+        credential = None
+        if one is not None:
+            credential = scram.credential_of(
+                mechanism, bytes(one.salted_password), bytes(one.salt), one.iterations
+            )
+        of_user[mechanism] = credential
+
+    def store() -> Mapping[str, tuple[int, str]]:
+        missing = {}
+        for name, of_user in changes.items():
+            if name not in errors and not state.security.store().set_credentials(
+                name, of_user
+            ):
+                missing[name] = codes.RESOURCE_NOT_FOUND, "no such credential"
+        return missing
+
+    def response(missing: Mapping[str, tuple[int, str]]) -> Any:
+        found = {**errors, **missing}
+        return response_type(
+            results=[
+                response_type.User(
+                    user=name,
+                    error_code=found.get(name, (codes.NONE, None))[0],
+                    error_message=found.get(name, (codes.NONE, None))[1],
+                )
+                for name in changes
+            ]
+        )
+
+    return state.change_security(store, response)
+
+
+def _error_of(name: str, mechanism: str | None, one: Any) -> tuple[int, str] | None:
+    """Return the error of one change, if any."""
+    unacceptable = codes.UNACCEPTABLE_CREDENTIAL
+    if not name or len(name) > _MOST_NAME_CHARS or "\0" in name:
+        return unacceptable, "the user name is empty, too long or contains NUL"
+    if mechanism is None:
+        return codes.UNSUPPORTED_SASL_MECHANISM, "unknown mechanism"
+    if one is None:
+        return None
+    if not scram.LEAST_ITERATIONS <= one.iterations <= scram.MOST_ITERATIONS:
+        return (
+            unacceptable,
+            f"iterations: expected {scram.LEAST_ITERATIONS} to "
+            f"{scram.MOST_ITERATIONS}, found {one.iterations}",
+        )
+    if len(one.salt) > _MOST_SALT_BYTES:
+        return unacceptable, "the salt is too long"
+    if not 0 < len(one.salted_password) <= _MOST_SALTED_BYTES:
+        return unacceptable, "the salted password is empty or too long"
+    return None

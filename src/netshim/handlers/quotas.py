@@ -1,0 +1,218 @@
+"""Quotas over the wire: DescribeClientQuotas and AlterClientQuotas.
+
+Rules (Apache Kafka 4.1.1, with exceptions that are marked):
+- An entity is a user, a client id, both, or an IP address. A null name is the default.
+- Each entry is changed separately. An entity that is named twice is refused, and nothing
+  of it is changed.
+- NaN is refused; Kafka stores it. The name of an IP quota must be an address.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+from netshim import wire
+from netshim.scheduling import PendingResponse
+from netshim.security import quotas
+from netshim.security.stored import DEFAULT, Entity
+from netshim.state import BrokerState, Call
+from netshim.wire import codes
+
+if TYPE_CHECKING:
+    from netshim.wire.messages import (
+        AlterClientQuotasRequest,
+        AlterClientQuotasResponse,
+        DescribeClientQuotasRequest,
+        DescribeClientQuotasResponse,
+    )
+
+_TYPES: Final = ("user", "client-id", "ip")
+_INT32_MAX: Final = (1 << 31) - 1
+_INT64_MAX: Final = (1 << 63) - 1
+#: Keys whose bounds may have a fraction.
+_FRACTIONS: Final = (quotas.REQUEST, quotas.MUTATION)
+
+
+class _QuotaError(Exception):
+    """An entity or a change that is refused. The text is the reason."""
+
+
+def _entity_of(parts: list[Any]) -> Entity:
+    """Return the entity that a request names.
+
+    Raises:
+        _QuotaError: there is no such entity.
+    """
+    if not parts:
+        raise _QuotaError("the entity is empty")
+    names: dict[str, str] = {}
+    for part in parts:
+        if part.entity_type not in _TYPES:
+            raise _QuotaError(f"unknown entity type {part.entity_type!r}")
+        if part.entity_type in names:
+            raise _QuotaError(f"the entity type {part.entity_type!r} is named twice")
+        name = part.entity_name
+        if name is None:
+            name = DEFAULT
+        elif not name or "\0" in name or len(name) > 1_024:
+            raise _QuotaError(f"an unusable {part.entity_type}: {name[:40]!r}")
+        names[part.entity_type] = name
+    address = names.get("ip")
+    if address is not None:
+        if len(names) > 1:
+            raise _QuotaError("an IP address cannot be combined with another entity")
+        if address != DEFAULT:
+            try:
+                ipaddress.ip_address(address)
+            except ValueError:
+                raise _QuotaError(f"{address!r} is no IP address") from None
+    return names.get("user"), names.get("client-id"), address
+
+
+def _change_of(operation: Any, entity: Entity) -> tuple[str, float | None]:
+    """Return the key and the bound of one change; None removes it.
+
+    Raises:
+        _QuotaError: the change is invalid.
+    """
+    key = operation.key
+    if operation.remove:
+        return key, None
+    known: tuple[str, ...] = quotas.CLIENT_KEYS
+    if entity[2] is not None:
+        known = (quotas.CONNECTION,)
+    if key not in known:
+        raise _QuotaError(f"unknown quota {key!r}; expected {' or '.join(known)}")
+    value = operation.value
+    if math.isnan(value) or value <= 0:
+        raise _QuotaError(f"{key}: expected a number above 0, found {value}")
+    if key not in _FRACTIONS:
+        most = _INT64_MAX
+        if key == quotas.CONNECTION:
+            most = _INT32_MAX
+        if value > most or value != int(value):
+            raise _QuotaError(
+                f"{key}: expected a whole number up to {most}, found {value}"
+            )
+    return key, value
+
+
+def alter_client_quotas(
+    request: AlterClientQuotasRequest, call: Call, state: BrokerState
+) -> AlterClientQuotasResponse | PendingResponse:
+    """Set or remove quotas."""
+    response_type = wire.ALTER_CLIENT_QUOTAS.Response
+    entry_type = response_type.Entry
+    results = []
+    wanted: dict[int, tuple[Entity, dict[str, float | None]]] = {}
+    entities: list[Entity | None] = []
+    for slot, entry in enumerate(request.entries):
+        result = entry_type(
+            entity=[
+                entry_type.Entity(
+                    entity_type=part.entity_type, entity_name=part.entity_name
+                )
+                for part in entry.entity
+            ]
+        )
+        results.append(result)
+        try:
+            entity = _entity_of(entry.entity)
+            wanted[slot] = (
+                entity,
+                dict(_change_of(operation, entity) for operation in entry.ops),
+            )
+        except _QuotaError as error:
+            entities.append(None)
+            result.error_code = codes.INVALID_REQUEST
+            result.error_message = str(error)
+        else:
+            entities.append(entity)
+    for slot, named in enumerate(entities):
+        if named is not None and entities.count(named) > 1:
+            del wanted[slot]
+            results[slot].error_code = codes.INVALID_REQUEST
+            results[slot].error_message = "the entity is named twice"
+    response = response_type(entries=results)
+    if request.validate_only or not wanted:
+        return response
+
+    def store() -> None:
+        for entity, changes in wanted.values():
+            state.security.store().set_quotas(entity, changes)
+
+    return state.change_security(store, lambda _: response)
+
+
+def describe_client_quotas(
+    request: DescribeClientQuotasRequest, call: Call, state: BrokerState
+) -> DescribeClientQuotasResponse:
+    """Return the quotas of the entities that a filter selects."""
+    response_type = wire.DESCRIBE_CLIENT_QUOTAS.Response
+    entry_type = response_type.Entry
+    filters: dict[str, str | bool | None] = {}
+
+    def refusal(code: int, text: str) -> DescribeClientQuotasResponse:
+        return response_type(error_code=code, error_message=text, entries=None)
+
+    for one in request.components:
+        kind = one.entity_type
+        if not kind:
+            return refusal(codes.INVALID_REQUEST, "an empty entity type")
+        if kind not in _TYPES:
+            return refusal(codes.UNSUPPORTED_VERSION, f"unknown entity type {kind!r}")
+        if kind in filters:
+            return refusal(codes.INVALID_REQUEST, f"{kind!r} is named twice")
+        # 0 selects a name, 1 the default, 2 every name.
+        if one.match_type not in (0, 1, 2) or (one.match_type == 0) != (
+            one.match is not None
+        ):
+            return refusal(codes.INVALID_REQUEST, "an impossible match")
+        if one.match_type == 0:
+            filters[kind] = one.match
+        elif one.match_type == 1:
+            filters[kind] = DEFAULT
+        else:
+            filters[kind] = True
+    if "ip" in filters and len(filters) > 1:
+        return refusal(
+            codes.INVALID_REQUEST,
+            "an IP address cannot be combined with another entity",
+        )
+    entries = []
+    for entity, values in sorted(state.security.facts.quotas.items(), key=repr):
+        names = {
+            kind: name
+            for kind, name in zip(_TYPES, entity, strict=True)
+            if name is not None
+        }
+        if not _is_selected(names, filters, is_strict=request.strict):
+            continue
+        entries.append(
+            entry_type(
+                entity=[
+                    entry_type.Entity(
+                        entity_type=kind, entity_name=None if name == DEFAULT else name
+                    )
+                    for kind, name in names.items()
+                ],
+                values=[
+                    entry_type.Value(key=key, value=value)
+                    for key, value in sorted(values.items())
+                ],
+            )
+        )
+    return response_type(entries=entries)
+
+
+def _is_selected(
+    names: dict[str, str], filters: dict[str, str | bool | None], *, is_strict: bool
+) -> bool:
+    if is_strict and (names.keys() != filters.keys() or not filters):
+        return False
+    return all(
+        kind in names and (wanted is True or names[kind] == wanted)
+        for kind, wanted in filters.items()
+    )

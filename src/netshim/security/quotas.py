@@ -1,0 +1,253 @@
+"""Quotas: rates of bytes, of broker time, of changes and of connections, and the delays
+for a client that exceeds one.
+
+Rules (as Apache Kafka 4.1.1):
+- The first entity that has a bound decides: (user, client id), (user, default client),
+  (user), (default user, client id), (default user, default client), (default user),
+  (client id), (default client). Without a bound, nothing is measured.
+- A rate is the sum of 11 samples of one second, divided by the time since the start of
+  the oldest one, but by at least 10 s.
+- A client over its bound is delayed for the time after which the rate is the bound.
+- Changes of topics take tokens from a bucket, which may be overdrawn once.
+
+Pure: the time is an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import attrs
+
+from netshim.security.stored import DEFAULT, Entity
+
+PRODUCE: Final = "producer_byte_rate"
+FETCH: Final = "consumer_byte_rate"
+REQUEST: Final = "request_percentage"
+MUTATION: Final = "controller_mutation_rate"
+CONNECTION: Final = "connection_creation_rate"
+#: Keys of quotas of users and client ids.
+CLIENT_KEYS: Final = (PRODUCE, FETCH, REQUEST, MUTATION)
+
+_SAMPLES: Final = 11
+_SAMPLE_MS: Final = 1_000
+_LEAST_WINDOW_MS: Final = (_SAMPLES - 1) * _SAMPLE_MS
+#: Maximum delay for the use of broker time.
+_MOST_REQUEST_DELAY_MS: Final = 1_000
+#: Maximum number of measured entities. Idle ones are then forgotten.
+_MOST_SENSORS: Final = 10_000
+
+
+@attrs.define(eq=False)
+class Rate:
+    """The rate of one entity."""
+
+    #: (start, sum) of the samples, the oldest first.
+    _samples: list[tuple[int, float]] = attrs.Factory(list)
+
+    def record(self, value: float, now_ms: int) -> None:
+        """Add a value. A negative one takes it out again."""
+        samples = self._samples
+        if samples and now_ms - samples[-1][0] < _SAMPLE_MS:
+            start_ms, total = samples[-1]
+            samples[-1] = start_ms, total + value
+        else:
+            samples.append((now_ms, value))
+            del samples[:-_SAMPLES]
+
+    def delay_ms(self, bound: float, now_ms: int) -> int:
+        """Return for how long the client must wait, so that the rate is `bound`."""
+        self._drop_old(now_ms)
+        if not self._samples:
+            return 0
+        elapsed_ms = now_ms - self._samples[0][0]
+        missing = max(0, _SAMPLES - 1 - elapsed_ms // _SAMPLE_MS)
+        window_ms = elapsed_ms + missing * _SAMPLE_MS
+        total = sum(value for _, value in self._samples)
+        return max(0, round(total / bound * 1000 - window_ms))
+
+    def is_idle(self, now_ms: int) -> bool:
+        """Return whether all samples have expired."""
+        self._drop_old(now_ms)
+        return not self._samples
+
+    def _drop_old(self, now_ms: int) -> None:
+        limit_ms = now_ms - _SAMPLES * _SAMPLE_MS
+        while self._samples and self._samples[0][0] <= limit_ms:
+            del self._samples[0]
+
+
+@attrs.define(eq=False)
+class Bucket:
+    """Tokens for changes of topics. It is full at first, and may be overdrawn once."""
+
+    _tokens: float
+    _since_ms: int
+
+    def delay_ms(self, bound: float, now_ms: int) -> int:
+        """Return the time until the bucket is no longer overdrawn."""
+        elapsed_s = (now_ms - self._since_ms) / 1000
+        self._tokens = min(bound * _SAMPLES, self._tokens + elapsed_s * bound)
+        self._since_ms = now_ms
+        return max(0, round(-self._tokens / bound * 1000))
+
+    def take(self, count: float) -> None:
+        """Take tokens."""
+        self._tokens -= count
+
+    def is_idle(self, now_ms: int) -> bool:
+        """Return whether the bucket was last used a long time ago."""
+        return now_ms - self._since_ms > 3_600_000
+
+
+#: An entity with the key of its quota.
+_Sensor = tuple[str, Entity]
+
+
+class Quotas:
+    """The bounds of all entities, and the rates of the measured ones.
+
+    Used by the broker's thread.
+    """
+
+    def __init__(self) -> None:
+        """Create quotas without bounds."""
+        self._bounds: Mapping[Entity, Mapping[str, float]] = {}
+        self._rates: dict[_Sensor, Rate] = {}
+        self._buckets: dict[_Sensor, Bucket] = {}
+        #: (key, user, client id) -> sensor and bound.
+        self._found: dict[tuple[str, str, str], tuple[_Sensor, float] | None] = {}
+        #: Keys for which any entity has a bound.
+        self.keys: frozenset[str] = frozenset()
+
+    def set_bounds(self, bounds: Mapping[Entity, Mapping[str, float]]) -> None:
+        """Replace all bounds. Measured rates are kept."""
+        self._bounds = bounds
+        self._found.clear()
+        self.keys = frozenset(key for values in bounds.values() for key in values)
+
+    def record(
+        self, key: str, user: str, client_id: str, value: float, now_ms: int
+    ) -> int:
+        """Measure a value, and return for how many ms the client must wait."""
+        found = self._find(key, user, client_id)
+        if found is None:
+            return 0
+        sensor, bound = found
+        rate = self._rate(sensor, now_ms)
+        rate.record(value, now_ms)
+        delay_ms = rate.delay_ms(bound, now_ms)
+        if key == REQUEST:
+            return min(delay_ms, _MOST_REQUEST_DELAY_MS)
+        return delay_ms
+
+    def take_out(
+        self, key: str, user: str, client_id: str, value: float, now_ms: int
+    ) -> None:
+        """Undo record() for a response that is not sent."""
+        found = self._find(key, user, client_id)
+        if found is not None:
+            self._rate(found[0], now_ms).record(-value, now_ms)
+
+    def most_fetch_bytes(self, user: str, client_id: str) -> int | None:
+        """Return the largest response that a fetch may ask for: ten seconds' worth."""
+        found = self._find(FETCH, user, client_id)
+        if found is None:
+            return None
+        return max(1, int(found[1] * _LEAST_WINDOW_MS / 1000))
+
+    def mutate(
+        self, user: str, client_id: str, count: int, now_ms: int, *, is_strict: bool
+    ) -> int:
+        """Count changed partitions, and return for how many ms the client must wait.
+
+        With is_strict, nothing is counted while the bucket is overdrawn: the request is
+        refused.
+        """
+        found = self._find(MUTATION, user, client_id)
+        if found is None or not count:
+            return 0
+        sensor, bound = found
+        bucket = self._buckets.get(sensor)
+        if bucket is None:
+            self._forget_idle(now_ms)
+            bucket = self._buckets[sensor] = Bucket(bound * _SAMPLES, now_ms)
+        delay_ms = bucket.delay_ms(bound, now_ms)
+        if is_strict and delay_ms:
+            return delay_ms
+        bucket.take(count)
+        if is_strict:
+            return 0
+        return bucket.delay_ms(bound, now_ms)
+
+    def connect(self, address: str, now_ms: int) -> int:
+        """Count a connection of an IP address; return for how many ms it is too early."""
+        for name in (address, DEFAULT):
+            entity: Entity = (None, None, name)
+            bound = self._bounds.get(entity, {}).get(CONNECTION)
+            if bound is not None:
+                sensor = CONNECTION, (None, None, address)
+                rate = self._rate(sensor, now_ms)
+                rate.record(1, now_ms)
+                delay_ms = rate.delay_ms(bound, now_ms)
+                if delay_ms:  # it is refused, and does not count
+                    rate.record(-1, now_ms)
+                return delay_ms
+        return 0
+
+    def _find(
+        self, key: str, user: str, client_id: str
+    ) -> tuple[_Sensor, float] | None:
+        """Return the sensor and the bound for a user and a client id."""
+        if key not in self.keys:
+            return None
+        question = key, user, client_id
+        if question not in self._found:
+            if len(self._found) >= _MOST_SENSORS:
+                self._found.clear()
+            self._found[question] = self._resolve(*question)
+        return self._found[question]
+
+    def _resolve(
+        self, key: str, user: str, client_id: str
+    ) -> tuple[_Sensor, float] | None:
+        both: Entity = (user, client_id, None)
+        of_user: Entity = (user, None, None)
+        of_client: Entity = (None, client_id, None)
+        order: tuple[tuple[Entity, Entity], ...] = (
+            (both, both),
+            ((user, DEFAULT, None), both),
+            (of_user, of_user),
+            ((DEFAULT, client_id, None), both),
+            ((DEFAULT, DEFAULT, None), both),
+            ((DEFAULT, None, None), of_user),
+            (of_client, of_client),
+            ((None, DEFAULT, None), of_client),
+        )
+        for entity, measured in order:
+            bound = self._bounds.get(entity, {}).get(key)
+            if bound is not None:
+                return (key, measured), bound
+        return None
+
+    def _rate(self, sensor: _Sensor, now_ms: int) -> Rate:
+        rate = self._rates.get(sensor)
+        if rate is None:
+            self._forget_idle(now_ms)
+            rate = self._rates[sensor] = Rate()
+        return rate
+
+    def _forget_idle(self, now_ms: int) -> None:
+        if len(self._rates) + len(self._buckets) < _MOST_SENSORS:
+            return
+        self._rates = {
+            sensor: one
+            for sensor, one in self._rates.items()
+            if not one.is_idle(now_ms)
+        }
+        self._buckets = {
+            sensor: one
+            for sensor, one in self._buckets.items()
+            if not one.is_idle(now_ms)
+        }

@@ -1,0 +1,280 @@
+"""Authentication by SASL: the next step after each token of a client.
+
+Rules:
+- Passwords are stored once, as SCRAM credentials. PLAIN derives the same keys from the
+  password that it receives.
+- An unknown user and a wrong password have the same text, the same steps and the same
+  cost.
+- Work that takes milliseconds, such as the derivation of keys or the download of
+  signing keys, is returned as Work. The caller runs it in a worker thread.
+
+This module knows no frames and no sockets; handlers/authentication.py does.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import attrs
+
+from netshim.security import scram
+from netshim.security.scram import Credential, ScramError
+from netshim.security.stored import SecurityFacts
+
+PLAIN: Final = "PLAIN"
+OAUTHBEARER: Final = "OAUTHBEARER"
+MECHANISMS: Final = (PLAIN, *scram.HASHES, OAUTHBEARER)
+#: How long a correct password of PLAIN is remembered.
+_REMEMBER_MS: Final = 60_000
+_MOST_REMEMBERED: Final = 10_000
+_MOST_PASSWORD_BYTES: Final = 1_024
+_MOST_TOKEN_BYTES: Final = 64 << 10
+
+
+@attrs.frozen
+class Challenge:
+    """Send a token, and continue with the client's next one."""
+
+    token: bytes
+
+
+@attrs.frozen
+class Accepted:
+    """The client is authenticated."""
+
+    user: str
+    #: The last token for the client.
+    token: bytes = b""
+    #: Wall clock at which the authentication ends; None if it does not.
+    expires_ms: int | None = None
+
+
+@attrs.frozen
+class Rejected:
+    """The client is not authenticated."""
+
+    #: For the log. The client gets one text for all reasons.
+    reason: str
+    user: str = ""
+    #: The text for the client, if the mechanism has one of its own.
+    text: str | None = None
+
+
+@attrs.frozen
+class Work:
+    """Run a function in a worker thread. It returns the next step."""
+
+    run: Callable[[], Step]
+
+
+Step = Challenge | Accepted | Rejected | Work
+
+
+class Exchange(Protocol):
+    """The exchange of one authentication."""
+
+    mechanism: str
+
+    def step(self, token: bytes, now_ms: int) -> Step:
+        """Return the step after a token of the client. `now_ms` is the wall clock."""
+        ...
+
+
+class TokenVerifier(Protocol):
+    """Verifies bearer tokens; tokens.py implements it."""
+
+    def verify(self, token: str, now_ms: int) -> Accepted | Rejected:
+        """Verify a token. May block on the network for some seconds."""
+        ...
+
+
+@attrs.define(eq=False)
+class PasswordCache:
+    """Passwords of PLAIN that were correct a short time ago, as keyed hashes."""
+
+    _secret: bytes
+    _until_ms: dict[bytes, int] = attrs.Factory(dict)
+
+    def knows(self, user: str, password: str, salt: bytes, now_ms: int) -> bool:
+        """Return whether the password was correct within the last minute."""
+        until_ms = self._until_ms.get(self._key(user, password, salt))
+        return until_ms is not None and now_ms < until_ms
+
+    def add(self, user: str, password: str, salt: bytes, now_ms: int) -> None:
+        """Remember a correct password."""
+        if len(self._until_ms) >= _MOST_REMEMBERED:
+            self._until_ms.clear()
+        self._until_ms[self._key(user, password, salt)] = now_ms + _REMEMBER_MS
+
+    def _key(self, user: str, password: str, salt: bytes) -> bytes:
+        parts = [part.hex() for part in (user.encode(), password.encode(), salt)]
+        return hmac.digest(self._secret, ":".join(parts).encode(), "sha256")
+
+
+@attrs.frozen
+class Authenticator:
+    """Creates the exchanges of a broker."""
+
+    facts: Callable[[], SecurityFacts]
+    random: Callable[[int], bytes]
+    passwords: PasswordCache
+    #: Iterations of made-up credentials.
+    iterations: int
+    tokens: TokenVerifier | None = None
+
+    def begin(self, mechanism: str) -> Exchange:
+        """Return a new exchange for a mechanism that is served."""
+        if mechanism == PLAIN:
+            return _Plain(self)
+        if mechanism == OAUTHBEARER:
+            assert self.tokens is not None, "OAUTHBEARER is served without a verifier"
+            return _Bearer(self.tokens)
+        return _Scram(self, mechanism)
+
+    def credential(self, user: str, mechanism: str) -> tuple[Credential, bool]:
+        """Return the credential of a user, and whether it is a stored one."""
+        facts = self.facts()
+        found = facts.users.get(user, {}).get(mechanism)
+        if found is not None:
+            return found, True
+        secret = facts.salt_secret or b"no users"
+        made_up = scram.made_up_credential(mechanism, secret, user, self.iterations)
+        return made_up, False
+
+
+@attrs.define(eq=False)
+class _Scram:
+    """An exchange of SCRAM-SHA-256 or SCRAM-SHA-512."""
+
+    _owner: Authenticator
+    mechanism: str
+    _exchange: scram.ScramState | None = None
+    _is_known: bool = False
+
+    def step(self, token: bytes, now_ms: int) -> Step:
+        user = ""
+        if self._exchange is not None:
+            user = self._exchange.first.user
+        try:
+            if self._exchange is None:
+                first = scram.parse_first(token)
+                user = first.user
+                credential, self._is_known = self._owner.credential(
+                    user, self.mechanism
+                )
+                self._exchange = scram.challenge(
+                    self.mechanism, first, credential, self._owner.random(24)
+                )
+                return Challenge(self._exchange.challenge)
+            final = scram.verify(self._exchange, token)
+        except ScramError as error:
+            return Rejected(str(error), user)
+        if not self._is_known:  # no proof matches a made-up credential
+            return Rejected("unknown user", user)
+        # The user may have been deleted, or the password changed, since the challenge.
+        present, _ = self._owner.credential(user, self.mechanism)
+        if present != self._exchange.credential:
+            return Rejected("the credential was changed during the exchange", user)
+        return Accepted(user, final)
+
+
+@attrs.define(eq=False)
+class _Plain:
+    """An exchange of PLAIN (RFC 4616)."""
+
+    _owner: Authenticator
+    mechanism: str = PLAIN
+
+    def step(self, token: bytes, now_ms: int) -> Step:
+        if len(token) > 4 * _MOST_PASSWORD_BYTES:
+            return Rejected(f"a token of {len(token)} bytes")
+        try:
+            authorization_id, user, password = token.decode().split("\0")
+        except ValueError:
+            return Rejected("the token has not the form of RFC 4616")
+        if not user or not password or authorization_id not in ("", user):
+            return Rejected("an empty name or password, or another authorization id")
+        if len(password.encode()) > _MOST_PASSWORD_BYTES:
+            return Rejected("a password that is too long", user)
+        mechanism = next(
+            (
+                one
+                for one in scram.HASHES
+                if one in self._owner.facts().users.get(user, {})
+            ),
+            next(iter(scram.HASHES)),
+        )
+        credential, is_known = self._owner.credential(user, mechanism)
+        if is_known and self._owner.passwords.knows(
+            user, password, credential.salt, now_ms
+        ):
+            return Accepted(user)
+
+        def derive() -> Step:
+            salted = scram.salted_password(
+                mechanism, password, credential.salt, credential.iterations
+            )
+            derived = scram.credential_of(
+                mechanism, salted, credential.salt, credential.iterations
+            )
+            is_right = hmac.compare_digest(derived.stored_key, credential.stored_key)
+            if not (is_right and is_known):
+                return Rejected("unknown user or wrong password", user)
+            self._owner.passwords.add(user, password, credential.salt, now_ms)
+            return Accepted(user)
+
+        return Work(derive)
+
+
+@attrs.define(eq=False)
+class _Bearer:
+    """An exchange of OAUTHBEARER (RFC 7628)."""
+
+    _tokens: TokenVerifier
+    mechanism: str = OAUTHBEARER
+    _rejected: Rejected | None = None
+
+    def step(self, token: bytes, now_ms: int) -> Step:
+        if self._rejected is not None:
+            # The client's answer to the error message.
+            return self._rejected
+        try:
+            bearer = _bearer_of(token)
+        except ValueError as error:
+            return self._reject(Rejected(str(error)))
+
+        def verify() -> Step:
+            found = self._tokens.verify(bearer, now_ms)
+            if isinstance(found, Rejected):
+                return self._reject(found)
+            return found
+
+        return Work(verify)
+
+    def _reject(self, rejected: Rejected) -> Step:
+        """Send the error as a challenge first, as RFC 7628 demands."""
+        text = json.dumps({"status": "invalid_token"}, separators=(",", ":"))
+        self._rejected = attrs.evolve(rejected, text=text)
+        return Challenge(text.encode())
+
+
+def _bearer_of(token: bytes) -> str:
+    """Return the token in a client's message.
+
+    Raises:
+        ValueError: the message is malformed.
+    """
+    if len(token) > _MOST_TOKEN_BYTES:
+        raise ValueError(f"a message of {len(token)} bytes")
+    parts = token.decode().split("\x01")
+    if len(parts) < 4 or not parts[0].startswith("n,") or parts[-1] or parts[-2]:
+        raise ValueError("the message has not the form of RFC 7628")
+    for part in parts[1:-2]:
+        key, _, value = part.partition("=")
+        scheme, _, bearer = value.partition(" ")
+        if key == "auth" and scheme.lower() == "bearer" and bearer.strip():
+            return bearer.strip()
+    raise ValueError("the message has no bearer token")

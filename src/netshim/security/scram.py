@@ -1,0 +1,227 @@
+"""SCRAM-SHA-256 and SCRAM-SHA-512 (RFC 5802, RFC 7677): credentials and proofs.
+
+Rules:
+- A stored credential contains no password: salt, StoredKey, ServerKey, iterations.
+- There is no channel binding, and no SASLprep, like in Kafka.
+- An exchange with an unknown user continues with a made-up credential and fails at the
+  proof, with the text and the cost of a wrong password.
+
+Pure functions of bytes: no clock, no store.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+from typing import Final
+
+import attrs
+
+#: Name of a mechanism -> name of its hash in hashlib.
+HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
+#: Numbers of the mechanisms in AlterUserScramCredentials.
+NUMBERS: Final = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
+LEAST_ITERATIONS: Final = 4_096
+MOST_ITERATIONS: Final = 16_384
+MOST_TOKEN_BYTES: Final = 8_192
+SALT_BYTES: Final = 24
+_NONCE_BYTES: Final = 24
+
+
+class ScramError(Exception):
+    """A message that RFC 5802 does not allow, or a wrong proof. The text is the reason."""
+
+
+@attrs.frozen
+class Credential:
+    """The stored data of one user and mechanism."""
+
+    salt: bytes
+    stored_key: bytes = attrs.field(repr=False)
+    server_key: bytes = attrs.field(repr=False)
+    iterations: int
+
+
+def salted_password(
+    mechanism: str, password: str, salt: bytes, iterations: int
+) -> bytes:
+    """Return SaltedPassword. Takes some milliseconds: call it in a worker thread."""
+    return hashlib.pbkdf2_hmac(HASHES[mechanism], password.encode(), salt, iterations)
+
+
+def credential_of(
+    mechanism: str, salted: bytes, salt: bytes, iterations: int
+) -> Credential:
+    """Return the credential for a salted password."""
+    name = HASHES[mechanism]
+    client_key = hmac.digest(salted, b"Client Key", name)
+    return Credential(
+        salt=salt,
+        stored_key=hashlib.new(name, client_key).digest(),
+        server_key=hmac.digest(salted, b"Server Key", name),
+        iterations=iterations,
+    )
+
+
+def made_up_credential(
+    mechanism: str, secret: bytes, user: str, iterations: int
+) -> Credential:
+    """Return a credential for a user without one, always the same for a name.
+
+    No proof matches it. `secret` is only known to the servers of a directory, so that
+    a client cannot distinguish its salt from a stored one.
+    """
+    seed = f"{mechanism}\0{user}".encode()
+    size = hashlib.new(HASHES[mechanism]).digest_size
+    material = hmac.digest(secret, b"salt" + seed, "sha512")
+    key = hmac.digest(secret, b"key" + seed, "sha512")
+    return Credential(material[:SALT_BYTES], key[:size], key[:size], iterations)
+
+
+def parse_credential(text: str) -> Credential:
+    """Read a credential in the form of Kafka's ZooKeeper nodes.
+
+    Raises:
+        ValueError: a field is missing or malformed.
+    """
+    fields = dict(part.strip().split("=", 1) for part in text.split(","))
+    return Credential(
+        salt=base64.b64decode(fields["salt"], validate=True),
+        stored_key=base64.b64decode(fields["stored_key"], validate=True),
+        server_key=base64.b64decode(fields["server_key"], validate=True),
+        iterations=int(fields["iterations"]),
+    )
+
+
+def format_credential(one: Credential) -> str:
+    """Return a credential in the form that parse_credential() reads."""
+    salt, stored, server = (
+        base64.b64encode(part).decode()
+        for part in (one.salt, one.stored_key, one.server_key)
+    )
+    return f"salt={salt},stored_key={stored},server_key={server},iterations={one.iterations}"
+
+
+@attrs.frozen
+class ClientFirst:
+    """The first message of a client."""
+
+    user: str
+    nonce: str
+    #: The message without its header, which is part of the signed text.
+    bare: str
+    header: str
+
+
+def parse_first(token: bytes) -> ClientFirst:
+    """Read the client's first message.
+
+    Raises:
+        ScramError: the message is malformed, requests channel binding or an extension.
+    """
+    text = _text(token)
+    parts = text.split(",")
+    if len(parts) < 4 or parts[0] != "n":
+        raise ScramError("the first message requests channel binding or is malformed")
+    user = _user(_value(parts[2], "n"))
+    if parts[1] and _user(_value(parts[1], "a")) != user:
+        raise ScramError("the authorization id is not the user name")
+    nonce = _value(parts[3], "r")
+    if not nonce or any(not "!" <= one <= "~" for one in nonce):
+        raise ScramError("the nonce is empty or not printable")
+    # Extensions such as Kafka's tokenauth=true follow. An `m=` is in the place of the
+    # user name, and is refused there.
+    header = f"{parts[0]},{parts[1]},"
+    return ClientFirst(user, nonce, text[len(header) :], header)
+
+
+@attrs.frozen
+class ScramState:
+    """An exchange after the client's first message."""
+
+    mechanism: str
+    first: ClientFirst
+    credential: Credential
+    nonce: str
+    #: The message to send to the client.
+    challenge: bytes
+
+
+def challenge(
+    mechanism: str, first: ClientFirst, credential: Credential, random: bytes
+) -> ScramState:
+    """Answer the client's first message. `random` has 24 bytes for the nonce."""
+    assert len(random) == _NONCE_BYTES, len(random)
+    nonce = first.nonce + base64.urlsafe_b64encode(random).decode()
+    salt = base64.b64encode(credential.salt).decode()
+    message = f"r={nonce},s={salt},i={credential.iterations}".encode()
+    return ScramState(mechanism, first, credential, nonce, message)
+
+
+def verify(exchange: ScramState, token: bytes) -> bytes:
+    """Check the client's final message, and return the server's final message.
+
+    Raises:
+        ScramError: the message is malformed or the proof is wrong.
+    """
+    text = _text(token)
+    without_proof, found, proof_text = text.rpartition(",p=")
+    if not found:
+        raise ScramError("the final message has no proof")
+    parts = without_proof.split(",")
+    if len(parts) < 2 or _decoded(_value(parts[0], "c")) != (
+        exchange.first.header.encode()
+    ):
+        raise ScramError("the channel binding differs from the first message")
+    if not hmac.compare_digest(_value(parts[1], "r").encode(), exchange.nonce.encode()):
+        raise ScramError("the nonce differs from the challenge")
+    name = HASHES[exchange.mechanism]
+    proof = _decoded(proof_text)
+    signed = b",".join(
+        (exchange.first.bare.encode(), exchange.challenge, without_proof.encode())
+    )
+    credential = exchange.credential
+    signature = hmac.digest(credential.stored_key, signed, name)
+    if len(proof) != len(signature):
+        raise ScramError("the proof has the wrong length")
+    client_key = bytes(a ^ b for a, b in zip(proof, signature, strict=True))
+    digest = hashlib.new(name, client_key).digest()
+    if not hmac.compare_digest(digest, credential.stored_key):
+        raise ScramError("the proof is wrong")
+    server = hmac.digest(credential.server_key, signed, name)
+    return b"v=" + base64.b64encode(server)
+
+
+def _text(token: bytes) -> str:
+    if len(token) > MOST_TOKEN_BYTES:
+        raise ScramError(f"a message of {len(token)} bytes")
+    try:
+        text = token.decode()
+    except UnicodeDecodeError:
+        raise ScramError("the message is not UTF-8") from None
+    if "\0" in text:
+        raise ScramError("the message contains NUL")
+    return text
+
+
+def _value(part: str, key: str) -> str:
+    if not part.startswith(key + "="):
+        raise ScramError(f"expected {key}=, found {part[:1]!r}")
+    return part[2:]
+
+
+def _user(text: str) -> str:
+    """Return a user name without its escapes."""
+    name = text.replace("=2C", ",").replace("=3D", "=")
+    if not name or text.count("=") != text.count("=2C") + text.count("=3D"):
+        raise ScramError("the user name is empty or wrongly escaped")
+    return name
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text.encode(), validate=True)
+    except (binascii.Error, ValueError):
+        raise ScramError("the message contains invalid base64") from None

@@ -1,0 +1,171 @@
+"""The security of one broker: its settings, and the stored facts as they are now.
+
+Rules:
+- The broker's thread reads the fields here; it never blocks. Stored facts are read and
+  changed in worker threads, and then published whole.
+- Without --acls there is no authorizer: every user who may connect may do everything.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import attrs
+
+from logcore.errors import InvalidConfigError
+from netshim.security import sasl, scram
+from netshim.security.acls import AclIndex
+from netshim.security.principals import MappingRules
+from netshim.security.quotas import Quotas
+from netshim.security.sasl import Authenticator, PasswordCache
+from netshim.security.stored import SecurityFacts, SecurityStore
+from netshim.security.tokens import JwtVerifier
+
+_log = logging.getLogger("netshim")
+#: Stored facts are read again after this time, even if no change was reported.
+_RELOAD_MS: Final = 5_000
+
+
+@attrs.frozen(kw_only=True)
+class SecuritySettings:
+    """The security options of `netshim serve`."""
+
+    #: Mechanisms of SASL listeners.
+    mechanisms: tuple[str, ...] = ("SCRAM-SHA-256", "SCRAM-SHA-512")
+    #: Principals that may do everything, such as "User:admin".
+    super_users: tuple[str, ...] = ()
+    #: Whether operations need an access control list that allows them.
+    enforces_acls: bool = False
+    #: Lifetime of an authentication; 0 for no limit. Kafka's
+    #: connections.max.reauth.ms.
+    connections_max_reauth_ms: int = 0
+    #: Delay of the response to a failed authentication. Kafka's
+    #: connection.failed.authentication.delay.ms.
+    failed_delay_ms: int = 100
+    #: Iterations of SCRAM that an unknown user appears to have.
+    scram_iterations: int = scram.LEAST_ITERATIONS
+    #: Rules for the subjects of client certificates.
+    principal_mapping: MappingRules = attrs.field(factory=MappingRules)
+    #: Keys of bearer tokens: a file or an https URL. Required for OAUTHBEARER.
+    oauth_jwks: str | None = None
+    oauth_audience: str | None = None
+    oauth_issuer: str | None = None
+    #: The claim that contains the user name.
+    oauth_claim: str = "sub"
+
+    def __attrs_post_init__(self) -> None:
+        for mechanism in self.mechanisms:
+            if mechanism not in sasl.MECHANISMS:
+                raise InvalidConfigError(
+                    "SASL mechanism",
+                    expected=" or ".join(sasl.MECHANISMS),
+                    found=repr(mechanism),
+                )
+        for principal in self.super_users:
+            kind, separator, name = principal.partition(":")
+            if kind != "User" or not separator or not name:
+                raise InvalidConfigError(
+                    "super user", expected="User:name", found=repr(principal)
+                )
+        if sasl.OAUTHBEARER in self.mechanisms and self.oauth_jwks is None:
+            raise InvalidConfigError(
+                "OAUTHBEARER needs the keys of its tokens",
+                expected="--oauth-jwks with a file or an https URL",
+                found="none",
+            )
+
+
+class Security:
+    """The settings and the stored facts that the broker's thread uses."""
+
+    def __init__(
+        self,
+        settings: SecuritySettings,
+        *,
+        open_store: Callable[[], SecurityStore],
+        random: Callable[[int], bytes],
+        wall_ms: Callable[[], int],
+    ) -> None:
+        """Create the security of a broker without stored facts; see publish().
+
+        `open_store` blocks, and is called once. `wall_ms` returns the wall clock.
+        """
+        self.settings = settings
+        self.mechanisms = settings.mechanisms
+        self.failed_delay_ms = settings.failed_delay_ms
+        self.connections_max_reauth_ms = settings.connections_max_reauth_ms
+        self.wall_ms = wall_ms
+        self.facts = SecurityFacts()
+        #: The rules; None if no rule is enforced.
+        self.acls: AclIndex | None = None
+        if settings.enforces_acls:
+            self.acls = AclIndex((), settings.super_users)
+        self.quotas = Quotas()
+        self._open_store = open_store
+        self._store: SecurityStore | None = None
+        self._loaded_ms: int | None = None
+        tokens = None
+        if settings.oauth_jwks is not None:
+            tokens = JwtVerifier(
+                settings.oauth_jwks,
+                settings.oauth_audience,
+                settings.oauth_issuer,
+                settings.oauth_claim,
+            )
+        self.authenticator = Authenticator(
+            facts=lambda: self.facts,
+            random=random,
+            passwords=PasswordCache(random(32)),
+            iterations=settings.scram_iterations,
+            tokens=tokens,
+        )
+
+    @property
+    def reauthenticates(self) -> bool:
+        """Whether clients may authenticate again on a connection."""
+        return self.connections_max_reauth_ms > 0
+
+    @property
+    def has_store(self) -> bool:
+        """Whether stored facts are used."""
+        return self._store is not None
+
+    # -- in worker threads, one at a time -----------------------------------------------
+
+    def store(self) -> SecurityStore:
+        """Return the store, opened at the first call. May block."""
+        if self._store is None:
+            self._store = self._open_store()
+        return self._store
+
+    def refresh(self, now_ms: int) -> SecurityFacts | None:
+        """Return the stored facts if they may have changed. May block.
+
+        `now_ms` is a monotonic clock. Returns None while no store is open.
+        """
+        if self._store is None:
+            return None
+        is_old = self._loaded_ms is None or now_ms - self._loaded_ms >= _RELOAD_MS
+        if not is_old and not self._store.has_changed():
+            return None
+        facts = self._store.load()
+        self._loaded_ms = now_ms
+        return facts
+
+    def close(self) -> None:
+        """Close the store's watch."""
+        if self._store is not None:
+            self._store.close()
+
+    # -- in the broker's thread --------------------------------------------------------
+
+    def publish(self, facts: SecurityFacts) -> None:
+        """Use stored facts from now on."""
+        if facts == self.facts:
+            return
+        if self.acls is not None and facts.acls != self.acls.acls:
+            self.acls = AclIndex(facts.acls, self.settings.super_users)
+        self.quotas.set_bounds(facts.quotas)
+        self.facts = facts

@@ -1,0 +1,172 @@
+"""A broker in a thread of its own, for programs without an event loop.
+
+serve() starts it. Any thread may use the methods of ServerThread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from logcore import LogDir
+from netshim.listeners import Listener, TlsSettings
+from netshim.security.service import SecuritySettings
+from netshim.server import Server, loop_factory
+from netshim.settings import Settings
+
+#: The public names of the package.
+__all__ = [
+    "Listener",
+    "SecuritySettings",
+    "Server",
+    "ServerThread",
+    "Settings",
+    "TlsSettings",
+    "serve",
+]
+
+_T = TypeVar("_T")
+
+#: Interval at which a caller that waits for the broker's thread checks that the thread
+#: is alive.
+_ALIVE_S: Final = 1.0
+
+
+class ServerThread:
+    """A Server with an event loop in a thread of its own.
+
+    serve() creates it; a `with` block stops it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
+        self.server = Server(path, **options)
+        self._started = threading.Event()
+        self._is_serving = False
+        self._failure: BaseException | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._thread = threading.Thread(target=self._run, name="netshim", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if not self._is_serving:
+            self.stop()
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
+                runner.run(self._serve())
+        except BaseException as error:  # raised by stop()
+            self._failure = error
+        finally:
+            self._started.set()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        async with self.server:
+            self._is_serving = True
+            self._started.set()
+            await self._stop.wait()
+
+    def __repr__(self) -> str:
+        return f"<ServerThread {self.server!r}>"
+
+    def call(self, function: Callable[[], _T]) -> _T:
+        """Call function() in the broker's thread and return its result.
+
+        The broker does no other work while the function runs. This is the way to use
+        `server.broker`, which no other thread may use. Exceptions of the function are
+        raised here.
+
+        Raises:
+            RuntimeError: the broker has stopped.
+        """
+        if self._loop is None or not self._thread.is_alive():
+            raise RuntimeError("the broker has stopped")
+        done: Future[_T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(function())
+            except BaseException as error:  # raised in the calling thread
+                done.set_exception(error)
+
+        self._loop.call_soon_threadsafe(run)
+        while True:
+            try:
+                return done.result(_ALIVE_S)
+            except TimeoutError:
+                if done.done():
+                    raise  # raised by the function
+                if not self._thread.is_alive():
+                    raise RuntimeError("the broker has stopped") from None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether clients are served."""
+        return self._is_serving and self._thread.is_alive()
+
+    def has_ended(self, timeout_s: float) -> bool:
+        """Return whether the broker has stopped, or stops within timeout_s."""
+        self._thread.join(timeout_s)
+        return not self.is_running
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The address for clients."""
+        return self.server.bootstrap_servers
+
+    @property
+    def port(self) -> int:
+        return self.server.port
+
+    @property
+    def logdir(self) -> LogDir:
+        """The served directory. Any thread may use it while clients are served."""
+        return self.server.logdir
+
+    def stop(self) -> None:
+        """Answer pending requests, close the directory and end the thread.
+
+        A second call has no effect.
+        """
+        if (
+            self._loop is not None
+            and self._stop is not None
+            and self._thread.is_alive()
+        ):
+            with contextlib.suppress(RuntimeError):  # the event loop ended concurrently
+                self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+        failure = self._failure
+        self._failure = None
+        if failure is not None:
+            raise failure
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def serve(
+    path: str | os.PathLike[str], *, port: int = 0, **options: Any
+) -> ServerThread:
+    """Start a broker over a log directory in a thread, and return when it listens.
+
+    Use it as `with netshim.serve("data") as server: ... server.bootstrap_servers`.
+    `options` are the keyword arguments of Server.
+    """
+    return ServerThread(path, port=port, **options)

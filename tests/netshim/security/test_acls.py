@@ -1,0 +1,154 @@
+"""The index of access control lists answers as the rules say, one by one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netshim.security.acls import (
+    Acl,
+    AclFilter,
+    AclIndex,
+    AclOperation,
+    Pattern,
+    Permission,
+    ResourceType,
+)
+
+NAMES = ("orders", "orders-eu", "ord", "o", "*", "other")
+USERS = ("User:alice", "User:bob", "User:*")
+HOSTS = ("*", "10.0.0.1", "10.0.0.2")
+
+acls = st.builds(
+    Acl,
+    st.sampled_from((ResourceType.TOPIC, ResourceType.GROUP)),
+    st.sampled_from((Pattern.LITERAL, Pattern.PREFIXED)),
+    st.sampled_from(NAMES),
+    st.sampled_from(USERS),
+    st.sampled_from(HOSTS),
+    st.sampled_from([one for one in AclOperation if one != AclOperation.ANY]),
+    st.sampled_from((Permission.ALLOW, Permission.DENY)),
+)
+
+
+def allows(rules: list[Acl], user: str, host: str, operation: int, name: str) -> bool:
+    """Return the decision, by Kafka's words and without an index."""
+    implied = {
+        AclOperation.DESCRIBE: {
+            AclOperation.READ,
+            AclOperation.WRITE,
+            AclOperation.DELETE,
+            AclOperation.ALTER,
+        },
+        AclOperation.DESCRIBE_CONFIGS: {AclOperation.ALTER_CONFIGS},
+    }
+    applying = [
+        rule
+        for rule in rules
+        if rule.resource_type == ResourceType.TOPIC
+        and rule.principal in (user, "User:*")
+        and rule.host in (host, "*")
+        and (
+            name.startswith(rule.name)
+            if rule.pattern == Pattern.PREFIXED
+            else rule.name in (name, "*")
+        )
+    ]
+    if any(
+        rule.permission == Permission.DENY
+        and rule.operation in (operation, AclOperation.ALL)
+        for rule in applying
+    ):
+        return False
+    wanted = {operation, AclOperation.ALL} | implied.get(AclOperation(operation), set())
+    return any(
+        rule.permission == Permission.ALLOW and rule.operation in wanted
+        for rule in applying
+    )
+
+
+@given(
+    st.lists(acls, max_size=50),
+    st.sampled_from(("User:alice", "User:bob")),
+    st.sampled_from(("10.0.0.1", "10.0.0.3")),
+    st.sampled_from([one for one in AclOperation if one > AclOperation.ALL]),
+    st.sampled_from(("orders", "orders-eu", "order", "x")),
+)
+def test_index_decides_as_the_rules_one_by_one(
+    rules: list[Acl], user: str, host: str, operation: AclOperation, name: str
+) -> None:
+    index = AclIndex(rules)
+    wanted = allows(rules, user, host, operation, name)
+    for _ in range(2):  # the second answer comes from the cache
+        found = index.allows(user, host, operation, ResourceType.TOPIC, name)
+        assert found == wanted
+
+
+def rule(
+    name: str,
+    operation: AclOperation = AclOperation.WRITE,
+    *,
+    pattern: Pattern = Pattern.LITERAL,
+    denies: bool = False,
+    user: str = "User:alice",
+) -> Acl:
+    permission = Permission.DENY if denies else Permission.ALLOW
+    return Acl(ResourceType.TOPIC, pattern, name, user, "*", operation, permission)
+
+
+def test_super_user_may_do_everything() -> None:
+    index = AclIndex([rule("*", AclOperation.ALL, denies=True)], ["User:alice"])
+    assert index.allows("User:alice", "h", AclOperation.READ, ResourceType.TOPIC, "t")
+    assert index.allows_some_topic("User:alice", "h")
+
+
+def test_deny_of_describe_leaves_read() -> None:
+    index = AclIndex(
+        [rule("t", AclOperation.READ), rule("t", AclOperation.DESCRIBE, denies=True)]
+    )
+    question = "User:alice", "h"
+    topic = ResourceType.TOPIC, "t"
+    assert index.allows(*question, AclOperation.READ, *topic)
+    assert not index.allows(*question, AclOperation.DESCRIBE, *topic)
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        ([], False),
+        ([rule("t")], True),
+        ([rule("t", AclOperation.READ)], False),
+        ([rule("t", user="User:*")], True),
+        ([rule("t"), rule("t", denies=True)], False),
+        ([rule("t"), rule("u", denies=True)], True),
+        ([rule("t"), rule("*", denies=True)], False),
+        ([rule("ab"), rule("a", denies=True, pattern=Pattern.PREFIXED)], False),
+        ([rule("*"), rule("a", denies=True, pattern=Pattern.PREFIXED)], True),
+        (
+            [
+                rule("ab", pattern=Pattern.PREFIXED),
+                rule("a", denies=True, pattern=Pattern.PREFIXED),
+            ],
+            False,
+        ),
+        ([rule("ab", pattern=Pattern.PREFIXED), rule("ab", denies=True)], True),
+    ],
+)
+def test_some_topic_is_writable_unless_denied(rules: list[Acl], expected: bool) -> None:
+    assert AclIndex(rules).allows_some_topic("User:alice", "h") is expected
+
+
+def test_match_filter_selects_rules_that_cover_a_name() -> None:
+    rules = [
+        rule("orders"),
+        rule("*"),
+        rule("ord", pattern=Pattern.PREFIXED),
+        rule("other"),
+        rule("orders-eu", pattern=Pattern.PREFIXED),
+    ]
+    wanted = AclFilter(
+        ResourceType.TOPIC, Pattern.MATCH, "orders", None, None,
+        AclOperation.ANY, Permission.ANY,
+    )  # fmt: skip
+    assert [one.name for one in rules if wanted.matches(one)] == ["orders", "*", "ord"]

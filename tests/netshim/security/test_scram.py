@@ -1,0 +1,103 @@
+"""SCRAM against the examples of the RFCs, and against messages that break its rules."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netshim.security import scram
+from netshim.security.scram import ScramError, ScramState
+
+#: The exchange of RFC 7677, section 3.
+USER = "user"
+PASSWORD = "pencil"
+SALT = base64.b64decode("W22ZaJ0SNY7soEsUEjb6gQ==")
+FIRST = b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO"
+NONCE = "rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"
+FINAL = (
+    b"c=biws,r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,"
+    b"p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="
+)
+SERVER_FINAL = b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
+
+
+def credential(mechanism: str = "SCRAM-SHA-256") -> scram.Credential:
+    salted = scram.salted_password(mechanism, PASSWORD, SALT, 4_096)
+    return scram.credential_of(mechanism, salted, SALT, 4_096)
+
+
+def rfc_state() -> ScramState:
+    challenge = f"r={NONCE},s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096".encode()
+    first = scram.parse_first(FIRST)
+    return ScramState("SCRAM-SHA-256", first, credential(), NONCE, challenge)
+
+
+def test_example_of_rfc_7677_is_accepted() -> None:
+    assert scram.parse_first(FIRST).user == USER
+    assert scram.verify(rfc_state(), FINAL) == SERVER_FINAL
+
+
+def test_challenge_has_salt_iterations_and_both_nonces() -> None:
+    first = scram.parse_first(FIRST)
+    state = scram.challenge("SCRAM-SHA-256", first, credential(), bytes(24))
+    nonce, salt, iterations = state.challenge.decode().split(",")
+    assert nonce.startswith("r=" + first.nonce) and len(nonce) > len(first.nonce) + 20
+    assert (salt, iterations) == ("s=W22ZaJ0SNY7soEsUEjb6gQ==", "i=4096")
+
+
+@given(st.integers(0, len(FINAL) - 1), st.integers(1, 255))
+def test_changed_final_message_is_refused(position: int, change: int) -> None:
+    changed = bytearray(FINAL)
+    changed[position] ^= change
+    with pytest.raises(ScramError):
+        scram.verify(rfc_state(), bytes(changed))
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        b"",
+        b"y,,n=user,r=abc",
+        b"p=tls-unique,,n=user,r=abc",
+        b"n,,n=,r=abc",
+        b"n,,n=us=er,r=abc",
+        b"n,,n=us=2cer,r=abc",
+        b"n,a=other,n=user,r=abc",
+        b"n,,m=ext,n=user,r=abc",
+        b"n,,n=user,r=",
+        b"n,,n=user,r=a b",
+        b"n,,n=us\0er,r=abc",
+        b"n,,n=\xff,r=abc",
+        b"n,,n=user",
+        b"n,,n=" + b"x" * 9_000 + b",r=abc",
+    ],
+)
+def test_malformed_first_message_is_refused(token: bytes) -> None:
+    with pytest.raises(ScramError):
+        scram.parse_first(token)
+
+
+def test_escaped_names_are_read() -> None:
+    found = scram.parse_first(b"n,a=a=2Cb=3Dc,n=a=2Cb=3Dc,r=abc,tokenauth=true")
+    assert found.user == "a,b=c"
+    assert found.bare == "n=a=2Cb=3Dc,r=abc,tokenauth=true"
+
+
+@pytest.mark.parametrize("mechanism", scram.HASHES)
+def test_credential_is_stored_without_the_password(mechanism: str) -> None:
+    one = credential(mechanism)
+    text = scram.format_credential(one)
+    assert scram.parse_credential(text) == one
+    assert PASSWORD not in text and "stored_key" not in repr(one)
+
+
+def test_made_up_credential_is_always_the_same_for_a_name() -> None:
+    secret = b"s" * 32
+    one = scram.made_up_credential("SCRAM-SHA-256", secret, "nobody", 4_096)
+    assert one == scram.made_up_credential("SCRAM-SHA-256", secret, "nobody", 4_096)
+    other = scram.made_up_credential("SCRAM-SHA-256", secret, "other", 4_096)
+    assert one.salt != other.salt
+    assert len(one.salt) == scram.SALT_BYTES
