@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from netshim.secured_testing import SecuredKafka
     from netshim.testing import Kafka
 
 
@@ -86,3 +87,19 @@ def kafka_session(
     """
     with kafka_session_broker.namespace(request.node.name) as namespace:
         yield namespace
+
+
+@pytest.fixture
+def kafka_secured(
+    tmp_path_factory: pytest.TempPathFactory, kafka_options: dict[str, Any]
+) -> Iterator[SecuredKafka]:
+    """A running broker with TLS, users and access control lists.
+
+    For example: Producer(kafka_secured.client_config("alice")) after
+    kafka_secured.allow("alice", "write", topic="orders").
+    """
+    from netshim.secured_testing import start_secured
+
+    broker = start_secured(tmp_path_factory.mktemp("kafka") / "data", **kafka_options)
+    yield broker
+    broker.stop()
