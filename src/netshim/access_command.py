@@ -14,7 +14,7 @@ from typing import Final
 
 import click
 
-from logcore import InvalidConfigError
+from logcore import InvalidConfigError, LogNotFoundError
 from logcore.cli.options import CommandGroup
 from netshim.security import quotas, scram
 from netshim.security.acls import (
@@ -33,7 +33,7 @@ from netshim.security.stored import (
 )
 
 _DIRECTORY: Final = click.argument(
-    "directory", metavar="DIR", type=click.Path(exists=True, file_okay=False)
+    "directory", metavar="DIR", type=click.Path(file_okay=False)
 )
 _OPERATIONS: Final = {
     name.lower(): operation for operation, name in OPERATION_NAMES.items()
@@ -42,7 +42,18 @@ _SALT_BYTES: Final = 24
 
 
 @contextlib.contextmanager
-def _opened(directory: str) -> Generator[SecurityStore, None, None]:
+def _opened(
+    directory: str, *, creates: bool = False
+) -> Generator[SecurityStore, None, None]:
+    """Open the store of a log directory, which `creates` makes if it is missing.
+
+    Raises:
+        LogNotFoundError: the directory does not exist.
+    """
+    if creates:
+        Path(directory).mkdir(parents=True, exist_ok=True)
+    elif not Path(directory).is_dir():
+        raise LogNotFoundError("there is no log directory here", path=directory)
     store = SecurityStore(directory)
     try:
         yield store
@@ -99,7 +110,7 @@ def add_user(
         salt = os.urandom(_SALT_BYTES)
         salted = scram.salted_password(mechanism, password, salt, iterations)
         changes[mechanism] = scram.credential_of(mechanism, salted, salt, iterations)
-    with _opened(directory) as store:
+    with _opened(directory, creates=True) as store:
         store.set_credentials(name, changes)
     click.echo(f"user {name}: {', '.join(scram.HASHES)}")
 
@@ -268,7 +279,7 @@ def add_acl(directory: str, principal: str, **options: object) -> None:
     For example: netshim acl add data User:alice --producer --topic orders
     """
     rules = _rules(principal, **options)  # type: ignore[arg-type]
-    with _opened(directory) as store:
+    with _opened(directory, creates=True) as store:
         store.add_acls(rules)
     for rule in rules:
         click.echo(_shown(rule))
@@ -363,7 +374,7 @@ def set_quota(directory: str, bounds: tuple[str, ...], **options: object) -> Non
                 f"quota {key}", expected="a number above 0", found=repr(value)
             )
         values[key] = number
-    with _opened(directory) as store:
+    with _opened(directory, creates=True) as store:
         store.set_quotas(entity, values)
 
 

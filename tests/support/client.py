@@ -45,6 +45,15 @@ class Client:
             data += got
         return data
 
+    def log_in(self, user: str, password: str) -> None:
+        """Authenticate with PLAIN."""
+        request = wire.SASL_HANDSHAKE.Request(mechanism="PLAIN")
+        assert not self.ask(wire.SASL_HANDSHAKE, 1, request).error_code
+        token = f"\0{user}\0{password}".encode()
+        request = wire.SASL_AUTHENTICATE.Request(auth_bytes=token)
+        response = self.ask(wire.SASL_AUTHENTICATE, 1, request)
+        assert not response.error_code, response
+
     def produce(
         self,
         values: list[bytes],

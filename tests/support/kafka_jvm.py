@@ -16,7 +16,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -204,7 +204,16 @@ class Broker:
     for Java; by default those for a quick start.
     """
 
-    def __init__(self, folder: Path, options: Sequence[str] = _QUICK_START) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        options: Sequence[str] = _QUICK_START,
+        more: Mapping[str, object] | None = None,
+    ) -> None:
+        """`more` are further settings of the broker. {address} and {controller} in them
+        are replaced.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
         self.data = folder / "data"
         self.address = f"127.0.0.1:{_free_port()}"
         controller = f"127.0.0.1:{_free_port()}"
@@ -227,6 +236,10 @@ class Broker:
         for topic in ("offsets.topic", "transaction.state.log"):
             settings |= {f"{topic}.replication.factor": 1, f"{topic}.num.partitions": 1}
         settings["transaction.state.log.min.isr"] = 1
+        for name, value in (more or {}).items():
+            settings[name] = str(value).format(
+                address=self.address, controller=controller
+            )
         file = folder / "server.properties"
         is_new = not file.exists()
         file.write_text(

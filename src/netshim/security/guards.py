@@ -26,6 +26,7 @@ The codes are those that Apache Kafka 4.1.1 returned.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -49,6 +50,9 @@ _NO_ID: Final = bytes(16)
 #: Bit of the attributes of a batch that belongs to a transaction, and its position.
 _TRANSACTIONAL_BIT: Final = 0x10
 _ATTRIBUTES_POSITION: Final = 22
+#: Position and value of the version of batches that have this bit.
+_MAGIC_POSITION: Final = 16
+_MAGIC: Final = 2
 
 
 @attrs.frozen
@@ -155,6 +159,7 @@ def _produce(request: Any, asker: Asker) -> Any:
     has_transactional = any(
         one.records is not None
         and len(one.records) > _ATTRIBUTES_POSITION
+        and one.records[_MAGIC_POSITION] == _MAGIC
         and one.records[_ATTRIBUTES_POSITION] & _TRANSACTIONAL_BIT
         for topic in request.topic_data
         for one in topic.partition_data
@@ -277,9 +282,14 @@ def _metadata(request: Any, asker: Asker) -> Any:
     if not names_all:
         may_create = asker.may_cluster(AclOperation.CREATE)
 
+        def has_id(topic: Any) -> bool:
+            return topic.name is None or bytes(topic.topic_id) != _NO_ID
+
         def is_allowed(topic: Any) -> bool:
             name = topic.name
-            if name is None:
+            if has_id(topic):
+                if asker.version < 12:  # the handler refuses each of these
+                    return True
                 known = asker.topic_of(bytes(topic.topic_id))
                 return known is None or asker.may_topic(AclOperation.DESCRIBE, known)
             if not asker.may_topic(AclOperation.DESCRIBE, name):
@@ -291,13 +301,18 @@ def _metadata(request: Any, asker: Asker) -> Any:
 
         request.topics, parts = _split(request.topics, is_allowed)
         named = {topic.name for topic in request.topics if topic.name is not None}
+        # A topic that is named twice has one entry.
+        shown = {
+            (None, bytes(one.topic_id)) if has_id(one) else (one.name, _NO_ID): None
+            for one in parts
+        }
         refused = [
             topic_type(
                 error_code=codes.TOPIC_AUTHORIZATION_FAILED,
-                name=topic.name,
-                topic_id=topic.topic_id if topic.name is None else _NO_ID,
+                name=name,
+                topic_id=topic_id,
             )
-            for topic in parts
+            for name, topic_id in shown
         ]
 
     def complete(response: Any) -> Any:
@@ -342,6 +357,8 @@ def _describe_cluster(request: Any, asker: Asker) -> Any:
 
 def _describe_topic_partitions(request: Any, asker: Asker) -> Any:
     response_type = wire.DESCRIBE_TOPIC_PARTITIONS.Response
+    if request.cursor is not None and request.cursor.partition_index < 0:
+        return None  # the handler refuses it without a look at the topics
     if not request.topics:
 
         def complete_all(response: Any) -> Any:
@@ -375,6 +392,17 @@ def _describe_topic_partitions(request: Any, asker: Asker) -> Any:
     return complete
 
 
+def _codes_by_name(names: Iterable[str]) -> dict[str, int]:
+    """Return the error of each refused topic.
+
+    Kafka refuses a topic that is named twice before it asks for permissions.
+    """
+    return {
+        name: codes.INVALID_REQUEST if count > 1 else codes.TOPIC_AUTHORIZATION_FAILED
+        for name, count in Counter(names).items()
+    }
+
+
 def _create_topics(request: Any, asker: Asker) -> Any:
     response_type = wire.CREATE_TOPICS.Response
     may_all = asker.may_cluster(AclOperation.CREATE)
@@ -384,11 +412,9 @@ def _create_topics(request: Any, asker: Asker) -> Any:
     )
     refused = [
         response_type.Topic(
-            name=name,
-            error_code=codes.TOPIC_AUTHORIZATION_FAILED,
-            error_message="Authorization failed.",
+            name=name, error_code=code, error_message="Authorization failed."
         )
-        for name in dict.fromkeys(one.name for one in parts)
+        for name, code in _codes_by_name(one.name for one in parts).items()
     ]
     if not request.topics:
         return response_type(topics=refused)
@@ -418,10 +444,8 @@ def _delete_topics(request: Any, asker: Asker) -> Any:
         return _complete(
             request.topic_names,
             [
-                response_type.Topic(
-                    name=name, error_code=codes.TOPIC_AUTHORIZATION_FAILED
-                )
-                for name in names
+                response_type.Topic(name=name, error_code=code)
+                for name, code in _codes_by_name(names).items()
             ],
             "responses",
             response_type(),
@@ -434,19 +458,16 @@ def _delete_topics(request: Any, asker: Asker) -> Any:
         return may_all or name is None or asker.may_topic(AclOperation.DELETE, name)
 
     request.topics, parts = _split(request.topics, is_allowed)
-    return _complete(
-        request.topics,
-        [
-            response_type.Topic(
-                name=one.name,
-                topic_id=one.topic_id,
-                error_code=codes.TOPIC_AUTHORIZATION_FAILED,
-            )
-            for one in parts
-        ],
-        "responses",
-        response_type(),
-    )
+    refused = []
+    named = Counter((one.name, bytes(one.topic_id)) for one in parts)
+    for (topic_name, topic_id), count in named.items():
+        code = codes.TOPIC_AUTHORIZATION_FAILED
+        if count > 1 or (topic_name is not None and topic_id != _NO_ID):
+            code = codes.INVALID_REQUEST
+        refused.append(
+            response_type.Topic(name=topic_name, topic_id=topic_id, error_code=code)
+        )
+    return _complete(request.topics, refused, "responses", response_type())
 
 
 def _create_partitions(request: Any, asker: Asker) -> Any:
@@ -457,10 +478,8 @@ def _create_partitions(request: Any, asker: Asker) -> Any:
     return _complete(
         request.topics,
         [
-            response_type.Topic(
-                name=one.name, error_code=codes.TOPIC_AUTHORIZATION_FAILED
-            )
-            for one in parts
+            response_type.Topic(name=name, error_code=code)
+            for name, code in _codes_by_name(one.name for one in parts).items()
         ],
         "results",
         response_type(),
@@ -473,6 +492,31 @@ _CONFIG_KINDS: Final = {
     2: (ResourceType.TOPIC, codes.TOPIC_AUTHORIZATION_FAILED),
     32: (ResourceType.GROUP, codes.GROUP_AUTHORIZATION_FAILED),
 }
+
+
+#: Kinds that belong to the cluster.
+_CLUSTER_KINDS: Final = (4, 8, 16)
+
+
+def _config_code(resource: Any) -> int:
+    """Return the error of a resource whose settings the user may not see or change.
+
+    Kafka refuses an unknown kind, a missing value and a setting that is named twice
+    before it asks for permissions.
+    """
+    if resource.resource_type not in (*_CONFIG_KINDS, *_CLUSTER_KINDS):
+        return codes.INVALID_REQUEST
+    settings = getattr(resource, "configs", ())
+    names = [one.name for one in settings]
+    has_value = all(
+        one.value is not None or getattr(one, "config_operation", 0) == 1
+        for one in settings
+    )
+    if len(set(names)) < len(names) or not has_value:
+        return codes.INVALID_REQUEST
+    if resource.resource_type in _CONFIG_KINDS:
+        return _CONFIG_KINDS[resource.resource_type][1]
+    return codes.CLUSTER_AUTHORIZATION_FAILED
 
 
 def _configs(api: wire.Api[Any, Any], operation: AclOperation, field: str) -> Guard:
@@ -488,10 +532,9 @@ def _configs(api: wire.Api[Any, Any], operation: AclOperation, field: str) -> Gu
         request.resources, parts = _split(
             request.resources, lambda one: is_allowed(asker, one)
         )
-        cluster = (None, codes.CLUSTER_AUTHORIZATION_FAILED)
         refused = [
             api.Response.Resource(
-                error_code=_CONFIG_KINDS.get(one.resource_type, cluster)[1],
+                error_code=_config_code(one),
                 error_message="Authorization failed.",
                 resource_type=one.resource_type,
                 resource_name=one.resource_name,
@@ -514,7 +557,10 @@ def _group(
     def guard(request: Any, asker: Asker) -> Any:
         if asker.may_group(operation, request.group_id):
             return None
-        return api.Response(error_code=codes.GROUP_AUTHORIZATION_FAILED)
+        response = api.Response(error_code=codes.GROUP_AUTHORIZATION_FAILED)
+        if api is wire.JOIN_GROUP and asker.version >= 7:
+            response.protocol_name = None
+        return response
 
     return guard
 
@@ -587,6 +633,8 @@ def _offset_fetch(request: Any, asker: Asker) -> Any:
         if not asker.may_group(AclOperation.DESCRIBE, request.group_id):
             code = codes.GROUP_AUTHORIZATION_FAILED
             response = response_type(error_code=code)
+            if asker.version >= 2:  # the error is of the whole response
+                return response
             for topic in _fetched_topics(response_type.Topic, request.topics or ()):
                 for one in topic.partitions:
                     one.error_code = code
@@ -791,7 +839,7 @@ def _init_producer_id(request: Any, asker: Asker) -> Any:
     ):
         code = codes.CLUSTER_AUTHORIZATION_FAILED
     if code:
-        return response_type(error_code=code)
+        return response_type(error_code=code, producer_epoch=-1)
     return None
 
 
@@ -983,6 +1031,32 @@ def _cluster(
     return guard
 
 
+def _refuse_election(request: Any, error: dict[str, Any]) -> Any:
+    response_type = wire.ELECT_LEADERS.Response
+    topic_type = response_type.Topic
+    return response_type(
+        error_code=error["error_code"],
+        replica_election_results=[
+            topic_type(
+                topic=topic.topic,
+                partition_result=[
+                    topic_type.Partition(partition_id=number, **error)
+                    for number in topic.partitions
+                ],
+            )
+            for topic in request.topic_partitions or ()
+        ],
+    )
+
+
+def _refuse_user_list(request: Any, error: dict[str, Any]) -> Any:
+    response_type = wire.DESCRIBE_USER_SCRAM_CREDENTIALS.Response
+    return response_type(
+        **error,
+        results=[response_type.User(user="", **error) for _ in request.users or ()],
+    )
+
+
 def _refuse_creations(request: Any, error: dict[str, Any]) -> Any:
     response_type = wire.CREATE_ACLS.Response
     return response_type(
@@ -1108,7 +1182,10 @@ GUARDS: Final[dict[int, Guard]] = {
         ),
         (wire.CREATE_PARTITIONS, _create_partitions),
         (wire.DELETE_GROUPS, _delete_groups),
-        (wire.ELECT_LEADERS, _cluster(wire.ELECT_LEADERS, AclOperation.ALTER)),
+        (
+            wire.ELECT_LEADERS,
+            _cluster(wire.ELECT_LEADERS, AclOperation.ALTER, _refuse_election),
+        ),
         (
             wire.LIST_PARTITION_REASSIGNMENTS,
             _cluster(wire.LIST_PARTITION_REASSIGNMENTS, AclOperation.DESCRIBE),
@@ -1130,7 +1207,11 @@ GUARDS: Final[dict[int, Guard]] = {
         ),
         (
             wire.DESCRIBE_USER_SCRAM_CREDENTIALS,
-            _cluster(wire.DESCRIBE_USER_SCRAM_CREDENTIALS, AclOperation.DESCRIBE),
+            _cluster(
+                wire.DESCRIBE_USER_SCRAM_CREDENTIALS,
+                AclOperation.DESCRIBE,
+                _refuse_user_list,
+            ),
         ),
         (
             wire.ALTER_USER_SCRAM_CREDENTIALS,
