@@ -134,7 +134,7 @@ MISTAKES: Final = (
         "        close = self._closing\n        self.held = None\n"
         "        self._hold(self.fs.open(self.path, write=True))\n        close()",
         "        self.held = None\n        self._hold(self.fs.open(self.path, write=True))\n        self._closing()",
-        "partition/test_recovery.py::test_a_log_cut_at_every_byte_opens_with_the_longest_whole_prefix",
+        "partition/test_recovery.py::test_log_truncated_at_every_byte_opens_with_the_longest_whole_prefix",
     ),
     # -- files that go and come
     Mistake(
@@ -195,7 +195,7 @@ MISTAKES: Final = (
         "            size_bytes=segment.size_bytes,\n            modified_ms=fs.modified_ms(segment.path),",
         "            size_bytes=segment.start_position(end_offset),\n"
         "            modified_ms=fs.modified_ms(segment.path),",
-        "partition/test_seals.py::test_a_roll_seals_what_it_leaves_behind",
+        "partition/test_seals.py::test_roll_writes_a_checksum_file_for_the_sealed_segment",
     ),
     Mistake(
         "scrub_believes_an_old_place", "logcore/partition/checksum_file.py",
@@ -204,13 +204,13 @@ MISTAKES: Final = (
         "                and segment.is_current()\n"
         "                and fs.size(segment.handle) >= size\n"
         "            )", "            is_same = segment.is_current() and fs.size(segment.handle) >= size",
-        "partition/test_seals.py::test_a_change_at_any_step_of_a_scrub_is_no_damage",
+        "partition/test_seals.py::test_change_at_any_step_of_a_scrub_is_not_damage",
     ),
     # -- the log
     Mistake(
         "epochs_above_the_end_stay", "logcore/partition/opening.py",
         "cut = epochs.cut_end(known, end) or epochs.walked(", "cut = known or epochs.walked(",
-        "partition/test_recovery.py::test_epochs_that_begin_above_the_end_begin_there",
+        "partition/test_recovery.py::test_epochs_above_the_log_end_are_moved_to_the_end",
     ),
     Mistake(
         "new_segment_without_its_name_on_disk", "logcore/partition/writer.py",
@@ -250,22 +250,22 @@ MISTAKES: Final = (
     Mistake(
         "producers_stay_over_a_truncation", "logcore/partition/truncation.py",
         "    state.transactions = None\n    writer.producers.forget()", "    state.transactions = None",
-        "partition/test_producers.py::test_P50_what_was_known_is_known_after",
+        "partition/test_producers.py::test_P50_producer_state_survives_reopening",
     ),
     Mistake(
         "snapshot_in_the_middle_of_an_append", "logcore/partition/producer_state.py",
         "            if is_midway:\n                return self._looked_up()\n", "",
-        "partition/test_producers.py::test_a_roll_in_the_middle_of_an_append_leaves_no_half_snapshot",
+        "partition/test_producers.py::test_roll_during_an_append_leaves_no_partial_snapshot",
     ),
     Mistake(
         "an_append_that_rolls_saves_no_producers", "logcore/partition/producer_state.py",
         "            return self.if_any()\n", "            return None\n",
-        "partition/test_producers.py::test_a_batch_sent_twice_is_stored_once_whatever_happens_to_the_log",
+        "partition/test_producers.py::test_batch_sent_twice_is_stored_once_through_any_history",
     ),
     Mistake(
         "only_the_newest_batch_is_known_after_a_kill", "logcore/partition/producer_state.py",
         "            producers.fill(_last_below(segments, producers.next_offset))\n", "            pass\n",
-        "partition/test_producers.py::test_a_batch_sent_twice_is_stored_once_whatever_happens_to_the_log",
+        "partition/test_producers.py::test_batch_sent_twice_is_stored_once_through_any_history",
     ),
     Mistake(
         "notes_of_copies_before_the_high_watermark", "logcore/partition/writer.py",
@@ -273,7 +273,7 @@ MISTAKES: Final = (
         "        self._note_locked(opened.own_notes)\n",
         "        self._note_locked(opened.own_notes)\n"
         "        self._open_shown_end()\n",
-        "partition/test_following.py::test_a_crash_while_a_log_gets_its_first_copy_hides_nothing",
+        "partition/test_following.py::test_crash_during_first_replicated_open_keeps_the_high_watermark",
     ),
     # -- recovery
     Mistake(
@@ -282,7 +282,7 @@ MISTAKES: Final = (
         "    if is_on_disk:\n        segment.cut(bad)\n    else:\n        _keep(fs, segment, bad)\n",
         "    if is_on_disk:\n        segment.cut(bad)\n    else:\n        _keep(fs, segment, bad)\n"
         "    if action is Action.QUARANTINE_AND_CUT:\n        quarantine = _copy_tail(fs, segment, bad)\n",
-        "partition/test_recovery.py::test_a_log_cut_at_every_byte_opens_with_the_longest_whole_prefix",
+        "partition/test_recovery.py::test_log_truncated_at_every_byte_opens_with_the_longest_whole_prefix",
     ),
     # -- compaction
     Mistake(
@@ -1424,7 +1424,7 @@ MISTAKES: Final = (
         '                and log.config.compression_type == "zstd"\n'
         "            ):",
         "            if not part.error_code and call.version < _ZSTD_SINCE:",
-        "netshim/test_requests.py::test_fetch_below_v10_gets_zstd_batches",
+        "netshim/test_kafka_answers.py::test_fetch_below_v10_gets_zstd_batches",
     ),
     Mistake(
         "unknown_partitions_answer_a_fetch_at_once", "netshim/handlers/fetch.py",
