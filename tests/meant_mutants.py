@@ -54,7 +54,7 @@ MISTAKES: Final = (
         "bound_without_second_look", "logcore/reader.py",
         "if segments is self._state.segments:\n                break",
         "if segments is not None:\n                break",
-        "log/test_bounds.py::test_a_reading_is_of_one_moment",
+        "log/test_bounds.py::test_read_returns_the_log_as_of_one_moment",
     ),
     Mistake(
         "transactions_are_not_walked", "logcore/partition/writer.py",
@@ -72,13 +72,13 @@ MISTAKES: Final = (
         "scan_asks_for_its_end_again", "logcore/reader.py",
         "lambda: log._stretch(stretch.start, stretch.end, isolation),",
         "lambda: log._stretch(stretch.start, end, isolation),",
-        "log/test_bounds.py::test_the_end_of_a_reading_is_fixed_when_it_begins",
+        "log/test_bounds.py::test_end_of_a_read_is_fixed_when_it_begins",
     ),
     Mistake(
         "committed_bound_is_read_later", "logcore/reader.py",
         "committed, bound, segments = self._scan_transactions()\n",
         "committed, bound, segments = self._scan_transactions()\n            bound = self._state.visible\n",
-        "log/test_bounds.py::test_a_reading_is_of_one_moment",
+        "log/test_bounds.py::test_read_returns_the_log_as_of_one_moment",
     ),
     Mistake(
         "log_start_checked_before_the_look", "logcore/reader.py",
@@ -88,7 +88,7 @@ MISTAKES: Final = (
         "        if not self._state.log_start <= start",
         "            log_start = self._state.log_start\n            segments, bound = self._bounded()\n"
         "        if not (self._state.log_start if committed else log_start) <= start",
-        "log/test_bounds.py::test_a_reading_is_of_one_moment",
+        "log/test_bounds.py::test_read_returns_the_log_as_of_one_moment",
     ),
     Mistake(
         "durable_end_read_before_the_size", "logcore/partition/file_view.py",
@@ -102,17 +102,17 @@ MISTAKES: Final = (
         "        if self._has_shown_end or not has_same_names:\n"
         "            shown = checkpoint.read_shown_end(self._fs, self._path)\n"
         "        last.refresh()\n        self._state.end = max(self._state.log_start, last.next_offset())\n",
-        "log/test_bounds.py::test_what_is_not_on_disk_is_not_shown_at_any_step_of_a_look",
+        "log/test_bounds.py::test_unsynced_record_is_hidden_at_any_step_of_a_refresh",
     ),
     Mistake(
         "directory_listed_once", "logcore/partition/file_view.py",
         "again = list_names(self._fs, self._path)", "again = names",
-        "log/test_bounds.py::test_a_listing_in_the_middle_of_renaming_is_not_believed",
+        "log/test_bounds.py::test_listing_during_a_rename_is_repeated",
     ),
     Mistake(
         "tail_ignores_truncations", "logcore/reader.py",
         "return lowest_cut < self.offset or state.visible", "return state.visible",
-        "log/test_log.py::test_a_tail_does_not_go_on_with_what_took_the_place_of_its_records",
+        "log/test_log.py::test_tail_does_not_continue_with_records_that_replaced_its_own",
     ),
     Mistake(
         "control_bit_believed_without_crc", "logcore/partition/scan.py",
@@ -127,7 +127,7 @@ MISTAKES: Final = (
         "        # the next segment.\n"
         "        self.fs.fsync(self.handle)",
         "        # the next segment.",
-        "log/test_segments_of_logs.py::test_what_each_call_asks_of_the_disk",
+        "log/test_segments_of_logs.py::test_disk_operations_of_each_call",
     ),
     Mistake(
         "reopen_closes_the_new_handle", "logcore/segment.py",
@@ -183,12 +183,12 @@ MISTAKES: Final = (
         "newest_retired_segment_not_kept", "logcore/partition/truncation.py",
         "    for segment in old:\n        segment.keep()\n    writer.state.segments = list(remaining)",
         "    for segment in old[:-1]:\n        segment.keep()\n    writer.state.segments = list(remaining)",
-        "log/test_bounds.py::test_whoever_reads_keeps_each_segment_that_is_deleted_meanwhile",
+        "log/test_bounds.py::test_reader_keeps_segments_that_are_deleted_during_the_read",
     ),
     Mistake(
         "indexes_put_away_before_their_log", "logcore/partition/segment_files.py",
         "sorted(names, key=lambda name: not name.endswith(LOG))", "sorted(names)",
-        "log/test_segments_of_logs.py::test_what_goes_goes_with_its_log_file_first",
+        "log/test_segments_of_logs.py::test_log_file_is_deleted_before_its_indexes",
     ),
     Mistake(
         "seal_notes_another_size", "logcore/partition/checksum_file.py",
@@ -217,7 +217,7 @@ MISTAKES: Final = (
         "                self.fs.sync_dir(self.path)\n"
         "                self.state.segments = [*self.state.segments[:-1], sealed, new]",
         "                self.state.segments = [*self.state.segments[:-1], sealed, new]",
-        "log/test_segments_of_logs.py::test_what_each_call_asks_of_the_disk",
+        "log/test_segments_of_logs.py::test_disk_operations_of_each_call",
     ),
     Mistake(
         "recovery_point_stays_above_a_cut", "logcore/partition/truncation.py",
@@ -228,13 +228,13 @@ MISTAKES: Final = (
         "name_before_content", "logcore/metadata/checkpoint.py",
         "            fs.pwrite(handle, content, 0)\n            fs.fsync(handle)\n    except DiskFullError:",
         "            fs.pwrite(handle, content, 0)\n    except DiskFullError:",
-        "log/test_segments_of_logs.py::test_what_each_call_asks_of_the_disk",
+        "log/test_segments_of_logs.py::test_disk_operations_of_each_call",
     ),
     Mistake(
         "checkpoint_without_its_name_on_disk", "logcore/metadata/checkpoint.py",
         "    fs.rename(temporary, path)\n    fs.sync_dir(directory)\n    # The reserve was used",
         "    fs.rename(temporary, path)\n    # The reserve was used",
-        "log/test_segments_of_logs.py::test_what_each_call_asks_of_the_disk",
+        "log/test_segments_of_logs.py::test_disk_operations_of_each_call",
     ),
     Mistake(
         "other_partitions_lose_their_entries", "logcore/metadata/checkpoint.py",
@@ -291,12 +291,12 @@ MISTAKES: Final = (
         '            facts["base_timestamp"] <= self.now_ms',
         "        is_over = (\n"
         '            facts["max_timestamp"] + self.config.delete_retention_ms <= self.now_ms',
-        "log/test_cleaner.py::test_P39_a_tombstone_stays_for_its_time_however_old_its_record_is",
+        "log/test_cleaner.py::test_P39_tombstone_of_an_old_record_is_kept_for_its_full_time",
     ),
     Mistake(
         "horizon_moves_with_each_round", "logcore/cleaner.py",
         "sets_horizon = left.has_tombstone & ~has_horizon", "sets_horizon = left.has_tombstone",
-        "log/test_cleaner.py::test_P39_a_tombstone_stays_for_its_time",
+        "log/test_cleaner.py::test_P39_tombstone_is_kept_for_its_retention_time",
     ),
     Mistake(
         "bits_speak_for_aborted_records", "logcore/cleaner.py",

@@ -721,7 +721,7 @@ def test_steps_that_are_too_much_for_one_batch_are_stored_one_after_the_other(
     assert not world.stores
 
 
-def test_records_that_cannot_be_stored_change_nothing(world: World) -> None:
+def test_invalid_records_change_nothing(world: World) -> None:
     two(world)
     facts = world.consumers()
     before = (
