@@ -1040,7 +1040,7 @@ MISTAKES: Final = (
         "                functools.partial(self._settled, stores, log),\n"
         "            )",
         "            self._have_stored(stores, None)",
-        "consumer/test_consumer_groups.py::test_random_lives",
+        "consumer/test_consumer_groups.py::test_random_histories",
     ),
     Mistake(
         "one_batch_for_two_partitions_of_offsets", "logcore/coordinators/local_groups.py",
@@ -1226,7 +1226,7 @@ MISTAKES: Final = (
         "auto_commit_takes_a_commit_back", "logcore/consumer/consumer.py",
         "would later commit a smaller offset.\n        self._fetcher.finish()\n",
         "would later commit a smaller offset.\n",
-        "consumer/test_consumer_groups.py::test_random_lives",
+        "consumer/test_consumer_groups.py::test_random_histories",
     ),
     Mistake(
         "consumer_is_given_what_lies_before_its_position", "logcore/partition/scan.py",
@@ -1235,7 +1235,7 @@ MISTAKES: Final = (
         "                    self._within(item.placed_records(topic, partition)),\n"
         "                )",
         "                yield item.size_bytes, item.placed_records(topic, partition)",
-        "consumer/test_consumer.py::test_poll_gives_what_read_gives_from_every_offset",
+        "consumer/test_consumer.py::test_poll_returns_the_same_records_as_read_from_every_offset",
     ),
     Mistake(
         "consumer_is_given_a_compressed_batch_whole", "logcore/partition/scan.py",
@@ -1244,13 +1244,13 @@ MISTAKES: Final = (
         "                    kernel.place_records(topic, partition, self._within(records)),\n"
         "                )",
         "                yield item.size_bytes, kernel.place_records(topic, partition, records)",
-        "consumer/test_consumer.py::test_poll_gives_what_read_gives_from_every_offset",
+        "consumer/test_consumer.py::test_poll_returns_the_same_records_as_read_from_every_offset",
     ),
     Mistake(
         "damage_that_a_consumer_meets_has_another_position", "logcore/partition/scan.py",
         "        with self._placed():\n            return kernel.decode_placed(",
         "        if True:\n            return kernel.decode_placed(",
-        "consumer/test_consumer.py::test_damage_is_told_to_a_consumer_as_read_tells_it",
+        "consumer/test_consumer.py::test_consumer_reports_damage_like_read",
     ),
     Mistake(
         "consumer_steps_over_damage", "logcore/consumer/fetcher.py",
@@ -2147,7 +2147,7 @@ MISTAKES: Final = (
         "            if wrong is not None:\n                return wrong\n\n"
         "        def ask(coordinator: Coordinator, now_ms: int) -> list[Effect]:\n            if producer is None:\n"
         "                return coordinator.commit(who.group_id, offsets, commit.waiter)\n",
-        "consumer/test_shared_groups_exploration.py::test_a_member_that_froze_in_a_commit_changes_nothing",
+        "consumer/test_shared_groups_exploration.py::test_member_that_froze_in_a_commit_changes_nothing",
     ),
     Mistake(
         "durable_end_published_before_the_sync", "logcore/partition/group_commit.py",
