@@ -556,13 +556,13 @@ MISTAKES: Final = (
         "join_timer_outlives_its_rebalance", "logcore/coordination/classic_transitions.py",
         "        self.cancel_join_timer()\n        assert group.state == PREPARING",
         "        self.group.join_timer = None\n        assert group.state == PREPARING",
-        "coordination/test_coordination.py::test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever",
+        "coordination/test_coordination.py::test_invariants_hold_in_any_order_and_every_request_is_answered",
     ),
     Mistake(
         "session_timer_outlives_its_member", "logcore/coordination/classic_transitions.py",
         "        self.cancel_session(member)\n        self.group.take_out(member)\n",
         "        self.group.take_out(member)\n",
-        "coordination/test_coordination.py::test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever",
+        "coordination/test_coordination.py::test_invariants_hold_in_any_order_and_every_request_is_answered",
     ),
     Mistake(
         "assigned_before_it_is_stored", "logcore/coordination/classic_transitions.py",
@@ -571,7 +571,7 @@ MISTAKES: Final = (
         "                AppendRecords(group, group.records(request.assignments), done)\n"
         "            )\n"
         "            self.assigned(done, None)\n",
-        "coordination/test_coordination.py::test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever",
+        "coordination/test_coordination.py::test_invariants_hold_in_any_order_and_every_request_is_answered",
     ),
     Mistake(
         "members_that_joined_are_not_renewed", "logcore/coordination/classic_transitions.py",
@@ -1689,13 +1689,13 @@ MISTAKES: Final = (
         "            partition for partition in new if partition in self.owners\n"
         "        )",
         "        unreleased: Partitions = frozenset()",
-        "coordination/test_consumer_group_lives.py::test_no_partition_is_with_two_members_and_all_becomes_stable",
+        "coordination/test_consumer_group_lives.py::test_partitions_have_one_owner_and_the_group_becomes_stable",
     ),
     Mistake(
         "silence_confirms_a_revocation", "logcore/coordination/consumer_group.py",
         "if owned is None or owned & current.revoking:",
         "if owned is not None and owned & current.revoking:",
-        "coordination/test_heartbeats.py::test_the_six_steps_that_were_seen_with_kafka",
+        "coordination/test_heartbeats.py::test_six_steps_observed_with_kafka",
     ),
     Mistake(
         "late_joining_begins_anew", "logcore/coordination/consumer_group.py",
@@ -1707,7 +1707,7 @@ MISTAKES: Final = (
         "epoch_stays_after_a_revocation", "logcore/coordination/consumer_group.py",
         "return self._next(member_id, current, current.member_epoch + 1, owned)",
         "return self._next(member_id, current, current.member_epoch, owned)",
-        "coordination/test_heartbeats.py::test_how_far_a_member_comes",
+        "coordination/test_heartbeats.py::test_reconciliation_of_a_member",
     ),
     Mistake(
         "answer_overtakes_the_steps_before", "logcore/coordination/consumer_transitions.py",

@@ -161,7 +161,7 @@ class Ledger:
             self.data.append("t", value.encode(), partition=len(self.sent) % PARTITIONS)
             self.sent.add(value)
 
-    def add(self, worker: Worker, lines: list[tuple[str, Any]]) -> None:
+    def add_lines(self, worker: Worker, lines: list[tuple[str, Any]]) -> None:
         for kind, what in lines:
             if kind == "has":
                 worker.has = what
@@ -227,15 +227,15 @@ def disturb(path: Path, seed: int, rounds: int) -> None:
                     )
                     workers[place].send(signal.SIGCONT)
                 else:
-                    ledger.add(workers[place], workers[place].end())
+                    ledger.add_lines(workers[place], workers[place].end())
                     workers[place] = Worker(path)
                 for worker in workers:
-                    ledger.add(worker, worker.read_lines())
+                    ledger.add_lines(worker, worker.read_lines())
                 ledger.check_committed()
             settle(ledger, workers)
         finally:
             for worker in workers:
-                ledger.add(worker, worker.end())
+                ledger.add_lines(worker, worker.end())
         ledger.check_committed()
         for partition, offset in ledger.committed.items():
             most = max(ledger.processed[partition], default=-1) + 1
@@ -252,7 +252,7 @@ def settle(ledger: Ledger, workers: list[Worker]) -> None:
     deadline = time.monotonic() + SECONDS
     while True:
         for worker in workers:
-            ledger.add(worker, worker.read_lines())
+            ledger.add_lines(worker, worker.read_lines())
         divided = sorted(partition for worker in workers for partition in worker.has)
         if ledger.is_complete() and divided == list(range(PARTITIONS)):
             return

@@ -924,9 +924,9 @@ def test_both_kernels_rewrite_batches_identically(
         encode(rows, base_offset=100 * at, append_time=at % 3 == 2)
         for at, rows in enumerate(batches)
     )
-    sealed_facts, _, _ = plain.walk(raw, 0, len(raw), 99, False)
-    count = len(sealed_facts)
-    positions = np.ascontiguousarray(sealed_facts["position"])
+    facts, _, _ = plain.walk(raw, 0, len(raw), 99, False)
+    count = len(facts)
+    positions = np.ascontiguousarray(facts["position"])
     actions = np.array(
         data.draw(st.lists(st.integers(0, 3), min_size=count, max_size=count)), np.uint8
     )
@@ -941,9 +941,7 @@ def test_both_kernels_rewrite_batches_identically(
     results = []
     for kernel in KERNELS:
         out = np.empty(len(raw) + 14 * total, np.uint8)
-        attributes = (
-            sealed_facts["attributes"].astype(np.int16) | layout.DELETE_HORIZON_BIT
-        )
+        attributes = facts["attributes"].astype(np.int16) | layout.DELETE_HORIZON_BIT
         sizes = kernel.rewrite_batches(
             raw, positions, actions, attributes, times, keep, out
         )

@@ -24,7 +24,7 @@ SECONDS = 300
 class World:
     """A combiner with recorded operations.
 
-      taken: the operations by number, in the order of execution.
+    taken: the operations by number, in the order of execution.
     on_disk: the operations that were executed before the last sync.
     results: the error, or None, that each thread got.
     """
@@ -34,7 +34,7 @@ class World:
         self.finished: list[int] = []  # number of executed operations at each call
         self.on_disk: set[int] = set()
         self.syncs = 0
-        self.result: dict[int, BaseException | None] = {}
+        self.results: dict[int, BaseException | None] = {}
         self.threads: list[threading.Thread] = []
         self.all_there = threading.Event()
         self.begun: set[int] = set()
@@ -74,7 +74,7 @@ class World:
             result = caught
         finally:
             sys.settrace(None)
-        self.result[number] = result
+        self.results[number] = result
         if result is None:
             assert number in self.on_disk
 
@@ -108,7 +108,7 @@ def test_one_thread_syncs_for_all() -> None:
         world.start(number)
     world.join()
     assert world.taken == [0, 1, 2, 3, 4, 5, 6], "in the order of the requests"
-    assert world.result == dict.fromkeys(range(7))
+    assert world.results == dict.fromkeys(range(7))
     assert world.finished == [7]
     assert world.syncs == 1
 
@@ -126,7 +126,7 @@ def test_operations_queued_during_a_sync_are_combined_by_the_first() -> None:
     world.ask(0)
     world.join()
     assert world.taken == [0, 1, 2]
-    assert world.result == dict.fromkeys(range(3))
+    assert world.results == dict.fromkeys(range(3))
     assert world.syncs == 2
 
 
@@ -137,7 +137,7 @@ def test_error_is_raised_in_the_thread_of_its_operation() -> None:
     world.start(1, error=wrong)
     world.start(2)
     world.join()
-    assert world.result == {0: None, 1: wrong, 2: None}
+    assert world.results == {0: None, 1: wrong, 2: None}
 
 
 @pytest.mark.parametrize("moment", ["step", "sync"])
@@ -165,7 +165,7 @@ def test_signal_handler_can_enqueue_in_the_combiner_thread(moment: str) -> None:
     world.join()
     assert handled == [moment]
     assert sorted(world.taken) == [0, 7]
-    assert world.result == {7: None}
+    assert world.results == {7: None}
 
 
 def test_second_wake_has_no_effect() -> None:
@@ -196,10 +196,10 @@ def test_interrupt_at_any_line_leaves_no_thread_waiting(
         world.ask(3)
         world.ask(4)
         is_met = trace.left <= 0
-        assert world.result[3] is None
-        assert world.result[4] is None
+        assert world.results[3] is None
+        assert world.results[4] is None
         assert len(world.taken) == len(set(world.taken)), f"line {nth}: taken twice"
-        for number, result in world.result.items():
+        for number, result in world.results.items():
             if number == interrupted and is_met:
                 assert isinstance(result, KeyboardInterrupt)
             else:

@@ -539,14 +539,12 @@ def test_hole_in_an_index_is_rebuilt(suffix: str, start: int, stop: int) -> None
         log.writer.active.write_indexes()
         disk.kill()
     path = f"/t-0/{Path(LOG).stem}{suffix}"
-    write_killed_log = bytearray(disk.files()[path] or b"")
-    assert any(write_killed_log[start:stop])
+    written = bytearray(disk.files()[path] or b"")
+    assert any(written[start:stop])
     torn = SimulatedDisk(
         {
             **disk.files(),
-            path: bytes(
-                write_killed_log[:start] + bytes(stop - start) + write_killed_log[stop:]
-            ),
+            path: bytes(written[:start] + bytes(stop - start) + written[stop:]),
         }
     )
     with logcore.open("t-0", config=config, fs=torn) as log:
@@ -554,7 +552,7 @@ def test_hole_in_an_index_is_rebuilt(suffix: str, start: int, stop: int) -> None
             range(12)
         )
         assert [log.get(at).offset for at in range(12)] == list(range(12))
-    assert torn.content(path)[: len(write_killed_log)] == write_killed_log, "rebuilt"
+    assert torn.content(path)[: len(written)] == written, "rebuilt"
 
 
 def test_batch_larger_than_one_read_is_recovered(
