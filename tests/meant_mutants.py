@@ -494,12 +494,12 @@ MISTAKES: Final = (
     Mistake(
         "assignment_of_an_older_generation", "logcore/coordination/classic_transitions.py",
         "if group.state != COMPLETING or group.generation != done.generation:", "if group.state != COMPLETING:",
-        "netshim/test_commits.py::test_an_assignment_of_an_older_generation_is_not_given_out",
+        "netshim/test_commits.py::test_assignment_of_an_older_generation_is_not_returned",
     ),
     Mistake(
         "static_name_of_who_left_stays", "logcore/coordination/classic_group.py",
         "            del self.static[member.instance_id]\n", "            pass\n",
-        "netshim/test_groups.py::test_P58_P61_in_any_order_nothing_has_two_owners_and_nobody_waits_for_ever",
+        "netshim/test_groups.py::test_P58_P61_partitions_have_one_owner_and_all_requests_are_answered",
     ),
     Mistake(
         "heartbeat_renews_nothing", "logcore/coordination/classic_transitions.py",
@@ -511,17 +511,17 @@ MISTAKES: Final = (
         "    group.storing.update(offsets.keys())\n",
         "    group.storing.update(offsets.keys())\n    for key, each in offsets.items():\n"
         "        group.put(key, each)\n",
-        "netshim/test_commits.py::test_P60_a_commit_is_answered_and_seen_when_it_is_on_disk",
+        "netshim/test_commits.py::test_P60_commit_is_answered_and_visible_once_durable",
     ),
     Mistake(
         "commit_outlives_its_topic", "logcore/coordination/classic_group.py",
         "            found.update((key, None) for key in keys if key[0] in topics)\n", "            pass\n",
-        "netshim/test_commits.py::test_deleting_a_topic_deletes_what_was_committed_for_it",
+        "netshim/test_commits.py::test_deleting_a_topic_deletes_its_committed_offsets",
     ),
     Mistake(
         "sync_timer_of_the_last_generation_stays", "logcore/coordination/classic_transitions.py",
         "        self.cancel_sync_timer()\n        group.is_first", "        group.is_first",
-        "netshim/test_groups.py::test_P58_P61_in_any_order_nothing_has_two_owners_and_nobody_waits_for_ever",
+        "netshim/test_groups.py::test_P58_P61_partitions_have_one_owner_and_all_requests_are_answered",
     ),
     Mistake(
         "session_not_begun_after_a_restart", "logcore/coordination/coordinator.py",
@@ -529,7 +529,7 @@ MISTAKES: Final = (
         "                    group, now_ms, rules=self._rules\n"
         "                )\n",
         "                pass\n",
-        "netshim/test_commits.py::test_a_member_that_does_not_come_back_after_a_restart_expires",
+        "netshim/test_commits.py::test_member_that_does_not_return_after_a_restart_expires",
     ),
     Mistake(
         "waiting_member_expires", "logcore/coordination/classic_transitions.py",
@@ -540,7 +540,7 @@ MISTAKES: Final = (
         "replaced_member_keeps_others_waiting", "logcore/coordination/classic_group.py",
         "            self.unsynced.discard(old.member_id)\n            self.unsynced.add(new.member_id)\n",
         "            pass\n",
-        "netshim/test_groups.py::test_P58_P61_in_any_order_nothing_has_two_owners_and_nobody_waits_for_ever",
+        "netshim/test_groups.py::test_P58_P61_partitions_have_one_owner_and_all_requests_are_answered",
     ),
     Mistake(
         "static_member_answered_again_after_a_rebalance", "logcore/coordination/classic_transitions.py",
@@ -1783,7 +1783,7 @@ MISTAKES: Final = (
         "request_in_several_batches", "netshim/stored_offsets.py",
         "return append_whole(log.writer, rows, durability=\"os\")",
         "return log.append_many(rows, durability=\"os\")",
-        "netshim/test_consumer_protocol.py::test_the_records_of_a_request_are_one_batch",
+        "netshim/test_consumer_protocol.py::test_records_of_a_heartbeat_are_one_batch",
     ),
     # -- transactions of a broker (mistakes of the coordinator itself: coordination/test_transactions_coordinated.py)
     Mistake(
