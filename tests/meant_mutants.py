@@ -504,7 +504,7 @@ MISTAKES: Final = (
     Mistake(
         "heartbeat_renews_nothing", "logcore/coordination/classic_transitions.py",
         "    step.renew(group.members[member_id])\n    if group.state", "    if group.state",
-        "netshim/test_membership.py::test_who_never_syncs_is_dropped",
+        "netshim/test_membership.py::test_member_that_never_syncs_is_removed",
     ),
     Mistake(
         "commit_seen_before_it_is_on_disk", "logcore/coordination/offsets.py",
@@ -534,7 +534,7 @@ MISTAKES: Final = (
     Mistake(
         "waiting_member_expires", "logcore/coordination/classic_transitions.py",
         "if member.is_waiting and not member.is_new and not member.is_absent:", "if False:",
-        "netshim/test_membership.py::test_a_pending_member_holds_up_a_rebalance_until_its_time_is_over",
+        "netshim/test_membership.py::test_pending_member_delays_a_rebalance_until_its_timeout",
     ),
     Mistake(
         "replaced_member_keeps_others_waiting", "logcore/coordination/classic_group.py",
