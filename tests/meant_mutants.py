@@ -54,7 +54,7 @@ MISTAKES: Final = (
         "bound_without_second_look", "logcore/partition/state.py",
         "            if segments is self.segments:\n",
         "            if segments is not None:\n",
-        "log/test_bounds.py::test_a_reading_is_of_one_moment",
+        "log/test_bounds.py::test_read_returns_the_log_as_of_one_moment",
     ),
     Mistake(
         "transactions_are_not_walked", "logcore/partition/writer.py",
@@ -72,13 +72,13 @@ MISTAKES: Final = (
         "scan_asks_for_its_end_again", "logcore/reader.py",
         "lambda: log._stretch(stretch.start, stretch.end, isolation),",
         "lambda: log._stretch(stretch.start, end, isolation),",
-        "log/test_bounds.py::test_the_end_of_a_reading_is_fixed_when_it_begins",
+        "log/test_bounds.py::test_end_of_a_read_is_fixed_when_it_begins",
     ),
     Mistake(
         "committed_bound_is_read_later", "logcore/reader.py",
         "committed, bound, segments = self._scan_transactions()\n",
         "committed, bound, segments = self._scan_transactions()\n            bound = self._state.visible\n",
-        "log/test_bounds.py::test_a_reading_is_of_one_moment",
+        "log/test_bounds.py::test_read_returns_the_log_as_of_one_moment",
     ),
     Mistake(
         "log_start_checked_before_the_look", "logcore/reader.py",
@@ -88,7 +88,7 @@ MISTAKES: Final = (
         "        if not self._state.log_start <= start",
         "            log_start = self._state.log_start\n            segments, bound = self._bounded()\n"
         "        if not (self._state.log_start if committed else log_start) <= start",
-        "log/test_bounds.py::test_a_reading_is_of_one_moment",
+        "log/test_bounds.py::test_read_returns_the_log_as_of_one_moment",
     ),
     Mistake(
         "durable_end_read_before_the_size", "logcore/partition/file_view.py",
@@ -102,17 +102,17 @@ MISTAKES: Final = (
         "        if self._has_shown_end or not has_same_names:\n"
         "            shown = checkpoint.read_shown_end(self._fs, self._path)\n"
         "        last.refresh()\n        self._state.publish(end=max(log_start, last.next_offset()))\n",
-        "log/test_bounds.py::test_what_is_not_on_disk_is_not_shown_at_any_step_of_a_look",
+        "log/test_bounds.py::test_unsynced_record_is_hidden_at_any_step_of_a_refresh",
     ),
     Mistake(
         "directory_listed_once", "logcore/partition/file_view.py",
         "again = list_names(self._fs, self._path)", "again = names",
-        "log/test_bounds.py::test_a_listing_in_the_middle_of_renaming_is_not_believed",
+        "log/test_bounds.py::test_listing_during_a_rename_is_repeated",
     ),
     Mistake(
         "tail_ignores_truncations", "logcore/reader.py",
         "return lowest_cut < self.offset or state.visible", "return state.visible",
-        "log/test_log.py::test_a_tail_does_not_go_on_with_what_took_the_place_of_its_records",
+        "log/test_log.py::test_tail_does_not_continue_with_records_that_replaced_its_own",
     ),
     Mistake(
         "control_bit_believed_without_crc", "logcore/partition/scan.py",
@@ -127,14 +127,14 @@ MISTAKES: Final = (
         "        # the next segment.\n"
         "        self.fs.fsync(self.handle)",
         "        # the next segment.",
-        "log/test_segments_of_logs.py::test_what_each_call_asks_of_the_disk",
+        "log/test_segments_of_logs.py::test_disk_operations_of_each_call",
     ),
     Mistake(
         "reopen_closes_the_new_handle", "logcore/segment.py",
         "        close = self._closing\n        self.held = None\n"
         "        self._hold(self.fs.open(self.path, write=True))\n        close()",
         "        self.held = None\n        self._hold(self.fs.open(self.path, write=True))\n        self._closing()",
-        "partition/test_recovery.py::test_a_log_cut_at_every_byte_opens_with_the_longest_whole_prefix",
+        "partition/test_recovery.py::test_log_truncated_at_every_byte_opens_with_the_longest_whole_prefix",
     ),
     # -- files that go and come
     Mistake(
@@ -183,19 +183,19 @@ MISTAKES: Final = (
         "newest_retired_segment_not_kept", "logcore/partition/truncation.py",
         "    for segment in old:\n        segment.keep()\n    writer.replace_segments_locked(list(remaining))",
         "    for segment in old[:-1]:\n        segment.keep()\n    writer.replace_segments_locked(list(remaining))",
-        "log/test_bounds.py::test_whoever_reads_keeps_each_segment_that_is_deleted_meanwhile",
+        "log/test_bounds.py::test_reader_keeps_segments_that_are_deleted_during_the_read",
     ),
     Mistake(
         "indexes_put_away_before_their_log", "logcore/partition/segment_files.py",
         "sorted(names, key=lambda name: not name.endswith(LOG))", "sorted(names)",
-        "log/test_segments_of_logs.py::test_what_goes_goes_with_its_log_file_first",
+        "log/test_segments_of_logs.py::test_log_file_is_deleted_before_its_indexes",
     ),
     Mistake(
         "seal_notes_another_size", "logcore/partition/checksum_file.py",
         "            size_bytes=segment.size_bytes,\n            modified_ms=fs.modified_ms(segment.path),",
         "            size_bytes=segment.start_position(end_offset),\n"
         "            modified_ms=fs.modified_ms(segment.path),",
-        "partition/test_seals.py::test_a_roll_seals_what_it_leaves_behind",
+        "partition/test_seals.py::test_roll_writes_a_checksum_file_for_the_sealed_segment",
     ),
     Mistake(
         "scrub_believes_an_old_place", "logcore/partition/checksum_file.py",
@@ -204,19 +204,19 @@ MISTAKES: Final = (
         "                and segment.is_current()\n"
         "                and fs.size(segment.handle) >= size\n"
         "            )", "            is_same = segment.is_current() and fs.size(segment.handle) >= size",
-        "partition/test_seals.py::test_a_change_at_any_step_of_a_scrub_is_no_damage",
+        "partition/test_seals.py::test_change_at_any_step_of_a_scrub_is_not_damage",
     ),
     # -- the log
     Mistake(
         "epochs_above_the_end_stay", "logcore/partition/opening.py",
         "cut = epochs.cut_end(known, end) or epochs.walked(", "cut = known or epochs.walked(",
-        "partition/test_recovery.py::test_epochs_that_begin_above_the_end_begin_there",
+        "partition/test_recovery.py::test_epochs_above_the_log_end_are_moved_to_the_end",
     ),
     Mistake(
         "new_segment_without_its_name_on_disk", "logcore/partition/writer.py",
         "        self.fs.sync_dir(self.path)\n        return new\n",
         "        return new\n",
-        "log/test_segments_of_logs.py::test_what_each_call_asks_of_the_disk",
+        "log/test_segments_of_logs.py::test_disk_operations_of_each_call",
     ),
     Mistake(
         "recovery_point_stays_above_a_cut", "logcore/partition/truncation.py",
@@ -227,13 +227,13 @@ MISTAKES: Final = (
         "name_before_content", "logcore/metadata/checkpoint.py",
         "            fs.pwrite(handle, content, 0)\n            fs.fsync(handle)\n    except DiskFullError:",
         "            fs.pwrite(handle, content, 0)\n    except DiskFullError:",
-        "log/test_segments_of_logs.py::test_what_each_call_asks_of_the_disk",
+        "log/test_segments_of_logs.py::test_disk_operations_of_each_call",
     ),
     Mistake(
         "checkpoint_without_its_name_on_disk", "logcore/metadata/checkpoint.py",
         "    fs.rename(temporary, path)\n    fs.sync_dir(directory)\n    # The reserve was used",
         "    fs.rename(temporary, path)\n    # The reserve was used",
-        "log/test_segments_of_logs.py::test_what_each_call_asks_of_the_disk",
+        "log/test_segments_of_logs.py::test_disk_operations_of_each_call",
     ),
     Mistake(
         "other_partitions_lose_their_entries", "logcore/metadata/checkpoint.py",
@@ -248,23 +248,24 @@ MISTAKES: Final = (
     ),
     Mistake(
         "producers_stay_over_a_truncation", "logcore/partition/writer.py",
-        "        self.state.transactions = None\n        self.producers.forget()", "    state.transactions = None",
-        "partition/test_producers.py::test_P50_what_was_known_is_known_after",
+        "        self.state.transactions = None\n        self.producers.forget()",
+        "        self.state.transactions = None",
+        "partition/test_producers.py::test_P50_producer_state_survives_reopening",
     ),
     Mistake(
         "snapshot_in_the_middle_of_an_append", "logcore/partition/producer_state.py",
         "            if is_midway:\n                return self._looked_up()\n", "",
-        "partition/test_producers.py::test_a_roll_in_the_middle_of_an_append_leaves_no_half_snapshot",
+        "partition/test_producers.py::test_roll_during_an_append_leaves_no_partial_snapshot",
     ),
     Mistake(
         "an_append_that_rolls_saves_no_producers", "logcore/partition/producer_state.py",
         "            return self.if_any()\n", "            return None\n",
-        "partition/test_producers.py::test_a_batch_sent_twice_is_stored_once_whatever_happens_to_the_log",
+        "partition/test_producers.py::test_batch_sent_twice_is_stored_once_through_any_history",
     ),
     Mistake(
         "only_the_newest_batch_is_known_after_a_kill", "logcore/partition/producer_state.py",
         "            producers.fill(_last_below(segments, producers.next_offset))\n", "            pass\n",
-        "partition/test_producers.py::test_a_batch_sent_twice_is_stored_once_whatever_happens_to_the_log",
+        "partition/test_producers.py::test_batch_sent_twice_is_stored_once_through_any_history",
     ),
     Mistake(
         "notes_of_copies_before_the_high_watermark", "logcore/partition/writer.py",
@@ -272,7 +273,7 @@ MISTAKES: Final = (
         "        self._note_locked(opened.own_notes)\n",
         "        self._note_locked(opened.own_notes)\n"
         "        self._open_shown_end()\n",
-        "partition/test_following.py::test_a_crash_while_a_log_gets_its_first_copy_hides_nothing",
+        "partition/test_following.py::test_crash_during_first_replicated_open_keeps_the_high_watermark",
     ),
     # -- recovery
     Mistake(
@@ -281,7 +282,7 @@ MISTAKES: Final = (
         "    if is_on_disk:\n        segment.cut(bad)\n    else:\n        _keep(fs, segment, bad)\n",
         "    if is_on_disk:\n        segment.cut(bad)\n    else:\n        _keep(fs, segment, bad)\n"
         "    if action is Action.QUARANTINE_AND_CUT:\n        quarantine = _copy_tail(fs, segment, bad)\n",
-        "partition/test_recovery.py::test_a_log_cut_at_every_byte_opens_with_the_longest_whole_prefix",
+        "partition/test_recovery.py::test_log_truncated_at_every_byte_opens_with_the_longest_whole_prefix",
     ),
     # -- compaction
     Mistake(
@@ -290,12 +291,12 @@ MISTAKES: Final = (
         '            facts["base_timestamp"] <= self.now_ms',
         "        is_over = (\n"
         '            facts["max_timestamp"] + self.config.delete_retention_ms <= self.now_ms',
-        "log/test_cleaner.py::test_P39_a_tombstone_stays_for_its_time_however_old_its_record_is",
+        "log/test_cleaner.py::test_P39_tombstone_of_an_old_record_is_kept_for_its_full_time",
     ),
     Mistake(
         "horizon_moves_with_each_round", "logcore/cleaner.py",
         "sets_horizon = left.has_tombstone & ~has_horizon", "sets_horizon = left.has_tombstone",
-        "log/test_cleaner.py::test_P39_a_tombstone_stays_for_its_time",
+        "log/test_cleaner.py::test_P39_tombstone_is_kept_for_its_retention_time",
     ),
     Mistake(
         "bits_speak_for_aborted_records", "logcore/cleaner.py",
@@ -493,34 +494,34 @@ MISTAKES: Final = (
     Mistake(
         "assignment_of_an_older_generation", "logcore/coordination/classic_transitions.py",
         "if group.state != COMPLETING or group.generation != done.generation:", "if group.state != COMPLETING:",
-        "netshim/test_commits.py::test_an_assignment_of_an_older_generation_is_not_given_out",
+        "netshim/test_commits.py::test_assignment_of_an_older_generation_is_not_returned",
     ),
     Mistake(
         "static_name_of_who_left_stays", "logcore/coordination/classic_group.py",
         "            del self.static[member.instance_id]\n", "            pass\n",
-        "netshim/test_groups.py::test_P58_P61_in_any_order_nothing_has_two_owners_and_nobody_waits_for_ever",
+        "netshim/test_groups.py::test_P58_P61_partitions_have_one_owner_and_all_requests_are_answered",
     ),
     Mistake(
         "heartbeat_renews_nothing", "logcore/coordination/classic_transitions.py",
         "    step.renew(group.members[member_id])\n    if group.state", "    if group.state",
-        "netshim/test_membership.py::test_who_never_syncs_is_dropped",
+        "netshim/test_membership.py::test_member_that_never_syncs_is_removed",
     ),
     Mistake(
         "commit_seen_before_it_is_on_disk", "logcore/coordination/offsets.py",
         "    group.storing.update(offsets.keys())\n",
         "    group.storing.update(offsets.keys())\n    for key, each in offsets.items():\n"
         "        group.put(key, each)\n",
-        "netshim/test_commits.py::test_P60_a_commit_is_answered_and_seen_when_it_is_on_disk",
+        "netshim/test_commits.py::test_P60_commit_is_answered_and_visible_once_durable",
     ),
     Mistake(
         "commit_outlives_its_topic", "logcore/coordination/classic_group.py",
         "            found.update((key, None) for key in keys if key[0] in topics)\n", "            pass\n",
-        "netshim/test_commits.py::test_deleting_a_topic_deletes_what_was_committed_for_it",
+        "netshim/test_commits.py::test_deleting_a_topic_deletes_its_committed_offsets",
     ),
     Mistake(
         "sync_timer_of_the_last_generation_stays", "logcore/coordination/classic_transitions.py",
         "        self.cancel_sync_timer()\n        group.is_first", "        group.is_first",
-        "netshim/test_groups.py::test_P58_P61_in_any_order_nothing_has_two_owners_and_nobody_waits_for_ever",
+        "netshim/test_groups.py::test_P58_P61_partitions_have_one_owner_and_all_requests_are_answered",
     ),
     Mistake(
         "session_not_begun_after_a_restart", "logcore/coordination/coordinator.py",
@@ -528,18 +529,18 @@ MISTAKES: Final = (
         "                    group, now_ms, rules=self._rules\n"
         "                )\n",
         "                pass\n",
-        "netshim/test_commits.py::test_a_member_that_does_not_come_back_after_a_restart_expires",
+        "netshim/test_commits.py::test_member_that_does_not_return_after_a_restart_expires",
     ),
     Mistake(
         "waiting_member_expires", "logcore/coordination/classic_transitions.py",
         "if member.is_waiting and not member.is_new and not member.is_absent:", "if False:",
-        "netshim/test_membership.py::test_a_pending_member_holds_up_a_rebalance_until_its_time_is_over",
+        "netshim/test_membership.py::test_pending_member_delays_a_rebalance_until_its_timeout",
     ),
     Mistake(
         "replaced_member_keeps_others_waiting", "logcore/coordination/classic_group.py",
         "            self.unsynced.discard(old.member_id)\n            self.unsynced.add(new.member_id)\n",
         "            pass\n",
-        "netshim/test_groups.py::test_P58_P61_in_any_order_nothing_has_two_owners_and_nobody_waits_for_ever",
+        "netshim/test_groups.py::test_P58_P61_partitions_have_one_owner_and_all_requests_are_answered",
     ),
     Mistake(
         "static_member_answered_again_after_a_rebalance", "logcore/coordination/classic_transitions.py",
@@ -555,13 +556,13 @@ MISTAKES: Final = (
         "join_timer_outlives_its_rebalance", "logcore/coordination/classic_transitions.py",
         "        self.cancel_join_timer()\n        assert group.state == PREPARING",
         "        self.group.join_timer = None\n        assert group.state == PREPARING",
-        "coordination/test_coordination.py::test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever",
+        "coordination/test_coordination.py::test_invariants_hold_in_any_order_and_every_request_is_answered",
     ),
     Mistake(
         "session_timer_outlives_its_member", "logcore/coordination/classic_transitions.py",
         "        self.cancel_session(member)\n        self.group.take_out(member)\n",
         "        self.group.take_out(member)\n",
-        "coordination/test_coordination.py::test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever",
+        "coordination/test_coordination.py::test_invariants_hold_in_any_order_and_every_request_is_answered",
     ),
     Mistake(
         "assigned_before_it_is_stored", "logcore/coordination/classic_transitions.py",
@@ -570,7 +571,7 @@ MISTAKES: Final = (
         "                AppendRecords(group, group.records(request.assignments), done)\n"
         "            )\n"
         "            self.assigned(done, None)\n",
-        "coordination/test_coordination.py::test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever",
+        "coordination/test_coordination.py::test_invariants_hold_in_any_order_and_every_request_is_answered",
     ),
     Mistake(
         "members_that_joined_are_not_renewed", "logcore/coordination/classic_transitions.py",
@@ -1036,7 +1037,7 @@ MISTAKES: Final = (
         "                functools.partial(self._settled, stores, log),\n"
         "            )",
         "            self._have_stored(stores, None)",
-        "consumer/test_consumer_groups.py::test_random_lives",
+        "consumer/test_consumer_groups.py::test_random_histories",
     ),
     Mistake(
         "one_batch_for_two_partitions_of_offsets", "logcore/coordinators/local_groups.py",
@@ -1222,7 +1223,7 @@ MISTAKES: Final = (
         "auto_commit_takes_a_commit_back", "logcore/consumer/consumer.py",
         "would later commit a smaller offset.\n        self._fetcher.finish()\n",
         "would later commit a smaller offset.\n",
-        "consumer/test_consumer_groups.py::test_random_lives",
+        "consumer/test_consumer_groups.py::test_random_histories",
     ),
     Mistake(
         "consumer_is_given_what_lies_before_its_position", "logcore/partition/scan.py",
@@ -1231,7 +1232,7 @@ MISTAKES: Final = (
         "                    self._within(item.placed_records(topic, partition)),\n"
         "                )",
         "                yield item.size_bytes, item.placed_records(topic, partition)",
-        "consumer/test_consumer.py::test_poll_gives_what_read_gives_from_every_offset",
+        "consumer/test_consumer.py::test_poll_returns_the_same_records_as_read_from_every_offset",
     ),
     Mistake(
         "consumer_is_given_a_compressed_batch_whole", "logcore/partition/scan.py",
@@ -1240,13 +1241,13 @@ MISTAKES: Final = (
         "                    kernel.place_records(topic, partition, self._within(records)),\n"
         "                )",
         "                yield item.size_bytes, kernel.place_records(topic, partition, records)",
-        "consumer/test_consumer.py::test_poll_gives_what_read_gives_from_every_offset",
+        "consumer/test_consumer.py::test_poll_returns_the_same_records_as_read_from_every_offset",
     ),
     Mistake(
         "damage_that_a_consumer_meets_has_another_position", "logcore/partition/scan.py",
         "        with self._placed():\n            return kernel.decode_placed(",
         "        if True:\n            return kernel.decode_placed(",
-        "consumer/test_consumer.py::test_damage_is_told_to_a_consumer_as_read_tells_it",
+        "consumer/test_consumer.py::test_consumer_reports_damage_like_read",
     ),
     Mistake(
         "consumer_steps_over_damage", "logcore/consumer/fetcher.py",
@@ -1420,7 +1421,7 @@ MISTAKES: Final = (
         '                and log.config.compression_type == "zstd"\n'
         "            ):",
         "            if not part.error_code and call.version < _ZSTD_SINCE:",
-        "netshim/test_requests.py::test_fetch_below_v10_gets_zstd_batches",
+        "netshim/test_kafka_answers.py::test_fetch_below_v10_gets_zstd_batches",
     ),
     Mistake(
         "unknown_partitions_answer_a_fetch_at_once", "netshim/handlers/fetch.py",
@@ -1685,13 +1686,13 @@ MISTAKES: Final = (
         "            partition for partition in new if partition in self.owners\n"
         "        )",
         "        unreleased: Partitions = frozenset()",
-        "coordination/test_consumer_group_lives.py::test_no_partition_is_with_two_members_and_all_becomes_stable",
+        "coordination/test_consumer_group_lives.py::test_partitions_have_one_owner_and_the_group_becomes_stable",
     ),
     Mistake(
         "silence_confirms_a_revocation", "logcore/coordination/consumer_group.py",
         "if owned is None or owned & current.revoking:",
         "if owned is not None and owned & current.revoking:",
-        "coordination/test_heartbeats.py::test_the_six_steps_that_were_seen_with_kafka",
+        "coordination/test_heartbeats.py::test_six_steps_observed_with_kafka",
     ),
     Mistake(
         "late_joining_begins_anew", "logcore/coordination/consumer_group.py",
@@ -1703,7 +1704,7 @@ MISTAKES: Final = (
         "epoch_stays_after_a_revocation", "logcore/coordination/consumer_group.py",
         "return self._next(member_id, current, current.member_epoch + 1, owned)",
         "return self._next(member_id, current, current.member_epoch, owned)",
-        "coordination/test_heartbeats.py::test_how_far_a_member_comes",
+        "coordination/test_heartbeats.py::test_reconciliation_of_a_member",
     ),
     Mistake(
         "answer_overtakes_the_steps_before", "logcore/coordination/consumer_transitions.py",
@@ -1779,7 +1780,7 @@ MISTAKES: Final = (
         "request_in_several_batches", "netshim/stored_offsets.py",
         "return append_whole(log.writer, rows, durability=\"os\")",
         "return log.append_many(rows, durability=\"os\")",
-        "netshim/test_consumer_protocol.py::test_the_records_of_a_request_are_one_batch",
+        "netshim/test_consumer_protocol.py::test_records_of_a_heartbeat_are_one_batch",
     ),
     # -- transactions of a broker (mistakes of the coordinator itself: coordination/test_transactions_coordinated.py)
     Mistake(
@@ -2143,7 +2144,7 @@ MISTAKES: Final = (
         "            if wrong is not None:\n                return wrong\n\n"
         "        def ask(coordinator: Coordinator, now_ms: int) -> list[Effect]:\n            if producer is None:\n"
         "                return coordinator.commit(who.group_id, offsets, commit.waiter)\n",
-        "consumer/test_shared_groups_exploration.py::test_a_member_that_froze_in_a_commit_changes_nothing",
+        "consumer/test_shared_groups_exploration.py::test_member_that_froze_in_a_commit_changes_nothing",
     ),
     Mistake(
         "durable_end_published_before_the_sync", "logcore/partition/group_commit.py",

@@ -1,5 +1,5 @@
-"""Assignors against what Kafka's own classes gave (tests/data/vectors/assignors.json);
-the bytes of its protocol.
+"""Assignors, compared with the results of Kafka's own classes
+(tests/data/vectors/assignors.json), and the bytes of Kafka's group protocol.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ MADE: dict[str, Any] = json.loads((VECTORS / "assignors.json").read_text())
 CASES = [case for case in MADE["cases"] if case["assignor"] in ASSIGNORS]
 
 
-def member(told: dict[str, Any]) -> Member:
+def member(entry: dict[str, Any]) -> Member:
     owned = [
         TopicPartition(topic, number)
-        for topic, numbers in told.get("owned", {}).items()
+        for topic, numbers in entry.get("owned", {}).items()
         for number in numbers
     ]
-    topics = frozenset(told["topics"])
+    topics = frozenset(entry["topics"])
     return Member(
-        told["id"],
+        entry["id"],
         topics,
-        told.get("instance_id"),
+        entry.get("instance_id"),
         tuple(owned),
-        told.get("generation", -1),
+        entry.get("generation", -1),
     )
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case["name"]))
-def test_as_kafka_divides(case: dict[str, Any]) -> None:
-    members = [member(told) for told in case["members"]]
+def test_assignments_equal_those_of_kafka(case: dict[str, Any]) -> None:
+    members = [member(entry) for entry in case["members"]]
     found = ASSIGNORS[case["assignor"]].assign(case["topics"], members)
     if case["exact"]:
         expected = {
@@ -132,7 +132,7 @@ def test_former_owner_without_subscription_gets_no_partition() -> None:
 
 
 @given(groups())
-def test_a_second_division_moves_nothing(
+def test_second_assignment_moves_no_partition(
     group: tuple[dict[str, int], list[Member]],
 ) -> None:
     counts, members = group
@@ -148,9 +148,11 @@ def test_a_second_division_moves_nothing(
 
 
 @given(groups())
-def test_cooperative_rounds_end(group: tuple[dict[str, int], list[Member]]) -> None:
-    """Nobody gets what another still has; when those have given it up, all is given
-    out.
+def test_cooperative_rounds_assign_all_partitions_in_the_end(
+    group: tuple[dict[str, int], list[Member]],
+) -> None:
+    """A member gets no partition that another member still owns. Once the owners have
+    revoked theirs, all partitions are assigned.
     """
     counts, members = group
     owned = {one.member_id: frozenset(one.owned) for one in members}
@@ -184,29 +186,29 @@ def test_cooperative_rounds_end(group: tuple[dict[str, int], list[Member]]) -> N
     assert set().union(*owned.values()) == every
 
 
-def test_the_bytes_of_a_subscription_are_kafkas() -> None:
-    told = MADE["protocol"]
+def test_subscription_has_the_bytes_of_kafka() -> None:
+    entry = MADE["protocol"]
     owned = (("a", 0), ("a", 2), ("b", 1))
     for version in range(4):
-        found = read_subscription(bytes.fromhex(told[f"subscription_v{version}"]))
+        found = read_subscription(bytes.fromhex(entry[f"subscription_v{version}"]))
         assert found is not None
         assert (found.topics, found.user_data) == (("a", "b"), b"\1\2")
         assert found.owned == (owned if version >= 1 else ())
         assert found.generation == (7 if version >= 2 else -1)
     assert (
         subscription_value(Subscription(("a",))).hex()
-        == told["subscription_v3_minimal"]
+        == entry["subscription_v3_minimal"]
     )
     whole = subscription_value(Subscription(("a", "b"), b"\1\2", owned, 7)).hex()
-    assert whole == told["subscription_v3"].removesuffix("00057261636b31") + "ffff"
+    assert whole == entry["subscription_v3"].removesuffix("00057261636b31") + "ffff"
 
 
-def test_the_bytes_of_an_assignment_are_kafkas() -> None:
-    told = MADE["protocol"]
+def test_assignment_has_the_bytes_of_kafka() -> None:
+    entry = MADE["protocol"]
     owned = (("a", 0), ("a", 2), ("b", 1))
     for version in range(4):
-        assert read_assignment(bytes.fromhex(told[f"assignment_v{version}"])) == owned
-    assert assignment_value(owned).hex() == told["assignment_v3"]
-    assert assignment_value(()).hex() == told["assignment_empty"]
+        assert read_assignment(bytes.fromhex(entry[f"assignment_v{version}"])) == owned
+    assert assignment_value(owned).hex() == entry["assignment_v3"]
+    assert assignment_value(()).hex() == entry["assignment_empty"]
     assert read_assignment(b"") == ()
     assert read_assignment(b"\0\3\0\0") is None

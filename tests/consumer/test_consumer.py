@@ -1,4 +1,6 @@
-"""Consumers alone: what they read, where they begin, what is committed when."""
+"""Consumers without group members: the records that they read, where they begin, and
+when offsets are committed.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def offsets(found: object) -> list[tuple[int, int]]:
     return [(record.partition, record.offset) for record in found.records()]  # type: ignore[attr-defined]
 
 
-def test_a_consumer_without_a_group_reads_all_partitions(data: LogDir) -> None:
+def test_consumer_without_a_group_reads_all_partitions(data: LogDir) -> None:
     fill(data, 0, 3)
     fill(data, 1, 2)
     with data.consumer(auto_offset_reset="earliest") as consumer:
@@ -67,9 +69,11 @@ def test_a_consumer_without_a_group_reads_all_partitions(data: LogDir) -> None:
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip"])
-def test_poll_gives_what_read_gives_from_every_offset(data: LogDir, codec: str) -> None:
-    """From the middle of a batch too, of plain batches and of those that are decoded by
-    themselves.
+def test_poll_returns_the_same_records_as_read_from_every_offset(
+    data: LogDir, codec: str
+) -> None:
+    """This includes offsets in the middle of a batch, plain batches, and batches that
+    are decoded on their own.
     """
     log = data.partition("t", 0)
     rows = [(b"k", None, [("h", b"1")], 1_000), (None, b"v"), (b"", b"w", [], 999)]
@@ -89,8 +93,10 @@ def test_poll_gives_what_read_gives_from_every_offset(data: LogDir, codec: str) 
             assert {type(one) for one in found} == {logcore.TopicRecord}
 
 
-def test_damage_is_told_to_a_consumer_as_read_tells_it(data: LogDir) -> None:
-    """With the position in the file, also where reading began in its middle."""
+def test_consumer_reports_damage_like_read(data: LogDir) -> None:
+    """The error contains the position in the file, even if reading began in the middle
+    of the file.
+    """
     for _ in range(4):
         fill(data, 0, 5)
     log = data.partition("t", 0)
@@ -98,7 +104,7 @@ def test_damage_is_told_to_a_consumer_as_read_tells_it(data: LogDir) -> None:
     raw = bytearray(segment.read_bytes())
     raw[-1] ^= 1
     segment.write_bytes(raw)
-    with pytest.raises(CorruptBatchError) as told:
+    with pytest.raises(CorruptBatchError) as expected:
         list(log.read(17))
     with data.consumer(enable_auto_commit=False) as consumer:
         consumer.assign([ONE])
@@ -107,15 +113,17 @@ def test_damage_is_told_to_a_consumer_as_read_tells_it(data: LogDir) -> None:
             consumer.poll()
         assert consumer.position(ONE) == 17
     assert (found.value.path, found.value.position) == (
-        told.value.path,
-        told.value.position,
+        expected.value.path,
+        expected.value.position,
     )
     assert found.value.position > 0
 
 
 @pytest.mark.parametrize("how", ["poll", "columns", "iteration"])
-def test_records_before_damage_are_handed_out_first(data: LogDir, how: str) -> None:
-    """And the position stays before the damage, which each later call meets."""
+def test_records_before_damage_are_returned_first(data: LogDir, how: str) -> None:
+    """The position remains before the damage, so that each later call raises the error
+    again.
+    """
     for _ in range(4):
         fill(data, 0, 5)
     segment = next(Path(data.partition("t", 0).path).glob("*.log"))
@@ -142,11 +150,11 @@ def test_records_before_damage_are_handed_out_first(data: LogDir, how: str) -> N
             assert consumer.position(ONE) == 15
 
 
-def test_columns_that_were_read_before_their_log_start_moved_are_handed_out(
+def test_columns_read_before_the_log_start_moved_are_returned(
     data: LogDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process deletes segments in the middle of a scan; auto_offset_reset then
-    moves the position.
+    """Another process deletes segments during a scan, and auto_offset_reset then moves
+    the position.
     """
     for _ in range(2):
         fill(data, 0, 5)
@@ -168,8 +176,8 @@ def test_columns_that_were_read_before_their_log_start_moved_are_handed_out(
         assert consumer.position(ONE) == 5
 
 
-def test_a_poll_goes_on_where_an_iteration_was_left(data: LogDir) -> None:
-    """The iteration reads ahead. What it has not handed out is for whoever reads next,
+def test_poll_continues_after_an_abandoned_iteration(data: LogDir) -> None:
+    """The iteration reads ahead. Records that it has not returned go to the next read,
     by poll() or by another loop.
     """
     fill(data, 0, 300)
@@ -188,7 +196,7 @@ def test_a_poll_goes_on_where_an_iteration_was_left(data: LogDir) -> None:
         assert offsets(consumer.poll()) == [(0, 8), (0, 9)]
 
 
-def test_latest_begins_at_the_end_but_for_partitions_that_are_added(
+def test_latest_begins_at_the_end_except_for_new_partitions(
     data: LogDir,
 ) -> None:
     fill(data, 0, 3)
@@ -201,7 +209,7 @@ def test_latest_begins_at_the_end_but_for_partitions_that_are_added(
         assert sorted(offsets(consumer.poll())) == [(0, 3), (2, 0), (2, 1)]
 
 
-def test_partitions_are_served_in_turns(data: LogDir) -> None:
+def test_partitions_are_served_in_turn(data: LogDir) -> None:
     fill(data, 0, 4)
     fill(data, 1, 4)
     with data.consumer(auto_offset_reset="earliest", max_poll_records=3) as consumer:
@@ -216,7 +224,7 @@ def test_partitions_are_served_in_turns(data: LogDir) -> None:
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip"])
-def test_large_records_are_handed_out_a_few_at_a_time(data: LogDir, codec: str) -> None:
+def test_large_records_are_returned_a_few_at_a_time(data: LogDir, codec: str) -> None:
     for partition in range(2):
         for number in range(7):
             value = random.Random(number).randbytes(100_000)
@@ -242,7 +250,7 @@ def test_large_records_are_handed_out_a_few_at_a_time(data: LogDir, codec: str) 
             [(0, 0)],
             [(1, 0)],
             [(0, 1)],
-        ], "a batch in any case"
+        ], "at least one batch"
         assert [
             (record.partition, record.offset)
             for record in itertools.islice(consumer, 11)
@@ -252,7 +260,7 @@ def test_large_records_are_handed_out_a_few_at_a_time(data: LogDir, codec: str) 
         ]
 
 
-def test_positions_are_set(data: LogDir) -> None:
+def test_seek_pause_and_lag_use_the_position(data: LogDir) -> None:
     fill(data, 0, 10)
     with data.consumer(auto_offset_reset="earliest") as consumer:
         consumer.assign([ONE])
@@ -276,7 +284,7 @@ def test_positions_are_set(data: LogDir) -> None:
         )
 
 
-def test_an_offset_that_is_not_in_the_log(data: LogDir) -> None:
+def test_offset_outside_the_log_follows_auto_offset_reset(data: LogDir) -> None:
     fill(data, 0, 10)
     data.partition("t", 0).delete_records(4)
     for rule, expected in (("earliest", [4]), ("latest", [])):
@@ -295,7 +303,7 @@ def test_an_offset_that_is_not_in_the_log(data: LogDir) -> None:
             consumer.poll()
 
 
-def test_a_commit_is_found_by_the_next_consumer(data: LogDir) -> None:
+def test_commit_is_found_by_the_next_consumer(data: LogDir) -> None:
     fill(data, 0, 6)
     with data.consumer(
         group_id="g", auto_offset_reset="earliest", enable_auto_commit=False
@@ -314,12 +322,12 @@ def test_a_commit_is_found_by_the_next_consumer(data: LogDir) -> None:
         }
 
 
-def test_auto_commit_stores_what_is_finished(data: LogDir) -> None:
+def test_auto_commit_stores_only_finished_records(data: LogDir) -> None:
     fill(data, 0, 6)
 
     def stored() -> int | None:
-        with data.consumer(group_id="g") as looking:
-            found = looking.committed([ONE])[ONE]
+        with data.consumer(group_id="g") as observer:
+            found = observer.committed([ONE])[ONE]
             return None if found is None else found.offset
 
     def consume(count: int, *, fails: bool) -> None:
@@ -333,17 +341,17 @@ def test_auto_commit_stores_what_is_finished(data: LogDir) -> None:
 
     with pytest.raises(ZeroDivisionError):
         consume(3, fails=True)
-    assert stored() == 2, "the record in hand is not finished"
+    assert stored() == 2, "the current record is not finished"
     consume(2, fails=False)
-    assert stored() == 4, "a block that ends well has finished all"
+    assert stored() == 4, "a block that ends without an error has finished all records"
     with pytest.raises(ZeroDivisionError), data.consumer(group_id="g") as consumer:
         consumer.subscribe(["t"])
         assert offsets(consumer.poll()) == [(0, 4), (0, 5)]
         raise ZeroDivisionError
-    assert stored() == 4, "a list in hand is not finished"
+    assert stored() == 4, "the current list is not finished"
 
 
-def test_a_poll_waits_for_records(data: LogDir) -> None:
+def test_poll_waits_for_records(data: LogDir) -> None:
     found: list[list[tuple[int, int]]] = []
     with data.consumer(auto_offset_reset="earliest") as consumer:
         consumer.subscribe(["t"])
@@ -357,7 +365,7 @@ def test_a_poll_waits_for_records(data: LogDir) -> None:
 
 
 def test_wakeup_ends_one_poll_and_loses_nothing(data: LogDir) -> None:
-    heard: list[WakeupError] = []
+    raised: list[WakeupError] = []
     fill(data, 0, 2)
     with data.consumer(auto_offset_reset="earliest") as consumer:
         consumer.subscribe(["t"])
@@ -369,35 +377,35 @@ def test_wakeup_ends_one_poll_and_loses_nothing(data: LogDir) -> None:
         assert list(consumer) == [], "an iteration ends without an error"
         assert offsets(consumer.poll()) == [(0, 0), (0, 1)]
 
-        def wait_for_news() -> None:
+        def wait_for_records() -> None:
             with pytest.raises(WakeupError) as error:
                 consumer.poll(60_000)
-            heard.append(error.value)
+            raised.append(error.value)
 
-        thread = threading.Thread(target=wait_for_news)
+        thread = threading.Thread(target=wait_for_records)
         thread.start()
         consumer.wakeup()
         thread.join(60)
-        assert len(heard) == 1
-        assert not consumer.poll(), "once"
+        assert len(raised) == 1
+        assert not consumer.poll(), "only one poll ends"
 
 
 @pytest.mark.parametrize(
     ("epoch", "offset", "reason"),
     [
-        (1, 4, None),  # as far as the epoch goes
+        (1, 4, None),  # up to the end of the epoch
         (1, 5, "cut below the committed offset.*leader epoch 1.*its end at 4"),
         (3, 6, None),
         (9, 4, "cut below the committed offset.*leader epoch 9.*no such epoch"),
-        (-1, 5, None),  # who committed it did not say
+        (-1, 5, None),  # the committer stored no epoch
         (1, 7, "not in the log"),
     ],
 )
-def test_a_cut_below_a_committed_offset_is_noticed(
+def test_truncation_below_a_committed_offset_is_detected(
     data: LogDir, epoch: int, offset: int, reason: str | None
 ) -> None:
-    """The log holds offsets 0 to 3 of epoch 1, and 4 and 5 of epoch 3: a new leader
-    began at 4, whatever was there.
+    """The log has offsets 0 to 3 of epoch 1, and 4 and 5 of epoch 3. The new leader
+    began at offset 4, whatever was stored there.
     """
     log = data.partition("t", 0)
     log.begin_epoch(1)
@@ -418,16 +426,16 @@ def test_a_cut_below_a_committed_offset_is_noticed(
     with data.consumer(group_id="g", auto_offset_reset="earliest") as consumer:
         consumer.assign([ONE])
         assert consumer.position(ONE) == 0, (
-            "and reading begins where auto_offset_reset says"
+            "reading begins according to auto_offset_reset"
         )
 
 
 @pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
-def test_columns_come_in_bounded_pieces_and_none_is_missing(
+def test_columns_are_returned_in_bounded_chunks_without_a_gap(
     data: LogDir, isolation: str
 ) -> None:
-    """A piece of a scan is 3 MiB at most: each poll takes one or two, of one partition
-    after the other.
+    """A chunk of a scan has at most 3 MiB. Each poll returns one or two chunks, from
+    one partition after another.
     """
     for partition in (0, 1):
         log = data.partition("t", partition)
@@ -463,7 +471,7 @@ def test_columns_come_in_bounded_pieces_and_none_is_missing(
             consumer.poll_columns(max_bytes=0)
 
 
-def test_a_poll_as_an_arrow_table(data: LogDir) -> None:
+def test_poll_arrow_returns_a_table(data: LogDir) -> None:
     pa = pytest.importorskip("pyarrow")
     data.create_topic("u")
     data.append("u", None, key=b"k", headers=[("h", b"v")])
@@ -487,7 +495,7 @@ def test_a_poll_as_an_arrow_table(data: LogDir) -> None:
         assert (empty.num_rows, empty.schema) == (0, table.schema)
 
 
-def test_what_there_is_and_how_much_was_done(data: LogDir) -> None:
+def test_topics_partitions_and_metrics_of_a_consumer(data: LogDir) -> None:
     fill(data, 0, 3)
     with data.consumer(
         group_id="g", auto_offset_reset="earliest", enable_auto_commit=False
@@ -531,7 +539,7 @@ def test_deserializers_are_not_called_with_null(data: LogDir) -> None:
         ]
 
 
-def test_damage_passes_no_record_over(data: LogDir) -> None:
+def test_damage_skips_no_record(data: LogDir) -> None:
     fill(data, 0, 5)
     fill(data, 1, 5)
     fill(data, 1, 5)
@@ -543,7 +551,7 @@ def test_damage_passes_no_record_over(data: LogDir) -> None:
         with data.consumer(auto_offset_reset="earliest") as consumer:
             consumer.subscribe(["t"])
             first = getattr(consumer, ask)()
-            assert ("t", 0) in first, "what is whole is handed out first"
+            assert ("t", 0) in first, "whole records are returned first"
             for _ in range(3):
                 with pytest.raises(CorruptBatchError):
                     for _ in range(3):
@@ -558,10 +566,12 @@ def test_damage_passes_no_record_over(data: LogDir) -> None:
         assert found in ([], list(range(5)))
 
 
-def test_poll_returns_the_records_before_one_that_a_deserializer_refuses(
+def test_poll_returns_records_before_one_that_fails_to_deserialize(
     data: LogDir,
 ) -> None:
-    """poll() raised, and returned nothing of what it had read of the partition before."""
+    """poll() raised, and did not return the earlier records that it had read from the
+    partition.
+    """
     for value in (b"1", b"two", b"3"):
         data.append("t", value, partition=0)
     with data.consumer(
@@ -585,7 +595,7 @@ def test_poll_returns_the_records_before_one_that_a_deserializer_refuses(
 
 
 def test_lag_of_an_undecided_position_is_an_error(data: LogDir) -> None:
-    """It counted from offset 0, also where retention had deleted all of that."""
+    """The lag was counted from offset 0, even if retention had deleted those records."""
     fill(data, 0, 5)
     committed: Any = {
         "group_id": "g",
@@ -658,7 +668,7 @@ def test_interrupted_poll_commits_no_record_that_it_did_not_return(
     assert len(seen) == len(set(seen)) == 20
 
 
-def test_a_directory_that_is_closed_ends_the_wait(data: LogDir) -> None:
+def test_poll_of_a_closed_directory_raises(data: LogDir) -> None:
     for group in (None, "g"):
         consumer = data.consumer(group_id=group)
         consumer.subscribe(["t"])
@@ -670,7 +680,7 @@ def test_a_directory_that_is_closed_ends_the_wait(data: LogDir) -> None:
         consumer.close()
 
 
-def test_a_pattern_matches_whole_names_and_new_topics(data: LogDir) -> None:
+def test_pattern_matches_whole_names_and_new_topics(data: LogDir) -> None:
     with data.consumer(group_id="g", auto_offset_reset="earliest") as consumer:
         consumer.subscribe(pattern="t.?")
         consumer.poll()
@@ -685,7 +695,7 @@ def test_a_pattern_matches_whole_names_and_new_topics(data: LogDir) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["t(", b"t"])
-def test_what_is_no_pattern_of_topics_is_refused_before_anything_changes(
+def test_invalid_pattern_is_refused_before_any_change(
     data: LogDir, pattern: Any
 ) -> None:
     with data.consumer(group_id="g", auto_offset_reset="earliest") as consumer:
@@ -701,11 +711,11 @@ def test_what_is_no_pattern_of_topics_is_refused_before_anything_changes(
         assert consumer.assignment() == had != frozenset()
 
 
-def test_metrics_count_while_partitions_are_given_up(
+def test_metrics_are_countable_while_partitions_are_revoked(
     data: LogDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They may be asked for in another thread, and in the loop while a step of
-    logcore.aio goes on.
+    """Another thread may call metrics(), and so may the event loop during a step of
+    logcore.aio.
     """
     with data.consumer(auto_offset_reset="earliest") as consumer:
         consumer.subscribe(["t"])
@@ -721,7 +731,7 @@ def test_metrics_count_while_partitions_are_given_up(
             assert consumer.metrics().paused_partitions == 0
 
 
-def test_committed_reading_ends_at_the_last_stable_offset(data: LogDir) -> None:
+def test_read_committed_ends_at_the_last_stable_offset(data: LogDir) -> None:
     log = data.partition("t", 0)
     fill(data, 0, 2)
     producer = data.next_producer_id()
@@ -745,12 +755,10 @@ def test_committed_reading_ends_at_the_last_stable_offset(data: LogDir) -> None:
 
 
 @pytest.mark.parametrize("reset", ["earliest", "latest", "none"])
-def test_a_position_behind_the_last_stable_offset_waits_there(
-    data: LogDir, reset: str
-) -> None:
-    """A consumer of the group that reads what is not committed came there before, or
-    seek() did. Going back to the last stable offset would give its records again, and
-    commit less than was committed.
+def test_position_above_the_last_stable_offset_waits(data: LogDir, reset: str) -> None:
+    """A consumer of the group without isolation reached this position, or seek() set
+    it. Moving back to the last stable offset would return records twice, and commit an
+    offset below the committed one.
     """
     log = data.partition("t", 0)
     fill(data, 0, 2)
@@ -788,7 +796,7 @@ def test_a_position_behind_the_last_stable_offset_waits_there(
         assert offsets(consumer.poll()) == [(0, 5)]
 
 
-def test_a_read_only_directory_is_read_and_not_committed_to(data: LogDir) -> None:
+def test_read_only_directory_can_be_read_but_not_committed_to(data: LogDir) -> None:
     fill(data, 0, 2)
     with logcore.open_dir(data.path, read_only=True) as reading:
         with pytest.raises(ReadOnlyLogError):
@@ -800,7 +808,7 @@ def test_a_read_only_directory_is_read_and_not_committed_to(data: LogDir) -> Non
             assert offsets(consumer.poll(60_000)) == [(1, 0)]
 
 
-def test_what_cannot_be_asked(data: LogDir) -> None:
+def test_invalid_settings_and_calls_are_refused(data: LogDir) -> None:
     for wrong in (
         {"group_id": ""},
         {"group_instance_id": "i"},
@@ -831,7 +839,7 @@ def test_what_cannot_be_asked(data: LogDir) -> None:
         consumer.poll()
 
 
-def test_who_is_no_member_commits_only_to_an_empty_group(data: LogDir) -> None:
+def test_non_member_commits_only_to_an_empty_group(data: LogDir) -> None:
     fill(data, 0, 2)
     with data.consumer(group_id="g", auto_offset_reset="earliest") as alone:
         alone.assign([ONE])
@@ -845,12 +853,14 @@ def test_who_is_no_member_commits_only_to_an_empty_group(data: LogDir) -> None:
             assert member.committed([ONE])[ONE] == OffsetAndMetadata(2)
 
 
-def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documentation_page_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     run_blocks(Path(__file__).resolve().parents[2] / "docs" / "consumer.md", tmp_path)
 
 
-def test_an_unknown_setting_names_the_nearest(tmp_path: Path) -> None:
+def test_unknown_setting_error_names_the_nearest(tmp_path: Path) -> None:
     with (
         logcore.open_dir(tmp_path / "data", create=True) as data,
         pytest.raises(InvalidConfigError, match="group_id"),
@@ -859,8 +869,10 @@ def test_an_unknown_setting_names_the_nearest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["pause", "seek", "assign"])
-def test_what_ends_an_iteration_ends_it_at_once(tmp_path: Path, end: str) -> None:
-    """What was read ahead is not handed out afterwards, and not passed over either."""
+def test_iteration_ends_at_once_after_pause_seek_or_assign(
+    tmp_path: Path, end: str
+) -> None:
+    """Records that were read ahead are neither returned afterwards nor skipped."""
     with logcore.open_dir(tmp_path / "data", create=True) as data:
         data.create_topic("t", 2)
         data.partition("t", 0).append_many(
@@ -889,7 +901,7 @@ def test_what_ends_an_iteration_ends_it_at_once(tmp_path: Path, end: str) -> Non
         consumer.close()
 
 
-def test_an_iteration_of_a_closed_consumer_is_refused(tmp_path: Path) -> None:
+def test_iteration_of_a_closed_consumer_is_refused(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as data:
         data.create_topic("t", 1)
         data.partition("t", 0).append_many([(None, b"v")] * 5)

@@ -1,5 +1,5 @@
-"""Commits of consumers: their order, those that wait, callbacks, interceptors, who may
-commit what.
+"""Commits of consumers: their order, pending commits, callbacks, interceptors, and
+which commits are accepted.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-class Heard:
-    """A callback that keeps what it was told."""
+class CommitCallback:
+    """A callback that records its calls."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str | None, dict[int, int]]] = []
+        self.calls: list[tuple[str | None, dict[int, int]]] = []
 
     def __call__(
         self,
@@ -58,7 +58,7 @@ class Heard:
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
     ) -> None:
         name = None if error is None else type(error).__name__
-        self.told.append(
+        self.calls.append(
             (name, {one.partition: each.offset for one, each in offsets.items()})
         )
 
@@ -86,59 +86,59 @@ def stored(data: LogDir) -> int | None:
     return data.committed_offsets("t", 0).get("g")
 
 
-def test_commits_that_wait_are_stored_together_and_in_order(data: LogDir) -> None:
-    heard = Heard()
+def test_pending_commits_are_stored_together_in_order(data: LogDir) -> None:
+    callback = CommitCallback()
     with joined(data) as consumer:
         consumer.commit({ONE: 0})
         log = data.partition(OFFSETS_TOPIC, 0)
         before = log.statistics().syncs
         for offset in (1, 4, 2):
-            consumer.commit_async({ONE: offset}, heard)
+            consumer.commit_async({ONE: offset}, callback)
         consumer.commit_async({TWO: 0})
-        assert (heard.told, stored(data)) == ([], 0), (
-            "nothing is called outside the consumer's methods"
+        assert (callback.calls, stored(data)) == ([], 0), (
+            "no callback runs outside the consumer's methods"
         )
         consumer.poll()
-        assert heard.told == [(None, {0: 1}), (None, {0: 4}), (None, {0: 2})]
+        assert callback.calls == [(None, {0: 1}), (None, {0: 4}), (None, {0: 2})]
         assert stored(data) == 2, "the last call counts"
         assert log.statistics().syncs == before + 1
 
 
-def test_a_commit_comes_behind_those_that_wait(data: LogDir) -> None:
-    heard = Heard()
+def test_commit_is_stored_after_pending_ones(data: LogDir) -> None:
+    callback = CommitCallback()
     with joined(data) as consumer:
-        consumer.commit_async({ONE: 7}, heard)
+        consumer.commit_async({ONE: 7}, callback)
         consumer.commit({ONE: 3})
-        assert (heard.told, stored(data)) == ([(None, {0: 7})], 3)
+        assert (callback.calls, stored(data)) == ([(None, {0: 7})], 3)
 
 
-def test_auto_commit_comes_behind_those_that_wait(data: LogDir) -> None:
-    heard = Heard()
+def test_auto_commit_is_stored_after_pending_commits(data: LogDir) -> None:
+    callback = CommitCallback()
     with joined(data, enable_auto_commit=True, auto_commit_interval_ms=1) as consumer:
         consumer.seek(ONE, 0)
         assert consumer.poll(max_records=5).count == 5
-        consumer.commit_async({ONE: 2}, heard)
-    assert (heard.told, stored(data)) == ([(None, {0: 2})], 5)
+        consumer.commit_async({ONE: 2}, callback)
+    assert (callback.calls, stored(data)) == ([(None, {0: 2})], 5)
 
 
-def test_many_that_wait_are_not_left_waiting(data: LogDir) -> None:
-    heard = Heard()
+def test_full_queue_of_pending_commits_is_stored_at_once(data: LogDir) -> None:
+    callback = CommitCallback()
     with joined(data) as consumer:
         for offset in range(_MOST_WAITING):
-            assert not heard.told
-            consumer.commit_async({ONE: offset}, heard)
-        assert len(heard.told) == _MOST_WAITING
+            assert not callback.calls
+            consumer.commit_async({ONE: offset}, callback)
+        assert len(callback.calls) == _MOST_WAITING
         assert stored(data) == _MOST_WAITING - 1
 
 
 @pytest.mark.parametrize("end", ["close", "unsubscribe", "error", "assign"])
-def test_what_waits_is_stored_at_the_end(data: LogDir, end: str) -> None:
-    heard = Heard()
+def test_pending_commits_are_stored_at_the_end(data: LogDir, end: str) -> None:
+    callback = CommitCallback()
     with contextlib.suppress(ZeroDivisionError), joined(data) as consumer:
         if end == "assign":
             consumer.unsubscribe()
             consumer.assign([ONE])
-        consumer.commit_async({ONE: 6}, heard)
+        consumer.commit_async({ONE: 6}, callback)
         if end == "error":
             raise ZeroDivisionError
         if end == "assign":
@@ -147,10 +147,10 @@ def test_what_waits_is_stored_at_the_end(data: LogDir, end: str) -> None:
             consumer.unsubscribe()
         else:
             consumer.close()
-    assert (heard.told, stored(data)) == ([(None, {0: 6})], 6)
+    assert (callback.calls, stored(data)) == ([(None, {0: 6})], 6)
 
 
-def test_the_positions_are_those_of_the_call(data: LogDir) -> None:
+def test_async_commit_stores_the_positions_of_the_call(data: LogDir) -> None:
     with joined(data) as consumer:
         consumer.seek(ONE, 0)
         assert consumer.poll(max_records=5).count == 5
@@ -159,61 +159,63 @@ def test_the_positions_are_those_of_the_call(data: LogDir) -> None:
         assert stored(data) == 5
 
 
-def test_a_callback_may_commit_and_what_it_raises_disturbs_nothing(
+def test_callback_may_commit_and_its_exception_is_only_reported(
     data: LogDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reported: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", reported.append)
-    heard = Heard()
+    callback = CommitCallback()
     with joined(data) as consumer:
 
-        def go_on(error: Exception | None, offsets: object) -> None:
+        def commit_and_fail(error: Exception | None, offsets: object) -> None:
             consumer.commit({ONE: 8})
             raise ZeroDivisionError
 
-        consumer.commit_async({ONE: 5}, go_on)
-        consumer.commit_async({ONE: 6}, heard)
+        consumer.commit_async({ONE: 5}, commit_and_fail)
+        consumer.commit_async({ONE: 6}, callback)
         consumer.poll()
         assert stored(data) == 8
-        assert heard.told == [(None, {0: 6})]
+        assert callback.calls == [(None, {0: 6})]
         assert len(reported) == 1
 
 
-def test_a_commit_of_a_listener_is_of_the_generation_that_ends(data: LogDir) -> None:
-    """Stored with the next call it would be one of the next generation, when another
-    may have committed more.
+def test_commit_of_a_listener_belongs_to_the_ending_generation(data: LogDir) -> None:
+    """If the commit were stored with the next call, it would belong to the next
+    generation, in which another member may have committed a larger offset.
     """
 
     class Late(RebalanceListener):
         def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-            first.commit_async(dict.fromkeys(partitions, 9), hear)
+            first.commit_async(dict.fromkeys(partitions, 9), record)
 
-    def hear(
+    def record(
         error: Exception | None, offsets: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> None:
-        heard(error, offsets)
+        callback(error, offsets)
         has.append(first.assignment())
 
     has: list[frozenset[TopicPartition]] = []
-    heard = Heard()
+    callback = CommitCallback()
     first = data.consumer(**SETTINGS, assignors=["range"])
     first.subscribe(["t"], listener=Late())
     while not first.assignment():
         first.poll(1, 1)
     other = data.consumer(**SETTINGS, assignors=["range"])
     other.subscribe(["t"])
-    while not heard.told:
+    while not callback.calls:
         other.poll(1, 1)
         first.poll(1, 1)
-    assert heard.told[0] == (None, {0: 9, 1: 9})
-    assert has[0] == {ONE, TWO}, "it has them until the commit is stored"
+    assert callback.calls[0] == (None, {0: 9, 1: 9})
+    assert has[0] == {ONE, TWO}, (
+        "the partitions are revoked only after the commit is stored"
+    )
     first.close()
     other.close()
 
 
-def test_who_was_removed_commits_nothing_when_the_group_is_empty_again() -> None:
-    """A commit that names no member counts in a group without members; this one names
-    none once it was removed.
+def test_removed_member_commits_nothing_after_the_group_is_empty() -> None:
+    """A commit without a member id is accepted by an empty group. A removed member has
+    no member id.
     """
 
     class Stubborn(RebalanceListener):
@@ -246,25 +248,25 @@ def test_who_was_removed_commits_nothing_when_the_group_is_empty_again() -> None
         slow.close()
 
 
-def test_a_refusal_is_told_to_every_callback(
+def test_refused_commit_is_reported_to_every_callback(
     data: LogDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard = Heard()
+    callback = CommitCallback()
     with joined(data) as consumer:
         assert consumer._place.member is not None
         monkeypatch.setattr(consumer._place.member, "generation", 99)
-        consumer.commit_async({ONE: 1}, heard)
-        consumer.commit_async({TWO: 1}, heard)
+        consumer.commit_async({ONE: 1}, callback)
+        consumer.commit_async({TWO: 1}, callback)
         with pytest.raises(CommitFailedError):
             consumer.commit({ONE: 2})
-        assert heard.told == [
+        assert callback.calls == [
             ("CommitFailedError", {0: 1}),
             ("CommitFailedError", {1: 1}),
         ]
         assert stored(data) is None
 
 
-def test_a_refusal_that_nobody_hears_is_said_to_the_logger(
+def test_refused_commit_without_a_callback_is_logged(
     data: LogDir, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with joined(data) as consumer:
@@ -275,7 +277,7 @@ def test_a_refusal_that_nobody_hears_is_said_to_the_logger(
         assert "processed up to offset 1, which is not committed" in caplog.text
 
 
-def test_a_member_commits_for_topics_that_it_subscribes_to(data: LogDir) -> None:
+def test_member_commits_only_for_subscribed_topics(data: LogDir) -> None:
     data.create_topic("u")
     with joined(data) as consumer:
         for commit in (consumer.commit, consumer.commit_async):
@@ -297,10 +299,10 @@ def test_a_member_commits_for_topics_that_it_subscribes_to(data: LogDir) -> None
         consumer.commit_async({ONE: 1})
 
 
-def test_a_commit_is_tried_again_until_its_time_is_over(
+def test_commit_is_retried_until_its_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process keeps the lock of the group twice, and then for ever."""
+    """Another process holds the lock of the group twice, and later forever."""
     tries: list[int] = []
     commit = SharedGroups.commit
 
@@ -324,13 +326,13 @@ def test_a_commit_is_tried_again_until_its_time_is_over(
         assert len(tries) == 6
         with pytest.raises(RegistryLockedError):
             consumer.commit({ONE: 2})
-        assert len(tries) == 7, "without a timeout once"
+        assert len(tries) == 7, "only once without a timeout"
         monkeypatch.undo()
         consumer.close(timeout=1)
 
 
 class Loud:
-    """Says so in each value, leaves out every second record, and counts commits."""
+    """Marks each value, drops every second record, and records commits."""
 
     def __init__(self) -> None:
         self.committed: list[dict[int, int]] = []
@@ -360,7 +362,7 @@ class Broken:
         raise ZeroDivisionError
 
 
-def test_interceptors_see_what_is_handed_out_and_committed(
+def test_interceptors_get_returned_records_and_commits(
     data: LogDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reported: list[object] = []
@@ -371,14 +373,14 @@ def test_interceptors_see_what_is_handed_out_and_committed(
         assert [
             record.value for record in consumer.poll(max_records=4).records(ONE)
         ] == [b"1!", b"3!"]
-        assert consumer.position(ONE) == 4, "behind those that were left out, too"
+        assert consumer.position(ONE) == 4, "after the dropped records, too"
         assert [record.value for record in consumer] == [b"5!", b"7!", b"9!"]
         reported.clear()
         consumer.commit()
         assert (loud.committed, len(reported)) == ([{0: 10, 1: 0}], 1)
 
 
-def test_records_of_one_partition(data: LogDir) -> None:
+def test_records_of_one_partition_are_selectable(data: LogDir) -> None:
     with joined(data) as consumer:
         consumer.seek(ONE, 0)
         found = consumer.poll(max_records=2)
@@ -387,9 +389,9 @@ def test_records_of_one_partition(data: LogDir) -> None:
         assert list(found.records(TWO)) == []
 
 
-def test_threads_that_commit_at_once_share_batches(tmp_path: Path) -> None:
-    """As far as the batches have one partition and one producer, and are no larger than
-    one of a producer.
+def test_concurrent_commits_of_threads_share_batches(tmp_path: Path) -> None:
+    """This holds if the batches have one partition and one producer, and are not larger
+    than a batch of a producer.
     """
     large = "m" * 4_000
     with logcore.open_dir(tmp_path / "data", create=True, durability="os") as data:
@@ -436,7 +438,7 @@ def test_threads_that_commit_at_once_share_batches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["max.message.bytes", "segment.bytes"])
-def test_a_shared_batch_is_no_larger_than_the_topic_takes(
+def test_shared_batch_respects_the_size_limits_of_the_topic(
     tmp_path: Path, name: str
 ) -> None:
     with logcore.open_dir(tmp_path / "data", create=True, durability="os") as data:
@@ -444,7 +446,7 @@ def test_a_shared_batch_is_no_larger_than_the_topic_takes(
         data.create_topic(OFFSETS_TOPIC, 1, {**OFFSETS_CONFIG, name: 600})
         data.consumer(group_id="g").close()
         groups: Any = data._coordinators._groups
-        results = committed_at_once(
+        results = commit_concurrently(
             groups, [(f"g{number}", number) for number in range(20)]
         )
         assert results == dict.fromkeys(range(20))
@@ -454,11 +456,11 @@ def test_a_shared_batch_is_no_larger_than_the_topic_takes(
         ] == list(range(20))
 
 
-def test_who_is_not_told_how_a_commit_ended_gets_an_error(
+def test_commits_with_unknown_result_raise_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread that stores for three is interrupted while it takes in that the first
-    one's records are on disk.
+    """The thread that stores three commits is interrupted while it processes that the
+    records of the first are durable.
     """
     with logcore.open_dir(tmp_path / "data", create=True, durability="os") as data:
         data.create_topic("t")
@@ -474,24 +476,28 @@ def test_who_is_not_told_how_a_commit_ended_gets_an_error(
             return stored(*given)
 
         monkeypatch.setattr(groups._coordinator, "stored", interrupt)
-        results = committed_at_once(groups, [("a", 1), ("b", 2), ("c", 3)])
+        results = commit_concurrently(groups, [("a", 1), ("b", 2), ("c", 3)])
         assert isinstance(results[1], KeyboardInterrupt)
         assert isinstance(results[2], logcore.DurabilityUnknownError)
         assert isinstance(results[3], logcore.DurabilityUnknownError)
 
 
-def committed_at_once(groups: Any, commits: list[tuple[str, int]]) -> dict[int, object]:
-    """Commits of threads that all wait before the first is taken; what each is told, by
-    its offset.
+def commit_concurrently(
+    groups: Any, commits: list[tuple[str, int]]
+) -> dict[int, object]:
+    """Queue all commits in threads before the first is executed. Return the result of
+    each by its offset.
     """
-    told: dict[int, object] = {}
+    results: dict[int, object] = {}
 
     def commit(group_id: str, offset: int) -> None:
         committed = {("t", 0): Committed(offset, -1, "m" * 20, 1_000)}
         try:
-            told[offset] = groups.commit(Committer(group_id, -1, "", None), committed)
+            results[offset] = groups.commit(
+                Committer(group_id, -1, "", None), committed
+            )
         except BaseException as error:
-            told[offset] = error
+            results[offset] = error
 
     threads = []
     with groups._lock:
@@ -502,4 +508,4 @@ def committed_at_once(groups: Any, commits: list[tuple[str, int]]) -> dict[int, 
                 time.sleep(0.0005)
     for thread in threads:
         thread.join()
-    return told
+    return results

@@ -1,7 +1,7 @@
-"""Groups of consumers in one process: who owns what, what a commit is worth, and what a
-crash leaves.
+"""Consumer groups in one process: which member owns which partition, the effect of
+commits, and the state after a crash.
 
-The random lives are those of tests/support/grouplives.py.
+The random histories are in tests/support/grouplives.py.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from support.grouplives import ASSIGNORS, INTERVAL_MS, Life, opened
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or 20_261_125
 
 
-class Told(RebalanceListener):
+class RecordingListener(RebalanceListener):
     def __init__(self) -> None:
         self.calls: list[tuple[str, list[int]]] = []
 
@@ -61,7 +61,7 @@ def consumers(data: LogDir, count: int, **given: Any) -> list[Consumer]:
         consumer = data.consumer(
             group_id="g", max_poll_interval_ms=INTERVAL_MS, **settings
         )
-        consumer.subscribe(["t"], listener=Told())
+        consumer.subscribe(["t"], listener=RecordingListener())
         made.append(consumer)
     return made
 
@@ -77,7 +77,7 @@ def shares(members: list[Consumer]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", ASSIGNORS)
-def test_members_divide_the_partitions_and_take_over(name: str) -> None:
+def test_members_divide_partitions_and_take_over(name: str) -> None:
     disk = SimulatedDisk()
     with opened(disk) as data:
         data.create_topic("t", 4)
@@ -95,25 +95,25 @@ def test_members_divide_the_partitions_and_take_over(name: str) -> None:
         members[1].close()
 
 
-def test_cooperative_members_keep_what_stays_theirs() -> None:
+def test_cooperative_members_keep_their_remaining_partitions() -> None:
     disk = SimulatedDisk()
     with opened(disk) as data:
         data.create_topic("t", 4)
         first, second = consumers(data, 2)
         first.poll()
         poll_all([first, second])
-        told = first._assignment._listener.calls  # type: ignore[attr-defined]
+        calls = first._assignment._listener.calls  # type: ignore[attr-defined]
         assert (
-            told == [("assigned", [0, 1, 2, 3]), ("revoked", [2, 3])]
-            or told[1][0] == "revoked"
+            calls == [("assigned", [0, 1, 2, 3]), ("revoked", [2, 3])]
+            or calls[1][0] == "revoked"
         )
-        assert len(told) == 2, "what it keeps was never taken from it"
+        assert len(calls) == 2, "the partitions that it keeps were never revoked"
         first.close()
         second.close()
 
 
-class Commits(RebalanceListener):
-    """A user who commits by hand what is taken away."""
+class CommittingListener(RebalanceListener):
+    """A listener that commits the revoked partitions."""
 
     def __init__(self, consumer: Consumer) -> None:
         self.consumer = consumer
@@ -126,14 +126,18 @@ class Commits(RebalanceListener):
 @pytest.mark.parametrize("is_shared", [False, True], ids=["one process", "shared"])
 @pytest.mark.parametrize(
     "situation",
-    ["leader has not looked", "follower has not looked", "nobody has divided"],
+    [
+        "leader has the old generation",
+        "follower has the old generation",
+        "new generation is not assigned",
+    ],
 )
-def test_who_closes_in_the_middle_of_a_rebalance_commits(
+def test_close_during_a_rebalance_commits(
     situation: str, is_shared: bool, is_automatic: bool
 ) -> None:
-    """Members keep their partitions while the group divides them. So one that closes
-    meanwhile has offsets to commit, whether or not it has looked at the new generation,
-    and whether or not the leader has divided it.
+    """Members keep their partitions during a rebalance. A member that closes then has
+    offsets to commit, whether or not it has processed the new generation, and whether
+    or not the leader has assigned partitions.
     """
     disk = SimulatedDisk()
     settings: dict[str, Any] = {
@@ -148,7 +152,7 @@ def test_who_closes_in_the_middle_of_a_rebalance_commits(
         members = []
         for _ in range(3):
             consumer = data.consumer(**settings)
-            listener = None if is_automatic else Commits(consumer)
+            listener = None if is_automatic else CommittingListener(consumer)
             consumer.subscribe(["t"], listener=listener)
             members.append(consumer)
         newcomer = members.pop()
@@ -165,28 +169,28 @@ def test_who_closes_in_the_middle_of_a_rebalance_commits(
         for partition in range(4):
             data.partition("t", partition).append_many([(None, b"x")] * 5)
             data.partition("t", partition).flush()
-        handed = {
+        returned = {
             one: records[-1].offset + 1 for one, records in closing.poll().items()
         }
-        assert len(handed) == 2
+        assert len(returned) == 2
         newcomer.poll()
-        if situation == "nobody has divided":
+        if situation == "new generation is not assigned":
             other.poll()
             closing.poll()
         else:
             closing.poll()
             other.poll()
-        assert closing.assignment() == set(handed), "it keeps them"
+        assert closing.assignment() == set(returned), "it keeps its partitions"
         closing.close()
-        with data.consumer(group_id="g") as asking:
-            stored = asking.committed(handed)
-        assert {one: each and each.offset for one, each in stored.items()} == handed
+        with data.consumer(group_id="g") as observer:
+            stored = observer.committed(returned)
+        assert {one: each and each.offset for one, each in stored.items()} == returned
         other.leave_unfinished()
         newcomer.leave_unfinished()
 
 
-def test_a_commit_in_another_thread_waits_for_the_generation_that_begins() -> None:
-    """As Connector.commit_offsets() does, while the thread of the stream asks for its
+def test_commit_of_another_thread_waits_for_the_next_generation() -> None:
+    """Connector.commit_offsets() does this while the thread of the stream waits for its
     next record.
     """
     disk = SimulatedDisk()
@@ -201,7 +205,7 @@ def test_a_commit_in_another_thread_waits_for_the_generation_that_begins() -> No
             data.partition("t", partition).append(b"x")
             data.partition("t", partition).flush()
         reading, other = members
-        handed = {
+        returned = {
             one: records[-1].offset + 1 for one, records in reading.poll().items()
         }
         newcomer.poll()
@@ -214,7 +218,7 @@ def test_a_commit_in_another_thread_waits_for_the_generation_that_begins() -> No
             while not committing.done():
                 poll_all([*members, newcomer], 1)
             committing.result()
-        stored = reading.committed(handed)
+        stored = reading.committed(returned)
         assert all(
             each is not None
             for one, each in stored.items()
@@ -224,10 +228,10 @@ def test_a_commit_in_another_thread_waits_for_the_generation_that_begins() -> No
             one.leave_unfinished()
 
 
-def test_a_commit_in_another_thread_that_waited_moves_nothing_back(
+def test_delayed_commit_of_another_thread_does_not_lower_offsets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """While it waits the thread that reads commits more."""
+    """While it waits, the reading thread commits more."""
     with opened(SimulatedDisk()) as data:
         data.create_topic("t")
         data.partition("t", 0).append_many([(None, b"x")] * 10)
@@ -252,7 +256,7 @@ def test_a_commit_in_another_thread_that_waited_moves_nothing_back(
         reading.leave_unfinished()
 
 
-def test_who_stops_polling_loses_its_share_and_its_commits() -> None:
+def test_member_that_stops_polling_loses_its_partitions_and_commits() -> None:
     disk = SimulatedDisk()
     with opened(disk) as data:
         data.create_topic("t", 2)
@@ -263,7 +267,7 @@ def test_who_stops_polling_loses_its_share_and_its_commits() -> None:
         mine = next(iter(slow.assignment()))
         disk.advance(INTERVAL_MS * 2 // 3)
         poll_all([quick])
-        assert len(quick.assignment()) == 1, "not before its time is over"
+        assert len(quick.assignment()) == 1, "not before its interval has passed"
         disk.advance(INTERVAL_MS)
         poll_all([quick])
         assert shares([quick]) == [[0, 1]]
@@ -280,7 +284,7 @@ def test_who_stops_polling_loses_its_share_and_its_commits() -> None:
 
 
 @pytest.mark.parametrize("name", ASSIGNORS)
-def test_what_is_finished_is_committed_before_it_is_given_up(name: str) -> None:
+def test_finished_records_are_committed_before_revocation(name: str) -> None:
     with opened(SimulatedDisk()) as data:
         data.create_topic("t", 4)
         for partition in range(4):
@@ -302,7 +306,7 @@ def test_what_is_finished_is_committed_before_it_is_given_up(name: str) -> None:
             member.close()
 
 
-def test_a_stuck_member_holds_a_rebalance_up_no_longer_than_its_interval() -> None:
+def test_stuck_member_delays_a_rebalance_by_at_most_its_interval() -> None:
     disk = SimulatedDisk()
     with opened(disk) as data:
         data.create_topic("t", 2)
@@ -310,7 +314,7 @@ def test_a_stuck_member_holds_a_rebalance_up_no_longer_than_its_interval() -> No
         poll_all([stuck, other])
         (third,) = consumers(data, 1, assignors=["range"])
         poll_all([third, other])
-        assert shares([third, other]) == [[], []], "they wait for the third of them"
+        assert shares([third, other]) == [[], []], "they wait for the stuck member"
         disk.advance(INTERVAL_MS + 1)
         poll_all([third, other])
         assert sorted(shares([third, other])) == [[0], [1]]
@@ -318,7 +322,7 @@ def test_a_stuck_member_holds_a_rebalance_up_no_longer_than_its_interval() -> No
             member.close()
 
 
-def test_a_jump_of_the_wall_clock_expels_nobody() -> None:
+def test_wall_clock_change_removes_no_member() -> None:
     disk = SimulatedDisk()
     with opened(disk) as data:
         data.create_topic("t", 2)
@@ -335,7 +339,7 @@ def test_a_jump_of_the_wall_clock_expels_nobody() -> None:
             member.close()
 
 
-def test_a_static_member_comes_back_to_its_share() -> None:
+def test_static_member_returns_to_its_partitions() -> None:
     disk = SimulatedDisk()
     with opened(disk) as data:
         data.create_topic("t", 2)
@@ -345,7 +349,7 @@ def test_a_static_member_comes_back_to_its_share() -> None:
         mine = shares([static])
         static.close()
         poll_all([other])
-        assert len(other.assignment()) == 1, "nobody takes its place at once"
+        assert len(other.assignment()) == 1, "no member takes its partitions at once"
         (again,) = consumers(data, 1, group_instance_id="i")
         poll_all([other, again])
         assert shares([again]) == mine
@@ -358,17 +362,20 @@ def test_a_static_member_comes_back_to_its_share() -> None:
 
 
 @pytest.mark.parametrize("is_shared", [False, True], ids=["one process", "shared"])
-def test_a_static_member_that_stays_away_loses_its_place_after_its_session_timeout(
+def test_static_member_is_removed_after_its_session_timeout(
     is_shared: bool,
 ) -> None:
     disk = SimulatedDisk()
-    away: dict[str, Any] = {"session_timeout_ms": 3_000, "heartbeat_interval_ms": 1_000}
+    timeouts: dict[str, Any] = {
+        "session_timeout_ms": 3_000,
+        "heartbeat_interval_ms": 1_000,
+    }
     with logcore.open_dir("/data", create=True, fs=disk, shared=is_shared) as data:
         data.create_topic("t", 2)
         (other,) = consumers(data, 1)
-        (static,) = consumers(data, 1, group_instance_id="i", **away)
+        (static,) = consumers(data, 1, group_instance_id="i", **timeouts)
         poll_all([other, static])
-        for _ in range(5):  # its session timeout is none of its polls
+        for _ in range(5):  # the session timeout does not apply to its polls
             disk.advance(1_000)
             other.poll()
         assert len(shares([other])[0]) == 1
@@ -376,7 +383,7 @@ def test_a_static_member_that_stays_away_loses_its_place_after_its_session_timeo
         for _ in range(5):
             disk.advance(500)
             other.poll()
-        assert len(shares([other])[0]) == 1, "it has 3 seconds to come back"
+        assert len(shares([other])[0]) == 1, "it has 3 seconds to return"
         for _ in range(5):
             disk.advance(500)
             poll_all([other])
@@ -384,9 +391,9 @@ def test_a_static_member_that_stays_away_loses_its_place_after_its_session_timeo
         other.close()
 
 
-def test_a_static_member_has_its_session_timeout_to_come_back_after_a_restart() -> None:
+def test_static_member_has_its_session_timeout_after_a_restart() -> None:
     disk = SimulatedDisk()
-    away: dict[str, Any] = {
+    timeouts: dict[str, Any] = {
         "session_timeout_ms": 3_000,
         "heartbeat_interval_ms": 1_000,
         "group_instance_id": "i",
@@ -394,7 +401,7 @@ def test_a_static_member_has_its_session_timeout_to_come_back_after_a_restart() 
     with opened(disk) as data:
         data.create_topic("t", 2)
         (other,) = consumers(data, 1)
-        (static,) = consumers(data, 1, **away)
+        (static,) = consumers(data, 1, **timeouts)
         poll_all([other, static])
         mine = shares([static])
         static.close()
@@ -405,7 +412,7 @@ def test_a_static_member_has_its_session_timeout_to_come_back_after_a_restart() 
             other.poll()
             disk.advance(wait_ms)
             poll_all([other])
-            (static,) = consumers(data, 1, **away)
+            (static,) = consumers(data, 1, **timeouts)
             if wait_ms == 2_000:
                 poll_all([other, static])
                 assert shares([static]) == [expected]
@@ -415,7 +422,7 @@ def test_a_static_member_has_its_session_timeout_to_come_back_after_a_restart() 
             other.close()
 
 
-def test_members_need_an_assignor_in_common() -> None:
+def test_members_need_a_common_assignor() -> None:
     disk = SimulatedDisk()
     with opened(disk) as data:
         data.create_topic("t", 2)
@@ -429,7 +436,7 @@ def test_members_need_an_assignor_in_common() -> None:
         first.close()
 
 
-def test_an_assignor_of_ones_own_is_checked() -> None:
+def test_result_of_a_custom_assignor_is_checked() -> None:
     class Greedy:
         name = "greedy"
         is_cooperative = False
@@ -449,14 +456,14 @@ def test_an_assignor_of_ones_own_is_checked() -> None:
 
 
 class Weighted:
-    """Gives all partitions to the member that says the most of itself."""
+    """Assigns all partitions to the member with the largest user data."""
 
     name = "weighted"
     is_cooperative = False
 
     def __init__(self, weight: Any) -> None:
         self.weight = weight
-        self.heard: list[tuple[list[int], int]] = []
+        self.assignments: list[tuple[list[int], int]] = []
 
     def subscription_user_data(self, topics: tuple[str, ...]) -> Any:
         assert topics == ("t",)
@@ -473,10 +480,12 @@ class Weighted:
     def on_assignment(
         self, partitions: frozenset[TopicPartition], generation: int
     ) -> None:
-        self.heard.append((sorted(one.partition for one in partitions), generation))
+        self.assignments.append(
+            (sorted(one.partition for one in partitions), generation)
+        )
 
 
-def test_an_assignor_says_more_of_its_member_and_hears_what_it_was_given() -> None:
+def test_assignor_gets_user_data_and_its_assignment() -> None:
     disk = SimulatedDisk()
     with opened(disk) as data:
         data.create_topic("t", 2)
@@ -486,9 +495,9 @@ def test_an_assignor_says_more_of_its_member_and_hears_what_it_was_given() -> No
         (second,) = consumers(data, 1, assignors=[heavy])
         poll_all([first, second])
         assert shares([first, second]) == [[], [0, 1]]
-        assert light.heard[-1][0] == []
-        assert heavy.heard[-1] == ([0, 1], light.heard[-1][1])
-        assert first.metrics().rebalances == len(light.heard)
+        assert light.assignments[-1][0] == []
+        assert heavy.assignments[-1] == ([0, 1], light.assignments[-1][1])
+        assert first.metrics().rebalances == len(light.assignments)
         (wrong,) = consumers(data, 1, assignors=[Weighted("text")])
         with pytest.raises(
             InvalidConfigError,
@@ -499,7 +508,7 @@ def test_an_assignor_says_more_of_its_member_and_hears_what_it_was_given() -> No
             one.close()
 
 
-def test_a_full_disk_refuses_a_commit_and_loses_none() -> None:
+def test_full_disk_refuses_a_commit_and_loses_none() -> None:
     disk = SimulatedDisk()
     with opened(disk) as data:
         data.create_topic("t", 1)
@@ -518,7 +527,7 @@ def test_a_full_disk_refuses_a_commit_and_loses_none() -> None:
         one.close()
 
 
-def test_offsets_end_with_their_topic() -> None:
+def test_offsets_are_deleted_with_their_topic() -> None:
     disk = SimulatedDisk()
     with opened(disk) as data:
         data.create_topic("t", 1)
@@ -534,7 +543,7 @@ def test_offsets_end_with_their_topic() -> None:
         found = [record.value for _ in range(4) for record in one.poll().records()]
         assert found == [b"new"]
         one.close()
-    with opened(disk) as data:  # and where no consumer was there when it was deleted
+    with opened(disk) as data:  # also if no consumer existed at the deletion
         data.delete_topic("t")
         data.create_topic("t", 1)
         data.append("t", b"newer")
@@ -549,11 +558,11 @@ def test_offsets_end_with_their_topic() -> None:
     "how",
     ["poll", "iteration", "close", "commit", "commit_async", "assign", "gone", "seen"],
 )
-def test_no_record_of_a_recreated_topic_is_passed_over(
+def test_no_record_of_a_recreated_topic_is_skipped(
     how: str, reset: str, is_shared: bool
 ) -> None:
-    """An open consumer went on at its position in the old topic, and committed it for
-    the new one.
+    """An open consumer continued at its position in the old topic, and committed that
+    position for the new one.
     """
     disk = SimulatedDisk({"data": None})
     with logcore.open_dir(
@@ -605,9 +614,9 @@ def test_no_record_of_a_recreated_topic_is_passed_over(
         other.close()
 
 
-def test_deleted_topic_keeps_no_other_topic_from_its_commit() -> None:
-    """A commit that names a topic which is gone is refused as a whole, so close()
-    leaves that topic out.
+def test_deleted_topic_does_not_block_commits_of_other_topics() -> None:
+    """A commit that contains a deleted topic is refused as a whole, so that close()
+    omits that topic.
     """
     disk = SimulatedDisk()
     with opened(disk) as data:
@@ -625,7 +634,7 @@ def test_deleted_topic_keeps_no_other_topic_from_its_commit() -> None:
         other.close()
 
 
-def test_members_that_wait_do_not_wake_one_another() -> None:
+def test_waiting_members_do_not_wake_one_another() -> None:
     with opened(SimulatedDisk()) as data:
         data.create_topic("t", 2)
         members = consumers(data, 2)
@@ -640,7 +649,7 @@ def test_members_that_wait_do_not_wake_one_another() -> None:
             member.close()
 
 
-def test_a_consumer_that_is_forgotten_is_told_of() -> None:
+def test_consumer_that_was_not_closed_warns() -> None:
     with opened(SimulatedDisk()) as data:
         data.create_topic("t", 2)
         members = consumers(data, 1)
@@ -650,15 +659,15 @@ def test_a_consumer_that_is_forgotten_is_told_of() -> None:
             gc.collect()
 
 
-def test_a_broker_has_the_groups_of_the_directory_it_serves(tmp_path: Path) -> None:
+def test_directory_of_a_broker_refuses_group_consumers(tmp_path: Path) -> None:
     with netshim.serve(tmp_path / "data") as server:
         logdir = server.server.logdir
         with pytest.raises(ConsumerStateError, match="use a Kafka client"):
             logdir.consumer(group_id="g")
 
 
-def test_threads_divide_the_work(tmp_path: Path) -> None:
-    """Each record once, by consumers of several threads that come and go."""
+def test_threads_divide_the_work_of_a_group(tmp_path: Path) -> None:
+    """Consumers in several threads, which join and leave, process each record once."""
     with logcore.open_dir(tmp_path / "data", create=True, durability="os") as data:
         data.create_topic("t", 6)
         for partition in range(6):
@@ -697,11 +706,11 @@ def test_threads_divide_the_work(tmp_path: Path) -> None:
         assert not failures
         assert len(seen) == 1200
         assert set(seen.values()) == {1}, (
-            "what was finished was committed before it was given up"
+            "finished records were committed before revocation"
         )
 
 
-def test_one_thread_at_a_time() -> None:
+def test_consumer_is_used_by_one_thread_at_a_time() -> None:
     with opened(SimulatedDisk()) as data:
         data.create_topic("t")
         with data.consumer() as consumer:
@@ -711,14 +720,15 @@ def test_one_thread_at_a_time() -> None:
                 other.submit(consumer.poll).result()
 
 
-# -- random lives ----------------------------------------------------------------------
+# -- random histories
+# -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "lives",
     [25, pytest.param(3000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
 )
-def test_random_lives(lives: int) -> None:
+def test_random_histories(lives: int) -> None:
     for number in range(lives):
         life = Life(SEED + number)
         try:
@@ -730,10 +740,11 @@ def test_random_lives(lives: int) -> None:
             raise
 
 
-# -- what a reading of the whole found -------------------------------------------------
+# -- found in a review
+# --------------------------------------------------------------------
 
 
-def test_a_failed_sync_refuses_the_commit_and_the_next_is_stored(
+def test_failed_sync_refuses_the_commit_and_the_next_is_stored(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     disk = SimulatedDisk()
@@ -756,8 +767,10 @@ def test_a_failed_sync_refuses_the_commit_and_the_next_is_stored(
         assert data.committed_offsets("t", 0) == {"g": 1}
 
 
-def test_offsets_of_topics_that_lie_elsewhere_are_kept() -> None:
-    """A broker may have several log directories, and one of them the offsets of all."""
+def test_offsets_of_topics_in_other_directories_are_kept() -> None:
+    """A broker may have several log directories, one of which has the offsets of all
+    topics.
+    """
     disk = SimulatedDisk()
     elsewhere = TopicPartition("elsewhere", 3)
     for _ in range(2):
@@ -769,8 +782,8 @@ def test_offsets_of_topics_that_lie_elsewhere_are_kept() -> None:
 
 
 @pytest.mark.parametrize("name", ["range", "cooperative-sticky"])
-def test_a_listener_that_raises_keeps_no_share_and_loses_none(name: str) -> None:
-    class Rude(Told):
+def test_listener_that_raises_neither_keeps_nor_loses_partitions(name: str) -> None:
+    class Rude(RecordingListener):
         fails = True
 
         def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
@@ -804,13 +817,13 @@ def test_a_listener_that_raises_keeps_no_share_and_loses_none(name: str) -> None
         second.close()
 
 
-def test_a_forked_child_leaves_the_group_alone() -> None:
+def test_forked_child_does_not_affect_the_group() -> None:
     disk = SimulatedDisk()
     data = opened(disk)
     data.create_topic("t", 2)
     (one,) = consumers(data, 1)
     one.poll()
-    disk.forks += 1  # as in a child
+    disk.forks += 1  # the file system reports a fork
     for call in (one.poll, one.poll_columns, one.commit, one.unsubscribe):
         with pytest.raises(ForkedWriterError):
             call()
@@ -821,7 +834,9 @@ def test_a_forked_child_leaves_the_group_alone() -> None:
     data.close()
 
 
-def test_a_position_that_is_gone_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_reset_of_a_deleted_position_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with opened(SimulatedDisk()) as data:
         data.create_topic("t", 1)
         data.partition("t", 0).append_many([(None, b"x")] * 10)
@@ -838,7 +853,7 @@ def test_a_position_that_is_gone_is_warned_of(caplog: pytest.LogCaptureFixture) 
         again.close()
 
 
-def test_a_listener_seeks_and_commits() -> None:
+def test_listener_may_seek_and_commit() -> None:
     class Moves(RebalanceListener):
         def __init__(self) -> None:
             self.refused: list[str] = []
@@ -896,7 +911,7 @@ def _committed(data: LogDir) -> object:
 
 
 @pytest.mark.parametrize("is_shared", [False, True], ids=["one process", "shared"])
-def test_no_crash_in_a_deletion_leaves_offsets_to_a_new_topic_of_the_name(
+def test_crash_during_topic_deletion_leaves_no_offsets_to_a_new_topic(
     is_shared: bool,
 ) -> None:
     for stop in itertools.count():
@@ -921,7 +936,7 @@ def test_no_crash_in_a_deletion_leaves_offsets_to_a_new_topic_of_the_name(
 
 @pytest.mark.parametrize("is_shared", [False, True], ids=["one process", "shared"])
 @pytest.mark.parametrize("is_new", [False, True], ids=["tick", "next opening"])
-def test_a_name_is_taken_until_the_offsets_of_its_topic_are_deleted(
+def test_topic_name_is_reserved_until_its_offsets_are_deleted(
     is_new: bool, is_shared: bool
 ) -> None:
     disk = SimulatedDisk({"data": None})
@@ -956,7 +971,7 @@ def test_a_name_is_taken_until_the_offsets_of_its_topic_are_deleted(
 @pytest.mark.parametrize("instance_id", [None, "i"])
 @pytest.mark.parametrize("end", [Consumer.close, Consumer.unsubscribe])
 @pytest.mark.parametrize("is_shared", [False, True], ids=["one process", "shared"])
-def test_who_ends_before_its_first_join_is_answered_is_no_member(
+def test_consumer_closed_before_its_join_is_answered_is_no_member(
     is_shared: bool, end: Any, instance_id: str | None
 ) -> None:
     disk = SimulatedDisk({"data": None})
@@ -977,7 +992,7 @@ def test_who_ends_before_its_first_join_is_answered_is_no_member(
 
 
 @pytest.mark.parametrize("is_shared", [False, True], ids=["one process", "shared"])
-def test_who_ends_before_it_has_read_the_answer_to_its_first_join_is_no_member(
+def test_consumer_closed_before_reading_its_join_answer_is_no_member(
     is_shared: bool,
 ) -> None:
     disk = SimulatedDisk({"data": None})
@@ -994,13 +1009,14 @@ def test_who_ends_before_it_has_read_the_answer_to_its_first_join_is_no_member(
         first.close()
 
 
-@pytest.mark.parametrize("goes_on", [False, True], ids=["closed", "goes on"])
+@pytest.mark.parametrize("continues", [False, True], ids=["closed", "continues"])
 @pytest.mark.parametrize("is_shared", [False, True], ids=["one process", "shared"])
-def test_interrupted_join_leaves_no_member_behind(
-    is_shared: bool, goes_on: bool, monkeypatch: pytest.MonkeyPatch
+def test_interrupted_join_leaves_no_member(
+    is_shared: bool, continues: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The group had made the consumer a member, and the consumer did not know its
-    answer: the partitions were a ghost's for max_poll_interval_ms.
+    """The group had added the consumer as a member, but the consumer did not process
+    the answer. A member that did not exist owned the partitions for
+    max_poll_interval_ms.
     """
     disk = SimulatedDisk({"data": None})
     with logcore.open_dir("data", create=True, shared=is_shared, fs=disk) as data:
@@ -1018,7 +1034,7 @@ def test_interrupted_join_leaves_no_member_behind(
             with pytest.raises(KeyboardInterrupt):
                 first.poll(0)
         last = first
-        if not goes_on:
+        if not continues:
             first.close()
             (last,) = consumers(data, 1)
         poll_all([last])
@@ -1027,9 +1043,7 @@ def test_interrupted_join_leaves_no_member_behind(
 
 
 def test_interrupted_close_can_be_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interrupted close() said that the consumer was closed, and left it in its
-    group.
-    """
+    """An interrupted close() marked the consumer as closed, but left it in its group."""
     disk = SimulatedDisk({"data": None})
     with logcore.open_dir("data", create=True, fs=disk) as data:
         data.create_topic("t", 2)

@@ -1,6 +1,4 @@
-"""What a consumer is told: its settings, by keywords and by a configuration of a client
-of Kafka.
-"""
+"""Settings of a consumer: keywords, and configurations of Kafka clients."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ def data(tmp_path: Path) -> Iterator[LogDir]:
         yield directory
 
 
-def test_a_configuration_has_dotted_names_and_text() -> None:
+def test_configuration_uses_dotted_names_and_text_values() -> None:
     with pytest.warns(
         UserWarning, match=r"passed over: bootstrap.servers, fetch.min.bytes"
     ):
@@ -47,10 +45,10 @@ def test_a_configuration_has_dotted_names_and_text() -> None:
         "earliest",
     )
     assert [assignor.name for assignor in found.assignors] == ["range", "roundrobin"]
-    assert found.max_poll_records == 70, "keywords win"
+    assert found.max_poll_records == 70, "keywords take precedence"
 
 
-def test_the_warning_names_the_line_that_opened_the_consumer(data: LogDir) -> None:
+def test_warning_names_the_line_that_opened_the_consumer(data: LogDir) -> None:
     with pytest.warns(UserWarning, match="passed over") as warned:
         data.consumer(config={"client.rack": "a", "group.id": "g"}).close()
     assert warned[0].filename == __file__
@@ -89,7 +87,7 @@ def test_the_warning_names_the_line_that_opened_the_consumer(data: LogDir) -> No
         ({}, {"auto_offset_reset": "by_duration:1h"}, "a duration.*PT1H.*'1h'"),
     ],
 )
-def test_bad_settings_are_refused_by_name(
+def test_invalid_setting_error_names_the_setting(
     config: dict[str, Any], given: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InvalidConfigError, match=message):
@@ -106,7 +104,7 @@ def test_bad_settings_are_refused_by_name(
         ("PT1M1S", 61_000),
     ],
 )
-def test_durations_are_those_of_java(text: str, expected: int) -> None:
+def test_durations_use_the_format_of_java(text: str, expected: int) -> None:
     assert duration_ms(text) == expected
 
 
@@ -114,16 +112,16 @@ def test_durations_are_those_of_java(text: str, expected: int) -> None:
     "text",
     ["", "P", "PT", "P1DT", "PT1", "1H", "PT-1H", "PT1H ", "P9999999999D", "PT1S1M"],
 )
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(InvalidConfigError, match="a duration"):
         duration_ms(text)
 
 
 @pytest.mark.parametrize(("age_ms", "expected"), [(3_600_000, 0), (2_000, 1), (500, 2)])
-def test_reading_begins_so_long_ago(
+def test_reading_begins_at_the_given_age(
     data: LogDir, age_ms: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clock stands still. Where all records are older, reading begins at the end."""
+    """The clock does not advance. If all records are older, reading begins at the end."""
     now_ms = 1_790_000_000_000
     monkeypatch.setattr(OsFS, "now_ms", lambda _: now_ms)
     data.append("t", b"old", timestamp_ms=now_ms - 5_000)
@@ -133,18 +131,18 @@ def test_reading_begins_so_long_ago(
         assert consumer.position(("t", 0)) == expected
 
 
-def test_an_iteration_ends_after_its_time(data: LogDir) -> None:
+def test_iteration_ends_after_consumer_timeout(data: LogDir) -> None:
     data.append("t", b"one")
     with data.consumer(auto_offset_reset="earliest", consumer_timeout_ms=0) as consumer:
         consumer.subscribe(["t"])
         assert [record.value for record in consumer] == [b"one"]
         data.append("t", b"two")
         assert [record.value for record in consumer] == [b"two"], (
-            "another iteration goes on"
+            "another iteration continues"
         )
 
 
-def test_a_pattern_leaves_out_the_topics_of_kafkas_own(data: LogDir) -> None:
+def test_pattern_excludes_internal_topics(data: LogDir) -> None:
     for name in sorted(INTERNAL_TOPICS):
         data.create_topic(name)
     with data.consumer() as consumer:

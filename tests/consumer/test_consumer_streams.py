@@ -1,4 +1,4 @@
-"""Streams for threads: who gets which partition, topic filters, commits, shutdown."""
+"""Streams for threads: assignment of partitions, topic filters, commits and shutdown."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def fill(data: LogDir, topic: str, count: int) -> None:
 
 @contextmanager
 def threads(streams: list[Stream]) -> Iterator[queue.Queue[tuple[str, TopicRecord]]]:
-    """A thread for each stream, until the streams end. Gives (name of the stream,
-    record).
+    """Run a thread for each stream until the streams end. Yield a queue of (name of the
+    stream, record).
     """
     found: queue.Queue[tuple[str, TopicRecord]] = queue.Queue()
 
@@ -51,7 +51,7 @@ def threads(streams: list[Stream]) -> Iterator[queue.Queue[tuple[str, TopicRecor
         one.join()
 
 
-def test_a_partition_belongs_to_one_stream(data: LogDir) -> None:
+def test_partition_belongs_to_one_stream(data: LogDir) -> None:
     connector = data.connector("g", auto_offset_reset="earliest")
     streams = connector.create_message_streams({"t": 2})["t"]
     fill(data, "t", 20)
@@ -68,7 +68,7 @@ def test_a_partition_belongs_to_one_stream(data: LogDir) -> None:
         )
 
 
-def test_streams_of_several_topics(data: LogDir) -> None:
+def test_streams_of_several_topics_return_their_own_records(data: LogDir) -> None:
     fill(data, "t", 1)
     fill(data, "u", 1)
     connector = data.connector("g", auto_offset_reset="earliest", client_id="c")
@@ -93,7 +93,7 @@ def test_streams_of_several_topics(data: LogDir) -> None:
 def test_filters_match_whole_names(
     data: LogDir, topic_filter: Whitelist | Blacklist, names: set[str]
 ) -> None:
-    """Topics that come later are read too, and `__consumer_offsets` is none of them."""
+    """Topics created later are read too, but `__consumer_offsets` is not."""
     data.create_topic("tt")
     for topic in ("t", "u", "tt"):
         fill(data, topic, 1)
@@ -107,7 +107,7 @@ def test_filters_match_whole_names(
     assert seen == names
 
 
-def test_a_stream_reads_topics_that_are_made_later(data: LogDir) -> None:
+def test_stream_reads_topics_created_later(data: LogDir) -> None:
     connector = data.connector("g", auto_offset_reset="earliest")
     streams = connector.create_message_streams_by_filter(Whitelist("new.*"))
     with threads(streams) as found:
@@ -117,7 +117,7 @@ def test_a_stream_reads_topics_that_are_made_later(data: LogDir) -> None:
         connector.shutdown()
 
 
-def test_commits_are_of_all_that_was_handed_out(data: LogDir) -> None:
+def test_commit_offsets_commits_all_returned_records(data: LogDir) -> None:
     fill(data, "u", 5)
     with data.connector(
         "g", auto_offset_reset="earliest", enable_auto_commit=False
@@ -127,13 +127,13 @@ def test_commits_are_of_all_that_was_handed_out(data: LogDir) -> None:
         committing = threading.Thread(target=connector.commit_offsets)
         committing.start()
         committing.join()
-        with data.consumer(group_id="g") as looking:
-            stored = looking.committed([("u", 0)])[TopicPartition("u", 0)]
+        with data.consumer(group_id="g") as observer:
+            stored = observer.committed([("u", 0)])[TopicPartition("u", 0)]
         assert stored is not None
         assert stored.offset == 3
 
 
-def test_streams_of_a_directory_that_processes_share(tmp_path: Path) -> None:
+def test_streams_work_in_a_shared_directory(tmp_path: Path) -> None:
     with logcore.open_dir(
         tmp_path / "shared", create=True, shared=True, durability="os"
     ) as data:
@@ -151,8 +151,8 @@ def test_streams_of_a_directory_that_processes_share(tmp_path: Path) -> None:
         }
 
 
-def test_a_record_in_hand_is_not_committed_by_the_end(data: LogDir) -> None:
-    """Its thread may still be at work. The records before it are finished."""
+def test_shutdown_does_not_commit_the_current_record(data: LogDir) -> None:
+    """Its thread may still be processing it. The records before it are finished."""
     fill(data, "u", 5)
 
     def first(count: int) -> list[int]:
@@ -164,7 +164,7 @@ def test_a_record_in_hand_is_not_committed_by_the_end(data: LogDir) -> None:
     assert first(3) == [2, 3, 4]
 
 
-def test_a_thread_that_asks_for_the_next_has_finished_the_last(data: LogDir) -> None:
+def test_request_for_the_next_record_finishes_the_last(data: LogDir) -> None:
     fill(data, "u", 3)
     connector = data.connector("g", auto_offset_reset="earliest")
     with threads(connector.create_message_streams({"u": 1})["u"]) as found:
@@ -172,13 +172,13 @@ def test_a_thread_that_asks_for_the_next_has_finished_the_last(data: LogDir) -> 
         data.append("u", b"last", partition=0)
         found.get()
         connector.shutdown()
-    with data.consumer(group_id="g") as looking:
-        stored = looking.committed([("u", 0)])[TopicPartition("u", 0)]
+    with data.consumer(group_id="g") as observer:
+        stored = observer.committed([("u", 0)])[TopicPartition("u", 0)]
     assert stored is not None
     assert stored.offset >= 3
 
 
-def test_a_stream_that_failed_goes_on_at_the_same_record(data: LogDir) -> None:
+def test_failed_stream_continues_at_the_same_record(data: LogDir) -> None:
     fill(data, "u", 2)
     fails = [True]
 
@@ -196,7 +196,7 @@ def test_a_stream_that_failed_goes_on_at_the_same_record(data: LogDir) -> None:
         assert [next(stream).offset for _ in range(2)] == [0, 1]
 
 
-def test_streams_are_made_once_and_end_once(data: LogDir) -> None:
+def test_streams_are_created_once_and_end_once(data: LogDir) -> None:
     connector = data.connector("g")
     streams = connector.create_message_streams({"t": 1})["t"]
     for again in (
@@ -213,7 +213,7 @@ def test_streams_are_made_once_and_end_once(data: LogDir) -> None:
         connector.create_message_streams({"t": 1})
 
 
-def test_what_cannot_be_asked_is_refused(data: LogDir) -> None:
+def test_invalid_stream_requests_are_refused(data: LogDir) -> None:
     for wrong in (0, -1, "2", 1.5):
         with pytest.raises(InvalidConfigError):
             data.connector("g").create_message_streams({"t": wrong})  # type: ignore[dict-item]

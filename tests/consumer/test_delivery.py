@@ -1,5 +1,5 @@
-"""The recipes of examples/delivery.py, killed at every change that they make: in the
-log's files or in the database.
+"""Recipes of examples/delivery.py, killed at each change that they make in the log's
+files or in the database.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "delivery.py"
 RECIPES: dict[str, Any] = runpy.run_path(str(EXAMPLE))["RECIPES"]
 TABLES: str = runpy.run_path(str(EXAMPLE))["TABLES"]
 COUNT = 20
-#: How often a row may be there after a kill and a second run.
+#: How often a row may exist after a kill and a second run.
 ALLOWED = {
     "at_most_once": {0, 1},
     "at_least_once": {1, 2},
@@ -51,7 +51,7 @@ def prepare(path: Path) -> None:
 
 
 def run(path: Path, recipe: str, strike: Strike | None) -> int:
-    """How many changes there were, or -1 when the process was killed."""
+    """Run a recipe, and return the number of changes, or -1 if the process was killed."""
 
     def work(pipe: int) -> int:
         fs = StrikingFS(strike)
@@ -71,12 +71,12 @@ def run(path: Path, recipe: str, strike: Strike | None) -> int:
 
     child, pipe = fork(work)
     with pipe:
-        told = pipe.read()
+        output = pipe.read()
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code == -signal.SIGKILL:
         return -1
-    assert code == 0, told
-    return int(told)
+    assert code == 0, output
+    return int(output)
 
 
 def stored(path: Path, recipe: str) -> Counter[bytes]:
@@ -103,7 +103,9 @@ def places(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("recipe", ALLOWED)
 @pytest.mark.parametrize("every", [29, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_kill_at_each_change(places: Path, recipe: str, every: int) -> None:
+def test_kill_at_each_change_keeps_the_delivery_guarantee(
+    places: Path, recipe: str, every: int
+) -> None:
     (places / "calm").mkdir()
     prepare(places / "calm")
     changes = run(places / "calm", recipe, None)
@@ -120,12 +122,12 @@ def test_a_kill_at_each_change(places: Path, recipe: str, every: int) -> None:
         assert set(each) <= ALLOWED[recipe], f"killed at change {at}: {found}"
         counts += each
     if every == 1:
-        assert set(counts) == ALLOWED[recipe], "what may happen was seen to happen"
+        assert set(counts) == ALLOWED[recipe], "each permitted count was observed"
 
 
-def test_another_owner_is_noticed(places: Path) -> None:
-    """A consumer that lost its partition while it worked stores nothing that the next
-    owner has stored already.
+def test_change_of_owner_is_detected(places: Path) -> None:
+    """A consumer that lost its partition during its work does not store records that
+    the next owner has already stored.
     """
     prepare(places)
     listener = runpy.run_path(str(EXAMPLE))["Places"]
@@ -143,7 +145,7 @@ def test_another_owner_is_noticed(places: Path) -> None:
     database.close()
 
 
-def test_it_is_a_program(places: Path) -> None:
+def test_example_runs_as_a_program(places: Path) -> None:
     prepare(places)
     command = [
         sys.executable,

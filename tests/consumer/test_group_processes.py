@@ -1,17 +1,17 @@
-"""A group whose members are real processes, which are killed and stopped at any time;
-judged from the outside.
+"""A group with members in real processes, which are killed and stopped at any time, and
+which is checked from the outside.
 
-Each process tells what it hands on and what it has committed, in lines of a pipe: what
-it had told before a SIGKILL is read to its end. The ledger of these lines outlives the
-processes. What has to hold, by the names of groupsharers.py:
+Each process writes the records that it processes and the offsets that it commits as
+lines into a pipe. Lines written before a SIGKILL are read to the end. The ledger of
+these lines outlives the processes. These rules must hold, with the names of
+groupsharers.py:
 
-- all (C11): every record that was acknowledged is processed, at least once.
-- kept (C04, C05): what is committed is never below what a member heard to be, whoever
-  commits behind it; nor above what was processed.
-- in order (C14): from where a member begins with a partition, each record comes once,
-  in the order of offsets.
-- heirs (C07, C08): with the disturbance over, the members that are left divide all
-  partitions.
+- all (C11): every acknowledged record is processed at least once.
+- kept (C04, C05): a committed offset never falls below one that was acknowledged to a
+  member, whichever member commits later, and never exceeds the processed records.
+- in order (C14): from the offset where a member begins with a partition, each record is
+  processed once, in the order of offsets.
+- heirs (C07, C08): after the disturbance, the remaining members divide all partitions.
 
 LOGCORE_PROCESS_ROUNDS=n disturbs n times instead of 10; `make slow` does it 1,000
 times.
@@ -48,34 +48,34 @@ SETTINGS: dict[str, Any] = {
     "enable_auto_commit": False,
     "max_poll_interval_ms": INTERVAL_MS,
 }
-#: How long whoever is left may need, on a machine with other work.
+#: Time limit for the remaining members, on a machine with other work.
 SECONDS = 300
 
-Tell = Callable[..., None]
+Report = Callable[..., None]
 
 
-class Telling(RebalanceListener):
-    """Prints the offset at which a member starts again."""
+class ReportingListener(RebalanceListener):
+    """Reports the partitions that a member starts to read."""
 
-    def __init__(self, tell: Tell) -> None:
-        self.tell = tell
+    def __init__(self, report: Report) -> None:
+        self.report = report
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        self.tell("assigned", [one.partition for one in partitions])
+        self.report("assigned", [one.partition for one in partitions])
 
 
-def consume(path: Path, tell: Tell) -> None:
-    """Hands records on, then commits, until it is killed."""
+def consume_until_killed(path: Path, report: Report) -> None:
+    """Process records, then commit, until the process is killed."""
     with (
         logcore.open_dir(path, shared=True) as data,
         data.consumer(**SETTINGS) as consumer,
     ):
-        consumer.subscribe(["t"], listener=Telling(tell))
+        consumer.subscribe(["t"], listener=ReportingListener(report))
         while True:
             found = consumer.poll(50, 5)
-            tell("has", sorted(one.partition for one in consumer.assignment()))
+            report("has", sorted(one.partition for one in consumer.assignment()))
             for record in found.records():
-                tell(
+                report(
                     "processed",
                     [record.partition, record.offset, record.value.decode()],
                 )
@@ -86,20 +86,22 @@ def consume(path: Path, tell: Tell) -> None:
             }
             try:
                 consumer.commit()
+            # Another member has the partitions now, or this one commits after its next
+            # poll.
             except (CommitFailedError, RebalanceInProgressError):
-                continue  # another member has them now, or this one commits behind its next poll
-            tell("committed", sorted(offsets.items()))
+                continue
+            report("committed", sorted(offsets.items()))
 
 
 class Worker:
-    """A forked member and what it told so far."""
+    """A forked member and the lines that it has written so far."""
 
     def __init__(self, path: Path) -> None:
         read, write = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                consume(
+                consume_until_killed(
                     path,
                     lambda *line: (
                         os.write(write, json.dumps(line).encode() + b"\n") and None
@@ -114,8 +116,8 @@ class Worker:
         self.has: list[int] = []
         self.next_offsets: dict[int, int] = {}  # by partition, since it was assigned
 
-    def heard(self) -> list[tuple[str, Any]]:
-        """Whole lines that have come."""
+    def read_lines(self) -> list[tuple[str, Any]]:
+        """Return the complete lines that have arrived."""
         while True:
             try:
                 data = os.read(self._pipe, 1 << 16)
@@ -131,16 +133,18 @@ class Worker:
         os.kill(self.pid, number)
 
     def end(self) -> list[tuple[str, Any]]:
-        """Kills it; the last lines."""
+        """Kill the process, and return its last lines."""
         self.send(signal.SIGKILL)
         os.waitpid(self.pid, 0)
-        last = self.heard()
+        last = self.read_lines()
         os.close(self._pipe)
         return last
 
 
 class Ledger:
-    """See the top of this module."""
+    """The processed records and committed offsets of all members, and the checks of the
+    rules above.
+    """
 
     def __init__(self, data: LogDir) -> None:
         self.data = data
@@ -149,7 +153,7 @@ class Ledger:
             number: {} for number in range(PARTITIONS)
         }
         self.committed = dict.fromkeys(range(PARTITIONS), 0)  # acknowledged to a member
-        self._looking = data.consumer(group_id="g", enable_auto_commit=False)
+        self._observer = data.consumer(group_id="g", enable_auto_commit=False)
 
     def append(self, count: int) -> None:
         for _ in range(count):
@@ -157,7 +161,7 @@ class Ledger:
             self.data.append("t", value.encode(), partition=len(self.sent) % PARTITIONS)
             self.sent.add(value)
 
-    def note(self, worker: Worker, lines: list[tuple[str, Any]]) -> None:
+    def add_lines(self, worker: Worker, lines: list[tuple[str, Any]]) -> None:
         for kind, what in lines:
             if kind == "has":
                 worker.has = what
@@ -165,32 +169,32 @@ class Ledger:
                 for partition in what:
                     worker.next_offsets.pop(partition, None)
             elif kind == "processed":
-                self._note_processed(worker, *what)
+                self._add_processed(worker, *what)
             else:
                 for partition, offset in what:
                     self.committed[partition] = max(offset, self.committed[partition])
 
-    def _note_processed(
+    def _add_processed(
         self, worker: Worker, partition: int, offset: int, value: str
     ) -> None:
         expected = worker.next_offsets.get(partition, offset)
         assert offset == expected, (
-            f"in order: t-{partition} {offset} where {expected} was to come"
+            f"in order: t-{partition} {offset} instead of {expected}"
         )
         worker.next_offsets[partition] = offset + 1
         before = self.processed[partition].setdefault(offset, value)
         assert before == value, f"t-{partition} {offset} was {before} and is {value}"
 
     def check_committed(self) -> None:
-        """What was told before this look began is not undone."""
-        told = dict(self.committed)
-        found = self._looking.committed(
+        """Check that offsets known to be committed before this call have not decreased."""
+        known = dict(self.committed)
+        found = self._observer.committed(
             [TopicPartition("t", number) for number in range(PARTITIONS)]
         )
         for one, committed in found.items():
             offset = 0 if committed is None else committed.offset
-            assert offset >= told[one.partition], (
-                f"kept: {one} {offset} behind {told[one.partition]}"
+            assert offset >= known[one.partition], (
+                f"kept: {one} {offset} below {known[one.partition]}"
             )
 
     def is_complete(self) -> bool:
@@ -199,7 +203,7 @@ class Ledger:
         }
 
     def close(self) -> None:
-        self._looking.close()
+        self._observer.close()
 
 
 def disturb(path: Path, seed: int, rounds: int) -> None:
@@ -223,15 +227,15 @@ def disturb(path: Path, seed: int, rounds: int) -> None:
                     )
                     workers[place].send(signal.SIGCONT)
                 else:
-                    ledger.note(workers[place], workers[place].end())
+                    ledger.add_lines(workers[place], workers[place].end())
                     workers[place] = Worker(path)
                 for worker in workers:
-                    ledger.note(worker, worker.heard())
+                    ledger.add_lines(worker, worker.read_lines())
                 ledger.check_committed()
             settle(ledger, workers)
         finally:
             for worker in workers:
-                ledger.note(worker, worker.end())
+                ledger.add_lines(worker, worker.end())
         ledger.check_committed()
         for partition, offset in ledger.committed.items():
             most = max(ledger.processed[partition], default=-1) + 1
@@ -242,11 +246,13 @@ def disturb(path: Path, seed: int, rounds: int) -> None:
 
 
 def settle(ledger: Ledger, workers: list[Worker]) -> None:
-    """Waits until all is processed and divided among those that are left."""
+    """Wait until all records are processed and all partitions are divided among the
+    remaining members.
+    """
     deadline = time.monotonic() + SECONDS
     while True:
         for worker in workers:
-            ledger.note(worker, worker.heard())
+            ledger.add_lines(worker, worker.read_lines())
         divided = sorted(partition for worker in workers for partition in worker.has)
         if ledger.is_complete() and divided == list(range(PARTITIONS)):
             return
@@ -265,7 +271,7 @@ def settle(ledger: Ledger, workers: list[Worker]) -> None:
         ),
     ],
 )
-def test_a_group_of_processes_that_are_killed_and_stopped_loses_nothing(
+def test_group_with_killed_and_stopped_processes_loses_nothing(
     tmp_path: Path, rounds: int
 ) -> None:
     print(f"seed {SEED}")

@@ -1,4 +1,6 @@
-"""How long a process has watched a member do nothing, and when that is long enough."""
+"""Failure detector: how long a process has observed that a member is inactive, and when
+that is long enough to remove it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ SESSION_MS = 3_000
 REBALANCE_MS = 60_000
 M0 = SessionEnds("m0")
 M1 = SessionEnds("m1")
-#: A rebalance waits for members that join, and for those that ask for their share.
+#: A rebalance waits for members that join, and for those that request their assignment.
 REBALANCES: tuple[Timeout, ...] = (JoinEnds(), SyncEnds(3))
 
 
@@ -35,22 +37,22 @@ def group(*deadlines_ms: int) -> Group:
     return found
 
 
-def watched(looks: list[tuple[int, int]]) -> bool:
-    """Whether a member is stuck after these looks: when, and the deadline that it had
-    then.
+def is_stuck_after(observed: list[tuple[int, int]]) -> bool:
+    """Return whether a member is stuck after these observations, each with its time and
+    the deadline of the member.
     """
     observations = Observations()
-    for at_ms, deadline_ms in looks:
+    for at_ms, deadline_ms in observed:
         observations.look(group(deadline_ms), {}, at_ms)
-    return observations.is_over(group(looks[-1][1]), {}, M0)
+    return observations.is_over(group(observed[-1][1]), {}, M0)
 
 
-def test_a_member_is_stuck_after_its_session() -> None:
-    assert not watched([(at_ms, 0) for at_ms in range(0, 2_501, 500)])
-    assert watched([(at_ms, 0) for at_ms in range(0, 3_001, 500)])
+def test_member_is_stuck_after_its_session() -> None:
+    assert not is_stuck_after([(at_ms, 0) for at_ms in range(0, 2_501, 500)])
+    assert is_stuck_after([(at_ms, 0) for at_ms in range(0, 3_001, 500)])
 
 
-def test_an_absent_member_has_its_own_time() -> None:
+def test_absent_member_has_its_own_timeout() -> None:
     one = group(0)
     one.members["m0"].absence_ms = 1_000
     for is_absent in (False, True):
@@ -61,20 +63,20 @@ def test_an_absent_member_has_its_own_time() -> None:
         assert observations.is_over(one, {}, M0) == is_absent
 
 
-def test_a_pause_of_whoever_looks_is_a_third_of_the_session() -> None:
-    assert not watched([(0, 0), (3_600_000, 0)])
-    assert not watched([(0, 0), (3_600_000, 0), (7_200_000, 0)])
-    assert watched([(0, 0), (3_600_000, 0), (7_200_000, 0), (10_800_000, 0)])
+def test_pause_of_the_observer_counts_as_a_third_of_the_session() -> None:
+    assert not is_stuck_after([(0, 0), (3_600_000, 0)])
+    assert not is_stuck_after([(0, 0), (3_600_000, 0), (7_200_000, 0)])
+    assert is_stuck_after([(0, 0), (3_600_000, 0), (7_200_000, 0), (10_800_000, 0)])
 
 
-def test_a_member_that_was_heard_is_counted_anew() -> None:
-    assert not watched(
+def test_member_that_renewed_its_session_is_counted_from_then() -> None:
+    assert not is_stuck_after(
         [(0, 0), (1_000, 0), (2_000, 0), (3_000, 1), (4_000, 1), (5_000, 1)]
     )
-    assert watched([(0, 0), (2_900, 1), (3_900, 1), (4_900, 1), (5_900, 1)])
+    assert is_stuck_after([(0, 0), (2_900, 1), (3_900, 1), (4_900, 1), (5_900, 1)])
 
 
-def test_who_has_just_come_or_was_not_asked_has_seen_nothing() -> None:
+def test_detector_needs_observations_before_it_reports_a_member() -> None:
     observations = Observations()
     one = group(0, 0)
     assert not observations.is_over(one, {}, M0)
@@ -82,7 +84,9 @@ def test_who_has_just_come_or_was_not_asked_has_seen_nothing() -> None:
     for at_ms in (1_000, 2_000, 3_000):
         observations.look(one, {}, at_ms)
     assert observations.is_over(one, {}, M1)
-    assert not observations.is_over(group(0, 1), {}, M1), "heard since the last look"
+    assert not observations.is_over(group(0, 1), {}, M1), (
+        "renewed since the last observation"
+    )
     del one.members["m1"]
     observations.look(one, {}, 3_100)
     assert not observations.is_over(group(0, 0), {}, M1), "it has left"
@@ -91,17 +95,17 @@ def test_who_has_just_come_or_was_not_asked_has_seen_nothing() -> None:
 
 
 @pytest.mark.parametrize("timeout", REBALANCES)
-def test_a_rebalance_is_over_when_its_deadline_was_watched(timeout: Timeout) -> None:
+def test_rebalance_is_over_after_its_deadline_was_observed(timeout: Timeout) -> None:
     observations = Observations()
     one = group(0)
     timers = {timeout: REBALANCE_MS}
     assert not observations.is_over(one, timers, timeout), (
-        "who has just come has seen nothing"
+        "a new detector has no observations"
     )
     observations.look(one, timers, 0)
     observations.look(one, timers, 3_600_000)
     assert not observations.is_over(one, timers, timeout), (
-        "a pause is a third of the time"
+        "a pause counts as a third of the time"
     )
     observations.look(one, timers, 3_600_000 + REBALANCE_MS // 3)
     assert not observations.is_over(one, timers, timeout)
@@ -112,7 +116,7 @@ def test_a_rebalance_is_over_when_its_deadline_was_watched(timeout: Timeout) -> 
     )
 
 
-def test_deadlines_that_remove_no_living_member_need_no_witness() -> None:
+def test_deadlines_without_a_living_member_need_no_observation() -> None:
     observations = Observations()
     assert observations.is_over(group(0), {DelayEnds(0): 5}, DelayEnds(0))
     assert observations.is_over(group(), {M0: 5}, M0), "there is no such member"
@@ -120,17 +124,17 @@ def test_deadlines_that_remove_no_living_member_need_no_witness() -> None:
 
 @given(st.lists(st.integers(0, 5_000), max_size=40), st.integers(0, 39))
 def test_no_member_is_stuck_before_two_thirds_of_its_session(
-    pauses_ms: list[int], heard: int
+    pauses_ms: list[int], renewed: int
 ) -> None:
     observations = Observations()
     at_ms = 0
-    heard_ms = 0
+    renewed_ms = 0
     deadline_ms = 0
     for number, pause_ms in enumerate(pauses_ms):
-        if number == heard:
+        if number == renewed:
             deadline_ms += 1
-            heard_ms = at_ms
+            renewed_ms = at_ms
         at_ms += pause_ms
         observations.look(group(deadline_ms), {}, at_ms)
         if observations.is_over(group(deadline_ms), {}, M0):
-            assert at_ms - heard_ms >= SESSION_MS * 2 // 3
+            assert at_ms - renewed_ms >= SESSION_MS * 2 // 3

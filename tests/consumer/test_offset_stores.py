@@ -1,5 +1,5 @@
-"""Offsets in the log, in the registry, and in both while they move from one to the
-other.
+"""Offsets stored in the log, in the registry, and in both while a group moves from one
+to the other.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def committed(data: LogDir, **settings: Any) -> int | None:
 
 
 def both(data: LogDir) -> tuple[int | None, int | None]:
-    """What the log says, and what the registry says."""
+    """Return the committed offset in the log, and the one in the registry."""
     with open_registry("data", fs=data._fs) as registry:  # type: ignore[arg-type]
         return data.committed_offsets("t", 0).get("g"), offsets.committed(
             registry, "g"
@@ -59,7 +59,7 @@ def both(data: LogDir) -> tuple[int | None, int | None]:
     [(LOG, (5, None)), (DUAL, (5, 5)), (REGISTRY, (None, 5)), (BACK, (5, 5))],
     ids=["log", "log-dual", "registry", "registry-dual"],
 )
-def test_a_commit_goes_where_the_settings_say(
+def test_commit_is_stored_where_the_settings_require(
     data: LogDir, settings: dict[str, Any], stored: tuple[int | None, int | None]
 ) -> None:
     with data.consumer(
@@ -78,7 +78,7 @@ def test_a_commit_goes_where_the_settings_say(
 
 
 @pytest.mark.parametrize(("log", "registry"), [(3, 7), (7, 3), (None, 4), (4, None)])
-def test_the_larger_of_both_is_read(
+def test_larger_offset_of_both_stores_is_read(
     data: LogDir, log: int | None, registry: int | None
 ) -> None:
     if log is not None:
@@ -94,9 +94,9 @@ def test_the_larger_of_both_is_read(
     )
 
 
-def test_a_group_moves_to_the_log_and_back_while_it_runs(data: LogDir) -> None:
-    """All consumers are restarted twice; at each moment one of before and one of after
-    may commit in turns.
+def test_group_moves_to_the_log_and_back_while_it_runs(data: LogDir) -> None:
+    """All consumers are restarted twice. At each moment, consumers with the old and the
+    new settings may commit in turn.
     """
     seen: list[int] = []
     for settings in (
@@ -119,8 +119,10 @@ def test_a_group_moves_to_the_log_and_back_while_it_runs(data: LogDir) -> None:
         ) as consumer:
             consumer.subscribe(["t"])
             seen += [record.offset for record in consumer.poll(0, 1).records()]
+        # The registry is not updated any more, so that the way back begins with dual
+        # commits.
         if settings is LOG:
-            break  # from here on nothing is in the registry: the way back begins with dual commits
+            break
     assert seen == list(range(len(seen)))
     for settings in (BACK, LOG, BACK):
         with data.consumer(group_id="g", **settings) as consumer:
@@ -136,7 +138,7 @@ def test_a_group_moves_to_the_log_and_back_while_it_runs(data: LogDir) -> None:
 @pytest.mark.parametrize(
     "settings", [DUAL, REGISTRY, BACK], ids=["log-dual", "registry", "registry-dual"]
 )
-def test_a_member_that_was_removed_changes_neither(
+def test_removed_member_changes_neither_store(
     data: LogDir, settings: dict[str, Any]
 ) -> None:
     options: dict[str, Any] = {
@@ -160,20 +162,20 @@ def test_a_member_that_was_removed_changes_neither(
         assert max(offset or 0 for offset in before) >= 10
 
 
-def test_offsets_are_set_back_in_both(data: LogDir) -> None:
+def test_offsets_are_reset_in_both_stores(data: LogDir) -> None:
     commit(data, 9, **DUAL)
     data.alter_group_offsets("g", {("t", 0): 2})
     assert both(data) == (2, 2)
     assert committed(data, **DUAL) == 2
 
 
-def test_a_group_without_offsets_in_the_registry_gets_none(data: LogDir) -> None:
+def test_group_without_offsets_in_the_registry_gets_none(data: LogDir) -> None:
     commit(data, 9)
     data.alter_group_offsets("g", {("t", 0): 2})
     assert both(data) == (2, None)
 
 
-def test_offsets_of_a_group_with_members_are_set_by_force_alone(data: LogDir) -> None:
+def test_offsets_of_a_group_with_members_are_set_only_by_force(data: LogDir) -> None:
     with data.consumer(
         group_id="g", auto_offset_reset="earliest", enable_auto_commit=False
     ) as consumer:
@@ -188,14 +190,16 @@ def test_offsets_of_a_group_with_members_are_set_by_force_alone(data: LogDir) ->
         found = [
             record.offset for _ in range(2) for record in consumer.poll(0, 3).records()
         ]
-        assert found == [2, 3, 4, 5, 6, 7], "it joined again, and began there"
+        assert found == [2, 3, 4, 5, 6, 7], (
+            "the member joined again, and began at the new offset"
+        )
         consumer.commit()
         assert both(data)[0] == 8
     with pytest.raises(InvalidConfigError, match="a committed offset"):
         data.alter_group_offsets("g", {("t", 0): -1})
 
 
-def test_what_is_deleted_leaves_no_offsets_in_the_registry(data: LogDir) -> None:
+def test_deletion_removes_offsets_from_both_stores(data: LogDir) -> None:
     commit(data, 9, **DUAL)
     data.delete_topic("t")
     data.create_topic("t")
@@ -210,7 +214,7 @@ def test_what_is_deleted_leaves_no_offsets_in_the_registry(data: LogDir) -> None
 @pytest.mark.parametrize(
     "settings", [{"offsets_storage": "disk", "group_id": "g"}, DUAL, REGISTRY]
 )
-def test_settings_that_make_no_sense_are_refused(
+def test_contradictory_settings_are_refused(
     data: LogDir, settings: dict[str, Any]
 ) -> None:
     with pytest.raises(InvalidConfigError):

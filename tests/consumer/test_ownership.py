@@ -1,5 +1,5 @@
-"""The nodes of members in the registry: who they are, which partitions they own, and
-who takes over from whom.
+"""Registry nodes of members: their identity, the partitions that they own, and
+takeovers.
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ def ids(registry: FileRegistry) -> dict[str, Any]:
     }
 
 
-def test_a_member_says_who_it_is_and_what_it_owns(
+def test_member_registers_its_identity_and_partitions(
     disk: SimulatedDisk, data: LogDir, registry: FileRegistry
 ) -> None:
     consumer = data.consumer(**SETTINGS)
     consumer.subscribe(["t", "u"])
     assert consumer.poll(0).count == 6
-    ((consumer_id, said),) = ids(registry).items()
+    ((consumer_id, node),) = ids(registry).items()
     assert consumer_id.startswith(f"simulated-{os.getpid()}-")
     assert consumer._place.member is not None
-    assert said == {
+    assert node == {
         "version": 1,
         "subscription": {"t": 1, "u": 1},
         "pattern": "static",
@@ -86,15 +86,15 @@ def test_a_member_says_who_it_is_and_what_it_owns(
     assert owners(registry, "u") == {0: f"{consumer_id}-0"}
     consumer.subscribe(pattern="t|v")
     consumer.poll(0)
-    ((_, said),) = ids(registry).items()
-    assert (said["subscription"], said["pattern"]) == ({"t|v": 1}, "white_list")
+    ((_, node),) = ids(registry).items()
+    assert (node["subscription"], node["pattern"]) == ({"t|v": 1}, "white_list")
     assert owners(registry, "u") == {}
     assert sorted(owners(registry)) == [0, 1]
     consumer.close()
     assert owners(registry) == ids(registry) == {}
 
 
-def test_streams_of_a_connector_are_one_consumer(
+def test_streams_of_a_connector_register_one_consumer(
     disk: SimulatedDisk, data: LogDir, registry: FileRegistry
 ) -> None:
     with data.connector("g", auto_offset_reset="earliest") as connector:
@@ -103,9 +103,9 @@ def test_streams_of_a_connector_are_one_consumer(
             stream._consumer.poll(0)
         for stream in streams * 2:
             stream._consumer.poll(0)
-        ((consumer_id, said),) = ids(registry).items()
-        assert said["subscription"] == {"t": 2}
-        assert sorted(said["members"]) == ["0", "1"]
+        ((consumer_id, node),) = ids(registry).items()
+        assert node["subscription"] == {"t": 2}
+        assert sorted(node["members"]) == ["0", "1"]
         assert sorted(owners(registry).values()) == [
             f"{consumer_id}-0",
             f"{consumer_id}-1",
@@ -114,15 +114,15 @@ def test_streams_of_a_connector_are_one_consumer(
     with data.connector("g") as connector:
         (stream,) = connector.create_message_streams_by_filter(Blacklist("u.*"))
         stream._consumer.poll(0)
-        ((_, said),) = ids(registry).items()
-        assert (said["subscription"], said["pattern"]) == ({"u.*": 1}, "black_list")
+        ((_, node),) = ids(registry).items()
+        assert (node["subscription"], node["pattern"]) == ({"u.*": 1}, "black_list")
 
 
-def test_a_partition_is_read_once_its_owner_has_let_go(
+def test_partition_is_read_only_after_its_owner_released_it(
     disk: SimulatedDisk, data: LogDir, registry: FileRegistry
 ) -> None:
-    """Between the new assignment and that moment it has no reader; what the old owner
-    committed last is where the new one begins.
+    """Between the new assignment and the release, the partition has no reader. The new
+    owner begins at the last offset that the old owner committed.
     """
     settings = {
         **SETTINGS,
@@ -142,10 +142,12 @@ def test_a_partition_is_read_once_its_owner_has_let_go(
     second = data.consumer(**settings)
     second.subscribe(["t"])
     second.poll(0)
-    with pytest.raises(InterruptedError):  # it divides, and has to give one of them up
+    with pytest.raises(
+        InterruptedError
+    ):  # it assigns the partitions, and must release one of them
         first.poll(0)
     (left,) = first.assignment()
-    gone = TopicPartition("t", 1 - left.partition)
+    released = TopicPartition("t", 1 - left.partition)
     assert len(set(owners(registry).values())) == 1
     assert second.poll(0).count == 0
     assert second.assignment() == frozenset()
@@ -155,28 +157,29 @@ def test_a_partition_is_read_once_its_owner_has_let_go(
         second.poll(0)
         first.poll(0)
     assert len(set(owners(registry).values())) == 2
-    assert second.assignment() == {gone}
-    assert second.position(gone) == 3
+    assert second.assignment() == {released}
+    assert second.position(released) == 3
     assert not any("owners/t" in path for path in second.watched_paths())
     second.close()
     with contextlib.suppress(InterruptedError):
         first.close()
 
 
-def test_what_could_not_be_committed_is_given_up_later(
+def test_partition_with_a_failed_commit_is_released_later(
     disk: SimulatedDisk,
     data: LogDir,
     registry: FileRegistry,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another process holds the group when a partition is to be given up. The partition
-    stays until what is finished is committed and the listener is told.
+    """Another process holds the lock of the group when a partition must be released.
+    The partition is kept until the finished records are committed and the listener was
+    called.
     """
-    told: list[frozenset[TopicPartition]] = []
+    revoked: list[frozenset[TopicPartition]] = []
 
     class Listener(RebalanceListener):
         def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-            told.append(partitions)
+            revoked.append(partitions)
 
     def refuse(*_: object) -> None:
         raise RegistryLockedError("another process holds the group")
@@ -192,19 +195,19 @@ def test_what_could_not_be_committed_is_given_up_later(
         patch.setattr(OffsetStores, "commit", refuse)
         first.poll(0)
     assert len(first.assignment()) == 2
-    assert told == []
+    assert revoked == []
     for _ in range(4):
         first.poll(0)
-        assert second.poll(0).count == 0, "all is processed and committed"
+        assert second.poll(0).count == 0, "all records are processed and committed"
     (left,) = first.assignment()
-    gone = TopicPartition("t", 1 - left.partition)
-    assert told == [{gone}]
-    assert second.assignment() == {gone}
+    released = TopicPartition("t", 1 - left.partition)
+    assert revoked == [{released}]
+    assert second.assignment() == {released}
     second.close()
     first.close()
 
 
-def test_a_member_that_is_none_any_more_keeps_nobody_out(
+def test_removed_member_does_not_block_other_members(
     disk: SimulatedDisk, data: LogDir, registry: FileRegistry
 ) -> None:
     stuck = data.consumer(**SETTINGS)
@@ -213,13 +216,13 @@ def test_a_member_that_is_none_any_more_keeps_nobody_out(
     other = data.consumer(**SETTINGS)
     other.subscribe(["t"])
     other.poll(0)
-    for _ in range(6):  # while the other watches that it does not poll
+    for _ in range(6):  # during these polls, the first member is inactive
         disk.advance(1_000)
         other.poll(0)
     assert len(other.assignment()) == 2
     other_id = other._assignment._registration.consumer_id  # type: ignore[union-attr]
     assert set(owners(registry).values()) == {f"{other_id}-0"}
-    stuck.poll(0)  # hears that it lost all, and deletes nothing of the other's
+    stuck.poll(0)  # it is notified of the loss, and deletes no node of the other member
     assert set(owners(registry).values()) == {f"{other_id}-0"}
     assert stuck.assignment() == frozenset()
     stuck.close()
@@ -227,7 +230,7 @@ def test_a_member_that_is_none_any_more_keeps_nobody_out(
     other.close()
 
 
-def test_what_could_not_be_let_go_of_is_let_go_of_later(
+def test_failed_release_is_repeated_by_the_next_poll(
     disk: SimulatedDisk, data: LogDir, registry: FileRegistry
 ) -> None:
     consumer = data.consumer(**SETTINGS)
@@ -243,7 +246,7 @@ def test_what_could_not_be_let_go_of_is_let_go_of_later(
     consumer.close()
 
 
-def test_a_consumer_without_a_group_or_alone_owns_nothing(
+def test_consumer_without_membership_owns_no_partition(
     disk: SimulatedDisk, data: LogDir, registry: FileRegistry
 ) -> None:
     with data.consumer(auto_offset_reset="earliest") as consumer:
@@ -255,7 +258,7 @@ def test_a_consumer_without_a_group_or_alone_owns_nothing(
     assert ids(registry) == owners(registry) == {}
 
 
-def test_an_owner_of_no_known_form_is_an_error(
+def test_owner_node_of_unknown_form_is_an_error(
     disk: SimulatedDisk, data: LogDir, registry: FileRegistry
 ) -> None:
     registry.create(paths.owner("g", "t", 0), b"somebody", ephemeral=True)

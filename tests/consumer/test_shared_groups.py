@@ -1,4 +1,4 @@
-"""A consumer group whose members live in several real processes."""
+"""A consumer group with members in several real processes."""
 
 from __future__ import annotations
 
@@ -44,11 +44,13 @@ from logcore.testing import Fault, FaultPlan, SimulatedDisk
 
 _CONTEXT = multiprocessing.get_context("fork")
 PARTITIONS = 4
-SECONDS = 300  # for what must happen at all
+SECONDS = 300  # time limit for events that must happen
 
 
 class Worker:
-    """A process with a consumer, which tells what it processes and what it has."""
+    """A process with a consumer, which reports the values that it processes and its
+    assigned partitions.
+    """
 
     def __init__(self, path: Path, **settings: Any) -> None:
         self.here, there = _CONTEXT.Pipe()
@@ -60,7 +62,7 @@ class Worker:
         self.values: list[bytes] = []
         self.assigned: tuple[int, ...] = ()
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         try:
             while self.here.poll(0):
                 kind, what = self.here.recv()
@@ -101,7 +103,7 @@ def until(workers: list[Worker], condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + SECONDS
     while not condition():
         for worker in workers:
-            worker.hear()
+            worker.receive()
         assert time.monotonic() < deadline, [
             (worker.assigned, len(worker.values)) for worker in workers
         ]
@@ -142,7 +144,7 @@ def start(data: LogDir) -> Iterator[Callable[..., Worker]]:
         worker.process.join()
 
 
-def test_another_process_takes_over_from_one_that_is_killed(
+def test_another_process_takes_over_from_a_killed_one(
     data: LogDir, start: Callable[..., Worker]
 ) -> None:
     workers = [start(), start()]
@@ -160,7 +162,7 @@ def test_another_process_takes_over_from_one_that_is_killed(
     assert set(sent) <= {*workers[0].values, *workers[1].values}
 
 
-def test_who_was_stopped_for_long_commits_nothing_more(
+def test_member_that_was_stopped_for_long_commits_nothing(
     data: LogDir, start: Callable[..., Worker]
 ) -> None:
     workers = [start(max_poll_interval_ms=1_000), start(max_poll_interval_ms=1_000)]
@@ -175,7 +177,7 @@ def test_who_was_stopped_for_long_commits_nothing_more(
     assert workers[0].values == []
 
 
-def test_a_consumer_here_and_one_elsewhere_divide_the_partitions(
+def test_members_of_two_processes_divide_the_partitions(
     data: LogDir, start: Callable[..., Worker]
 ) -> None:
     with data.consumer(**SETTINGS) as consumer:
@@ -190,8 +192,10 @@ def test_a_consumer_here_and_one_elsewhere_divide_the_partitions(
     until([other], lambda: len(other.assigned) == PARTITIONS)
 
 
-def test_offsets_and_groups_are_those_of_the_log(data: LogDir) -> None:
-    """What a broker, or a process that has the directory for itself, finds afterwards."""
+def test_offsets_of_a_shared_group_are_readable_from_the_log(data: LogDir) -> None:
+    """A broker, or a process with exclusive access to the directory, later finds them
+    there.
+    """
     for number in range(8):
         data.append("t", b"%d" % number, partition=number % PARTITIONS)
     with data.consumer(**SETTINGS) as consumer:
@@ -212,15 +216,15 @@ def test_offsets_and_groups_are_those_of_the_log(data: LogDir) -> None:
         ]
 
 
-def created(disk: SimulatedDisk) -> LogDir:
-    """A shared directory with a topic t of one partition."""
+def create_shared(disk: SimulatedDisk) -> LogDir:
+    """Create a shared directory with a topic t of one partition."""
     data = logcore.open_dir("data", create=True, shared=True, fs=disk)
     data.create_topic("t")
     return data
 
 
-def joined(data: LogDir, **settings: Any) -> logcore.Consumer:
-    """A consumer that has its share."""
+def join_group(data: LogDir, **settings: Any) -> logcore.Consumer:
+    """Return a consumer that has its assignment."""
     consumer = data.consumer(**{**SETTINGS, **settings})
     consumer.subscribe(["t"])
     while not consumer.assignment():
@@ -229,30 +233,30 @@ def joined(data: LogDir, **settings: Any) -> logcore.Consumer:
 
 
 def generation_of(data: LogDir) -> int:
-    with joined(data) as consumer:
+    with join_group(data) as consumer:
         assert consumer._place.member is not None
         return consumer._place.member.generation
 
 
-def test_a_topic_of_the_same_name_begins_without_the_offsets_of_a_deleted_one(
+def test_recreated_topic_begins_without_the_offsets_of_the_deleted_one(
     tmp_path: Path,
 ) -> None:
-    """Also when who deletes it has never looked at the group."""
+    """This also holds if the deleting process has never loaded the group."""
     path = tmp_path / "data"
     with logcore.open_dir(path, create=True, shared=True) as data:
         data.create_topic("t")
         data.append("t", b"old")
-        with joined(data, group_id="other") as consumer:
+        with join_group(data, group_id="other") as consumer:
             consumer.commit({("t", 0): 1})
     with logcore.open_dir(path, shared=True) as data:
         data.delete_topic("t")
         data.create_topic("t")
         data.append("t", b"new")
-        with joined(data, group_id="other") as consumer:
+        with join_group(data, group_id="other") as consumer:
             assert consumer.committed([("t", 0)]) == {("t", 0): None}
 
 
-def test_a_generation_of_a_process_that_was_alone_is_not_used_again(
+def test_generation_of_an_exclusive_process_is_not_reused(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "data"
@@ -266,10 +270,10 @@ def test_a_generation_of_a_process_that_was_alone_is_not_used_again(
         assert generation_of(data) > later
 
 
-def test_a_commit_of_a_transaction_counts_once_that_is_committed(
+def test_offset_commit_of_a_transaction_counts_once_committed(
     tmp_path: Path,
 ) -> None:
-    """A broker that served the directory before left such records."""
+    """A broker that served the directory earlier left such records."""
     with logcore.open_dir(tmp_path / "data", create=True, shared=True) as data:
         data.create_topic("t")
         for number in range(9):
@@ -299,12 +303,12 @@ def test_a_commit_of_a_transaction_counts_once_that_is_committed(
                 assert consumer.committed([one])[one].offset == expected, "ended"  # type: ignore[union-attr]
 
 
-def test_a_generation_is_never_used_again_after_a_power_cut() -> None:
+def test_generation_is_never_reused_after_a_power_cut() -> None:
     disk = SimulatedDisk({"data": None})
-    data = created(disk)
+    data = create_shared(disk)
     generation = 0
     for is_last in (False, False, True):
-        consumer = joined(data)
+        consumer = join_group(data)
         assert consumer._place.member is not None
         generation = consumer._place.member.generation
         if not is_last:
@@ -314,15 +318,15 @@ def test_a_generation_is_never_used_again_after_a_power_cut() -> None:
         after.seed += 1
         with (
             logcore.open_dir("data", shared=True, fs=after) as again,
-            joined(again) as consumer,
+            join_group(again) as consumer,
         ):
             assert consumer._place.member is not None
             assert consumer._place.member.generation > generation
 
 
-def test_a_commit_that_was_answered_survives_a_power_cut() -> None:
+def test_acknowledged_commit_survives_a_power_cut() -> None:
     disk = SimulatedDisk({"data": None})
-    data = created(disk)
+    data = create_shared(disk)
     data.append("t", b"1", partition=0)
     consumer = data.consumer(**SETTINGS)
     consumer.subscribe(["t"])
@@ -343,14 +347,15 @@ def test_a_commit_that_was_answered_survives_a_power_cut() -> None:
 
 
 @pytest.mark.parametrize("how", ["committed", "unstable", "join"])
-def test_who_sees_a_commit_that_is_not_synced_syncs_it(
+def test_reader_of_an_unsynced_commit_syncs_it(
     monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """A commit is synced behind the step that appends it. Its process stops in between;
-    another goes on from it, and a power cut must not take back what that one was told.
+    """A commit is synced after the step that appends it. Its process stops in between.
+    Another process continues from the commit, and a power cut must not undo the offset
+    that it returned.
     """
     disk = SimulatedDisk({"data": None})
-    data = created(disk)
+    data = create_shared(disk)
     first = data.consumer(**SETTINGS)
     first.commit({("t", 0): 1})
     with monkeypatch.context() as patch:
@@ -373,9 +378,9 @@ def test_who_sees_a_commit_that_is_not_synced_syncs_it(
             assert again.committed_offsets("t", 0) == {"g": 5}
 
 
-def test_threads_that_commit_share_syncs(data: LogDir) -> None:
-    """All threads have appended before the first of them syncs: they wait for one
-    another in between.
+def test_concurrent_commits_of_threads_share_syncs(data: LogDir) -> None:
+    """All threads have appended before the first of them syncs, because they wait for
+    one another in between.
     """
     consumers = [
         data.consumer(**{**SETTINGS, "group_id": f"g{number}"}) for number in range(8)
@@ -401,16 +406,16 @@ def test_threads_that_commit_share_syncs(data: LogDir) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    # One that is on its way while others come, and one for all who came.
+    # At most one sync that began before all had appended, and one for all of them.
     assert log.statistics().syncs - before <= 2
     assert data.committed_offsets("t", 0) == {f"g{number}": 3 for number in range(8)}
     for consumer in consumers:
         consumer.close()
 
 
-def test_a_sync_that_fails_is_told_to_those_who_wait_for_it() -> None:
+def test_failed_sync_is_reported_to_the_waiting_commits() -> None:
     disk = SimulatedDisk({"data": None})
-    with created(disk) as data:
+    with create_shared(disk) as data:
         consumer = data.consumer(**SETTINGS)
         consumer.commit({("t", 0): 1})
         disk.faults = FaultPlan(Fault("fdatasync", path="*__consumer_offsets*.log"))
@@ -422,10 +427,13 @@ def test_a_sync_that_fails_is_told_to_those_who_wait_for_it() -> None:
         consumer.close()
 
 
-def test_commits_leave_the_node_as_it_is_until_a_session_is_to_be_renewed() -> None:
-    """Each change of the node wakes all members, who look at it."""
+def test_commits_change_the_group_node_only_to_renew_a_session() -> None:
+    """Each change of the node wakes all members, which then read it."""
     disk = SimulatedDisk({"data": None})
-    with created(disk) as data, joined(data, max_poll_interval_ms=1_000) as consumer:
+    with (
+        create_shared(disk) as data,
+        join_group(data, max_poll_interval_ms=1_000) as consumer,
+    ):
         assert isinstance(consumer._groups, SharedGroups)
 
         def version() -> int:
@@ -441,13 +449,15 @@ def test_commits_leave_the_node_as_it_is_until_a_session_is_to_be_renewed() -> N
             consumer.commit({("t", 0): offset})
         assert version() > before
         consumer.poll()
-        assert consumer.assignment(), "commits alone have kept it a member for 4,000 ms"
+        assert consumer.assignment(), (
+            "commits alone have renewed its session for 4,000 ms"
+        )
 
 
-def test_members_need_an_assignor_in_common() -> None:
+def test_members_of_a_shared_group_need_a_common_assignor() -> None:
     disk = SimulatedDisk({"data": None})
-    with created(disk) as data:
-        first = joined(data, assignors=["range", "sticky"])
+    with create_shared(disk) as data:
+        first = join_group(data, assignors=["range", "sticky"])
         second = data.consumer(**SETTINGS, assignors=["roundrobin"])
         second.subscribe(["t"])
         with pytest.raises(
@@ -458,9 +468,12 @@ def test_members_need_an_assignor_in_common() -> None:
         second.close()
 
 
-def test_who_polls_in_time_stays_a_member() -> None:
+def test_member_that_polls_in_time_is_kept() -> None:
     disk = SimulatedDisk({"data": None})
-    with created(disk) as data, joined(data, max_poll_interval_ms=1_000) as consumer:
+    with (
+        create_shared(disk) as data,
+        join_group(data, max_poll_interval_ms=1_000) as consumer,
+    ):
         assert consumer._place.member is not None
         member_id = consumer._place.member.member_id
         for _ in range(12):
@@ -469,8 +482,8 @@ def test_who_polls_in_time_stays_a_member() -> None:
         assert consumer._place.member.member_id == member_id
 
 
-def test_members_that_were_paused_together_stay() -> None:
-    """As a container is paused: all deadlines have passed when it goes on."""
+def test_members_paused_together_are_kept() -> None:
+    """When a paused container resumes, all deadlines have passed."""
     disk = SimulatedDisk({"data": None})
     settings = {**SETTINGS, "max_poll_interval_ms": 3_000}
     with (
@@ -498,17 +511,17 @@ def test_members_that_were_paused_together_stay() -> None:
         for _ in range(9):
             disk.advance(400)
             one.poll(0)
-        while len(one.assignment()) < 2:  # the other one polls no more
+        while len(one.assignment()) < 2:  # the other member does not poll any more
             disk.advance(10)
             one.poll(0)
         assert one._place.member.generation > generation
 
 
-def test_a_member_that_was_removed_commits_nothing() -> None:
+def test_commit_of_a_removed_member_is_refused() -> None:
     disk = SimulatedDisk({"data": None})
     settings = {**SETTINGS, "max_poll_interval_ms": 1_000}
     with (
-        created(disk) as data,
+        create_shared(disk) as data,
         data.consumer(**settings) as late,
         data.consumer(**settings) as other,
     ):
@@ -533,7 +546,7 @@ def test_a_member_that_was_removed_commits_nothing() -> None:
 
 
 def full_node() -> GroupNode:
-    """A node with something in each field."""
+    """Return a node with a value in each field."""
     group = Group(
         "g",
         state=STABLE,
@@ -579,7 +592,7 @@ def full_node() -> GroupNode:
     )
 
 
-def test_a_node_says_what_was_packed() -> None:
+def test_node_is_unchanged_by_packing_and_unpacking() -> None:
     node = full_node()
     again = GroupNode.unpack("g", node.pack())
     assert again.pack() == node.pack()
@@ -591,13 +604,13 @@ def test_a_node_says_what_was_packed() -> None:
 @pytest.mark.parametrize(
     "value", [b"x", b"{}", b'{"version":2}', b"[]", b'{"version":1,"state":"Empty"}']
 )
-def test_a_node_of_another_version_is_an_error(value: bytes) -> None:
+def test_node_of_another_version_is_an_error(value: bytes) -> None:
     with pytest.raises(UnsupportedRegistryError, match="version 1"):
         GroupNode.unpack("g", value)
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
-    """(container, key) of everything in it."""
+    """Return (container, key) of each element in a value."""
     found: list[tuple[Any, Any]] = []
     keys = (
         list(value)
@@ -611,7 +624,7 @@ def places(value: Any) -> list[tuple[Any, Any]]:
     return found
 
 
-def test_a_field_that_is_missing_unknown_or_of_another_type_is_an_error() -> None:
+def test_missing_unknown_or_mistyped_field_is_an_error() -> None:
     data = full_node().pack()
     count = len(places(json.loads(data)))
     assert count > 50

@@ -1,5 +1,5 @@
-"""Several simulated processes share a group: in every order of their steps, killed,
-stopped, cut off from power.
+"""Several simulated processes share a group: their steps run in every order, and
+processes are killed, stopped or lose power.
 
 LOGCORE_GROUP_ROUNDS=n tries n schedules of each kind instead of 2; `make slow` tries
 500.
@@ -28,18 +28,18 @@ def test_every_order_of_steps(chances: str, rounds: int) -> None:
 
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
 @pytest.mark.parametrize("chances", GROUPS)
-def test_owners_keep_others_out_when_partitions_move_at_once(
+def test_owner_nodes_exclude_others_when_partitions_move_at_once(
     chances: str, rounds: int
 ) -> None:
-    """The assignor is one that gives a partition away before its owner let go: the
-    nodes of owners are all there is.
+    """The assignor assigns a partition to a new member before its owner has released
+    it, so that only the nodes of owners protect it.
     """
     run_first(f"groups hasty {chances}", rounds)
 
 
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
 @pytest.mark.parametrize("chances", GROUPS)
-def test_static_members_keep_their_places_for_a_while(
+def test_static_members_keep_their_partitions_for_a_while(
     chances: str, rounds: int
 ) -> None:
     run_first(f"groups static {chances}", rounds)
@@ -56,17 +56,17 @@ def test_no_commit_undoes_a_rewind(chances: str, kind: str, rounds: int) -> None
 @pytest.mark.parametrize("kind", ["kills", "power"])
 @pytest.mark.parametrize("stores", STORES)
 def test_offsets_move_while_the_group_runs(stores: str, kind: str, rounds: int) -> None:
-    """Some members commit as before, others as they will; whatever happens, the larger
-    of both is what was told.
+    """Some members use the old offset store, and others the new one. The larger of the
+    two offsets is always the acknowledged one.
     """
     run_first(f"groups {stores} {kind}", rounds)
 
 
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
-def test_a_power_cut_loses_no_commit(rounds: int) -> None:
+def test_power_cut_loses_no_commit(rounds: int) -> None:
     run_first("groups power", rounds)
 
 
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
-def test_a_member_that_froze_in_a_commit_changes_nothing(rounds: int) -> None:
+def test_member_that_froze_in_a_commit_changes_nothing(rounds: int) -> None:
     run_first("groups hasty freezes", 5 * rounds)

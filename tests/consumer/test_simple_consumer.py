@@ -1,5 +1,5 @@
-"""The low-level consumer: whole batches from an offset, several fetches, offsets before
-a time.
+"""The low-level consumer: whole batches from an offset, several fetches in one call,
+and offsets before a timestamp.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def fill(data: LogDir, batches: int, partition: int = 0) -> None:
         data.partition("t", partition).append_many([(None, b"x" * 100)] * 3)
 
 
-def test_a_fetch_gives_whole_batches_from_an_offset(data: LogDir) -> None:
+def test_fetch_returns_whole_batches_from_an_offset(data: LogDir) -> None:
     fill(data, 4)
     simple = data.simple_consumer()
     whole = simple.fetch("t", 0, 0)
@@ -53,13 +53,13 @@ def test_a_fetch_gives_whole_batches_from_an_offset(data: LogDir) -> None:
     assert (end.batches, offsets(end), end.next_offset) == ((), [], 12)
 
 
-def test_no_buffer_is_too_small_for_a_batch(data: LogDir) -> None:
+def test_fetch_returns_a_batch_larger_than_its_limit(data: LogDir) -> None:
     fill(data, 2)
     fetched = data.simple_consumer().fetch("t", 0, 0, 1)
     assert (offsets(fetched), fetched.next_offset) == ([0, 1, 2], 3)
 
 
-def test_a_fetch_goes_over_segments(data: LogDir) -> None:
+def test_fetch_continues_across_segments(data: LogDir) -> None:
     for _ in range(3):
         fill(data, 1)
         data.partition("t", 0).roll()
@@ -71,7 +71,7 @@ def test_a_fetch_goes_over_segments(data: LogDir) -> None:
     )
 
 
-def test_each_of_several_fetches_has_its_own_outcome(data: LogDir) -> None:
+def test_each_fetch_of_a_multifetch_has_its_own_result(data: LogDir) -> None:
     fill(data, 1)
     found = data.simple_consumer().multifetch(
         [
@@ -88,7 +88,7 @@ def test_each_of_several_fetches_has_its_own_outcome(data: LogDir) -> None:
     assert offsets(found[3]) == []
 
 
-def test_a_fetch_waits_for_as_much_as_is_asked(data: LogDir) -> None:
+def test_fetch_waits_for_min_bytes(data: LogDir) -> None:
     fill(data, 1)
     size = data.simple_consumer().fetch("t", 0, 0).size_bytes
     is_over = threading.Event()
@@ -111,7 +111,7 @@ def test_a_fetch_waits_for_as_much_as_is_asked(data: LogDir) -> None:
     assert data.simple_consumer().fetch("t", 1, 0, wait_ms=1).batches == ()
 
 
-def test_a_reader_waits_for_another_writer(data: LogDir) -> None:
+def test_fetch_waits_for_a_writer_of_another_directory_object(data: LogDir) -> None:
     with logcore.open_dir(data.path, read_only=True) as reader:
         fetching: list[list[int]] = []
         thread = threading.Thread(
@@ -125,7 +125,7 @@ def test_a_reader_waits_for_another_writer(data: LogDir) -> None:
     assert fetching == [[0, 1, 2]]
 
 
-def test_committed_records_alone(data: LogDir) -> None:
+def test_read_committed_fetch_returns_committed_records_only(data: LogDir) -> None:
     with data.producer(transactional_id="x") as producer:
         with producer.transaction():
             producer.send("t", b"a", partition=0)
@@ -155,17 +155,17 @@ def test_committed_records_alone(data: LogDir) -> None:
         (250, 9, [10, 3]), (300, 2, [20, 10]), (1_000, 1, [30]), (999, 1, [20]),
     ],
 )  # fmt: skip
-def test_offsets_before_a_time_by_segments(
+def test_offsets_before_a_timestamp_are_chosen_by_segment(
     time_ms: int, most: int, expected: list[int]
 ) -> None:
-    """Kafka's rule: the newest segment that was last written by then, and those before
-    it.
+    """Kafka's rule: the newest segment whose last write was at or before the timestamp,
+    and all earlier segments.
     """
     segments = [(0, 100, 5), (10, 200, 5), (20, 300, 5)]
     assert chosen_offsets(segments, (3, 30), 1_000, time_ms, most) == expected
 
 
-def test_an_empty_last_segment_has_no_end_of_its_own() -> None:
+def test_empty_last_segment_has_no_separate_end() -> None:
     assert chosen_offsets([(0, 100, 5), (10, 200, 0)], (0, 10), 1_000, LATEST, 9) == [
         10,
         0,
@@ -173,7 +173,7 @@ def test_an_empty_last_segment_has_no_end_of_its_own() -> None:
     assert chosen_offsets([], (0, 0), 1_000, EARLIEST, 9) == []
 
 
-def test_offsets_before_a_time_in_a_log(data: LogDir) -> None:
+def test_offsets_before_a_timestamp_in_a_log(data: LogDir) -> None:
     log = data.partition("t", 0)
     for _ in range(3):
         fill(data, 1)
@@ -187,7 +187,7 @@ def test_offsets_before_a_time_in_a_log(data: LogDir) -> None:
     assert simple.offsets_before("t", 1, LATEST, 9) == [0]
 
 
-def test_what_cannot_be_asked_is_refused(data: LogDir) -> None:
+def test_invalid_fetch_requests_are_refused(data: LogDir) -> None:
     simple = data.simple_consumer()
     with pytest.raises(InvalidConfigError):
         simple.fetch("t", 0, 0, 0)
@@ -203,8 +203,8 @@ def test_what_cannot_be_asked_is_refused(data: LogDir) -> None:
         simple.fetch("t", 0, 5)
 
 
-def test_fetch_returns_once_it_has_all_that_it_may_return(tmp_path: Path) -> None:
-    """It waited for min_bytes, of which max_bytes let it return only a part."""
+def test_fetch_returns_once_max_bytes_are_available(tmp_path: Path) -> None:
+    """It waited for min_bytes, although max_bytes allowed only a part of them."""
     with logcore.open_dir(tmp_path / "data", create=True, durability="os") as data:
         data.create_topic("t")
         for _ in range(5):

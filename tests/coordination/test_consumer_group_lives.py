@@ -1,11 +1,12 @@
-"""Random lives of a group of the consumer protocol: members as clients are, against a
+"""Random histories of a group of the consumer protocol: simulated clients and a
 coordinator that loses power.
 
-Goal: in any order of heartbeats, lost answers, silent members, topics that come and go,
-disks that fail, and power cuts before the disk is done, no partition is with two
-members at once, and when all is quiet again everything is assigned.
-Method: chance decides what happens next (support/consumerlives.py). Mistakes that
-somebody might make are made on purpose below, and have to be noticed.
+Goal: no partition is assigned to two members at once, and everything is assigned in the
+end. This must hold for any order of heartbeats, lost answers, silent members, created
+and deleted topics, failing disks, and power cuts before a sync.
+
+Method: the next step is random (support/consumerlives.py). The realistic mistakes below
+are made on purpose, and the histories must detect them.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from support.consumerlives import NOTHING, STEPS, Life, live
 
 
 @pytest.mark.parametrize("first", range(0, 100, 10))
-def test_no_partition_is_with_two_members_and_all_becomes_stable(first: int) -> None:
+def test_partitions_have_one_owner_and_the_group_becomes_stable(first: int) -> None:
     for seed in range(first, first + 10):
         live(seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(10_000, 20_000, 1_000))
-def test_the_same_in_many_more_lives(first: int) -> None:
+def test_many_more_histories(first: int) -> None:
     for seed in range(first, first + 1_000):
         live(seed)
 
 
-def test_the_same_when_no_two_steps_share_a_batch(
+def test_histories_without_shared_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(consumer_transitions, "_BATCH_BYTES", 1)
@@ -44,8 +45,8 @@ def test_the_same_when_no_two_steps_share_a_batch(
         live(seed)
 
 
-def test_lives_meet_what_they_are_for() -> None:
-    """So that the tests above do not pass because nothing happens."""
+def test_histories_reach_all_states_and_events() -> None:
+    """Otherwise the tests above could pass because nothing happens."""
     met: set[str] = set()
     for seed in range(12):
         life = Life(seed)
@@ -66,11 +67,11 @@ def test_lives_meet_what_they_are_for() -> None:
     assert met >= {"SessionEnded", "RevocationEnded", "TargetsChanged", "GroupEmptied"}
 
 
-# -- mistakes that have to be noticed --------------------------------------------------
+# -- mistakes that must be detected ----------------------------------------------------
 
 
-def owners_ignored(patch: pytest.MonkeyPatch) -> None:
-    """What another member still has is given away."""
+def owners_are_ignored(patch: pytest.MonkeyPatch) -> None:
+    """Partitions that another member still owns are assigned."""
     real = ConsumerGroup._next
 
     def hasty(self: ConsumerGroup, *arguments: Any) -> Current:
@@ -84,10 +85,8 @@ def owners_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ConsumerGroup, "_next", hasty)
 
 
-def silence_confirms(patch: pytest.MonkeyPatch) -> None:
-    """A heartbeat that says nothing of what the member owns counts as if it owned
-    nothing.
-    """
+def missing_owned_list_confirms(patch: pytest.MonkeyPatch) -> None:
+    """A heartbeat without a list of owned partitions counts as an empty list."""
     real = ConsumerGroup.reconciled
     patch.setattr(
         ConsumerGroup,
@@ -96,8 +95,8 @@ def silence_confirms(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-def any_word_confirms(patch: pytest.MonkeyPatch) -> None:
-    """A list of what the member owns confirms, whatever is in it."""
+def any_owned_list_confirms(patch: pytest.MonkeyPatch) -> None:
+    """Any list of owned partitions confirms the assignment, whatever it contains."""
     real = ConsumerGroup.reconciled
 
     def hasty(
@@ -108,7 +107,7 @@ def any_word_confirms(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ConsumerGroup, "reconciled", hasty)
 
 
-def answered_before_the_disk(patch: pytest.MonkeyPatch) -> None:
+def answered_before_the_sync(patch: pytest.MonkeyPatch) -> None:
     real = consumer_transitions.HeartbeatStep.finish
 
     def hasty(self: consumer_transitions.HeartbeatStep, answers: Any) -> None:
@@ -120,8 +119,8 @@ def answered_before_the_disk(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(consumer_transitions.HeartbeatStep, "finish", hasty)
 
 
-def not_written_again(patch: pytest.MonkeyPatch) -> None:
-    """What may be on disk though that failed stays there."""
+def unsure_records_are_not_rewritten(patch: pytest.MonkeyPatch) -> None:
+    """Records that may be on disk after a failed write are not overwritten."""
     real = consumer_transitions.HeartbeatStep.have_failed
 
     def forgetful(self: consumer_transitions.HeartbeatStep, error: GroupError) -> None:
@@ -131,8 +130,8 @@ def not_written_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(consumer_transitions.HeartbeatStep, "have_failed", forgetful)
 
 
-def revoking_is_forgotten(patch: pytest.MonkeyPatch) -> None:
-    """Only what a member may use has an owner."""
+def revoking_partitions_have_no_owner(patch: pytest.MonkeyPatch) -> None:
+    """Only assigned partitions have an owner."""
     real = ConsumerGroup._put_current
 
     def hasty(self: ConsumerGroup, member_id: str, current: Current | None) -> None:
@@ -143,13 +142,13 @@ def revoking_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ConsumerGroup, "_put_current", hasty)
 
 
-def nobody_is_silent(patch: pytest.MonkeyPatch) -> None:
+def sessions_never_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         consumer_transitions.HeartbeatStep, "end_session", lambda self, member_id: None
     )
 
 
-def nobody_is_slow(patch: pytest.MonkeyPatch) -> None:
+def revocations_never_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         consumer_transitions.HeartbeatStep,
         "end_revocation",
@@ -157,15 +156,15 @@ def nobody_is_slow(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-def topics_stay_what_they_were(patch: pytest.MonkeyPatch) -> None:
+def topic_changes_are_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ConsumerGroup, "hash_of", lambda self, topics: 1)
 
 
-def two_batches_at_a_time(patch: pytest.MonkeyPatch) -> None:
+def two_batches_are_in_flight(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ConsumerGroup, "is_busy", False)
 
 
-def one_partition_is_left_out(patch: pytest.MonkeyPatch) -> None:
+def one_partition_is_not_assigned(patch: pytest.MonkeyPatch) -> None:
     def careless(members: Any, counts: Any) -> Any:
         return {
             name: frozenset(sorted(had)[:2])
@@ -176,28 +175,28 @@ def one_partition_is_left_out(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("logcore.coordination.consumer_group.ASSIGNORS", monkey)
 
 
-def sessions_do_not_begin_with_the_process(patch: pytest.MonkeyPatch) -> None:
+def sessions_do_not_begin_after_a_restart(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(consumer_transitions, "begin_sessions", lambda group, around: [])
 
 
 MISTAKES = [
-    owners_ignored,
-    silence_confirms,
-    any_word_confirms,
-    answered_before_the_disk,
-    not_written_again,
-    revoking_is_forgotten,
-    nobody_is_silent,
-    nobody_is_slow,
-    topics_stay_what_they_were,
-    two_batches_at_a_time,
-    one_partition_is_left_out,
-    sessions_do_not_begin_with_the_process,
+    owners_are_ignored,
+    missing_owned_list_confirms,
+    any_owned_list_confirms,
+    answered_before_the_sync,
+    unsure_records_are_not_rewritten,
+    revoking_partitions_have_no_owner,
+    sessions_never_end,
+    revocations_never_end,
+    topic_changes_are_ignored,
+    two_batches_are_in_flight,
+    one_partition_is_not_assigned,
+    sessions_do_not_begin_after_a_restart,
 ]
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
-def test_lives_notice(
+def test_histories_detect_the_mistake(
     mistake: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mistake(monkeypatch)

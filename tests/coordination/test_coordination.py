@@ -1,10 +1,10 @@
-"""logcore.coordination by itself: no broker, no log, a clock that is a number and a
-disk that is a list.
+"""Tests of logcore.coordination alone: no broker, no log, a number as clock and a list
+as disk.
 
-Goal: every transition returns what it should, and in any order of requests, timeouts
-and syncs the invariants hold that World names. Method: World carries out the effects. A
-Store waits in it until the test says that the disk is done, or has failed; so requests,
-timeouts and syncs interleave as the test, or hypothesis, wants.
+Goal: every transition returns the right effects, and the invariants of World hold in
+any order of requests, timeouts and syncs. Method: World executes the effects. An
+AppendRecords effect waits there until the test finishes or fails the write, so that
+requests, timeouts and syncs interleave as the test, or hypothesis, chooses.
 """
 
 from __future__ import annotations
@@ -62,22 +62,22 @@ T0 = 1_700_000_000_000
 SESSION_MS = 10_000
 REBALANCE_MS = 20_000
 DAY_MS = 24 * 3_600_000
-#: After so long every session, rebalance and delay that was under way is over.
+#: After this time every session, rebalance and delay that has begun is over.
 LONG_MS = 3 * 300_000
 PARTITIONS = range(6)
 
 
 class World:
-    """A coordinator with its time, its disk and those who wait. Invariants, checked
-    after every step:
+    """A coordinator with its clock, its disk and its waiting requests. These invariants
+    are checked after every step:
 
-    one answer        no request is answered twice
-    stored first      a member is told its assignment, and a commit is seen, when the record is on disk
-    one owner         in one generation no partition is assigned to two members
-    a timer each      whoever may be silent has a session timer; a phase that waits for others has its timer;
-                      no other timer exists
-    a group's shape   leader, static ids, unsynced members and waiters fit the members and the state
-    no way back       a generation never falls
+        one answer        no request is answered twice
+        stored first      an assignment is returned, and a commit is visible, only after its record is on disk
+        one owner         in one generation no partition is assigned to two members
+        a timer each      each member that may be silent has a session timer; a phase that waits for
+                          others has its timer; no other timer exists
+        a group's shape   leader, static ids, unsynced members and waiters fit the members and the state
+        no way back       a generation never decreases
     """
 
     def __init__(self, *, delay_ms: int = 0) -> None:
@@ -88,12 +88,10 @@ class World:
             rebalance_delay_ms=delay_ms,
         )
         self.durable: dict[bytes, bytes | None] = {}
-        self.places: dict[
-            bytes, int
-        ] = {}  # of the records that durable holds, in the log
-        self.open: list[
-            tuple[int, AppendRecords]
-        ] = []  # of the transaction of producer 7, with their places
+        # Positions in the log of the records in `durable`.
+        self.places: dict[bytes, int] = {}
+        # Appends in the transaction of producer 7, with their positions.
+        self.open: list[tuple[int, AppendRecords]] = []
         self.written = 0
         self.waiters = 0
         self.ids = 0
@@ -104,15 +102,14 @@ class World:
         self.timers: Timers[tuple[Group, Timeout]] = Timers()
         self.set: set[tuple[Group, Timeout]] = set()
         self.stores: list[AppendRecords] = []
-        self.asked: dict[
-            int, str
-        ] = {}  # waiter -> the member that asks, "" when it has no id
+        # waiter -> the member id of the request, or "" if it has none
+        self.asked: dict[int, str] = {}
         self.replies: dict[int, Any] = {}
         self.owners: dict[tuple[int, int], str] = {}  # generation, partition -> owner
         self.generations: dict[Group, int] = {}
 
     def restart(self) -> None:
-        """The process ends, and another one starts with what is on disk."""
+        """End the process, and start another one with the records on disk."""
         self.start()
         found = StoredGroups()
         found.take(self.durable)
@@ -143,14 +140,16 @@ class World:
                     self.timers.at(at_ms, (group, timeout))
                     self.set.add((group, timeout))
                 case CancelTimer(group, timeout):
-                    assert (group, timeout) in self.set, "only what is set is cancelled"
+                    assert (group, timeout) in self.set, (
+                        "only a timer that is set is cancelled"
+                    )
                     self.timers.cancel((group, timeout))
                     self.set.remove((group, timeout))
         self.check()
 
     def disk(self, error: GroupError | None = None) -> None:
-        """The first record that is not stored yet is now on disk, or could not be
-        stored.
+        """Finish the first pending write: its record is now on disk, or the write
+        failed.
         """
         if not self.stores:
             return
@@ -162,12 +161,12 @@ class World:
     def write(self, effect: AppendRecords) -> None:
         self.written += 1
         if effect.producer is None:
-            self.count(self.written, effect)
+            self.apply(self.written, effect)
         else:
             self.open.append((self.written, effect))
 
-    def count(self, place: int, effect: AppendRecords) -> None:
-        """Records count, by their own place and not by that of their transaction's
+    def apply(self, place: int, effect: AppendRecords) -> None:
+        """Apply records at their own position, not at the position of the transaction
         marker.
         """
         for key, value in effect.records:
@@ -176,9 +175,9 @@ class World:
                 self.durable[key] = value
 
     def commit_transaction(self) -> None:
-        """The marker of producer 7 is on disk."""
+        """Write the commit marker of producer 7."""
         for place, effect in self.open:
-            self.count(place, effect)
+            self.apply(place, effect)
         self.open = []
         self.coordinator.transaction_ended(7, commit=True)
         self.check()
@@ -259,7 +258,7 @@ class World:
     def commit(
         self, offset: int, member_id: str = "", generation: int = -1
     ) -> GroupError | int | None:
-        """The waiter of a commit, or why it was refused."""
+        """Return the waiter of a commit, or the error if it was refused."""
         error, effects = self.coordinator.check_commit(
             Committer("g", generation, member_id, None), self.now_ms
         )
@@ -272,7 +271,7 @@ class World:
         return waiter
 
     def commit_many(self, count: int) -> None:
-        """Stores an offset for each of so many partitions of the topic `many`."""
+        """Commit an offset for each of `count` partitions of the topic `many`."""
         offsets = {
             ("many", number): Committed(1, -1, "", self.now_ms)
             for number in range(count)
@@ -281,7 +280,7 @@ class World:
         self.settle()
 
     def commit_in_transaction(self, offset: int, partition: int = 0) -> int:
-        """The waiter of a commit in the transaction of producer 7."""
+        """Return the waiter of a commit in the transaction of producer 7."""
         waiter = self.waiter()
         committed = Committed(offset, -1, "", self.now_ms)
         keys = {("orders", partition): committed}
@@ -289,8 +288,8 @@ class World:
         return waiter
 
     def form(self, count: int = 1) -> tuple[list[str], int]:
-        """A Stable group of so many members, the first of them its leader: (ids,
-        generation).
+        """Form a Stable group of `count` members, the first of them its leader. Return
+        (ids, generation).
         """
         ids: list[str] = []
         while len(ids) < count:
@@ -322,8 +321,8 @@ class World:
             "stored first"
         )
         assigned = {member.member_id: member.assignment for member in stored.members}
-        # A static member that came back has the assignment of its former id until that
-        # is stored, too.
+        # A static member that returned has the assignment of its former id until its
+        # record is stored, too.
         assert synced.assignment in assigned.values(), "stored first"
         owner = group.members[member_id].instance_id or member_id
         for partition in synced.assignment:
@@ -345,13 +344,13 @@ class World:
             self.generations[group] = group.generation
         known = set(self.coordinator.all())
         assert all(group in known for group, _ in self.set), (
-            "a timer each: none for a group that is gone"
+            "a timer each: none for a deleted group"
         )
         assert len(self.timers) == len(self.set)
 
     def check_shape(self, group: Group) -> None:
         members = group.members
-        assert group.state != DEAD, "a dead group is found by no request"
+        assert group.state != DEAD, "no request finds a dead group"
         assert (group.leader is None) == (not members) and (
             group.leader is None or group.leader in members
         )
@@ -364,7 +363,7 @@ class World:
             assert member.syncing is None or group.state == COMPLETING
             assert member.joining is None or group.state in (PREPARING, STABLE)
             for waiter in (member.joining, member.syncing):
-                assert waiter not in self.replies, "who is answered does not wait"
+                assert waiter not in self.replies, "an answered request does not wait"
         if group.state == EMPTY:
             assert not members
         if group.state in (COMPLETING, STABLE):
@@ -377,17 +376,17 @@ class World:
                 expected.add(SessionEnds(member.member_id))
             else:
                 assert member.is_waiting and not member.is_new, (
-                    "a timer each: of whoever may be silent"
+                    "a timer each: for each member that may be silent"
                 )
         if group.join_timer is not None:
             expected.add(group.join_timer)
         if group.sync_timer is not None:
             expected.add(group.sync_timer)
         assert (group.join_timer is not None) == (group.state == PREPARING), (
-            "a timer each: of a rebalance"
+            "a timer each: for a rebalance"
         )
         if group.state == COMPLETING and group.unsynced:
-            assert group.sync_timer is not None, "a timer each: of a generation"
+            assert group.sync_timer is not None, "a timer each: for a generation"
         assert {timeout for each, timeout in self.set if each is group} == expected, (
             "a timer each"
         )
@@ -400,7 +399,7 @@ def effects_of(kind: type, effects: Iterable[Effect]) -> list[Any]:
     return [effect for effect in effects if isinstance(effect, kind)]
 
 
-def test_a_group_is_stable_once_the_assignment_is_stored() -> None:
+def test_group_is_stable_once_the_assignment_is_stored() -> None:
     world = World()
     waiter = world.join()
     joined = world.replies[waiter]
@@ -421,7 +420,7 @@ def test_a_group_is_stable_once_the_assignment_is_stored() -> None:
     )
 
 
-def test_forming_a_group_is_an_event() -> None:
+def test_forming_a_group_emits_an_event() -> None:
     world = World()
     member_id = world.replies[world.join()].member_id
     world.sync(member_id, 1, {member_id: b""})
@@ -433,10 +432,8 @@ def test_forming_a_group_is_an_event() -> None:
     )
 
 
-def test_a_transition_changes_nothing_but_its_group() -> None:
-    """The same calls on two groups give equal effects, except for the group they name:
-    nothing else is read.
-    """
+def test_transition_depends_only_on_its_group() -> None:
+    """The same calls on two equal groups give equal effects."""
 
     def run(group: Group) -> list[str]:
         rules = Rules(min_session_timeout_ms=1, max_session_timeout_ms=9_000_000)
@@ -467,7 +464,7 @@ def test_a_transition_changes_nothing_but_its_group() -> None:
     assert run(Group("g")) == run(Group("g"))
 
 
-def test_a_new_member_is_told_its_id_first_and_forgotten_in_time() -> None:
+def test_new_member_gets_its_id_first_and_expires_without_a_join() -> None:
     world = World()
     refused = world.replies[world.join(takes_id_first=True)]
     assert refused == JoinRefused(GroupError.MEMBER_ID_REQUIRED, "cli-001")
@@ -490,7 +487,7 @@ def test_heartbeats_set_no_timer_and_extend_the_session() -> None:
     assert world.group.state == EMPTY
 
 
-def test_a_second_request_of_a_kind_ends_the_first() -> None:
+def test_second_join_of_a_member_ends_the_first() -> None:
     world = World()
     (first, second), generation = world.form(2)
     world.join()
@@ -504,7 +501,7 @@ def test_a_second_request_of_a_kind_ends_the_first() -> None:
     assert world.replies[again].generation == generation + 1
 
 
-def test_an_assignment_that_cannot_be_stored_begins_a_rebalance() -> None:
+def test_failed_write_of_an_assignment_begins_a_rebalance() -> None:
     world = World()
     member_id = world.replies[world.join()].member_id
     syncing = world.sync(member_id, 1, {member_id: b"\1"})
@@ -513,7 +510,7 @@ def test_an_assignment_that_cannot_be_stored_begins_a_rebalance() -> None:
     assert world.group.state == PREPARING and world.group.join_timer == JoinEnds()
 
 
-def test_a_static_member_that_comes_back_is_answered_when_that_is_stored() -> None:
+def test_returning_static_member_is_answered_after_the_write() -> None:
     world = World()
     member_id = world.replies[world.join(instance="s")].member_id
     world.sync(member_id, 1, {member_id: b"\1"}, instance="s")
@@ -529,24 +526,24 @@ def test_a_static_member_that_comes_back_is_answered_when_that_is_stored() -> No
     assert world.beat(world.replies[back].member_id, 1, "s") is None
 
 
-def test_an_absent_member_keeps_its_place_for_its_absence() -> None:
+def test_absent_member_keeps_its_partitions_for_its_absence_time() -> None:
     world = World()
     member_id = world.replies[world.join(instance="s", absence_ms=2_000)].member_id
     world.sync(member_id, 1, {member_id: b"\1"}, instance="s")
     world.settle()
 
-    def leave_for_a_while() -> None:
+    def become_absent() -> None:
         world.act(world.coordinator.absent("g", [member_id, "nobody"], world.now_ms))
 
-    leave_for_a_while()
+    become_absent()
     world.sleep(1_500)
-    leave_for_a_while()  # told twice, it is no longer away than it was
+    become_absent()  # a second call does not restart the time
     assert world.beat(member_id, 1, "s") is None
     world.sleep(SESSION_MS - 1)
-    assert member_id in world.group.members, "it was heard"
-    leave_for_a_while()
+    assert member_id in world.group.members, "its heartbeat ended the absence"
+    become_absent()
     world.sleep(1_500)
-    leave_for_a_while()
+    become_absent()
     world.sleep(499)
     assert member_id in world.group.members
     world.sleep(1)
@@ -554,8 +551,8 @@ def test_an_absent_member_keeps_its_place_for_its_absence() -> None:
 
 
 @pytest.mark.parametrize("answer", ["rebalance", "stored", "failed"])
-def test_an_answer_to_a_member_that_is_gone_does_not_bring_it_back(answer: str) -> None:
-    """Its process died while it waited for its assignment."""
+def test_answer_to_an_absent_member_does_not_end_its_absence(answer: str) -> None:
+    """The process of the member died while the member waited for its assignment."""
     world = World()
     leader = world.replies[world.join()].member_id
     away = world.join(instance="s", absence_ms=2_000)
@@ -575,9 +572,7 @@ def test_an_answer_to_a_member_that_is_gone_does_not_bring_it_back(answer: str) 
     assert member_id not in world.group.members
 
 
-def test_an_old_member_that_is_gone_stays_so_where_a_new_one_could_not_be_stored() -> (
-    None
-):
+def test_absent_member_stays_absent_after_a_failed_replacement() -> None:
     world = World()
     member_id = world.replies[world.join(instance="s", absence_ms=2_000)].member_id
     world.sync(member_id, 1, {member_id: b"\1"}, instance="s")
@@ -590,7 +585,7 @@ def test_an_old_member_that_is_gone_stays_so_where_a_new_one_could_not_be_stored
     assert member_id not in world.group.members
 
 
-def test_who_withdraws_its_join_is_removed_and_a_static_member_is_absent() -> None:
+def test_withdrawn_join_removes_a_member_and_a_static_one_is_absent() -> None:
     world = World()
     (first,), _ = world.form()
     newcomer = world.join()
@@ -615,7 +610,7 @@ def test_who_withdraws_its_join_is_removed_and_a_static_member_is_absent() -> No
     world.act(world.coordinator.withdraw("nothing", back, world.now_ms))
 
 
-def test_a_member_whose_session_says_when_it_is_gone_is_never_absent() -> None:
+def test_member_without_absence_time_is_never_absent() -> None:
     world = World()
     member_id = world.replies[world.join(instance="s")].member_id
     world.settle()
@@ -624,7 +619,7 @@ def test_a_member_whose_session_says_when_it_is_gone_is_never_absent() -> None:
     assert world.group.members[member_id].deadline_ms == before
 
 
-def test_commits_are_seen_when_they_are_stored_and_survive_a_restart() -> None:
+def test_commits_are_visible_once_stored_and_survive_a_restart() -> None:
     world = World()
     waiter = world.commit(5)
     assert isinstance(waiter, int) and waiter not in world.replies
@@ -636,7 +631,7 @@ def test_commits_are_seen_when_they_are_stored_and_survive_a_restart() -> None:
     assert world.group.offsets["orders"][0].offset == 5
 
 
-def test_a_failed_first_commit_leaves_no_group() -> None:
+def test_failed_first_commit_leaves_no_group() -> None:
     world = World()
     waiter = world.commit(5)
     world.disk(GroupError.RECORD_TOO_LARGE)
@@ -644,7 +639,7 @@ def test_a_failed_first_commit_leaves_no_group() -> None:
     assert world.coordinator.get("g") is None
 
 
-def test_a_group_and_its_offsets_expire_a_week_after_it_became_empty() -> None:
+def test_group_and_offsets_expire_a_week_after_the_group_is_empty() -> None:
     world = World()
     (member_id,), generation = world.form()
     world.commit(5, member_id, generation)
@@ -662,7 +657,7 @@ def test_a_group_and_its_offsets_expire_a_week_after_it_became_empty() -> None:
 
 
 @pytest.mark.parametrize("in_transaction", [False, True])
-def test_an_offset_that_is_about_to_be_committed_again_does_not_expire(
+def test_offset_with_a_pending_commit_does_not_expire(
     in_transaction: bool,
 ) -> None:
     world = World()
@@ -681,7 +676,7 @@ def test_an_offset_that_is_about_to_be_committed_again_does_not_expire(
     assert None not in world.durable.values()
 
 
-def test_a_deletion_takes_what_was_committed_before_it_and_nothing_else() -> None:
+def test_offset_deletion_affects_only_earlier_commits() -> None:
     world = World()
     world.commit(1)
     world.commit_in_transaction(2, partition=1)
@@ -699,9 +694,7 @@ def test_a_deletion_takes_what_was_committed_before_it_and_nothing_else() -> Non
         world.restart()
 
 
-def test_a_deletion_takes_nothing_that_is_committed_after_it_and_told_of_before_it() -> (
-    None
-):
+def test_offset_deletion_does_not_affect_a_commit_reported_first() -> None:
     world = World()
     world.commit(1)
     world.settle()
@@ -721,7 +714,7 @@ def test_a_deletion_takes_nothing_that_is_committed_after_it_and_told_of_before_
         world.restart()
 
 
-def test_nothing_is_seen_of_a_deleted_topic_and_nothing_kept_of_it() -> None:
+def test_offsets_of_a_deleted_topic_are_neither_visible_nor_kept() -> None:
     world = World()
     world.commit(1)
     world.settle()
@@ -762,7 +755,7 @@ _DELETIONS = pytest.mark.parametrize(
 
 
 @_DELETIONS
-def test_a_deletion_of_many_offsets_takes_several_batches(
+def test_deletion_of_many_offsets_uses_several_batches(
     delete: Callable[[World], None],
 ) -> None:
     world = World()
@@ -778,7 +771,7 @@ def test_a_deletion_of_many_offsets_takes_several_batches(
 
 
 @pytest.mark.parametrize("failing", [0, 1, 3])
-def test_who_deletes_many_offsets_is_told_if_some_are_left(failing: int) -> None:
+def test_partly_failed_offset_deletion_is_reported(failing: int) -> None:
     world = World()
     world.commit_many(5_000)
     _delete_offsets(world)
@@ -792,7 +785,7 @@ def test_who_deletes_many_offsets_is_told_if_some_are_left(failing: int) -> None
 
 
 @pytest.mark.parametrize("delete", [_delete_group, _expire])
-def test_a_group_whose_deletion_fails_is_still_there_and_can_be_deleted_again(
+def test_group_remains_after_a_failed_deletion_and_can_be_deleted(
     delete: Callable[[World], None],
 ) -> None:
     world = World()
@@ -815,7 +808,7 @@ def test_a_group_whose_deletion_fails_is_still_there_and_can_be_deleted_again(
     assert world.coordinator.all() == []
 
 
-def test_a_group_whose_deletion_fails_in_part_keeps_what_is_left() -> None:
+def test_group_keeps_remaining_offsets_after_a_partly_failed_deletion() -> None:
     world = World()
     world.commit_many(5_000)
     _delete_group(world)
@@ -829,7 +822,7 @@ def test_a_group_whose_deletion_fails_in_part_keeps_what_is_left() -> None:
     assert sorted(world.group.offset_keys()) == sorted(left)
 
 
-def test_what_a_failed_deletion_leaves_goes_to_the_group_that_came_meanwhile() -> None:
+def test_offsets_of_a_failed_deletion_are_merged_into_the_new_group() -> None:
     world = World()
     world.commit_many(2)
     world.commit_in_transaction(3)
@@ -850,9 +843,7 @@ def test_what_a_failed_deletion_leaves_goes_to_the_group_that_came_meanwhile() -
         world.restart()
 
 
-def test_what_a_failed_deletion_leaves_outlives_the_deletion_of_the_next_group() -> (
-    None
-):
+def test_offsets_of_a_failed_deletion_survive_deletion_of_the_next_group() -> None:
     world = World()
     world.commit_many(1)
     world.commit(1)
@@ -867,7 +858,7 @@ def test_what_a_failed_deletion_leaves_outlives_the_deletion_of_the_next_group()
         world.restart()
 
 
-def test_a_transaction_that_ends_while_its_group_is_deleted_in_vain_counts() -> None:
+def test_transaction_ended_during_a_failed_group_deletion_counts() -> None:
     world = World()
     world.commit_in_transaction(3)
     world.settle()
@@ -879,7 +870,7 @@ def test_a_transaction_that_ends_while_its_group_is_deleted_in_vain_counts() -> 
         world.restart()
 
 
-def test_a_group_that_was_unloaded_does_not_come_back_when_its_deletion_fails() -> None:
+def test_unloaded_group_does_not_return_after_a_failed_deletion() -> None:
     world = World()
     world.commit_many(1)
     _delete_group(world)
@@ -888,7 +879,7 @@ def test_a_group_that_was_unloaded_does_not_come_back_when_its_deletion_fails() 
     assert world.coordinator.all() == []
 
 
-def test_unloading_answers_all_and_cancels_every_timer() -> None:
+def test_unloading_answers_all_requests_and_cancels_all_timers() -> None:
     world = World()
     world.form(2)
     world.join(takes_id_first=True)
@@ -898,7 +889,7 @@ def test_unloading_answers_all_and_cancels_every_timer() -> None:
     assert not world.set and world.coordinator.all() == []
 
 
-def test_what_was_stored_for_a_group_that_is_gone_changes_no_new_one() -> None:
+def test_late_write_for_an_old_group_does_not_change_a_new_one() -> None:
     world = World()
     member_id = world.replies[world.join()].member_id
     world.sync(member_id, 1, {member_id: b"old"})
@@ -913,7 +904,7 @@ def test_what_was_stored_for_a_group_that_is_gone_changes_no_new_one() -> None:
     assert world.replies[syncing].assignment == b"new"
 
 
-def test_a_static_member_that_a_rebalance_has_answered_is_not_answered_again() -> None:
+def test_static_member_answered_by_a_rebalance_is_not_answered_twice() -> None:
     """The record of its new id is on disk only after the next generation has begun."""
     world = World()
     first = world.join(instance="s0")
@@ -929,9 +920,9 @@ def test_a_static_member_that_a_rebalance_has_answered_is_not_answered_again() -
     assert world.group.state == COMPLETING
 
 
-def test_a_member_that_waited_for_longer_than_its_session_has_one_again() -> None:
-    """Its timer does not run while its join waits. When it is answered and then silent,
-    the group must go on.
+def test_member_whose_join_outlasted_its_session_has_one_again() -> None:
+    """The session timer does not run while a join waits. If the member is silent after
+    the answer, the group must continue without it.
     """
     world = World()
     ids, generation = world.form(2)
@@ -946,11 +937,11 @@ def test_a_member_that_waited_for_longer_than_its_session_has_one_again() -> Non
     assert ids[0] not in world.group.members
 
 
-# -- any order of things ---------------------------------------------------------------
+# -- any order of steps ----------------------------------------------------------------
 
 
 class Client:
-    """A consumer that does the next thing a consumer does, whenever it is asked to."""
+    """A consumer that takes its next step whenever `step` is called."""
 
     def __init__(self, world: World, instance: str | None) -> None:
         self.world = world
@@ -960,8 +951,8 @@ class Client:
         self.waiting: int | None = None
 
     def step(self, flavour: int) -> None:
-        """Joins, or takes in the answer and goes on. flavour: which way, where a
-        consumer may choose.
+        """Join, or process the answer and continue. `flavour` selects between permitted
+        actions.
         """
         world = self.world
         if self.waiting is None:
@@ -987,13 +978,15 @@ class Client:
                     self.member_id, self.generation, assignments, self.instance
                 )
             case SyncResult():
-                self.heard(world.beat(self.member_id, self.generation, self.instance))
+                self.process_error(
+                    world.beat(self.member_id, self.generation, self.instance)
+                )
             case JoinRefused(error, member_id):
                 self.member_id = (
                     member_id if error is GroupError.MEMBER_ID_REQUIRED else ""
                 )
             case _:
-                self.heard(result)
+                self.process_error(result)
 
     def join(self, flavour: int) -> None:
         self.waiting = self.world.join(
@@ -1004,24 +997,26 @@ class Client:
             may_skip_assignment=flavour % 2 == 0,
         )
 
-    def heard(self, error: GroupError | None) -> None:
+    def process_error(self, error: GroupError | None) -> None:
         if error in (GroupError.UNKNOWN_MEMBER_ID, GroupError.FENCED_INSTANCE_ID):
             self.member_id = ""
 
     def beat(self) -> None:
-        self.heard(self.world.beat(self.member_id, self.generation, self.instance))
+        self.process_error(
+            self.world.beat(self.member_id, self.generation, self.instance)
+        )
 
     def commit(self, offset: int) -> None:
         result = self.world.commit(offset, self.member_id, self.generation)
         if isinstance(result, GroupError) and self.instance is None:
-            self.heard(result)
+            self.process_error(result)
 
     def leave(self) -> None:
         self.world.leave(self.member_id, self.instance)
         self.forget()
 
     def forget(self) -> None:
-        """The consumer crashes and starts again, without its id."""
+        """Simulate a crash: the consumer starts again without its id."""
         self.member_id = ""
         self.generation = -1
         self.waiting = None
@@ -1062,7 +1057,7 @@ STEPS = st.one_of(
     ),
     steps=st.lists(STEPS, min_size=20, max_size=120),
 )
-def test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever(
+def test_invariants_hold_in_any_order_and_every_request_is_answered(
     delay_ms: int, instances: list[str | None], steps: list[Any]
 ) -> None:
     world = World(delay_ms=delay_ms)
@@ -1078,15 +1073,15 @@ def test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever(
             case "restart":
                 world.restart()
                 for client in clients:
-                    client.waiting = None  # the connection is lost, the id is not
+                    client.waiting = None  # the connection is lost, but not the id
             case _:
                 index, *rest = arguments
                 getattr(clients[index], what)(*rest)
     world.settle()
     world.sleep(LONG_MS)
     world.settle()
-    assert set(world.asked) == set(world.replies), "no request waits for ever"
-    assert not world.set, "an idle coordinator has nothing to do"
+    assert set(world.asked) == set(world.replies), "every request is answered"
+    assert not world.set, "an idle coordinator has no timers"
     before = world.coordinator.get("g")
     assert before is None or before.state == EMPTY
     world.restart()
@@ -1099,7 +1094,7 @@ def test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever(
 # -- timers ----------------------------------------------------------------------------
 
 
-def test_timers_are_due_in_order_and_may_be_replaced_and_cancelled() -> None:
+def test_timers_are_due_in_order_and_can_be_replaced_or_cancelled() -> None:
     timers: Timers[str] = Timers()
     assert timers.next_ms is None
     timers.at(5, "b")

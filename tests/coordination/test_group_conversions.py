@@ -1,9 +1,9 @@
-"""Groups that go from the classic protocol to the consumer protocol while they run, and
-back: each request and answer.
+"""Groups that convert from the classic protocol to the consumer protocol while they
+run, and back: each request and its answer.
 
-No broker and no log: time is a number, and the disk is done at once unless a test holds
-it. Members of the classic protocol are cooperative where they say that they own
-something when they join, and eager where they do not.
+There is no broker and no log: time is a number, and writes finish at once unless a test
+holds them. Members of the classic protocol are cooperative if they list owned
+partitions when they join, and eager otherwise.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def send_join(
     return world.join(member_id, **{**fields, **more})
 
 
-def joined(
+def join_ok(
     world: World, member_id: str = "", data: bytes | None = None, **more: Any
 ) -> Joined:
     result = world.replies[send_join(world, member_id, data, **more)]
@@ -68,7 +68,7 @@ def joined(
     return result
 
 
-def refused(
+def join_error(
     world: World, member_id: str = "", data: bytes | None = None, **more: Any
 ) -> str:
     result = world.replies[send_join(world, member_id, data, **more)]
@@ -83,16 +83,16 @@ def sync(
     shares: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> Any:
-    """The numbers of the partitions of t, or the name of the error."""
+    """Sync, and return the partition numbers of topic t, or the name of the error."""
     assignments = {}
     for name, numbers in (shares or {}).items():
         assignments[name] = assignment_value([("t", number) for number in numbers])
-    return told(
+    return sync_result(
         world, world.sync(member_id, generation, assignments=assignments, **more)
     )
 
 
-def told(world: World, waiter: int) -> Any:
+def sync_result(world: World, waiter: int) -> Any:
     result = world.replies.get(waiter)
     if isinstance(result, SyncResult):
         partitions = read_assignment(result.assignment)
@@ -102,7 +102,7 @@ def told(world: World, waiter: int) -> Any:
     return result.name
 
 
-def beats(
+def heartbeat_error(
     world: World, member_id: str, generation: int, instance_id: str | None = None
 ) -> str | None:
     error, effects = world.coordinator.heartbeat(
@@ -112,7 +112,9 @@ def beats(
     return None if error is None else error.name
 
 
-def leaves(world: World, member_id: str, instance_id: str | None = None) -> str | None:
+def leave_error(
+    world: World, member_id: str, instance_id: str | None = None
+) -> str | None:
     (error,), effects = world.coordinator.leave(
         "g", [(member_id, instance_id)], world.now_ms
     )
@@ -121,49 +123,53 @@ def leaves(world: World, member_id: str, instance_id: str | None = None) -> str 
 
 
 def classic_pair(world: World) -> tuple[str, str]:
-    """Two members of the classic protocol at generation 2, with two partitions each."""
-    one = joined(world).member_id
+    """Form a group of two members of the classic protocol at generation 2, with two
+    partitions each.
+    """
+    one = join_ok(world).member_id
     sync(world, one, 1, {one: [0, 1, 2, 3]})
     waiter = send_join(world)
-    assert beats(world, one, 1) == LATER
-    assert joined(world, one).generation == 2
+    assert heartbeat_error(world, one, 1) == LATER
+    assert join_ok(world, one).generation == 2
     other = world.replies[waiter].member_id
     assert sync(world, one, 2, {one: [0, 1], other: [2, 3]}) == [0, 1]
     assert sync(world, other, 2) == [2, 3]
     return one, other
 
 
-def upgraded(world: World) -> tuple[str, str]:
-    """The two, and A beside them, which waits for what they give up."""
+def upgrade_pair(world: World) -> tuple[str, str]:
+    """Return the two classic members, after A joined with the consumer protocol. A
+    waits for the partitions that they release.
+    """
     pair = classic_pair(world)
     assert world.beat("A", 0) == (3, [])
     return pair
 
 
-# -- up --------------------------------------------------------------------------------
+# -- upgrade --------------------------------------------------------------------------
 
 
-def test_clients_are_exchanged_one_by_one_and_nobody_uses_what_another_has(
+def test_clients_are_replaced_one_by_one_without_shared_partitions(
     world: World,
 ) -> None:
-    one, other = upgraded(world)
+    one, other = upgrade_pair(world)
     assert GroupConverted("g", "consumer") in world.events
     assert world.consumers().currents[one].assigned == of("t", 0, 1)
-    # Both are eager: they give all up, and join again.
-    assert beats(world, one, 2) == LATER
-    assert joined(world, one).generation == 3
+    # Both are eager: they release all partitions, and join again.
+    assert heartbeat_error(world, one, 2) == LATER
+    assert join_ok(world, one).generation == 3
     assert sync(world, one, 3) == [0, 1]
-    assert beats(world, one, 3) is None
-    assert beats(world, other, 2) == LATER
-    assert joined(world, other).generation == 3
+    assert heartbeat_error(world, one, 3) is None
+    assert heartbeat_error(world, other, 2) == LATER
+    assert join_ok(world, other).generation == 3
     assert sync(world, other, 3) == [2]
     assert world.beat("A", 3) == (3, [3])
     assert world.group().state == "Stable"
-    # Now they leave, one after the other, and B comes.
-    assert leaves(world, one) is None
+    # Now they leave, one after the other, and B joins.
+    assert leave_error(world, one) is None
     assert world.beat("A", 3)[0] == 4
     assert world.beat("B", 0)[0] == 5
-    assert leaves(world, other) is None
+    assert leave_error(world, other) is None
     for _ in range(3):
         for name in ("A", "B"):
             current = world.consumers().currents[name]
@@ -172,7 +178,7 @@ def test_clients_are_exchanged_one_by_one_and_nobody_uses_what_another_has(
     assert {len(one.assigned) for one in world.consumers().currents.values()} == {2}
 
 
-def test_all_of_an_upgrade_is_one_batch(world: World) -> None:
+def test_upgrade_is_stored_as_one_batch(world: World) -> None:
     one, other = classic_pair(world)
     before = len(world.batches)
     world.beat("A", 0)
@@ -190,23 +196,23 @@ def test_all_of_an_upgrade_is_one_batch(world: World) -> None:
     }
     world.restart()
     assert world.consumers().is_classic(one) and not world.consumers().is_classic("A")
-    assert beats(world, one, 2) == LATER
+    assert heartbeat_error(world, one, 2) == LATER
 
 
-def test_an_upgrade_that_cannot_be_stored_is_none(world: World) -> None:
-    """The group goes on as it was, and its members join again."""
+def test_failed_write_of_an_upgrade_undoes_it(world: World) -> None:
+    """The group continues with the classic protocol, and its members join again."""
     one, _ = classic_pair(world)
     world.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
     assert world.refused("A", 0) == "COORDINATOR_NOT_AVAILABLE"
     world.disk_error = None
     assert world.group().consumers is None
     assert world.group().state == "PreparingRebalance"
-    assert beats(world, one, 2) == LATER
+    assert heartbeat_error(world, one, 2) == LATER
     world.restart()
     assert world.group().consumers is None and set(world.group().members) >= {one}
 
 
-def test_requests_that_wait_are_told_to_come_again(world: World) -> None:
+def test_waiting_requests_are_refused_with_rebalance_in_progress(world: World) -> None:
     one, other = classic_pair(world)
     joining = send_join(world, one, metadata(0, 1, topic="u"))
     assert joining not in world.replies
@@ -225,13 +231,13 @@ def test_requests_that_wait_are_told_to_come_again(world: World) -> None:
         ({}, assignment_value([("t", 0)])[:-4] + b"\0\0\0\1u"),
     ],
 )
-def test_a_group_that_is_none_of_consumers_stays_what_it_is(
+def test_group_without_plain_consumers_is_not_upgraded(
     world: World, fields: Any, shares: Any
 ) -> None:
-    """Of another protocol type, with other metadata, or with an assignor that hands on
-    more than partitions.
+    """The group has another protocol type, other metadata, or an assignor that
+    distributes more than partitions.
     """
-    one = joined(world, **fields).member_id
+    one = join_ok(world, **fields).member_id
     assignment = (
         shares
         if isinstance(shares, bytes)
@@ -242,32 +248,34 @@ def test_a_group_that_is_none_of_consumers_stays_what_it_is(
     assert world.refused("A", 0) == "GROUP_ID_NOT_FOUND"
     assert len(world.batches) == before
     assert world.group().consumers is None and world.group().state == "Stable"
-    assert beats(world, one, 1) is None
+    assert heartbeat_error(world, one, 1) is None
 
 
-def test_a_refused_newcomer_leaves_the_group_what_it_is(world: World) -> None:
+def test_refused_new_member_leaves_the_group_unchanged(world: World) -> None:
     one, _ = classic_pair(world)
     state_ms = world.group().state_ms
     assert world.refused("A", 0, pattern="(") == "INVALID_REGULAR_EXPRESSION"
     assert world.group().consumers is None
     assert (world.group().state, world.group().state_ms) == ("Stable", state_ms)
-    assert beats(world, one, 2) is None
+    assert heartbeat_error(world, one, 2) is None
 
 
-def test_a_full_group_is_not_upgraded() -> None:
+def test_full_group_is_not_upgraded() -> None:
     world = World(may_upgrade=True, may_downgrade=True, consumer_max_size=1)
     classic_pair(world)
     assert world.refused("A", 0) == "GROUP_ID_NOT_FOUND"
 
 
-def test_what_a_cooperative_member_has_not_heard_that_it_lost_stays_with_it(
+def test_cooperative_member_keeps_partitions_until_it_is_notified(
     world: World,
 ) -> None:
-    """Its assignment is less than what it said it had, and it may not have been told."""
-    one = joined(world).member_id
+    """Its assignment has fewer partitions than it listed, and it may not have received
+    the assignment.
+    """
+    one = join_ok(world).member_id
     sync(world, one, 1, {one: [0, 1, 2, 3]})
     waiter = send_join(world)
-    joined(world, one, metadata(0, 1, 2, 3))
+    join_ok(world, one, metadata(0, 1, 2, 3))
     other = world.replies[waiter].member_id
     sync(world, one, 2, {one: [0, 1], other: []})
     world.beat("A", 0)
@@ -275,11 +283,11 @@ def test_what_a_cooperative_member_has_not_heard_that_it_lost_stays_with_it(
     assert world.consumers().currents[other].assigned == of("t")
 
 
-def test_a_partition_that_an_assignor_gave_to_two_is_with_one(world: World) -> None:
-    one = joined(world).member_id
+def test_partition_assigned_twice_gets_one_owner(world: World) -> None:
+    one = join_ok(world).member_id
     sync(world, one, 1, {one: [0]})
     waiter = send_join(world)
-    joined(world, one)
+    join_ok(world, one)
     other = world.replies[waiter].member_id
     sync(world, one, 2, {one: [0, 1], other: [1, 2]})
     world.beat("A", 0)
@@ -287,7 +295,7 @@ def test_a_partition_that_an_assignor_gave_to_two_is_with_one(world: World) -> N
     assert world.consumers().currents[other].assigned == of("t", 2)
 
 
-def test_partitions_of_topics_that_are_gone_are_nobodys(world: World) -> None:
+def test_partitions_of_deleted_topics_have_no_owner(world: World) -> None:
     one, _ = classic_pair(world)
     world.set_topic("t", 0)
     world.beat("A", 0, topic_names=["u"])
@@ -297,14 +305,14 @@ def test_partitions_of_topics_that_are_gone_are_nobodys(world: World) -> None:
 # -- members of the classic protocol in a consumer group -------------------------------
 
 
-def test_a_member_joins_by_the_classic_protocol_and_is_told_its_id_first(
+def test_classic_member_joins_a_consumer_group_with_its_id_first(
     world: World,
 ) -> None:
     world.beat("A", 0)
     result = world.replies[send_join(world, takes_id_first=True)]
     assert isinstance(result, JoinRefused) and result.error.name == "MEMBER_ID_REQUIRED"
     assert set(world.consumers().members) == {"A"}
-    found = joined(world, result.member_id, metadata(rack_id="r"), takes_id_first=True)
+    found = join_ok(world, result.member_id, metadata(rack_id="r"), takes_id_first=True)
     assert (found.generation, found.protocol, found.leader, found.members) == (
         2,
         "range",
@@ -314,13 +322,13 @@ def test_a_member_joins_by_the_classic_protocol_and_is_told_its_id_first(
     assert world.consumers().members[found.member_id].rack_id == "r"
     assert sync(world, found.member_id, 2) == []
     world.beat("A", 1, owned=of("t", 0, 1, 2, 3))
-    assert beats(world, found.member_id, 2) is None
+    assert heartbeat_error(world, found.member_id, 2) is None
     assert world.beat("A", 1, owned=of("t", 0, 1)) == (2, None)
-    # What it waited for is free, and so it is to join once more.
-    assert beats(world, found.member_id, 2) == LATER
-    assert joined(world, found.member_id).generation == 2
+    # The partitions that it waited for are free, so that it must join once more.
+    assert heartbeat_error(world, found.member_id, 2) == LATER
+    assert join_ok(world, found.member_id).generation == 2
     assert sync(world, found.member_id, 2) == [2, 3]
-    assert beats(world, found.member_id, 2) is None
+    assert heartbeat_error(world, found.member_id, 2) is None
 
 
 @pytest.mark.parametrize(
@@ -336,60 +344,64 @@ def test_a_member_joins_by_the_classic_protocol_and_is_told_its_id_first(
         ({"member_id": "x", "data": metadata(0)}, "UNKNOWN_MEMBER_ID"),
     ],
 )
-def test_who_may_not_join(world: World, more: Any, error: str) -> None:
-    """The last of them was removed and does not know: it still uses a partition."""
-    upgraded(world)
+def test_invalid_classic_join_is_refused(world: World, more: Any, error: str) -> None:
+    """The last case is a removed member that has not been notified and still uses a
+    partition.
+    """
+    upgrade_pair(world)
     before = len(world.batches)
-    assert refused(world, **more) == error
+    assert join_error(world, **more) == error
     assert len(world.batches) == before
 
 
-def test_a_full_group_takes_no_member_of_the_classic_protocol() -> None:
+def test_full_consumer_group_refuses_a_classic_member() -> None:
     world = World(may_upgrade=True, may_downgrade=True, consumer_max_size=1)
     world.beat("A", 0)
-    assert refused(world) == "GROUP_MAX_SIZE_REACHED"
+    assert join_error(world) == "GROUP_MAX_SIZE_REACHED"
 
 
-def test_a_cooperative_member_gives_up_first_and_joins_again(world: World) -> None:
+def test_cooperative_member_releases_first_and_joins_again(world: World) -> None:
     world.beat("A", 0)
-    one = joined(world).member_id
+    one = join_ok(world).member_id
     world.beat("A", 1, owned=of("t"))
-    joined(world, one)
+    join_ok(world, one)
     assert sync(world, one, 2) == [2, 3]
-    world.beat("B", 0)  # who is to have one of them
+    world.beat("B", 0)  # B must get one of these partitions
     world.beat("B", 3)
-    assert beats(world, one, 2) == LATER
-    found = joined(world, one, metadata(2, 3))
-    assert found.generation == 2, "it keeps its generation until it has given up"
+    assert heartbeat_error(world, one, 2) == LATER
+    found = join_ok(world, one, metadata(2, 3))
+    assert found.generation == 2, (
+        "it keeps its generation until it has released the partition"
+    )
     current = world.consumers().currents[one]
     assert current.state is MemberState.UNREVOKED
     assert sync(world, one, 2) == sorted(number for _, number in current.assigned)
-    assert beats(world, one, 2) == LATER
+    assert heartbeat_error(world, one, 2) == LATER
     (kept,) = current.assigned
-    assert joined(world, one, metadata(kept[1])).generation == 3
+    assert join_ok(world, one, metadata(kept[1])).generation == 3
     assert world.consumers().currents[one].state is MemberState.STABLE
 
 
-def test_its_requests_are_checked(world: World) -> None:
-    one, other = upgraded(world)
+def test_requests_of_a_classic_member_are_checked(world: World) -> None:
+    one, other = upgrade_pair(world)
     assert sync(world, "nobody", 2) == "UNKNOWN_MEMBER_ID"
     assert sync(world, "A", 3) == "UNKNOWN_MEMBER_ID"
     assert sync(world, one, 1) == "ILLEGAL_GENERATION"
     assert sync(world, one, 2) == LATER
-    assert beats(world, one, 3) == "ILLEGAL_GENERATION"
-    assert beats(world, "A", 3) == "UNKNOWN_MEMBER_ID"
-    assert beats(world, one, 2, "i") == "UNKNOWN_MEMBER_ID"
-    joined(world, one)
+    assert heartbeat_error(world, one, 3) == "ILLEGAL_GENERATION"
+    assert heartbeat_error(world, "A", 3) == "UNKNOWN_MEMBER_ID"
+    assert heartbeat_error(world, one, 2, "i") == "UNKNOWN_MEMBER_ID"
+    join_ok(world, one)
     assert sync(world, one, 3, protocol="other") == "INCONSISTENT_GROUP_PROTOCOL"
     assert sync(world, one, 3, protocol_type="connect") == "INCONSISTENT_GROUP_PROTOCOL"
     assert sync(world, one, 3, protocol="range", protocol_type="consumer") == [0, 1]
-    assert leaves(world, "A") == "UNKNOWN_MEMBER_ID"
-    assert leaves(world, other) is None
-    assert leaves(world, other) == "UNKNOWN_MEMBER_ID"
+    assert leave_error(world, "A") == "UNKNOWN_MEMBER_ID"
+    assert leave_error(world, other) is None
+    assert leave_error(world, other) == "UNKNOWN_MEMBER_ID"
 
 
-def test_a_heartbeat_of_the_other_protocol_is_none_of_it(world: World) -> None:
-    one, _ = upgraded(world)
+def test_consumer_heartbeat_of_a_classic_member_is_refused(world: World) -> None:
+    one, _ = upgrade_pair(world)
     for epoch in (0, 2, 3, -1):
         assert world.refused(one, epoch) == "UNKNOWN_MEMBER_ID"
     assert world.consumers().is_classic(one)
@@ -398,81 +410,81 @@ def test_a_heartbeat_of_the_other_protocol_is_none_of_it(world: World) -> None:
 @pytest.mark.parametrize(
     ("generation", "error"), [(2, None), (1, GroupError.ILLEGAL_GENERATION)]
 )
-def test_it_commits_with_its_generation(
+def test_classic_member_commits_with_its_generation(
     world: World, generation: int, error: GroupError | None
 ) -> None:
-    one, _ = upgraded(world)
+    one, _ = upgrade_pair(world)
     found, _ = world.coordinator.check_commit(
         Committer("g", generation, one, None), world.now_ms
     )
     assert found is error
 
 
-def test_its_session_is_the_one_that_it_asked_for(world: World) -> None:
-    one, other = upgraded(world)
+def test_classic_member_has_its_requested_session_timeout(world: World) -> None:
+    one, other = upgrade_pair(world)
     world.sleep(SESSION_MS - 1)
-    assert beats(world, one, 2) == LATER
+    assert heartbeat_error(world, one, 2) == LATER
     world.sleep(1)
     assert set(world.consumers().members) == {one, "A"}
     assert world.now_ms == T0 + SESSION_MS
     assert other not in world.consumers().members
 
 
-def test_who_does_not_join_again_in_time_is_removed(world: World) -> None:
-    one, other = upgraded(world)
-    assert beats(world, one, 2) == LATER
+def test_classic_member_that_does_not_rejoin_in_time_is_removed(world: World) -> None:
+    one, other = upgrade_pair(world)
+    assert heartbeat_error(world, one, 2) == LATER
     for _ in range(REBALANCE_MS // 10_000):
         world.beat("A", 3)
         world.sleep(10_000)
-        beats(world, other, world.consumers().current(other).member_epoch)
-        beats(world, one, 2)
+        heartbeat_error(world, other, world.consumers().current(other).member_epoch)
+        heartbeat_error(world, one, 2)
         if not world.consumers().rejoins & {other}:
             continue
-        joined(world, other)
+        join_ok(world, other)
         sync(world, other, world.consumers().current(other).member_epoch)
     assert one not in world.consumers().members
     assert other in world.consumers().members
 
 
-def test_who_does_not_ask_for_its_assignment_in_time_is_removed(world: World) -> None:
-    one, _ = upgraded(world)
-    joined(world, one)
+def test_classic_member_that_does_not_sync_in_time_is_removed(world: World) -> None:
+    one, _ = upgrade_pair(world)
+    join_ok(world, one)
     for _ in range(REBALANCE_MS // 10_000):
         assert one in world.consumers().members
-        beats(world, one, 3)
+        heartbeat_error(world, one, 3)
         world.beat("A", world.consumers().current("A").member_epoch)
         world.sleep(10_000)
     assert one not in world.consumers().members
 
 
-def test_an_instance_goes_from_one_protocol_to_the_other(world: World) -> None:
-    one = joined(world, instance_id="i").member_id
+def test_static_member_changes_its_protocol(world: World) -> None:
+    one = join_ok(world, instance_id="i").member_id
     sync(world, one, 1, {one: [0, 1, 2, 3]}, instance_id="i")
     assert world.beat("A", 0, instance_id="i") == (2, [0, 1, 2, 3]), (
-        "classic members do not say that they leave"
+        "classic static members do not announce that they leave"
     )
     assert set(world.consumers().members) == {"A"}
     assert not world.consumers().is_classic("A")
-    assert beats(world, one, 1, "i") == "FENCED_INSTANCE_ID"
+    assert heartbeat_error(world, one, 1, "i") == "FENCED_INSTANCE_ID"
     world.beat("B", 0)
-    found = joined(world, instance_id="i")
+    found = join_ok(world, instance_id="i")
     assert set(world.consumers().members) == {found.member_id, "B"}
     assert world.consumers().is_classic(found.member_id)
     assert world.refused("A", 2, instance_id="i") == "FENCED_INSTANCE_ID"
-    assert refused(world, "other", instance_id="i") == "FENCED_INSTANCE_ID"
-    assert leaves(world, "", "i") is None
+    assert join_error(world, "other", instance_id="i") == "FENCED_INSTANCE_ID"
+    assert leave_error(world, "", "i") is None
     assert set(world.consumers().members) == {"B"}
 
 
-# -- and back --------------------------------------------------------------------------
+# -- downgrade ------------------------------------------------------------------------
 
 
-def test_when_the_last_member_of_the_protocol_leaves_the_others_go_back(
+def test_group_is_downgraded_after_the_last_consumer_member_leaves(
     world: World,
 ) -> None:
-    one, other = upgraded(world)
+    one, other = upgrade_pair(world)
     for name in (one, other):
-        joined(world, name)
+        join_ok(world, name)
         sync(world, name, 3)
     world.beat("A", 3)
     assert world.beat("A", -1) == (-1, None)
@@ -480,9 +492,9 @@ def test_when_the_last_member_of_the_protocol_leaves_the_others_go_back(
     group = world.group()
     assert group.consumers is None and set(group.members) == {one, other}
     assert (group.state, group.generation) == ("PreparingRebalance", 3)
-    assert beats(world, one, 3) == LATER
+    assert heartbeat_error(world, one, 3) == LATER
     waiter = send_join(world, one)
-    found = joined(world, other)
+    found = join_ok(world, other)
     leader = found.leader
     assert found.generation == world.replies[waiter].generation == 4
     shares = {one: [0, 1], other: [2, 3]}
@@ -490,13 +502,13 @@ def test_when_the_last_member_of_the_protocol_leaves_the_others_go_back(
     assert not group.owed
     world.restart()
     assert world.group().consumers is None and world.group().generation == 4
-    assert beats(world, one, 4) is None
+    assert heartbeat_error(world, one, 4) is None
 
 
-def test_the_way_back_is_one_batch_and_is_written_until_it_is_stored(
+def test_downgrade_is_one_batch_and_is_retried_until_stored(
     world: World,
 ) -> None:
-    one, other = upgraded(world)
+    one, other = upgrade_pair(world)
     world.holds = True
     world.send("A", -1)
     world.disk()
@@ -507,7 +519,7 @@ def test_the_way_back_is_one_batch_and_is_written_until_it_is_stored(
     world.holds = False
     assert world.group().owed
     waiter = send_join(world, one)
-    joined(world, other)
+    join_ok(world, other)
     leader = world.replies[waiter].leader
     assert sync(world, leader, 4, {one: [0], other: [1, 2, 3]})
     found = world.last_batch()
@@ -526,13 +538,13 @@ def test_the_way_back_is_one_batch_and_is_written_until_it_is_stored(
     assert not world.group().owed
 
 
-def test_what_a_member_uses_goes_back_with_it_though_nobody_wants_it_any_more(
+def test_downgraded_member_keeps_partitions_that_no_member_subscribes_to(
     world: World,
 ) -> None:
-    """It wants another topic, and has not joined again: until it has, no other member
-    gets its partitions.
+    """The member subscribed to another topic, but has not rejoined. Until then, no
+    other member gets its partitions.
     """
-    one = joined(world).member_id
+    one = join_ok(world).member_id
     sync(world, one, 1, {one: [0, 1, 2, 3]})
     world.set_topic("u", 1)
     send_join(world, one, metadata(topic="u"))
@@ -543,8 +555,8 @@ def test_what_a_member_uses_goes_back_with_it_though_nobody_wants_it_any_more(
     assert found == (("t", 0), ("t", 1), ("t", 2), ("t", 3))
 
 
-def test_a_crash_before_the_way_back_is_stored_only_delays_it(world: World) -> None:
-    one, other = upgraded(world)
+def test_crash_before_the_downgrade_is_stored_only_delays_it(world: World) -> None:
+    one, other = upgrade_pair(world)
     world.holds = True
     world.send("A", -1)
     world.disk()
@@ -554,31 +566,34 @@ def test_a_crash_before_the_way_back_is_stored_only_delays_it(world: World) -> N
         one,
         other,
     }
-    assert beats(world, one, 2) == "ILLEGAL_GENERATION", "the group was further"
+    assert heartbeat_error(world, one, 2) == "ILLEGAL_GENERATION", (
+        "the group has a newer generation"
+    )
 
 
-def test_a_group_that_may_not_go_back_stays() -> None:
+def test_group_that_may_not_be_downgraded_stays_a_consumer_group() -> None:
     world = World(may_upgrade=True)
-    one, _ = upgraded(world)
+    one, _ = upgrade_pair(world)
     world.beat("A", -1)
     assert world.group().consumers is not None
-    assert beats(world, one, 2) == LATER
-    assert joined(world, one).generation == 4
+    assert heartbeat_error(world, one, 2) == LATER
+    assert join_ok(world, one).generation == 4
 
 
-def test_a_group_that_may_not_be_mixed_refuses_as_kafka_does() -> None:
+def test_group_that_may_not_be_mixed_refuses_like_kafka() -> None:
     world = World()
     classic_pair(world)
     assert world.refused("A", 0) == "GROUP_ID_NOT_FOUND"
     world.send("A", 0, group="h")
-    assert refused(world, group_id="h") == "INCONSISTENT_GROUP_PROTOCOL"
+    assert join_error(world, group_id="h") == "INCONSISTENT_GROUP_PROTOCOL"
 
 
-def indebted(world: World) -> tuple[str, str]:
-    """The two, when A has left and the group has gone back, but its old records could
-    not be deleted. The disk still fails, and waits for disk().
+def downgrade_without_deletion(world: World) -> tuple[str, str]:
+    """Return the two members after A left and the group was downgraded, but the
+    deletion of its old records failed. The disk still fails, and writes wait for
+    disk().
     """
-    pair = upgraded(world)
+    pair = upgrade_pair(world)
     world.holds = True
     world.send("A", -1)
     world.disk()
@@ -587,10 +602,10 @@ def indebted(world: World) -> tuple[str, str]:
     return pair
 
 
-def test_deleting_a_group_deletes_what_it_owes(world: World) -> None:
-    one, other = indebted(world)
+def test_deleting_a_group_deletes_its_leftover_records(world: World) -> None:
+    one, other = downgrade_without_deletion(world)
     for name in (one, other):
-        leaves(world, name)
+        leave_error(world, name)
     while world.stores:
         world.disk()
     world.disk_error = None
@@ -603,58 +618,58 @@ def test_deleting_a_group_deletes_what_it_owes(world: World) -> None:
     assert world.coordinator.get("g") is None
 
 
-def test_a_group_that_goes_back_and_up_again_deletes_what_is_left_of_before(
+def test_upgrade_after_a_downgrade_deletes_leftover_records(
     world: World,
 ) -> None:
-    one, other = indebted(world)
+    one, other = downgrade_without_deletion(world)
     world.disk_error = None
     world.holds = False
-    leaves(world, other)
+    leave_error(world, other)
     world.beat("B", 0)
     assert (RecordKind.MEMBER, other, None) in world.last_batch()
     world.restart()
     assert set(world.consumers().members) == {one, "B"}
 
 
-def deleted_in_vain(world: World) -> None:
-    """Begins to delete the group. The disk waits for disk(), and will fail once."""
+def begin_failing_deletion(world: World) -> None:
+    """Begin to delete the group. The write waits for disk(), and will fail once."""
     world.holds = True
     world.act(world.coordinator.delete("g", "waiter"))
     world.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
 
 
-def disk_works(world: World) -> None:
+def restore_disk(world: World) -> None:
     world.disk_error = None
     world.holds = False
     while world.stores:
         world.disk()
 
 
-def test_a_classic_group_that_comes_while_another_is_deleted_in_vain_deletes_what_is_left(
+def test_classic_group_formed_during_a_failed_deletion_deletes_leftovers(
     world: World,
 ) -> None:
     world.beat("A", 0)
     world.send("A", -1)
-    deleted_in_vain(world)
-    one = joined(world).member_id
+    begin_failing_deletion(world)
+    one = join_ok(world).member_id
     world.disk()
-    disk_works(world)
+    restore_disk(world)
     sync(world, one, 1, {one: [0]})
     assert (RecordKind.GROUP, "", None) in world.last_batch()
     world.restart()
     assert world.group().consumers is None
 
 
-def test_a_group_of_consumers_that_comes_while_another_is_deleted_in_vain_deletes_what_is_left(
+def test_consumer_group_formed_during_a_failed_deletion_deletes_leftovers(
     world: World,
 ) -> None:
     one, other = classic_pair(world)
     for name in (one, other):
-        leaves(world, name)
-    deleted_in_vain(world)
+        leave_error(world, name)
+    begin_failing_deletion(world)
     world.send("A", 0)
     world.disk()
-    disk_works(world)
+    restore_disk(world)
     assert (RecordKind.CLASSIC, "", None) in world.last_batch()
     world.restart()
     assert world.consumers().epoch == 1

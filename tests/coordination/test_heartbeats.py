@@ -1,8 +1,8 @@
-"""Groups of the consumer protocol (KIP-848) by their tables: what each heartbeat is
-answered, and what is stored.
+"""Groups of the consumer protocol (KIP-848), in tables: the answer to each heartbeat,
+and the records that are stored.
 
-No broker and no log: time is a number, and the disk is done at once unless a test holds
-it.
+There is no broker and no log: time is a number, and writes finish at once unless a test
+holds them.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def world() -> World:
     return World()
 
 
-def two(world: World) -> None:
-    """A and B, each with two partitions, at epoch 2."""
+def form_pair(world: World) -> None:
+    """Form a group of A and B at epoch 2, each with two partitions."""
     world.beat("A", 0)
     world.beat("B", 0)
     world.beat("A", 1, owned=of("t", 0, 1, 2, 3))
@@ -48,10 +48,11 @@ def two(world: World) -> None:
     assert world.beat("B", 2) == (2, [2, 3])
 
 
-# -- what was seen of Kafka ------------------------------------------------------------
+# -- observed with Kafka
+# ----------------------------------------------------------------
 
 
-def test_the_six_steps_that_were_seen_with_kafka(world: World) -> None:
+def test_six_steps_observed_with_kafka(world: World) -> None:
     assert world.beat("A", 0) == (1, [0, 1, 2, 3])
     assert world.beat("B", 0) == (2, [])
     assert world.beat("A", 1, owned=of("t", 0, 1, 2, 3)) == (1, [0, 1])
@@ -63,7 +64,7 @@ def test_the_six_steps_that_were_seen_with_kafka(world: World) -> None:
     assert world.group().state == "Stable"
 
 
-def test_to_own_nothing_confirms_too(world: World) -> None:
+def test_empty_owned_list_confirms_too(world: World) -> None:
     world.beat("A", 0)
     world.beat("B", 0)
     world.beat("A", 1, owned=of("t", 0, 1, 2, 3))
@@ -71,7 +72,8 @@ def test_to_own_nothing_confirms_too(world: World) -> None:
     assert world.beat("B", 2) == (2, [2, 3])
 
 
-# -- before the group is looked at -----------------------------------------------------
+# -- before the group is checked
+# --------------------------------------------------------
 
 JOINS: dict[str, Any] = {
     "member_epoch": 0,
@@ -105,7 +107,7 @@ JOINS: dict[str, Any] = {
         ({"member_epoch": -3, "instance_id": "i"}, "INVALID_REQUEST"),
     ],
 )
-def test_a_heartbeat_is_checked_by_itself_first(
+def test_heartbeat_fields_are_checked_first(
     fields: dict[str, Any], error: str | None
 ) -> None:
     refused = check_beat(
@@ -115,7 +117,7 @@ def test_a_heartbeat_is_checked_by_itself_first(
 
 
 @pytest.mark.parametrize(("epoch", "is_refused"), [(0, False), (1, True), (-1, True)])
-def test_only_a_newcomer_of_the_first_version_may_lack_an_id(
+def test_only_a_join_of_the_first_version_may_lack_an_id(
     epoch: int, is_refused: bool
 ) -> None:
     beat = Beat(**{"group_id": "g", "member_id": "", **JOINS, "member_epoch": epoch})
@@ -125,7 +127,7 @@ def test_only_a_newcomer_of_the_first_version_may_lack_an_id(
 # -- which group, which member ---------------------------------------------------------
 
 
-def test_only_who_joins_makes_a_group(world: World) -> None:
+def test_only_a_join_creates_a_group(world: World) -> None:
     for epoch in (1, -1):
         assert world.refused("A", epoch) == "GROUP_ID_NOT_FOUND"
     assert world.refused("A", -2, instance_id="i") == "GROUP_ID_NOT_FOUND"
@@ -135,7 +137,7 @@ def test_only_who_joins_makes_a_group(world: World) -> None:
     assert world.refused("B", -1) == "UNKNOWN_MEMBER_ID"
 
 
-def test_a_full_group_takes_no_newcomer() -> None:
+def test_full_group_refuses_a_new_member() -> None:
     world = World(consumer_max_size=1)
     world.beat("A", 0)
     assert world.refused("B", 0) == "GROUP_MAX_SIZE_REACHED"
@@ -155,13 +157,12 @@ def test_a_full_group_takes_no_newcomer() -> None:
         (1, of("t"), (2, None)),
     ],
 )
-def test_a_member_is_where_we_know_it_or_one_answer_behind(
+def test_heartbeat_epoch_is_current_or_one_answer_old(
     world: World, epoch: int, owned: Any, answer: tuple[int, None] | None
 ) -> None:
     world.beat("A", 0)
-    world.beat(
-        "B", 0, topic_names=[]
-    )  # so that B has an epoch before the one that it gets now
+    # B then has an epoch before its present one.
+    world.beat("B", 0, topic_names=[])
     assert world.consumers().currents["B"].member_epoch == 1
     world.beat("B", 1, topic_names=["t"])
     world.beat("A", 1, owned=of("t", 0, 1, 2, 3))
@@ -176,11 +177,11 @@ def test_a_member_is_where_we_know_it_or_one_answer_behind(
         assert world.beat("B", epoch, owned=owned) == answer
 
 
-def test_who_repeats_its_joining_is_answered_again_until_it_is_further(
+def test_repeated_join_is_answered_until_the_member_advances(
     world: World,
 ) -> None:
-    """A request to join that comes late would else count as the word that the member
-    owns nothing.
+    """Otherwise a delayed join request would count as a report that the member owns no
+    partition.
     """
     assert world.beat("A", 0) == (1, [0, 1, 2, 3])
     assert world.beat("A", 0) == (1, [0, 1, 2, 3])
@@ -193,7 +194,7 @@ def test_who_repeats_its_joining_is_answered_again_until_it_is_further(
 # -- static members --------------------------------------------------------------------
 
 
-def test_a_static_member_leaves_for_a_while_and_another_takes_its_place(
+def test_static_member_leaves_temporarily_and_is_replaced(
     world: World,
 ) -> None:
     world.beat("A", 0, instance_id="i")
@@ -222,7 +223,7 @@ def test_a_static_member_leaves_for_a_while_and_another_takes_its_place(
     assert world.group().state == "Stable"
 
 
-def test_who_is_which_instance(world: World) -> None:
+def test_static_instance_has_one_member(world: World) -> None:
     world.beat("A", 0, instance_id="i")
     assert world.refused("B", 0, instance_id="i") == "UNRELEASED_INSTANCE_ID"
     assert world.refused("B", 1, instance_id="i") == "FENCED_INSTANCE_ID"
@@ -237,11 +238,11 @@ def test_who_is_which_instance(world: World) -> None:
     assert world.refused("A", 0, instance_id="i") == "UNRELEASED_INSTANCE_ID"
     world.beat("A", -2, instance_id="i")
     assert world.beat("A", 0, instance_id="i") == (3, [0, 1, 2, 3]), (
-        "it wants other topics than before"
+        "it subscribes to other topics than before"
     )
 
 
-def test_a_static_member_that_stays_away_is_removed(world: World) -> None:
+def test_static_member_that_does_not_return_is_removed(world: World) -> None:
     world.beat("A", 0, instance_id="i")
     world.beat("A", -2, instance_id="i")
     assert world.consumers().current("A").member_epoch == AWAY
@@ -249,7 +250,7 @@ def test_a_static_member_that_stays_away_is_removed(world: World) -> None:
     assert world.group().state == "Empty"
 
 
-def test_a_static_member_that_leaves_has_given_up_what_it_had_to(world: World) -> None:
+def test_leaving_static_member_releases_revoked_partitions(world: World) -> None:
     world.beat("A", 0, instance_id="i")
     world.beat("B", 0)
     world.beat("A", 1, owned=of("t", 0, 1, 2, 3), instance_id="i")
@@ -257,7 +258,7 @@ def test_a_static_member_that_leaves_has_given_up_what_it_had_to(world: World) -
     assert world.beat("B", 2) == (2, [2, 3])
 
 
-# -- how far a member comes ------------------------------------------------------------
+# -- reconciliation of a member --------------------------------------------------------
 
 #: (state, member epoch, assigned, revoking), target, owned by others, owned list ->
 #: (state, epoch, assigned, revoking) The epoch of the targets is 7.
@@ -278,13 +279,14 @@ RECONCILED: list[tuple[Any, ...]] = [
     ((UNREVOKED, 5, [0], [1]), [0], [], [0], (STABLE, 7, [0], [])),
     ((UNREVOKED, 5, [0], [1]), [0], [], [], (STABLE, 7, [0], [])),
     ((UNREVOKED, 5, [0], [1]), [2], [], [0], (UNREVOKED, 6, [], [0])),
+    # The partition that it released is still its own.
     (
         (UNREVOKED, 5, [0], [1]),
         [0, 1],
         [],
         [0],
         (UNRELEASED, 7, [0], []),
-    ),  # what it gave up is its own until now
+    ),
     ((UNREVOKED, 7, [0], [1]), [0], [], None, (UNREVOKED, 7, [0], [1])),
     # UNRELEASED
     ((UNRELEASED, 7, [0], []), [0, 3], [3], None, (UNRELEASED, 7, [0], [])),
@@ -299,7 +301,7 @@ RECONCILED: list[tuple[Any, ...]] = [
 
 
 @pytest.mark.parametrize(("before", "target", "others", "owned", "after"), RECONCILED)
-def test_how_far_a_member_comes(
+def test_reconciliation_of_a_member(
     world: World,
     before: Any,
     target: list[int],
@@ -339,7 +341,7 @@ def test_how_far_a_member_comes(
     )
 
 
-def test_a_member_of_an_unknown_state_begins_anew(world: World) -> None:
+def test_member_of_an_unknown_state_starts_over(world: World) -> None:
     world.beat("A", 0)
     fact = (RecordKind.CURRENT, "A")
     world.consumers().put(
@@ -349,11 +351,11 @@ def test_a_member_of_an_unknown_state_begins_anew(world: World) -> None:
     assert world.beat("A", 1, owned=of("t")) == (1, [0, 1, 2, 3])
 
 
-# -- what an answer tells --------------------------------------------------------------
+# -- contents of an answer -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("fields", "is_told"),
+    ("fields", "gets_assignment"),
     [
         ({}, False),
         ({"owned": of("t", 0, 1, 2, 3)}, False),
@@ -378,27 +380,30 @@ def test_a_member_of_an_unknown_state_begins_anew(world: World) -> None:
         ),
     ],
 )
-def test_who_says_everything_is_told_everything(
-    world: World, fields: dict[str, Any], is_told: bool
+def test_full_request_gets_the_full_assignment(
+    world: World, fields: dict[str, Any], gets_assignment: bool
 ) -> None:
     world.beat("A", 0)
-    assert world.beat("A", 1, **fields) == (1, [0, 1, 2, 3] if is_told else None)
+    assert world.beat("A", 1, **fields) == (
+        1,
+        [0, 1, 2, 3] if gets_assignment else None,
+    )
 
 
-def test_an_answer_names_the_interval_and_leaving_none(world: World) -> None:
+def test_answer_contains_the_interval_except_when_leaving(world: World) -> None:
     assert world.replies[world.send("A", 0)].heartbeat_interval_ms == 5_000
-    gone = world.replies[world.send("A", -1)]
-    assert (gone.member_epoch, gone.heartbeat_interval_ms, gone.assigned) == (
+    left = world.replies[world.send("A", -1)]
+    assert (left.member_epoch, left.heartbeat_interval_ms, left.assigned) == (
         -1,
         0,
         None,
     )
 
 
-# -- what raises the epoch -------------------------------------------------------------
+# -- changes that raise the epoch ------------------------------------------------------
 
 
-def test_the_epoch_rises_with_members_names_and_topics(world: World) -> None:
+def test_epoch_rises_with_members_subscriptions_and_topics(world: World) -> None:
     def epoch() -> int:
         return world.consumers().epoch
 
@@ -413,23 +418,23 @@ def test_the_epoch_rises_with_members_names_and_topics(world: World) -> None:
     assert epoch() == 2, "in another order"
     world.set_topic("other", 1)
     world.beat("A", 2)
-    assert epoch() == 2, "not its topic"
+    assert epoch() == 2, "not a subscribed topic"
     world.set_topic("u", 3)
     world.beat("A", 2)
     assert epoch() == 3, "a topic has grown"
     world.set_topic("u", 0)
     world.beat("A", 3, owned=frozenset())
-    assert epoch() == 4, "a topic is gone"
+    assert epoch() == 4, "a topic was deleted"
     world.set_topic("u", 3)
     world.beat("A", 4)
-    assert epoch() == 5, "it is there again"
+    assert epoch() == 5, "the topic exists again"
     world.beat("B", 0)
     assert epoch() == 6
     world.beat("B", -1)
     assert epoch() == 7
 
 
-def test_a_topic_that_is_not_there_yet_comes_later(world: World) -> None:
+def test_topic_created_later_is_assigned(world: World) -> None:
     world.set_topic("t", 0)
     assert world.beat("A", 0) == (1, [])
     world.set_topic("t", 2)
@@ -439,7 +444,7 @@ def test_a_topic_that_is_not_there_yet_comes_later(world: World) -> None:
 # -- regular expressions ---------------------------------------------------------------
 
 
-def test_a_pattern_means_whole_names_and_those_of_later_topics(world: World) -> None:
+def test_pattern_matches_whole_names_including_later_topics(world: World) -> None:
     world.set_topic("tt", 1)
     assert world.beat("A", 0, pattern="t") == (1, [0, 1, 2, 3])
     assert world.beat("A", 1, pattern="t+") == (2, [0, 0, 1, 2, 3])
@@ -452,13 +457,13 @@ def test_a_pattern_means_whole_names_and_those_of_later_topics(world: World) -> 
     assert not world.consumers().patterns
 
 
-def test_names_and_a_pattern_add_up(world: World) -> None:
+def test_names_and_a_pattern_are_combined(world: World) -> None:
     world.set_topic("u", 1)
     world.beat("A", 0, pattern="t", topic_names=["u"])
     assert world.consumers().subscribed() == {"t", "u"}
 
 
-def test_what_is_no_pattern_is_refused_and_changes_nothing(world: World) -> None:
+def test_invalid_pattern_is_refused_without_a_change(world: World) -> None:
     assert world.refused("A", 0, pattern="(") == "INVALID_REGULAR_EXPRESSION"
     assert world.coordinator.all() == [] and not world.batches
     world.beat("A", 0)
@@ -469,8 +474,10 @@ def test_what_is_no_pattern_is_refused_and_changes_nothing(world: World) -> None
     assert world.beat("A", 1) == (1, None)
 
 
-def test_a_pattern_that_was_stored_unresolved_is_resolved_later(world: World) -> None:
-    """Kafka resolves them in the background, and may end before."""
+def test_pattern_stored_unresolved_is_resolved_later(world: World) -> None:
+    """Kafka resolves patterns in the background, and may stop before it has stored the
+    result.
+    """
     world.beat("A", 0, pattern="t|u")
     key = consumer_key(ConsumerKey(RecordKind.PATTERN, "g", "t|u"))
     world.batches.append(((key, None),))
@@ -480,7 +487,7 @@ def test_a_pattern_that_was_stored_unresolved_is_resolved_later(world: World) ->
     assert world.consumers().patterns["t|u"].topics == ("t", "u")
 
 
-def test_a_pattern_that_we_cannot_read_means_what_it_meant_and_stops_nobody(
+def test_unreadable_pattern_keeps_its_topics_and_blocks_no_member(
     world: World,
 ) -> None:
     world.beat("A", 0, pattern="t")
@@ -500,7 +507,7 @@ def test_a_pattern_that_we_cannot_read_means_what_it_meant_and_stops_nobody(
     assert world.beat("A", 1) == (1, [0, 1])
 
 
-def test_records_of_nobody_are_deleted(world: World) -> None:
+def test_records_of_nonexistent_members_are_deleted(world: World) -> None:
     world.beat("A", 0)
     keys = [
         consumer_key(ConsumerKey(kind, "g", "B"))
@@ -516,7 +523,7 @@ def test_records_of_nobody_are_deleted(world: World) -> None:
     assert {(key, None) for key in keys} <= set(world.batches[-1])
 
 
-def test_a_pattern_goes_with_the_last_who_wants_it(world: World) -> None:
+def test_pattern_is_deleted_with_its_last_subscriber(world: World) -> None:
     world.beat("A", 0, pattern="t")
     world.beat("B", 0, pattern="t")
     world.beat("B", -1)
@@ -535,7 +542,7 @@ def test_a_pattern_goes_with_the_last_who_wants_it(world: World) -> None:
 # -- the assignor ----------------------------------------------------------------------
 
 
-def test_the_assignor_is_the_one_that_most_name(world: World) -> None:
+def test_assignor_is_the_one_that_most_members_request(world: World) -> None:
     world.beat("A", 0)
     assert world.consumers().assignor() == "uniform"
     world.beat("B", 0, assignor="range")
@@ -548,10 +555,10 @@ def test_the_assignor_is_the_one_that_most_name(world: World) -> None:
 # -- time ------------------------------------------------------------------------------
 
 
-def test_a_silent_member_is_removed_and_its_partitions_are_given_away(
+def test_silent_member_is_removed_and_its_partitions_are_reassigned(
     world: World,
 ) -> None:
-    two(world)
+    form_pair(world)
     world.sleep(SESSION_MS - 1)
     world.beat("A", 2)
     world.sleep(1)
@@ -579,7 +586,7 @@ def test_only_heartbeats_renew_a_session(world: World) -> None:
     assert not world.consumers().members
 
 
-def test_who_does_not_give_up_in_time_is_removed(world: World) -> None:
+def test_member_that_does_not_release_in_time_is_removed(world: World) -> None:
     world.beat("A", 0, rebalance_timeout_ms=10_000)
     world.beat("B", 0)
     world.beat("A", 1, owned=of("t", 0, 1, 2, 3))
@@ -591,7 +598,7 @@ def test_who_does_not_give_up_in_time_is_removed(world: World) -> None:
     assert world.beat("B", 2) == (3, [0, 1, 2, 3])
 
 
-def test_who_gives_up_in_time_stays(world: World) -> None:
+def test_member_that_releases_in_time_is_kept(world: World) -> None:
     world.beat("A", 0, rebalance_timeout_ms=10_000)
     world.beat("B", 0)
     world.beat("A", 1, owned=of("t", 0, 1, 2, 3))
@@ -601,14 +608,14 @@ def test_who_gives_up_in_time_stays(world: World) -> None:
     assert "A" in world.consumers().members
 
 
-# -- what is stored --------------------------------------------------------------------
+# -- stored records -------------------------------------------------------------------
 
 
 def kinds(world: World) -> list[RecordKind]:
     return [kind for kind, _, _ in world.last_batch()]
 
 
-def test_the_order_of_records(world: World) -> None:
+def test_order_of_stored_records(world: World) -> None:
     world.beat("A", 0)
     assert kinds(world) == [
         RecordKind.MEMBER,
@@ -635,11 +642,11 @@ def test_the_order_of_records(world: World) -> None:
     count = len(world.batches)
     world.beat("A", 1)
     world.beat("A", 3)
-    assert len(world.batches) == count + 1, "the second one changed nothing"
+    assert len(world.batches) == count + 1, "the second heartbeat changed nothing"
 
 
-def test_a_group_is_what_its_records_say(world: World) -> None:
-    two(world)
+def test_group_is_restored_from_its_records(world: World) -> None:
+    form_pair(world)
     world.beat(
         "C",
         0,
@@ -667,12 +674,14 @@ def test_a_group_is_what_its_records_say(world: World) -> None:
     assert after.static == {"i": "C"}
     assert world.group().state == "Reconciling"
     world.sleep(SESSION_MS - 1)
-    assert len(world.consumers().members) == 3, "sessions begin when the group is read"
+    assert len(world.consumers().members) == 3, (
+        "sessions begin when the group is loaded"
+    )
     world.sleep(1)
     assert world.group().state == "Empty"
 
 
-def test_time_to_give_up_is_measured_after_a_restart(world: World) -> None:
+def test_revocation_timeout_continues_after_a_restart(world: World) -> None:
     world.beat("A", 0, rebalance_timeout_ms=10_000)
     world.beat("B", 0)
     world.beat("A", 1, owned=of("t", 0, 1, 2, 3))
@@ -681,7 +690,7 @@ def test_time_to_give_up_is_measured_after_a_restart(world: World) -> None:
     assert set(world.consumers().members) == {"B"}
 
 
-def test_an_answer_waits_for_all_that_it_rests_on(world: World) -> None:
+def test_answer_waits_for_all_records_that_it_depends_on(world: World) -> None:
     world.holds = True
     first = world.send("A", 0)
     second = world.send("A", 1)
@@ -697,7 +706,7 @@ def test_an_answer_waits_for_all_that_it_rests_on(world: World) -> None:
     assert set(world.replies) == {first, second, third, fourth}
 
 
-def test_steps_that_came_meanwhile_are_stored_together(world: World) -> None:
+def test_steps_during_a_write_share_the_next_batch(world: World) -> None:
     world.holds = True
     for name in "ABCDEFGH":
         world.send(name, 0)
@@ -708,7 +717,7 @@ def test_steps_that_came_meanwhile_are_stored_together(world: World) -> None:
     assert len(world.replies) == 8 and not world.stores
 
 
-def test_steps_that_are_too_much_for_one_batch_are_stored_one_after_the_other(
+def test_steps_beyond_the_batch_size_are_stored_one_by_one(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consumer_transitions, "_BATCH_BYTES", 1)
@@ -721,8 +730,8 @@ def test_steps_that_are_too_much_for_one_batch_are_stored_one_after_the_other(
     assert not world.stores
 
 
-def test_records_that_cannot_be_stored_change_nothing(world: World) -> None:
-    two(world)
+def test_failed_write_changes_nothing(world: World) -> None:
+    form_pair(world)
     facts = world.consumers()
     before = (
         facts.epoch,
@@ -750,14 +759,14 @@ def test_records_that_cannot_be_stored_change_nothing(world: World) -> None:
     world.holds = False
     assert world.beat("A", 2) == (2, None)
     world.sleep(SESSION_MS)
-    assert world.group().state == "Empty", "they have their timers again"
+    assert world.group().state == "Empty", "the members have their timers again"
 
 
-def test_what_may_be_on_disk_all_the_same_is_written_again(world: World) -> None:
-    """A sync fails, and the records are there when the log is opened again: B would be
-    given what C has.
+def test_records_of_a_failed_write_are_overwritten(world: World) -> None:
+    """A sync fails, but the records exist when the log is opened again. Without the new
+    record, B would get the partitions of C.
     """
-    two(world)
+    form_pair(world)
     world.holds = True
     world.send("C", 0)
     lost = world.stores[0].records
@@ -772,13 +781,13 @@ def test_what_may_be_on_disk_all_the_same_is_written_again(world: World) -> None
     assert world.consumers().targets.keys() == {"B"}
 
 
-def test_nobody_is_answered_before_what_may_be_on_disk_is_written_over(
+def test_answers_wait_until_records_of_a_failed_write_are_overwritten(
     world: World,
 ) -> None:
-    """B joins, and A, whose own joining was not answered yet, repeats it: half of the
-    partitions are B's. That is on disk, though the sync failed. If A were told at once
-    that it has all partitions, as before, and power were lost then, the next
-    coordinator would give half of them to B.
+    """B joins, and A, whose own join is not answered yet, repeats it, so that half of
+    the partitions belong to B. This is on disk although the sync failed. If A were
+    answered at once that it has all partitions, as before, and power failed then, the
+    next coordinator would assign half of them to B.
     """
     world.holds = True
     world.send("A", 0)
@@ -799,7 +808,7 @@ def test_nobody_is_answered_before_what_may_be_on_disk_is_written_over(
     assert set(world.consumers().owners) == of("t", 0, 1, 2, 3)
 
 
-def test_a_new_group_that_cannot_be_stored_is_empty(world: World) -> None:
+def test_new_group_whose_write_fails_is_empty(world: World) -> None:
     world.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
     assert world.refused("A", 0) == "COORDINATOR_NOT_AVAILABLE"
     world.disk_error = None
@@ -820,7 +829,7 @@ def commit(world: World, offset: int) -> None:
     world.act(world.coordinator.commit("g", committed, world.waiters))
 
 
-def test_an_empty_group_changes_its_protocol_and_keeps_its_offsets(
+def test_empty_group_changes_its_protocol_and_keeps_its_offsets(
     world: World,
 ) -> None:
     commit(world, 7)
@@ -848,7 +857,7 @@ def test_an_empty_group_changes_its_protocol_and_keeps_its_offsets(
     assert world.group().offsets["t"][0].offset == 7
 
 
-def test_who_is_refused_leaves_an_empty_group_its_protocol(world: World) -> None:
+def test_refused_join_keeps_the_protocol_of_an_empty_group(world: World) -> None:
     joined = join(world)
     _, effects = world.coordinator.leave("g", [(joined.member_id, None)], world.now_ms)
     world.act(effects)
@@ -860,11 +869,11 @@ def test_who_is_refused_leaves_an_empty_group_its_protocol(world: World) -> None
     assert world.last_batch()[0] == (RecordKind.CLASSIC, "", None)
 
 
-def test_records_of_both_protocols_are_told_apart_by_their_members(
+def test_records_of_both_protocols_are_distinguished_by_their_members(
     world: World,
 ) -> None:
-    """Neither of the two is deleted by what was written: another program may have done
-    that.
+    """Neither protocol's records were deleted when the others were written, because
+    another program may write in this way.
     """
     world.beat("A", 0)
     empty = StoredGroup(protocol_type="consumer", generation=3)
@@ -878,7 +887,7 @@ def test_records_of_both_protocols_are_told_apart_by_their_members(
     assert world.group().consumers is None and world.group().generation == 3
 
 
-def test_a_record_of_older_brokers_is_deleted(world: World) -> None:
+def test_record_of_older_brokers_is_deleted(world: World) -> None:
     world.beat("A", 0)
     key = consumer_key(ConsumerKey(RecordKind.TOPICS, "g"))
     world.batches.append(((key, b"\0\0\1\0"),))
@@ -903,7 +912,7 @@ def test_deleting_an_empty_group_deletes_all_its_records(world: World) -> None:
     assert world.coordinator.all() == []
 
 
-def test_a_group_whose_last_change_is_not_on_disk_is_not_deleted_yet(
+def test_group_with_an_unfinished_write_is_not_deleted(
     world: World,
 ) -> None:
     world.beat("A", 0)
@@ -918,7 +927,7 @@ def test_a_group_whose_last_change_is_not_on_disk_is_not_deleted_yet(
     assert set(world.consumers().members) == {"A"}
 
 
-def test_offsets_expire_when_nobody_wants_their_topic(world: World) -> None:
+def test_offsets_expire_once_their_topic_has_no_subscriber(world: World) -> None:
     commit(world, 7)
     world.beat("A", 0)
     world.now_ms += 8 * 24 * 3_600_000
@@ -947,17 +956,17 @@ def test_offsets_expire_when_nobody_wants_their_topic(world: World) -> None:
         ("", -1, True, "UNKNOWN_MEMBER_ID"),
     ],
 )
-def test_who_may_commit(
+def test_commit_requires_a_member_with_its_epoch(
     world: World, member_id: str, epoch: int, knows_epochs: bool, error: str | None
 ) -> None:
-    two(world)
+    form_pair(world)
     who = Committer("g", epoch, member_id, None, knows_epochs)
     found, effects = world.coordinator.check_commit(who, world.now_ms)
     assert (None if found is None else found.name) == error
     assert not effects
 
 
-def test_nobody_in_particular_may_commit_while_a_group_is_empty(world: World) -> None:
+def test_commit_without_a_member_is_accepted_by_an_empty_group(world: World) -> None:
     world.beat("A", 0)
     world.beat("A", -1)
     assert world.coordinator.check_commit(
@@ -965,7 +974,7 @@ def test_nobody_in_particular_may_commit_while_a_group_is_empty(world: World) ->
     ) == (None, [])
 
 
-def test_unloading_turns_those_away_whose_records_did_not_begin_their_way(
+def test_unloading_refuses_requests_whose_write_has_not_begun(
     world: World,
 ) -> None:
     world.holds = True
@@ -981,7 +990,7 @@ def test_unloading_turns_those_away_whose_records_did_not_begin_their_way(
     assert len(world.timers) == 0
 
 
-def test_a_hash_of_nothing_is_left_out() -> None:
+def test_zero_metadata_hash_is_omitted() -> None:
     assert consumer_value(GroupEpoch(3)) == bytes.fromhex(
         "0000 00000003 00".replace(" ", "")
     )

@@ -1,7 +1,7 @@
-"""What members of a group may say of themselves and be assigned: limits of bytes, so
-that memory is bounded.
+"""Limits on the bytes of member metadata and assignments, which bound the memory of a
+group.
 
-Kafka has none. The limits here are small, so that the tests are.
+Kafka has no such limits. They are small here to keep the tests short.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def world() -> World:
 
 
 def join(world: World, size: int, member_id: str = "") -> Any:
-    """A member that says `size` bytes of itself joins, or joins again."""
+    """Join, or rejoin, a member with `size` bytes of metadata."""
     protocols = (("some", WANTS.ljust(size - len("some"), b"\0")),)
     return world.replies.get(world.join(member_id, protocols=protocols))
 
@@ -41,27 +41,27 @@ def sync(world: World, joined: Joined, assignments: Mapping[str, bytes]) -> Any:
     )
 
 
-@pytest.mark.parametrize(("size", "is_taken"), [(100, True), (101, False)])
-def test_a_member_may_say_so_much_of_itself(
-    world: World, size: int, is_taken: bool
+@pytest.mark.parametrize(("size", "is_accepted"), [(100, True), (101, False)])
+def test_metadata_of_a_member_is_limited(
+    world: World, size: int, is_accepted: bool
 ) -> None:
     result = join(world, size)
-    assert isinstance(result, Joined) == is_taken
-    if not is_taken:
+    assert isinstance(result, Joined) == is_accepted
+    if not is_accepted:
         assert result == JoinRefused(GroupError.INVALID_REQUEST, "")
         assert world.coordinator.get("g") is None
 
 
-def test_the_members_of_a_group_may_say_so_much_together(world: World) -> None:
+def test_metadata_of_all_members_is_limited(world: World) -> None:
     for _ in range(2):
         join(world, 100)
     assert join(world, 51) == JoinRefused(GroupError.INVALID_REQUEST, "")
     assert len(world.group().members) == 2
-    assert join(world, 50) is None, "it waits for the others"
+    assert join(world, 50) is None, "the member waits for the others"
     assert len(world.group().members) == 3
 
 
-def test_who_joins_again_counts_once(world: World) -> None:
+def test_rejoining_member_counts_once(world: World) -> None:
     first = join(world, 100)
     assert isinstance(first, Joined)
     for _ in range(3):
@@ -70,7 +70,7 @@ def test_who_joins_again_counts_once(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "is_taken"),
+    ("sizes", "is_accepted"),
     [
         ((100,), True),
         ((101,), False),
@@ -79,8 +79,8 @@ def test_who_joins_again_counts_once(world: World) -> None:
         ((), True),
     ],
 )
-def test_a_leader_may_assign_so_much(
-    world: World, sizes: tuple[int, ...], is_taken: bool
+def test_assignments_of_a_leader_are_limited(
+    world: World, sizes: tuple[int, ...], is_accepted: bool
 ) -> None:
     leader = join(world, 50)
     names = (leader.member_id, "m2", "m3")
@@ -89,15 +89,17 @@ def test_a_leader_may_assign_so_much(
         leader,
         {name: b"\0" * size for name, size in zip(names, sizes, strict=False)},
     )
-    assert isinstance(result, SyncResult) == is_taken
-    if not is_taken:
+    assert isinstance(result, SyncResult) == is_accepted
+    if not is_accepted:
         assert result is GroupError.INVALID_REQUEST
-        assert world.group().state == "CompletingRebalance", "it may assign less"
+        assert world.group().state == "CompletingRebalance", (
+            "the leader may send smaller assignments"
+        )
 
 
-@pytest.mark.parametrize(("size", "is_taken"), [(100, True), (101, False)])
-def test_so_do_members_of_the_classic_protocol_in_a_consumer_group(
-    size: int, is_taken: bool
+@pytest.mark.parametrize(("size", "is_accepted"), [(100, True), (101, False)])
+def test_classic_members_of_a_consumer_group_have_the_same_limits(
+    size: int, is_accepted: bool
 ) -> None:
     world = World(
         member_max_bytes=100,
@@ -106,12 +108,12 @@ def test_so_do_members_of_the_classic_protocol_in_a_consumer_group(
         may_downgrade=True,
     )
     world.beat("A", 0)
-    assert isinstance(join(world, size), Joined) == is_taken
-    if is_taken:
+    assert isinstance(join(world, size), Joined) == is_accepted
+    if is_accepted:
         assert join(world, 51) == JoinRefused(GroupError.INVALID_REQUEST, "")
         assert isinstance(join(world, 50), Joined)
 
 
-def test_the_limits_are_a_mebibyte_and_sixteen() -> None:
+def test_default_limits_are_one_and_sixteen_mebibytes() -> None:
     rules = Rules(min_session_timeout_ms=1, max_session_timeout_ms=1)
     assert (rules.member_max_bytes, rules.members_max_bytes) == (1_048_576, 16_777_216)

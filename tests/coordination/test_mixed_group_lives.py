@@ -1,11 +1,12 @@
-"""Random lives of groups whose clients go from one protocol to the other while they
-run, and back.
+"""Random histories of groups whose clients change from one protocol to the other while
+they run, and back.
 
-Goal: in any order of requests, lost answers, silent members, disks that fail and power
-cuts, no partition is with two members at once, whatever protocol they speak, and when
-all is quiet again everything is assigned. Method: as test_consumer_group_lives.py, with
-clients of the classic protocol among the others (support/mixedlives.py). Mistakes that
-somebody might make are made on purpose below, and have to be noticed.
+Goal: no partition is assigned to two members at once, whatever their protocols are, and
+everything is assigned in the end. This must hold for any order of requests, lost
+answers, silent members, failing disks and power cuts. Method: as in
+test_consumer_group_lives.py, with additional clients of the classic protocol
+(support/mixedlives.py). The realistic mistakes below are made on purpose, and the
+histories must detect them.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ def live(seed: int) -> None:
 
 
 @pytest.mark.parametrize("first", range(0, 60, 10))
-def test_no_partition_is_with_two_members_and_all_becomes_stable(first: int) -> None:
+def test_partitions_have_one_owner_and_the_group_becomes_stable(first: int) -> None:
     for seed in range(first, first + 10):
         live(seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(10_000, 20_000, 1_000))
-def test_the_same_in_many_more_lives(first: int) -> None:
+def test_many_more_histories(first: int) -> None:
     for seed in range(first, first + 1_000):
         live(seed)
 
 
-def test_lives_meet_what_they_are_for() -> None:
-    """So that the tests above do not pass because nothing happens."""
+def test_histories_reach_all_states_and_events() -> None:
+    """Otherwise the tests above could pass because nothing happens."""
     met: set[str] = set()
     for seed in range(30):
         life = MixedLife(seed)
@@ -78,12 +79,12 @@ def test_lives_meet_what_they_are_for() -> None:
     }
 
 
-# -- mistakes that have to be noticed --------------------------------------------------
+# -- mistakes that must be detected ----------------------------------------------------
 
 
-def claims_are_passed_over(patch: pytest.MonkeyPatch) -> None:
-    """In an upgrade only assignments count, as with Kafka: what a member has not heard
-    that it lost is given away.
+def owned_lists_are_ignored(patch: pytest.MonkeyPatch) -> None:
+    """An upgrade uses assignments alone, as Kafka does, so that partitions are
+    reassigned before their owner is notified.
     """
 
     def careless(data: bytes) -> Any:
@@ -93,13 +94,13 @@ def claims_are_passed_over(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(migration, "read_subscription", careless)
 
 
-def assignments_are_passed_over(patch: pytest.MonkeyPatch) -> None:
+def assignments_are_ignored(patch: pytest.MonkeyPatch) -> None:
     real = migration.read_whole_assignment
     patch.setattr(migration, "read_whole_assignment", lambda data: real(b""))
 
 
-def joining_gives_all_up(patch: pytest.MonkeyPatch) -> None:
-    """A cooperative member counts as one that owns nothing when it joins."""
+def join_releases_all_partitions(patch: pytest.MonkeyPatch) -> None:
+    """A cooperative member counts as owning no partition when it joins."""
     real = ConsumerGroup.reconciled
 
     def careless(self: ConsumerGroup, member_id: str, owned: Any) -> Any:
@@ -108,14 +109,14 @@ def joining_gives_all_up(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ConsumerGroup, "reconciled", careless)
 
 
-def nobody_is_told_to_join_again(patch: pytest.MonkeyPatch) -> None:
+def no_member_is_told_to_rejoin(patch: pytest.MonkeyPatch) -> None:
     real = migration.heartbeat
     patch.setattr(
         migration, "heartbeat", lambda *arguments: (None, real(*arguments)[1])
     )
 
 
-def what_was_converted_is_not_stored(patch: pytest.MonkeyPatch) -> None:
+def conversion_is_not_stored(patch: pytest.MonkeyPatch) -> None:
     real = consumer_transitions.beat
 
     def forgetful(*arguments: Any, owed: Any = ()) -> Any:
@@ -124,8 +125,8 @@ def what_was_converted_is_not_stored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(consumer_transitions, "beat", forgetful)
 
 
-def a_group_goes_back_too_early(patch: pytest.MonkeyPatch) -> None:
-    """While members of the consumer protocol are left."""
+def group_is_downgraded_too_early(patch: pytest.MonkeyPatch) -> None:
+    """The downgrade happens while members of the consumer protocol remain."""
     patch.setattr(
         ConsumerGroup,
         "is_all_classic",
@@ -138,22 +139,22 @@ def waiting_requests_are_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 MISTAKES = [
-    claims_are_passed_over,
-    assignments_are_passed_over,
-    joining_gives_all_up,
-    nobody_is_told_to_join_again,
+    owned_lists_are_ignored,
+    assignments_are_ignored,
+    join_releases_all_partitions,
+    no_member_is_told_to_rejoin,
     pytest.param(
-        what_was_converted_is_not_stored,
+        conversion_is_not_stored,
         marks=pytest.mark.slow,
-        id="what_was_converted_is_not_stored",
+        id="conversion_is_not_stored",
     ),
-    a_group_goes_back_too_early,
+    group_is_downgraded_too_early,
     waiting_requests_are_forgotten,
 ]
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
-def test_lives_notice(
+def test_histories_detect_the_mistake(
     mistake: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mistake(monkeypatch)

@@ -1,5 +1,5 @@
-"""The assignors of consumer groups: what they promise, for members and topics by
-chance, and cases worked by hand.
+"""Assignors of consumer groups: their guarantees for random members and topics, and
+cases worked out by hand.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ Case = tuple[list[Subscriber], dict[bytes, int]]
 
 @st.composite
 def cases(draw: st.DrawFn, same: bool = False) -> Case:
-    """Members that had disjoint targets of topics, some of which they do not want or
-    are not there any more.
+    """Draw members with disjoint targets. Some targets are of topics that the member
+    does not subscribe to, or that were deleted.
     """
     counts = {
         topic_id(name): draw(st.integers(0, 7))
@@ -81,7 +81,9 @@ def cases(draw: st.DrawFn, same: bool = False) -> Case:
 def check_whole(
     members: Sequence[Subscriber], counts: Mapping[bytes, int], targets: Targets
 ) -> None:
-    """Every partition that somebody wants has one member, and that one wants it."""
+    """Check that every subscribed partition has one member, and that this member
+    subscribes to it.
+    """
     assert list(targets) == [each.member_id for each in members]
     given_out = [
         partition for partitions in targets.values() for partition in partitions
@@ -95,7 +97,9 @@ def check_whole(
 
 
 def check_even(members: Sequence[Subscriber], targets: Targets) -> None:
-    """No member has two more than another one that could take one of them."""
+    """Check that no member has two partitions more than another one that could take one
+    of them.
+    """
     for rich in members:
         for poor in members:
             if len(targets[rich.member_id]) > len(targets[poor.member_id]) + 1:
@@ -104,7 +108,7 @@ def check_even(members: Sequence[Subscriber], targets: Targets) -> None:
 
 @pytest.mark.parametrize("assignor", sorted(ASSIGNORS))
 @given(cases())
-def test_every_partition_that_is_wanted_has_one_member_that_wants_it(
+def test_every_subscribed_partition_has_one_subscribed_member(
     assignor: str, case: Case
 ) -> None:
     members, counts = case
@@ -118,7 +122,7 @@ def test_uniform_is_even(case: Case) -> None:
 
 
 @given(st.one_of(cases(), cases(same=True)))
-def test_uniform_leaves_its_own_result_as_it_is(case: Case) -> None:
+def test_uniform_keeps_its_own_result(case: Case) -> None:
     members, counts = case
     targets = uniform(members, counts)
     again = [
@@ -131,9 +135,9 @@ def test_uniform_leaves_its_own_result_as_it_is(case: Case) -> None:
 
 
 @given(cases(same=True))
-def test_uniform_moves_no_more_than_evenness_needs(case: Case) -> None:
-    """Of members that want the same, the largest keep one more than the least as often
-    as that is possible.
+def test_uniform_moves_no_more_partitions_than_needed(case: Case) -> None:
+    """If all members subscribe to the same topics, as many of the largest members as
+    possible keep one partition more than the others.
     """
     members, counts = case
     targets = uniform(members, counts)
@@ -151,7 +155,7 @@ def test_uniform_moves_no_more_than_evenness_needs(case: Case) -> None:
 
 
 @given(cases())
-def test_range_gives_neighbours(case: Case) -> None:
+def test_range_assigns_adjacent_partitions(case: Case) -> None:
     members, counts = case
     for partitions in range_(members, counts).values():
         for topic in {topic for topic, _ in partitions}:
@@ -162,14 +166,14 @@ def test_range_gives_neighbours(case: Case) -> None:
 # -- by hand ---------------------------------------------------------------------------
 
 
-def test_a_newcomer_gets_its_share_and_nobody_else_anything() -> None:
+def test_new_member_gets_its_share_and_no_other_partition_moves() -> None:
     targets = uniform(
         [member("A", target=of("t", 0, 1, 2, 3)), member("B")], counts_of(t=4)
     )
     assert targets == {"A": of("t", 0, 1), "B": of("t", 2, 3)}
 
 
-def test_who_has_one_more_keeps_it() -> None:
+def test_member_with_an_extra_partition_keeps_it() -> None:
     members = [
         member("A", target=of("t", 0)),
         member("B", target=of("t", 1, 2)),
@@ -182,14 +186,14 @@ def test_who_has_one_more_keeps_it() -> None:
     }
 
 
-def test_a_member_takes_one_more_when_nobody_else_can() -> None:
+def test_extra_partitions_go_to_distinct_members() -> None:
     targets = uniform([member("A"), member("B"), member("C")], counts_of(t=5))
     assert sizes(targets) == [1, 2, 2]
 
 
-def test_members_that_want_different_topics_are_evened_out_along_chains() -> None:
-    """A has two more than C, and shares no topic with it: B gives to C what it wants,
-    and takes from A.
+def test_members_with_different_topics_are_balanced_along_chains() -> None:
+    """A has two partitions more than C, and shares no topic with it. B passes a
+    partition to C, and takes one from A.
     """
     members = [
         member("A", "u", of("u", 0, 1, 2)),
@@ -201,13 +205,13 @@ def test_members_that_want_different_topics_are_evened_out_along_chains() -> Non
     assert targets["A"] < of("u", 0, 1, 2)
 
 
-def test_a_member_without_topics_gets_nothing() -> None:
+def test_member_without_topics_gets_no_partition() -> None:
     for assignor in ASSIGNORS.values():
         assert sizes(assignor([member("A"), member("B", "")], counts_of(t=3))) == [3, 0]
     assert uniform([], counts_of(t=3)) == {}
 
 
-def test_range_takes_static_members_first_and_the_others_by_id() -> None:
+def test_range_orders_static_members_first_and_others_by_id() -> None:
     members = [member("A"), member("C", instance_id="z"), member("B", instance_id="y")]
     assert range_(members, counts_of(t=4)) == {
         "A": of("t", 3),
@@ -216,7 +220,7 @@ def test_range_takes_static_members_first_and_the_others_by_id() -> None:
     }
 
 
-def test_a_thousand_members_and_partitions_of_different_topics() -> None:
+def test_uniform_with_a_thousand_members_and_different_topics() -> None:
     counts = counts_of(**dict.fromkeys(NAMES[:5], 200))
     members = [
         member(f"m{place:04}", NAMES[place % 5] + NAMES[(place + 1) % 5])
@@ -227,7 +231,7 @@ def test_a_thousand_members_and_partitions_of_different_topics() -> None:
     assert set(sizes(targets)) == {1}
 
 
-def test_one_member_that_alone_wants_a_large_topic_holds_nobody_up() -> None:
+def test_large_topic_with_one_subscriber_does_not_block_others() -> None:
     counts = counts_of(t=1_000, u=300)
     members = [member("rich"), *(member(f"m{place:03}", "u") for place in range(300))]
     assert set(sizes(uniform(members, counts))) == {1_000, 1}

@@ -1,9 +1,9 @@
-"""logcore.coordination.transactions by itself: tables of what each request makes of
-each state, and random lives.
+"""Tests of logcore.coordination.transactions alone: tables of the effect of each
+request in each state, and random histories.
 
-Goal: every answer of the reference's tables, and no transaction split, hanging or lost
-whatever crashes when. Method: support/transactionworld.py; and the same search over
-coordinators with a mistake in them, each of which it has to find.
+Goal: every answer of the reference's tables, and no transaction that is split, hanging
+or lost after any crash. Method: support/transactionworld.py. The same search must also
+detect coordinators with a deliberate mistake.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ E = TransactionError
 
 
 class Desk:
-    """A coordinator whose disk is done at once, unless it is held; ids count from 100."""
+    """A coordinator whose writes finish at once, unless they are held. Producer ids
+    count from 100.
+    """
 
     def __init__(
         self,
@@ -91,7 +93,7 @@ class Desk:
                     pass
 
     def ask(self, request: Any) -> Any:
-        """The result; "waits" when there is none yet."""
+        """Send a request. Return its result, or "waits" if it has none yet."""
         self.waiters += 1
         self.act(self.coordinator.ask(request, self.waiters, self.now_ms))
         return self.replies.get(self.waiters, "waits")
@@ -159,7 +161,7 @@ def stored(status: Status, epoch: int = 5, **more: Any) -> dict[str, StoredTrans
     return {"x": StoredTransaction(status=status, update_ms=T0, **{**fields, **more})}
 
 
-def test_a_transaction_from_its_beginning_to_its_end() -> None:
+def test_transaction_from_beginning_to_end() -> None:
     desk = Desk()
     who = desk.init()
     assert who == ProducerIdAndEpoch(101, 0)
@@ -173,12 +175,12 @@ def test_a_transaction_from_its_beginning_to_its_end() -> None:
     names = [each and each.status.label for each in desk.records]
     assert names == ["Empty", "Ongoing", "PrepareCommit", "CompleteCommit"]
     assert desk.records[2] is not None and desk.records[2].partitions == P
-    assert desk.end(who) == who, "asked again"
+    assert desk.end(who) == who, "a repeated request"
     assert len(desk.records) == 4
     assert not desk.timers
 
 
-def test_the_second_protocol_raises_the_epoch_with_each_end() -> None:
+def test_second_protocol_raises_the_epoch_with_each_end() -> None:
     desk = Desk()
     who = desk.init()
     desk.add(who, version=2)
@@ -192,7 +194,7 @@ def test_the_second_protocol_raises_the_epoch_with_each_end() -> None:
     assert len(desk.markers) == 1
 
 
-def test_epochs_that_are_used_up_lead_to_another_producer_id() -> None:
+def test_exhausted_epochs_lead_to_a_new_producer_id() -> None:
     desk = Desk(stored(Status.ONGOING, 32_766))
     who = ProducerIdAndEpoch(7, 32_766)
     after = desk.end(who, version=2)
@@ -215,7 +217,7 @@ def test_epochs_that_are_used_up_lead_to_another_producer_id() -> None:
         (8, 5, E.PRODUCER_FENCED),
     ],
 )
-def test_a_new_epoch_for_who_has_the_present_one(
+def test_init_with_the_present_epoch_gets_a_new_one(
     producer_id: int, epoch: int, found: Any
 ) -> None:
     desk = Desk(stored(Status.COMPLETE_ABORT))
@@ -236,12 +238,12 @@ def test_a_new_epoch_for_who_has_the_present_one(
         ({"timeout_ms": 900_001}, E.INVALID_TRANSACTION_TIMEOUT),
     ],
 )
-def test_what_nobody_may_begin_with(fields: dict[str, Any], found: Any) -> None:
+def test_invalid_init_is_refused(fields: dict[str, Any], found: Any) -> None:
     request = Initialize(**{"transactional_id": "x", "timeout_ms": 1_000, **fields})
     assert Desk().ask(request) is found
 
 
-def test_who_takes_an_id_over_aborts_what_is_open() -> None:
+def test_init_of_another_producer_aborts_the_open_transaction() -> None:
     desk = Desk()
     first = desk.init()
     desk.add(first)
@@ -253,7 +255,7 @@ def test_who_takes_an_id_over_aborts_what_is_open() -> None:
     assert desk.end(first) is E.PRODUCER_FENCED
 
 
-def test_a_producer_that_was_replaced_does_not_abort_its_successor() -> None:
+def test_replaced_producer_does_not_abort_its_successor() -> None:
     desk = Desk()
     first = desk.init()
     second = desk.init()
@@ -280,7 +282,7 @@ FIRST = [  # state, commits, error (section 3.8)
 
 
 @pytest.mark.parametrize(("status", "commit", "error"), FIRST)
-def test_the_end_of_a_transaction_by_its_state(
+def test_end_of_a_transaction_in_each_state(
     status: Status, commit: bool, error: TransactionError | None
 ) -> None:
     desk = Desk(stored(status), fails_markers=True)
@@ -320,7 +322,7 @@ SECOND = [  # state, commits, with the present epoch, answer
 
 
 @pytest.mark.parametrize(("status", "commit", "is_current", "answer"), SECOND)
-def test_the_end_by_the_second_protocol(
+def test_end_of_a_transaction_by_the_second_protocol_in_each_state(
     status: Status, commit: bool, is_current: bool, answer: Any
 ) -> None:
     desk = Desk(stored(status), fails_markers=True)
@@ -331,13 +333,13 @@ def test_the_end_by_the_second_protocol(
     )
 
 
-def test_requests_wait_for_a_record_on_its_way() -> None:
+def test_requests_wait_for_a_record_being_written() -> None:
     desk = Desk()
     who = desk.init()
     desk.holds = True
     assert desk.add(who) == "waits"
     assert desk.coordinator.verify("x", 101, 0, ("t", 0)) is E.TRANSACTION_ABORTABLE, (
-        "not before it is on disk"
+        "only after it is on disk"
     )
     assert desk.end(who) == "waits"
     assert not desk.markers
@@ -355,16 +357,16 @@ def test_no_marker_before_the_prepare_record_is_on_disk() -> None:
     assert not desk.markers
     desk.act(desk.coordinator.stored(desk.held.pop(), desk.now_ms))
     assert len(desk.markers) == 1
-    assert desk.replies.get(3) is None, "answered when all is written"
+    assert desk.replies.get(3) is None, "answered after all markers are written"
     desk.release()
     assert desk.replies[3] == who
 
 
-def test_markers_that_could_not_be_written_are_tried_again() -> None:
+def test_failed_markers_are_retried() -> None:
     desk = Desk(fails_markers=True)
     who = desk.init()
     desk.add(who)
-    assert desk.end(who) == who, "what is prepared will be"
+    assert desk.end(who) == who, "a prepared transaction will be completed"
     assert desk.status is Status.PREPARE_COMMIT
     assert desk.add(who) is E.CONCURRENT_TRANSACTIONS
     assert desk.coordinator.verify("x", 101, 0, ("t", 0)) is E.CONCURRENT_TRANSACTIONS
@@ -375,7 +377,7 @@ def test_markers_that_could_not_be_written_are_tried_again() -> None:
     assert desk.add(who) is None
 
 
-def test_a_transaction_is_aborted_when_its_time_is_over() -> None:
+def test_transaction_is_aborted_after_its_timeout() -> None:
     desk = Desk()
     who = desk.init()
     desk.add(who)
@@ -389,7 +391,7 @@ def test_a_transaction_is_aborted_when_its_time_is_over() -> None:
 
 
 @pytest.mark.parametrize("ahead_ms", [0, 3_600_000])
-def test_time_goes_on_across_a_restart_and_a_clock_that_was_set_back(
+def test_timeout_continues_after_a_restart_and_a_clock_change(
     ahead_ms: int,
 ) -> None:
     desk = Desk(stored(Status.ONGOING, start_ms=T0 + ahead_ms))
@@ -398,7 +400,7 @@ def test_time_goes_on_across_a_restart_and_a_clock_that_was_set_back(
 
 
 @pytest.mark.parametrize("status", [Status.PREPARE_COMMIT, Status.PREPARE_ABORT])
-def test_what_was_prepared_is_ended_after_a_restart(status: Status) -> None:
+def test_prepared_transaction_is_completed_after_a_restart(status: Status) -> None:
     desk = Desk(stored(status))
     assert [(each.commit, each.partitions) for each in desk.markers] == [
         (status is Status.PREPARE_COMMIT, P)
@@ -409,7 +411,7 @@ def test_what_was_prepared_is_ended_after_a_restart(status: Status) -> None:
 Q = ("t", 9)
 
 
-def adopted(
+def adopt_open_transactions(
     found: dict[tuple[str, int], list[tuple[int, int]]],
     known: dict[str, StoredTransaction],
 ) -> Desk:
@@ -422,11 +424,11 @@ def adopted(
     "status",
     [Status.EMPTY, Status.ONGOING, Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT],
 )
-def test_what_a_power_cut_left_open_without_a_record_is_aborted(status: Status) -> None:
-    """With a later epoch: its producer is fenced, and what it sends again is no
-    duplicate of what was aborted.
+def test_open_transaction_without_a_record_is_aborted(status: Status) -> None:
+    """A power cut lost the record. The abort uses a later epoch, which fences the
+    producer, so that batches that it sends again are no duplicates of the aborted ones.
     """
-    desk = adopted({Q: [(7, 5)]}, stored(status))
+    desk = adopt_open_transactions({Q: [(7, 5)]}, stored(status))
     ended = {Q, *P} if status is Status.ONGOING else {Q}
     assert [
         (each.commit, each.producer_epoch, each.partitions) for each in desk.markers
@@ -435,33 +437,33 @@ def test_what_a_power_cut_left_open_without_a_record_is_aborted(status: Status) 
     assert desk.add(ProducerIdAndEpoch(7, 5)) is E.PRODUCER_FENCED
 
 
-def test_a_lost_record_may_have_raised_the_epoch() -> None:
+def test_lost_record_may_have_raised_the_epoch() -> None:
     (partition,) = P
-    desk = adopted({partition: [(7, 8)]}, stored(Status.ONGOING))
+    desk = adopt_open_transactions({partition: [(7, 8)]}, stored(Status.ONGOING))
     assert [
         (each.commit, each.producer_epoch, each.partitions) for each in desk.markers
     ] == [(False, 9, P)]
 
 
-def test_what_is_open_by_a_record_stays_open() -> None:
+def test_transaction_that_is_open_in_the_record_remains_open() -> None:
     (partition,) = P
-    desk = adopted({partition: [(7, 5)]}, stored(Status.ONGOING))
+    desk = adopt_open_transactions({partition: [(7, 5)]}, stored(Status.ONGOING))
     assert not desk.markers
     assert desk.status is Status.ONGOING
 
 
-def test_what_a_producer_without_an_id_left_open_is_aborted() -> None:
+def test_open_transaction_of_an_unknown_producer_is_aborted() -> None:
     effects = TransactionMachine().adopt({Q: [(8, 3)], ("u", 0): [(8, 2)]}, T0)
     assert effects == [AbortOrphan(8, 4, frozenset({Q, ("u", 0)}))]
 
 
-def test_what_is_left_open_beside_a_decision_is_aborted_alone() -> None:
+def test_open_partition_outside_a_prepared_transaction_is_aborted_alone() -> None:
     coordinator = TransactionMachine()
     coordinator.load(stored(Status.PREPARE_COMMIT), T0)
     assert coordinator.adopt({Q: [(7, 5)]}, T0) == [AbortOrphan(7, 6, frozenset({Q}))]
 
 
-def test_ids_expire_after_a_week() -> None:
+def test_transactional_ids_expire_after_a_week() -> None:
     desk = Desk(stored(Status.COMPLETE_COMMIT))
     desk.act(desk.coordinator.expire(T0 + EXPIRATION_MS - 1))
     assert desk.coordinator.get("x") is not None
@@ -471,7 +473,7 @@ def test_ids_expire_after_a_week() -> None:
     assert desk.init() == ProducerIdAndEpoch(101, 0)
 
 
-def test_a_record_that_may_not_be_on_disk_ends_the_coordinator() -> None:
+def test_record_with_unknown_durability_stops_the_coordinator() -> None:
     desk = Desk()
     who = desk.init()
     desk.holds = True
@@ -483,16 +485,16 @@ def test_a_record_that_may_not_be_on_disk_ends_the_coordinator() -> None:
     assert desk.init() is E.COORDINATOR_NOT_AVAILABLE
 
 
-# -- random lives ----------------------------------------------------------------------
+# -- random histories -----------------------------------------------------------------
 
 
-def test_random_lives() -> None:
+def test_random_histories() -> None:
     for seed in range(40):
         World(seed).live(300)
 
 
 @pytest.mark.slow
-def test_many_random_lives() -> None:
+def test_many_random_histories() -> None:
     for seed in range(1_000, 6_000):
         World(seed).live(400)
 
@@ -570,14 +572,14 @@ def is_found(module: Any, **more: Any) -> bool:
         for name in MISTAKES
     ],
 )
-def test_random_lives_find_a_coordinator_with_a_mistake(name: str) -> None:
+def test_random_histories_detect_a_coordinator_with_a_mistake(name: str) -> None:
     assert is_found(with_mistakes(MISTAKES[name]))
 
 
-@pytest.mark.slow  # `make test` finds others of its kind
-def test_random_lives_find_markers_before_the_prepare_record() -> None:
+@pytest.mark.slow  # `make test` detects similar mistakes
+def test_random_histories_detect_markers_before_the_prepare_record() -> None:
     assert is_found(transactions, marks_early=True)
 
 
-def test_what_is_broken_is_an_assertion() -> None:
+def test_broken_is_an_assertion_error() -> None:
     assert issubclass(Broken, AssertionError)

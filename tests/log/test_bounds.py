@@ -1,11 +1,11 @@
-"""What a reading sees beside a writer, with no threads: each place where the two can
-meet, one at a time.
+"""Reads concurrent with a writer, tested without threads: the writer acts at each point
+where the two can interact, one at a time.
 
-A reading looks at a few shared fields, such as the segments and the high watermark.
-Between any two looks a writer may have appended, rolled, deleted or compacted. Here the
-writer acts at the n-th look at one field, for each field and each n until a reading has
-no n-th look. Whatever it does then, the reading shows the log as it was at one moment
-between its beginning and its end, and keeps the bound that it has promised.
+A read uses a few shared fields, such as the segments and the high watermark. Between
+any two accesses a writer may append, roll, delete or compact. Here the writer acts at
+the n-th access of one field, for each field and each n until a read has no n-th access.
+Whatever the writer does, the read returns the log as it was at one moment between its
+beginning and its end, and keeps the bound that it has promised.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ ABORTED = b"aborted"
 CONFIG = {"cleanup.policy": "compact", "file.delete.delay.ms": 0}
 
 
-class Looks:
-    """Counts the looks at one field of a PartitionState, and lets a writer act at one
-    of them.
+class AccessHook:
+    """Counts the accesses of one field of a PartitionState, and lets a writer act at
+    one of them.
     """
 
     def __init__(self, field: str, at: int, action: Callable[[], None]) -> None:
@@ -47,7 +47,7 @@ class Looks:
                 value = self.values[id(state)]
                 self.count = -1
                 self.action()
-                return value  # what was looked at is from before
+                return value  # the value from before the action
         return self.values[id(state)]
 
     def __set__(self, state: Any, value: Any) -> None:
@@ -55,7 +55,7 @@ class Looks:
 
 
 def write(log: Log, number: int, *, commit: bool | None) -> None:
-    """One transaction of one record; left open with None."""
+    """Write a transaction of one record, and leave it open if `commit` is None."""
     value = ABORTED if commit is not True else b"committed"
     rows = [(b"k%d" % number, value, (), T0 + number)]
     batch = encode(
@@ -79,7 +79,7 @@ def append_open(log: Log) -> None:
     write(log, 91, commit=None)
 
 
-def append_behind_a_roll(log: Log) -> None:
+def append_after_a_roll(log: Log) -> None:
     log.roll()
     write(log, 92, commit=False)
     log.roll()
@@ -101,7 +101,7 @@ def compact(log: Log) -> None:
 ACTIONS = [
     append_aborted,
     append_open,
-    append_behind_a_roll,
+    append_after_a_roll,
     delete_from_the_front,
     compact,
 ]
@@ -136,8 +136,8 @@ def fetch(log: Log) -> list[tuple[int, bytes | None]]:
 
 
 def fetch_committed(log: Log) -> list[tuple[int, bytes | None]]:
-    """As a broker answers a consumer of committed records: the bound, the bytes, then
-    which ones were aborted.
+    """Read as a broker answers a read_committed consumer: first the bound, then the
+    bytes, then the aborted transactions.
     """
     stable = log.last_stable_offset
     found = b"".join(log.stored(0, stable, max_bytes=1 << 20))
@@ -156,7 +156,7 @@ def fetch_committed(log: Log) -> list[tuple[int, bytes | None]]:
 READINGS = [read, read_committed, scan_committed, fetch, fetch_committed]
 
 
-def made(disk: SimulatedDisk) -> Log:
+def make_log(disk: SimulatedDisk) -> Log:
     log = logcore.open(
         "/data/t-0", create=True, config=CONFIG, durability="os", fs=disk
     )
@@ -167,22 +167,21 @@ def made(disk: SimulatedDisk) -> Log:
     return log
 
 
-def looks(
+def results_at_each_access(
     monkeypatch: pytest.MonkeyPatch, reading: Any, action: Any, field: str
 ) -> Iterator[tuple[Any, Any]]:
-    """(what the reading showed or raised, what the log had before), for each look at
-    the field.
+    """Yield, for each access of the field, the result or error of the read and the
+    log's records before the read.
     """
     for at in range(1, 100):
         disk = SimulatedDisk(now_ms=T0)
-        with made(disk) as log:
+        with make_log(disk) as log:
             before = read(log)
-            meeting = Looks(field, at, lambda log=log: action(log))
+            meeting = AccessHook(field, at, lambda log=log: action(log))
             state = log.writer.state
             meeting.values[id(state)] = getattr(state, field)
-            state.__dict__.pop(
-                field, None
-            )  # the compiled kernels keep some fields elsewhere
+            # The compiled kernels store some fields elsewhere.
+            state.__dict__.pop(field, None)
             try:
                 with monkeypatch.context() as patch:
                     patch.setattr(PartitionState, field, meeting, raising=False)
@@ -201,13 +200,15 @@ def looks(
 @pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("reading", READINGS)
-def test_a_reading_is_of_one_moment(
+def test_read_returns_the_log_as_of_one_moment(
     monkeypatch: pytest.MonkeyPatch, reading: Any, action: Any, field: str
 ) -> None:
     is_committed = "committed" in reading.__name__
-    for found, before in looks(monkeypatch, reading, action, field):
+    for found, before in results_at_each_access(monkeypatch, reading, action, field):
         if isinstance(found, logcore.OffsetOutOfRangeError):
-            assert action is delete_from_the_front, "what is read was deleted meanwhile"
+            assert action is delete_from_the_front, (
+                "the records to read were deleted during the read"
+            )
             continue
         offsets = [offset for offset, _ in found]
         assert offsets == sorted(set(offsets)), "in order, each once"
@@ -220,25 +221,27 @@ def test_a_reading_is_of_one_moment(
             wanted = [row for row in before if keeps_aborted or row[1] != ABORTED]
             if action is compact:
                 found = [row for row in found if row[1] != ABORTED]
-            assert found[: len(wanted)] == wanted, "what was there before is shown"
+            assert found[: len(wanted)] == wanted, "earlier records are returned"
 
 
-@pytest.mark.parametrize("action", [append_open, append_behind_a_roll])
+@pytest.mark.parametrize("action", [append_open, append_after_a_roll])
 @pytest.mark.parametrize("field", FIELDS)
-def test_the_last_stable_offset_is_not_above_an_open_transaction(
+def test_last_stable_offset_is_not_above_an_open_transaction(
     monkeypatch: pytest.MonkeyPatch, action: Any, field: str
 ) -> None:
     def stable(log: Log) -> int:
         return log.last_stable_offset
 
-    for found, before in looks(monkeypatch, stable, append_open, field):
+    for found, before in results_at_each_access(
+        monkeypatch, stable, append_open, field
+    ):
         assert found <= before[-1][0] + 2, (
-            "the open transaction begins behind the last marker"
+            "the open transaction begins after the last marker"
         )
 
 
-def test_the_end_of_a_reading_is_fixed_when_it_begins() -> None:
-    """For records, columns and batches, and for a scan that is read twice."""
+def test_end_of_a_read_is_fixed_when_it_begins() -> None:
+    """Tested for records, columns and batches, and for a scan that is read twice."""
     with logcore.open(
         "/data/t-0", create=True, durability="os", fs=SimulatedDisk(now_ms=T0)
     ) as log:
@@ -272,9 +275,9 @@ def test_the_end_of_a_reading_is_fixed_when_it_begins() -> None:
         ]
 
 
-def test_whoever_reads_keeps_each_segment_that_is_deleted_meanwhile() -> None:
-    """Also those that were not looked at yet, when their files are gone and not only
-    renamed.
+def test_reader_keeps_segments_that_are_deleted_during_the_read() -> None:
+    """This includes segments that the reader has not accessed yet, and files that were
+    deleted rather than renamed.
     """
     disk = SimulatedDisk(now_ms=T0)
     config = {"file.delete.delay.ms": 0}
@@ -295,8 +298,8 @@ def test_whoever_reads_keeps_each_segment_that_is_deleted_meanwhile() -> None:
         assert [first, *(record.offset for record in records)] == [0, 1, 2, 3, 4, 5]
 
 
-class Onlooker(FaultPlan):
-    """A plan without faults: before each call that reaches the disk somebody looks."""
+class ObservingPlan(FaultPlan):
+    """A plan without faults that calls its observer before each operation on the disk."""
 
     def __init__(self, look: Callable[[], None]) -> None:
         super().__init__()
@@ -316,9 +319,9 @@ POLICIES = ["always", "group", "every(3)", "interval(1)", "os"]
 
 @pytest.mark.parametrize("before", POLICIES)
 @pytest.mark.parametrize("after", POLICIES)
-def test_a_high_watermark_that_was_shown_does_not_fall(before: str, after: str) -> None:
-    """To a reader that stays, and to one that comes, at each step of a writer that
-    opens, appends and closes after another one was killed.
+def test_visible_high_watermark_never_decreases(before: str, after: str) -> None:
+    """Checked with a reader that remains open and with a new one, at each step of a
+    writer that opens, appends and closes after another writer was killed.
     """
     disk = SimulatedDisk(now_ms=T0)
     log = logcore.open("/data/t-0", create=True, durability=before, fs=disk)
@@ -337,7 +340,7 @@ def test_a_high_watermark_that_was_shown_does_not_fall(before: str, after: str) 
                     assert high_watermark >= seen[-1]
                     seen.append(high_watermark)
 
-        disk.faults = Onlooker(look)
+        disk.faults = ObservingPlan(look)
         with logcore.open("/data/t-0", durability=after, fs=disk) as log:
             log.append(b"5", durability="disk")
             log.roll()
@@ -349,7 +352,7 @@ def test_a_high_watermark_that_was_shown_does_not_fall(before: str, after: str) 
 
 
 @pytest.mark.parametrize("start", range(6))
-def test_what_is_asked_of_a_log_that_begins_inside_a_batch(start: int) -> None:
+def test_queries_of_a_log_that_begins_inside_a_batch(start: int) -> None:
     with logcore.open(
         "/data/t-0", create=True, durability="os", fs=SimulatedDisk(now_ms=T0)
     ) as log:
@@ -368,13 +371,11 @@ def test_what_is_asked_of_a_log_that_begins_inside_a_batch(start: int) -> None:
         assert log.last_stable_offset == 6
 
 
-def test_a_transaction_whose_marker_was_deleted_before_it_was_looked_at_is_over() -> (
-    None
-):
+def test_transaction_whose_marker_was_deleted_is_closed() -> None:
     with logcore.open("/data/t-0", create=True, fs=SimulatedDisk(now_ms=T0)) as log:
         write(log, 0, commit=None)
         assert log.last_stable_offset == 0, (
-            "the look at transactions ends inside this one"
+            "the search for transactions ends inside this one"
         )
         log.end_transaction(0, 0, commit=True)
         log.roll()
@@ -386,10 +387,8 @@ def test_a_transaction_whose_marker_was_deleted_before_it_was_looked_at_is_over(
         assert log.last_stable_offset == 4
 
 
-def test_a_look_at_transactions_forgets_what_their_writer_has_cut() -> None:
-    """Of a log whose appends wait for no disk all that is written is shown elsewhere; a
-    failed append is cut back.
-    """
+def test_reader_forgets_transactions_that_the_writer_truncated() -> None:
+    """Under `os`, readers see everything that is written. A failed append is truncated."""
     disk = SimulatedDisk(now_ms=T0)
     with logcore.open("/data/t-0", create=True, durability="os", fs=disk) as log:
         write(log, 0, commit=True)
@@ -409,9 +408,9 @@ def test_a_look_at_transactions_forgets_what_their_writer_has_cut() -> None:
             ] == [0]
 
 
-class Meeting(FaultPlan):
-    """A plan without faults: before the n-th call that reaches the disk somebody acts,
-    once.
+class ActingPlan(FaultPlan):
+    """A plan without faults that calls `action` once, before the n-th operation on the
+    disk.
     """
 
     def __init__(self, at: int, action: Callable[[], None]) -> None:
@@ -426,12 +425,12 @@ class Meeting(FaultPlan):
         return super().ask(operation, path)
 
 
-def test_what_is_not_on_disk_is_not_shown_at_any_step_of_a_look() -> None:
-    """A writer that begins and leaves a record unsynced, between any two things that a
-    reader elsewhere asks the disk.
+def test_unsynced_record_is_hidden_at_any_step_of_a_refresh() -> None:
+    """A writer opens the log and leaves a record unsynced, between any two disk
+    operations of a reader.
 
-    Were the end that is on disk looked up before the size, there would be no such end
-    yet, and the record would show.
+    If the reader read the durable end before the size, there would be no durable end
+    yet, and the record would be visible.
     """
     has_met = True
     at = 0
@@ -449,7 +448,7 @@ def test_what_is_not_on_disk_is_not_shown_at_any_step_of_a_look() -> None:
             writers[0].append(b"in memory", durability="os")
 
         with logcore.open("/data/t-0", read_only=True, fs=disk) as reader:
-            disk.faults = Meeting(at, write_unsynced)
+            disk.faults = ActingPlan(at, write_unsynced)
             reader.refresh()
             disk.faults = None
             assert reader.high_watermark == 1
@@ -459,11 +458,11 @@ def test_what_is_not_on_disk_is_not_shown_at_any_step_of_a_look() -> None:
     assert at > 5
 
 
-def test_a_listing_in_the_middle_of_renaming_is_not_believed(
+def test_listing_during_a_rename_is_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A directory that is read while names change in it may lack one that is there
-    before and after.
+    """A directory listing during a rename may lack a name that exists before and after
+    it.
     """
     disk = SimulatedDisk(now_ms=T0)
     with logcore.open("/data/t-0", create=True, durability="os", fs=disk) as log:
@@ -475,9 +474,8 @@ def test_a_listing_in_the_middle_of_renaming_is_not_believed(
         def listdir(path: str) -> list[str]:
             listed.append(path)
             names = SimulatedDisk.listdir(disk, path)
-            is_first = (
-                listed.count("/data/t-0") == 2
-            )  # behind the one that says whether this is a partition
+            # The first listing only checks that this is a partition.
+            is_first = listed.count("/data/t-0") == 2
             return [
                 name
                 for name in names
@@ -486,15 +484,17 @@ def test_a_listing_in_the_middle_of_renaming_is_not_believed(
 
         monkeypatch.setattr(disk, "listdir", listdir)
         with logcore.open("/data/t-0", read_only=True, fs=disk) as reader:
-            assert listed.count("/data/t-0") >= 4, "looked again"
+            assert listed.count("/data/t-0") >= 4, "listed again"
             assert [record.offset for record in reader.read(0)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("tail", [b"\0" * 100, b"\xff" * 100, b"cut", b"crc"])
-def test_a_search_by_time_passes_no_judgement_on_what_a_crash_left_behind_the_end(
+def test_search_by_time_ignores_a_crash_tail_after_the_end(
     tail: bytes,
 ) -> None:
-    """Until the log is opened for writing; what was on disk is all there."""
+    """No writer has opened the log since the crash, and the durable records are
+    complete.
+    """
     disk = SimulatedDisk(now_ms=T0)
     log = logcore.open("/data/t-0", create=True, fs=disk)
     for number in range(5):

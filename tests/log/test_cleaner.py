@@ -1,8 +1,8 @@
-"""Compaction: what stays, what goes and when, held against a model, Kafka's own output,
-and crashes.
+"""Compaction, compared with a model, with Kafka's own output and through crashes: which
+records are kept, which are removed, and when.
 
 The properties have the names of the reliability reference (P36 to P46). The model is a
-list of all records ever appended; after each round the log must be the subsequence of
+list of all records ever appended. After each round the log must be the subsequence of
 it that section 9 of the storage format describes.
 """
 
@@ -40,11 +40,11 @@ DAY_MS = 86_400_000
 SWAPPED = f"t-0/{0:020d}.log.swap"
 
 
-def test_kafka_s_own_cleaner_writes_the_same_bytes(
+def test_compaction_writes_the_same_bytes_as_kafka(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The vector of section 9.6: producers, transactions, tombstones, batches emptied
-    and batches rebuilt.
+    """The vector of section 9.6 has producers, transactions, tombstones, and batches
+    that become empty or are rebuilt.
     """
     monkeypatch.setattr(OS, "now_ms", lambda: T0 + 1000)
     shutil.copytree(
@@ -70,7 +70,8 @@ def test_kafka_s_own_cleaner_writes_the_same_bytes(
     assert offsets == {("compacted", 0): 14}
 
 
-# -- against a model -------------------------------------------------------------------
+# -- compared with a model
+# --------------------------------------------------------------
 
 
 @attrs.define
@@ -82,7 +83,7 @@ class Written:
 
 
 class Model:
-    """A log and all that was ever appended to it."""
+    """A log, and every record that was ever appended to it."""
 
     def __init__(self, seed: int, **config: Any) -> None:
         self.rng = random.Random(seed)
@@ -172,7 +173,9 @@ class Model:
         return {record.offset: record for record in records}
 
     def final(self) -> dict[bytes, bytes | None]:
-        """What a reader of committed records ends with, tombstones left out."""
+        """Return the final state that a read_committed consumer sees, without
+        tombstones.
+        """
         stable = self.log.last_stable_offset
         state = {
             one.key: one.value
@@ -184,12 +187,15 @@ class Model:
     def check(self) -> None:
         found = self.found()
         by_offset = {one.offset: one for one in self.written}
-        for offset, record in found.items():  # P38: a subsequence, nothing changed
+        for (
+            offset,
+            record,
+        ) in found.items():  # P38: a subsequence with unchanged records
             assert (record.key, record.value) == (
                 by_offset[offset].key,
                 by_offset[offset].value,
             )
-        for one in self.written:  # P37: the head untouched
+        for one in self.written:  # P37: the head is unchanged
             assert one.offset < self.cleaned_end or one.offset in found, one
         newest: dict[bytes, Written] = {}
         for one in self.written:
@@ -197,9 +203,8 @@ class Model:
                 newest[one.key] = one
         for one in newest.values():  # P36: the last value of each key survives
             assert one.offset in found or one.value is None, one
-        for (
-            offset
-        ) in found:  # and nothing that it supersedes, nor what was aborted (P42)
+        # No superseded record and no aborted record (P42).
+        for offset in found:
             one = by_offset[offset]
             assert offset >= self.cleaned_end or (
                 newest.get(one.key) is one and not one.is_aborted
@@ -237,7 +242,7 @@ class Model:
         *(pytest.param(one, marks=pytest.mark.slow) for one in range(25, 300)),
     ],
 )
-def test_P36_P37_P38_P40_P42_P43_random_lives(seed: int) -> None:
+def test_P36_P37_P38_P40_P42_P43_random_histories(seed: int) -> None:
     model = Model(seed, **({"min.compaction.lag.ms": 500} if seed % 5 == 0 else {}))
     for _ in range(8):
         for _ in range(model.rng.randrange(1, 12)):
@@ -246,10 +251,11 @@ def test_P36_P37_P38_P40_P42_P43_random_lives(seed: int) -> None:
     sequences = dict(model.sequences)
     model.reopen()
     model.check()
+    # P43: the last sequence of a producer is known after any number of rounds.
     for (
         producer_id,
         sequence,
-    ) in sequences.items():  # P43: what a producer sent last is known after any rounds
+    ) in sequences.items():
         if producer_id in model.open:
             continue
         batch = {
@@ -272,11 +278,11 @@ def test_P36_P37_P38_P40_P42_P43_random_lives(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_bits_and_keys_leave_the_same_bytes(
+def test_bitmap_and_offset_map_compact_to_the_same_bytes(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Records without a key, from before the topic was compacted, and keys too long to
-    be hashed with the rest.
+    """The records include some without a key, from before the topic was compacted, and
+    keys too long for hashing in a run.
     """
 
     def rounds() -> list[dict[str, bytes]]:
@@ -321,20 +327,20 @@ def test_bits_and_keys_leave_the_same_bytes(
     assert rounds() == with_bits
 
 
-def test_P44_a_second_round_changes_nothing() -> None:
+def test_P44_second_round_changes_nothing() -> None:
     disk = SimulatedDisk()
     with open_log(disk) as log:
         for number in range(50):
             log.append(b"%d" % number, key=b"k%d" % (number % 7))
         assert compact(log) is not None
         before = pairs(log)
-        assert compact(log) is None, "there is nothing new"
+        assert compact(log) is None, "there is no new record"
         log.append(b"x", key=b"other")
         compact(log)
         assert pairs(log) == [*before, (50, b"other", b"x")]
 
 
-def test_P39_a_tombstone_stays_for_its_time() -> None:
+def test_P39_tombstone_is_kept_for_its_retention_time() -> None:
     disk = SimulatedDisk(now_ms=T0)
     with open_log(disk) as log:
         log.append(b"v", key=b"a")
@@ -350,7 +356,7 @@ def test_P39_a_tombstone_stays_for_its_time() -> None:
         log.append(b"x", key=b"c")
         compact(log)
         assert (1, b"a", None) in pairs(log), (
-            "a reader that keeps up may not have seen it yet"
+            "a reader that keeps up may not have read it yet"
         )
         disk.advance(1)
         log.append(b"y", key=b"d")
@@ -358,9 +364,9 @@ def test_P39_a_tombstone_stays_for_its_time() -> None:
         assert [key for _, key, _ in pairs(log)] == [b"b", b"c", b"d"]
 
 
-def test_P39_a_tombstone_stays_for_its_time_however_old_its_record_is() -> None:
-    """The time counts from the first round that met it: a reader of now may be reading
-    what it deletes.
+def test_P39_tombstone_of_an_old_record_is_kept_for_its_full_time() -> None:
+    """The time counts from the first round that processes the tombstone, because a
+    reader may be reading the records that it deletes.
     """
     disk = SimulatedDisk(now_ms=T0)
     with open_log(disk) as log:
@@ -373,8 +379,8 @@ def test_P39_a_tombstone_stays_for_its_time_however_old_its_record_is() -> None:
             disk.advance(999)
 
 
-def test_P39_a_tombstone_goes_in_a_round_over_the_whole_log() -> None:
-    """As after the loss of the cleaner's checkpoint."""
+def test_P39_tombstone_is_removed_in_a_round_over_the_whole_log() -> None:
+    """Such a round follows the loss of the cleaner checkpoint."""
     disk = SimulatedDisk(now_ms=T0)
     with open_log(disk) as log:
         log.append_many([(b"a", None, (), T0), (b"b", b"1", (), T0)])
@@ -388,7 +394,7 @@ def test_P39_a_tombstone_goes_in_a_round_over_the_whole_log() -> None:
         assert pairs(log) == [(1, b"b", b"1")]
 
 
-def test_P41_a_marker_outlives_its_data() -> None:
+def test_P41_marker_outlives_the_data_of_its_transaction() -> None:
     disk = SimulatedDisk(now_ms=T0)
     with open_log(disk) as log:
         log.append_batch(
@@ -411,7 +417,7 @@ def test_P41_a_marker_outlives_its_data() -> None:
 
         compact(log)
         assert kinds()[:2] == ["0", "ABORT"], "the emptied batch is its producer's last"
-        disk.advance(DAY_MS)  # the producer is forgotten
+        disk.advance(DAY_MS)  # the producer expires
         rounds = []
         for number in range(4):
             log.writer.producers.forget()
@@ -419,13 +425,13 @@ def test_P41_a_marker_outlives_its_data() -> None:
             compact(log)
             disk.advance(1000)
             rounds.append("ABORT" in kinds())
-        # One round empties the transaction, one finds nothing of it and sets the
-        # horizon, one later the marker goes.
+        # One round empties the transaction, the next finds none of its records and sets
+        # the horizon, and a later one removes the marker.
         assert rounds == [True, True, False, False]
 
 
-def test_P46_keys_that_look_like_markers() -> None:
-    """A user's key of the form of a control record's is a key like any other."""
+def test_P46_keys_that_resemble_markers_are_ordinary_keys() -> None:
+    """A user's key may have the form of a control record's key."""
     disk = SimulatedDisk()
     with open_log(disk) as log:
         for number in range(5):
@@ -439,9 +445,9 @@ def test_P46_keys_that_look_like_markers() -> None:
         ]
 
 
-def test_a_reader_from_the_start_sees_the_final_state_at_any_moment() -> None:
-    """Guarantee three, while rounds go on beside it and the reader stops between any
-    two records.
+def test_reader_from_the_start_ends_with_the_final_state() -> None:
+    """This is guarantee three. A round runs while readers have stopped between any two
+    records.
     """
     disk = SimulatedDisk()
     with open_log(disk, **{"file.delete.delay.ms": 0}) as log:
@@ -463,7 +469,7 @@ def test_a_reader_from_the_start_sees_the_final_state_at_any_moment() -> None:
             }
 
 
-def test_a_reader_elsewhere_goes_on_across_a_round(tmp_path: Path) -> None:
+def test_reader_of_another_log_object_continues_across_a_round(tmp_path: Path) -> None:
     with logcore.open(
         tmp_path / "t-0", create=True, config=COMPACT, durability="os"
     ) as log:
@@ -474,7 +480,9 @@ def test_a_reader_elsewhere_goes_on_across_a_round(tmp_path: Path) -> None:
             stream = reader.read(0)
             seen = [next(stream).offset for _ in range(3)]
             clean(log, force=True)
-            rest = list(stream)  # from files that are old, or new, or to go soon
+            rest = list(
+                stream
+            )  # from old files, new files, or files that will be deleted soon
             seen += [record.offset for record in rest]
             assert seen == sorted(set(seen))
             assert {r.key: r.value for r in rest} == {
@@ -492,13 +500,13 @@ def test_a_reader_elsewhere_goes_on_across_a_round(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "looks", ["read", "committed", "scan", "batches", "stored", "time", "get", "pread"]
+    "access", ["read", "committed", "scan", "batches", "stored", "time", "get", "pread"]
 )
-def test_a_reader_that_has_opened_nothing_yet_meets_joined_segments(
-    tmp_path: Path, looks: str
+def test_reader_without_open_files_reads_merged_segments(
+    tmp_path: Path, access: str
 ) -> None:
-    """It lists two segments; when it opens the first, the file under that name holds
-    both.
+    """The reader has listed two segments. When it opens the first one, the file of that
+    name contains both.
     """
     config = {**COMPACT, "segment.bytes": 8000}
     with logcore.open(
@@ -516,30 +524,30 @@ def test_a_reader_that_has_opened_nothing_yet_meets_joined_segments(
             assert len(reader._state.segments) == 5
             clean(log, force=True)
             assert len(log._state.segments) == 2
-            if looks in ("read", "committed"):
+            if access in ("read", "committed"):
                 isolation: Any = (
-                    "read_committed" if looks == "committed" else "read_uncommitted"
+                    "read_committed" if access == "committed" else "read_uncommitted"
                 )
                 found = [
                     record.offset for record in reader.read(0, isolation=isolation)
                 ]
-            elif looks == "scan":
+            elif access == "scan":
                 found = [
                     offset
                     for columns in reader.scan()
                     for offset in columns.offsets.tolist()
                 ]
-            elif looks == "batches":
+            elif access == "batches":
                 found = [batch.base_offset for batch in reader.batches(0)]
-            elif looks == "stored":
+            elif access == "stored":
                 raw = b"".join(reader.stored(0, max_bytes=1 << 20))
                 found = [batch.base_offset for batch in read_batches(raw)]
-            elif looks == "time":
+            elif access == "time":
                 found = [
                     reader.offset_for_timestamp(T0 + number) or 0
                     for number in range(10, 40)
                 ]
-            elif looks == "get":
+            elif access == "get":
                 found = [reader.get(offset).offset for offset in range(10, 40)]
             else:
                 avoid_mapping(reader)
@@ -547,8 +555,10 @@ def test_a_reader_that_has_opened_nothing_yet_meets_joined_segments(
             assert found == list(range(10, 40))
 
 
-def test_opening_in_the_middle_of_a_swap_looks_again() -> None:
-    """The names are listed twice; a rename between the two must not cost a segment."""
+def test_open_during_a_segment_swap_lists_names_again() -> None:
+    """The names are listed twice. A rename between the two listings must not hide a
+    segment.
+    """
     disk = SimulatedDisk()
     with open_log(disk) as log:
         for number in range(60):
@@ -579,7 +589,7 @@ def test_opening_in_the_middle_of_a_swap_looks_again() -> None:
     )
 
 
-def test_a_map_that_does_not_hold_all_keys_takes_more_rounds() -> None:
+def test_map_too_small_for_all_keys_needs_more_rounds() -> None:
     disk = SimulatedDisk()
     with open_log(disk) as log:
         for number in range(400):
@@ -590,8 +600,8 @@ def test_a_map_that_does_not_hold_all_keys_takes_more_rounds() -> None:
             ends.append(report.end_offset)
             assert report.map_bytes <= 24 * 54
         assert ends == sorted(ends) and len(ends) > 3
-        # Each round looked at some forty keys, so what it left may be superseded by a
-        # later one: the last are there.
+        # Each round covered some forty keys, so that its records may be superseded
+        # later. The last value of each key is present.
         assert [value for _, _, value in pairs(log)][-100:] == [
             b"%d" % number for number in range(300, 400)
         ]
@@ -600,8 +610,8 @@ def test_a_map_that_does_not_hold_all_keys_takes_more_rounds() -> None:
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("codec", [0, 1])
 def test_old_formats_are_compacted(magic: int, codec: int) -> None:
-    """Entries of v0 and v1 stay as they are, or become v2, where a tombstone has a
-    place for its horizon.
+    """Entries of v0 and v1 are kept, or become v2 when a tombstone needs a field for
+    its horizon.
     """
     rows = [
         (b"a", b"1"),
@@ -622,7 +632,9 @@ def test_old_formats_are_compacted(magic: int, codec: int) -> None:
                 offset if not codec else offset - first, T0 + offset, key, value
             )
         entry = bytearray(builder.build())
-        if codec:  # of a wrapper the offset is that of its last record; v0 counts inside as in the log, v1 from 0
+        # A wrapper has the offset of its last record. Inside, v0 uses the offsets
+        # of the log, and v1 counts from 0.
+        if codec:
             entry[:8] = (first + 2).to_bytes(8, "big")
         raw += entry
     if codec and magic == 0:
@@ -652,7 +664,9 @@ def test_old_formats_are_compacted(magic: int, codec: int) -> None:
 # -- choices ---------------------------------------------------------------------------
 
 
-def facts(base: int, size: int = 100, first: int = 0, largest: int = 0) -> SealedFacts:
+def sealed_facts(
+    base: int, size: int = 100, first: int = 0, largest: int = 0
+) -> SealedFacts:
     return SealedFacts(
         base_offset=base,
         size_bytes=size,
@@ -661,7 +675,7 @@ def facts(base: int, size: int = 100, first: int = 0, largest: int = 0) -> Seale
     )
 
 
-def planned(
+def plan_of(
     sealed: Sequence[SealedFacts], active_base: int, **options: Any
 ) -> cleaner.Plan:
     config = LogConfig.parse(options.pop("config", {}))
@@ -680,47 +694,47 @@ def planned(
     )
 
 
-def test_what_a_round_would_clean() -> None:
-    three = [facts(0), facts(10), facts(20)]
-    everything = planned(three, 30)
+def test_plan_of_a_round() -> None:
+    three = [sealed_facts(0), sealed_facts(10), sealed_facts(20)]
+    everything = plan_of(three, 30)
     assert (everything.first_dirty, everything.first_uncleanable, everything.ratio) == (
         0,
         30,
         1.0,
     )
     assert everything.is_due
-    half = planned(three, 30, cleaned_to=20)
+    half = plan_of(three, 30, cleaned_to=20)
     assert (half.first_dirty, half.clean_bytes, half.cleanable_bytes, half.is_due) == (
         20,
         200,
         100,
         False,
     )
-    assert planned(
+    assert plan_of(
         three, 30, cleaned_to=20, config={"min.cleanable.dirty.ratio": 0.3}
     ).is_due
-    assert planned(
+    assert plan_of(
         three, 30, cleaned_to=20, config={"max.compaction.lag.ms": 9_999}
-    ).is_due, "it waits too long"
-    assert not planned(three, 30, cleaned_to=30).cleanable_bytes
-    assert planned(three, 30, cleaned_to=99).first_dirty == 0, (
-        "a checkpoint above the log counts as none"
+    ).is_due, "the maximum lag has passed"
+    assert not plan_of(three, 30, cleaned_to=30).cleanable_bytes
+    assert plan_of(three, 30, cleaned_to=99).first_dirty == 0, (
+        "a checkpoint above the log end is ignored"
     )
-    assert planned(three, 30, log_start=5, cleaned_to=3).first_dirty == 5
-    assert planned(three, 30, last_stable_offset=25).first_uncleanable == 20
-    young = [facts(0), facts(10, largest=9_500), facts(20)]
+    assert plan_of(three, 30, log_start=5, cleaned_to=3).first_dirty == 5
+    assert plan_of(three, 30, last_stable_offset=25).first_uncleanable == 20
+    young = [sealed_facts(0), sealed_facts(10, largest=9_500), sealed_facts(20)]
     assert (
-        planned(young, 30, config={"min.compaction.lag.ms": 1_000}).first_uncleanable
+        plan_of(young, 30, config={"min.compaction.lag.ms": 1_000}).first_uncleanable
         == 10
     )
     assert (
-        planned(young, 30, config={"min.compaction.lag.ms": 400}).first_uncleanable
+        plan_of(young, 30, config={"min.compaction.lag.ms": 400}).first_uncleanable
         == 30
     )
-    assert planned([], 0).cleanable_bytes == 0
+    assert plan_of([], 0).cleanable_bytes == 0
 
 
-def test_what_is_joined(tmp_path: Path) -> None:
+def test_segments_are_grouped_for_merging(tmp_path: Path) -> None:
     with logcore.open(
         tmp_path / "t-0",
         create=True,
@@ -749,7 +763,7 @@ def test_what_is_joined(tmp_path: Path) -> None:
         ]
 
 
-def test_only_compacted_topics_are_compacted() -> None:
+def test_compaction_of_a_topic_without_compact_policy_is_refused() -> None:
     with (
         open_log(SimulatedDisk(), **{"cleanup.policy": "delete"}) as log,
         pytest.raises(logcore.InvalidConfigError, match="compact"),
@@ -757,7 +771,8 @@ def test_only_compacted_topics_are_compacted() -> None:
         clean(log)
 
 
-# -- the table of keys and the kernels -------------------------------------------------
+# -- the offset map and the kernels
+# -----------------------------------------------------
 
 
 row = st.tuples(
@@ -775,7 +790,7 @@ row = st.tuples(
         max_size=80,
     )
 )
-def test_the_table_is_a_dictionary(rows: list[tuple[bytes, int]]) -> None:
+def test_offset_map_equals_a_dictionary(rows: list[tuple[bytes, int]]) -> None:
     rows = [(key, offset) for offset, (key, _) in enumerate(rows)]
     table = OffsetMap(1 << 16, len(rows), OS.random_bytes)
     columns = next(read_batches(encode([(key, b"") for key, _ in rows]))).columns()
@@ -786,7 +801,7 @@ def test_the_table_is_a_dictionary(rows: list[tuple[bytes, int]]) -> None:
     assert table.latest_offset == len(rows) - 1
 
 
-def test_the_table_grows_to_its_limit_and_no_further(
+def test_offset_map_grows_up_to_its_memory_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cleaner, "_FIRST_SLOTS", 4)
@@ -797,20 +812,22 @@ def test_the_table_grows_to_its_limit_and_no_further(
         OffsetMap, "_make", lambda self, slots: (made.append(slots), real(self, slots))
     )
     hashes = np.random.default_rng(1).integers(0, 1 << 64, (5000, 2), np.uint64)
-    noted = 0
-    while table.put(hashes[noted : noted + 70], np.arange(noted, noted + 70)):
-        noted += 70
-        assert table.newest(hashes[:noted]).tolist() == list(range(noted))
+    stored = 0
+    while table.put(hashes[stored : stored + 70], np.arange(stored, stored + 70)):
+        stored += 70
+        assert table.newest(hashes[:stored]).tolist() == list(range(stored))
     assert len(table) == 558 == table.latest_offset + 1
     assert table.newest(hashes[:559]).tolist() == [*range(558), -1]
     assert made == [4, 16, 64, 256, 744] and table.memory_bytes == 24 * 744, (
-        "with the one before it, the limit"
+        "together with the previous table, this is the limit"
     )
 
 
 @needs_compiler
 @given(st.integers(0, 2**32), st.integers(0, 60), st.integers(1, 50))
-def test_both_kernels_keep_the_same_table(seed: int, rows: int, most: int) -> None:
+def test_both_kernels_store_the_same_offset_map(
+    seed: int, rows: int, most: int
+) -> None:
     rng = np.random.default_rng(seed)
     keys = [rng.bytes(int(size)) for size in rng.integers(0, 30, rows)]
     sizes = np.array([len(key) for key in keys], np.int32)
@@ -822,8 +839,8 @@ def test_both_kernels_keep_the_same_table(seed: int, rows: int, most: int) -> No
     ]
     assert (hashed[0] == hashed[1]).all()
     drawn = hashed[0][rng.integers(0, rows, 3 * rows)] if rows else hashed[0]
-    # In order, as records come, but for some that come again: a larger offset
-    # supersedes a smaller one and no other.
+    # Offsets rise, as in a log, except for some that repeat. Only a larger offset
+    # supersedes a smaller one.
     offsets = np.arange(len(drawn)) - rng.integers(0, 2, len(drawn)) * rng.integers(
         0, 9
     )
@@ -835,8 +852,8 @@ def test_both_kernels_keep_the_same_table(seed: int, rows: int, most: int) -> No
         used = 0
         for start in range(0, len(drawn), 7):
             part = drawn[start : start + 7]
-            noted = np.maximum(0, offsets[start : start + 7])
-            got, used = kernel.map_put(table, part, noted, used, most, bits, 3)
+            stored = np.maximum(0, offsets[start : start + 7])
+            got, used = kernel.map_put(table, part, stored, used, most, bits, 3)
             taken += got
             if got < len(part):
                 break
@@ -852,7 +869,7 @@ def test_both_kernels_keep_the_same_table(seed: int, rows: int, most: int) -> No
 @given(
     st.lists(st.lists(row, min_size=1, max_size=12), min_size=1, max_size=5), st.data()
 )
-def test_both_kernels_hash_and_survey_a_run_alike(
+def test_both_kernels_hash_and_survey_a_run_identically(
     batches: list[list[Any]], data: st.DataObject
 ) -> None:
     raw = b"".join(
@@ -900,7 +917,7 @@ def test_both_kernels_hash_and_survey_a_run_alike(
 @given(
     st.lists(st.lists(row, min_size=1, max_size=12), min_size=1, max_size=5), st.data()
 )
-def test_both_kernels_rewrite_alike(
+def test_both_kernels_rewrite_batches_identically(
     batches: list[list[Any]], data: st.DataObject
 ) -> None:
     raw = b"".join(

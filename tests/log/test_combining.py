@@ -1,5 +1,5 @@
-"""Steps of several threads that one of them takes: each once, in order, on disk,
-whoever is interrupted where.
+"""Flat combining: operations of several threads, executed by one of them. Each runs
+once, in order, and is durable, wherever a thread is interrupted.
 """
 
 from __future__ import annotations
@@ -17,22 +17,24 @@ from logcore.coordinators.flat_combining import Combined
 from logcore.errors import DurabilityUnknownError
 from support.interrupting import Interrupt
 
-#: For what takes no time at all; a thread that hangs fails the test.
+#: Timeout for steps that normally take no time. A thread that hangs fails the test.
 SECONDS = 300
 
 
 class World:
-    """taken: the steps, by number, in their order. on_disk: those that were taken when
-    the disk was last waited for.
-    told: what each thread was told.
+    """A combiner with recorded operations.
+
+    taken: the operations by number, in the order of execution.
+    on_disk: the operations that were executed before the last sync.
+    results: the error, or None, that each thread got.
     """
 
     def __init__(self) -> None:
         self.taken: list[int] = []
-        self.finished: list[int] = []  # how many were taken, each time
+        self.finished: list[int] = []  # number of executed operations at each call
         self.on_disk: set[int] = set()
         self.syncs = 0
-        self.told: dict[int, BaseException | None] = {}
+        self.results: dict[int, BaseException | None] = {}
         self.threads: list[threading.Thread] = []
         self.all_there = threading.Event()
         self.begun: set[int] = set()
@@ -61,23 +63,25 @@ class World:
         trace: Any = None,
         error: Exception | None = None,
     ) -> None:
-        """waits_for: how many steps of other threads have to wait before this step goes
-        on.
+        """Run an operation that first waits until `waits_for` operations of other
+        threads are queued.
         """
-        told: BaseException | None = None
+        result: BaseException | None = None
         sys.settrace(trace)
         try:
             self.combined.take(functools.partial(self.step, number, waits_for, error))
         except BaseException as caught:
-            told = caught
+            result = caught
         finally:
             sys.settrace(None)
-        self.told[number] = told
-        if told is None:
+        self.results[number] = result
+        if result is None:
             assert number in self.on_disk
 
     def start(self, number: int, **given: Any) -> None:
-        """Returns once the step has begun or waits, or its thread was interrupted."""
+        """Start a thread, and return once its operation has begun or is queued, or once
+        it was interrupted.
+        """
         thread = threading.Thread(
             target=self.ask, args=(number,), kwargs=given, daemon=True
         )
@@ -94,24 +98,22 @@ class World:
         self.all_there.set()
         for thread in self.threads:
             thread.join(SECONDS)
-            assert not thread.is_alive(), "it sleeps for ever"
+            assert not thread.is_alive(), "the thread sleeps forever"
 
 
-def test_one_thread_waits_for_the_disk_for_all() -> None:
+def test_one_thread_syncs_for_all() -> None:
     world = World()
     world.start(0, waits_for=6)
     for number in range(1, 7):
         world.start(number)
     world.join()
-    assert world.taken == [0, 1, 2, 3, 4, 5, 6], (
-        "in the order in which they were asked for"
-    )
-    assert world.told == dict.fromkeys(range(7))
+    assert world.taken == [0, 1, 2, 3, 4, 5, 6], "in the order of the requests"
+    assert world.results == dict.fromkeys(range(7))
     assert world.finished == [7]
     assert world.syncs == 1
 
 
-def test_who_comes_while_the_disk_is_waited_for_is_led_by_the_first_of_them() -> None:
+def test_operations_queued_during_a_sync_are_combined_by_the_first() -> None:
     world = World()
 
     def settle() -> None:
@@ -124,22 +126,22 @@ def test_who_comes_while_the_disk_is_waited_for_is_led_by_the_first_of_them() ->
     world.ask(0)
     world.join()
     assert world.taken == [0, 1, 2]
-    assert world.told == dict.fromkeys(range(3))
+    assert world.results == dict.fromkeys(range(3))
     assert world.syncs == 2
 
 
-def test_an_error_is_told_to_who_asked() -> None:
+def test_error_is_raised_in_the_thread_of_its_operation() -> None:
     world = World()
     wrong = ValueError("wrong")
     world.start(0, waits_for=2)
     world.start(1, error=wrong)
     world.start(2)
     world.join()
-    assert world.told == {0: None, 1: wrong, 2: None}
+    assert world.results == {0: None, 1: wrong, 2: None}
 
 
 @pytest.mark.parametrize("moment", ["step", "sync"])
-def test_a_signal_handler_asks_in_the_thread_that_leads(moment: str) -> None:
+def test_signal_handler_can_enqueue_in_the_combiner_thread(moment: str) -> None:
     world = World()
     handled: list[str] = []
 
@@ -163,10 +165,10 @@ def test_a_signal_handler_asks_in_the_thread_that_leads(moment: str) -> None:
     world.join()
     assert handled == [moment]
     assert sorted(world.taken) == [0, 7]
-    assert world.told == {7: None}
+    assert world.results == {7: None}
 
 
-def test_who_is_woken_twice_is_awake() -> None:
+def test_second_wake_has_no_effect() -> None:
     asked = module._Asked(lambda: None)
     asked.wake()
     asked.wake()
@@ -174,10 +176,12 @@ def test_who_is_woken_twice_is_awake() -> None:
 
 
 @pytest.mark.parametrize("interrupted", [0, 1, 2])
-def test_an_interrupt_at_any_line_keeps_nobody_waiting(
+def test_interrupt_at_any_line_leaves_no_thread_waiting(
     interrupted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Thread 0 leads, thread 1 waits for its turn to lead, thread 2 sleeps."""
+    """Thread 0 is the combiner, thread 1 waits to become the combiner, and thread 2
+    sleeps.
+    """
     monkeypatch.setattr(module, "_LOOK_SECONDS", 0.01)
     nth = 0
     is_met = True
@@ -192,13 +196,13 @@ def test_an_interrupt_at_any_line_keeps_nobody_waiting(
         world.ask(3)
         world.ask(4)
         is_met = trace.left <= 0
-        assert world.told[3] is None
-        assert world.told[4] is None
+        assert world.results[3] is None
+        assert world.results[4] is None
         assert len(world.taken) == len(set(world.taken)), f"line {nth}: taken twice"
-        for number, told in world.told.items():
+        for number, result in world.results.items():
             if number == interrupted and is_met:
-                assert isinstance(told, KeyboardInterrupt)
+                assert isinstance(result, KeyboardInterrupt)
             else:
-                assert told is None or isinstance(told, DurabilityUnknownError)
-                assert told is not None or number in world.taken
+                assert result is None or isinstance(result, DurabilityUnknownError)
+                assert result is not None or number in world.taken
     assert nth > 8

@@ -1,5 +1,5 @@
-"""Compaction that is cut off: crashes, errors of the disk, damage, and seeded bugs of
-the exchange of files.
+"""Interrupted compaction: crashes, disk errors, damage, and seeded bugs of the segment
+swap.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from support.compacting import COMPACT, T0, compact, open_log, pairs
 # -- crashes ---------------------------------------------------------------------------
 
 
-def keyed(disk: SimulatedDisk, promise: Any, *, rounds: int = 2) -> None:
-    """A life with rounds of compaction, under `group`; promises are what was appended,
-    and how far was compacted.
+def run_keyed(disk: SimulatedDisk, promise: Any, *, rounds: int = 2) -> None:
+    """Append and compact in rounds, under `group`. Promise each record that was
+    appended.
     """
     log = logcore.open("t-0", create=True, config=COMPACT, durability="group", fs=disk)
     for turn in range(rounds):
@@ -65,13 +65,13 @@ def found_after(
     bad = [verdict for verdict in verify("t-0", fs=disk) if verdict.status == "damaged"]
     assert not bad
     with logcore.open("t-0", config=COMPACT, durability="group", fs=disk) as log:
-        assert pairs(log) == found, "opening again finds something else"
+        assert pairs(log) == found, "a second opening finds other records"
     return found, end
 
 
 def judge(promised: list[Any], result: tuple[list[Any], int]) -> None:
-    """P45: one generation, whole: nothing acknowledged is lost but what a later record
-    supersedes.
+    """P45: the log has one complete generation. An acknowledged record is missing only
+    if a later record supersedes it.
     """
     found, end = result
     offsets = [offset for offset, _, _ in found]
@@ -89,14 +89,14 @@ def judge(promised: list[Any], result: tuple[list[Any], int]) -> None:
         )
 
 
-#: Of the disks that may be left at one moment. The seeded bugs below are found with as
-#: many.
+#: Number of disks to try for each moment. The seeded bugs below are found with this
+#: number.
 LIMIT = 2
 
 
 def explore_compaction(seed: int = 0, **options: Any) -> Any:
     return explore(
-        keyed,
+        run_keyed,
         found_after,
         judge,
         seed=seed,
@@ -112,15 +112,15 @@ def explore_compaction(seed: int = 0, **options: Any) -> Any:
         pytest.param("journal", 6, marks=pytest.mark.slow),
     ],
 )
-def test_P45_a_crash_leaves_one_generation(names: Any, limit: int) -> None:
+def test_P45_crash_leaves_one_generation(names: Any, limit: int) -> None:
     report = explore_compaction(names=names, limit=limit)
     print(report)
     assert report.states > 300
 
 
-def test_readers_see_one_generation_whatever_a_crash_left() -> None:
-    """Without recovery: a reader and no writer, on a disk that a crash in the middle of
-    a swap left.
+def test_readers_see_one_generation_after_a_crash_without_recovery() -> None:
+    """A reader opens a disk that a crash during a swap left. No writer has recovered
+    it.
     """
 
     def read(disk: SimulatedDisk) -> Any:
@@ -128,7 +128,7 @@ def test_readers_see_one_generation_whatever_a_crash_left() -> None:
             with logcore.open("t-0", read_only=True, fs=disk) as log:
                 return pairs(log), 1 << 40
         except (logcore.LogNotFoundError, logcore.CorruptBatchError):
-            return [], 1 << 40  # before the directory is there, or an unsynced tail
+            return [], 1 << 40  # before the directory exists, or with an unsynced tail
 
     def check(promised: list[Any], result: tuple[list[Any], int]) -> None:
         offsets = [offset for offset, _, _ in result[0]]
@@ -136,11 +136,11 @@ def test_readers_see_one_generation_whatever_a_crash_left() -> None:
         if offsets and len(promised) > 9:
             judge(promised[:9], result)
 
-    assert explore(keyed, read, check, limit=12, again_every=0).states > 200
+    assert explore(run_keyed, read, check, limit=12, again_every=0).states > 200
 
 
 def replace_without(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
-    """Breaks the order in which compaction puts new segments in place."""
+    """Break the order in which compaction moves new segments into place."""
     real = Rewriting.replace
 
     def replace(self: Rewriting, old: Any, new: Any) -> None:
@@ -153,9 +153,8 @@ def replace_without(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
             if broken == "B10":
                 patch.setattr(disk, "fsync", lambda handle: None)
                 patch.setattr(disk, "fdatasync", lambda handle: None)
-            elif (
-                broken == "B11"
-            ):  # the old ones go before the names of the new one are on disk
+            # The old segments are deleted before the names of the new one are on disk.
+            elif broken == "B11":
                 synced = iter([True, False, False, True])
                 patch.setattr(
                     disk,
@@ -205,14 +204,18 @@ def test_seeded_bugs_of_the_swap_are_found(
         explore_compaction()
 
 
-def test_seeded_bug_B12_of_the_order_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The old segments get out of the way from the last on: a crash then leaves a hole
-    that no file accounts for.
+def test_seeded_bug_B12_order_of_renames_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The old segments are renamed from the last one on, so that a crash leaves a hole
+    that no file explains.
     """
     real = SimulatedDisk.rename
 
     def rename(self: SimulatedDisk, source: str, target: str) -> None:
-        if target.endswith(".swap"):  # final at once, as if there were no such name
+        if target.endswith(
+            ".swap"
+        ):  # the final name at once, as if there were no .swap name
             target = target.removesuffix(".swap")
         if not source.endswith(".swap"):
             real(self, source, target)
@@ -222,16 +225,20 @@ def test_seeded_bug_B12_of_the_order_of_names(monkeypatch: pytest.MonkeyPatch) -
         explore_compaction()
 
 
-def test_seeded_bug_B41_the_last_value_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seeded_bug_B41_lost_last_value_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     never_newest(monkeypatch)
     with pytest.raises(AssertionError):
         explore_compaction()
 
 
-def test_seeded_bug_B44_the_checkpoint_comes_early(
+def test_seeded_bug_B44_early_checkpoint_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Lost to no reader, but never compacted again: the checkpoint says that it was."""
+    """No reader loses a record, but the records are never compacted, because the
+    checkpoint claims that they were.
+    """
     early_checkpoint(monkeypatch)
 
     def recover(disk: SimulatedDisk) -> Any:
@@ -245,14 +252,14 @@ def test_seeded_bug_B44_the_checkpoint_comes_early(
         return keys
 
     def once(promised: list[Any], keys: list[bytes]) -> None:
-        assert len(keys) == len(set(keys)), "marked as compacted, and it was not"
+        assert len(keys) == len(set(keys)), "marked as compacted, but it was not"
 
     with pytest.raises(AssertionError, match="marked as compacted"):
-        explore(keyed, recover, once, limit=40, again_every=0)
+        explore(run_keyed, recover, once, limit=40, again_every=0)
 
 
 @pytest.mark.parametrize("limit", [4, pytest.param(40, marks=pytest.mark.slow)])
-def test_the_checkpoint_never_says_more_than_was_done(limit: int) -> None:
+def test_cleaner_checkpoint_never_exceeds_the_compacted_range(limit: int) -> None:
     def recover(disk: SimulatedDisk) -> Any:
         with logcore.open(
             "t-0", create=True, config=COMPACT, durability="group", fs=disk
@@ -263,21 +270,21 @@ def test_the_checkpoint_never_says_more_than_was_done(limit: int) -> None:
             return [key for offset, key, _ in pairs(log) if offset < checked]
 
     def once(promised: list[Any], keys: list[bytes]) -> None:
-        assert len(keys) == len(set(keys)), "marked as compacted, and it was not"
+        assert len(keys) == len(set(keys)), "marked as compacted, but it was not"
 
-    explore(keyed, recover, once, limit=limit, again_every=0)
+    explore(run_keyed, recover, once, limit=limit, again_every=0)
 
 
-#: The first operation that fails, and how many lie between it and the next: each
-#: operation fails in one way.
+#: The first operation that fails for each error, and the distance to the next one, so
+#: that each operation fails in one way.
 EACH_IN_TURN = {errno.EIO: 1, errno.ENOSPC: 2, errno.EMFILE: 3}
 
 
 @pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("number", EACH_IN_TURN)
-def test_an_error_at_each_operation_of_a_round(number: int, step: int) -> None:
-    """The log goes on, or refuses and is whole when it is opened again; nothing is lost
-    either way.
+def test_error_at_each_operation_of_a_round(number: int, step: int) -> None:
+    """The log continues, or it refuses appends and is whole after reopening. In both
+    cases no record is lost.
     """
     disk = SimulatedDisk()
     expected = {}
@@ -311,7 +318,7 @@ def test_an_error_at_each_operation_of_a_round(number: int, step: int) -> None:
     raise AssertionError("the round has more operations than were tried")
 
 
-def test_damage_ends_a_round_and_changes_no_file(tmp_path: Path) -> None:
+def test_damage_aborts_a_round_without_changing_a_file(tmp_path: Path) -> None:
     with logcore.open(
         tmp_path / "t-0", create=True, config=COMPACT, durability="os"
     ) as log:
@@ -335,10 +342,10 @@ def test_damage_ends_a_round_and_changes_no_file(tmp_path: Path) -> None:
         log.append(b"on", key=b"k")
 
 
-def test_an_index_that_came_without_its_log_goes_again() -> None:
-    """A crash kept the name of the new index of aborted transactions, and not that of
-    the new .log: beside the old one, which had none, it told of a marker that was not
-    there.
+def test_transaction_index_without_its_new_segment_is_deleted() -> None:
+    """A crash kept the name of the new index of aborted transactions, but not the
+    name of the new .log. Next to the old .log, which had no such index, it referred to a marker
+    that did not exist.
     """
     disk = SimulatedDisk()
     left = {}
@@ -378,11 +385,9 @@ def test_an_index_that_came_without_its_log_goes_again() -> None:
 
 
 @pytest.mark.parametrize("is_dense", [True, False])
-def test_an_offset_that_turned_supersedes_nothing(
-    tmp_path: Path, is_dense: bool
-) -> None:
-    """No CRC covers it. Taken as it stands, it would drop the newer records of the same
-    keys.
+def test_flipped_offset_supersedes_no_record(tmp_path: Path, is_dense: bool) -> None:
+    """No CRC covers the offset. If compaction trusted it, the flipped offset would drop
+    newer records of the same keys.
     """
     with logcore.open(
         tmp_path / "t-0", create=True, config=COMPACT, durability="os"
@@ -399,7 +404,9 @@ def test_an_offset_that_turned_supersedes_nothing(
     first = next(read_batches(whole)).size_bytes
     for bit in range(40):
         raw = bytearray(whole)
-        raw[first + 7 - bit // 8] ^= 1 << bit % 8  # of the second batch's base offset
+        raw[first + 7 - bit // 8] ^= (
+            1 << bit % 8
+        )  # in the base offset of the second batch
         file.write_bytes(raw)
         with logcore.open(tmp_path / "t-0", config=COMPACT, durability="os") as log:
             before = {
@@ -414,9 +421,9 @@ def test_an_offset_that_turned_supersedes_nothing(
             } == before
 
 
-def test_a_truncation_meanwhile_ends_the_round() -> None:
-    """What the table of keys says of records that are gone must not cost those that
-    they superseded.
+def test_truncation_during_a_round_abandons_it() -> None:
+    """Entries of the offset map for truncated records must not remove the records that
+    these superseded.
     """
     disk = SimulatedDisk()
     with open_log(disk) as log:
@@ -434,8 +441,10 @@ def test_a_truncation_meanwhile_ends_the_round() -> None:
         assert not [name for name in disk.files() if name.endswith(".cleaned")]
 
 
-def test_segments_that_go_meanwhile_end_the_round() -> None:
-    """Their records would come back, above a start that readers were told of."""
+def test_deletion_of_segments_during_a_round_abandons_it() -> None:
+    """Otherwise the deleted records would return, above a log start that readers have
+    seen.
+    """
     disk = SimulatedDisk()
     with open_log(disk) as log:
         for number in range(60):
@@ -450,15 +459,15 @@ def test_segments_that_go_meanwhile_end_the_round() -> None:
                 pass
         assert [offset for offset, _, _ in pairs(log)] == list(range(30, 60))
         assert not [name for name in disk.files() if name.endswith(".cleaned")]
-        assert clean(log, force=True) is not None, "and another round may begin"
+        assert clean(log, force=True) is not None, "another round can begin"
 
 
 @pytest.mark.parametrize(
-    ("faults", "goes_on"),
+    ("faults", "continues"),
     [
         ([Fault("rename", errno.EIO, path="*.index.swap")], True),
-        # .swap files that stay would bring records back at the next opening that a
-        # later round has removed.
+        # Remaining .swap files would restore, at the next opening, records that a later
+        # round has removed.
         (
             [
                 Fault("rename", errno.EIO, path="*.index.swap"),
@@ -466,13 +475,13 @@ def test_segments_that_go_meanwhile_end_the_round() -> None:
             ],
             False,
         ),
-        # The directory says already that the new segment counts.
+        # The directory already shows that the new segment counts.
         ([Fault("rename", errno.EIO, path="*.log.deleted")], False),
     ],
     ids=["taken back", "not taken back", "half in place"],
 )
-def test_a_round_that_fails_while_names_change(
-    faults: list[Fault], goes_on: bool
+def test_round_that_fails_during_its_renames(
+    faults: list[Fault], continues: bool
 ) -> None:
     disk = SimulatedDisk()
     log = open_log(disk)
@@ -485,8 +494,8 @@ def test_a_round_that_fails_while_names_change(
         clean(log, force=True)
     disk.faults = None
     assert pairs(log) == before
-    assert any(name.endswith(".swap") for name in disk.files()) is not goes_on
-    if goes_on:
+    assert any(name.endswith(".swap") for name in disk.files()) is not continues
+    if continues:
         log.append(b"after", key=b"new")
         assert clean(log, force=True) is not None
     else:
@@ -497,11 +506,11 @@ def test_a_round_that_fails_while_names_change(
         assert not any(name.endswith((".swap", ".cleaned")) for name in disk.files())
         found = {key: value for _, key, value in pairs(log)}
         assert found == {key: value for _, key, value in before} | (
-            {b"new": b"after"} if goes_on else {}
+            {b"new": b"after"} if continues else {}
         )
 
 
-def test_what_comes_after_a_truncation_is_dirty() -> None:
+def test_records_after_a_truncation_are_dirty() -> None:
     disk = SimulatedDisk()
     with open_log(disk) as log:
         for number in range(60):
@@ -515,7 +524,7 @@ def test_what_comes_after_a_truncation_is_dirty() -> None:
         assert len(pairs(log)) == 4
 
 
-def test_two_rounds_at_a_time_are_refused() -> None:
+def test_second_concurrent_round_is_refused() -> None:
     disk = SimulatedDisk()
     with open_log(disk) as log:
         for number in range(60):
@@ -534,7 +543,7 @@ def test_two_rounds_at_a_time_are_refused() -> None:
 @pytest.mark.parametrize("is_whole", [True, False])
 @pytest.mark.parametrize("was_begun", [True, False])
 @pytest.mark.parametrize("has_retired", [True, False])
-def test_every_combination_of_swap_facts_has_one_answer(
+def test_every_combination_of_swap_facts_has_one_action(
     is_whole: bool, was_begun: bool, has_retired: bool
 ) -> None:
     action = decide_swap(SwapFacts(is_whole, was_begun, has_retired))
@@ -546,7 +555,7 @@ def test_every_combination_of_swap_facts_has_one_answer(
         assert action is SwapAction.DISCARD
 
 
-def test_an_index_that_is_in_its_place_stays_when_another_was_left_over() -> None:
+def test_index_in_place_is_kept_beside_a_leftover_swap_file() -> None:
     disk = SimulatedDisk()
     with open_log(disk) as log:
         for number in range(20):
@@ -560,7 +569,7 @@ def test_an_index_that_is_in_its_place_stays_when_another_was_left_over() -> Non
         assert not any(name.endswith(".swap") for name in disk.files())
 
 
-def test_a_damaged_swap_file_is_not_put_in_place() -> None:
+def test_damaged_swap_file_is_not_moved_into_place() -> None:
     disk = SimulatedDisk()
     with open_log(disk) as log:
         log.append(b"v", key=b"k")
@@ -572,15 +581,15 @@ def test_a_damaged_swap_file_is_not_put_in_place() -> None:
     log = open_log(SimulatedDisk({**files, name + ".swap": bytes(raw)}))
     assert len(pairs(log)) == 2
     log.close()
-    gone = {**files, name + ".swap": bytes(raw), name + ".deleted": files[name]}
-    del gone[name]
+    without = {**files, name + ".swap": bytes(raw), name + ".deleted": files[name]}
+    del without[name]
     with pytest.raises(logcore.CorruptLogError, match="compaction"):
-        open_log(SimulatedDisk(gone))
+        open_log(SimulatedDisk(without))
 
 
 @pytest.mark.parametrize("beside", [".log.cleaned", ".seal.cleaned"])
-def test_a_new_segment_that_another_program_removes_replaces_none(beside: str) -> None:
-    """As soon as another file of it is there: before it has its seal, or then."""
+def test_new_segment_removed_by_another_program_replaces_none(beside: str) -> None:
+    """The segment is removed as soon as its .log file, or its checksum file, exists."""
 
     class Tidied(SimulatedDisk):
         beside = ""
@@ -616,5 +625,5 @@ def test_a_new_segment_that_another_program_removes_replaces_none(beside: str) -
         assert not [
             name for name in disk.files() if name.endswith((".cleaned", ".swap"))
         ]
-        assert clean(log, force=True) is not None, "and another round may begin"
+        assert clean(log, force=True) is not None, "another round can begin"
         assert pairs(log) != before

@@ -1,5 +1,5 @@
-"""A partition: what is appended is read back, in order, in every form, across rolls,
-reopenings and truncations.
+"""Log: records are read back as appended, in order and by every method, across rolls,
+reopening and truncations.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from support.vectors import VECTORS
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_records_come_back_after_reopening(partition: Path, policy: str) -> None:
+def test_records_are_read_back_after_reopening(partition: Path, policy: str) -> None:
     with logcore.open(partition, create=True, config=SMALL, durability=policy) as log:
         for at in range(20):
             receipt = log.append(
@@ -62,7 +62,7 @@ def test_records_come_back_after_reopening(partition: Path, policy: str) -> None
         ]
 
 
-def test_every_way_to_append_gives_the_same_records(partition: Path) -> None:
+def test_every_append_method_gives_the_same_records(partition: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     rows = [(b"k%d" % at, b"v" * at if at % 3 else None) for at in range(50)]
     keys = pa.array([key for key, _ in rows], pa.binary())
@@ -93,13 +93,13 @@ def test_every_way_to_append_gives_the_same_records(partition: Path) -> None:
             (one.magic, one.producer_id, one.producer_epoch, one.base_sequence)
             for one in log.batches(0)
         }
-        assert heads == {(2, -1, -1, -1)}, "of no producer"
+        assert heads == {(2, -1, -1, -1)}, "without a producer"
         assert log.append_many([]).last_offset == 249
         assert log.append_columns(values=pa.array([], pa.binary())).offset == 250
 
 
 @pytest.mark.parametrize("codec", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
-def test_a_log_compresses_as_its_config_says(partition: Path, codec: str) -> None:
+def test_log_compresses_with_its_configured_codec(partition: Path, codec: str) -> None:
     with logcore.open(
         partition,
         create=True,
@@ -136,7 +136,7 @@ def test_reading_between_any_two_offsets(partition: Path) -> None:
             log.get(60)
 
 
-def test_a_read_stops_at_its_byte_budget_but_gives_a_batch(partition: Path) -> None:
+def test_read_stops_at_its_byte_limit_but_returns_a_batch(partition: Path) -> None:
     with logcore.open(partition, create=True, config={"batch.size": 400}) as log:
         log.append_many([(None, b"x" * 100) for _ in range(20)])
         assert (
@@ -148,7 +148,7 @@ def test_a_read_stops_at_its_byte_budget_but_gives_a_batch(partition: Path) -> N
         assert [batch.base_offset for batch in log.batches(3, max_bytes=1)] == [2]
 
 
-def test_columns_may_be_of_keys_or_of_values_alone(partition: Path) -> None:
+def test_append_columns_accepts_keys_or_values_alone(partition: Path) -> None:
     column = (b"abc", [0, 1, 1, 3])
     with logcore.open(partition, create=True) as log:
         log.append_columns(keys=column)
@@ -162,7 +162,7 @@ def test_columns_may_be_of_keys_or_of_values_alone(partition: Path) -> None:
             log.append_columns(keys=column, values=(b"abc", [0, 3]))
 
 
-def test_batches_give_columns_arrow_and_their_heads(partition: Path) -> None:
+def test_batches_cover_all_offsets_in_order(partition: Path) -> None:
     with logcore.open(partition, create=True, config=SMALL) as log:
         log.append_many([(b"k", b"%d" % at, (), T0 + at) for at in range(30)])
         batches = list(log.batches(0))
@@ -176,7 +176,7 @@ def test_batches_give_columns_arrow_and_their_heads(partition: Path) -> None:
         ] == list(range(30))
 
 
-def test_a_scan_goes_to_arrow_polars_and_duckdb(partition: Path) -> None:
+def test_scan_is_readable_by_arrow_polars_and_duckdb(partition: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     with logcore.open(partition, create=True, config=SMALL) as log:
         log.append_many(
@@ -211,11 +211,12 @@ def test_columns_outlive_the_log(partition: Path) -> None:
     ]
 
 
-# -- directories that Kafka wrote ------------------------------------------------------
+# -- directories written by Kafka
+# -------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["partition-clean", "partition-crash"])
-def test_kafkas_partition_is_read(name: str) -> None:
+def test_kafka_partition_is_read(name: str) -> None:
     with logcore.open(VECTORS / name / "orders-0", read_only=True) as log:
         assert (log.log_start_offset, log.log_end_offset, log.last_stable_offset) == (
             0,
@@ -246,7 +247,7 @@ def test_kafkas_partition_is_read(name: str) -> None:
         }
 
 
-def test_kafkas_compacted_partition_is_read() -> None:
+def test_compacted_kafka_partition_is_read() -> None:
     with logcore.open(
         VECTORS / "partition-compact-after" / "compacted-0", read_only=True
     ) as log:
@@ -256,14 +257,14 @@ def test_kafkas_compacted_partition_is_read() -> None:
 
 
 @pytest.mark.parametrize("name", ["partition-clean", "partition-crash"])
-def test_kafkas_partition_is_continued(tmp_path: Path, name: str) -> None:
+def test_kafka_partition_is_continued(tmp_path: Path, name: str) -> None:
     shutil.copytree(VECTORS / name, tmp_path / name)
     before = (tmp_path / name / "orders-0" / f"{16:020d}.log").read_bytes()
     with logcore.open(
         tmp_path / name / "orders-0", config={"segment.ms": 1 << 60}
     ) as log:
         assert not (tmp_path / name / ".kafka_cleanshutdown").exists(), (
-            "gone before the first write"
+            "deleted before the first write"
         )
         assert log.append(b"ours", key=b"k").offset == 29
         assert [record.offset for record in log.read(27)] == [27, 28, 29]
@@ -315,7 +316,7 @@ def test_readers_run_while_a_writer_rolls(partition: Path) -> None:
             for record in log.read(max(0, log.high_watermark - 8)):
                 if record.value != b"%d" % record.offset:
                     wrong.append(record)
-            done.wait(0.0001)  # lets the writer have the interpreter
+            done.wait(0.0001)  # lets the writer run
 
     done = threading.Event()
     wrong = []
@@ -332,11 +333,12 @@ def test_readers_run_while_a_writer_rolls(partition: Path) -> None:
     assert wrong == []
 
 
-# -- against a list --------------------------------------------------------------------
+# -- compared with a list
+# ---------------------------------------------------------------
 
 
 class LogAsList(RuleBasedStateMachine):
-    """A log is a list whose front may be dropped: every rule is done to both."""
+    """A log is a list whose front may be dropped. Each rule is applied to both."""
 
     @initialize(
         policy=st.sampled_from(POLICIES), codec=st.sampled_from(["producer", "lz4"])
@@ -421,7 +423,7 @@ TestLogAsList.settings = settings(
 )
 
 
-def test_segments_that_were_read_take_no_descriptors(tmp_path: Path) -> None:
+def test_read_segments_hold_no_file_descriptors(tmp_path: Path) -> None:
     with logcore.open(
         tmp_path / "t-0", create=True, config={"segment.bytes": 2_000}, durability="os"
     ) as log:
@@ -440,18 +442,20 @@ def test_segments_that_were_read_take_no_descriptors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("times", [[100, 50, 50], [50, 100, 70], [100, 100, 1]])
-def test_times_of_what_was_deleted_are_not_found(
+def test_timestamps_of_deleted_records_are_not_found(
     tmp_path: Path, times: list[int]
 ) -> None:
-    """The largest time of a segment may be that of a record below the log start; later
-    segments are looked at too.
+    """The largest timestamp of a segment may belong to a record below the log start.
+    The search then continues in later segments.
     """
     with logcore.open(tmp_path / "t-0", create=True) as log:
         for time in times:
             log.append(b"v", timestamp_ms=time)
             log.roll()
         log.append(b"end", timestamp_ms=60)
-        log._state.log_start = 1  # as a kill leaves it between the note of the new start and the first file that goes
+        # A kill leaves this state between saving the new log start and deleting the
+        # first file.
+        log._state.log_start = 1
         left = [*times[1:], 60]
         for asked in (1, 50, 60, 100):
             expected = next(
@@ -461,7 +465,7 @@ def test_times_of_what_was_deleted_are_not_found(
         assert log.newest() == (1 + left.index(max(left)), max(left))
 
 
-def test_a_disk_that_fails_to_tell_is_no_empty_disk(
+def test_open_on_a_failing_disk_is_a_read_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with logcore.open(tmp_path / "t-0", create=True) as log:
@@ -479,7 +483,7 @@ def test_a_disk_that_fails_to_tell_is_no_empty_disk(
 
 
 @pytest.mark.parametrize("end", ["close", "kill"])
-def test_no_room_for_the_note_of_the_durable_end_hides_nothing(end: str) -> None:
+def test_failed_write_of_the_durable_end_hides_no_record(end: str) -> None:
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, durability="os", fs=disk)
     log.append(b"v")
@@ -494,9 +498,9 @@ def test_no_room_for_the_note_of_the_durable_end_hides_nothing(end: str) -> None
         assert [record.value for record in reader.read(0)] == [b"v"]
 
 
-def test_what_was_staged_comes_behind_all_that_is_there(tmp_path: Path) -> None:
-    """Also behind an empty active segment, which goes, and segments before it, which
-    stay.
+def test_staged_records_are_appended_after_all_existing_ones(tmp_path: Path) -> None:
+    """This includes an empty active segment, which is deleted, and the segments before
+    it, which are kept.
     """
     path = create(tmp_path / "data", STAGED)
     with logcore.open_dir(path) as directory:
@@ -529,12 +533,11 @@ def test_what_was_staged_comes_behind_all_that_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("checks", [{}, {"message.timestamp.after.max.ms": "3600000"}])
-def test_a_datetime_is_a_timestamp_everywhere(
+def test_datetime_is_accepted_as_a_timestamp_everywhere(
     tmp_path: Path, checks: dict[str, str]
 ) -> None:
-    moment = datetime(
-        2023, 11, 14, 22, 13, 20, 1999, tzinfo=UTC
-    )  # 1_700_000_000_001.999 ms: cut, as it has passed
+    # 1_700_000_000_001.999 ms, which is rounded down.
+    moment = datetime(2023, 11, 14, 22, 13, 20, 1999, tzinfo=UTC)
     elsewhere = moment.astimezone(timezone(timedelta(hours=5)))
     with logcore.open(tmp_path / "t-0", create=True, config=checks) as log:
         log.append(b"a", timestamp_ms=moment)
@@ -570,7 +573,7 @@ def test_a_datetime_is_a_timestamp_everywhere(
         assert log.log_end_offset == 3
 
 
-def test_a_directory_that_cannot_be_made_says_so(tmp_path: Path) -> None:
+def test_directory_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file" / "t-0", tmp_path / "file" / "deeper" / "t-0"):
         with pytest.raises(
@@ -584,7 +587,7 @@ def test_a_directory_that_cannot_be_made_says_so(tmp_path: Path) -> None:
             logcore.open_dir(path, create=True)
 
 
-def test_errors_say_only_what_is_known() -> None:
+def test_error_text_contains_only_known_fields() -> None:
     assert (
         str(logcore.LogcoreError("x", expected=1, found=2)) == "x (expected 1, found 2)"
     )
@@ -593,11 +596,11 @@ def test_errors_say_only_what_is_known() -> None:
     assert str(logcore.LogcoreError("x")) == "x"
 
 
-def test_a_tail_does_not_go_on_with_what_took_the_place_of_its_records(
+def test_tail_does_not_continue_with_records_that_replaced_its_own(
     partition: Path,
 ) -> None:
-    """Truncated below where it has read, and grown beyond that before it looks: other
-    records have the next offsets.
+    """The log is truncated below the position of the tail and grows beyond it before
+    the next read, so that other records have the next offsets.
     """
     with logcore.open(partition, create=True, durability="os") as log:
         for number in range(5):

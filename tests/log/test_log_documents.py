@@ -1,7 +1,7 @@
-"""What the documents of Kafka's log say, sentence by sentence: one test for each, named
-in docs/map.md.
+"""Sentences of the documents of Kafka's log: one test for each sentence, listed in
+docs/map.md.
 
-Each is short and shows the sentence alone; the depth is in the tests of the modules.
+Each test is short and shows only its sentence. The tests of the modules are thorough.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KEYED: dict[str, Any] = {
 }
 
 
-def opened(path: Path, **config: Any) -> logcore.Log:
+def open_orders(path: Path, **config: Any) -> logcore.Log:
     return logcore.open(path / "orders-0", create=True, config=config, durability="os")
 
 
@@ -39,8 +39,8 @@ def offsets(log: logcore.Log, start: int | None = None) -> list[int]:
 # -- appends ---------------------------------------------------------------------------
 
 
-def test_appends_are_serial_and_go_to_the_last_file(tmp_path: Path) -> None:
-    with opened(tmp_path, **{"segment.bytes": 300}) as log:
+def test_appends_are_serial_and_change_only_the_last_file(tmp_path: Path) -> None:
+    with open_orders(tmp_path, **{"segment.bytes": 300}) as log:
         for number in range(20):
             before = {
                 path.name: path.stat().st_size
@@ -56,7 +56,7 @@ def test_appends_are_serial_and_go_to_the_last_file(tmp_path: Path) -> None:
 
 
 def test_appends_roll_the_file_over_at_a_configurable_size(tmp_path: Path) -> None:
-    with opened(tmp_path, **{"segment.bytes": 300}) as log:
+    with open_orders(tmp_path, **{"segment.bytes": 300}) as log:
         log.append_many([(None, b"v" * 90)])
         for _ in range(9):
             log.append(b"v" * 90)
@@ -67,7 +67,7 @@ def test_appends_roll_the_file_over_at_a_configurable_size(tmp_path: Path) -> No
 
 
 def test_appends_name_each_file_by_its_first_offset(tmp_path: Path) -> None:
-    with opened(tmp_path, **{"segment.bytes": 300}) as log:
+    with open_orders(tmp_path, **{"segment.bytes": 300}) as log:
         for _ in range(9):
             log.append(b"v" * 90)
         for path in sorted((tmp_path / "orders-0").glob("*.log")):
@@ -95,14 +95,14 @@ def test_flush_M_messages_loses_fewer_than_M(by: str) -> None:
     assert log.durable_end_offset == 10
     disk.crash()
     least = min(
-        len(list(reopened(state.disk()))) for state in disk.crash_states(limit=50)
+        len(list(read_reopened(state.disk()))) for state in disk.crash_states(limit=50)
     )
     assert least == 10
 
 
 @pytest.mark.parametrize("by", ["flush.ms", "policy"])
-def test_flush_S_seconds_loses_what_is_younger(by: str) -> None:
-    """S: a number of seconds after which a flush is forced, by whoever calls tick()."""
+def test_flush_S_seconds_loses_only_younger_records(by: str) -> None:
+    """S: the number of seconds after which a flush is forced by the caller of tick()."""
     disk = SimulatedDisk()
     config = {"flush.ms": 2_000} if by == "flush.ms" else {}
     log = logcore.open(
@@ -121,11 +121,13 @@ def test_flush_S_seconds_loses_what_is_younger(by: str) -> None:
     assert log.durable_end_offset == 1
     log.append(b"young")
     disk.crash()
-    found = {len(list(reopened(state.disk()))) for state in disk.crash_states(limit=50)}
+    found = {
+        len(list(read_reopened(state.disk()))) for state in disk.crash_states(limit=50)
+    }
     assert found == {1, 2}
 
 
-def reopened(disk: SimulatedDisk) -> list[logcore.Record]:
+def read_reopened(disk: SimulatedDisk) -> list[logcore.Record]:
     with logcore.open("t-0", create=True, fs=disk) as log:
         return list(log.read(0))
 
@@ -134,18 +136,18 @@ def reopened(disk: SimulatedDisk) -> list[logcore.Record]:
 
 
 def test_reads_take_an_offset_and_a_chunk_size(tmp_path: Path) -> None:
-    with opened(tmp_path) as log:
+    with open_orders(tmp_path) as log:
         for _ in range(20):
             log.append(b"v" * 100)
         few = [record.offset for record in log.read(5, max_bytes=1000)]
         assert few == [5, 6, 7, 8, 9]
         assert [record.offset for record in log.read(5, max_bytes=1)] == [5], (
-            "never less than one batch"
+            "at least one batch"
         )
 
 
 def test_reads_of_a_large_message_succeed_whatever_the_chunk(tmp_path: Path) -> None:
-    with opened(tmp_path) as log:
+    with open_orders(tmp_path) as log:
         log.append(b"v" * 900_000)
         assert len(log.stored(0, max_bytes=1000)) == 1
         assert next(log.read(0, max_bytes=1000)).value == b"v" * 900_000
@@ -154,7 +156,7 @@ def test_reads_of_a_large_message_succeed_whatever_the_chunk(tmp_path: Path) -> 
 
 
 def test_reads_find_the_segment_by_binary_search(tmp_path: Path) -> None:
-    with opened(tmp_path, **{"segment.bytes": 300}) as log:
+    with open_orders(tmp_path, **{"segment.bytes": 300}) as log:
         for _ in range(60):
             log.append(b"v" * 50)
         for offset in range(60):
@@ -163,7 +165,7 @@ def test_reads_find_the_segment_by_binary_search(tmp_path: Path) -> None:
 
 
 def test_reads_may_start_right_now(tmp_path: Path) -> None:
-    with opened(tmp_path) as log:
+    with open_orders(tmp_path) as log:
         log.append(b"before")
         tail = log.tail(timeout=300)
         log.append(b"after")
@@ -171,7 +173,7 @@ def test_reads_may_start_right_now(tmp_path: Path) -> None:
 
 
 def test_reads_outside_the_log_are_out_of_range(tmp_path: Path) -> None:
-    with opened(tmp_path) as log:
+    with open_orders(tmp_path) as log:
         log.append(b"v")
         for offset in (-1, 2, 1 << 62):
             with pytest.raises(logcore.OffsetOutOfRangeError):
@@ -185,7 +187,7 @@ def test_reads_outside_the_log_are_out_of_range(tmp_path: Path) -> None:
 
 
 def test_deletes_take_one_segment_at_a_time(tmp_path: Path) -> None:
-    with opened(tmp_path, **{"segment.bytes": 300, "retention.bytes": 700}) as log:
+    with open_orders(tmp_path, **{"segment.bytes": 300, "retention.bytes": 700}) as log:
         for _ in range(40):
             log.append(b"v" * 50)
         bases = [segment.base_offset for segment in log._state.segments]
@@ -198,7 +200,7 @@ def test_deletes_follow_pluggable_policies(tmp_path: Path) -> None:
     def every_other_day(facts: PartitionFacts) -> int:
         return len(facts.segments) // 2
 
-    with opened(tmp_path, **{"segment.bytes": 300}) as log:
+    with open_orders(tmp_path, **{"segment.bytes": 300}) as log:
         for _ in range(40):
             log.append(b"v" * 50)
         count = len(log._state.segments)
@@ -207,7 +209,7 @@ def test_deletes_follow_pluggable_policies(tmp_path: Path) -> None:
 
 
 def test_deletes_leave_readers_a_consistent_view(tmp_path: Path) -> None:
-    with opened(tmp_path, **{"segment.bytes": 300}) as log:
+    with open_orders(tmp_path, **{"segment.bytes": 300}) as log:
         for _ in range(40):
             log.append(b"v" * 50)
         reader = log.read(0)
@@ -221,14 +223,14 @@ def test_deletes_leave_readers_a_consistent_view(tmp_path: Path) -> None:
 
 
 def test_guarantees_recovery_cuts_to_the_last_valid_offset(tmp_path: Path) -> None:
-    with opened(tmp_path) as log:
+    with open_orders(tmp_path) as log:
         for _ in range(5):
             log.append(b"v" * 50)
     path = tmp_path / "orders-0" / f"{0:020d}.log"
     whole = path.read_bytes()
     (tmp_path / "recovery-point-offset-checkpoint").unlink()
     path.write_bytes(whole[:-1])
-    with opened(tmp_path) as log:
+    with open_orders(tmp_path) as log:
         assert log.log_end_offset == 4
         assert log.recovery_report is not None and log.recovery_report.cut_bytes > 0
 
@@ -237,7 +239,7 @@ def test_guarantees_truncation_and_nonsense_are_both_handled(tmp_path: Path) -> 
     """An unwritten block is lost, or a nonsense block is added: sizes and data reach
     the disk in any order.
     """
-    with opened(tmp_path) as log:
+    with open_orders(tmp_path) as log:
         for _ in range(5):
             log.append(b"v" * 50)
     path = tmp_path / "orders-0" / f"{0:020d}.log"
@@ -248,14 +250,14 @@ def test_guarantees_truncation_and_nonsense_are_both_handled(tmp_path: Path) -> 
         with logcore.open(tmp_path / "orders-0", read_only=True) as reader:
             assert reader.log_end_offset == 5
         (tmp_path / "recovery-point-offset-checkpoint").unlink(missing_ok=True)
-        with opened(tmp_path) as log:
+        with open_orders(tmp_path) as log:
             assert log.log_end_offset == 5 and path.read_bytes() == whole
 
 
 # -- compaction ------------------------------------------------------------------------
 
 
-def dirty(disk: SimulatedDisk, count: int = 60) -> logcore.Log:
+def log_to_compact(disk: SimulatedDisk, count: int = 60) -> logcore.Log:
     log = logcore.open("t-0", create=True, config=KEYED, durability="os", fs=disk)
     for number in range(count):
         log.append(b"%d" % number, key=b"k%d" % (number % 7))
@@ -264,14 +266,14 @@ def dirty(disk: SimulatedDisk, count: int = 60) -> logcore.Log:
 
 
 def test_compaction_keeps_order() -> None:
-    with dirty(SimulatedDisk()) as log:
+    with log_to_compact(SimulatedDisk()) as log:
         clean(log)
         found = offsets(log)
         assert found == sorted(found) and len(found) < 60
 
 
 def test_compaction_never_changes_an_offset() -> None:
-    with dirty(SimulatedDisk()) as log:
+    with log_to_compact(SimulatedDisk()) as log:
         before = {record.offset: (record.key, record.value) for record in log.read(0)}
         clean(log)
         assert all(
@@ -280,18 +282,18 @@ def test_compaction_never_changes_an_offset() -> None:
         )
         assert log.get(3).offset == min(
             offset for offset in offsets(log) if offset >= 3
-        ), "the next one stands for it"
+        ), "the next record is returned in its place"
 
 
-def test_compaction_leaves_the_final_state_to_any_read_from_0() -> None:
-    with dirty(SimulatedDisk()) as log:
+def test_compaction_leaves_the_final_state_to_any_read_from_offset_zero() -> None:
+    with log_to_compact(SimulatedDisk()) as log:
         clean(log)
         state = {record.key: record.value for record in log.read(0)}
         assert state == {b"k%d" % (number % 7): b"%d" % number for number in range(60)}
 
 
 def test_compaction_leaves_the_head_dense() -> None:
-    with dirty(SimulatedDisk()) as log:
+    with log_to_compact(SimulatedDisk()) as log:
         for _ in range(4):  # in the active segment, which is not compacted
             log.append(b"v", key=b"k1")
         clean(log)
@@ -300,7 +302,7 @@ def test_compaction_leaves_the_head_dense() -> None:
 
 def test_compaction_shows_tombstones_to_readers_that_keep_up() -> None:
     disk = SimulatedDisk()
-    with dirty(disk) as log:
+    with log_to_compact(disk) as log:
         log.append(None, key=b"k1")
         for wait_ms, is_there in ((0, True), (999, True), (1, False)):
             disk.advance(wait_ms)
@@ -311,7 +313,7 @@ def test_compaction_shows_tombstones_to_readers_that_keep_up() -> None:
 
 
 def test_compaction_does_not_block_reads_and_appends() -> None:
-    with dirty(SimulatedDisk()) as log:
+    with log_to_compact(SimulatedDisk()) as log:
         reader = log.read(0)
         steps = 0
         for _ in logcore.cleaner.cleaning(log):
@@ -336,14 +338,14 @@ def test_compaction_can_be_throttled() -> None:
             disk.advance(1_000)
             logdir.tick()
             seconds += 1
-        assert seconds > 10, "some 15 kB twice at a kB a second"
+        assert seconds > 10, "about 15 kB, processed twice, at 1 kB per second"
 
 
 # -- control batches -------------------------------------------------------------------
 
 
 def test_control_batches_are_not_passed_on_to_applications(tmp_path: Path) -> None:
-    with opened(tmp_path) as log:
+    with open_orders(tmp_path) as log:
         more: dict[str, Any] = {
             "producer_id": 7,
             "producer_epoch": 0,
@@ -362,7 +364,7 @@ def test_control_batches_are_not_passed_on_to_applications(tmp_path: Path) -> No
 
 
 def test_control_batches_hold_one_record_with_version_and_type(tmp_path: Path) -> None:
-    with opened(tmp_path) as log:
+    with open_orders(tmp_path) as log:
         log.end_transaction(7, 0, commit=True)
         log.end_transaction(7, 0, commit=False, coordinator_epoch=3)
         found = [batch.records() for batch in log.batches(0)]
@@ -379,7 +381,7 @@ def test_control_batches_hold_one_record_with_version_and_type(tmp_path: Path) -
 def test_control_batches_hold_back_committed_readers_while_a_transaction_is_open(
     tmp_path: Path,
 ) -> None:
-    with opened(tmp_path) as log:
+    with open_orders(tmp_path) as log:
         log.append(b"before")
         batch = encode(
             [(b"k", b"v")],

@@ -1,4 +1,4 @@
-"""The partition that a key chooses is the one that Kafka's Java client chooses."""
+"""Partitioner: a key gets the same partition as in Kafka's Java client."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.partitions import reference_murmur2
 from support.vectors import VECTORS
 
 
-def test_murmur2_is_kafkas() -> None:
+def test_murmur2_equals_kafka() -> None:
     """The values are those of Kafka's UtilsTest.testMurmur2."""
     known = {
         b"21": -973932308,
@@ -33,9 +33,9 @@ def test_murmur2_is_kafkas() -> None:
     ]
 
 
-def test_partitions_are_those_that_kafka_gave() -> None:
-    """Hashes and partitions as Kafka's own classes computed them, and as records of
-    librdkafka and aiokafka landed.
+def test_partitions_equal_those_of_kafka_clients() -> None:
+    """The vectors contain hashes and partitions computed by Kafka's classes, and
+    partitions of records sent by librdkafka and aiokafka.
     """
     for row in json.loads((VECTORS / "partitioners.json").read_text())["keys"]:
         key = bytes.fromhex(row["key_hex"])

@@ -1,9 +1,9 @@
-"""The properties of logs, records, indexes and recovery, P01 to P29, and some of the
-rest: one short test each, named by its id.
+"""Properties of logs, records, indexes and recovery: P01 to P29 and some others, each
+with one short test named by its id.
 
-Each is tried harder elsewhere (docs/crashes.md has the table); here is the shortest
-thing that breaks when the property does. P30 to P46 are in test_retention.py and
-test_cleaner.py.
+Each property is tested in more depth elsewhere (see the table in docs/crashes.md). A
+test here is the shortest program that fails when the property does not hold. P30 to P46
+are in test_retention.py and test_cleaner.py.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ CONFIG: dict[str, Any] = {"segment.bytes": 500, "index.interval.bytes": 100}
 ROWS = [(b"k%d" % at, b"%d" % at * 20, (("h", b"x"),), 1_000 + at) for at in range(30)]
 
 
-def opened(disk: SimulatedDisk, **options: Any) -> Log:
+def open_log(disk: SimulatedDisk, **options: Any) -> Log:
     return logcore.open("t-0", create=True, fs=disk, **{"config": CONFIG, **options})
 
 
-def written(**options: Any) -> SimulatedDisk:
-    """30 records in some segments; the process is dead, and nothing was marked as
-    clean.
+def write_killed_log(**options: Any) -> SimulatedDisk:
+    """Write 30 records in several segments, and kill the process, so that the directory
+    is not marked clean.
     """
     disk = SimulatedDisk()
-    log = opened(disk, **options)
+    log = open_log(disk, **options)
     for row in ROWS:
         log.append_many([row])
     log.flush()
@@ -60,7 +60,7 @@ def newest(disk: SimulatedDisk) -> str:
 
 
 def test_P01_offsets_are_dense_at_append() -> None:
-    with opened(SimulatedDisk()) as log:
+    with open_log(SimulatedDisk()) as log:
         receipts = [log.append_many(ROWS[:count]) for count in (1, 3, 2)]
         assert [(one.offset, one.last_offset) for one in receipts] == [
             (0, 0),
@@ -69,24 +69,24 @@ def test_P01_offsets_are_dense_at_append() -> None:
         ]
 
 
-def test_P02_reading_from_an_offset_begins_there() -> None:
-    with opened(written()) as log:
+def test_P02_read_from_an_offset_begins_there() -> None:
+    with open_log(write_killed_log()) as log:
         assert [next(log.read(at)).offset for at in range(30)] == list(range(30))
 
 
-def test_P03_P07_bytes_come_back_the_same_to_all_readers() -> None:
-    disk = written()
-    with opened(disk) as log, logcore.open("t-0", read_only=True, fs=disk) as reader:
+def test_P03_P07_records_are_read_back_unchanged_by_all_readers() -> None:
+    disk = write_killed_log()
+    with open_log(disk) as log, logcore.open("t-0", read_only=True, fs=disk) as reader:
         assert contents(log) == contents(reader) == contents(log) == ROWS
 
 
-def test_P04_P05_what_is_read_is_what_was_acknowledged() -> None:
+def test_P04_P05_acknowledged_records_survive_a_crash() -> None:
     disk = SimulatedDisk()
-    log = opened(disk)
+    log = open_log(disk)
     acknowledged = log.append_many(ROWS[:3]).last_offset + 1
     log.append_many(ROWS[3:5], durability="os")
     for after in disk.after_crash():
-        with opened(after) as again:
+        with open_log(after) as again:
             assert (
                 ROWS[:acknowledged] == contents(again)[:acknowledged]
                 and contents(again) == ROWS[: len(contents(again))]
@@ -94,8 +94,8 @@ def test_P04_P05_what_is_read_is_what_was_acknowledged() -> None:
     log.close()
 
 
-def test_P06_records_of_a_producer_keep_their_order() -> None:
-    with opened(SimulatedDisk()) as log:
+def test_P06_records_of_a_producer_keep_their_order_in_the_log() -> None:
+    with open_log(SimulatedDisk()) as log:
         for at in range(3):
             log.append_batch(
                 encode(
@@ -113,16 +113,16 @@ def test_P06_records_of_a_producer_keep_their_order() -> None:
         again = log.append_batch(
             encode(ROWS[3:4], producer_id=7, producer_epoch=0, base_sequence=3)
         )
-        assert again.offset == 4, "it was stored, behind a batch of no producer"
+        assert again.offset == 4, "it was stored after a batch without a producer"
         assert contents(log) == [*ROWS[:3], ROWS[0], ROWS[3]]
 
 
-def test_P08_P09_ends_and_starts_do_not_go_back() -> None:
+def test_P08_P09_log_end_and_start_never_decrease() -> None:
     disk = SimulatedDisk()
     ends = [0]
     starts = [0]
     for _ in range(3):
-        with opened(disk) as log:
+        with open_log(disk) as log:
             log.append_many(ROWS[:5])
             log.delete_records(log.log_end_offset - 2)
             ends.append(log.log_end_offset)
@@ -132,7 +132,7 @@ def test_P08_P09_ends_and_starts_do_not_go_back() -> None:
 
 
 @pytest.mark.parametrize("codec", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
-def test_P10_P11_decoding_is_the_inverse_and_does_not_depend_on_splits(
+def test_P10_P11_decoding_inverts_encoding_for_any_split(
     codec: str,
 ) -> None:
     def decoded(data: bytes) -> list[list[Any]]:
@@ -146,9 +146,9 @@ def test_P10_P11_decoding_is_the_inverse_and_does_not_depend_on_splits(
     assert decoded(one + two) == decoded(one) + decoded(two) == [ROWS[:3], ROWS[3:7]]
 
 
-def test_P12_P13_what_is_too_large_is_refused_and_changes_no_byte() -> None:
+def test_P12_P13_too_large_record_is_refused_without_a_change() -> None:
     disk = SimulatedDisk()
-    with opened(disk, config={"segment.bytes": 500}) as log:
+    with open_log(disk, config={"segment.bytes": 500}) as log:
         log.append_many(ROWS[:1])
         before = disk.files()
         for call in (
@@ -159,7 +159,9 @@ def test_P12_P13_what_is_too_large_is_refused_and_changes_no_byte() -> None:
                 call()
         assert disk.files() == before
         log.append(b"x" * 350)
-        assert log.statistics().segments == 2, "what does not fit beside is rolled"
+        assert log.statistics().segments == 2, (
+            "a record that does not fit causes a roll"
+        )
 
 
 @given(
@@ -168,7 +170,7 @@ def test_P12_P13_what_is_too_large_is_refused_and_changes_no_byte() -> None:
 )
 @example([0, 5], -1)
 @example([0, 2**31 - 1], 2**31)
-def test_P14_an_index_finds_the_last_entry_at_or_below(
+def test_P14_index_finds_the_last_entry_at_or_below(
     offsets: list[int], asked: int
 ) -> None:
     index = OffsetIndex("t-0/0.index", bytearray())
@@ -187,7 +189,7 @@ def test_P14_an_index_finds_the_last_entry_at_or_below(
     st.lists(st.tuples(st.integers(-1, 50), st.integers(0, 50)), max_size=8),
     st.integers(0, 8),
 )
-def test_P14_a_time_index_takes_only_what_is_younger(
+def test_P14_time_index_stores_only_rising_timestamps(
     given_entries: list[tuple[int, int]], kept: int
 ) -> None:
     index = TimeIndex("t-0/0.timeindex", bytearray())
@@ -206,8 +208,8 @@ def test_P14_a_time_index_takes_only_what_is_younger(
         )
 
 
-def test_P14_P18_P19_indexes_rise_and_point_at_batches_before_the_end() -> None:
-    with opened(written()) as log:
+def test_P14_P18_P19_indexes_rise_and_refer_to_batches() -> None:
+    with open_log(write_killed_log()) as log:
         sealed = log._state.segments[:-1]
         assert sealed
         for segment in sealed:
@@ -228,7 +230,7 @@ def test_P14_P18_P19_indexes_rise_and_point_at_batches_before_the_end() -> None:
                 between = [at for at in positions if entry[1] < at < after[1]]
                 assert after[1] - entry[1] <= 100 + 2 * 120, (
                     between,
-                    "an entry at least every interval and a batch",
+                    "at least one entry per interval and batch",
                 )
             times = segment.time_index.array().tolist()
             assert (
@@ -238,11 +240,13 @@ def test_P14_P18_P19_indexes_rise_and_point_at_batches_before_the_end() -> None:
 
 
 @pytest.mark.parametrize("writes", [True, False])
-def test_P14_a_lookup_reads_an_index_interval_and_a_batch(writes: bool) -> None:
-    """In whole reads of 32 KiB; without an index it would be half of the log."""
+def test_P14_lookup_reads_one_index_interval_and_one_batch(writes: bool) -> None:
+    """The limits are multiples of 32 KiB reads. Without an index, a lookup would read
+    half of the log.
+    """
     disk = CountingDisk()
     config = {"index.interval.bytes": 1_000}
-    with opened(disk, config=config) as log:
+    with open_log(disk, config=config) as log:
         for at in range(600):
             log.append(b"%03d" % at * 100, timestamp_ms=1_000 + at)
         log.writer.active.offer_indexes()
@@ -259,12 +263,12 @@ def test_P14_a_lookup_reads_an_index_interval_and_a_batch(writes: bool) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 64, b"\0" * 64, b"\x01" * 7])
-def test_P15_P16_a_broken_index_costs_time_only(content: bytes) -> None:
-    disk = written()
+def test_P15_P16_broken_index_is_rebuilt(content: bytes) -> None:
+    disk = write_killed_log()
     for path in disk.files():
         if path.endswith("index"):
             disk.put(path, content)
-    with opened(disk) as log:
+    with open_log(disk) as log:
         assert [log.get(at).offset for at in range(30)] == list(range(30))
         assert [log.offset_for_timestamp(1_000 + at) for at in range(30)] == list(
             range(30)
@@ -272,11 +276,11 @@ def test_P15_P16_a_broken_index_costs_time_only(content: bytes) -> None:
         assert log.offset_for_timestamp(2_000) is None
 
 
-def test_P17_a_rebuilt_index_is_the_one_that_grew() -> None:
-    disk = written(config={"index.interval.bytes": 100})
-    with opened(disk, config={"index.interval.bytes": 100}):
+def test_P17_rebuilt_index_equals_the_original() -> None:
+    disk = write_killed_log(config={"index.interval.bytes": 100})
+    with open_log(disk, config={"index.interval.bytes": 100}):
         rebuilt = disk.files()
-    with opened(SimulatedDisk(), config={"index.interval.bytes": 100}) as log:
+    with open_log(SimulatedDisk(), config={"index.interval.bytes": 100}) as log:
         for row in ROWS:
             log.append_many([row])
         active = log._state.segments[-1]
@@ -299,7 +303,7 @@ def test_P17_a_rebuilt_index_is_the_one_that_grew() -> None:
     lost=st.none() | st.integers(0, 300),
     later=st.sampled_from([(), (10, 20, 20, 21)]),
 )
-def test_P17_an_index_that_opening_goes_on_with_is_the_one_that_it_makes(
+def test_P17_resumed_index_equals_a_rebuilt_one(
     times: list[int],
     moments: tuple[int, int],
     interval: int,
@@ -307,21 +311,20 @@ def test_P17_an_index_that_opening_goes_on_with_is_the_one_that_it_makes(
     lost: int | None,
     later: tuple[int, ...],
 ) -> None:
-    """Whatever the times, wherever the recovery point lies, and whatever a crash took
-    of the end; None for a close.
+    """This holds for any timestamps, any recovery point and any loss at the end of the
+    file by a crash. A loss of None means a clean close.
     """
     config = {"index.interval.bytes": interval}
     flushed, ticked = sorted(moments)
     disk = SimulatedDisk()
-    log = opened(disk, config=config, durability="os")
+    log = open_log(disk, config=config, durability="os")
     log.append(b"of an earlier segment", timestamp_ms=1)
     log.roll()
     for at, time in enumerate(times):
         if at == flushed:
             log.flush()
-        if (
-            at == ticked
-        ):  # the indexes come to their files, with entries for what is not on disk
+        # The indexes are written, including entries for unsynced records.
+        if at == ticked:
             disk.advance(6_000)
             log.tick()
         log.append_batch(encode([(None, b"x" * (at % 5), (), time)]))
@@ -348,7 +351,7 @@ def test_P17_an_index_that_opening_goes_on_with_is_the_one_that_it_makes(
             }
         )
         try:
-            log = opened(again, config=config, durability="os")
+            log = open_log(again, config=config, durability="os")
         except logcore.CorruptLogError:
             found.append(None)
             continue
@@ -391,12 +394,10 @@ def test_P17_an_index_that_opening_goes_on_with_is_the_one_that_it_makes(
 @example(b"\7\7\7", [1, 2], False, True)
 @example(b"\1", [1, 2], False, False)
 @example(b"\7", [], False, True)
-def test_P18_what_an_index_file_held_stays_only_where_it_is_true(
+def test_P18_index_file_never_mixes_old_and_new_entries(
     old: bytes | None, new: list[int], keeps_rest: bool, whole: bool
 ) -> None:
-    """And no power cut leaves old entries among new ones. An entry is eight times the
-    same byte here.
-    """
+    """This also holds after a power cut. Each entry is one byte repeated eight times."""
 
     def entries(numbers: Iterable[int]) -> bytes:
         return b"".join(bytes([number] * 8) for number in numbers)
@@ -418,7 +419,7 @@ def test_P18_what_an_index_file_held_stays_only_where_it_is_true(
     rest = before[len(now) :] if fits and keeps_rest and before is not None else b""
     assert found == now + rest
     if found == before:
-        assert not disk.operations, "what is there is not written again"
+        assert not disk.operations, "an up-to-date file is not written again"
     olds, news = (set(numbers) - {0} for numbers in (old or b"", new))
     for after in disk.after_crash(kind="power"):
         left = after.files().get("/t-0/x.index", b"")
@@ -440,7 +441,7 @@ def test_P18_what_an_index_file_held_stays_only_where_it_is_true(
         add(10)
         index.write(disk)
         assert [str(one) for one in disk.operations] == ["pwrite t-0/x.index"], (
-            "it grows and is not looked at"
+            "the file is extended without being read"
         )
         assert disk.files()["/t-0/x.index"] == now + entries([10])
         index.write(disk, sync=True)
@@ -456,11 +457,11 @@ def test_P18_what_an_index_file_held_stays_only_where_it_is_true(
 @example([b"\0" * 33 + b"\1"], 0)
 @example([b"\1" + b"\0" * 33], 40)
 @example([], 40)
-def test_P15_zeros_behind_the_entries_of_an_index_are_none(
+def test_P15_trailing_zeros_of_an_index_are_ignored(
     kind: type[OffsetIndex], entries: list[bytes], zeros: int
 ) -> None:
-    """As Kafka leaves the index of its active segment, and a power cut the end of any
-    file.
+    """Kafka preallocates the index of its active segment with zeros, and a power cut
+    can leave zeros at the end of any file.
     """
     stored = [entry[: kind.entry_size] for entry in entries]
     while stored and not any(stored[-1]):
@@ -472,16 +473,12 @@ def test_P15_zeros_behind_the_entries_of_an_index_are_none(
     torn = SimulatedDisk(
         {"x.index": b"".join(stored) + b"\1" * (zeros % kind.entry_size)}
     )
-    assert bytes(load(torn, "x.index", kind)) == b"".join(stored), (
-        "an entry that is not whole"
-    )
+    assert bytes(load(torn, "x.index", kind)) == b"".join(stored), "a partial entry"
 
 
-def test_P20_P21_P24_recovery_finds_a_prefix_whatever_is_cut_and_twice_the_same() -> (
-    None
-):
-    """recover_log opens, appends, opens again and compares."""
-    disk = written(config={})
+def test_P20_P21_P24_recovery_finds_a_prefix_and_is_idempotent() -> None:
+    """recover_log opens the log, appends, opens it again and compares."""
+    disk = write_killed_log(config={})
     path = newest(disk)
     content = disk.files()[path]
     for size in range(0, len(content), 61):
@@ -492,17 +489,17 @@ def test_P20_P21_P24_recovery_finds_a_prefix_whatever_is_cut_and_twice_the_same(
         ] == ROWS[: found.end]
 
 
-def test_P22_P25_nothing_below_the_recovery_point_is_touched_and_what_is_cut_is_kept() -> (
+def test_P22_P25_data_below_the_recovery_point_is_kept_and_tails_are_quarantined() -> (
     None
 ):
-    disk = written(config={})
+    disk = write_killed_log(config={})
     path = newest(disk)
-    with opened(disk, config={}) as log:
+    with open_log(disk, config={}) as log:
         point = log.recovery_point
     before = disk.files()[path]
     assert point == 30
     disk.put(path, before + b"garbage")
-    with opened(disk, config={}) as log:
+    with open_log(disk, config={}) as log:
         report = log.recovery_report
         assert report is not None and report.quarantine_path is not None
         assert disk.files()[report.quarantine_path] == b"garbage"
@@ -511,22 +508,22 @@ def test_P22_P25_nothing_below_the_recovery_point_is_touched_and_what_is_cut_is_
     disk.put(path, disk.files()[path][:-1])
     damaged = disk.files()
     with pytest.raises(logcore.CorruptLogError):
-        opened(disk, config={})
+        open_log(disk, config={})
     assert disk.files()[path] == damaged[path]
 
 
-def test_P25_what_is_cut_is_on_disk_elsewhere_before_it_goes() -> None:
-    """The power may go at each step of the opening, and take any of what is not on
-    disk.
+def test_P25_tail_is_quarantined_durably_before_it_is_truncated() -> None:
+    """The power may fail at each step of the opening, and any unsynced data may be
+    lost.
     """
-    before = SimulatedDisk(written(config={}).files())
+    before = SimulatedDisk(write_killed_log(config={}).files())
     path = newest(before)
     before.put(path, before.files()[path] + b"garbage")
     for step in itertools.count():
         disk = SimulatedDisk(before.files())
         disk.crash_in(step)
         try:
-            opened(disk, config={}).close()
+            open_log(disk, config={}).close()
         except SimulatedCrash:
             for after in disk.after_crash(kind="power"):
                 files = after.files()
@@ -540,36 +537,38 @@ def test_P25_what_is_cut_is_on_disk_elsewhere_before_it_goes() -> None:
     assert step > 5
 
 
-def test_P23_a_read_error_modifies_nothing() -> None:
-    disk = written()
+def test_P23_read_error_modifies_no_file() -> None:
+    disk = write_killed_log()
     before = disk.files()
     disk.faults = FaultPlan(Fault("pread", path="*.log", times=None))
     with pytest.raises(logcore.StorageReadError):
-        opened(disk)
+        open_log(disk)
     assert disk.files() == before
 
 
 @pytest.mark.parametrize("failed", [False, True])
-def test_P26_what_is_served_after_an_opening_is_on_disk(failed: bool) -> None:
-    """Also after a sync that failed, when memory may be all that has it."""
+def test_P26_records_served_after_opening_are_durable(failed: bool) -> None:
+    """This includes an opening after a failed sync, when the records may exist only in
+    the page cache.
+    """
     disk = SimulatedDisk()
-    log = opened(disk, durability="os")
+    log = open_log(disk, durability="os")
     log.append_many(ROWS)
     if failed:
         disk.faults = FaultPlan(Fault("fdatasync"))
         with pytest.raises(logcore.DurabilityUnknownError):
             log.flush()
     disk.kill()
-    with opened(disk, durability="os") as again:
+    with open_log(disk, durability="os") as again:
         shown = contents(again)
         for after in disk.after_crash(kind="power", limit=20):
-            with opened(after, durability="os") as third:
+            with open_log(after, durability="os") as third:
                 assert contents(third) == shown
 
 
-def test_P27_log_files_alone_are_enough() -> None:
-    disk = written()
-    with opened(
+def test_P27_log_files_alone_are_sufficient() -> None:
+    disk = write_killed_log()
+    with open_log(
         SimulatedDisk(
             {path: data for path, data in disk.files().items() if path.endswith(".log")}
         )
@@ -577,7 +576,7 @@ def test_P27_log_files_alone_are_enough() -> None:
         assert contents(log) == ROWS
 
 
-def test_P28_a_partition_of_kafkas_recovers_the_same() -> None:
+def test_P28_kafka_partition_recovers_to_the_same_records() -> None:
     crashed, clean = (VECTORS / f"partition-{name}" for name in ("crash", "clean"))
     found = []
     for directory in (crashed, clean):
@@ -589,7 +588,7 @@ def test_P28_a_partition_of_kafkas_recovers_the_same() -> None:
 
 
 class CountingDisk(SimulatedDisk):
-    """Counts the bytes of .log files that are read, and all that a mapping covers."""
+    """Counts the bytes of .log files that are read, including all bytes of a mapping."""
 
     read_bytes = 0
 
@@ -605,18 +604,18 @@ class CountingDisk(SimulatedDisk):
 
 @pytest.mark.parametrize("producer_id", [-1, 7])
 @pytest.mark.parametrize("is_clean", [True, False])
-def test_P29_opening_reads_what_was_not_synced_and_an_index_interval(
+def test_P29_open_reads_unsynced_bytes_and_an_index_interval(
     is_clean: bool, producer_id: int
 ) -> None:
-    """After a crash, of a log with idempotent producers, the heads of the active
-    segment too.
+    """After a crash of a log with idempotent producers, opening also reads the batch
+    headers of the active segment.
     """
     interval = 2_000
     unsynced = 60
     config = {"segment.bytes": 200_000, "index.interval.bytes": interval}
     for count in (300, 900, 6_000):
         disk = SimulatedDisk()
-        log = opened(disk, config=config, durability="os")
+        log = open_log(disk, config=config, durability="os")
         for number in range(count + unsynced):
             batch = encode(
                 [(None, b"x" * 200, (), disk.now_ms())],
@@ -637,7 +636,7 @@ def test_P29_opening_reads_what_was_not_synced_and_an_index_interval(
         else:
             disk.kill()
         again = CountingDisk(disk.files())
-        with opened(again, config=config, durability="os") as log:
+        with open_log(again, config=config, durability="os") as log:
             report = log.recovery_report
             assert log.log_end_offset == count + unsynced and report is not None
             assert report.checked_bytes == (0 if is_clean else unsynced * batch_bytes)
@@ -648,15 +647,15 @@ def test_P29_opening_reads_what_was_not_synced_and_an_index_interval(
             assert read_bytes <= 3 * size_bytes
 
 
-def test_P29_records_of_one_time_are_not_read_again() -> None:
-    """They have one entry in the index of times, and many in that of offsets."""
+def test_P29_records_with_equal_timestamps_are_not_read_again() -> None:
+    """They have one entry in the time index, and many in the offset index."""
     disk = SimulatedDisk()
     config = {"index.interval.bytes": 1_000}
-    with opened(disk, config=config) as log:
+    with open_log(disk, config=config) as log:
         for _ in range(300):
             log.append_batch(batch := encode([(None, b"x" * 200, (), 5)]))
     again = CountingDisk(disk.files())
-    with opened(again, config=config) as log:
+    with open_log(again, config=config) as log:
         assert again.read_bytes <= 2 * 1_000 + 6 * len(batch)
         assert (log.log_end_offset, log.newest()) == (300, (0, 5))
 
@@ -689,14 +688,14 @@ def transactional(producer_id: int, sequence: int, *, epoch: int = 0) -> bytes:
     st.sampled_from(["group", "os"]),
 )
 @example(["send 1", "send 2", "end 1", "plain", "abort 1", "end 2"], "group")
-def test_P53_the_last_stable_offset_is_not_above_the_high_watermark_nor_goes_back(
+def test_P53_last_stable_offset_never_decreases_or_exceeds_the_high_watermark(
     calls: list[str], policy: str
 ) -> None:
     disk = SimulatedDisk()
     sequences = {1: 0, 2: 0}
     open_since: dict[int, int] = {}
     with (
-        opened(disk, durability=policy) as log,
+        open_log(disk, durability=policy) as log,
         logcore.open("t-0", read_only=True, fs=disk) as reader,
     ):
         before = (0, 0, 0)
@@ -729,13 +728,12 @@ def test_P53_the_last_stable_offset_is_not_above_the_high_watermark_nor_goes_bac
             before = now
 
 
-def test_P55_an_end_that_comes_after_a_newer_one_is_refused() -> None:
+def test_P55_end_of_transaction_with_an_older_epoch_is_refused() -> None:
     disk = SimulatedDisk()
-    with opened(disk) as log:
+    with open_log(disk) as log:
         log.append_batch(transactional(7, 0))
-        log.end_transaction(
-            7, 1, commit=False
-        )  # by a coordinator that gave the producer up
+        # A coordinator that expired the producer writes this marker.
+        log.end_transaction(7, 1, commit=False)
         before = disk.files()
         for commit in (True, False):
             with pytest.raises(logcore.InvalidProducerEpochError):
@@ -747,15 +745,15 @@ def test_P55_an_end_that_comes_after_a_newer_one_is_refused() -> None:
 
 
 @pytest.mark.parametrize("policy", ["always", "group", "os"])
-def test_P56_a_commit_is_on_disk_when_it_is_answered(policy: str) -> None:
+def test_P56_commit_is_durable_when_it_is_acknowledged(policy: str) -> None:
     disk = SimulatedDisk()
-    log = opened(disk, durability=policy)
+    log = open_log(disk, durability=policy)
     log.append_batch(transactional(7, 0))
     assert (
         log.end_transaction(7, 0, commit=True, durability="disk").durability == "disk"
     )
     for after in disk.after_crash(kind="power"):
-        with opened(after) as again:
+        with open_log(after) as again:
             assert [
                 record.value for record in again.read(0, isolation="read_committed")
             ] == [b"v"]
@@ -769,20 +767,22 @@ def test_P56_a_commit_is_on_disk_when_it_is_answered(policy: str) -> None:
 )
 @example([(0, 3, 1), (1, 2, 0), (0, 2, 1), (1, 1, 5)])
 @example([(0, 2, 2), (1, 2, 0), (0, 2, 0), (1, 2, 9), (0, 0, 9)])
-def test_P62_a_follower_that_cuts_by_epochs_has_a_prefix_of_what_its_leader_has(
+def test_P62_follower_that_truncates_by_epochs_has_a_prefix_of_its_leader(
     terms: list[tuple[int, int, int]],
 ) -> None:
-    """Of each term: which of two logs leads, how many records it appends, and how many
-    the other one takes over.
+    """A term gives the log that leads, the number of records that it appends, and the
+    number that the other log copies.
     """
-    logs = [opened(SimulatedDisk()) for _ in range(2)]
+    logs = [open_log(SimulatedDisk()) for _ in range(2)]
     for epoch, (number, appended, taken) in enumerate(terms, 1):
         leader = logs[number]
         follower = logs[1 - number]
         leader.begin_epoch(epoch)
         for at in range(appended):
             leader.append(b"%d-%d" % (epoch, at))
-        while True:  # until both know the follower's epoch: what ended it here and there is the same then
+        # Repeat until both logs have the follower's epoch. It then ends at the same
+        # offset in both.
+        while True:
             asked = follower.leader_epoch
             known, end = leader.end_of_epoch(asked)
             follower.truncate_to_epoch(known, end)
@@ -801,7 +801,7 @@ def test_P62_a_follower_that_cuts_by_epochs_has_a_prefix_of_what_its_leader_has(
         log.close()
 
 
-def test_every_id_that_the_table_claims_is_the_name_of_a_test() -> None:
+def test_every_property_id_of_the_table_has_a_test() -> None:
     tests = Path(__file__).resolve().parents[1]
     names = " ".join(
         re.findall(

@@ -1,4 +1,4 @@
-"""What a log refuses: bad input, closed logs, wrong settings."""
+"""Refusals: bad input, closed logs and wrong settings."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from support.logs import POLICIES, values
         "orders-99999999999",
     ],
 )
-def test_a_directory_that_kafka_would_refuse_is_refused(
+def test_directory_name_that_kafka_refuses_is_refused(
     tmp_path: Path, name: str
 ) -> None:
     with pytest.raises(logcore.InvalidNameError):
@@ -62,7 +62,9 @@ def test_a_directory_that_kafka_would_refuse_is_refused(
         {"cleanup.policy": "shred"},
     ],
 )
-def test_a_bad_config_is_named(partition: Path, config: dict[str, object]) -> None:
+def test_invalid_config_error_names_the_setting(
+    partition: Path, config: dict[str, object]
+) -> None:
     with pytest.raises(logcore.InvalidConfigError, match=next(iter(config))):
         logcore.open(partition, create=True, config=config)
     assert not partition.exists()
@@ -71,12 +73,12 @@ def test_a_bad_config_is_named(partition: Path, config: dict[str, object]) -> No
 @pytest.mark.parametrize(
     "policy", ["sometimes", "every", "every(0)", "interval(-1)", "always(3)", 7, None]
 )
-def test_a_bad_durability_is_named(partition: Path, policy: Any) -> None:
+def test_invalid_durability_is_refused(partition: Path, policy: Any) -> None:
     with pytest.raises(logcore.InvalidConfigError):
         logcore.open(partition, create=True, durability=policy)
 
 
-def test_records_that_cannot_be_stored_change_nothing(partition: Path) -> None:
+def test_invalid_records_change_nothing(partition: Path) -> None:
     with logcore.open(
         partition, create=True, config={"max.message.bytes": 1000}
     ) as log:
@@ -106,7 +108,7 @@ def test_records_that_cannot_be_stored_change_nothing(partition: Path) -> None:
         assert values(log)[0] == b"before"
 
 
-def test_timestamps_outside_the_topics_limits_are_refused(partition: Path) -> None:
+def test_timestamps_outside_the_configured_limits_are_refused(partition: Path) -> None:
     config = {
         "message.timestamp.before.max.ms": 60_000,
         "message.timestamp.after.max.ms": 60_000,
@@ -128,7 +130,9 @@ def test_timestamps_outside_the_topics_limits_are_refused(partition: Path) -> No
         assert log.log_end_offset == 4
 
 
-def test_times_that_the_log_replaces_are_not_judged(partition: Path) -> None:
+def test_timestamps_replaced_by_log_append_time_are_not_checked(
+    partition: Path,
+) -> None:
     config = {
         "message.timestamp.type": "LogAppendTime",
         "message.timestamp.before.max.ms": 1_000,
@@ -138,7 +142,7 @@ def test_times_that_the_log_replaces_are_not_judged(partition: Path) -> None:
         assert log.get(0).timestamp_ms > 5
 
 
-def test_a_compacted_topic_needs_keys(partition: Path) -> None:
+def test_compacted_topic_requires_keys(partition: Path) -> None:
     with logcore.open(
         partition, create=True, config={"cleanup.policy": "compact"}
     ) as log:
@@ -149,7 +153,7 @@ def test_a_compacted_topic_needs_keys(partition: Path) -> None:
             log.append_columns(values=(b"abc", [0, 3]))
 
 
-def test_a_log_that_is_not_there(partition: Path) -> None:
+def test_open_of_a_missing_log_raises(partition: Path) -> None:
     for read_only in (True, False):
         with pytest.raises(logcore.LogNotFoundError):
             logcore.open(partition, read_only=read_only)
@@ -157,7 +161,7 @@ def test_a_log_that_is_not_there(partition: Path) -> None:
         logcore.open(partition, create=True, read_only=True)
 
 
-def test_a_log_says_where_it_is_and_what_it_does(partition: Path) -> None:
+def test_repr_of_a_log_shows_its_path_offsets_and_state(partition: Path) -> None:
     log = logcore.open(partition, create=True)
     log.append_many([(None, b"x")] * 3)
     log.delete_records(1)
@@ -175,7 +179,7 @@ def test_a_log_says_where_it_is_and_what_it_does(partition: Path) -> None:
 @pytest.mark.parametrize(
     ("policy", "syncs"), [("always", 3), ("group", 3), ("every(4)", 1), ("os", 0)]
 )
-def test_a_log_counts_what_it_does(policy: str, syncs: int) -> None:
+def test_statistics_count_the_operations_of_a_log(policy: str, syncs: int) -> None:
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, durability=policy, fs=disk) as log:
         log.append(b"x")
@@ -221,8 +225,10 @@ def test_a_log_counts_what_it_does(policy: str, syncs: int) -> None:
         )
 
 
-def test_what_a_child_of_a_fork_has_of_a_log_refuses_writes(partition: Path) -> None:
-    """tests/faults/test_processes.py forks; here the object is made to believe so."""
+def test_log_in_the_child_of_a_fork_refuses_writes(partition: Path) -> None:
+    """tests/faults/test_processes.py really forks. Here the file system object only
+    pretends that a fork happened.
+    """
     fs = OsFS()
     with logcore.open(partition, create=True, fs=fs) as log:
         log.append(b"parent")
@@ -239,7 +245,7 @@ def test_what_a_child_of_a_fork_has_of_a_log_refuses_writes(partition: Path) -> 
         assert log.append(b"parent").offset == 1
 
 
-def test_an_opening_that_fails_gives_the_lock_back(
+def test_failed_open_releases_the_lock(
     partition: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with logcore.open(partition, create=True) as log:
@@ -260,7 +266,7 @@ def test_an_opening_that_fails_gives_the_lock_back(
         assert values(log) == [b"x"]
 
 
-def test_a_segment_that_another_program_has_made_is_not_written_to(
+def test_segment_created_by_another_program_is_not_overwritten(
     partition: Path,
 ) -> None:
     with logcore.open(partition, create=True) as log:
@@ -274,7 +280,7 @@ def test_a_segment_that_another_program_has_made_is_not_written_to(
     assert foreign.read_bytes() == b"theirs"
 
 
-def test_records_may_come_from_what_appends_itself(partition: Path) -> None:
+def test_append_many_accepts_an_iterator_that_appends_itself(partition: Path) -> None:
     with logcore.open(partition, create=True) as log:
 
         def rows() -> Iterator[tuple[bytes | None, bytes]]:
@@ -292,7 +298,7 @@ def test_records_may_come_from_what_appends_itself(partition: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_who_follows_is_woken_by_what_becomes_visible(
+def test_tail_is_woken_when_records_become_visible(
     partition: Path, policy: str
 ) -> None:
     with logcore.open(partition, create=True, durability=policy) as log:
@@ -310,9 +316,7 @@ def test_who_follows_is_woken_by_what_becomes_visible(
             thread.join()
 
 
-def test_a_close_without_room_for_indexes_is_a_close_after_which_more_is_checked() -> (
-    None
-):
+def test_close_without_room_for_indexes_is_not_marked_clean() -> None:
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, config={"index.interval.bytes": 60}, fs=disk)
     for at in range(20):
@@ -327,7 +331,7 @@ def test_a_close_without_room_for_indexes_is_a_close_after_which_more_is_checked
         assert values(log) == [b"%d" % at * 20 for at in range(20)]
 
 
-def test_tick_syncs_what_an_interval_has_left() -> None:
+def test_tick_syncs_at_the_end_of_an_interval() -> None:
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, durability="interval(1000)", fs=disk) as log:
         log.append(b"x")
@@ -337,7 +341,7 @@ def test_tick_syncs_what_an_interval_has_left() -> None:
         assert (log.tick(), log.durable_end_offset) == (True, 1)
 
 
-def test_a_tick_with_nothing_to_do_says_so_and_writes_nothing() -> None:
+def test_idle_tick_returns_false_and_writes_nothing() -> None:
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, fs=disk) as log:
         log.append(b"x")
@@ -350,30 +354,29 @@ def test_a_tick_with_nothing_to_do_says_so_and_writes_nothing() -> None:
         assert len(disk.operations) == before
 
 
-def test_the_recovery_point_follows_what_is_on_disk(
+def test_recovery_point_advances_with_the_synced_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Bounds the part of the log that is checked after a crash, also if the caller
-    never calls tick().
+    """This limits the bytes to check after a crash, even if the caller never calls
+    tick().
     """
     monkeypatch.setattr("logcore.partition.writer._RECOVERY_LAG_BYTES", 1_000)
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, fs=disk) as log:
         for at in range(1, 31):
             log.append(b"x" * 232)  # 300 bytes
-            assert log.recovery_point == at // 4 * 4, (
-                at
-            )  # 1,200 bytes are the first above the lag of 1,000
-        noted = checkpoint.read_offsets(disk, ".", checkpoint.RECOVERY_POINT)
-        assert noted == {("t", 0): log.recovery_point} != {("t", 0): 0}
+            # 1,200 bytes are the first size above the lag of 1,000.
+            assert log.recovery_point == at // 4 * 4, at
+        saved = checkpoint.read_offsets(disk, ".", checkpoint.RECOVERY_POINT)
+        assert saved == {("t", 0): log.recovery_point} != {("t", 0): 0}
 
 
 @pytest.mark.parametrize("truncates", [True, False])
-def test_the_indexes_reach_their_files_with_the_recovery_point(
+def test_indexes_are_written_with_the_recovery_point(
     monkeypatch: pytest.MonkeyPatch, truncates: bool
 ) -> None:
-    """So that an opening after a crash, and readers in other processes, find their way
-    without a walk over all.
+    """An opening after a crash, and readers in other processes, can then find a batch
+    without reading the whole log.
     """
     monkeypatch.setattr("logcore.partition.writer._RECOVERY_LAG_BYTES", 1_000)
     disk = SimulatedDisk()
@@ -392,9 +395,9 @@ def test_the_indexes_reach_their_files_with_the_recovery_point(
         assert log.append(b"next").offset == 20 + truncates
 
 
-def test_an_abort_is_indexed_with_what_was_open_beside_it() -> None:
-    """And one without a transaction is not: Kafka's readers leave out what the file
-    names.
+def test_abort_is_indexed_with_the_oldest_open_transaction() -> None:
+    """An abort marker without a transaction gets no entry, because Kafka's readers skip
+    the records that an entry covers.
     """
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, fs=disk) as log:
@@ -417,7 +420,7 @@ def test_an_abort_is_indexed_with_what_was_open_beside_it() -> None:
     assert entries.tolist() == [(0, 3, 2, 4, 0), (0, 1, 0, 5, 1)]
 
 
-def test_an_index_of_aborted_transactions_that_are_not_there_goes() -> None:
+def test_index_of_nonexistent_aborted_transactions_is_deleted() -> None:
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, fs=disk) as log:
         log.append(b"x")
@@ -428,7 +431,7 @@ def test_an_index_of_aborted_transactions_that_are_not_there_goes() -> None:
         assert not disk.exists(path)
 
 
-def test_what_a_rewriting_could_not_remove_is_not_in_the_way_of_the_next() -> None:
+def test_leftover_of_a_failed_rewrite_does_not_block_the_next() -> None:
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, fs=disk) as log:
         disk.faults = FaultPlan(
@@ -443,7 +446,7 @@ def test_what_a_rewriting_could_not_remove_is_not_in_the_way_of_the_next() -> No
         assert not [path for path in disk.files() if path.endswith(".cleaned")]
 
 
-def test_an_append_that_is_on_disk_succeeds_though_the_log_was_closed_meanwhile(
+def test_append_synced_before_a_concurrent_close_succeeds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Each append wants to move the recovery point.
@@ -454,7 +457,7 @@ def test_an_append_that_is_on_disk_succeeds_though_the_log_was_closed_meanwhile(
     wait = log.writer.commit.wait
 
     class Late:
-        """The log's lock, which another thread gets first: it closes the log."""
+        """The lock of the log. Another thread acquires it first and closes the log."""
 
         def __enter__(self) -> None:
             log._state.lock = lock
@@ -478,8 +481,8 @@ def test_an_append_that_is_on_disk_succeeds_though_the_log_was_closed_meanwhile(
         assert (log.recovery_point, values(log)) == (1, [b"x"])
 
 
-def test_a_failed_seal_refuses_writes_unless_there_was_no_room() -> None:
-    for code, goes_on in ((errno.ENOSPC, True), (errno.EIO, False)):
+def test_failed_segment_seal_refuses_writes_except_on_a_full_disk() -> None:
+    for code, continues in ((errno.ENOSPC, True), (errno.EIO, False)):
         disk = SimulatedDisk()
         with logcore.open("t-0", create=True, fs=disk) as log:
             log.append(b"x")
@@ -489,8 +492,8 @@ def test_a_failed_seal_refuses_writes_unless_there_was_no_room() -> None:
                 )
                 adoption.seal()
             disk.faults = None
-            assert log.has_failed is not goes_on
-            if goes_on:
+            assert log.has_failed is not continues
+            if continues:
                 assert log.append(b"y").offset == 1
             else:
                 with pytest.raises(logcore.LogFailedError):
@@ -499,7 +502,7 @@ def test_a_failed_seal_refuses_writes_unless_there_was_no_room() -> None:
 
 
 @pytest.mark.parametrize("path", ["orders\0-0", "\ud800-0", b"orders-0"])
-def test_what_no_file_system_can_hold_is_no_path(
+def test_path_that_no_file_system_supports_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -509,7 +512,7 @@ def test_what_no_file_system_can_hold_is_no_path(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_table_of_a_log_follows_it(partition: Path) -> None:
+def test_table_of_a_log_is_kept_up_to_date(partition: Path) -> None:
     with logcore.open(partition, create=True) as log:
         table = log.table()
         for value in (b"old", b"new"):
@@ -517,7 +520,7 @@ def test_the_table_of_a_log_follows_it(partition: Path) -> None:
             assert dict(table) == {b"k": value}
 
 
-#: Every call that may change a log, and what it takes to get as far as being refused.
+#: Each call that may change a log, with arguments that are valid up to the refusal.
 CHANGES: dict[str, Callable[[logcore.Log], object]] = {
     "append": lambda log: log.append(b"y"),
     "append_many": lambda log: log.append_many([(None, b"y")]),
@@ -541,9 +544,7 @@ CHANGES: dict[str, Callable[[logcore.Log], object]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("why", ["closed", "read only", "forked", "failed"])
-def test_a_log_that_may_not_be_written_refuses_every_change(
-    change: str, why: str
-) -> None:
+def test_log_without_write_access_refuses_every_change(change: str, why: str) -> None:
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, durability="os", fs=disk)
     log.append(b"x")
@@ -570,7 +571,7 @@ def test_a_log_that_may_not_be_written_refuses_every_change(
     log.close()
 
 
-def test_a_reader_knows_epochs_and_the_recovery_point_as_its_writer_noted_them(
+def test_reader_gets_epochs_and_recovery_point_from_the_files(
     partition: Path,
 ) -> None:
     with (
@@ -588,11 +589,11 @@ def test_a_reader_knows_epochs_and_the_recovery_point_as_its_writer_noted_them(
         assert reader.recovery_point == log.recovery_point
         (partition / "leader-epoch-checkpoint").unlink()
         assert reader.end_of_epoch(0) == (0, 1) and reader.leader_epoch == 4, (
-            "by the batches"
+            "read from the batches"
         )
 
 
-def test_a_reader_has_repaired_nothing_and_moves_no_high_watermark(
+def test_reader_has_no_recovery_report_and_is_not_replicated(
     partition: Path,
 ) -> None:
     with logcore.open(partition, create=True, replicated=True) as log:
@@ -603,7 +604,7 @@ def test_a_reader_has_repaired_nothing_and_moves_no_high_watermark(
         assert not reader.is_replicated
 
 
-def test_a_closed_log_is_not_read(partition: Path) -> None:
+def test_closed_log_refuses_reads(partition: Path) -> None:
     log = logcore.open(partition, create=True)
     log.close()
     for call in (
@@ -617,7 +618,7 @@ def test_a_closed_log_is_not_read(partition: Path) -> None:
             call()
 
 
-def test_a_log_left_open_warns(partition: Path) -> None:
+def test_log_that_was_not_closed_warns(partition: Path) -> None:
     log = logcore.open(partition, create=True)
     with pytest.warns(ResourceWarning, match="was not closed"):
         log.__del__()

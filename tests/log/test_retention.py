@@ -1,8 +1,8 @@
-"""Retention: what goes from the front of a log, when, and what stays whatever the
-settings say.
+"""Retention: which segments are deleted from the front of a log, when, and which are
+kept whatever the settings are.
 
-The rules are pure functions and tested as such; P30 to P35 are the properties of the
-reliability reference.
+The rules are pure functions and are tested as such. P30 to P35 are the properties of
+the reliability reference.
 """
 
 from __future__ import annotations
@@ -78,16 +78,18 @@ def facts(
         (facts([9, 9, 9], [0, 0, 0], retention_ms=999), 3),
         (facts([9, 9, 9], [0, 0, 0], retention_ms=1000), 0),
         (facts([9, 9, 9], [0, 999, 0], retention_ms=500), 1),
+        # An empty active segment is never deleted.
         (
             facts([9, 9, 0], [0, 0, 0], retention_ms=1),
             2,
-        ),  # an empty active segment never goes
+        ),
         (facts([9, 0, 9], [0, 0, 0], retention_ms=1), 3),
         (facts([9, 9, 9], [0, 0, 0], retention_ms=1, high=19), 1),
+        # A timestamp in the future keeps all later segments.
         (
             facts([9, 9, 9], [9999, 0, 0], retention_ms=1),
             0,
-        ),  # a time in the future keeps all that follows
+        ),
         (facts([9, 9, 9], [0, 0, 0], retention_bytes=18), 1),
         (facts([9, 9, 9], [0, 0, 0], retention_bytes=19), 0),
         (facts([9, 9, 9], [0, 0, 0], retention_bytes=0), 3),
@@ -112,21 +114,19 @@ def facts(
         ),
     ],
 )
-def test_P31_P32_kafka_s_rules(given: PartitionFacts, count: int) -> None:
+def test_P31_P32_rules_of_kafka(given: PartitionFacts, count: int) -> None:
     assert kafka_rules(given) == count
 
 
-def test_a_policy_holds_for_consumer_groups() -> None:
+def test_hold_for_keeps_records_until_groups_have_committed_them() -> None:
     old = facts([9, 9, 9], [0, 0, 0], retention_ms=1)
-    assert hold_for("billing")(old) == 0, (
-        "a group that has read nothing holds everything"
-    )
+    assert hold_for("billing")(old) == 0, "a group without commits holds everything"
     held = attrs.evolve(old, committed={"billing": 25, "audit": 12})
     assert hold_for("billing")(held) == 2
     assert hold_for("billing", "audit")(held) == 1
     assert hold_for("billing", policy=lambda facts: 1)(held) == 1
     assert hold_for("billing")(attrs.evolve(held, log_start=20, committed={})) == 2, (
-        "what is deleted already goes"
+        "segments below the log start are deleted anyway"
     )
 
 
@@ -140,17 +140,19 @@ def test_a_policy_holds_for_consumer_groups() -> None:
     ),
     st.integers(0, 300),
 )
-def test_to_fit_takes_the_oldest_and_no_more(partitions: Any, excess: int) -> None:
+def test_to_fit_deletes_the_oldest_segments_and_no_more(
+    partitions: Any, excess: int
+) -> None:
     known = {
         key: facts([size for size, _ in rows], [time for _, time in rows])
         for key, rows in partitions.items()
     }
     chosen = to_fit(known, excess)
-    gone = sum(
+    deleted = sum(
         size for key, count in chosen.items() for size, _ in partitions[key][:count]
     )
     most = sum(size for rows in partitions.values() for size, _ in rows[:-1])
-    assert gone >= min(excess, most)
+    assert deleted >= min(excess, most)
     if chosen:
         last = max(
             max(time for _, time in partitions[key][:count])
@@ -164,7 +166,7 @@ def test_to_fit_takes_the_oldest_and_no_more(partitions: Any, excess: int) -> No
         assert all(time >= last for time in kept)
 
 
-def filled(disk: SimulatedDisk, records: int = 20, **config: Any) -> Log:
+def fill_log(disk: SimulatedDisk, records: int = 20, **config: Any) -> Log:
     log = logcore.open(
         "t-0", create=True, config={**SMALL, **config}, fs=disk, durability="os"
     )
@@ -173,9 +175,9 @@ def filled(disk: SimulatedDisk, records: int = 20, **config: Any) -> Log:
     return log
 
 
-def test_P30_P33_whole_segments_go_and_the_start_is_on_disk_first() -> None:
+def test_P30_P33_log_start_is_saved_before_whole_segments_are_deleted() -> None:
     disk = SimulatedDisk(now_ms=T0)
-    with filled(disk, **{"retention.bytes": 700}) as log:
+    with fill_log(disk, **{"retention.bytes": 700}) as log:
         assert len(log._state.segments) > 4
         bases = [segment.base_offset for segment in log._state.segments]
         moves: list[tuple[str, int]] = []
@@ -185,8 +187,10 @@ def test_P30_P33_whole_segments_go_and_the_start_is_on_disk_first() -> None:
                 start = checkpoint.read_offsets(disk, ".", checkpoint.LOG_START).get(
                     ("t", 0), 0
                 )
-                gone = [name for name in disk.files() if name.endswith(".log.deleted")]
-                moves.extend((name, start) for name in gone)
+                deleted = [
+                    name for name in disk.files() if name.endswith(".log.deleted")
+                ]
+                moves.extend((name, start) for name in deleted)
 
         disk.observer = observe
         count = log.retain()
@@ -200,9 +204,9 @@ def test_P30_P33_whole_segments_go_and_the_start_is_on_disk_first() -> None:
         assert log.statistics().size_bytes >= 700
 
 
-def test_the_active_segment_goes_only_behind_a_new_one() -> None:
+def test_active_segment_is_deleted_only_after_a_roll() -> None:
     disk = SimulatedDisk(now_ms=T0)
-    with filled(disk) as log:
+    with fill_log(disk) as log:
         disk.advance(2 * 3_600_000)
         assert log.retain() > 0
         assert (log.log_start_offset, log.log_end_offset) == (20, 20)
@@ -212,7 +216,7 @@ def test_the_active_segment_goes_only_behind_a_new_one() -> None:
         assert [record.offset for record in log.read(20)] == [20]
 
 
-def test_P34_readers_of_what_is_deleted_go_on(tmp_path: Path) -> None:
+def test_P34_readers_of_deleted_segments_continue(tmp_path: Path) -> None:
     with logcore.open(
         tmp_path / "t-0", create=True, config={**SMALL, "file.delete.delay.ms": 0}
     ) as log:
@@ -229,7 +233,7 @@ def test_P34_readers_of_what_is_deleted_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["deleted", "compacted"])
-def test_what_is_deleted_stays_a_while_for_readers_elsewhere(how: str) -> None:
+def test_deleted_files_are_kept_for_a_delay_for_other_readers(how: str) -> None:
     disk = SimulatedDisk()
     config = {**SMALL, "file.delete.delay.ms": 1_000, "cleanup.policy": "compact"}
     with logcore.open("t-0", create=True, config=config, fs=disk) as log:
@@ -255,11 +259,11 @@ def test_what_is_deleted_stays_a_while_for_readers_elsewhere(how: str) -> None:
     "after_ms",
     [retention.FIRST_CHECK_MS, retention.FIRST_CHECK_MS + retention.CHECK_MS],
 )
-def test_tick_deletes_half_a_minute_after_opening_and_every_five_minutes(
+def test_tick_applies_retention_after_half_a_minute_and_every_five_minutes(
     after_ms: int,
 ) -> None:
     disk = SimulatedDisk(now_ms=T0)
-    with filled(disk, **{"segment.ms": 1 << 40, "retention.ms": -1}) as log:
+    with fill_log(disk, **{"segment.ms": 1 << 40, "retention.ms": -1}) as log:
         if after_ms > retention.FIRST_CHECK_MS:
             disk.advance(retention.FIRST_CHECK_MS)
             log.tick()
@@ -275,8 +279,8 @@ def test_tick_deletes_half_a_minute_after_opening_and_every_five_minutes(
 
 @pytest.mark.parametrize("closes", [True, False])
 def test_producers_outlive_their_batches(closes: bool) -> None:
-    """The snapshot of a roll tells of them, also one in a life in which none of them
-    has written.
+    """The snapshot of a roll contains them, even if none of them has appended since the
+    log was opened.
     """
     disk = SimulatedDisk()
     batch = encode(
@@ -293,11 +297,11 @@ def test_producers_outlive_their_batches(closes: bool) -> None:
     else:
         disk.kill()
     with logcore.open("t-0", fs=disk) as log:
-        log.append(b"of nobody")
+        log.append(b"no producer")
         log.roll()
         log.delete_records(2)
     for path in [path for path in disk.files() if path.endswith(f"{1:020d}.snapshot")]:
-        disk.put(path, None)  # of the close, if there was one
+        disk.put(path, None)  # the snapshot of the close, if there was one
     with logcore.open("t-0", fs=disk) as log:
         assert log.append_batch(batch).offset == 0, "a duplicate"
         with pytest.raises(logcore.OutOfOrderSequenceError):
@@ -319,16 +323,16 @@ def test_producers_outlive_their_batches(closes: bool) -> None:
         path.rpartition("/")[2] for path in disk.files() if path.endswith(".snapshot")
     ]
     assert sorted(left) == [f"{offset:020d}.snapshot" for offset in (5, 6)], (
-        "of the segments that are there, and the end"
+        "snapshots of the existing segments and of the log end"
     )
 
 
 @pytest.mark.parametrize("jump_ms", [2 * 3_600_000, 90 * 86_400_000, -90 * 86_400_000])
-def test_P35_a_clock_that_was_set_deletes_nothing(
+def test_P35_clock_change_deletes_nothing(
     jump_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = SimulatedDisk(now_ms=T0)
-    with filled(disk) as log:
+    with fill_log(disk) as log:
         real = disk.now_ms
         monkeypatch.setattr(disk, "now_ms", lambda: real() + jump_ms)
         disk.advance(retention.FIRST_CHECK_MS)
@@ -340,9 +344,9 @@ def test_P35_a_clock_that_was_set_deletes_nothing(
         assert log.log_start_offset == 0
 
 
-def test_tick_deletes_what_is_too_old() -> None:
+def test_tick_deletes_expired_segments() -> None:
     disk = SimulatedDisk(now_ms=T0)
-    with filled(disk, **{"segment.ms": 1 << 40}) as log:
+    with fill_log(disk, **{"segment.ms": 1 << 40}) as log:
         for _ in range(11):
             disk.advance(5 * MINUTE_MS)
             log.tick()
@@ -353,7 +357,7 @@ def test_tick_deletes_what_is_too_old() -> None:
         assert log.log_start_offset == 20
 
 
-def test_epochs_follow_the_start(tmp_path: Path) -> None:
+def test_epochs_follow_the_log_start(tmp_path: Path) -> None:
     with logcore.open(tmp_path / "t-0", create=True, config=SMALL) as log:
         for epoch in range(4):
             log.begin_epoch(epoch)
@@ -378,7 +382,7 @@ def test_epochs_follow_the_start(tmp_path: Path) -> None:
             log.begin_epoch(1)
     (tmp_path / "t-0" / checkpoint.LEADER_EPOCH).write_text("garbage")
     with logcore.open(tmp_path / "t-0", config=SMALL) as log:
-        assert log.leader_epoch == 2, "the batches know"
+        assert log.leader_epoch == 2, "read from the batches"
 
 
 @pytest.mark.parametrize(
@@ -394,11 +398,11 @@ def test_epochs_follow_the_start(tmp_path: Path) -> None:
         (-1, 9, 6),
     ],
 )
-def test_a_log_is_cut_where_its_leader_s_epoch_ends_or_its_own(
+def test_truncate_to_epoch_uses_the_smaller_epoch_end(
     epoch: int, end: int, expected: int
 ) -> None:
     with logcore.open("t-0", create=True, fs=SimulatedDisk()) as log:
-        for own in range(2):  # the first ends at 3, the second at the end of the log
+        for own in range(2):  # epoch 0 ends at 3, and epoch 1 at the end of the log
             log.begin_epoch(own)
             log.append_many([(None, b"v")] * 3)
         assert log.truncate_to_epoch(epoch, end) == log.log_end_offset == expected
@@ -416,7 +420,7 @@ entries = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 100)), max_size=
 
 
 @given(entries, st.integers(0, 25), st.integers(0, 110))
-def test_epochs_by_their_definition(
+def test_epoch_functions_match_their_definition(
     known: list[tuple[int, int]], epoch: int, offset: int
 ) -> None:
     assigned = epochs.assign(known, epoch, offset)
@@ -446,15 +450,15 @@ def test_epochs_by_their_definition(
 # -- a directory -----------------------------------------------------------------------
 
 
-def opened(disk: SimulatedDisk, **upkeep: Any) -> logcore.LogDir:
+def open_directory(disk: SimulatedDisk, **upkeep: Any) -> logcore.LogDir:
     return logcore.open_dir(
         "d", create=True, fs=disk, durability="os", upkeep=Upkeep(**upkeep)
     )
 
 
-def test_a_directory_keeps_to_its_size() -> None:
+def test_directory_stays_within_its_size() -> None:
     disk = SimulatedDisk(now_ms=T0)
-    with opened(disk, max_bytes=3000) as logdir:
+    with open_directory(disk, max_bytes=3000) as logdir:
         logdir.create_topic("a", partitions=2, config={"segment.bytes": 300})
         logdir.create_topic(
             "kept", config={"segment.bytes": 300, "cleanup.policy": "compact"}
@@ -471,7 +475,7 @@ def test_a_directory_keeps_to_its_size() -> None:
             logdir.size_bytes("a", 1),
             logdir.size_bytes("kept", 0),
         ]
-        assert sizes[2] > 3000, "nothing goes from a compacted topic"
+        assert sizes[2] > 3000, "no record is deleted from a compacted topic"
         assert all(0 < size <= 700 for size in sizes[:2]), sizes
         assert [
             record.offset for record in logdir.partition("kept", 0).read(0)
@@ -480,7 +484,7 @@ def test_a_directory_keeps_to_its_size() -> None:
 
 def test_appends_are_refused_before_the_disk_is_full() -> None:
     disk = SimulatedDisk(now_ms=T0, capacity_bytes=36_384)
-    with opened(disk, min_free_bytes=10_000, max_bytes=None) as logdir:
+    with open_directory(disk, min_free_bytes=10_000, max_bytes=None) as logdir:
         logdir.create_topic("a", config={"segment.bytes": 600})
         log = logdir.partition("a", 0)
         with pytest.raises(logcore.DiskFullError, match="min_free_bytes"):
@@ -498,16 +502,16 @@ def test_appends_are_refused_before_the_disk_is_full() -> None:
         assert log.append(b"room again").offset == end
 
 
-def test_partitions_that_nobody_opens_lose_what_is_old() -> None:
+def test_tick_applies_retention_to_unopened_partitions() -> None:
     disk = SimulatedDisk(now_ms=T0)
-    with opened(disk) as logdir:
+    with open_directory(disk) as logdir:
         logdir.create_topic(
             "a", partitions=3, config={"segment.bytes": 300, "retention.ms": MINUTE_MS}
         )
         for part in range(3):
             for _ in range(9):
                 logdir.partition("a", part).append(b"x" * 60)
-    with opened(disk) as logdir:
+    with open_directory(disk) as logdir:
         for _ in range(8):
             disk.advance(MINUTE_MS // 2)
             logdir.tick()
@@ -518,9 +522,9 @@ def test_partitions_that_nobody_opens_lose_what_is_old() -> None:
         ]
 
 
-def test_what_nobody_has_set_keeps_all() -> None:
-    """A log made by logcore.open is not emptied when a directory with Kafka's defaults
-    opens it.
+def test_retention_without_a_setting_keeps_all_records() -> None:
+    """A directory with Kafka's defaults must not delete the records of a log created by
+    logcore.open.
     """
     disk = SimulatedDisk(now_ms=T0)
     with logcore.open(
@@ -532,7 +536,7 @@ def test_what_nobody_has_set_keeps_all() -> None:
         disk.advance(retention.CHECK_MS)
         log.tick()
         assert log.log_start_offset == 0
-    with opened(disk) as logdir:
+    with open_directory(disk) as logdir:
         logdir.create_topic("made", config={"segment.bytes": 300})
         for _ in range(9):
             logdir.partition("made", 0).append(b"x" * 60, timestamp_ms=5)
@@ -552,13 +556,13 @@ def test_what_nobody_has_set_keeps_all() -> None:
             disk.advance(MINUTE_MS)
             logdir.tick()
         assert logdir.partition("found", 0).log_start_offset == 9, (
-            "now somebody has said it"
+            "retention is now set explicitly"
         )
 
 
-def test_tick_compacts_the_dirtiest_log_and_leaves_the_damaged() -> None:
+def test_tick_compacts_the_dirtiest_log_and_skips_the_damaged() -> None:
     disk = SimulatedDisk(now_ms=T0)
-    with opened(disk) as logdir:
+    with open_directory(disk) as logdir:
         logdir.create_topic(
             "a",
             partitions=3,
@@ -586,33 +590,37 @@ def test_tick_compacts_the_dirtiest_log_and_leaves_the_damaged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own_us", "passed_ms", "goes_on"),
+    ("own_us", "passed_ms", "continues"),
     [
         (0, 0, True),
-        (4_999, 400, True),  # others had the processor: not the cleaner's time
+        (
+            4_999,
+            400,
+            True,
+        ),  # other threads used the processor, which is not the cleaner's time
         (5_000, 5, True),  # no other thread used the processor
         (20_000, 24, True),
-        (20_000, 25, False),  # others of this directory wait
+        (20_000, 25, False),  # other work of this directory is waiting
         (5_000, 8, False),
         (20_000, 400, False),
     ],
 )
-def test_compaction_counts_its_own_time(
-    monkeypatch: pytest.MonkeyPatch, own_us: int, passed_ms: int, goes_on: bool
+def test_compaction_budget_counts_the_cpu_time_of_its_thread(
+    monkeypatch: pytest.MonkeyPatch, own_us: int, passed_ms: int, continues: bool
 ) -> None:
-    """By the time that passes, a round of 0.3 s took up to 19 s on a busy machine."""
+    """With wall time, a round of 0.3 s took up to 19 s on a busy machine."""
     disk = SimulatedDisk(now_ms=T0)
-    with opened(disk) as logdir:
+    with open_directory(disk) as logdir:
         disk.advance(passed_ms)
         monkeypatch.setattr(disk, "thread_us", lambda: 77 + own_us)
-        assert logdir._upkeeper._may_clean(0, 77) is goes_on
+        assert logdir._upkeeper._may_clean(0, 77) is continues
 
 
-def test_a_round_goes_on_while_others_have_the_processor(
+def test_round_continues_while_other_threads_use_the_processor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     disk = SimulatedDisk(now_ms=T0)
-    with opened(disk, compaction_backoff_ms=0) as logdir:
+    with open_directory(disk, compaction_backoff_ms=0) as logdir:
         logdir.create_topic(
             "a", config={"segment.bytes": 300, "cleanup.policy": "compact"}
         )
@@ -622,8 +630,9 @@ def test_a_round_goes_on_while_others_have_the_processor(
         used = [0]
 
         def thread_us() -> (
+            # Each step uses 0.1 ms of its own within 10 ms. Other threads use the rest.
             int
-        ):  # each step takes 0.1 ms of its own, and 10 ms of which others have the rest
+        ):
             used[0] += 100
             disk.advance(10)
             return used[0]
@@ -633,13 +642,13 @@ def test_a_round_goes_on_while_others_have_the_processor(
         while len(list(log.batches(0))) > 20 and ticks < 100:
             logdir.tick()
             ticks += 1
-        assert ticks < 30, "by the time that passes it would be one step in a tick"
+        assert ticks < 30, "by wall time there would be one step per tick"
 
 
-def test_compaction_keeps_to_its_rate() -> None:
+def test_compaction_respects_its_rate_limit() -> None:
     disk = SimulatedDisk(now_ms=T0)
     config = {"segment.bytes": 40_000, "cleanup.policy": "compact"}
-    with opened(disk, compaction_bytes_per_s=200_000) as logdir:
+    with open_directory(disk, compaction_bytes_per_s=200_000) as logdir:
         logdir.create_topic("a", config=config)
         log = logdir.partition("a", 0)
         for number in range(40_000 * 30 // 1100):
@@ -657,12 +666,12 @@ def test_compaction_keeps_to_its_rate() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"max_bytes": -1}, {"min_free_bytes": -1}, {"compaction_bytes_per_s": 0}]
 )
-def test_wrong_upkeep_is_refused(wrong: dict[str, int]) -> None:
+def test_invalid_upkeep_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(logcore.InvalidConfigError, match=next(iter(wrong))):
         Upkeep(**wrong)
 
 
-def test_old_records_that_are_written_now_do_not_roll_at_each_tick() -> None:
+def test_new_records_with_old_timestamps_do_not_roll_at_each_tick() -> None:
     disk = SimulatedDisk(now_ms=T0)
     with logcore.open(
         "t-0", create=True, config={"segment.ms": MINUTE_MS}, durability="os", fs=disk
@@ -678,8 +687,10 @@ def test_old_records_that_are_written_now_do_not_roll_at_each_tick() -> None:
 
 
 @pytest.mark.parametrize("lost", ["cut", "zeros"])
-def test_a_time_index_that_lost_its_end_deletes_nothing_young(lost: str) -> None:
-    """The file is damaged after a clean close, whose indexes opening takes as they are."""
+def test_truncated_time_index_deletes_no_young_records(lost: str) -> None:
+    """The file is damaged after a clean close, so that opening uses the indexes as they
+    are.
+    """
     hour_ms = 3_600_000
     disk = SimulatedDisk()
     now_ms = disk.now_ms()
@@ -707,10 +718,10 @@ def test_a_time_index_that_lost_its_end_deletes_nothing_young(lost: str) -> None
 
 
 @pytest.mark.parametrize("left", [None, b"", b"\0" * 20, b"0\n0\n"])
-def test_a_log_that_lost_the_checkpoint_of_its_start_is_not_called_damaged(
+def test_log_without_its_log_start_checkpoint_is_not_damaged(
     left: bytes | None,
 ) -> None:
-    """The checkpoint is a cache: without it the log begins where its segments do."""
+    """The checkpoint is a cache. Without it, the log starts at its first segment."""
     disk = SimulatedDisk()
     with logcore.open(
         "/data/t-0", create=True, config={"segment.bytes": 200}, fs=disk

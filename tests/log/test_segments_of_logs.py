@@ -1,6 +1,4 @@
-"""Segments as a log makes them: rolls, indexes, recovery points, what is read across
-them.
-"""
+"""Segments of a log: rolls, indexes, recovery points, and reads across segments."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ from support.logs import SMALL, T0, done, segments, values
 # -- segments --------------------------------------------------------------------------
 
 
-def test_a_segment_is_rolled_by_size(partition: Path) -> None:
+def test_segment_rolls_by_size(partition: Path) -> None:
     with logcore.open(partition, create=True, config={"segment.bytes": 250}) as log:
         for _ in range(6):
             log.append(b"x" * 32)  # 100 bytes a batch
@@ -42,7 +40,7 @@ def test_a_segment_is_rolled_by_size(partition: Path) -> None:
 
 
 @pytest.mark.parametrize("first", [0, T0])
-def test_a_segment_is_rolled_by_age_of_its_records(partition: Path, first: int) -> None:
+def test_segment_rolls_by_age_of_its_records(partition: Path, first: int) -> None:
     with logcore.open(partition, create=True, config={"segment.ms": 1000}) as log:
         for ms in (0, 1000, 1001, 2001, 2002, 0):
             log.append(b"x", timestamp_ms=first + ms)
@@ -55,7 +53,7 @@ def test_a_segment_is_rolled_by_age_of_its_records(partition: Path, first: int) 
         assert segments(partition) == [0, 2, 4, 6, 8]
 
 
-def test_a_segment_of_records_without_times_is_rolled_by_its_own_age() -> None:
+def test_segment_of_records_without_timestamps_rolls_by_its_own_age() -> None:
     disk = SimulatedDisk()
     timeless = encode([(None, b"x", (), -1)])
     with logcore.open("t-0", create=True, config={"segment.ms": 1000}, fs=disk) as log:
@@ -68,7 +66,7 @@ def test_a_segment_of_records_without_times_is_rolled_by_its_own_age() -> None:
         log.append(b"of 1970", timestamp_ms=0)
         disk.advance(1001)
         log.append(b"of 1970", timestamp_ms=1000)
-        assert log.statistics().segments == 4, "0 is a time"
+        assert log.statistics().segments == 4, "0 is a timestamp"
         log.truncate(4)
     with logcore.open("t-0", config={"segment.ms": 1000}, fs=disk) as log:
         assert [record.timestamp_ms for record in log.read(0)] == [-1] * 4
@@ -77,11 +75,9 @@ def test_a_segment_of_records_without_times_is_rolled_by_its_own_age() -> None:
 
 @pytest.mark.parametrize("setting", ["segment.ms", "max.compaction.lag.ms"])
 @pytest.mark.parametrize("way", ["tick", "append", "reopen"])
-def test_a_compacted_log_rolls_within_its_compaction_lag(
-    setting: str, way: str
-) -> None:
-    """What is in the active segment is not compacted, also when the log is opened again
-    and again.
+def test_compacted_log_rolls_within_its_compaction_lag(setting: str, way: str) -> None:
+    """The active segment is never compacted, so that it must roll even if the log is
+    reopened repeatedly.
     """
     disk = SimulatedDisk(now_ms=1_700_000_000_000)
     config = {"cleanup.policy": "compact", setting: 500}
@@ -100,7 +96,7 @@ def test_a_compacted_log_rolls_within_its_compaction_lag(
     log.close()
 
 
-def test_a_log_of_records_without_times_is_opened_by_its_index() -> None:
+def test_log_of_records_without_timestamps_opens_from_its_index() -> None:
     disk = SimulatedDisk()
     config = {"index.interval.bytes": 60}
     with logcore.open("t-0", create=True, config=config, fs=disk) as log:
@@ -111,7 +107,7 @@ def test_a_log_of_records_without_times_is_opened_by_its_index() -> None:
         assert (log.log_end_offset, log.newest()) == (20, None)
         log.reconfigure({**config, "segment.ms": 1000})
         log.append(b"of 1970", timestamp_ms=1000)
-        assert log.statistics().segments == 1, "nothing in it is older"
+        assert log.statistics().segments == 1, "it contains no older record"
         log.truncate(20)
         assert log.append(b"young", timestamp_ms=T0).offset == 20
         assert log.newest() == (20, T0)
@@ -121,11 +117,11 @@ def test_a_log_of_records_without_times_is_opened_by_its_index() -> None:
 @pytest.mark.parametrize(
     ("step_ms", "each"), [(1, 4), (0, 7)], ids=["times", "offsets"]
 )
-def test_a_segment_is_rolled_when_an_index_is_full(
+def test_segment_rolls_when_an_index_is_full(
     partition: Path, step_ms: int, each: int
 ) -> None:
-    """Six offset entries fit, or three time entries and the closing one; the first
-    batch of a segment has none.
+    """The index holds six offset entries, or three time entries and the closing one.
+    The first batch of a segment gets no entry.
     """
     with logcore.open(
         partition,
@@ -138,7 +134,7 @@ def test_a_segment_is_rolled_when_an_index_is_full(
         assert values(log) == [b"x"] * 28
 
 
-def test_a_batch_may_be_as_large_as_a_segment_and_no_larger(partition: Path) -> None:
+def test_batch_may_be_as_large_as_a_segment_but_no_larger(partition: Path) -> None:
     batch = encode([(None, b"x" * 500)])
     with logcore.open(
         partition, create=True, config={"segment.bytes": len(batch)}
@@ -152,11 +148,11 @@ def test_a_batch_may_be_as_large_as_a_segment_and_no_larger(partition: Path) -> 
 
 @pytest.mark.parametrize("operation", ["pwrite", "create"])
 @pytest.mark.parametrize("at", [1, 2, 3])
-def test_an_append_in_parts_that_finds_no_room_can_be_gone_on_with(
+def test_partial_append_on_a_full_disk_can_be_continued(
     operation: str, at: int
 ) -> None:
-    """What is in the segment that was active before it is taken back; what stands in
-    later ones stays, and is said.
+    """Batches in the segment that was active before the append are removed. Batches in
+    later segments are kept and reported.
     """
     disk = SimulatedDisk()
     config = {"segment.bytes": 1000, "batch.size": 300}
@@ -212,12 +208,12 @@ def test_an_append_in_parts_that_finds_no_room_can_be_gone_on_with(
     [("batch", 0), ("batch", 2), ("abort", 2), ("abort", 0), ("many", 2), ("one", 0)],
     "os",
 )
-def test_an_append_that_failed_leaves_no_trace(
+def test_failed_append_leaves_no_trace(
     calls: list[tuple[str, int]], policy: str
 ) -> None:
-    """The files of a log are those of one in which it was never tried. With each call:
-    1 when the disk has no room for it, 2 when it is interrupted once its bytes are
-    written.
+    """The files are the same as if the append had never been tried. The number of each
+    call is 1 if the disk has no room for it, and 2 if it is interrupted after its bytes
+    were written.
     """
 
     def interrupt(*_: object) -> None:
@@ -263,9 +259,8 @@ def test_an_append_that_failed_leaves_no_trace(
                         attrs.evolve(log.statistics(), appends=before.appends) == before
                     )
                     disk.faults = None
-        files = (
-            disk.files()
-        )  # a snapshot of producers that is missing costs a walk over heads
+        # A missing snapshot of producers only costs a scan of batch headers.
+        files = disk.files()
         return {
             path: content
             for path, content in files.items()
@@ -276,8 +271,8 @@ def test_an_append_that_failed_leaves_no_trace(
         assert lived(with_failures=True) == lived(with_failures=False)
 
 
-def test_as_much_is_written_at_once_as_the_policy_lets_be_unsynced() -> None:
-    """And no more; a batch is never cut."""
+def test_writes_are_as_large_as_the_unsynced_limit_of_the_policy() -> None:
+    """A write is never larger, except for a single batch, which is never split."""
     rows = [(None, b"x" * 200)] * 10
     for policy, most in (
         ("os", 1 << 30),
@@ -301,9 +296,9 @@ def test_as_much_is_written_at_once_as_the_policy_lets_be_unsynced() -> None:
         assert len(writes) == -(-10 // each), policy
 
 
-def test_what_each_call_asks_of_the_disk() -> None:
-    """And in which order, which is what a crash between any two of them relies on. What
-    is done is not repeated.
+def test_disk_operations_of_each_call() -> None:
+    """The order matters, because recovery from a crash between two operations relies on
+    it. Finished work is not repeated.
     """
     disk = SimulatedDisk()
     config = {"index.interval.bytes": 0, "file.delete.delay.ms": 0}
@@ -381,16 +376,13 @@ def test_what_each_call_asks_of_the_disk() -> None:
             at,
             sorted(expected.split("; ")),
         )
-        if (
-            ".deleted" not in expected
-        ):  # no caller may rely on the order of names in a listing
+        # No caller may rely on the order of names in a listing.
+        if ".deleted" not in expected:
             assert done(disk.operations[before:]) == expected, at
 
 
-def test_opening_and_closing_a_log_that_was_closed_writes_next_to_nothing() -> None:
-    """The marker goes and comes, and what says how far readers may read; nothing else
-    is touched.
-    """
+def test_reopening_a_cleanly_closed_log_writes_almost_nothing() -> None:
+    """Only the clean shutdown marker and the durable end file are replaced."""
     disk = SimulatedDisk()
     for _ in range(3):
         before = len(disk.operations)
@@ -412,7 +404,7 @@ def test_opening_and_closing_a_log_that_was_closed_writes_next_to_nothing() -> N
     assert len(paths) <= 14
 
 
-def test_snapshots_are_kept_of_each_segment_and_of_the_end() -> None:
+def test_snapshots_are_kept_for_each_segment_and_the_log_end() -> None:
     disk = SimulatedDisk()
     for at in range(6):
         with logcore.open("t-0", create=True, fs=disk) as log:
@@ -433,8 +425,8 @@ def test_snapshots_are_kept_of_each_segment_and_of_the_end() -> None:
         )
 
 
-def test_what_goes_goes_with_its_log_file_first() -> None:
-    """A .log file that stayed without its .txnindex would show Kafka what was aborted."""
+def test_log_file_is_deleted_before_its_indexes() -> None:
+    """A .log file without its .txnindex would make Kafka return aborted records."""
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, fs=disk) as log:
         for at in range(3):
@@ -459,10 +451,10 @@ def test_what_goes_goes_with_its_log_file_first() -> None:
             )
 
 
-def test_a_full_index_is_full_after_reopening_and_with_other_settings(
+def test_full_index_stays_full_after_reopening_and_reconfiguring(
     tmp_path: Path,
 ) -> None:
-    """Entries beyond segment.index.bytes would make an index that Kafka does not open."""
+    """With entries beyond segment.index.bytes, Kafka would not open the index."""
     config = {"segment.index.bytes": 24, "index.interval.bytes": 0}
     for fill in range(1, 8):
         path = tmp_path / f"t-{fill}"
@@ -481,7 +473,7 @@ def test_a_full_index_is_full_after_reopening_and_with_other_settings(
         }, fill
 
 
-def test_a_segment_is_rolled_before_its_offsets_overflow(partition: Path) -> None:
+def test_segment_rolls_before_its_relative_offsets_overflow(partition: Path) -> None:
     partition.mkdir(parents=True)
     (partition / f"{0:020d}.log").write_bytes(
         encode([(None, b"far")], base_offset=2**31 - 2, leader_epoch=0)
@@ -497,7 +489,7 @@ def test_a_segment_is_rolled_before_its_offsets_overflow(partition: Path) -> Non
         ]
 
 
-def test_a_large_append_is_rolled_by_age_where_its_records_grow_too_young() -> None:
+def test_large_append_rolls_by_age_between_its_batches() -> None:
     policy = Durability("group", max_bytes=600)
     with logcore.open(
         "t-0",
@@ -506,6 +498,7 @@ def test_a_large_append_is_rolled_by_age_where_its_records_grow_too_young() -> N
         config={"segment.ms": 1000, "batch.size": 1},
         fs=SimulatedDisk(),
     ) as log:
+        # Three batches at a time may be unsynced.
         times = [
             T0,
             T0,
@@ -513,13 +506,13 @@ def test_a_large_append_is_rolled_by_age_where_its_records_grow_too_young() -> N
             T0 + 5000,
             T0,
             T0,
-        ]  # three batches at a time may be unsynced
+        ]
         log.append_many([(None, b"x" * 120, (), time) for time in times])
         assert [one.base_offset for one in segments_between(log, 0, 6)] == [0, 3]
 
 
 @pytest.mark.parametrize("rolls", [True, False])
-def test_index_files_hold_the_last_offset_and_start_of_batches(
+def test_index_files_contain_last_offsets_and_batch_positions(
     partition: Path, rolls: bool
 ) -> None:
     with logcore.open(
@@ -543,14 +536,14 @@ def test_index_files_hold_the_last_offset_and_start_of_batches(
     ]
 
 
-def test_a_fetch_gets_the_bytes_of_the_file_below_an_end(partition: Path) -> None:
+def test_fetch_returns_the_stored_bytes_below_an_end(partition: Path) -> None:
     with logcore.open(partition, create=True, durability="os") as log:
         for at in range(5_000):
             log.append(b"%04d" % at, timestamp_ms=T0 + at)
         data = (partition / f"{0:020d}.log").read_bytes()
         step = len(data) // 5_000
         assert b"".join(log.stored(0, max_bytes=1 << 30)) == data, (
-            "more batches than are walked at once"
+            "more batches than one walk step covers"
         )
         assert (
             b"".join(log.stored(10, 20, max_bytes=1 << 30))
@@ -559,29 +552,29 @@ def test_a_fetch_gets_the_bytes_of_the_file_below_an_end(partition: Path) -> Non
         assert b"".join(log.stored(0, 4_500, max_bytes=1 << 30)) == data[: 4_500 * step]
         assert log.stored(20, 20, max_bytes=1 << 30) == []
         assert b"".join(log.stored(7, max_bytes=1)) == data[7 * step : 8 * step], (
-            "never less than one"
+            "at least one batch"
         )
         assert log.stored(7, max_bytes=1, at_least_one=False) == []
         assert log.offset_for_timestamp(T0 + 4_999) == 4_999
         with (partition / f"{0:020d}.log").open("r+b") as file:
             file.seek(7 * step + 16)
-            file.write(b"\x09")  # a magic that no batch has
-        for _ in range(2):  # growing, and sealed
+            file.write(b"\x09")  # an invalid magic
+        for _ in range(2):  # first growing, then sealed
             with pytest.raises(logcore.CorruptBatchError) as met:
                 log.stored(7, max_bytes=1 << 30)
             assert met.value.position == 7 * step
             assert (
                 b"".join(log.stored(5, max_bytes=1 << 30)) == data[5 * step : 7 * step]
-            ), "what is whole before it"
+            ), "the whole batches before the damage"
             log.roll()
 
 
 @pytest.mark.parametrize("damaged", [0, 7, 4_000])
 @pytest.mark.parametrize("is_sealed", [False, True])
-def test_a_fetch_names_the_file_and_the_position_of_damage(
+def test_fetch_error_contains_the_file_and_position_of_damage(
     partition: Path, is_sealed: bool, damaged: int
 ) -> None:
-    """Wherever the search for the batch began."""
+    """This holds wherever the search for the batch begins."""
     with logcore.open(partition, create=True, durability="os") as log:
         for at in range(5_000):
             log.append(b"%04d" % at)
@@ -591,7 +584,7 @@ def test_a_fetch_names_the_file_and_the_position_of_damage(
         position = file.stat().st_size // 5_000 * damaged
         with file.open("r+b") as writer:
             writer.seek(position + 16)
-            writer.write(b"\x09")  # a magic that no batch has
+            writer.write(b"\x09")  # an invalid magic
         with pytest.raises(logcore.CorruptBatchError) as met:
             log.stored(damaged, max_bytes=1 << 30)
         assert (met.value.path, met.value.position) == (str(file), position)
@@ -642,7 +635,7 @@ def test_a_fetch_names_the_file_and_the_position_of_damage(
     at_least_one=True,
     tail=5,
 )
-def test_a_fetch_gets_as_many_whole_batches_as_fit(
+def test_fetch_returns_as_many_whole_batches_as_fit(
     sizes: list[int],
     is_sealed: bool,
     at: int,
@@ -651,7 +644,7 @@ def test_a_fetch_gets_as_many_whole_batches_as_fit(
     at_least_one: bool,
     tail: int,
 ) -> None:
-    """Of one segment, behind which may stand a batch that is not whole."""
+    """The fetch is from one segment, which may end with a torn batch."""
     at_least_one &= max_bytes > 0
     data = b""
     starts = [0]
@@ -662,7 +655,7 @@ def test_a_fetch_gets_as_many_whole_batches_as_fit(
     path = f"t-0/{0:020d}.log"
     disk = SimulatedDisk({path: data + encode([(None, b"torn")])[:tail]})
     segment = Segment(disk, "t-0", 0) if is_sealed else GrowingSegment(disk, "t-0", 0)
-    slot = min(at, len(batches))  # the last one is of the batch that is not whole
+    slot = min(at, len(batches))  # the last slot belongs to the torn batch
     want = b""
     for batch in batches[slot:]:
         is_first_of_all = at_least_one and not want
@@ -689,7 +682,7 @@ def test_a_fetch_gets_as_many_whole_batches_as_fit(
     ),
     crc=st.booleans(),
 )
-def test_a_walk_in_steps_sees_what_a_walk_over_a_mapping_sees(
+def test_walk_of_a_growing_segment_equals_a_walk_of_a_mapping(
     sizes: list[int],
     step_bytes: int,
     start: int,
@@ -697,8 +690,8 @@ def test_a_walk_in_steps_sees_what_a_walk_over_a_mapping_sees(
     damage: tuple[int, int, int] | None,
     crc: bool,
 ) -> None:
-    """However little is read at once, up to any batch, and as far as damage: of a
-    length, of a magic, of a record.
+    """This holds for any read size, any end, and damage in the length, the magic or a
+    record.
     """
 
     def walked(segment: Segment) -> tuple[list[Any], int, int]:
@@ -825,8 +818,8 @@ def test_a_growing_segment_finds_what_is_there(
     assert disk.open_handles == [f"{name}.log"]
 
 
-class Counting(SimulatedDisk):
-    """maps: how many mappings were made."""
+class CountingDisk(SimulatedDisk):
+    """A disk that counts its mappings in `maps`."""
 
     maps = 0
 
@@ -835,10 +828,8 @@ class Counting(SimulatedDisk):
         return super().map(handle, size)
 
 
-def test_what_is_fetched_from_the_growing_segment_is_mapped_once_until_it_has_grown() -> (
-    None
-):
-    disk = Counting()
+def test_fetches_map_a_growing_segment_once_until_it_grows() -> None:
+    disk = CountingDisk()
     with logcore.open("t-0", create=True, durability="os", fs=disk) as log:
         for at in range(10):
             log.append(b"%d" % at * 50_000)
@@ -856,10 +847,8 @@ def test_what_is_fetched_from_the_growing_segment_is_mapped_once_until_it_has_gr
         assert disk.maps == 2
 
 
-def test_single_reads_map_the_growing_segment_again_when_it_has_grown_by_an_eighth() -> (
-    None
-):
-    disk = Counting()
+def test_single_reads_remap_a_segment_that_grew_by_an_eighth() -> None:
+    disk = CountingDisk()
     with logcore.open("t-0", create=True, durability="os", fs=disk) as log:
         log.append_many([(None, b"%d" % at * 1_000) for at in range(10)] * 100)
         size = log.statistics().size_bytes
@@ -874,8 +863,8 @@ def test_single_reads_map_the_growing_segment_again_when_it_has_grown_by_an_eigh
         assert disk.maps == 2
 
 
-class Unreadable(SimulatedDisk):
-    """Where a mapping has this value, its pages cannot be read, and so read as zeros."""
+class UnreadableDisk(SimulatedDisk):
+    """Pages of a mapping that contain `lost` cannot be read, and appear as zeros."""
 
     lost = b""
 
@@ -883,12 +872,12 @@ class Unreadable(SimulatedDisk):
         return not self.lost or self.lost not in bytes(view)
 
 
-def test_what_cannot_be_read_is_not_sent_and_what_lies_beside_it_is() -> None:
-    """Of a sealed segment, whose mapping is read in parts before it is sent for the
-    first time.
+def test_fetch_of_unreadable_pages_fails_and_neighbors_are_returned() -> None:
+    """The mapping of a sealed segment is read in parts before it is sent for the first
+    time.
     """
     size = 300_000
-    disk = Unreadable()
+    disk = UnreadableDisk()
     with logcore.open("t-0", create=True, durability="os", fs=disk) as log:
         for value in (b"good", b"lost", b"fine"):
             log.append(value * (size // 4))
@@ -904,19 +893,17 @@ def test_what_cannot_be_read_is_not_sent_and_what_lies_beside_it_is() -> None:
         assert b"".join(log.stored(2, 3, max_bytes=step)) == data[2 * step :]
         disk.lost = b""
         assert b"".join(log.stored(1, 2, max_bytes=step)) == data[step : 2 * step], (
-            "asked again"
+            "the second fetch reads again"
         )
         disk.lost = b"lost"
         assert b"".join(log.stored(1, 2, max_bytes=step)) == data[step : 2 * step], (
-            "read once already"
+            "already read once"
         )
 
 
-def test_a_sealed_file_that_became_shorter_is_not_sent_and_one_that_was_replaced_is() -> (
-    None
-):
-    """Pages of the mapping may be gone that were read before. The replaced file has all
-    of its pages still.
+def test_shrunken_sealed_file_is_not_sent_but_a_replaced_one_is() -> None:
+    """Pages of the mapping that were read before may be lost. A replaced file still has
+    all its pages.
     """
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, durability="os", fs=disk) as log:
@@ -942,10 +929,10 @@ def test_a_sealed_file_that_became_shorter_is_not_sent_and_one_that_was_replaced
 
 
 @pytest.mark.parametrize("suffix", [".log", ".index", ".timeindex"])
-def test_zeros_in_the_place_of_what_cannot_be_read_are_not_called_damage(
+def test_zeros_of_unreadable_pages_are_not_reported_as_damage(
     suffix: str,
 ) -> None:
-    disk = Unreadable()
+    disk = UnreadableDisk()
     with logcore.open(
         "t-0", create=True, config={"index.interval.bytes": 0}, fs=disk
     ) as log:
@@ -956,7 +943,7 @@ def test_zeros_in_the_place_of_what_cannot_be_read_are_not_called_damage(
     files[path] = files[path][:-40] + bytes(40)
     files[f"/t-0/{3:020d}.log"] = b""
     for lost in (b"", files[path.replace(".log", suffix)][:8]):
-        disk = Unreadable(files)
+        disk = UnreadableDisk(files)
         disk.lost = lost
         with logcore.open("t-0", read_only=True, fs=disk) as log:
             assert log.offset_for_timestamp(T0 + 1) == 1  # the indexes are mapped now
@@ -968,11 +955,11 @@ def test_zeros_in_the_place_of_what_cannot_be_read_are_not_called_damage(
 
 
 @pytest.mark.parametrize("is_mapped", [True, False])
-def test_a_sealed_segment_knows_its_newest_time_without_its_index(
+def test_newest_timestamp_of_a_sealed_segment_without_its_index(
     is_mapped: bool,
 ) -> None:
-    """And one that is read in pieces, for a process that may not map it, believes the
-    index as far as batches do.
+    """A process that may not map files reads in pieces. It uses the index as far as the
+    batches confirm it.
     """
     disk = SimulatedDisk()
     with logcore.open(
@@ -998,7 +985,7 @@ def test_a_sealed_segment_knows_its_newest_time_without_its_index(
 @pytest.mark.parametrize(
     "damage", ["missing", "empty", "zeros", "random", "shifted", "moved"]
 )
-def test_a_broken_index_costs_time_only(partition: Path, damage: str) -> None:
+def test_broken_index_is_rebuilt_or_bypassed(partition: Path, damage: str) -> None:
     with logcore.open(
         partition, create=True, config={**SMALL, "segment.bytes": 3000}
     ) as log:
@@ -1017,7 +1004,7 @@ def test_a_broken_index_costs_time_only(partition: Path, damage: str) -> None:
             path.write_bytes(rng.bytes(size))
         elif damage == "shifted":
             path.write_bytes(old[4:] + old[:4])
-        elif damage == "moved":  # rising, and none of them points at its batch
+        elif damage == "moved":  # rising, but no entry has the position of its batch
             entries = np.frombuffer(old, ">i4").reshape(-1, 2) + np.array([0, 1])
             path.write_bytes(entries.astype(">i4").tobytes())
     for read_only in (True, False):
@@ -1030,7 +1017,7 @@ def test_a_broken_index_costs_time_only(partition: Path, damage: str) -> None:
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=60), st.integers(0, 2**32))
 @settings(max_examples=30)
-def test_offset_for_timestamp_is_the_first_record_as_young(
+def test_offset_for_timestamp_is_the_first_record_at_or_after_it(
     tmp_path_factory: pytest.TempPathFactory, times: list[int], seed: int
 ) -> None:
     partition = tmp_path_factory.mktemp("times") / "orders-0"

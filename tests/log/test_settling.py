@@ -1,4 +1,6 @@
-"""Appends that wait for the disk: each is told once it is there, whoever synced."""
+"""Appends with a pending sync: each completion callback runs once the append is
+durable, whichever thread synced it.
+"""
 
 from __future__ import annotations
 
@@ -26,64 +28,68 @@ def log(disk: SimulatedDisk) -> Iterator[Log]:
         yield log
 
 
-class Told:
-    """What settling said, in order: the number of an append, and the logs that failed."""
+class Recorder:
+    """Records each completion in order: the number of the append, and the logs that
+    failed.
+    """
 
     def __init__(self) -> None:
         self.settling = Settling(threading.RLock())
-        self.heard: list[tuple[int, Mapping[Log, LogcoreError]]] = []
+        self.completed: list[tuple[int, Mapping[Log, LogcoreError]]] = []
 
     def append(self, number: int, *logs: Log) -> None:
         ends = {log: log.append(b"v").last_offset + 1 for log in logs}
         self.settling.add(
-            ends, lambda failures: self.heard.append((number, dict(failures)))
+            ends, lambda failures: self.completed.append((number, dict(failures)))
         )
 
 
-def test_an_append_is_told_once_it_is_on_disk(log: Log) -> None:
-    told = Told()
-    told.append(1, log)
-    assert told.heard == []
-    told.settling.settle()
-    assert told.heard == [(1, {})]
+def test_append_completes_after_its_sync(log: Log) -> None:
+    recorder = Recorder()
+    recorder.append(1, log)
+    assert recorder.completed == []
+    recorder.settling.settle()
+    assert recorder.completed == [(1, {})]
     assert log.durable_end_offset == 1
 
 
-def test_an_append_to_no_log_is_told_at_once() -> None:
-    told = Told()
-    told.append(1)
-    assert told.heard == [(1, {})]
+def test_append_to_no_log_completes_at_once() -> None:
+    recorder = Recorder()
+    recorder.append(1)
+    assert recorder.completed == [(1, {})]
 
 
-def test_an_append_behind_the_sync_of_another_waits_for_the_next(
+def test_append_during_the_sync_of_another_waits_for_the_next(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Found by threads under load: it was taken for one that a truncation had removed."""
-    told = Told()
-    told.append(1, log)
+    """Found by threads under load: the append was treated as truncated."""
+    recorder = Recorder()
+    recorder.append(1, log)
     flush = log.flush
 
     def flush_and_append() -> None:
         flush()
         monkeypatch.undo()
-        told.append(2, log)
+        recorder.append(2, log)
 
     monkeypatch.setattr(log, "flush", flush_and_append)
-    told.settling.settle()
-    assert told.heard == [(1, {})], "the second one is for whoever appended it"
-    told.settling.settle()
-    assert told.heard == [(1, {}), (2, {})]
+    recorder.settling.settle()
+    assert recorder.completed == [(1, {})], (
+        "the second append completes when its own thread settles"
+    )
+    recorder.settling.settle()
+    assert recorder.completed == [(1, {}), (2, {})]
     assert log.durable_end_offset == 2
 
 
-def test_nobody_waits_for_what_others_add_meanwhile(
+def test_settle_does_not_wait_for_appends_added_during_its_sync(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """64 threads that committed waited for one another, and shared no sync: each sync
-    found one append.
+    """64 committing threads waited for one another and shared no sync: each sync
+    covered one append.
     """
-    told = Told()
-    told.append(0, log)
+    recorder = Recorder()
+    recorder.append(0, log)
     flush = log.flush
     flushes = 0
 
@@ -91,66 +97,68 @@ def test_nobody_waits_for_what_others_add_meanwhile(
         nonlocal flushes
         flushes += 1
         flush()
-        told.append(flushes, log)
+        recorder.append(flushes, log)
 
     monkeypatch.setattr(log, "flush", flush_and_append)
-    told.settling.settle()
+    recorder.settling.settle()
     assert flushes == 1
-    assert told.heard == [(0, {})]
+    assert recorder.completed == [(0, {})]
 
 
-def test_what_an_append_leads_to_is_waited_for(log: Log) -> None:
-    """As the end of a transaction does: its markers follow its decision."""
-    told = Told()
+def test_settle_waits_for_appends_made_by_callbacks(log: Log) -> None:
+    """The end of a transaction needs this, because its markers follow its decision."""
+    recorder = Recorder()
 
-    def go_on(left: int) -> None:
-        told.heard.append((left, {}))
+    def append_next(left: int) -> None:
+        recorder.completed.append((left, {}))
         if left:
             end = log.append(b"v").last_offset + 1
-            told.settling.add({log: end}, lambda failures: go_on(left - 1))
+            recorder.settling.add({log: end}, lambda failures: append_next(left - 1))
 
-    told.settling.add(
-        {log: log.append(b"v").last_offset + 1}, lambda failures: go_on(2)
+    recorder.settling.add(
+        {log: log.append(b"v").last_offset + 1}, lambda failures: append_next(2)
     )
-    told.settling.settle()
-    assert told.heard == [(2, {}), (1, {}), (0, {})]
+    recorder.settling.settle()
+    assert recorder.completed == [(2, {}), (1, {}), (0, {})]
     assert log.durable_end_offset == 3
 
 
-def test_a_sync_that_fails_is_told_to_those_who_waited_for_it(
+def test_failed_sync_is_reported_to_the_appends_of_its_log(
     disk: SimulatedDisk, log: Log
 ) -> None:
-    told = Told()
+    recorder = Recorder()
     with logcore.open("/u-0", create=True, durability="os", fs=disk) as other:
-        told.append(1, log, other)
-        told.append(2, other)
+        recorder.append(1, log, other)
+        recorder.append(2, other)
         disk.faults = FaultPlan(Fault("fdatasync", path="/t-0/*.log"))
-        told.settling.settle()
-    assert [number for number, _ in sorted(told.heard)] == [1, 2]
-    failures: dict[int, Any] = dict(told.heard)
+        recorder.settling.settle()
+    assert [number for number, _ in sorted(recorder.completed)] == [1, 2]
+    failures: dict[int, Any] = dict(recorder.completed)
     assert list(failures[1]) == [log]
     assert failures[2] == {}
 
 
-def test_an_append_that_was_cut_away_is_told_so(log: Log) -> None:
-    told = Told()
-    told.append(1, log)
+def test_truncated_append_completes_with_an_error(log: Log) -> None:
+    recorder = Recorder()
+    recorder.append(1, log)
     log.truncate(0)
-    told.settling.settle()
-    assert [type(error) for error in told.heard[0][1].values()] == [LogFailedError]
+    recorder.settling.settle()
+    assert [type(error) for error in recorder.completed[0][1].values()] == [
+        LogFailedError
+    ]
 
 
-def test_an_interrupt_leaves_the_others_waiting(log: Log) -> None:
-    told = Told()
+def test_interrupt_in_a_callback_keeps_later_appends_pending(log: Log) -> None:
+    recorder = Recorder()
 
     def interrupt(failures: Mapping[Log, LogcoreError]) -> None:
         raise KeyboardInterrupt
 
-    told.append(1, log)
-    told.settling.add({log: log.append(b"v").last_offset + 1}, interrupt)
-    told.append(3, log)
+    recorder.append(1, log)
+    recorder.settling.add({log: log.append(b"v").last_offset + 1}, interrupt)
+    recorder.append(3, log)
     with pytest.raises(KeyboardInterrupt):
-        told.settling.settle()
-    assert told.heard == [(1, {})]
-    told.settling.settle()
-    assert told.heard == [(1, {}), (3, {})]
+        recorder.settling.settle()
+    assert recorder.completed == [(1, {})]
+    recorder.settling.settle()
+    assert recorder.completed == [(1, {}), (3, {})]

@@ -1,4 +1,4 @@
-"""A log that becomes shorter: truncation at the end, deletion at the front."""
+"""Truncation at the end of a log, and deletion at its front."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from logcore.recordbatch import encode
 from logcore.testing import SimulatedDisk
 from support.logs import SMALL, T0, segments, values
 
-# -- shortening ------------------------------------------------------------------------
+# -- truncation and deletion -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("codec", ["uncompressed", "zstd"])
-def test_truncating_anywhere_keeps_exactly_what_is_below(
+def test_truncation_anywhere_keeps_exactly_the_records_below(
     tmp_path: Path, codec: str
 ) -> None:
     for offset in range(0, 41, 3):
@@ -45,11 +45,11 @@ def test_truncating_anywhere_keeps_exactly_what_is_below(
         assert not list(partition.glob("*.tmp"))
 
 
-def test_a_reader_of_a_growing_segment_notices_when_other_batches_stand_there(
+def test_reader_of_a_growing_segment_detects_replaced_batches(
     partition: Path,
 ) -> None:
-    """A crash has taken batches that a reader elsewhere saw under `os`, and others were
-    appended in their place.
+    """A crash lost batches that another reader had read under `os`, and new batches
+    were appended in their place.
     """
 
     def batch(base: int, size: int) -> bytes:
@@ -75,10 +75,11 @@ def test_a_reader_of_a_growing_segment_notices_when_other_batches_stand_there(
             (100, [(0, 100)]),
             (100, [(0, 100), (1, 200)]),
             (300, [(0, 100), (1, 200), (2, 100), (3, 100)]),
+            # At the end of the last read, another batch now begins.
             (
                 100,
                 [(0, 100), (1, 200), (2, 200), (3, 100)],
-            ),  # where the last look ended another batch begins
+            ),
         ):
             os.truncate(file, kept)
             for base, size in now[1 if kept == 100 else 2 :]:
@@ -89,7 +90,7 @@ def test_a_reader_of_a_growing_segment_notices_when_other_batches_stand_there(
             assert reader.log_end_offset == len(now)
 
 
-def test_a_reader_is_told_when_what_it_wants_to_read_was_removed(
+def test_reader_of_deleted_records_gets_an_error(
     partition: Path,
 ) -> None:
     config = {"file.delete.delay.ms": 0}
@@ -108,7 +109,7 @@ def test_a_reader_is_told_when_what_it_wants_to_read_was_removed(
             assert [record.value for record in reader.read(2)] == [b"2"]
 
 
-def test_what_a_reader_has_mapped_is_sent_though_its_file_was_removed(
+def test_mapped_segment_is_sent_after_its_file_was_deleted(
     partition: Path,
 ) -> None:
     with logcore.open(
@@ -126,9 +127,9 @@ def test_what_a_reader_has_mapped_is_sent_though_its_file_was_removed(
             assert b"".join(reader.stored(0, 1, max_bytes=100)) == data
 
 
-def test_a_seal_of_another_file_is_not_believed(partition: Path) -> None:
-    """It says that a segment follows; of a file that was put in the place of the sealed
-    one, that is not known.
+def test_checksum_file_of_a_replaced_segment_is_ignored(partition: Path) -> None:
+    """The checksum file records that another segment follows. For a file that replaced
+    the sealed one, that is unknown.
     """
     with logcore.open(partition, create=True) as log:
         log.append(b"x")
@@ -146,7 +147,7 @@ def test_a_seal_of_another_file_is_not_believed(partition: Path) -> None:
         assert not list(partition.glob("*.seal"))
 
 
-def test_a_reader_follows_a_truncation_into_an_earlier_segment(partition: Path) -> None:
+def test_reader_follows_a_truncation_into_an_earlier_segment(partition: Path) -> None:
     with logcore.open(partition, create=True) as log:
         for at in range(4):
             log.append(b"%d" % at)
@@ -175,11 +176,11 @@ def test_a_reader_follows_a_truncation_into_an_earlier_segment(partition: Path) 
             )
 
 
-def test_a_reader_of_a_file_that_became_shorter_comes_to_an_end(
+def test_reader_of_a_file_that_became_shorter_does_not_hang(
     partition: Path,
 ) -> None:
-    """Its writer takes back an append that was interrupted: what the reader knows of
-    the size is too much.
+    """The writer removes an interrupted append, so that the size known to the reader is
+    too large.
     """
     calls: list[Callable[[logcore.Log], object]] = [
         lambda reader: list(reader.read(0)),
@@ -204,7 +205,7 @@ def test_a_reader_of_a_file_that_became_shorter_comes_to_an_end(
             (partition / f"{0:020d}.log").write_bytes(data)
 
 
-def test_a_reader_of_a_growing_segment_looks_at_the_index_again(
+def test_reader_of_a_growing_segment_reloads_the_index(
     partition: Path,
 ) -> None:
     with logcore.open(
@@ -225,13 +226,13 @@ def test_a_reader_of_a_growing_segment_looks_at_the_index_again(
             (segment,) = segments_between(reader, 0, 200)
             assert reader.get(199).value == b"199" * 5_000
             assert len(segment.offset_index) > 100, (
-                "without it each lookup would walk three megabytes"
+                "without it, each lookup would scan three megabytes"
             )
 
 
-def test_what_a_reader_takes_of_a_growing_segment_is_a_copy(partition: Path) -> None:
-    """Its writer may shorten the files, after which a mapping of them would end the
-    process.
+def test_views_of_a_growing_segment_are_copies(partition: Path) -> None:
+    """The writer may truncate the files, and access to a mapping of them would then end
+    the process.
     """
     with logcore.open(
         partition, create=True, config={"index.interval.bytes": 0}
@@ -256,7 +257,9 @@ def test_what_a_reader_takes_of_a_growing_segment_is_a_copy(partition: Path) -> 
 
 
 @pytest.mark.parametrize("sealed", [True, False])
-def test_damage_that_may_hide_a_time_is_an_error(partition: Path, sealed: bool) -> None:
+def test_damage_that_may_hide_a_timestamp_is_an_error(
+    partition: Path, sealed: bool
+) -> None:
     with logcore.open(partition, create=True) as log:
         for at in range(3):
             log.append(b"x" * 32, timestamp_ms=T0 + at)
@@ -274,11 +277,11 @@ def test_damage_that_may_hide_a_time_is_an_error(partition: Path, sealed: bool) 
         assert met.value.position == 100
 
 
-def test_what_was_checked_before_a_truncation_says_nothing_of_what_came_since(
+def test_truncation_resets_the_batches_checked_by_a_search_by_time(
     partition: Path,
 ) -> None:
-    """A search by time checks the batches of the active segment once, up to where it
-    came.
+    """A search by time checks the batches of the active segment once, up to the
+    position that it reached.
     """
     with logcore.open(partition, create=True) as log:
         for at in range(5):
@@ -299,7 +302,7 @@ def test_what_was_checked_before_a_truncation_says_nothing_of_what_came_since(
             log.newest()
 
 
-def test_truncating_outside_the_log_is_refused(partition: Path) -> None:
+def test_truncation_outside_the_log_is_refused(partition: Path) -> None:
     with logcore.open(partition, create=True) as log:
         log.append(b"x")
         for offset in (-1, 2):
@@ -307,12 +310,12 @@ def test_truncating_outside_the_log_is_refused(partition: Path) -> None:
                 log.truncate(offset)
         log.truncate(1)
         assert (log.log_end_offset, log.times_truncated) == (1, 0), (
-            "nothing is cut at the end"
+            "truncation at the log end removes nothing"
         )
 
 
 @pytest.mark.parametrize("policy", ["group", "always"])
-def test_what_comes_behind_a_truncation_is_not_shown_before_it_is_on_disk(
+def test_records_after_a_truncation_are_hidden_until_synced(
     policy: str,
 ) -> None:
     disk = SimulatedDisk()
@@ -328,7 +331,7 @@ def test_what_comes_behind_a_truncation_is_not_shown_before_it_is_on_disk(
             assert values(reader) == values(log) == [b"gone", b"new"]
 
 
-def test_deleting_records_moves_the_start_and_frees_whole_segments(
+def test_delete_records_moves_the_log_start_and_deletes_whole_segments(
     partition: Path,
 ) -> None:
     with logcore.open(partition, create=True, config={"segment.bytes": 250}) as log:
@@ -342,7 +345,7 @@ def test_deleting_records_moves_the_start_and_frees_whole_segments(
         assert [record.offset for record in log.read(5)] == [5, 6, 7]
         assert [first.offset, *(record.offset for record in iterator)] == list(
             range(8)
-        ), "readers keep what they hold"
+        ), "readers keep the segments that they hold"
         with pytest.raises(logcore.OffsetOutOfRangeError):
             log.read(4)
         for outside in (-1, 9):

@@ -1,4 +1,4 @@
-"""Live tables: always what a dict would hold that had seen every record."""
+"""Live tables: always equal to a dict that has processed every record."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMPACT: dict[str, Any] = {"cleanup.policy": "compact", "segment.bytes": 400}
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_table_is_a_dict_of_the_log(tmp_path: Path, seed: int) -> None:
+def test_table_equals_a_dict_of_the_log(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     with logcore.open(
         tmp_path / "t-0", create=True, config=COMPACT, durability="os"
@@ -41,9 +41,9 @@ def test_a_table_is_a_dict_of_the_log(tmp_path: Path, seed: int) -> None:
                 clean(log, force=True)
             elif action == "truncate":
                 cut = rng.randrange(max(0, len(rows) - 6), len(rows) + 1)
-                if (
-                    cut > log._state.segments[-1].base_offset
-                ):  # below, what compaction took is not in the rows
+                # Below this offset, compaction has removed records that `rows` does not
+                # list.
+                if cut > log._state.segments[-1].base_offset:
                     log.truncate(cut)
                     del rows[cut:]
             else:
@@ -59,7 +59,7 @@ def test_a_table_is_a_dict_of_the_log(tmp_path: Path, seed: int) -> None:
                 table[b"none"]
 
 
-def test_a_table_over_a_log_that_another_process_writes(tmp_path: Path) -> None:
+def test_table_of_a_log_that_another_process_writes(tmp_path: Path) -> None:
     with (
         logcore.open(tmp_path / "t-0", create=True) as log,
         logcore.open(tmp_path / "t-0", read_only=True) as reader,
@@ -73,7 +73,7 @@ def test_a_table_over_a_log_that_another_process_writes(tmp_path: Path) -> None:
         assert len(table) == 0
 
 
-def test_records_deleted_before_they_were_seen(tmp_path: Path) -> None:
+def test_table_is_rebuilt_after_unread_records_were_deleted(tmp_path: Path) -> None:
     with logcore.open(tmp_path / "t-0", create=True) as log:
         log.append(b"1", key=b"a")
         table = log.table()
@@ -82,11 +82,11 @@ def test_records_deleted_before_they_were_seen(tmp_path: Path) -> None:
         log.append(b"3", key=b"c")
         log.delete_records(2)
         assert dict(table) == {b"c": b"3"}, (
-            "built again: records that it had not read were deleted"
+            "rebuilt, because unread records were deleted"
         )
 
 
-def test_committed_records_only(tmp_path: Path) -> None:
+def test_read_committed_table_contains_only_committed_records(tmp_path: Path) -> None:
     with logcore.open(tmp_path / "t-0", create=True) as log:
         table = log.table(isolation="read_committed")
         more: dict[str, Any] = {
@@ -104,7 +104,7 @@ def test_committed_records_only(tmp_path: Path) -> None:
         assert dict(table) == {b"a": b"1", b"b": b"3"}
 
 
-def test_the_partitions_of_a_topic_are_one_table(tmp_path: Path) -> None:
+def test_partitions_of_a_topic_form_one_table(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as logdir:
         logdir.create_topic("t", partitions=3)
         table = logdir.table("t")

@@ -1,5 +1,5 @@
-"""A topic read and appended to as one table: always what its partitions hold, each in
-order.
+"""A topic that is read and appended to as one table: it contains the records of its
+partitions, each in order.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def directory(tmp_path: Path) -> Iterator[logcore.LogDir]:
 
 
 def fill(directory: logcore.LogDir, seed: int) -> None:
-    """Records with keys and without, times that jump, an aborted transaction, and a log
-    start above 0.
+    """Append records with and without keys, timestamps that jump, and an aborted
+    transaction. Set a log start above 0.
     """
     rng = random.Random(seed)
     for at in range(rng.randrange(20, 200)):
@@ -79,7 +79,9 @@ def expected(
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_topic_is_its_partitions(directory: logcore.LogDir, seed: int) -> None:
+def test_topic_contains_the_records_of_its_partitions(
+    directory: logcore.LogDir, seed: int
+) -> None:
     fill(directory, seed)
     for isolation in ("read_uncommitted", "read_committed"):
         rows = [
@@ -102,13 +104,13 @@ def test_a_topic_is_its_partitions(directory: logcore.LogDir, seed: int) -> None
         assert table.column("value").to_pylist() == [row.value for row in rows]
     merged = list(directory.read("orders", order="time"))
     assert sorted(merged) == sorted(directory.read("orders"))
-    for number in range(3):  # each partition stays in the order of its offsets
+    for number in range(3):  # each partition keeps the order of its offsets
         assert [row for row in merged if row.partition == number] == expected(
             directory, number
         )
 
 
-def test_records_merged_by_time_rise_where_each_partition_does(
+def test_records_merged_by_time_rise_if_each_partition_does(
     directory: logcore.LogDir,
 ) -> None:
     for at in range(30):
@@ -121,7 +123,7 @@ def test_records_merged_by_time_rise_where_each_partition_does(
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_positions_by_time_and_by_partition(
+def test_read_between_timestamps_and_between_offsets(
     directory: logcore.LogDir, seed: int
 ) -> None:
     fill(directory, seed)
@@ -154,7 +156,7 @@ def test_positions_by_time_and_by_partition(
     ]
 
 
-def test_a_key_chooses_kafkas_partition(directory: logcore.LogDir) -> None:
+def test_key_chooses_the_same_partition_as_kafka(directory: logcore.LogDir) -> None:
     for at in range(50):
         key = b"key-%d" % at
         receipt = directory.append("orders", b"v", key=memoryview(key))
@@ -174,7 +176,9 @@ def test_a_key_chooses_kafkas_partition(directory: logcore.LogDir) -> None:
     )
 
 
-def test_records_without_a_key_move_on_after_a_batch(directory: logcore.LogDir) -> None:
+def test_records_without_a_key_change_partition_after_a_batch(
+    directory: logcore.LogDir,
+) -> None:
     size = STICKY_BYTES // 4
     numbers = [directory.append("orders", b"x" * size).partition for _ in range(40)]
     assert set(numbers) == {0, 1, 2}
@@ -182,7 +186,7 @@ def test_records_without_a_key_move_on_after_a_batch(directory: logcore.LogDir) 
     assert changes == 9, "four records for one partition"
 
 
-def test_a_topic_with_missing_partitions_asks_for_one(tmp_path: Path) -> None:
+def test_topic_with_missing_partitions_requires_a_partition(tmp_path: Path) -> None:
     for number in (0, 2):
         with logcore.open(tmp_path / f"orders-{number}", create=True) as log:
             log.append(b"%d" % number)
@@ -196,7 +200,7 @@ def test_a_topic_with_missing_partitions_asks_for_one(tmp_path: Path) -> None:
         assert directory.append("orders", b"v", partition=2).offset == 1
 
 
-def test_tail_gives_each_record_of_all_partitions_once(
+def test_tail_returns_each_record_of_all_partitions_once(
     directory: logcore.LogDir,
 ) -> None:
     directory.append("orders", b"before", partition=1)
@@ -244,11 +248,11 @@ def test_tail_ends_when_the_directory_is_closed_between_two_partitions(
     assert list(tail) == []
 
 
-def test_tail_tells_of_records_that_were_replaced_between_two_looks(
+def test_tail_detects_records_replaced_between_two_reads(
     tmp_path: Path,
 ) -> None:
-    """The log is as long as before when the reader in another process looks again."""
-    for cut, is_told in ((5, True), (11, False)):
+    """When the reader in another process reads again, the log is longer than before."""
+    for cut, raises in ((5, True), (11, False)):
         path = tmp_path / str(cut)
         with logcore.open_dir(path, create=True, durability="os") as directory:
             directory.create_topic("orders")
@@ -262,7 +266,7 @@ def test_tail_tells_of_records_that_were_replaced_between_two_looks(
                 directory.partition("orders", 0).truncate(cut)
                 for _ in range(9):
                     directory.append("orders", b"new")
-                if is_told:
+                if raises:
                     with pytest.raises(
                         logcore.OffsetOutOfRangeError, match="truncated below here"
                     ):
@@ -290,7 +294,7 @@ def test_tail_from_the_log_end_waits_for_the_high_watermark(tmp_path: Path) -> N
         thread.join()
 
 
-def test_a_waiting_tail_is_told_of_a_truncation(tmp_path: Path) -> None:
+def test_waiting_tail_raises_after_a_truncation(tmp_path: Path) -> None:
     with logcore.open(tmp_path / "orders-0", create=True, durability="os") as log:
         for _ in range(3):
             log.append(b"v")
@@ -306,7 +310,7 @@ def test_tail_of_no_partitions_ends(directory: logcore.LogDir) -> None:
     assert list(directory.tail("orders", partitions=[])) == []
 
 
-def test_a_partition_is_not_read_twice(directory: logcore.LogDir) -> None:
+def test_partition_named_twice_is_refused(directory: logcore.LogDir) -> None:
     directory.append("orders", b"v", partition=0)
     for reading in (directory.read, directory.scan, directory.tail):
         with pytest.raises(
@@ -316,7 +320,7 @@ def test_a_partition_is_not_read_twice(directory: logcore.LogDir) -> None:
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_tail_tells_of_a_truncation_before_the_log_has_grown_again(
+def test_tail_raises_after_a_truncation_before_the_log_has_grown(
     tmp_path: Path, read_only: bool
 ) -> None:
     with logcore.open_dir(tmp_path, create=True) as directory:
@@ -366,8 +370,8 @@ def test_tail_wakes_for_another_process(tmp_path: Path) -> None:
                 b"%d" % at,
             )
         writer.communicate()
-        # A read-only directory reads what there is now, not what there was when it was
-        # opened.
+        # A read-only directory reads the present records, including those appended
+        # after it was opened.
         assert len(list(directory.read("orders"))) == 30
 
 
@@ -381,7 +385,7 @@ def test_tail_wakes_for_another_process(tmp_path: Path) -> None:
         ({0: 99}, "outside the log"),
     ],
 )
-def test_wrong_positions_say_what_is_right(
+def test_invalid_position_error_explains_valid_ones(
     directory: logcore.LogDir, start: Any, message: str
 ) -> None:
     for reading in (directory.read, directory.scan, directory.tail):
@@ -389,7 +393,7 @@ def test_wrong_positions_say_what_is_right(
             reading("orders", start)
 
 
-def test_wrong_names_say_which_are_near(directory: logcore.LogDir) -> None:
+def test_misspelled_name_error_suggests_the_nearest(directory: logcore.LogDir) -> None:
     for action in (directory.read, directory.scan, directory.tail, directory.topic):
         with pytest.raises(logcore.TopicNotFoundError, match="did you mean 'orders'"):
             action("ordres")
@@ -409,7 +413,9 @@ def test_wrong_names_say_which_are_near(directory: logcore.LogDir) -> None:
         directory.append("orders", "text")  # type: ignore[arg-type]
 
 
-def test_a_deleted_topic_is_gone_for_all(directory: logcore.LogDir) -> None:
+def test_deleted_topic_is_unusable_until_it_is_recreated(
+    directory: logcore.LogDir,
+) -> None:
     topic = directory.topic("orders")
     topic.append(b"v")
     directory.delete_topic("orders")
@@ -421,10 +427,11 @@ def test_a_deleted_topic_is_gone_for_all(directory: logcore.LogDir) -> None:
     assert topic.append(b"v", key=b"key-3").partition == reference_murmur2(b"key-3") % 2
 
 
-# -- appends that expect where the log ends --------------------------------------------
+# -- appends with an expected offset
+# ----------------------------------------------------
 
 
-def test_an_append_that_expects_another_end_stores_nothing(
+def test_append_with_a_wrong_expected_offset_stores_nothing(
     directory: logcore.LogDir,
 ) -> None:
     log = directory.partition("orders", 0)
@@ -455,12 +462,10 @@ def test_an_append_that_expects_another_end_stores_nothing(
     assert log.log_end_offset == 4
 
 
-def test_of_several_that_expect_the_same_end_one_appends(
+def test_one_of_several_appends_with_the_same_expected_offset_succeeds(
     directory: logcore.LogDir,
 ) -> None:
-    """Each thread counts one up from the last record: an append that came in between
-    would lose a count.
-    """
+    """Each thread increments the last record. An append in between would lose a count."""
     log = directory.partition("orders", 0)
     log.append(b"0")
 
@@ -488,7 +493,7 @@ def test_of_several_that_expect_the_same_end_one_appends(
 # -- frames ----------------------------------------------------------------------------
 
 
-def test_scans_are_frames(directory: logcore.LogDir) -> None:
+def test_scans_are_convertible_to_frames(directory: logcore.LogDir) -> None:
     pandas = pytest.importorskip("pandas")
     polars = pytest.importorskip("polars")
     for at in range(5):
@@ -536,13 +541,15 @@ def test_scans_are_frames(directory: logcore.LogDir) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["offset", ["offset", "offset"], ["ofset"]])
-def test_wrong_columns(directory: logcore.LogDir, wrong: Any) -> None:
+def test_invalid_columns_are_refused(directory: logcore.LogDir, wrong: Any) -> None:
     for make in (directory.topic("orders").scan, directory.partition("orders", 0).scan):
         with pytest.raises(logcore.InvalidConfigError, match="column"):
             make(columns=wrong)
 
 
-def test_times_may_be_datetimes_everywhere(directory: logcore.LogDir) -> None:
+def test_datetimes_are_accepted_as_timestamps_everywhere(
+    directory: logcore.LogDir,
+) -> None:
     log = directory.partition("orders", 0)
     log.append(b"v", timestamp_ms=moment(T0))
     log.append_many([(None, b"v", None, moment(T0 + 1))])
@@ -561,16 +568,16 @@ def test_times_may_be_datetimes_everywhere(directory: logcore.LogDir) -> None:
             log.tick(wrong)  # type: ignore[arg-type]
 
 
-def test_a_topic_that_is_made_while_names_are_compared_is_no_harm(
+def test_topic_created_while_names_are_compared_causes_no_error(
     directory: logcore.LogDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def meanwhile(word: str, names: Iterable[str], n: int) -> list[str]:
+    def create_and_match(word: str, names: Iterable[str], n: int) -> list[str]:
         left = iter(names)
         next(left)
         directory.create_topic("another")
         return list(left)
 
     directory.create_topic("first")
-    monkeypatch.setattr("difflib.get_close_matches", meanwhile)
+    monkeypatch.setattr("difflib.get_close_matches", create_and_match)
     with pytest.raises(logcore.TopicNotFoundError):
         directory.append("missing", b"v")

@@ -1,4 +1,6 @@
-"""Trusted time: a wall clock that is set ahead deletes nothing, now or after a restart."""
+"""Trusted time: a wall clock that was set ahead deletes no records, neither immediately
+nor after a restart.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def later(
     wall_ms: int | None = None,
     boot: str = "a",
 ) -> ClockReading:
-    """A reading after some time. wall_ms: how far the wall clock went, if that differs."""
+    """Return a reading after `passed_ms`. `wall_ms` is the change of the wall clock, if
+    it differs.
+    """
     wall_ms = passed_ms if wall_ms is None else wall_ms
     return ClockReading(
         reading.wall_ms + wall_ms, reading.monotonic_ms + passed_ms, boot
@@ -79,7 +83,7 @@ def test_after_reboot_a_long_gap_is_trusted_after_a_day_of_wall_clock() -> None:
     assert found == [False, True, False]
 
 
-def aged(disk: SimulatedDisk) -> logcore.Log:
+def open_aged(disk: SimulatedDisk) -> logcore.Log:
     return logcore.open(
         "/data/t-0",
         create=True,
@@ -96,12 +100,12 @@ def rounds(disk: SimulatedDisk, log: logcore.Log, minutes: int) -> None:
 
 @pytest.mark.parametrize("restart", ["none", "process", "reboot"])
 def test_clock_set_ahead_deletes_no_young_records(restart: str) -> None:
-    """One round was skipped, and the next one took the new time for true: records of
-    five minutes were deleted. After a restart with the wrong clock, the first round
-    deleted them.
+    """One round was skipped, and the next one trusted the new time: records of five
+    minutes were deleted. After a restart with the wrong clock, the first round deleted
+    them.
     """
     disk = SimulatedDisk()
-    log = aged(disk)
+    log = open_aged(disk)
     for _ in range(20):
         log.append(b"x" * 50)
     rounds(disk, log, 6)
@@ -111,20 +115,20 @@ def test_clock_set_ahead_deletes_no_young_records(restart: str) -> None:
         disk = next(disk.after_crash(limit=1))
     disk.set_wall_clock(disk.now_ms() + 30 * DAY_MS)
     if restart != "none":
-        log = aged(disk)
+        log = open_aged(disk)
     rounds(disk, log, 12 * 60)
     assert log.log_start_offset == 0
     rounds(disk, log, 13 * 60)
-    assert log.log_start_offset == 20, "a clock that is steady for a day is believed"
+    assert log.log_start_offset == 20, "a clock that is steady for a day is trusted"
     log.close()
 
 
 @pytest.mark.parametrize("content", [b"", b"00000000 {}\n", b"garbage", None])
 def test_damaged_clock_file_is_no_error(content: bytes | None) -> None:
     disk = SimulatedDisk()
-    with aged(disk) as log:
+    with open_aged(disk) as log:
         log.append(b"x")
         rounds(disk, log, 6)
     disk.put(f"/data/{checkpoint.CLOCK}", content)
-    with aged(disk) as log:
+    with open_aged(disk) as log:
         assert [record.value for record in log.read(0)] == [b"x"]

@@ -1,4 +1,6 @@
-"""A directory with two topics, and the groups over it; a broker over an empty one."""
+"""Fixtures: a directory with two topics and the groups on it, and a broker of an empty
+directory.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from support.rig import Rig
 
 @pytest.fixture
 def rig(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Rig]:
-    """With `@in_both_homes` each test runs twice; see support.rig."""
+    """Create a Rig. With `@in_both_homes` each test runs twice; see support.rig."""
     with Rig(tmp_path / "data", is_shared=getattr(request, "param", False)) as made:
         made.logdir.create_topic("orders", 3)
         made.logdir.create_topic("other", 1)

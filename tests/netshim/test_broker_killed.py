@@ -1,9 +1,10 @@
-"""A broker that is killed under load: unmodified clients consume, transform and produce
-in transactions meanwhile.
+"""A broker that is killed under load, while unmodified clients consume, transform and
+produce in transactions.
 
-Two members of a group take records of topic "in" and put each into topic "out", in one
-transaction with their offsets. A third client sends records to "in" and notes what was
-acknowledged. Then each acknowledged record is in "out" once.
+Two members of a group read records of topic "in" and write each to topic "out", in one
+transaction with their offsets. A third client sends records to "in" and stores which of
+them were acknowledged. In the end, each acknowledged record must be in "out" exactly
+once.
 
 `make slow` kills the broker 100 times, `make test` three times. LOGCORE_BROKER_KILLS=n
 kills it n times.
@@ -34,8 +35,9 @@ confluent_kafka = pytest.importorskip("confluent_kafka")
 
 KILLS = int(os.environ.get("LOGCORE_BROKER_KILLS", "3"))
 MANY = int(os.environ.get("LOGCORE_BROKER_KILLS", "100"))
-SECONDS = 120  # for what must happen at all
-#: librdkafka else may wait for ever after the broker was down; see docs/netshim.md.
+SECONDS = 120  # time limit for events that must happen
+#: Without these settings, librdkafka may wait forever after the broker was down; see
+#: docs/netshim.md.
 COMMON: dict[str, Any] = {
     "metadata.recovery.strategy": "none",
     "reconnect.backoff.ms": 20,
@@ -45,8 +47,8 @@ COMMON: dict[str, Any] = {
 
 
 class Broker:
-    """The program netshim in a process of its own, at one address, killed and started
-    again.
+    """The program netshim in a separate process with a fixed address. It can be killed
+    and restarted.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,9 +65,9 @@ class Broker:
             "--port",
             str(self.port),
         ]
-        self.process = self._begun()
+        self.process = self._started()
 
-    def _begun(self) -> subprocess.Popen[bytes]:
+    def _started(self) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
             self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -85,19 +87,18 @@ class Broker:
 
     def kill_and_start(self) -> None:
         self.kill()
-        self.process = self._begun()
+        self.process = self._started()
 
 
 class Load:
-    """The clients. Their threads end when is_over is set."""
+    """The clients. Their threads end once is_over is set."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.is_over = threading.Event()
         self.sent: list[bytes] = []  # acknowledged
-        self.unknown: set[bytes] = (
-            set()
-        )  # sent, and neither acknowledged nor refused for sure
+        # Sent, but neither acknowledged nor definitely refused.
+        self.unknown: set[bytes] = set()
         self.committed = 0
         self.failures: list[BaseException] = []
         self.threads = [
@@ -127,7 +128,7 @@ class Load:
             }
         )
 
-        def told(error: Any, message: Any) -> None:
+        def on_delivery_report(error: Any, message: Any) -> None:
             if error is None:
                 self.sent.append(message.value())
             else:
@@ -136,7 +137,10 @@ class Load:
         number = 0
         while not self.is_over.is_set():
             producer.produce(
-                "in", b"%d" % number, partition=number % 2, on_delivery=told
+                "in",
+                b"%d" % number,
+                partition=number % 2,
+                on_delivery=on_delivery_report,
             )
             number += 1
             producer.poll(0.002)
@@ -168,7 +172,7 @@ class Load:
                     producer
                 ):
                     producer = self._transactional(name)
-                self._go_back(consumer)
+                self._seek_to_committed(consumer)
         consumer.close()
 
     def _transact(self, producer: Any, consumer: Any, found: list[Any]) -> None:
@@ -219,8 +223,10 @@ class Load:
             return False
         return True
 
-    def _go_back(self, consumer: Any) -> None:
-        """To what is committed: what was read since does not count."""
+    def _seek_to_committed(self, consumer: Any) -> None:
+        """Seek to the committed offsets, because the records read since then do not
+        count.
+        """
         try:
             for one in consumer.committed(consumer.assignment(), 20):
                 one.offset = max(one.offset, 0)
@@ -257,7 +263,7 @@ def results(path: Path) -> Counter[bytes]:
         ),
     ],
 )
-def test_each_record_counts_once_however_often_the_broker_is_killed(
+def test_each_record_counts_once_after_any_number_of_broker_kills(
     tmp_path: Path, kills: int
 ) -> None:
     path = tmp_path / "data"
@@ -271,9 +277,8 @@ def test_each_record_counts_once_however_often_the_broker_is_killed(
         for _ in range(kills):
             before = load.committed
             until = time.monotonic() + SECONDS
-            while (
-                load.committed < before + 2
-            ):  # so that each life of the broker serves something
+            # Each run of the broker must complete some transactions.
+            while load.committed < before + 2:
                 assert time.monotonic() < until, (
                     f"{load.committed} transactions, {load.failures}"
                 )
@@ -284,7 +289,7 @@ def test_each_record_counts_once_however_often_the_broker_is_killed(
         until = time.monotonic() + SECONDS
         while wanted is None or not wanted <= set(results(path)):
             assert time.monotonic() < until, (
-                f"{len(wanted or ())} sent, {len(results(path))} there, {load.failures}"
+                f"{len(wanted or ())} sent, {len(results(path))} stored, {load.failures}"
             )
             time.sleep(0.2)
             if wanted is None:
@@ -323,7 +328,7 @@ started.wait()
 """
 
 
-def test_a_broker_in_a_thread_ends_with_the_interpreter(tmp_path: Path) -> None:
+def test_broker_in_a_thread_ends_with_the_interpreter(tmp_path: Path) -> None:
     """Its thread outlived the main one. From then on it did no work on the disk, logged
     ten tracebacks a minute, and answered clients with errors.
     """
@@ -343,9 +348,9 @@ def test_a_broker_in_a_thread_ends_with_the_interpreter(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no limit to set")
-def test_more_partitions_than_descriptors_are_served(tmp_path: Path) -> None:
-    """A container's hard limit may be 1,024. Partitions answered a retriable error for
-    ever, no client could connect, and the log did not say why.
+def test_more_partitions_than_file_descriptors_are_served(tmp_path: Path) -> None:
+    """A container's hard limit may be 1,024. Partitions were answered with a retriable
+    error forever, no client could connect, and the log did not contain the cause.
     """
     limits = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)); "
@@ -387,6 +392,8 @@ def test_more_partitions_than_descriptors_are_served(tmp_path: Path) -> None:
                 client.sock.close()
         finally:
             broker.terminate()
-            said = broker.stderr.read()
-    assert "that were not used lately are closed" in said and "Traceback" not in said
+            logged = broker.stderr.read()
+    assert (
+        "that were not used lately are closed" in logged and "Traceback" not in logged
+    )
     assert broker.returncode == 0

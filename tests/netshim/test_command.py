@@ -1,4 +1,4 @@
-"""`netshim` as it is typed: help, versions, wrong usage. tests/netshim/test_shim.py
+"""The `netshim` command: help, versions and wrong usage. tests/netshim/test_shim.py
 runs it as a server.
 """
 
@@ -40,7 +40,7 @@ def test_help_explains_each_setting() -> None:
         assert field.metadata["doc"].endswith(".") and field.metadata["doc"] in words
 
 
-def test_the_range_of_an_option_is_that_of_the_setting() -> None:
+def test_range_of_an_option_is_the_range_of_the_setting() -> None:
     for field in attrs.fields(Settings):
         if isinstance(field.default, bool | str):
             continue
@@ -52,7 +52,7 @@ def test_the_range_of_an_option_is_that_of_the_setting() -> None:
                 Settings(**{field.name: number})
 
 
-def test_the_version() -> None:
+def test_version_is_printed() -> None:
     assert run("--version") == (0, f"netshim, version {logcore.__version__}\n")
 
 
@@ -76,7 +76,7 @@ def test_the_version() -> None:
         (("serve", "data", "--durability", "maybe"), "unknown durability"),
     ],
 )
-def test_wrong_usage_exits_2_and_makes_nothing(
+def test_wrong_usage_exits_2_and_creates_no_file(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     arguments: tuple[str, ...],
@@ -88,9 +88,9 @@ def test_wrong_usage_exits_2_and_makes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_server_with_an_empty_host_raises() -> None:
-    """It listened on all addresses: an empty variable of a script opened the broker to
-    the network.
+def test_server_with_an_empty_host_raises() -> None:
+    """The server listened on all addresses, so that an empty variable of a script
+    opened the broker to the network.
     """
     with pytest.raises(
         logcore.InvalidConfigError, match=r"host \(expected an address; 0.0.0.0 for all"
@@ -98,7 +98,7 @@ def test_a_server_with_an_empty_host_raises() -> None:
         Server("data", host="")
 
 
-def test_without_click_it_says_what_to_install() -> None:
+def test_missing_click_error_names_the_extra_to_install() -> None:
     hide = "import sys, importlib.util as u; real = u.find_spec\n"
     hide += "u.find_spec = lambda name, *rest: None if name == 'click' else real(name, *rest)\n"
     hide += "from netshim.__main__ import main; main()"

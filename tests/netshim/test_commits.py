@@ -1,7 +1,8 @@
-"""Offsets that groups commit: when they are answered, what is stored, when they expire.
+"""Offset commits of groups: the time of their answers, the stored records, and
+expiration.
 
-Without sockets, but for one test: time is a number, the disk is done when the test says
-so.
+All tests but one run without sockets: time is a number, and the disk finishes when the
+test requests it.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def subscription(*topics: str) -> bytes:
 
 
 @in_both_homes
-def test_commits_come_back_as_they_were_given(rig: Rig) -> None:
+def test_committed_offsets_are_fetched_unchanged(rig: Rig) -> None:
     assert code_of(rig.commit({("orders", 0): 5}, metadata="é\U0001f600", epoch=3)) == 0
     assert code_of(rig.commit({("orders", 2): 0}, metadata=None)) == 0
     topic_type = wire.OFFSET_FETCH.Request.Topic
@@ -117,7 +118,7 @@ def test_commits_come_back_as_they_were_given(rig: Rig) -> None:
 
 
 @in_both_homes
-def test_P59_errors_of_commits(rig: Rig) -> None:
+def test_P59_errors_of_invalid_commits(rig: Rig) -> None:
     assert (
         code_of(rig.commit({("orders", 0): 1}, group="x" * 32_760))
         == codes.INVALID_GROUP_ID
@@ -166,7 +167,7 @@ def test_P59_errors_of_commits(rig: Rig) -> None:
     ]
     newcomer = rig.join()
     during = rig.commit({("orders", 1): 8}, member_id=ids[0], generation=generation)
-    assert code_of(during) == 0  # what it has done before it rejoins
+    assert code_of(during) == 0  # offsets processed before it rejoins
     rig.join(ids[0])
     late = rig.commit(
         {("orders", 1): 9},
@@ -178,7 +179,7 @@ def test_P59_errors_of_commits(rig: Rig) -> None:
 
 
 @in_both_homes
-def test_a_commit_renews_the_session(rig: Rig) -> None:
+def test_commit_renews_the_session(rig: Rig) -> None:
     ids, generation = rig.form(1)
     for _ in range(5):
         rig.sleep(SESSION_MS - 1)
@@ -191,7 +192,7 @@ def test_a_commit_renews_the_session(rig: Rig) -> None:
     assert rig.beat(ids[0], generation) == 0
 
 
-def test_P60_a_commit_is_answered_and_seen_when_it_is_on_disk(rig: Rig) -> None:
+def test_P60_commit_is_answered_and_visible_once_durable(rig: Rig) -> None:
     rig.commit({("orders", 0): 1})
     rig.holds_disk = True
     second = rig.commit({("orders", 0): 2})
@@ -203,22 +204,22 @@ def test_P60_a_commit_is_answered_and_seen_when_it_is_on_disk(rig: Rig) -> None:
     assert rig.committed() == {("orders", 0): 3}
 
 
-def test_an_assignment_is_given_out_when_it_is_on_disk(rig: Rig) -> None:
+def test_assignment_is_returned_once_durable(rig: Rig) -> None:
     first = rig.join().value.member_id
-    rig.join(group="h")  # makes the topic
+    rig.join(group="h")  # creates the topic
     rig.sync("cli-0002", 1, group="h")
     rig.holds_disk = True
     answer = rig.sync(first, 1, {first: b"1"})
     assert not answer.is_set and rig.describe().group_state == machine.COMPLETING
-    newcomer = rig.join()  # comes first, so the assignment is of no use any more
+    newcomer = rig.join()  # joins first, so that the assignment is obsolete
     assert code_of(answer) == codes.REBALANCE_IN_PROGRESS
     rig.finish_disk()
     assert rig.describe().group_state == machine.PREPARING and not newcomer.is_set
 
 
-def test_an_assignment_of_an_older_generation_is_not_given_out(rig: Rig) -> None:
-    """It comes to the disk when others have joined since, and a newer assignment is
-    being made.
+def test_assignment_of_an_older_generation_is_not_returned(rig: Rig) -> None:
+    """The assignment becomes durable after another member has joined, while a newer
+    assignment is being made.
     """
     leader = rig.join().value.member_id
     rig.holds_disk = True
@@ -233,7 +234,7 @@ def test_an_assignment_of_an_older_generation_is_not_given_out(rig: Rig) -> None
     assert follower.value.assignment == b"other half"
 
 
-def test_a_disk_that_fails_is_told_as_something_to_try_again(
+def test_disk_error_is_answered_with_a_retriable_error(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.form(1)
@@ -273,7 +274,7 @@ def test_a_disk_that_fails_is_told_as_something_to_try_again(
         assert rig.committed("h") == {("orders", 0): 1}
 
 
-def test_a_static_member_is_put_back_when_its_return_cannot_be_stored(
+def test_static_member_is_restored_when_its_return_cannot_be_stored(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, follower = form_static(rig)
@@ -290,10 +291,10 @@ def test_a_static_member_is_put_back_when_its_return_cannot_be_stored(
     assert rig.beat(follower, 2, instance="b") == 0
 
 
-# -- what is stored --------------------------------------------------------------------
+# -- stored records -------------------------------------------------------------------
 
 
-def test_a_restart_is_not_noticed_by_who_comes_back_in_time(rig: Rig) -> None:
+def test_restart_is_invisible_to_members_that_return_in_time(rig: Rig) -> None:
     ids, generation = rig.form(2)
     rig.commit(
         {("orders", 1): 7},
@@ -322,7 +323,7 @@ def test_a_restart_is_not_noticed_by_who_comes_back_in_time(rig: Rig) -> None:
     assert rig.committed() == {("orders", 1): 8}
 
 
-def test_a_member_that_does_not_come_back_after_a_restart_expires(rig: Rig) -> None:
+def test_member_that_does_not_return_after_a_restart_expires(rig: Rig) -> None:
     rig.form()
     rig.restart()
     assert rig.describe().group_state == "Stable"
@@ -330,7 +331,7 @@ def test_a_member_that_does_not_come_back_after_a_restart_expires(rig: Rig) -> N
     assert rig.describe().group_state == "Empty"
 
 
-def test_requests_wait_while_what_is_stored_is_read(rig: Rig) -> None:
+def test_requests_wait_while_stored_groups_are_loaded(rig: Rig) -> None:
     ids, generation = rig.form(1)
     rig.restart()
     rig.holds_disk = True
@@ -351,7 +352,7 @@ def test_requests_wait_while_what_is_stored_is_read(rig: Rig) -> None:
     assert [group.group_id for group in answers[2].value.groups] == ["g"]
 
 
-def test_what_cannot_be_read_is_told_as_something_to_try_again(
+def test_unreadable_groups_are_answered_with_a_retriable_error(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.form(1)
@@ -393,7 +394,7 @@ def test_what_cannot_be_read_is_told_as_something_to_try_again(
     assert rig.describe().group_state == machine.STABLE
 
 
-def test_records_of_other_kinds_and_versions_are_passed_over(rig: Rig) -> None:
+def test_records_of_unknown_kinds_and_versions_are_skipped(rig: Rig) -> None:
     rig.commit({("orders", 0): 1})
     log = rig.logdir.partition(OFFSETS_TOPIC, 0)
     v4 = bytes.fromhex("0004000000000000001d00000004026d0000018bcfe5680000")
@@ -424,7 +425,9 @@ def test_records_of_other_kinds_and_versions_are_passed_over(rig: Rig) -> None:
     assert rig.records() == before
 
 
-def test_a_group_record_without_a_rebalance_timeout(rig: Rig) -> None:
+def test_group_record_without_a_rebalance_timeout_uses_the_session_timeout(
+    rig: Rig,
+) -> None:
     value_type = group_messages.GROUP_METADATA_VALUE.Value
     member = value_type.Member(
         member_id="m",
@@ -454,7 +457,7 @@ def test_a_group_record_without_a_rebalance_timeout(rig: Rig) -> None:
     assert rig.describe("old").group_state == machine.EMPTY
 
 
-def test_a_stored_leader_that_is_no_member(rig: Rig) -> None:
+def test_stored_leader_that_is_no_member_is_replaced(rig: Rig) -> None:
     member = StoredMember(
         member_id="m",
         client_id="c",
@@ -479,10 +482,8 @@ def test_a_stored_leader_that_is_no_member(rig: Rig) -> None:
     assert group is not None and group.leader == "m"
 
 
-def test_a_group_that_no_record_can_hold(rig: Rig) -> None:
-    """As Kafka says it: an error that is not worth repeating; a commit cannot be that
-    large.
-    """
+def test_group_too_large_for_a_record_is_refused(rig: Rig) -> None:
+    """As in Kafka, the error is not retriable. A commit cannot be that large."""
     member_id = rig.join(protocols={"range": b"x" * 900_000}).value.member_id
     assert (
         code_of(rig.sync(member_id, 1, {member_id: b"1" * 900_000}))
@@ -491,11 +492,11 @@ def test_a_group_that_no_record_can_hold(rig: Rig) -> None:
     assert rig.beat(member_id, 1) == codes.REBALANCE_IN_PROGRESS
 
 
-def test_transactional_commits_of_others_count_when_they_are_committed(
+def test_transactional_commits_count_once_committed(
     tmp_path: Path,
 ) -> None:
-    """As Kafka loads them: a commit counts from where it stands, an aborted or open one
-    not at all.
+    """As in Kafka, a committed offset counts from the position of its record. Offsets
+    of an aborted or open transaction do not count.
     """
 
     def commit(producer_id: int, partition: int, offset: int) -> bytes:
@@ -536,7 +537,7 @@ def test_transactional_commits_of_others_count_when_they_are_committed(
         assert rig.committed() == expected
         for (topic, partition), offset in expected.items():
             assert rig.logdir.committed_offsets(topic, partition) == {"g": offset}, (
-                "retention gets the same answer"
+                "retention uses the same offset"
             )
 
 
@@ -582,7 +583,7 @@ def zigzag(number: int) -> bytes:
     return bytes([*out, value])
 
 
-def test_groups_are_spread_over_the_partitions_that_there_are(tmp_path: Path) -> None:
+def test_groups_are_spread_over_the_existing_partitions(tmp_path: Path) -> None:
     with Rig(tmp_path, offsets_partitions=50) as rig:
         rig.logdir.create_topic("orders")
         rig.commit({("orders", 0): 3}, group="my-group")
@@ -601,7 +602,7 @@ def test_groups_are_spread_over_the_partitions_that_there_are(tmp_path: Path) ->
 # -- deleting and expiring -------------------------------------------------------------
 
 
-def test_deleting_groups(rig: Rig) -> None:
+def test_empty_groups_can_be_deleted(rig: Rig) -> None:
     ids, _ = rig.form(1)
     rig.commit({("orders", 0): 1}, member_id=ids[0], generation=1)
     rig.commit({("orders", 0): 2}, group="other")
@@ -616,7 +617,7 @@ def test_deleting_groups(rig: Rig) -> None:
     ]
     assert delete() == []
     rig.leave((ids[0], None))
-    rig.join(version=4)  # somebody who was told an id does not keep it
+    rig.join(version=4)  # a member that only received an id does not keep the group
     assert delete("g") == [("g", 0)]
     assert rig.records()[-2:] == [
         (commit_key("g", "orders", 0), None),
@@ -633,7 +634,7 @@ def test_deleting_groups(rig: Rig) -> None:
 
 
 @in_both_homes
-def test_what_is_committed_while_a_group_is_deleted_goes_with_it(rig: Rig) -> None:
+def test_offsets_committed_before_a_group_deletion_are_deleted(rig: Rig) -> None:
     rig.commit({("orders", 0): 1})
     rig.holds_disk = True
     commit = rig.commit({("orders", 1): 1})
@@ -677,7 +678,7 @@ def delete_offsets(rig: Rig, **topics: list[int]) -> Any:
 
 
 @in_both_homes
-def test_deleting_offsets(rig: Rig) -> None:
+def test_deleting_offsets_of_unsubscribed_topics(rig: Rig) -> None:
     assert delete_offsets(rig, orders=[0]) == codes.GROUP_ID_NOT_FOUND
     rig.commit({("orders", 0): 1, ("orders", 1): 2, ("other", 0): 3})
     assert delete_offsets(rig, orders=[0, 2, 9], nothing=[0]) == [0, 0, 3, 3]
@@ -692,7 +693,7 @@ def test_deleting_offsets(rig: Rig) -> None:
         rig.restart()
 
 
-def test_offsets_of_a_group_that_does_not_tell_its_topics_stay(rig: Rig) -> None:
+def test_offsets_of_a_group_with_unknown_subscriptions_are_kept(rig: Rig) -> None:
     rig.commit({("orders", 0): 1})
     rig.form(1, protocols={"range": b"no subscription"})
     assert delete_offsets(rig, orders=[0]) == [codes.GROUP_SUBSCRIBED_TO_TOPIC]
@@ -701,9 +702,9 @@ def test_offsets_of_a_group_that_does_not_tell_its_topics_stay(rig: Rig) -> None
     assert delete_offsets(rig, orders=[0]) == codes.NON_EMPTY_GROUP
 
 
-def test_deleting_a_topic_deletes_what_was_committed_for_it(rig: Rig) -> None:
+def test_deleting_a_topic_deletes_its_committed_offsets(rig: Rig) -> None:
     rig.commit({("orders", 0): 1, ("other", 0): 3})
-    rig.restart()  # also when nothing was asked of groups before
+    rig.restart()  # also if no earlier request has loaded the groups
     rig.holds_disk = True
     rig.groups.topics_deleted({"orders", "third"}, rig.now_ms)
     rig.finish_disk()
@@ -720,7 +721,7 @@ def test_deleting_a_topic_deletes_what_was_committed_for_it(rig: Rig) -> None:
 
 
 def _commit_and_fetch(broker: StillBroker, *, commits: bool) -> int:
-    """What is committed for partition 0 of t."""
+    """Return the committed offset of partition 0 of t."""
     if commits:
         topic_type = wire.OFFSET_COMMIT.Request.Topic
         part = topic_type.Partition(
@@ -743,9 +744,7 @@ def _commit_and_fetch(broker: StillBroker, *, commits: bool) -> int:
     )
 
 
-def test_no_crash_of_a_broker_in_a_deletion_leaves_offsets_to_a_new_topic_of_the_name() -> (
-    None
-):
+def test_broker_crash_during_topic_deletion_leaves_no_offsets_to_a_new_topic() -> None:
     for stop in itertools.count():
         disk = SimulatedDisk()
         broker = StillBroker(disk, disk.now_ms())
@@ -770,9 +769,7 @@ def test_no_crash_of_a_broker_in_a_deletion_leaves_offsets_to_a_new_topic_of_the
         return
 
 
-def test_offsets_of_a_topic_whose_files_could_not_be_removed_at_first_are_forgotten() -> (
-    None
-):
+def test_offsets_are_deleted_after_a_topic_deletion_that_failed_first() -> None:
     disk = SimulatedDisk()
     broker = StillBroker(disk, disk.now_ms())
     broker.logdir.create_topic("t", 2)
@@ -791,7 +788,7 @@ def test_offsets_of_a_topic_whose_files_could_not_be_removed_at_first_are_forgot
     broker.stop()
 
 
-def test_deleting_a_topic_of_the_served_directory_deletes_what_was_committed_for_it(
+def test_topic_deletion_in_a_served_directory_deletes_its_offsets(
     tmp_path: Path,
 ) -> None:
     with (
@@ -821,7 +818,7 @@ def test_deleting_a_topic_of_the_served_directory_deletes_what_was_committed_for
         assert answer.topics == []
 
 
-def test_deleting_the_topic_of_offsets_forgets_all_groups(rig: Rig) -> None:
+def test_deleting_the_offsets_topic_removes_all_groups(rig: Rig) -> None:
     rig.form(1)
     parked = rig.join()
     rig.logdir.delete_topic(OFFSETS_TOPIC)
@@ -852,9 +849,9 @@ def test_offsets_expire_a_week_after_the_last_member_left(rig: Rig) -> None:
     assert rig.committed() == {} and rig.describe().group_state == machine.DEAD
 
 
-def test_what_else_expires(rig: Rig) -> None:
-    """Simple commits by their own time, with a retention asked for by that, topics
-    without a subscriber left.
+def test_expiration_by_commit_time_retention_and_subscription(rig: Rig) -> None:
+    """Commits without a group expire by their own time, those with a requested
+    retention by that retention, and offsets of topics once no subscriber is left.
     """
     rig.commit({("orders", 0): 1}, group="simple")
     rig.commit({("orders", 0): 1}, group="brief", version=2, retention_time_ms=DAY_MS)

@@ -1,8 +1,8 @@
-"""What our broker answers to raw requests of every API and version, beside what a
-broker of Kafka's answered.
+"""Answers of our broker to raw requests of every API and version, compared with answers
+of a Kafka broker.
 
-Its answers are in tests/data/kafka/answers.json.gz;
-tests/interop/test_interop_conformance.py asks for them again.
+Kafka's answers are in tests/data/kafka/answers.json.gz;
+tests/interop/test_interop_conformance.py requests them again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("api", report.served(), ids=lambda api: api.name)
-def test_answers_are_kafkas_or_differ_for_a_reason(
+def test_answers_equal_those_of_kafka_or_differ_for_a_reason(
     port: int, api: Api[Any, Any]
 ) -> None:
     ours = report.ask_all(port, [api])
@@ -35,11 +35,11 @@ def test_answers_are_kafkas_or_differ_for_a_reason(
     assert used == {key for key in report.REASONS if key[0] == api.name}
 
 
-def test_each_api_that_is_served_is_asked() -> None:
+def test_each_served_api_has_a_script() -> None:
     assert set(report.served()) <= set(report.SCRIPTS)
 
 
-def test_the_page_is_of_these_answers() -> None:
+def test_conformance_page_matches_the_answers() -> None:
     page = report.PAGE.read_text(encoding="utf-8")
     for api in report.served():
         assert (

@@ -1,4 +1,4 @@
-"""netshim.connection: frames out of bytes however they are split, responses in order,
+"""Tests of netshim.connection: frames from bytes in any split, responses in order, and
 bounded memory.
 """
 
@@ -23,8 +23,8 @@ def frame(body: bytes) -> bytes:
 
 
 class Host:
-    """A connection whose handler remembers frames and answers each with its own bytes,
-    at once or when told.
+    """A connection whose handler stores frames and answers each with its own bytes, at
+    once or when the test sets the answer.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Host:
 
 
 @given(st.lists(st.binary(min_size=1, max_size=300), max_size=30), st.integers(1, 1000))
-def test_frames_come_whole_however_the_bytes_are_split(
+def test_frames_are_complete_for_any_split_of_the_bytes(
     bodies: list[bytes], step: int
 ) -> None:
     host = Host()
@@ -98,13 +98,13 @@ def test_frames_come_whole_however_the_bytes_are_split(
 @pytest.mark.parametrize(
     "size", [65_531, 65_532, 65_533, 100_000, 1_000_000, 5_000_000]
 )
-def test_large_frames_grow_the_buffer_with_what_came_and_give_it_back(
+def test_buffer_grows_with_received_bytes_and_is_released(
     size: int,
 ) -> None:
     host = Host()
     body = random.Random(size).randbytes(size)
     host.feed(frame(b"small") + frame(body)[:100])
-    assert host.budget.used_bytes == 0, "an announced size is no reason to allocate"
+    assert host.budget.used_bytes == 0, "an announced size alone allocates nothing"
     host.feed(frame(body)[100:] + frame(b"after"))
     assert host.frames == [b"small", body, b"after"]
     assert host.budget.used_bytes == 0
@@ -115,14 +115,14 @@ def test_large_frames_grow_the_buffer_with_what_came_and_give_it_back(
 @pytest.mark.parametrize(
     "head", [b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x80\0\0\0", b"GEX ", b"\x06@\0\x01"]
 )
-def test_impossible_sizes_end_the_connection(head: bytes) -> None:
+def test_impossible_frame_sizes_close_the_connection(head: bytes) -> None:
     host = Host()
     with pytest.raises(CloseConnection, match="frame of"):
         host.feed(head + b"x" * 100)
     assert not host.frames
 
 
-def test_responses_leave_in_the_order_of_requests() -> None:
+def test_responses_are_sent_in_the_order_of_requests() -> None:
     host = Host(later=True)
     host.feed(b"".join(frame(b"%d" % n) for n in range(6)))
     for n in (3, 1, 5):
@@ -136,7 +136,7 @@ def test_responses_leave_in_the_order_of_requests() -> None:
     assert host.connection.is_idle
 
 
-def test_what_is_ready_waits_for_what_is_not() -> None:
+def test_ready_response_waits_for_earlier_ones() -> None:
     host = Host(later=True)
     host.feed(frame(b"slow"))
     host.later = False
@@ -146,7 +146,7 @@ def test_what_is_ready_waits_for_what_is_not() -> None:
     assert host.sent() == frame(b"slow") + frame(b"fast")
 
 
-def test_who_asks_what_was_changed_waits_for_the_change() -> None:
+def test_query_waits_for_earlier_changes() -> None:
     host = Host(later=True)
     host.feed(b"".join(map(frame, [b"change", b"again", b"tell", b"next"])))
     assert host.frames == [b"change", b"again"], "changes do not wait for one another"
@@ -158,20 +158,20 @@ def test_who_asks_what_was_changed_waits_for_the_change() -> None:
     assert not host.connection.is_full
     host.connection.process(0)
     assert host.frames == [b"change", b"again", b"tell", b"next"], (
-        "nor do they for who asks"
+        "later changes do not wait for the query"
     )
     host.answers[3].set([frame(b"4")])
     host.answers[2].set([frame(b"3")])
     assert host.sent() == b"".join(map(frame, [b"1", b"2", b"3", b"4"]))
 
 
-def test_who_asks_what_was_changed_does_not_wait_for_who_is_parked() -> None:
+def test_query_does_not_wait_for_parked_requests() -> None:
     host = Host(later=True)
     host.feed(b"".join(map(frame, [b"parked", b"tell"])))
     assert host.frames == [b"parked", b"tell"]
 
 
-def test_an_answer_that_is_there_already() -> None:
+def test_answer_that_is_already_set_is_sent() -> None:
     host = Host()
     answer = PendingResponse()
     answer.set([frame(b"done")])
@@ -181,7 +181,7 @@ def test_an_answer_that_is_there_already() -> None:
     assert host.sent() == frame(b"done")
 
 
-def test_too_many_outstanding_requests_wait_in_the_buffer() -> None:
+def test_requests_beyond_the_pipeline_limit_wait_in_the_buffer() -> None:
     host = Host(later=True, max_pipelined_requests=4)
     host.feed(b"".join(frame(b"%d" % n) for n in range(10)))
     assert len(host.frames) == 4 and host.connection.is_full
@@ -200,16 +200,16 @@ def crowd(count: int, limit: int, **settings: Any) -> list[Host]:
     return [Host(later=True, workload=workload, **settings) for _ in range(count)]
 
 
-def test_requests_in_work_have_a_limit_over_all_connections() -> None:
+def test_active_requests_are_limited_over_all_connections() -> None:
     first, second, third = crowd(3, 4)
     first.feed(frame(b"parked") * 3 + frame(b"a") * 3)
     second.feed(frame(b"b") * 3)
     third.feed(frame(b"c"))
     assert (len(first.answers), len(second.frames), len(third.frames)) == (6, 1, 0)
-    assert first.workload.count == 4, "those that are parked do not count"
+    assert first.workload.count == 4, "parked requests do not count"
     assert not first.connection.is_full
     assert second.connection.is_full and third.connection.is_full, (
-        "neither reads more meanwhile"
+        "neither connection reads more while it waits"
     )
     first.answers[-1].set([b"a"])
     assert (second.readied, third.readied) == (1, 0), "in turn"
@@ -218,12 +218,14 @@ def test_requests_in_work_have_a_limit_over_all_connections() -> None:
     second.connection.process(0)
     assert (len(second.frames), first.workload.count) == (2, 4)
     first.answers[-2].set([b"a"])
-    assert third.readied == 1, "it took one, and then it was the next one's turn"
+    assert third.readied == 1, (
+        "the second connection processed one request, and then the third was next"
+    )
     third.connection.process(0)
     assert (len(second.frames), len(third.frames)) == (2, 1)
 
 
-def test_a_connection_that_ends_gives_back_its_requests_and_its_turn() -> None:
+def test_closed_connection_releases_its_requests_and_its_turn() -> None:
     first, second, third = crowd(3, 2)
     first.feed(frame(b"a") * 3 + frame(b"parked"))
     second.feed(frame(b"b"))
@@ -239,13 +241,13 @@ def test_a_connection_that_ends_gives_back_its_requests_and_its_turn() -> None:
     assert first.workload.count == 1, "counted once"
 
 
-def test_who_cannot_use_its_turn_gives_it_up() -> None:
+def test_connection_that_cannot_use_its_turn_passes_it_on() -> None:
     first, second, third = crowd(3, 2, max_unread_bytes=1 << 16)
     second.feed(frame(b"parked"))
     first.feed(frame(b"a") * 2)
     second.feed(frame(b"b"))
     third.feed(frame(b"c"))
-    second.answers[0].set([bytes(1 << 17)])  # which its client does not read
+    second.answers[0].set([bytes(1 << 17)])  # its client does not read this response
     first.answers[0].set([b"a"])
     second.connection.process(0)
     assert third.readied == 1
@@ -260,7 +262,9 @@ def test_who_cannot_use_its_turn_gives_it_up() -> None:
 
 
 @given(st.data())
-def test_no_request_waits_for_ever_whatever_ends_and_comes(data: st.DataObject) -> None:
+def test_every_request_is_processed_for_any_order_of_events(
+    data: st.DataObject,
+) -> None:
     hosts = crowd(4, 3, max_pipelined_requests=3)
     owed: set[int] = set()
     for number in range(data.draw(st.integers(1, 40))):
@@ -287,7 +291,7 @@ def test_no_request_waits_for_ever_whatever_ends_and_comes(data: st.DataObject) 
     assert not any(host.connection.is_waiting for host in hosts)
 
 
-def test_answered_requests_wake_a_reader_that_waits_for_their_memory() -> None:
+def test_answered_requests_wake_a_reader_that_waits_for_memory() -> None:
     host = Host(budget=200_000)
     host.budget.keep(190_000)
     host.feed(frame(b"x" * 100_000)[: 64 << 10])
@@ -297,7 +301,7 @@ def test_answered_requests_wake_a_reader_that_waits_for_their_memory() -> None:
     assert host.readied == 1 and host.connection.has_room()
 
 
-def test_a_shared_budget_starves_and_feeds_again() -> None:
+def test_shared_memory_budget_blocks_and_resumes_reading() -> None:
     host = Host(budget=100_000, max_request_bytes=10_000_000)
     host.feed(frame(b"x" * 1_000_000)[:100_000], 10_000)
     while host.connection.has_room():
@@ -312,8 +316,8 @@ def test_a_shared_budget_starves_and_feeds_again() -> None:
 
 
 class Crowd:
-    """Connections that share a budget, each with bytes on their way to it; a step is a
-    tick of the server.
+    """Connections that share a budget, each with bytes that are still to arrive. A step
+    is a tick of the server.
     """
 
     def __init__(self, budget_bytes: int, **settings: Any) -> None:
@@ -360,9 +364,9 @@ class Crowd:
 HUGE = (100 << 20).to_bytes(4, "big")
 
 
-def test_slow_clients_do_not_keep_the_memory_for_requests_from_others() -> None:
-    """Those that announced much and send a little now and then give way; a fast one is
-    served and never called slow.
+def test_slow_clients_do_not_block_the_request_memory() -> None:
+    """Connections that announced large requests and send few bytes are closed. A fast
+    one is served and never treated as slow.
     """
     crowd = Crowd(8 << 20)
     slow = [
@@ -377,16 +381,16 @@ def test_slow_clients_do_not_keep_the_memory_for_requests_from_others() -> None:
                 crowd.coming[host] += bytes(60)
             crowd.step()
         assert len(good.frames) == 1 and good not in crowd.ended
-        for host in [one for one in slow if one in crowd.ended]:  # they come again
+        for host in [one for one in slow if one in crowd.ended]:  # they connect again
             slow[slow.index(host)] = crowd.join(HUGE + bytes(66 << 10))
     assert crowd.ended and all(
         "others wait" in reason for reason in crowd.ended.values()
     )
 
 
-def test_requests_that_keep_one_another_from_the_memory_are_not_all_lost() -> None:
-    """Each has a part of what it needs, none is slow: after a while one of them gives
-    way to the others.
+def test_deadlock_over_request_memory_closes_one_connection() -> None:
+    """Each connection has a part of the memory that it needs, and none is slow. After a
+    while one of them is closed in favor of the others.
     """
     crowd = Crowd(3 << 19)
     whole = frame(b"f" * 700_000)
@@ -403,7 +407,7 @@ def test_requests_that_keep_one_another_from_the_memory_are_not_all_lost() -> No
     assert len(served) == 2 and len(crowd.ended) == 1
 
 
-def test_fast_requests_wait_for_one_another_and_none_is_lost() -> None:
+def test_fast_requests_wait_for_memory_and_none_is_lost() -> None:
     crowd = Crowd(1 << 20)
     hosts = [crowd.join(b"") for _ in range(8)]
     for first in range(0, 8, 2):
@@ -415,7 +419,7 @@ def test_fast_requests_wait_for_one_another_and_none_is_lost() -> None:
     assert all(len(host.frames) == 1 for host in hosts) and not crowd.ended
 
 
-def test_a_request_larger_than_all_the_memory_ends_its_connection_alone() -> None:
+def test_request_larger_than_the_memory_closes_only_its_connection() -> None:
     crowd = Crowd(1 << 20)
     good = crowd.join(frame(b"g" * 300_000)[:-1])
     greedy = crowd.join(frame(b"x" * (2 << 20)))
@@ -434,15 +438,17 @@ def test_a_request_larger_than_all_the_memory_ends_its_connection_alone() -> Non
         (b"\x7f\xff\xff\xff", "a frame of 2147483647 bytes"),
     ],
 )
-def test_clients_of_another_protocol_are_named(start: bytes, words: str) -> None:
+def test_clients_of_another_protocol_are_identified_in_the_error(
+    start: bytes, words: str
+) -> None:
     """A TLS client was logged as a frame of 369295618 bytes."""
     with pytest.raises(CloseConnection, match=words):
         Host().feed(start)
 
 
-def test_a_closed_connection_keeps_nothing_alive() -> None:
-    """Its host holds it, and it held its host: both stayed, with 64 KiB, until Python
-    looked for cycles.
+def test_closed_connection_is_released() -> None:
+    """The connection and its host referred to each other, so that both remained in
+    memory, with 64 KiB, until the cycle collector ran.
     """
 
     class Peer:
@@ -469,12 +475,12 @@ def test_a_closed_connection_keeps_nothing_alive() -> None:
         connection.close()
         assert len(connection._buffer) == 0
         peer.answer.set([b"too late"])
-        gone = weakref.ref(peer)
+        peer_reference = weakref.ref(peer)
         del peer
-        assert gone() is None
-        gone_too = weakref.ref(connection)
+        assert peer_reference() is None
+        connection_reference = weakref.ref(connection)
         del connection
-        assert gone_too() is None
+        assert connection_reference() is None
     finally:
         gc.enable()
 
@@ -483,7 +489,7 @@ def test_slow_requests_are_overdue_and_fast_ones_are_not() -> None:
     host = Host(request_timeout_ms=1_000, idle_timeout_ms=50_000)
     host.feed(frame(b"x" * 500_000)[:10], now_ms=100)
     assert host.connection.overdue(1_000) is None
-    for now_ms in (500, 900):  # a byte now and then does not help
+    for now_ms in (500, 900):  # an occasional byte does not help
         host.feed(b"x", now_ms=now_ms)
     assert "came in 1100 ms" in (host.connection.overdue(1_200) or "")
     host = Host(request_timeout_ms=1_000, idle_timeout_ms=50_000)
@@ -493,7 +499,7 @@ def test_slow_requests_are_overdue_and_fast_ones_are_not() -> None:
     assert host.connection.overdue(2_300) is not None
 
 
-def test_frames_one_after_the_other_are_no_slow_request() -> None:
+def test_consecutive_frames_are_not_a_slow_request() -> None:
     host = Host(request_timeout_ms=1_000)
     whole = frame(b"y" * 50)
     host.feed(whole[:20], now_ms=0)
@@ -502,7 +508,7 @@ def test_frames_one_after_the_other_are_no_slow_request() -> None:
         assert host.connection.overdue(now_ms + 400) is None
 
 
-def test_idle_connections_are_overdue_unless_they_wait_for_an_answer() -> None:
+def test_idle_connection_is_overdue_unless_it_waits_for_an_answer() -> None:
     host = Host(idle_timeout_ms=1_000, later=True)
     assert host.connection.overdue(999) is None
     assert "no request" in (host.connection.overdue(1_000) or "")
@@ -510,7 +516,7 @@ def test_idle_connections_are_overdue_unless_they_wait_for_an_answer() -> None:
     assert host.connection.overdue(90_000) is None
 
 
-def test_draining_takes_no_more_requests() -> None:
+def test_draining_connection_accepts_no_more_requests() -> None:
     host = Host(later=True)
     host.feed(frame(b"one"))
     host.connection.drain()
@@ -520,7 +526,7 @@ def test_draining_takes_no_more_requests() -> None:
     assert host.sent() == b"1" and host.connection.is_idle
 
 
-def test_small_pieces_are_joined_and_large_ones_are_not_copied() -> None:
+def test_small_buffers_are_joined_and_large_ones_are_not_copied() -> None:
     host = Host()
     large = memoryview(bytes(100_000))
     host.connection._handle = lambda view, now_ms: [b"head", large, b"tail"]
@@ -533,7 +539,7 @@ def test_small_pieces_are_joined_and_large_ones_are_not_copied() -> None:
     assert [len(piece) for piece in pieces] == [4, 40_000, 40_000, 20_000, 4]
 
 
-def test_no_more_is_answered_than_a_client_may_leave_unread() -> None:
+def test_unread_responses_of_a_client_are_limited() -> None:
     host = Host(max_unread_bytes=1 << 20)
     host.connection._handle = lambda view, now_ms: [memoryview(bytes(400_000))]
     host.feed(frame(b"fetch") * 100)

@@ -1,10 +1,10 @@
-"""Groups of the consumer protocol in a broker whose power is cut at each change that
-they make to its directory.
+"""Groups of the consumer protocol in a broker that loses power at each change that they
+make to its directory.
 
-Goal: after every crash the group stands as one of the heartbeats left it, the last that
-was answered or a later one:
-none is forgotten, none is there in part. Method: logcore.testing.explore over the
-directory of a broker without sockets, whose requests pass through their wire forms.
+Goal: after every crash the group is in the state after one of the heartbeats, either
+the last answered one or a later one. No heartbeat is lost, and none is stored in part.
+Method: logcore.testing.explore runs on the directory of a broker without sockets, whose
+requests are encoded and decoded in their wire format.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from support.stillbroker import StillBroker
 
 BEAT = wire.CONSUMER_GROUP_HEARTBEAT
 
-#: (member, epoch, instance, numbers of the partitions that it owns, None for nothing
-#: said)
+#: (member, epoch, instance, numbers of the owned partitions, or None if the request has
+#: no such list)
 STEPS: tuple[tuple[str, int, str | None, list[int] | None], ...] = (
     ("A", 0, None, []),
     ("B", 0, "i", []),
@@ -68,7 +68,7 @@ def beat(
 
 
 def facts(bench: StillBroker) -> Any:
-    """How the group stands, as far as its records tell."""
+    """Return the state of the group, as far as its records determine it."""
     groups: BrokerGroups = bench.broker.state.groups
     group = groups.get("g")
     if group is None or group.consumers is None or not group.consumers.epoch:
@@ -111,13 +111,13 @@ def live(disk: SimulatedDisk, promise: Any) -> None:
     for number, step in enumerate(STEPS, 1):
         promise(("asked", number))
         assert beat(bench, *step) == 0
-        promise(("told", number))
+        promise(("acknowledged", number))
     bench.stop()
 
 
 @pytest.fixture(scope="module")
 def expected() -> list[Any]:
-    """How the group stands before the first step, and after each."""
+    """Return the state of the group before the first step, and after each step."""
     bench = begin(SimulatedDisk())
     found = [None]
     for step in STEPS:
@@ -139,12 +139,14 @@ def recover(disk: SimulatedDisk) -> Any:
 
 
 def judge(expected: list[Any], promised: list[Any], found: Any) -> None:
-    told = max([number for what, number in promised if what == "told"], default=0)
+    acknowledged = max(
+        [number for what, number in promised if what == "acknowledged"], default=0
+    )
     asked = max([number for what, number in promised if what == "asked"], default=0)
-    assert found in expected[told : asked + 1], (told, asked, found)
+    assert found in expected[acknowledged : asked + 1], (acknowledged, asked, found)
 
 
-def test_no_crash_splits_or_loses_a_heartbeat(expected: list[Any]) -> None:
+def test_crash_neither_splits_nor_loses_a_heartbeat(expected: list[Any]) -> None:
     report = explore(
         live,
         recover,
@@ -156,7 +158,7 @@ def test_no_crash_splits_or_loses_a_heartbeat(expected: list[Any]) -> None:
 
 
 @pytest.mark.slow
-def test_no_crash_splits_or_loses_a_heartbeat_whatever_is_left(
+def test_crash_with_any_disk_state_neither_splits_nor_loses_a_heartbeat(
     expected: list[Any],
 ) -> None:
     explore(
@@ -169,7 +171,7 @@ def test_no_crash_splits_or_loses_a_heartbeat_whatever_is_left(
 
 
 @pytest.mark.parametrize("operation", ["fdatasync", "pwrite"])
-def test_a_heartbeat_that_the_disk_refuses_is_asked_again_and_counts_once(
+def test_heartbeat_repeated_after_a_disk_error_counts_once(
     operation: str, expected: list[Any]
 ) -> None:
     at = 0

@@ -1,9 +1,9 @@
-"""The consumer protocol (KIP-848) through a broker: the answer to each request by its
-version, what is on disk, and confluent-kafka as it is.
+"""The consumer protocol (KIP-848) in a broker: the answer to each request by version,
+the stored records, and an unmodified confluent-kafka.
 
-What the answers mean is tested in tests/coordination; here it is how they are said. All
-but the last part is without sockets: time is a number, the disk is done when the test
-says so.
+The meaning of the answers is tested in tests/coordination. These tests check their
+encoding. All but the last part run without sockets: time is a number, and the disk
+finishes when the test requests it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ DEADLINE_S = 60
 def send(
     rig: Rig, member_id: str, epoch: int, version: int = 1, **fields: Any
 ) -> PendingResponse:
-    """A heartbeat; with epoch 0 it says what somebody who joins has to say. owned: of
-    `orders`.
+    """Send a heartbeat. With epoch 0 it has the fields of a join. `owned` lists
+    partitions of `orders`.
     """
     if epoch == 0:
         fields = {
@@ -70,8 +70,8 @@ def beat(rig: Rig, member_id: str, epoch: int, version: int = 1, **fields: Any) 
     return answer.value
 
 
-def given(rig: Rig, response: Any) -> tuple[int, list[int] | None]:
-    """Member epoch and the numbers of the partitions of `orders`."""
+def epoch_and_partitions(rig: Rig, response: Any) -> tuple[int, list[int] | None]:
+    """Return the member epoch and the assigned partitions of `orders`."""
     assert response.error_code == 0, response
     if response.assignment is None:
         return response.member_epoch, None
@@ -83,27 +83,27 @@ def given(rig: Rig, response: Any) -> tuple[int, list[int] | None]:
     ]
 
 
-def two(rig: Rig) -> None:
-    """A with partitions 0 and 1 of `orders`, and B with 2."""
+def form_pair(rig: Rig) -> None:
+    """Form a group of A with partitions 0 and 1 of `orders`, and B with partition 2."""
     beat(rig, "A", 0)
     beat(rig, "B", 0)
-    assert given(rig, beat(rig, "A", 1, owned=[0, 1, 2])) == (1, [0, 1])
-    assert given(rig, beat(rig, "A", 1, owned=[0, 1])) == (2, None)
-    assert given(rig, beat(rig, "B", 2)) == (2, [2])
+    assert epoch_and_partitions(rig, beat(rig, "A", 1, owned=[0, 1, 2])) == (1, [0, 1])
+    assert epoch_and_partitions(rig, beat(rig, "A", 1, owned=[0, 1])) == (2, None)
+    assert epoch_and_partitions(rig, beat(rig, "B", 2)) == (2, [2])
 
 
 # -- heartbeats ------------------------------------------------------------------------
 
 
-def test_two_members_and_the_way_from_one_to_the_other(rig: Rig) -> None:
+def test_two_members_exchange_partitions(rig: Rig) -> None:
     first = beat(rig, "A", 0)
     assert (first.member_id, first.heartbeat_interval_ms) == ("A", 5_000)
-    assert given(rig, first) == (1, [0, 1, 2])
-    assert given(rig, beat(rig, "B", 0)) == (2, [])
-    assert given(rig, beat(rig, "A", 1, owned=[0, 1, 2])) == (1, [0, 1])
-    assert given(rig, beat(rig, "A", 1)) == (1, None)
-    assert given(rig, beat(rig, "A", 1, owned=[0, 1])) == (2, None)
-    assert given(rig, beat(rig, "B", 2)) == (2, [2])
+    assert epoch_and_partitions(rig, first) == (1, [0, 1, 2])
+    assert epoch_and_partitions(rig, beat(rig, "B", 0)) == (2, [])
+    assert epoch_and_partitions(rig, beat(rig, "A", 1, owned=[0, 1, 2])) == (1, [0, 1])
+    assert epoch_and_partitions(rig, beat(rig, "A", 1)) == (1, None)
+    assert epoch_and_partitions(rig, beat(rig, "A", 1, owned=[0, 1])) == (2, None)
+    assert epoch_and_partitions(rig, beat(rig, "B", 2)) == (2, [2])
     left = beat(rig, "A", -1)
     assert (
         left.error_code,
@@ -113,15 +113,15 @@ def test_two_members_and_the_way_from_one_to_the_other(rig: Rig) -> None:
     ) == (0, -1, 0, None)
 
 
-def test_the_first_version_gives_a_newcomer_an_id(rig: Rig) -> None:
+def test_first_version_assigns_an_id_to_a_new_member(rig: Rig) -> None:
     response = beat(rig, "", 0, version=0)
     assert len(response.member_id) == 22
-    assert given(rig, response) == (1, [0, 1, 2])
+    assert epoch_and_partitions(rig, response) == (1, [0, 1, 2])
     assert beat(rig, "", 0, version=0).member_id != response.member_id
     assert beat(rig, "", 0, version=1).error_code == codes.INVALID_REQUEST
 
 
-def test_members_send_three_heartbeats_in_a_session_at_least(rig: Rig) -> None:
+def test_heartbeat_interval_is_at_most_a_third_of_the_session(rig: Rig) -> None:
     rig.stop()
     rig.settings["group_consumer_session_timeout_ms"] = 900
     rig.start()
@@ -141,7 +141,7 @@ def test_members_send_three_heartbeats_in_a_session_at_least(rig: Rig) -> None:
         ("C", 0, {}, codes.GROUP_MAX_SIZE_REACHED),
     ],
 )
-def test_refusals_have_kafkas_codes_and_a_text(
+def test_refusals_have_the_codes_of_kafka_and_a_message(
     rig: Rig, member_id: str, epoch: int, fields: dict[str, Any], code: int
 ) -> None:
     rig.stop()
@@ -149,14 +149,14 @@ def test_refusals_have_kafkas_codes_and_a_text(
         3 if code == codes.GROUP_MAX_SIZE_REACHED else 4
     )
     rig.start()
-    two(rig)
+    form_pair(rig)
     beat(rig, "I", 0, instance_id="i")
     response = beat(rig, member_id, epoch, **fields)
     assert response.error_code == code
     assert response.error_message
 
 
-def test_patterns_need_their_package_and_mean_no_internal_topics(
+def test_patterns_need_their_package_and_exclude_internal_topics(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("re2")
@@ -164,7 +164,7 @@ def test_patterns_need_their_package_and_mean_no_internal_topics(
     response = beat(
         rig, "A", 0, subscribed_topic_names=[], subscribed_topic_regex="(^ord.*|_.*)"
     )
-    assert given(rig, response) == (1, [0, 1, 2])
+    assert epoch_and_partitions(rig, response) == (1, [0, 1, 2])
     refused = beat(rig, "A", 1, subscribed_topic_regex="(")
     assert refused.error_code == codes.INVALID_REGULAR_EXPRESSION
     assert "missing )" in refused.error_message
@@ -174,22 +174,22 @@ def test_patterns_need_their_package_and_mean_no_internal_topics(
     assert "[regex]" in refused.error_message
 
 
-def test_new_topics_and_partitions_are_noticed_with_the_next_heartbeat(
+def test_new_topics_and_partitions_are_assigned_at_the_next_heartbeat(
     rig: Rig,
 ) -> None:
     beat(rig, "A", 0, subscribed_topic_names=["orders", "late"])
     rig.logdir.add_partitions("orders", 4)
-    assert given(rig, beat(rig, "A", 1)) == (2, [0, 1, 2, 3])
+    assert epoch_and_partitions(rig, beat(rig, "A", 1)) == (2, [0, 1, 2, 3])
     rig.logdir.create_topic("late", 1)
     response = beat(rig, "A", 2)
     assert response.member_epoch == 3
     assert len(response.assignment.topic_partitions) == 2
     rig.logdir.delete_topic("late")
     beat(rig, "A", 3)
-    assert given(rig, beat(rig, "A", 3, owned=[0, 1, 2, 3])) == (4, None)
+    assert epoch_and_partitions(rig, beat(rig, "A", 3, owned=[0, 1, 2, 3])) == (4, None)
 
 
-def test_an_answer_comes_when_it_is_on_disk(rig: Rig) -> None:
+def test_heartbeat_is_answered_once_durable(rig: Rig) -> None:
     beat(rig, "A", 0)
     rig.holds_disk = True
     waiting = [send(rig, "B", 0), send(rig, "A", 1, owned=[0, 1, 2]), send(rig, "A", 1)]
@@ -198,7 +198,7 @@ def test_an_answer_comes_when_it_is_on_disk(rig: Rig) -> None:
     assert [answer.value.member_epoch for answer in waiting] == [2, 1, 1]
 
 
-def test_the_records_of_a_request_are_one_batch(rig: Rig) -> None:
+def test_records_of_a_heartbeat_are_one_batch(rig: Rig) -> None:
     beat(
         rig,
         "A",
@@ -213,37 +213,38 @@ def test_the_records_of_a_request_are_one_batch(rig: Rig) -> None:
     assert batch.record_count == 5
 
 
-def test_a_group_outlives_the_broker_and_its_sessions_begin_anew(rig: Rig) -> None:
-    two(rig)
+def test_group_survives_a_restart_and_its_sessions_start_over(rig: Rig) -> None:
+    form_pair(rig)
     rig.restart()
-    assert given(rig, beat(rig, "B", 2)) == (2, None)
+    assert epoch_and_partitions(rig, beat(rig, "B", 2)) == (2, None)
     rig.sleep(44_999)
-    assert given(rig, beat(rig, "B", 2)) == (2, None)
+    assert epoch_and_partitions(rig, beat(rig, "B", 2)) == (2, None)
     rig.sleep(1)
     assert beat(rig, "A", 2).error_code == codes.UNKNOWN_MEMBER_ID
-    assert given(rig, beat(rig, "B", 2)) == (3, [0, 1, 2])
+    assert epoch_and_partitions(rig, beat(rig, "B", 2)) == (3, [0, 1, 2])
 
 
-# -- beside the classic protocol -------------------------------------------------------
+# -- interaction with the classic protocol
+# ----------------------------------------------
 
 
-def test_requests_of_the_classic_protocol_find_no_member(rig: Rig) -> None:
-    two(rig)
+def test_classic_requests_find_no_consumer_member(rig: Rig) -> None:
+    form_pair(rig)
     assert code_of(rig.sync("A", 2)) == codes.UNKNOWN_MEMBER_ID
     assert rig.beat("A", 2) == codes.UNKNOWN_MEMBER_ID
     assert rig.leave(("A", None)) == [codes.UNKNOWN_MEMBER_ID]
 
 
-def test_an_empty_group_changes_its_protocol(rig: Rig) -> None:
+def test_empty_group_changes_its_protocol(rig: Rig) -> None:
     ids, generation = rig.form(1)
     assert (
         code_of(rig.commit({("orders", 0): 7}, member_id=ids[0], generation=generation))
         == 0
     )
     rig.leave((ids[0], None))
-    assert given(rig, beat(rig, "A", 0)) == (1, [0, 1, 2])
+    assert epoch_and_partitions(rig, beat(rig, "A", 0)) == (1, [0, 1, 2])
     rig.restart()
-    assert given(rig, beat(rig, "A", 1)) == (1, None)
+    assert epoch_and_partitions(rig, beat(rig, "A", 1)) == (1, None)
     assert rig.committed() == {("orders", 0): 7}
     beat(rig, "A", -1)
     rig.form(1)
@@ -252,9 +253,9 @@ def test_an_empty_group_changes_its_protocol(rig: Rig) -> None:
     assert rig.committed() == {("orders", 0): 7}
 
 
-def test_a_group_changes_its_protocol_while_it_runs(rig: Rig) -> None:
-    """A classic member, then one of the consumer protocol beside it, then the classic
-    one alone again.
+def test_group_changes_its_protocol_while_it_runs(rig: Rig) -> None:
+    """First there is a classic member, then a consumer member joins, and then the
+    classic one is alone again.
     """
     wants = subscription_value(Subscription(("orders",)))
     all_three = assignment_value([("orders", number) for number in range(3)])
@@ -266,7 +267,7 @@ def test_a_group_changes_its_protocol_while_it_runs(rig: Rig) -> None:
         )
         == 0
     )
-    assert given(rig, beat(rig, "A", 0)) == (2, [])
+    assert epoch_and_partitions(rig, beat(rig, "A", 0)) == (2, [])
     assert rig.beat(classic.member_id, 1) == codes.REBALANCE_IN_PROGRESS
     again = rig.join(classic.member_id, protocols={"range": wants}).value
     assert (again.error_code, again.generation_id, again.leader, again.members) == (
@@ -277,7 +278,7 @@ def test_a_group_changes_its_protocol_while_it_runs(rig: Rig) -> None:
     )
     synced = rig.sync(classic.member_id, 2).value
     assert read_assignment(synced.assignment) == (("orders", 0), ("orders", 1))
-    assert given(rig, beat(rig, "A", 2)) == (2, [2])
+    assert epoch_and_partitions(rig, beat(rig, "A", 2)) == (2, [2])
     assert (
         code_of(
             rig.commit({("orders", 0): 7}, member_id=classic.member_id, generation=2)
@@ -321,7 +322,7 @@ def test_a_group_changes_its_protocol_while_it_runs(rig: Rig) -> None:
         ("bidirectional", 0, 0),
     ],
 )
-def test_the_policy_says_which_groups_change(
+def test_migration_policy_decides_which_groups_change(
     tmp_path: Path, policy: str, up: int, into: int
 ) -> None:
     wants = subscription_value(Subscription(("orders",)))
@@ -350,7 +351,7 @@ def test_the_policy_says_which_groups_change(
 def test_members_commit_with_their_epoch(
     rig: Rig, member_id: str, epoch: int, version: int, code: int
 ) -> None:
-    two(rig)
+    form_pair(rig)
     answer = rig.commit(
         {("orders", 0): 7}, member_id=member_id, generation=epoch, version=version
     )
@@ -370,7 +371,7 @@ def test_members_commit_with_their_epoch(
 def test_members_fetch_offsets_with_their_epoch(
     rig: Rig, member_id: str | None, epoch: int, code: int
 ) -> None:
-    two(rig)
+    form_pair(rig)
     group_type = wire.OFFSET_FETCH.Request.Group
     asked = group_type(
         group_id="g", member_id=member_id, member_epoch=epoch, topics=None
@@ -379,8 +380,8 @@ def test_members_fetch_offsets_with_their_epoch(
     assert found.error_code == code
 
 
-def test_offsets_of_a_topic_that_members_want_are_not_deleted(rig: Rig) -> None:
-    two(rig)
+def test_offsets_of_subscribed_topics_are_not_deleted(rig: Rig) -> None:
+    form_pair(rig)
     rig.commit(
         {("orders", 0): 7, ("other", 0): 8}, member_id="A", generation=2, version=9
     )
@@ -399,11 +400,12 @@ def test_offsets_of_a_topic_that_members_want_are_not_deleted(rig: Rig) -> None:
     assert rig.committed() == {("orders", 0): 7}
 
 
-# -- what admin tools ask --------------------------------------------------------------
+# -- requests of admin tools
+# ------------------------------------------------------------
 
 
 def test_groups_are_described_by_their_protocol(rig: Rig) -> None:
-    two(rig)
+    form_pair(rig)
     rig.form(1, group="old")
 
     def described(version: int, group: str) -> Any:
@@ -452,10 +454,10 @@ def test_groups_are_described_by_their_protocol(rig: Rig) -> None:
         (6, "none", codes.GROUP_ID_NOT_FOUND, "Group none not found."),
     ],
 )
-def test_the_classic_description_finds_no_such_group(
+def test_classic_describe_does_not_find_a_consumer_group(
     rig: Rig, version: int, group: str, code: int, text: str | None
 ) -> None:
-    two(rig)
+    form_pair(rig)
     (found,) = rig.ask(wire.DESCRIBE_GROUPS, version, groups=[group]).groups
     assert (found.error_code, found.error_message, found.group_state) == (
         code,
@@ -491,8 +493,8 @@ def test_groups_are_listed_with_type_and_state(rig: Rig) -> None:
     assert listed(types_filter=["share", "streams"]) == []
 
 
-def test_only_an_empty_group_is_deleted(rig: Rig) -> None:
-    two(rig)
+def test_only_an_empty_consumer_group_is_deleted(rig: Rig) -> None:
+    form_pair(rig)
     (result,) = rig.ask(wire.DELETE_GROUPS, 2, groups_names=["g"]).results
     assert result.error_code == codes.NON_EMPTY_GROUP
     beat(rig, "A", -1)
@@ -503,7 +505,7 @@ def test_only_an_empty_group_is_deleted(rig: Rig) -> None:
     assert rig.ask(wire.LIST_GROUPS, 5).groups == []
 
 
-def test_the_protocol_is_finalized(rig: Rig) -> None:
+def test_protocol_feature_is_finalized(rig: Rig) -> None:
     response = rig.ask(
         wire.API_VERSIONS, 3, client_software_name="x", client_software_version="1"
     )
@@ -514,14 +516,15 @@ def test_the_protocol_is_finalized(rig: Rig) -> None:
     assert {68, 69} <= {each.api_key for each in response.api_keys}
 
 
-# -- behind the broker -----------------------------------------------------------------
+# -- the directory after the broker
+# -----------------------------------------------------
 
 
-def test_a_process_that_opens_the_directory_goes_on_with_the_offsets_of_such_a_group(
+def test_next_process_continues_with_the_offsets_of_a_consumer_group(
     rig: Rig,
 ) -> None:
-    """Its members are gone with the broker, as those of the classic protocol."""
-    two(rig)
+    """Its members ended with the broker, like members of the classic protocol."""
+    form_pair(rig)
     rig.commit({("orders", 0): 1}, member_id="A", generation=2, version=9)
     rig.logdir.append("orders", b"first", partition=0)
     rig.logdir.append("orders", b"second", partition=0)
@@ -541,11 +544,11 @@ def test_a_process_that_opens_the_directory_goes_on_with_the_offsets_of_such_a_g
     assert rig.committed()["orders", 0] in (1, 2)
 
 
-def test_the_command_line_knows_such_groups(rig: Rig) -> None:
+def test_command_line_lists_and_deletes_consumer_groups(rig: Rig) -> None:
     click_testing = pytest.importorskip("click.testing")
     from logcore.cli.commands import main
 
-    two(rig)
+    form_pair(rig)
     rig.stop()
 
     def run(*arguments: str) -> str:
@@ -580,7 +583,7 @@ def consumer(kafka: Kafka, **options: Any) -> Any:
 
 
 def poll_until(done: Callable[[], bool], member: Any, values: set[bytes]) -> None:
-    """Adds the values that a member gets until then."""
+    """Poll a member until `done` returns true, and add the values that it gets."""
     until = time.monotonic() + DEADLINE_S
     while not done():
         assert time.monotonic() < until, member.assignment()
@@ -603,18 +606,18 @@ consumer = confluent_kafka.Consumer({
     "bootstrap.servers": sys.argv[1], "group.id": "g", "group.protocol": "consumer", "group.remote.assignor": "range"
 })
 consumer.subscribe(["^ord.*"] if sys.argv[2] == "pattern" else ["orders"])
-said = None
+printed = None
 while True:
     consumer.poll(0.05)
     found = len(consumer.assignment())
-    if found != said:
-        said = found
+    if found != printed:
+        printed = found
         print(found, flush=True)
 """
 
 
 @pytest.mark.parametrize("subscribes", ["names", "pattern"])
-def test_confluent_members_share_and_one_that_is_killed_leaves_its_part(
+def test_confluent_members_take_over_from_a_killed_one(
     kafka_factory: Callable[..., Kafka], subscribes: str
 ) -> None:
     if subscribes == "pattern":
@@ -632,13 +635,13 @@ def test_confluent_members_share_and_one_that_is_killed_leaves_its_part(
         stdout=subprocess.PIPE,
         text=True,
     )
-    said: list[str] = []
-    reader = threading.Thread(target=lambda: said.extend(victim.stdout or ()))
+    output: list[str] = []
+    reader = threading.Thread(target=lambda: output.extend(victim.stdout or ()))
     reader.start()
     try:
-        # The survivor gives partitions up only while it is polled: assignment() shows
-        # two of them before that is done.
-        poll_until(lambda: "2\n" in said, survivor, values)
+        # The survivor releases partitions only while it is polled: assignment() returns
+        # two of them before that is finished.
+        poll_until(lambda: "2\n" in output, survivor, values)
         assert len(survivor.assignment()) == 2
         poll_until(lambda: len(values) >= 20, survivor, values)
         survivor.commit(asynchronous=False)
@@ -658,12 +661,11 @@ def test_confluent_members_share_and_one_that_is_killed_leaves_its_part(
         survivor.close()
 
 
-def test_confluent_members_are_exchanged_one_by_one_and_back(
+def test_confluent_members_are_replaced_one_by_one_and_back(
     kafka_factory: Callable[..., Kafka],
 ) -> None:
-    """From the classic protocol to the consumer protocol and back, without a moment
-    with no members. No partition is with two members, and each record is read by
-    somebody.
+    """The group changes from the classic to the consumer protocol and back, and always
+    has members. No partition is assigned to two members, and each record is read.
     """
     kafka = kafka_factory()
     kafka.create_topic("orders", 4)
@@ -683,7 +685,9 @@ def test_confluent_members_are_exchanged_one_by_one_and_back(
         )
 
     def settle() -> None:
-        """Until all have their share, and what is written meanwhile is read."""
+        """Poll until all partitions are assigned, and the records written by this call
+        are read.
+        """
         number = len(written)
         for partition in range(4):
             value = b"%d" % (number + partition)
@@ -727,9 +731,9 @@ def test_confluent_members_are_exchanged_one_by_one_and_back(
     members.pop().close()
 
 
-def test_a_hundred_members_form_a_group_within_a_second(rig: Rig) -> None:
-    """Each joins, and then sends heartbeats in turn until everybody has its partition:
-    by the time of this process.
+def test_hundred_members_form_a_group_within_a_second(rig: Rig) -> None:
+    """Each member joins, and then all send heartbeats in turn until each has its
+    partition. The limit is CPU time of this process.
     """
     rig.logdir.add_partitions("orders", 100)
     begun = time.process_time()
@@ -748,7 +752,7 @@ def test_a_hundred_members_form_a_group_within_a_second(rig: Rig) -> None:
         rounds += 1
         assert rounds < 10
         for name, owned in held.items():
-            epochs[name], numbers = given(
+            epochs[name], numbers = epoch_and_partitions(
                 rig, beat(rig, name, epochs[name], owned=owned)
             )
             if numbers is not None:

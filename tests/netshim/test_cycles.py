@@ -1,7 +1,8 @@
-"""No request leaves reference cycles: what only the cycle collector can free.
+"""No request leaves reference cycles, which only the cycle collector can free.
 
 A broker that serves 1,000 records a second would leave 50,000 such objects a second.
-The collector freed them at once and held the loop for 60 to 75 ms, every second.
+The collector then freed them all at once and blocked the event loop for 60 to 75 ms,
+every second.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ OUTCOMES = ["answered", "disconnected", "failed"]
 
 @pytest.fixture
 def no_collector() -> Iterator[None]:
-    """Objects of the tests that ran before do not count."""
+    """Disable the cycle collector, and exclude the objects of earlier tests."""
     gc.disable()
     gc.collect()
     gc.freeze()
@@ -39,7 +40,7 @@ def no_collector() -> Iterator[None]:
 
 
 def cyclic() -> Counter[str]:
-    """The types of the objects that were left in cycles since."""
+    """Return the types of the objects in cycles that were created since the last call."""
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
         gc.collect()
@@ -49,9 +50,9 @@ def cyclic() -> Counter[str]:
         gc.garbage.clear()
 
 
-class Leavers(World):
-    """Before each request of a script another client sends the same, and leaves or gets
-    an error before the answer.
+class DisconnectingWorld(World):
+    """Before each request of a script, another client sends the same request, and
+    disconnects or gets an error before the answer.
     """
 
     def __init__(self, outcome: str) -> None:
@@ -87,12 +88,12 @@ class Leavers(World):
 
 @pytest.fixture(params=OUTCOMES)
 def world(request: pytest.FixtureRequest) -> World:
-    return Leavers(request.param)
+    return DisconnectingWorld(request.param)
 
 
-def test_no_request_of_any_api_leaves_cycles(world: World, no_collector: None) -> None:
-    """In its newest version and the oldest one that is served, under a policy that
-    waits for the disk.
+def test_requests_of_all_apis_leave_no_cycles(world: World, no_collector: None) -> None:
+    """Each API is tested in its newest and its oldest served version, under a policy
+    that waits for syncs.
     """
     number = 0
     found: dict[str, Counter[str]] = {}
@@ -137,7 +138,7 @@ def stopped(bench: Bench, answer: PendingResponse) -> None:
 
 @pytest.mark.parametrize("durability", ["os", "group"])
 @pytest.mark.parametrize(("min_bytes", "isolation_level"), [(1, 0), (300, 1)])
-def test_no_fetch_that_waits_leaves_cycles(
+def test_waiting_fetches_leave_no_cycles(
     tmp_path: Path,
     no_collector: None,
     min_bytes: int,
@@ -147,7 +148,7 @@ def test_no_fetch_that_waits_leaves_cycles(
     bench = Bench(tmp_path / "data", durability=durability)
     bench.logdir.create_topic("t")
     bench.produce(encode([(None, b"first")], now_ms=1))
-    cyclic()  # what the first opening left
+    cyclic()  # cycles of the first opening
     for end in (woken, expired, cancelled, stopped):
         end_offset = bench.logdir.partition("t", 0).log_end_offset
         answer = bench.send(
@@ -162,7 +163,7 @@ def test_no_fetch_that_waits_leaves_cycles(
 
 
 @pytest.mark.parametrize("api", [wire.PRODUCE, wire.FETCH], ids=lambda api: api.name)
-def test_no_log_that_cannot_be_opened_leaves_cycles(
+def test_logs_that_fail_to_open_leave_no_cycles(
     bench: Bench,
     no_collector: None,
     monkeypatch: pytest.MonkeyPatch,
@@ -185,10 +186,10 @@ def test_no_log_that_cannot_be_opened_leaves_cycles(
     assert not cyclic()
 
 
-def test_a_fetch_whose_client_left_while_its_log_was_opened_does_not_wait(
+def test_fetch_whose_client_left_during_the_open_does_not_wait(
     bench: Bench,
 ) -> None:
-    """What waits behind an answer that was cancelled is cancelled too, when it begins."""
+    """A wait that begins after its answer was cancelled is cancelled too."""
     bench.logdir.create_topic("t")
     bench.at_once = False
     request = fetch_of(0, 1, 0)
@@ -201,8 +202,8 @@ def test_a_fetch_whose_client_left_while_its_log_was_opened_does_not_wait(
 
 
 @pytest.mark.parametrize("kind", ["timer", "append"])
-def test_what_waits_no_more_is_not_kept(kind: str) -> None:
-    """A broker runs for months, and each Fetch that waits has a timer and waits for
+def test_finished_waiters_are_released(kind: str) -> None:
+    """A broker runs for months, and each waiting Fetch has a timer and waits for
     appends.
     """
 
@@ -211,7 +212,7 @@ def test_what_waits_no_more_is_not_kept(kind: str) -> None:
             pass
 
     waiter = Waiter()
-    gone = weakref.ref(waiter)
+    reference = weakref.ref(waiter)
     if kind == "timer":
         timers = LoopTimers()
         timers.cancel(timers.at(10, waiter.look))
@@ -221,4 +222,4 @@ def test_what_waits_no_more_is_not_kept(kind: str) -> None:
         waiting.remove([("t", 0), ("t", 1)], waiter.look)
         assert not waiting.waited_for()
     del waiter
-    assert gone() is None
+    assert reference() is None

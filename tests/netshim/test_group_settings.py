@@ -1,5 +1,5 @@
-"""Settings of single groups: set, described, obeyed, kept on disk; the file that may
-come from anywhere.
+"""Settings of single groups: changes, descriptions, effects and storage. The settings
+file may come from any source.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def change(
     *changes: tuple[str, str | None, int],
     only_check: bool = False,
 ) -> tuple[int, str]:
-    """The code and message that an incremental change is answered with."""
+    """Send an incremental change. Return its error code and message."""
     request = wire.INCREMENTAL_ALTER_CONFIGS.Request
     configs = [
         request.Resource.Config(name=n, value=v, config_operation=operation)
@@ -51,7 +51,7 @@ def change(
 
 
 def described(rig: Rig, group: str) -> dict[str, tuple[str, int]]:
-    """Name -> (value, source)."""
+    """Return name -> (value, source)."""
     request = wire.DESCRIBE_CONFIGS.Request
     asked = request.Resource(
         resource_type=GROUP, resource_name=group, configuration_keys=None
@@ -85,7 +85,7 @@ def beat(rig: Rig, group: str) -> Any:
     )
 
 
-def test_a_group_is_set_and_described_and_set_back(rig: Rig) -> None:
+def test_group_settings_are_changed_described_and_reset(rig: Rig) -> None:
     defaults = {SESSION_TIMEOUT: ("45000", 5), HEARTBEAT_INTERVAL: ("5000", 5)}
     assert described(rig, "g") == defaults
     assert (
@@ -116,7 +116,7 @@ def test_a_group_is_set_and_described_and_set_back(rig: Rig) -> None:
     assert described(rig, "g") == defaults and listed(rig) == []
 
 
-def test_the_older_form_replaces_what_was_set(rig: Rig) -> None:
+def test_alter_configs_replaces_earlier_settings(rig: Rig) -> None:
     change(rig, "g", (SESSION_TIMEOUT, "50000", SET))
     request = wire.ALTER_CONFIGS.Request
     asked = request.Resource(
@@ -133,7 +133,7 @@ def test_the_older_form_replaces_what_was_set(rig: Rig) -> None:
     }
 
 
-def test_members_are_held_to_the_settings_of_their_group(rig: Rig) -> None:
+def test_members_use_the_settings_of_their_group(rig: Rig) -> None:
     change(
         rig, "quick", (SESSION_TIMEOUT, "1000", SET), (HEARTBEAT_INTERVAL, "200", SET)
     )
@@ -158,10 +158,11 @@ def test_members_are_held_to_the_settings_of_their_group(rig: Rig) -> None:
         ([(SESSION_TIMEOUT, "9" * 40_000, SET)], codes.INVALID_CONFIG),
         ([(SESSION_TIMEOUT, "\u0663\u0663\u0663\u0663", SET)], codes.INVALID_CONFIG),
         ([(SESSION_TIMEOUT, "50000", APPEND)], codes.INVALID_CONFIG),
+        # The session timeout would not exceed the default interval.
         (
             [(SESSION_TIMEOUT, "5000", SET)],
             codes.INVALID_CONFIG,
-        ),  # no longer than the default interval
+        ),
         ([(HEARTBEAT_INTERVAL, "45000", SET)], codes.INVALID_CONFIG),
         (
             [(HEARTBEAT_INTERVAL, "6000", SET), ("no.such", "1", SET)],
@@ -174,7 +175,7 @@ def test_members_are_held_to_the_settings_of_their_group(rig: Rig) -> None:
         ),
     ],
 )
-def test_what_is_no_setting_is_refused_whole(
+def test_request_with_an_invalid_setting_is_refused_as_a_whole(
     rig: Rig, changes: list[Any], code: int
 ) -> None:
     found, message = change(rig, "g", *changes)
@@ -182,7 +183,7 @@ def test_what_is_no_setting_is_refused_whole(
     assert listed(rig) == []
 
 
-def test_a_group_needs_a_name_that_a_record_can_hold(rig: Rig) -> None:
+def test_group_name_must_fit_into_a_record(rig: Rig) -> None:
     assert change(rig, "", (SESSION_TIMEOUT, "50000", SET))[0] == codes.INVALID_REQUEST
     assert (
         change(rig, "x" * 5_000_000, (SESSION_TIMEOUT, "50000", SET))[0]
@@ -190,7 +191,7 @@ def test_a_group_needs_a_name_that_a_record_can_hold(rig: Rig) -> None:
     )
 
 
-def test_a_check_changes_nothing(rig: Rig) -> None:
+def test_validation_changes_no_setting(rig: Rig) -> None:
     assert change(rig, "g", (SESSION_TIMEOUT, "50000", SET), only_check=True)[0] == 0
     assert (
         change(rig, "g", (SESSION_TIMEOUT, "5", SET), only_check=True)[0]
@@ -199,11 +200,11 @@ def test_a_check_changes_nothing(rig: Rig) -> None:
     assert listed(rig) == []
 
 
-def test_many_groups_are_written_together(
+def test_settings_of_several_groups_are_written_together(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One write for each held the threads of the disk for half a minute, and no records
-    were synced meanwhile.
+    """One write per group occupied the disk threads for half a minute, and no records
+    were synced during this time.
     """
     written = []
     write = checkpoint.write
@@ -227,16 +228,16 @@ def test_many_groups_are_written_together(
         )
         for number in range(300)
     ]
-    told = rig.ask(
+    responses = rig.ask(
         wire.INCREMENTAL_ALTER_CONFIGS, 1, resources=asked, validate_only=False
     ).responses
-    assert [each.error_code for each in told] == [
+    assert [each.error_code for each in responses] == [
         codes.INVALID_CONFIG if number == 7 else 0 for number in range(300)
     ]
     assert len(listed(rig)) == 299 and written.count(checkpoint.GROUPS) == 1
 
 
-def test_a_write_that_fails_fails_the_groups_of_the_request_alone(
+def test_failed_write_fails_only_the_groups_of_the_request(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -255,17 +256,17 @@ def test_a_write_that_fails_fails_the_groups_of_the_request_alone(
         request.Resource(resource_type=GROUP, resource_name="g", configs=[group]),
         request.Resource(resource_type=TOPIC, resource_name="orders", configs=[topic]),
     ]
-    told = rig.ask(
+    responses = rig.ask(
         wire.INCREMENTAL_ALTER_CONFIGS, 1, resources=asked, validate_only=False
     ).responses
-    assert [each.error_code for each in told] == [codes.KAFKA_STORAGE_ERROR, 0]
+    assert [each.error_code for each in responses] == [codes.KAFKA_STORAGE_ERROR, 0]
     assert rig.logdir.describe_topic("orders").overrides == {"retention.ms": "5000"}
 
 
-def test_an_interval_that_a_later_start_makes_too_long_is_shortened(
+def test_heartbeat_interval_is_shortened_to_fit_a_new_session_timeout(
     tmp_path: Path,
 ) -> None:
-    """It was right beside the session timeout of the broker as it was started then."""
+    """The interval was valid with the session timeout that the broker had before."""
     with Rig(tmp_path / "data") as rig:
         rig.logdir.create_topic("orders")
         change(rig, "g", (HEARTBEAT_INTERVAL, "40000", SET))
@@ -274,18 +275,18 @@ def test_an_interval_that_a_later_start_makes_too_long_is_shortened(
 
 
 @pytest.mark.parametrize("rig", [True], indirect=True)
-def test_beside_other_processes_groups_are_not_set(rig: Rig) -> None:
+def test_group_settings_are_refused_in_a_shared_directory(rig: Rig) -> None:
     code, message = change(rig, "g", (SESSION_TIMEOUT, "50000", SET))
     assert code == codes.INVALID_REQUEST and "shared" in message
 
 
-# -- the file --------------------------------------------------------------------------
+# -- settings file --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "operation", ["create", "pwrite", "fsync", "rename", "sync_dir"]
 )
-def test_of_a_change_that_fails_counts_what_is_on_disk(operation: str) -> None:
+def test_failed_change_has_the_effect_that_is_on_disk(operation: str) -> None:
     disk = SimulatedDisk({"/d": None})
     settings = GroupSettings(disk, "/d")
     put(settings, "g", {SESSION_TIMEOUT: 50_000})
@@ -321,15 +322,13 @@ def rows(*groups: Any) -> bytes:
         rows({"group": "g", "config": {}}, {"group": "g", "config": {}}),
     ],
 )
-def test_a_file_that_cannot_be_believed_is_an_error(
-    tmp_path: Path, content: bytes
-) -> None:
+def test_invalid_settings_file_is_an_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / checkpoint.GROUPS).write_bytes(content)
     with pytest.raises(CorruptLogError, match="settings"):
         GroupSettings(logcore.fs.OS, str(tmp_path))
 
 
-def test_the_file_is_copied_and_shown(tmp_path: Path) -> None:
+def test_settings_file_is_copied_and_dumped(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as logdir:
         logdir.create_topic("t")
         settings = logdir.coordinators.group_settings(logdir)
@@ -346,7 +345,7 @@ def test_the_file_is_copied_and_shown(tmp_path: Path) -> None:
             }
 
 
-def test_a_file_that_no_broker_would_start_with_is_found_and_not_copied(
+def test_settings_file_with_invalid_values_is_reported_and_not_copied(
     tmp_path: Path,
 ) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as logdir:
@@ -363,7 +362,7 @@ def test_a_file_that_no_broker_would_start_with_is_found_and_not_copied(
     assert not (tmp_path / "saved" / checkpoint.GROUPS).exists()
 
 
-def test_settings_of_very_many_groups_are_refused() -> None:
+def test_number_of_groups_with_settings_is_limited() -> None:
     disk = SimulatedDisk({"/d": None})
     many = [
         {"group": str(number), "config": {SESSION_TIMEOUT: 50_000}}

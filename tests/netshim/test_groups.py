@@ -1,6 +1,8 @@
-"""Groups as a whole: what admin tools ask, and the invariants in any order of requests.
+"""Groups as a whole: requests of admin tools, and the invariants in any order of
+requests.
 
-Without sockets: time is a number, the disk is done when the test says so.
+The tests run without sockets: time is a number, and the disk finishes when the test
+requests it.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ from netshim.scheduling import PendingResponse
 from netshim.wire import codes
 from support.rig import Rig, code_of, in_both_homes
 
-# -- what admin tools ask --------------------------------------------------------------
+# -- requests of admin tools
+# -------------------------------------------------------------
 
 
 @in_both_homes
-def test_find_coordinator(rig: Rig) -> None:
+def test_find_coordinator_returns_this_broker(rig: Rig) -> None:
     def one(version: int, key: str, key_type: int) -> tuple[int, int, str, int]:
         if version < 4:
             found = rig.ask(wire.FIND_COORDINATOR, version, key=key, key_type=key_type)
@@ -42,16 +45,15 @@ def test_find_coordinator(rig: Rig) -> None:
 
     for version in range(7):
         assert one(version, "g", 0) == (0, rig.logdir.node_id, "broker", 9092)
-        assert (
-            one(version, "", 0)[0] == 0
-        )  # as from Kafka; what is then asked of that group is refused
+        # As in Kafka. Later requests for such a group are refused.
+        assert one(version, "", 0)[0] == 0
         if version:
             assert one(version, "t", 1)[0] == 0
             assert one(version, "s", 2)[0] == codes.INVALID_REQUEST
 
 
 @in_both_homes
-def test_listing_and_describing(rig: Rig) -> None:
+def test_groups_are_listed_and_described(rig: Rig) -> None:
     rig.form(1)
     rig.commit({("orders", 0): 1}, group="simple")
 
@@ -89,11 +91,12 @@ def test_listing_and_describing(rig: Rig) -> None:
     assert code_of(parked) == codes.NOT_COORDINATOR
 
 
-# -- any order of things ---------------------------------------------------------------
+# -- any order of requests
+# --------------------------------------------------------------
 
 
 class Client:
-    """A consumer that does what consumers do, with chance deciding when."""
+    """A consumer whose steps happen at random times."""
 
     def __init__(
         self, rig: Rig, chance: random.Random, owners: dict[int, dict[int, str]]
@@ -158,8 +161,8 @@ class Client:
             return
         owners = self.owners.setdefault(self.generation, {})
         for partition in response.assignment:
-            # A static member that came back goes on with what it had: the part of the
-            # id before the last is the same.
+            # A static member that returned keeps its partitions: the part of the id
+            # before the last dash is the same.
             owner = self.instance or self.member_id
             assert owners.setdefault(partition, owner) == owner, (
                 self.generation,
@@ -186,7 +189,7 @@ class Client:
             self.member_id = ""
             code = codes.UNKNOWN_MEMBER_ID
         else:
-            # crashed: forgets its id and says nothing
+            # A crashed member loses its id and sends no request.
             self.member_id = ""
             code = codes.UNKNOWN_MEMBER_ID
         if code:
@@ -209,7 +212,7 @@ class Client:
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_P58_P61_in_any_order_nothing_has_two_owners_and_nobody_waits_for_ever(
+def test_P58_P61_partitions_have_one_owner_and_all_requests_are_answered(
     tmp_path: Path, seed: int
 ) -> None:
     chance = random.Random(seed)
@@ -243,7 +246,7 @@ def test_P58_P61_in_any_order_nothing_has_two_owners_and_nobody_waits_for_ever(
 
 
 def check_group(group: machine.Group) -> None:
-    """What is true of every group at any time."""
+    """Check the invariants of a group."""
     assert (group.leader is None) == (not group.members) and (
         group.leader is None or group.leader in group.members
     )
@@ -277,7 +280,7 @@ LONGS = st.sampled_from([-(2**63), -1, 0, 1, 2**63 - 1])
 
 @hypothesis_settings(max_examples=40)
 @given(data=st.data())
-def test_no_request_is_too_odd_to_be_answered(
+def test_every_odd_request_is_answered(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     with Rig(tmp_path_factory.mktemp("odd")) as rig:
@@ -287,7 +290,7 @@ def test_no_request_is_too_odd_to_be_answered(
             api, version, request = data.draw(odd_requests())
             try:
                 answers.append(rig.send(api, version, request))
-            except ValueError as error:  # this version cannot say it, so no client can
+            except ValueError as error:  # this version cannot encode the request, so that no client can send it
                 assert "Request" in str(error) or "request" in str(error), error
             rig.sleep(data.draw(st.sampled_from([0, 0, 100, 60_000])))
         rig.sleep(3 * 2**31)

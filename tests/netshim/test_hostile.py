@@ -1,8 +1,8 @@
-"""What strangers may send to a broker: it is bounded, cut off with the right answer or
-none, and others go on.
+"""Malformed and excessive requests: a broker limits them, closes the connection with
+the right answer or none, and continues to serve other clients.
 
-Raw sockets against a running broker; a good client works beside them. Changed frames
-are in test_mutated_frames.py.
+The tests use raw sockets to a running broker, with a well-behaved client beside them.
+Mutated frames are in test_mutated_frames.py.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def settled(look: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     until = time.monotonic() + DEADLINE_S
-    while not look():
-        assert time.monotonic() < until, "it did not settle"
+    while not condition():
+        assert time.monotonic() < until, "the condition is still false"
         time.sleep(0.01)
 
 
@@ -87,7 +87,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("name", GARBAGE)
-def test_garbage_is_cut_off_without_an_answer_and_others_go_on(
+def test_garbage_closes_the_connection_and_others_are_served(
     connect: Any, name: str
 ) -> None:
     good = connect()
@@ -96,14 +96,14 @@ def test_garbage_is_cut_off_without_an_answer_and_others_go_on(
     bad = connect()
     bad.sock.sendall(GARBAGE[name])
     assert bad.is_cut()
-    late = connect()  # garbage behind valid requests: these are answered first
+    late = connect()  # garbage after valid requests, which are answered first
     late.send(wire.API_VERSIONS, 0, wire.API_VERSIONS.Request())
     late.sock.sendall(GARBAGE[name])
-    settled(late.is_cut) if name != "zero size" else None
+    wait_until(late.is_cut) if name != "zero size" else None
     assert good.produce([b"after"]).base_offset == 1
 
 
-def test_a_version_of_api_versions_that_is_not_served_is_answered_in_version_0(
+def test_unsupported_api_versions_request_is_answered_in_version_zero(
     connect: Any,
 ) -> None:
     client = connect()
@@ -116,7 +116,7 @@ def test_a_version_of_api_versions_that_is_not_served_is_answered_in_version_0(
     assert client.ask(wire.API_VERSIONS, 0, wire.API_VERSIONS.Request()).error_code == 0
 
 
-def test_a_client_without_a_proper_name(connect: Any) -> None:
+def test_client_with_an_invalid_software_name_is_refused(connect: Any) -> None:
     request = wire.API_VERSIONS.Request(
         client_software_name="-bad-", client_software_version="1"
     )
@@ -125,7 +125,7 @@ def test_a_client_without_a_proper_name(connect: Any) -> None:
     )
 
 
-def test_slow_and_half_sent_requests_are_cut_in_time(connect: Any) -> None:
+def test_slow_and_partial_requests_are_closed_in_time(connect: Any) -> None:
     whole = wire.encode_request(
         wire.METADATA, 1, 1, "x", wire.METADATA.Request(topics=None)
     )
@@ -154,7 +154,7 @@ def test_slow_and_half_sent_requests_are_cut_in_time(connect: Any) -> None:
     )
 
 
-def test_a_half_open_client_gets_the_answers_it_asked_for(connect: Any) -> None:
+def test_half_open_client_gets_its_outstanding_answers(connect: Any) -> None:
     client = connect()
     client.create()
     client.produce([b"v"] * 10)
@@ -166,7 +166,7 @@ def test_a_half_open_client_gets_the_answers_it_asked_for(connect: Any) -> None:
     assert client.is_cut()
 
 
-def test_a_client_that_never_reads_is_cut_and_costs_little(
+def test_client_that_never_reads_is_closed_and_uses_little_memory(
     connect: Any, server: Any
 ) -> None:
     good = connect()
@@ -198,10 +198,10 @@ def test_a_client_that_never_reads_is_cut_and_costs_little(
         assert good.produce([b"on"]).error_code == 0
         held = [peer.connection.unsent_bytes for peer in list(server.server._peers)]
         assert sum(held) < 40 << 20
-    settled(lambda: len(server.server._peers) == 1)
+    wait_until(lambda: len(server.server._peers) == 1)
 
 
-def test_too_many_connections_are_refused_and_the_old_ones_go_on(
+def test_excess_connections_are_refused_and_existing_ones_continue(
     connect: Any, server: Any
 ) -> None:
     before = open_files()
@@ -213,9 +213,9 @@ def test_too_many_connections_are_refused_and_the_old_ones_go_on(
     assert sum(client.is_cut() for client in crowd[60:]) == 60
     for client in crowd:
         client.close()
-    settled(lambda: len(server.server._peers) == 1)
+    wait_until(lambda: len(server.server._peers) == 1)
     good.close()
-    settled(lambda: open_files() <= before + 3)
+    wait_until(lambda: open_files() <= before + 3)
     assert (
         connect()
         .ask(wire.METADATA, 1, wire.METADATA.Request(topics=None))
@@ -224,7 +224,9 @@ def test_too_many_connections_are_refused_and_the_old_ones_go_on(
     )
 
 
-def test_connections_reset_in_the_middle(connect: Any, server: Any) -> None:
+def test_connections_reset_during_a_request_do_no_harm(
+    connect: Any, server: Any
+) -> None:
     good = connect()
     good.create()
     whole = wire.encode_request(
@@ -238,10 +240,10 @@ def test_connections_reset_in_the_middle(connect: Any, server: Any) -> None:
         )
         client.close()
     assert good.produce([b"v"]).error_code == 0
-    settled(lambda: len(server.server._peers) == 1)
+    wait_until(lambda: len(server.server._peers) == 1)
 
 
-def test_many_half_sent_large_requests_share_a_bounded_memory(
+def test_partial_large_requests_share_a_bounded_memory(
     connect: Any, server: Any
 ) -> None:
     good = connect()
@@ -255,15 +257,15 @@ def test_many_half_sent_large_requests_share_a_bounded_memory(
             pass
         assert server.server.budget.used_bytes <= 4 << 20
     assert good.produce([b"v"]).error_code == 0
-    settled(lambda: len(server.server._peers) == 1)
-    settled(lambda: server.server.budget.used_bytes == 0)
+    wait_until(lambda: len(server.server._peers) == 1)
+    wait_until(lambda: server.server.budget.used_bytes == 0)
 
 
-def test_requests_in_work_hold_back_others_until_they_are_answered(
+def test_active_requests_delay_others_until_they_are_answered(
     kafka_factory: Callable[..., Kafka], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk stands still: what waits for it counts, a fetch that waits for records
-    does not.
+    """The disk stalls. A request that waits for the disk counts, but a fetch that waits
+    for records does not.
     """
     disk = threading.Event()
     disk.set()
@@ -288,7 +290,7 @@ def test_requests_in_work_hold_back_others_until_they_are_answered(
     try:
         for client in busy:
             client.begin_produce([b"v"])
-        settled(lambda: broker.server.server.workload.count == 2)
+        wait_until(lambda: broker.server.server.workload.count == 2)
         late.send(wire.METADATA, 12, request)
         late.sock.settimeout(0.1)
         with pytest.raises(TimeoutError):
@@ -306,7 +308,7 @@ def test_requests_in_work_hold_back_others_until_they_are_answered(
             client.close()
 
 
-# -- the right errors ------------------------------------------------------------------
+# -- error codes ---------------------------------------------------------------------
 
 
 def _batch(**change: Any) -> bytearray:
@@ -362,7 +364,7 @@ BAD_BATCHES = {
 
 
 @pytest.mark.parametrize("name", BAD_BATCHES)
-def test_bad_batches_get_kafkas_codes_and_store_nothing(
+def test_invalid_batches_get_the_codes_of_kafka_and_are_not_stored(
     connect: Any, server: Any, name: str
 ) -> None:
     records, code = BAD_BATCHES[name]
@@ -386,7 +388,7 @@ def test_bad_batches_get_kafkas_codes_and_store_nothing(
     )
 
 
-def test_what_an_idempotent_producer_sends_twice_is_stored_once(
+def test_repeated_batch_of_an_idempotent_producer_is_stored_once(
     connect: Any, server: Any
 ) -> None:
     client = connect()
@@ -433,20 +435,20 @@ def test_what_an_idempotent_producer_sends_twice_is_stored_once(
     assert refused.error_code == codes.INVALID_REQUEST
 
 
-def test_acks(connect: Any, server: Any) -> None:
+def test_acks_decide_whether_a_produce_is_answered(connect: Any, server: Any) -> None:
     client = connect()
     client.create()
     assert client.produce([b"v"], acks=7).error_code == codes.INVALID_REQUIRED_ACKS
     assert client.produce([b"v"], acks=1).error_code == 0
     client.produce([b"v"], acks=0)
     assert client.produce([b"v"]).base_offset == 2, (
-        "no answer came for acks=0, and the next one is in its place"
+        "acks=0 gets no answer, so that the next answer belongs to the next request"
     )
     client.produce([b"v"], acks=0, topic="unknown")
     assert client.is_cut()
 
 
-def test_topics_partitions_and_offsets_that_are_not_there(connect: Any) -> None:
+def test_unknown_topics_partitions_and_offsets_are_refused(connect: Any) -> None:
     client = connect()
     client.create()
     client.produce([b"v"] * 5)
@@ -474,7 +476,7 @@ def test_topics_partitions_and_offsets_that_are_not_there(connect: Any) -> None:
     result = client.fetch(3)
     (batch,) = recordbatch.read_batches(result.records)
     assert (batch.base_offset, batch.last_offset) == (0, 4), (
-        "the batch around the offset comes whole"
+        "a batch that contains the offset is returned whole"
     )
     request = wire.FETCH.Request
     refused = client.ask(wire.FETCH, 11, request(session_id=7, session_epoch=3))
@@ -486,7 +488,7 @@ def test_topics_partitions_and_offsets_that_are_not_there(connect: Any) -> None:
     assert (started.error_code, started.session_id) == (0, 0)
 
 
-def test_epochs(connect: Any) -> None:
+def test_leader_epochs_of_fetches_are_checked(connect: Any) -> None:
     client = connect()
     client.create()
     client.produce([b"v"] * 5)
@@ -514,7 +516,7 @@ def test_epochs(connect: Any) -> None:
     ) == (0, 5)
 
 
-def test_every_special_timestamp(connect: Any) -> None:
+def test_list_offsets_supports_every_special_timestamp(connect: Any) -> None:
     client = connect()
     client.create()
     rows = [(b"k", b"v", (), time_ms) for time_ms in (50, 90, 70, 80)]
@@ -548,7 +550,7 @@ def test_every_special_timestamp(connect: Any) -> None:
     ]
 
 
-def test_a_fetch_waits_for_an_append_or_its_time(connect: Any) -> None:
+def test_fetch_waits_for_an_append_or_its_timeout(connect: Any) -> None:
     reader = connect()
     writer = connect()
     writer.create()
@@ -571,7 +573,7 @@ def test_a_fetch_waits_for_an_append_or_its_time(connect: Any) -> None:
     )
     answer = reader.answer(wire.FETCH, 11).responses[0].partitions[0]
     assert len(list(recordbatch.read_batches(answer.records))) == 2, (
-        "its time is over: what there is"
+        "after the timeout, the present records are returned"
     )
     part.fetch_offset = 2
     reader.send(wire.FETCH, 11, body)
@@ -583,7 +585,7 @@ def test_a_fetch_waits_for_an_append_or_its_time(connect: Any) -> None:
     )
 
 
-def test_stored_damage_is_the_clients_to_see_and_breaks_nobody(
+def test_stored_damage_is_returned_to_the_client_and_harms_no_other_request(
     connect: Any, server: Any
 ) -> None:
     client = connect()
@@ -605,13 +607,15 @@ def test_stored_damage_is_the_clients_to_see_and_breaks_nobody(
             damaged.append(batch.base_offset)
     assert len(damaged) == 1
     with open(path, "r+b") as file:
-        file.seek(len(content) // 10 * 9)  # the head of the last batch
+        file.seek(len(content) // 10 * 9)  # the header of the last batch
         file.write(b"\x7f" * 30)
     assert client.fetch(9).error_code == codes.CORRUPT_MESSAGE
     assert client.produce([b"on"]).error_code == 0
 
 
-def test_a_transactional_batch_is_refused_while_nobody_can_end_it(connect: Any) -> None:
+def test_transactional_batch_without_a_transactional_id_is_refused(
+    connect: Any,
+) -> None:
     client = connect()
     client.create()
     batch = recordbatch.encode(
@@ -631,14 +635,14 @@ def test_a_transactional_batch_is_refused_while_nobody_can_end_it(connect: Any) 
 
 
 @pytest.mark.parametrize("limit", [0, -1, -(2**31)])
-def test_limits_below_one_are_one(connect: Any, limit: int) -> None:
+def test_limits_below_one_are_treated_as_one(connect: Any, limit: int) -> None:
     client = connect()
     client.create()
     client.produce([b"v"])
     assert len(client.fetch(0, max_bytes=limit).records) > 0
 
 
-def test_an_answer_too_long_for_the_protocol_is_cut(connect: Any) -> None:
+def test_long_error_messages_are_truncated(connect: Any) -> None:
     client = connect()
     request = wire.CREATE_TOPICS.Request
     config = request.Topic.Config(name="retention.ms", value="x" * 32_700)
@@ -655,7 +659,7 @@ def test_an_answer_too_long_for_the_protocol_is_cut(connect: Any) -> None:
     assert answer.topics[0].error_code == codes.INVALID_TOPIC_EXCEPTION
 
 
-def test_what_gone_clients_waited_for_is_forgotten(connect: Any, server: Any) -> None:
+def test_waits_of_disconnected_clients_are_removed(connect: Any, server: Any) -> None:
     client = connect()
     client.create()
     request = wire.FETCH.Request
@@ -672,14 +676,14 @@ def test_what_gone_clients_waited_for_is_forgotten(connect: Any, server: Any) ->
         for _ in range(20):
             one.send(wire.FETCH, 11, body)
     state = server.server.broker.state
-    settled(lambda: len(state.timers._actions) >= 400)
+    wait_until(lambda: len(state.timers._actions) >= 400)
     for one in crowd:
         one.close()
-    settled(lambda: not state.fetches.waited_for() and not state.timers._actions)
+    wait_until(lambda: not state.fetches.waited_for() and not state.timers._actions)
     assert client.produce([b"v"]).error_code == 0
 
 
-def test_a_waiting_fetch_does_not_read_a_new_topic_of_the_same_name(
+def test_waiting_fetch_does_not_read_a_recreated_topic(
     connect: Any, server: Any
 ) -> None:
     reader = connect()
@@ -695,7 +699,7 @@ def test_a_waiting_fetch_does_not_read_a_new_topic_of_the_same_name(
         13,
         request(max_wait_ms=DEADLINE_S * 1000, min_bytes=1, topics=[topic]),
     )
-    settled(lambda: bool(server.server.broker.state.fetches.waited_for()))
+    wait_until(lambda: bool(server.server.broker.state.fetches.waited_for()))
     server.logdir.delete_topic("t")
     server.logdir.create_topic("t")
     writer.produce([b"of the new one"])
@@ -703,7 +707,7 @@ def test_a_waiting_fetch_does_not_read_a_new_topic_of_the_same_name(
     assert (answer.error_code, answer.records) == (codes.UNKNOWN_TOPIC_ID, b"")
 
 
-def test_a_poisoned_log_is_opened_anew(connect: Any, server: Any, caplog: Any) -> None:
+def test_failed_log_is_reopened(connect: Any, server: Any, caplog: Any) -> None:
     client = connect()
     client.create()
     client.produce([b"before"])
@@ -718,7 +722,7 @@ def test_a_poisoned_log_is_opened_anew(connect: Any, server: Any, caplog: Any) -
     assert "opened again" in caplog.text
 
 
-def test_an_error_of_one_who_waits_is_not_another_s(
+def test_error_of_one_waiting_fetch_does_not_affect_others(
     connect: Any, server: Any, monkeypatch: Any
 ) -> None:
     from netshim.handlers import fetch
@@ -739,7 +743,7 @@ def test_an_error_of_one_who_waits_is_not_another_s(
                 max_wait_ms=20_000, min_bytes=1, max_bytes=1000 + number, topics=topics
             ),
         )
-    settled(lambda: len(server.server.broker.state.timers._actions) == 3)
+    wait_until(lambda: len(server.server.broker.state.timers._actions) == 3)
     real = fetch._collect
 
     def collect(request: Any, *others: Any) -> Any:
@@ -754,7 +758,7 @@ def test_an_error_of_one_who_waits_is_not_another_s(
         assert len(reader.answer(wire.FETCH, 11).responses[0].partitions[0].records) > 0
 
 
-def test_an_answer_may_be_set_before_it_is_asked_for() -> None:
+def test_answer_may_be_set_before_its_callback_is_added() -> None:
     answer = PendingResponse()
     answer.set(1)
     answer.set(2)
@@ -764,7 +768,7 @@ def test_an_answer_may_be_set_before_it_is_asked_for() -> None:
 
 
 class StoppedClock:
-    """Instead of the module `time` of the server."""
+    """Replaces the module `time` of the server."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -773,7 +777,7 @@ class StoppedClock:
         return self.now_s
 
 
-def test_what_holds_the_loop_is_logged(
+def test_requests_that_block_the_loop_are_logged(
     server: netshim.ServerThread,
     connect: Callable[[], Client],
     monkeypatch: pytest.MonkeyPatch,
@@ -801,8 +805,8 @@ def test_what_holds_the_loop_is_logged(
         for record in caplog.records
         if "held" in record.getMessage()
     ]
-    (said,) = held
+    (message,) = held
     assert re.fullmatch(
         r"the loop was held for \d+ ms by requests of a connection; .* was Metadata",
-        said,
+        message,
     )

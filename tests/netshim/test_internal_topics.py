@@ -1,4 +1,4 @@
-"""Kafka's own topics: which clients may see them, write to them, grow them or delete
+"""Kafka's own topics: which clients may list them, write to them, extend them or delete
 them.
 """
 
@@ -22,8 +22,8 @@ from support.conformance import build
 
 
 def quorum(path: Path) -> dict[str, bytes]:
-    """Makes a log directory as a Kafka of KRaft mode leaves it; the files of the
-    quorum's log.
+    """Create a log directory in the state that Kafka in KRaft mode leaves. Return the
+    files of the quorum's log.
     """
     with logcore.open_dir(path, create=True) as logdir:
         logdir.create_topic("orders")
@@ -40,8 +40,8 @@ def files(path: Path) -> dict[str, bytes]:
 
 
 def requests() -> list[tuple[Any, Any]]:
-    """Each API that names a topic, and a request that names the log of the quorum
-    wherever a topic can be.
+    """Return each API that names a topic, with a request that names the log of the
+    quorum in each place for a topic.
     """
     name, batch = METADATA_LOG, encode([(None, b"v")], now_ms=1)
     parts: dict[Any, dict[str, Any]] = {
@@ -118,7 +118,7 @@ def requests() -> list[tuple[Any, Any]]:
 
 
 def found_codes(value: Any) -> set[int]:
-    """All error codes in a response."""
+    """Return all error codes in a response."""
     found = set()
     if isinstance(value, list):
         return set().union(*map(found_codes, value))
@@ -134,11 +134,11 @@ def found_codes(value: Any) -> set[int]:
 @pytest.mark.parametrize(
     ("api", "request_"), requests(), ids=lambda each: getattr(each, "name", "")
 )
-def test_no_api_knows_the_log_of_the_quorum(
+def test_quorum_log_is_unknown_to_all_apis(
     tmp_path: Path, api: Any, request_: Any
 ) -> None:
-    """It was served like any topic: a client that deleted all topics kept Kafka from
-    starting again.
+    """The log was served like any topic, and a client that deleted all topics prevented
+    Kafka from starting again.
     """
     before = quorum(tmp_path)
     bench = Bench(tmp_path)
@@ -169,7 +169,7 @@ def test_no_api_knows_the_log_of_the_quorum(
     assert files(tmp_path) == before
 
 
-def test_the_log_of_the_quorum_is_neither_listed_nor_created(tmp_path: Path) -> None:
+def test_quorum_log_is_neither_listed_nor_created(tmp_path: Path) -> None:
     before = quorum(tmp_path)
     bench = Bench(tmp_path)
     listed = bench.ask(wire.METADATA, 9, wire.METADATA.Request(topics=None))
@@ -186,8 +186,10 @@ def test_the_log_of_the_quorum_is_neither_listed_nor_created(tmp_path: Path) -> 
     assert files(tmp_path) == before
 
 
-def test_a_directory_leaves_the_log_of_the_quorum_out(tmp_path: Path) -> None:
-    """Also one whose file of topics an earlier version has written, with a row for it."""
+def test_directory_omits_the_quorum_log(tmp_path: Path) -> None:
+    """This includes a directory whose topic file has a row for it, written by an
+    earlier version.
+    """
     before = quorum(tmp_path)
     write_topics(
         OS,
@@ -209,8 +211,10 @@ def test_a_directory_leaves_the_log_of_the_quorum_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("topic", sorted(INTERNAL_TOPICS))
-def test_no_client_writes_or_grows_an_internal_topic(bench: Bench, topic: str) -> None:
-    """`__share_group_state` was written like any topic."""
+def test_internal_topics_refuse_writes_and_new_partitions(
+    bench: Bench, topic: str
+) -> None:
+    """`__share_group_state` could be written like any topic."""
     bench.logdir.create_topic(topic)
     assert (
         bench.produce(encode([(b"k", b"v")], now_ms=1), topic=topic).error_code

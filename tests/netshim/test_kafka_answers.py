@@ -1,4 +1,4 @@
-"""Answers that differed from those of Kafka 4.1.1, which was asked the same."""
+"""Answers that once differed from those of Kafka 4.1.1 to the same requests."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def batch_of(*values: bytes, **more: Any) -> bytes:
 def test_fetch_with_an_unknown_partition_waits_for_the_others(
     bench: Bench, version: int, partitions: tuple[int, ...], waits: bool
 ) -> None:
-    """As in Kafka. A client with stale metadata was answered at once, and asked again
-    at once, without end.
+    """As in Kafka. A client with stale metadata was answered at once and repeated its
+    request at once, without end.
     """
     bench.logdir.create_topic("t")
     request = bench.fetches(range(0))
@@ -71,8 +71,8 @@ def test_fetch_of_an_unknown_topic_id_waits_for_the_others(bench: Bench) -> None
     assert found == [0, codes.UNKNOWN_TOPIC_ID]
 
 
-def test_list_offsets_by_time_counts_the_end_of_a_transaction(bench: Bench) -> None:
-    """As in Kafka: Spark's strict `startingOffsetsByTimestamp` failed, where with Kafka
+def test_list_offsets_by_time_includes_transaction_markers(bench: Bench) -> None:
+    """As in Kafka. Spark's strict `startingOffsetsByTimestamp` failed, while with Kafka
     it begins after the marker.
     """
     bench.logdir.create_topic("t")
@@ -98,16 +98,16 @@ def test_list_offsets_by_time_counts_the_end_of_a_transaction(bench: Bench) -> N
             7,
             request(topics=[request.Topic(name="t", partitions=[part])]),
         )
-        told = found.topics[0].partitions[0]
-        assert (told.error_code, told.offset, told.timestamp) == (0, *expected)
+        answer = found.topics[0].partitions[0]
+        assert (answer.error_code, answer.offset, answer.timestamp) == (0, *expected)
     assert log.offset_for_timestamp(1_001) is None, (
-        "for programs, a marker is no record"
+        "in the Python API, a marker is not a record"
     )
 
 
 @pytest.mark.parametrize("transactional_id", [None, "id"])
 @pytest.mark.parametrize(("producer_id", "epoch"), [(5, -1), (-1, 3)])
-def test_half_of_a_producer_identity_is_refused(
+def test_incomplete_producer_identity_is_refused(
     bench: Bench, transactional_id: str | None, producer_id: int, epoch: int
 ) -> None:
     asked = wire.INIT_PRODUCER_ID.Request(
@@ -116,8 +116,8 @@ def test_half_of_a_producer_identity_is_refused(
         producer_id=producer_id,
         producer_epoch=epoch,
     )
-    told = bench.ask(wire.INIT_PRODUCER_ID, 4, asked)
-    assert (told.error_code, told.producer_id) == (codes.INVALID_REQUEST, -1)
+    answer = bench.ask(wire.INIT_PRODUCER_ID, 4, asked)
+    assert (answer.error_code, answer.producer_id) == (codes.INVALID_REQUEST, -1)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_half_of_a_producer_identity_is_refused(
         ([("leader.replication.throttled.replicas", 2, "x")], codes.INVALID_CONFIG),
     ],
 )
-def test_incremental_changes_of_settings_are_judged_as_by_kafka(
+def test_incremental_config_changes_have_the_verdicts_of_kafka(
     bench: Bench, changes: list[tuple[str, int, str | None]], code: int
 ) -> None:
     bench.logdir.create_topic("t")
@@ -154,16 +154,16 @@ def test_incremental_changes_of_settings_are_judged_as_by_kafka(
     assert bench.logdir.describe_topic("t").overrides.items() >= expected.items()
 
 
-def test_a_group_that_is_named_twice_gets_one_row(bench: Bench) -> None:
-    told = bench.ask(
+def test_group_named_twice_gets_one_row(bench: Bench) -> None:
+    answer = bench.ask(
         wire.DELETE_GROUPS, 2, wire.DELETE_GROUPS.Request(groups_names=["g", "h", "g"])
     )
-    assert [row.group_id for row in told.results] == ["g", "h"]
+    assert [row.group_id for row in answer.results] == ["g", "h"]
 
 
-def test_the_cluster_has_only_settings_of_all_brokers(bench: Bench) -> None:
-    """Broker "" stands for the defaults of the cluster; tools that show both listed
-    each setting twice.
+def test_cluster_has_only_the_settings_common_to_all_brokers(bench: Bench) -> None:
+    """Broker "" means the defaults of the cluster. Tools that show both listed each
+    setting twice.
     """
     request = wire.DESCRIBE_CONFIGS.Request
     asked = request(

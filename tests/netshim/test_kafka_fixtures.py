@@ -1,5 +1,5 @@
-"""What the fixtures hand out: records without a client, waits that are woken, names
-that no other test has.
+"""pytest fixtures for a Kafka broker: records without a client, waits that are woken,
+and names that no other test uses.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from support.pytesters import ALONE
 confluent_kafka = pytest.importorskip("confluent_kafka")
 
 pytest_plugins = ["pytester"]
-DEADLINE_S = 60  # for what must happen at all; no test depends on how soon
+DEADLINE_S = 60  # time limit for events that must happen; no test depends on how soon
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def producer(kafka: Kafka, **options: Any) -> Any:
 # -- records ---------------------------------------------------------------------------
 
 
-def test_records_of_all_partitions_with_all_they_have(shared: Kafka) -> None:
+def test_records_returns_all_partitions_with_all_fields(shared: Kafka) -> None:
     client = producer(shared)
     for at, partition in enumerate([2, 0, 2, 1]):
         client.produce(
@@ -75,12 +75,12 @@ def test_records_of_all_partitions_with_all_they_have(shared: Kafka) -> None:
         b"3",
     ]
     assert shared.records(shared.topic("orders")) == found, (
-        "the real name is understood too"
+        "the full name is accepted too"
     )
     assert shared.records("nothing was ever sent there") == []
 
 
-def test_records_that_are_not_committed_are_left_out_when_asked(shared: Kafka) -> None:
+def test_uncommitted_records_are_omitted_on_request(shared: Kafka) -> None:
     shared.create_topic("orders")
     log = shared.logdir.partition(shared.topic("orders"), 0)
 
@@ -106,7 +106,7 @@ def test_records_that_are_not_committed_are_left_out_when_asked(shared: Kafka) -
     assert "transactions that are open or aborted" in str(met.value)
 
 
-def test_what_a_test_appends_reaches_consumers(shared: Kafka) -> None:
+def test_appended_records_reach_consumers(shared: Kafka) -> None:
     assert shared.append("orders", b"4 apples", key=b"anna").offset == 0
     consumer = confluent_kafka.Consumer(
         {
@@ -125,7 +125,7 @@ def test_what_a_test_appends_reaches_consumers(shared: Kafka) -> None:
 # -- waiting ---------------------------------------------------------------------------
 
 
-def test_a_wait_ends_when_what_it_waits_for_is_there(shared: Kafka) -> None:
+def test_wait_for_ends_once_the_records_exist(shared: Kafka) -> None:
     def produce() -> None:
         client = producer(shared)
         for at in range(10):
@@ -140,19 +140,19 @@ def test_a_wait_ends_when_what_it_waits_for_is_there(shared: Kafka) -> None:
         b"%d" % at for at in range(10)
     ]
     assert shared.wait_for("orders", 3, timeout=0) == found, (
-        "all that are there, not only as many as asked for"
+        "all existing records, even beyond the requested count"
     )
 
 
-def test_a_wait_is_woken_by_the_broker(
+def test_wait_for_is_woken_by_the_broker(
     shared: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not by looking again: with the time between two looks out of reach the wait ends
-    all the same.
+    """The wait does not depend on polling: it ends even if the polling interval is
+    extremely long.
     """
     monkeypatch.setattr(netshim.testing, "_LOOK_S", DEADLINE_S * 10)
     monkeypatch.setattr(netshim.testing, "_LOOK_FOR_PARTITIONS_S", DEADLINE_S * 10)
-    for number in range(2):  # the first makes the topic
+    for number in range(2):  # the first record creates the topic
         thread = threading.Thread(
             target=lambda: (
                 (client := producer(shared)).produce(shared.topic("orders"), b"x")
@@ -166,11 +166,11 @@ def test_a_wait_is_woken_by_the_broker(
         thread.join()
     waiting = shared.server.call(shared.server.server.broker.state.fetches.waited_for)
     assert not [key for key in waiting if key[0] == shared.topic("orders")], (
-        "no request waits any more"
+        "no request is waiting any more"
     )
 
 
-def test_a_wait_in_an_event_loop_lets_it_go_on(shared: Kafka) -> None:
+def test_wait_for_async_does_not_block_the_event_loop(shared: Kafka) -> None:
     aiokafka = pytest.importorskip("aiokafka")
 
     async def produce() -> None:
@@ -193,7 +193,7 @@ def test_a_wait_in_an_event_loop_lets_it_go_on(shared: Kafka) -> None:
         asyncio.run(shared.wait_for_async("orders", 6, timeout=0))
 
 
-def test_a_wait_in_vain_says_what_is_there(shared: Kafka) -> None:
+def test_failed_wait_for_reports_the_existing_records(shared: Kafka) -> None:
     shared.create_topic("payments")
     for at in range(7):
         shared.append(
@@ -211,7 +211,7 @@ def test_a_wait_in_vain_says_what_is_there(shared: Kafka) -> None:
         "partition 0, offset 3, 2023-11-14T22:13:20.006+00:00, key=None, value=b'6 apples'"
         in text
     )
-    assert "1 apples" not in text, "only the newest"
+    assert "1 apples" not in text, "only the newest record"
     assert "other topics: payments: 0 records" in text
     with pytest.raises(
         AssertionError,
@@ -220,7 +220,7 @@ def test_a_wait_in_vain_says_what_is_there(shared: Kafka) -> None:
         shared.wait_for("ordres", 1, timeout=0)
 
 
-def test_what_a_stopped_broker_has_can_be_seen_and_nothing_more_comes(
+def test_stopped_broker_can_be_read_and_ends_waits(
     kafka: Kafka,
 ) -> None:
     kafka.append("orders", b"4 apples")
@@ -241,7 +241,7 @@ def test_what_a_stopped_broker_has_can_be_seen_and_nothing_more_comes(
 # -- namespaces ------------------------------------------------------------------------
 
 
-def test_namespaces_do_not_meet_and_leave_nothing(broker: Kafka) -> None:
+def test_namespaces_are_separate_and_leave_no_topics_or_groups(broker: Kafka) -> None:
     with broker.namespace("test_one[a/b]") as one, broker.namespace("test_two") as two:
         names = one.create_topic("orders"), two.create_topic("orders")
         assert len(set(names)) == 2
@@ -284,7 +284,7 @@ def group_names(kafka: Kafka) -> list[str]:
     )
 
 
-def test_they_say_what_they_are(shared: Kafka, kafka: Kafka) -> None:
+def test_repr_of_brokers_and_namespaces(shared: Kafka, kafka: Kafka) -> None:
     shared.append("orders", b"x")
     shared.create_topic("payments")
     assert (
@@ -305,7 +305,9 @@ def test_they_say_what_they_are(shared: Kafka, kafka: Kafka) -> None:
         kafka.server.call(lambda: None)
 
 
-def test_what_is_called_in_the_brokers_thread_may_fail(shared: Kafka) -> None:
+def test_exception_in_the_thread_of_the_broker_reaches_the_caller(
+    shared: Kafka,
+) -> None:
     def fail() -> None:
         raise TimeoutError("its own")
 
@@ -313,7 +315,7 @@ def test_what_is_called_in_the_brokers_thread_may_fail(shared: Kafka) -> None:
         shared.server.call(fail)
 
 
-def test_a_broker_of_a_fixture_does_not_wait_for_the_disk(
+def test_broker_of_a_fixture_does_not_sync(
     kafka_factory: Callable[..., Kafka],
 ) -> None:
     from logcore.fs import OS
@@ -325,7 +327,7 @@ def test_a_broker_of_a_fixture_does_not_wait_for_the_disk(
 # -- the fixtures ----------------------------------------------------------------------
 
 
-def test_one_broker_serves_a_session(pytester: pytest.Pytester) -> None:
+def test_session_fixture_uses_one_broker(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(
         """
         import pytest
@@ -368,7 +370,7 @@ def test_one_broker_serves_a_session(pytester: pytest.Pytester) -> None:
     pytester.runpytest(*ALONE).assert_outcomes(passed=5)
 
 
-def test_the_examples_of_the_page_pass(pytester: pytest.Pytester) -> None:
+def test_examples_of_the_testing_page_pass(pytester: pytest.Pytester) -> None:
     page = blocks(Path(__file__).resolve().parents[2] / "docs" / "testing.md")
     pytester.makepyfile(
         "\n".join(block.text for block in page if "pytest" in block.words)
@@ -376,7 +378,7 @@ def test_the_examples_of_the_page_pass(pytester: pytest.Pytester) -> None:
     pytester.runpytest(*ALONE).assert_outcomes(passed=2)
 
 
-def test_a_wait_in_vain_shows_the_test_and_not_our_frames(
+def test_failed_wait_for_shows_the_test_and_no_library_frames(
     pytester: pytest.Pytester,
 ) -> None:
     pytester.makepyfile(

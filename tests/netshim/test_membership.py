@@ -1,6 +1,7 @@
-"""Members of groups: they join, leave and fail, and are static or not.
+"""Members of groups: they join, leave and fail, and may be static.
 
-Without sockets: time is a number, the disk is done when the test says so.
+The tests run without sockets: time is a number, and the disk finishes when the test
+requests it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from support.rig import (
 # -- joining ---------------------------------------------------------------------------
 
 
-def test_one_member_old_style(rig: Rig) -> None:
+def test_one_member_joins_with_version_zero(rig: Rig) -> None:
     joined = rig.join(version=0).value
     assert joined.member_id == "cli-0001" == joined.leader
     assert joined.generation_id == 1 and joined.protocol_name == "range"
@@ -56,7 +57,7 @@ def test_one_member_old_style(rig: Rig) -> None:
 
 
 @in_both_homes
-def test_a_new_member_is_told_its_id_first(rig: Rig) -> None:
+def test_new_member_gets_its_id_first(rig: Rig) -> None:
     answer = rig.join(version=4)
     assert code_of(answer) == codes.MEMBER_ID_REQUIRED
     member_id = answer.value.member_id
@@ -67,14 +68,13 @@ def test_a_new_member_is_told_its_id_first(rig: Rig) -> None:
         member_id,
         "consumer",
     )
-    assert rig.join(
-        member_id, version=9
-    ).is_set  # asked again before it synced: told again
+    # A repeated join before the sync is answered again.
+    assert rig.join(member_id, version=9).is_set
     assert rig.describe().group_state == machine.COMPLETING
 
 
 @in_both_homes
-def test_an_id_that_nobody_comes_back_with_is_forgotten(rig: Rig) -> None:
+def test_member_id_without_a_second_join_expires(rig: Rig) -> None:
     member_id = rig.join(version=5).value.member_id
     assert (
         code_of(rig.join(member_id, version=5, instance="i")) == codes.UNKNOWN_MEMBER_ID
@@ -86,7 +86,7 @@ def test_an_id_that_nobody_comes_back_with_is_forgotten(rig: Rig) -> None:
 
 
 @in_both_homes
-def test_a_pending_member_holds_up_a_rebalance_until_its_time_is_over(rig: Rig) -> None:
+def test_pending_member_delays_a_rebalance_until_its_timeout(rig: Rig) -> None:
     ids, generation = rig.form(1)
     rig.join(version=5)
     newcomer = rig.join(version=3)
@@ -97,7 +97,7 @@ def test_a_pending_member_holds_up_a_rebalance_until_its_time_is_over(rig: Rig) 
 
 
 @in_both_homes
-def test_errors_of_joining_in_their_order(rig: Rig) -> None:
+def test_join_errors_are_checked_in_order(rig: Rig) -> None:
     assert code_of(rig.join("m", group="", session_ms=1)) == codes.INVALID_GROUP_ID
     assert (
         code_of(rig.join("m", session_ms=99, kind="")) == codes.INVALID_SESSION_TIMEOUT
@@ -119,7 +119,7 @@ def test_errors_of_joining_in_their_order(rig: Rig) -> None:
     assert code_of(rig.join(instance="i" * 40_000, version=6)) == codes.INVALID_REQUEST
 
 
-def test_a_group_has_no_more_members_than_allowed(tmp_path: Path) -> None:
+def test_group_size_is_limited(tmp_path: Path) -> None:
     with Rig(tmp_path, group_max_size=2) as rig:
         ids, generation = rig.form(2)
         refused = rig.join()
@@ -129,8 +129,10 @@ def test_a_group_has_no_more_members_than_allowed(tmp_path: Path) -> None:
         )
         assert rig.beat(ids[0], generation) == 0
         assert rig.leave((ids[1], None)) == [0]
+        # The new member has one place, and the member that has not rejoined yet has the
+        # other.
         newcomer = rig.join()
-        third = rig.join()  # one place is taken by the newcomer, one by the member that has yet to rejoin
+        third = rig.join()
         assert not newcomer.is_set and not third.is_set
         assert code_of(rig.join(ids[0])) == codes.GROUP_MAX_SIZE_REACHED
         assert len(rig.describe().members) == 2
@@ -143,13 +145,13 @@ def test_members_vote_for_the_protocol(rig: Rig) -> None:
     rig.join(first, protocols={"a": b"1", "b": b"2", "c": b"3"})
     third = rig.join(protocols={"c": b"9", "b": b"8"})
     rig.join(second.value.member_id, protocols={"c": b"6", "b": b"5"})
-    told = rig.join(first, protocols={"a": b"1", "b": b"2", "c": b"3"}).value
-    assert told.protocol_name == third.value.protocol_name == "c"
-    assert [member.metadata for member in told.members] == [b"3", b"6", b"9"]
+    joined = rig.join(first, protocols={"a": b"1", "b": b"2", "c": b"3"}).value
+    assert joined.protocol_name == third.value.protocol_name == "c"
+    assert [member.metadata for member in joined.members] == [b"3", b"6", b"9"]
 
 
 @in_both_homes
-def test_followers_are_not_told_of_the_others_and_wait_for_the_leader(rig: Rig) -> None:
+def test_followers_get_no_member_list_and_wait_for_the_leader(rig: Rig) -> None:
     first = rig.join().value.member_id
     newcomer = rig.join()
     assert not newcomer.is_set
@@ -162,11 +164,11 @@ def test_followers_are_not_told_of_the_others_and_wait_for_the_leader(rig: Rig) 
     follower = rig.sync(second, 2)
     assert not follower.is_set
     assert rig.sync(first, 2, {first: b"1", "stranger": b"?"}).value.assignment == b"1"
-    assert follower.value.assignment == b""  # the leader forgot it
+    assert follower.value.assignment == b""  # the leader assigned nothing to it
 
 
 @in_both_homes
-def test_syncs_are_checked(rig: Rig) -> None:
+def test_sync_requests_are_checked(rig: Rig) -> None:
     ids, generation = rig.form(1)
     assert code_of(rig.sync(ids[0], 1, group="")) == codes.INVALID_GROUP_ID
     assert code_of(rig.sync(ids[0], 1, group="h")) == codes.UNKNOWN_MEMBER_ID
@@ -186,7 +188,7 @@ def test_syncs_are_checked(rig: Rig) -> None:
 
 
 @in_both_homes
-def test_a_newcomer_ends_the_syncs_that_wait(rig: Rig) -> None:
+def test_new_member_ends_waiting_syncs(rig: Rig) -> None:
     first = rig.join().value.member_id
     second = rig.join()
     rig.join(first)
@@ -197,7 +199,7 @@ def test_a_newcomer_ends_the_syncs_that_wait(rig: Rig) -> None:
 
 
 @in_both_homes
-def test_a_second_request_of_the_same_kind_takes_the_place_of_the_first(
+def test_second_request_of_a_kind_replaces_the_first(
     rig: Rig,
 ) -> None:
     first = rig.join().value.member_id
@@ -213,13 +215,13 @@ def test_a_second_request_of_the_same_kind_takes_the_place_of_the_first(
 
 
 @in_both_homes
-def test_who_does_not_rejoin_in_time_is_dropped(rig: Rig) -> None:
+def test_member_that_does_not_rejoin_in_time_is_removed(rig: Rig) -> None:
     ids, generation = rig.form(3)
     newcomer = rig.join()
     again = rig.join(ids[1])
-    for _ in range(
-        4
-    ):  # the others only send heartbeats, which keeps their sessions and does not keep their places
+    # The others only send heartbeats, which keep their sessions but not their
+    # membership.
+    for _ in range(4):
         rig.sleep(REBALANCE_MS // 4)
         for member_id in (ids[0], ids[2]):
             expected = (
@@ -229,7 +231,7 @@ def test_who_does_not_rejoin_in_time_is_dropped(rig: Rig) -> None:
             )
             assert rig.beat(member_id, generation) == expected
     assert again.value.generation_id == generation + 1
-    assert again.value.leader == ids[1]  # the leader did not come
+    assert again.value.leader == ids[1]  # the leader did not rejoin
     assert {member.member_id for member in again.value.members} == {
         ids[1],
         newcomer.value.member_id,
@@ -237,7 +239,7 @@ def test_who_does_not_rejoin_in_time_is_dropped(rig: Rig) -> None:
 
 
 @in_both_homes
-def test_who_never_syncs_is_dropped(rig: Rig) -> None:
+def test_member_that_never_syncs_is_removed(rig: Rig) -> None:
     first = rig.join().value.member_id
     second = rig.join()
     rig.join(first)
@@ -249,7 +251,7 @@ def test_who_never_syncs_is_dropped(rig: Rig) -> None:
     assert rig.beat(first, 2) == codes.REBALANCE_IN_PROGRESS
 
 
-def test_a_session_begins_when_a_disk_that_stalled_is_done(rig: Rig) -> None:
+def test_session_begins_after_a_stalled_write(rig: Rig) -> None:
     member_id = rig.join().value.member_id
     rig.holds_disk = True
     synced = rig.sync(member_id, 1, {member_id: b"x"})
@@ -262,7 +264,7 @@ def test_a_session_begins_when_a_disk_that_stalled_is_done(rig: Rig) -> None:
 
 
 @in_both_homes
-def test_a_silent_member_expires_and_the_others_rebalance(rig: Rig) -> None:
+def test_silent_member_expires_and_the_others_rebalance(rig: Rig) -> None:
     ids, generation = rig.form(2)
     rig.sleep(SESSION_MS - 1)
     assert rig.beat(ids[0], generation) == 0
@@ -276,13 +278,13 @@ def test_a_silent_member_expires_and_the_others_rebalance(rig: Rig) -> None:
 
 
 @in_both_homes
-def test_waiting_suspends_a_session(rig: Rig) -> None:
+def test_session_is_suspended_while_a_join_waits(rig: Rig) -> None:
     ids, _ = rig.form(2)
     newcomer = rig.join()
     waiting = rig.join(ids[0], session_ms=200)
-    for _ in range(
-        2
-    ):  # the member that does not join again keeps its session, so that the rebalance waits for it
+    # The member that does not rejoin keeps its session, so that the rebalance waits for
+    # it.
+    for _ in range(2):
         rig.sleep(REBALANCE_MS // 2 - 1)
         assert rig.beat(ids[1], 2) == codes.REBALANCE_IN_PROGRESS
     rig.sleep(1)
@@ -294,7 +296,7 @@ def test_waiting_suspends_a_session(rig: Rig) -> None:
 
 
 @in_both_homes
-def test_new_members_are_not_waited_for_without_end(rig: Rig) -> None:
+def test_rebalance_does_not_wait_forever_for_new_members(rig: Rig) -> None:
     rig.form(1, session_ms=1_800_000, rebalance_ms=1_800_000)
     newcomer = rig.join(rebalance_ms=1_800_000)
     rig.sleep(299_999)
@@ -304,12 +306,12 @@ def test_new_members_are_not_waited_for_without_end(rig: Rig) -> None:
 
 
 @in_both_homes
-def test_a_leader_that_rejoins_begins_a_rebalance_and_a_follower_only_with_something_new(
+def test_rejoin_of_a_leader_or_a_changed_follower_begins_a_rebalance(
     rig: Rig,
 ) -> None:
     ids, generation = rig.form(2)
-    told = rig.join(ids[1]).value
-    assert told.generation_id == generation and not told.members
+    joined = rig.join(ids[1]).value
+    assert joined.generation_id == generation and not joined.members
     assert rig.beat(ids[0], generation) == 0
     changed = rig.join(ids[1], protocols={"range": b"new"})
     assert not changed.is_set
@@ -322,13 +324,15 @@ def test_a_leader_that_rejoins_begins_a_rebalance_and_a_follower_only_with_somet
     )
 
 
-def test_the_first_members_of_a_group_wait_for_one_another(tmp_path: Path) -> None:
+def test_first_members_of_a_group_wait_for_one_another(tmp_path: Path) -> None:
     with Rig(tmp_path, rebalance_delay_ms=3_000) as rig:
         first = rig.join()
         rig.sleep(2_000)
         second = rig.join()
         rig.sleep(2_999)
-        assert not first.is_set and not second.is_set  # the newcomer extended the wait
+        assert (
+            not first.is_set and not second.is_set
+        )  # the second member extended the wait
         rig.sleep(1_001)
         assert first.value.generation_id == second.value.generation_id == 1
         late = [rig.join(group="h", rebalance_ms=5_000)]
@@ -343,7 +347,7 @@ def test_the_first_members_of_a_group_wait_for_one_another(tmp_path: Path) -> No
 
 
 @in_both_homes
-def test_leaving(rig: Rig) -> None:
+def test_leave_removes_members_and_pending_ids(rig: Rig) -> None:
     ids, generation = rig.form(3)
     old = rig.ask(wire.LEAVE_GROUP, 1, group_id="g", member_id=ids[2])
     assert old.error_code == 0
@@ -367,7 +371,7 @@ def test_leaving(rig: Rig) -> None:
 
 
 @in_both_homes
-def test_a_member_that_waits_is_told_that_it_left(rig: Rig) -> None:
+def test_waiting_join_of_a_member_that_left_is_refused(rig: Rig) -> None:
     ids, _ = rig.form(2)
     waiting = rig.join(ids[0])
     assert rig.leave((ids[0], None)) == [0]
@@ -378,7 +382,7 @@ def test_a_member_that_waits_is_told_that_it_left(rig: Rig) -> None:
 
 
 @in_both_homes
-def test_a_static_member_that_comes_back_takes_its_place_without_a_rebalance(
+def test_returning_static_member_keeps_its_assignment_without_a_rebalance(
     rig: Rig,
 ) -> None:
     leader, follower = form_static(rig)
@@ -407,9 +411,7 @@ def test_a_static_member_that_comes_back_takes_its_place_without_a_rebalance(
 
 @in_both_homes
 @pytest.mark.parametrize("version", [5, 8, 9])
-def test_a_static_leader_that_comes_back_does_not_assign(
-    rig: Rig, version: int
-) -> None:
+def test_returning_static_leader_does_not_assign(rig: Rig, version: int) -> None:
     leader, _ = form_static(rig)
     back = rig.join(instance="a", version=version).value
     assert back.generation_id == 2
@@ -424,7 +426,7 @@ def test_a_static_leader_that_comes_back_does_not_assign(
 
 
 @in_both_homes
-def test_a_static_member_that_comes_back_with_another_protocol_rebalances(
+def test_returning_static_member_with_another_protocol_rebalances(
     rig: Rig,
 ) -> None:
     more = {"protocols": {"range": b"", "sticky": b""}}
@@ -439,7 +441,7 @@ def test_a_static_member_that_comes_back_with_another_protocol_rebalances(
 
 
 @in_both_homes
-def test_a_static_member_that_comes_back_fences_the_one_that_waits(rig: Rig) -> None:
+def test_returning_static_member_fences_the_waiting_one(rig: Rig) -> None:
     leader, follower = form_static(rig)
     newcomer = rig.join()
     waiting = rig.join(follower, instance="b", version=5)
@@ -453,7 +455,7 @@ def test_a_static_member_that_comes_back_fences_the_one_that_waits(rig: Rig) -> 
 
 
 @in_both_homes
-def test_a_static_member_stays_until_its_session_ends(rig: Rig) -> None:
+def test_static_member_is_kept_until_its_session_ends(rig: Rig) -> None:
     _, follower = form_static(rig, session_ms=60_000)
     newcomer = rig.join()
     rig.sleep(REBALANCE_MS - 1)
@@ -468,7 +470,7 @@ def test_a_static_member_stays_until_its_session_ends(rig: Rig) -> None:
     assert newcomer.is_set
 
 
-def test_a_group_of_static_members_waits_until_one_of_them_comes_back(rig: Rig) -> None:
+def test_group_of_static_members_waits_until_one_returns(rig: Rig) -> None:
     leader, follower = form_static(rig, session_ms=60_000, rebalance_ms=0)
     rig.join(rebalance_ms=2_000, version=3)
     rig.leave(("cli-0003", None))
@@ -483,7 +485,7 @@ def test_a_group_of_static_members_waits_until_one_of_them_comes_back(rig: Rig) 
 
 
 @in_both_homes
-def test_an_admin_removes_static_members(rig: Rig) -> None:
+def test_admin_removes_static_members(rig: Rig) -> None:
     leader, _ = form_static(rig)
     assert rig.leave(("", "b"), ("", "z"), ("", None)) == [
         0,
@@ -496,7 +498,7 @@ def test_an_admin_removes_static_members(rig: Rig) -> None:
     ] == ["a"]
 
 
-def test_a_static_member_finds_its_place_in_a_full_group(tmp_path: Path) -> None:
+def test_static_member_rejoins_a_full_group(tmp_path: Path) -> None:
     with Rig(tmp_path, group_max_size=2) as rig:
         form_static(rig)
         assert rig.join(instance="b", version=5).value.error_code == 0

@@ -1,5 +1,5 @@
-"""What clients make the broker remember has one limit over all groups, transactional
-ids and requests in work.
+"""Memory limits of a broker: one limit covers the state of all groups, transactional
+ids and active requests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from netshim.wire import codes
 from support.bench import SESSION, Bench
 from support.client import Client
 
-LIMIT = 1 << 20  # the smallest that may be set
+LIMIT = 1 << 20  # the smallest permitted limit
 #: Session timeout of the members that fill the memory.
 SESSION_MS = 60_000
 
@@ -36,7 +36,7 @@ def small(tmp_path: Path) -> Any:
     )
     bench.ask(
         wire.OFFSET_FETCH, 5, wire.OFFSET_FETCH.Request(group_id="g", topics=[])
-    )  # so that the groups are known
+    )  # loads the groups
     yield bench
     bench.close()
 
@@ -79,7 +79,7 @@ def take_id(bench: Bench, number: int) -> int:
 
 
 def fill(bench: Bench, ask: Callable[[Bench, int], int]) -> None:
-    """Asks for more and more groups or ids until the broker refuses them."""
+    """Request new groups or ids until the broker refuses them."""
     number = 0
     while (code := ask(bench, number)) == 0:
         number += 1
@@ -88,11 +88,11 @@ def fill(bench: Bench, ask: Callable[[Bench, int], int]) -> None:
 
 
 @pytest.mark.parametrize("ask", [join, join_for_an_id, beat, take_id])
-def test_members_of_many_groups_share_one_limit(
+def test_members_of_all_groups_share_one_limit(
     small: Bench, ask: Callable[[Bench, int], int]
 ) -> None:
-    """Limits of a member and of a group are none of how many: 1,990 requests of 1 MB
-    kept 2,979 MiB for 30 minutes.
+    """The limits of a member and of a group do not limit their number: 1,990 requests
+    of 1 MB occupied 2,979 MiB for 30 minutes.
     """
     fill(small, ask)
     state = small.broker.state
@@ -100,7 +100,7 @@ def test_members_of_many_groups_share_one_limit(
 
 
 @pytest.mark.parametrize("ask", [join, join_for_an_id, beat])
-def test_members_that_left_make_room_for_others(
+def test_removed_members_free_memory_for_others(
     small: Bench, ask: Callable[[Bench, int], int]
 ) -> None:
     fill(small, ask)
@@ -109,7 +109,7 @@ def test_members_that_left_make_room_for_others(
     assert join(small, 0, group="other") == 0
 
 
-def test_a_member_that_joins_again_and_again_is_counted_once(small: Bench) -> None:
+def test_member_that_rejoins_repeatedly_is_counted_once(small: Bench) -> None:
     request = wire.JOIN_GROUP.Request
     asked = request(
         group_id="g",
@@ -125,7 +125,7 @@ def test_a_member_that_joins_again_and_again_is_counted_once(small: Bench) -> No
         assert joined.error_code == 0
 
 
-def test_heartbeats_need_no_room(small: Bench) -> None:
+def test_heartbeats_need_no_additional_memory(small: Bench) -> None:
     first = wire.CONSUMER_GROUP_HEARTBEAT.Request(
         group_id="g",
         member_id="m",
@@ -136,16 +136,15 @@ def test_heartbeats_need_no_room(small: Bench) -> None:
     epoch = small.ask(wire.CONSUMER_GROUP_HEARTBEAT, 1, first).member_epoch
     fill(small, join)
     fill(small, lambda bench, number: join_for_an_id(bench, 10_000 + number))
-    fill(
-        small, lambda bench, number: join_for_an_id(bench, 0)
-    )  # until there is no room for a member
+    # Continue until there is no memory left for a member.
+    fill(small, lambda bench, number: join_for_an_id(bench, 0))
     again = wire.CONSUMER_GROUP_HEARTBEAT.Request(
         group_id="g", member_id="m", member_epoch=epoch
     )
     assert small.ask(wire.CONSUMER_GROUP_HEARTBEAT, 1, again).error_code == 0
 
 
-def test_assignments_share_the_limit(small: Bench) -> None:
+def test_assignments_share_the_memory_limit(small: Bench) -> None:
     request = wire.JOIN_GROUP.Request
     answers = []
     for number in range(4):
@@ -174,11 +173,11 @@ def test_assignments_share_the_limit(small: Bench) -> None:
     ]
 
 
-# -- requests in work ------------------------------------------------------------------
+# -- active requests -----------------------------------------------------------------
 
 
 class Crowd:
-    """Connections of a broker whose disk stands still."""
+    """Connections of a broker whose disk stalls."""
 
     def __init__(self, bench: Bench, count: int, limit_bytes: int) -> None:
         self.bench = bench
@@ -196,7 +195,7 @@ class Crowd:
         return reply
 
     def feed(self, connection: Connection, data: bytes) -> bool:
-        """Whether all of it could be read."""
+        """Send data, and return whether all of it could be read."""
         at = 0
         while at < len(data):
             room = connection.get_buffer()
@@ -209,9 +208,9 @@ class Crowd:
         return True
 
 
-def test_produce_requests_that_wait_share_the_limit_of_buffers(bench: Bench) -> None:
-    """They were counted until they were read, so 500 requests of 100 MB could wait for
-    one slow disk.
+def test_waiting_produce_requests_share_the_buffer_limit(bench: Bench) -> None:
+    """They counted only until they were read, so that 500 requests of 100 MB could wait
+    for one slow disk.
     """
     bench.logdir.create_topic("t")
     bench.at_once = False
@@ -229,12 +228,12 @@ def test_produce_requests_that_wait_share_the_limit_of_buffers(bench: Bench) -> 
         for answer in crowd.answers
     )
     assert held == len(crowd.answers) and 3 <= held <= 9, (
-        "no more than the limit waits for the disk"
+        "not more than the limit waits for the disk"
     )
     assert crowd.budget.kept_bytes > held * 900_000
     assert not all(read)
     assert crowd.budget.relieve(10**9, 30_000) == {}, (
-        "ending a connection would not help"
+        "closing a connection would not help"
     )
     bench.run()
     assert all(answer.is_set for answer in crowd.answers)
@@ -244,10 +243,10 @@ def test_produce_requests_that_wait_share_the_limit_of_buffers(bench: Bench) -> 
     assert crowd.budget.used_bytes == 0
 
 
-def test_entries_of_unanswered_requests_share_the_limit_of_buffers(
+def test_entries_of_unanswered_requests_share_the_buffer_limit(
     bench: Bench,
 ) -> None:
-    """A small frame may name 10,000 partitions, and Python takes 300 bytes for each."""
+    """A small frame may list 10,000 partitions, and Python uses 300 bytes for each."""
     bench.logdir.create_topic("t")
     bench.at_once = False
     asked = wire.LIST_OFFSETS.Request
@@ -272,7 +271,7 @@ def test_entries_of_unanswered_requests_share_the_limit_of_buffers(
             connection.process(0)
 
 
-def test_a_connection_that_ends_gives_back_what_its_requests_held(bench: Bench) -> None:
+def test_closed_connection_frees_the_memory_of_its_requests(bench: Bench) -> None:
     bench.logdir.create_topic("t")
     bench.at_once = False
     frame = wire.encode_request(
@@ -293,7 +292,7 @@ def test_a_connection_that_ends_gives_back_what_its_requests_held(bench: Bench) 
 # -- open files ------------------------------------------------------------------------
 
 
-def test_only_logs_that_nothing_waits_for_are_closed_for_room(tmp_path: Path) -> None:
+def test_only_logs_without_waiting_requests_are_closed(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "data", durability="group")
     bench.logdir.create_topic("t", 5)
     state = bench.broker.state
@@ -307,9 +306,8 @@ def test_only_logs_that_nothing_waits_for_are_closed_for_room(tmp_path: Path) ->
     batch = encode([(None, b"v")], now_ms=1)
     request = bench.produces(batch, acks=-1)
     request.topic_data[0].partition_data[0].index = 1
-    produce = bench.send(
-        wire.PRODUCE, 9, request
-    )  # waits for the disk under partition 1
+    # This request waits for the sync of partition 1.
+    produce = bench.send(wire.PRODUCE, 9, request)
     assert not produce.is_set and not fetch.is_set
     state.most_logs = lambda: 3
     bench.ask(wire.OFFSET_FETCH, 5, wire.OFFSET_FETCH.Request(group_id="g", topics=[]))
@@ -330,7 +328,7 @@ def test_only_logs_that_nothing_waits_for_are_closed_for_room(tmp_path: Path) ->
     bench.close()
 
 
-def test_logs_that_were_used_last_stay_open(tmp_path: Path) -> None:
+def test_recently_used_logs_remain_open(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "data")
     bench.logdir.create_topic("t", 30)
     bench.broker.state.most_logs = lambda: 20
@@ -343,7 +341,7 @@ def test_logs_that_were_used_last_stay_open(tmp_path: Path) -> None:
     bench.close()
 
 
-def test_a_new_client_makes_room_for_its_connection(tmp_path: Path) -> None:
+def test_new_client_closes_logs_to_get_a_file_descriptor(tmp_path: Path) -> None:
     with netshim.serve(tmp_path / "data", durability="os") as server:
         server.logdir.create_topic("t", 30)
         for number in range(30):

@@ -1,13 +1,12 @@
-"""Changed frames of every API and version that is served, to a whole broker with an
-honest client beside the strangers.
+"""Mutated frames of every served API and version, sent to a complete broker that also
+serves an honest client.
 
-Goal: no crash, no hang, no unbounded memory, no harm to another client. Method:
-support/hostileworld.py, in lives of a broker; what is sent there is made by
-support/hostileframes.py.
+Goal: no crash, no hang, no unbounded memory, and no harm to another client. Method:
+support/hostileworld.py runs a broker, and support/hostileframes.py creates the frames.
 
-`make test` sends some 210,000 frames, of which a core does 5,000 a second. `make slow`
-goes on where it ended, towards 100,000,000; LOGCORE_FRAMES is another goal,
-LOGCORE_FRAMES_SECONDS says how long. A failure prints the seed of the life and the
+`make test` sends some 210,000 frames, of which one core processes 5,000 a second. `make
+slow` continues where it ended, up to 100,000,000. LOGCORE_FRAMES sets another goal, and
+LOGCORE_FRAMES_SECONDS limits the time. A failure prints the seed of the run and the
 frame.
 """
 
@@ -31,18 +30,17 @@ from support.hostileworld import Errors, World, resident_bytes
 GOAL = int(os.environ.get("LOGCORE_FRAMES", "100000000"))
 SECONDS = float(os.environ.get("LOGCORE_FRAMES_SECONDS", "1800"))
 FILE = Path(os.environ.get("LOGCORE_FRAMES_FILE", "build/frames.json"))
-#: What a life may add to the memory that the process had before it: records that were
-#: stored are in it, too.
+#: Limit of the memory that a run may add to the process, including stored records.
 LIFE_BYTES = 256 << 20
-#: What all lives together may leave behind. The simulated disk remembers the parts of
-#: 65,536 paths: half of it.
+#: Limit of the memory that remains after all runs. The simulated disk, which stores the
+#: parts of 65,536 paths, uses half of it.
 LEFT_BYTES = 250 << 20
 
 
 @pytest.fixture
 def errors() -> Iterator[Errors]:
-    """What the broker and the library log as an error. Of the rest pytest would keep a
-    line for each frame.
+    """Collect the errors that the broker and the library log. Other messages are
+    disabled, because pytest would store a line for each frame.
     """
     found = Errors()
     loggers = [logging.getLogger(name) for name in ("netshim", "logcore")]
@@ -56,8 +54,10 @@ def errors() -> Iterator[Errors]:
         each.setLevel(level)
 
 
-def lived(seed: int, strangers: int, errors: Errors) -> World:
-    """In every second life requests of more than three partitions are done in pieces."""
+def run_world(seed: int, strangers: int, errors: Errors) -> World:
+    """Run a world. With an odd seed, requests of more than three partitions are
+    processed in chunks.
+    """
     before = resident_bytes()
     with pytest.MonkeyPatch.context() as patch:
         if seed % 2:
@@ -75,16 +75,16 @@ def lived(seed: int, strangers: int, errors: Errors) -> World:
 
 
 @pytest.mark.parametrize("seed", range(11, 18))
-def test_changed_frames_harm_neither_the_broker_nor_its_other_clients(
+def test_mutated_frames_harm_neither_the_broker_nor_other_clients(
     seed: int, errors: Errors
 ) -> None:
-    world = lived(seed, 10, errors)
+    world = run_world(seed, 10, errors)
     assert world.met["answered"] > 10_000, world.met
     assert world.met["cut"] > 5_000, world.met
     assert world.honest.rounds > 50
 
 
-def test_frames_are_changed_in_their_bytes_and_in_their_values() -> None:
+def test_variants_change_bytes_and_values_of_frames() -> None:
     request = wire.METADATA.Request(topics=[wire.METADATA.Request.Topic(name="t")])
     frame = wire.encode_request(wire.METADATA, 9, 1, "c", request)[4:]
     variants = Variants(frame, [frame], random.Random(3))
@@ -110,8 +110,8 @@ def test_frames_are_changed_in_their_bytes_and_in_their_values() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * 3_600)
-def test_towards_a_hundred_million_frames(errors: Errors) -> None:
-    """The counts are kept in a file."""
+def test_hundred_million_mutated_frames(errors: Errors) -> None:
+    """The counts are stored in a file."""
     kept = {"seed": 1_000_000, "frames": 0, "rounds": 0, "met": {}}
     if FILE.exists():
         kept = json.loads(FILE.read_text())
@@ -120,7 +120,7 @@ def test_towards_a_hundred_million_frames(errors: Errors) -> None:
     before = kept["frames"]
     first_bytes = 0
     while kept["frames"] < GOAL and time.perf_counter() - began < SECONDS:
-        world = lived(kept["seed"], 100, errors)
+        world = run_world(kept["seed"], 100, errors)
         kept["seed"] += 1
         kept["frames"] += world.frames
         kept["rounds"] += world.honest.rounds

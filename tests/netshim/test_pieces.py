@@ -1,5 +1,5 @@
-"""Large requests in pieces: the same answers, others served between two pieces, order
-and memory kept.
+"""Large requests in chunks: the answers are the same, other requests are served between
+two chunks, and order and memory limits are kept.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from support.conformance.report import SCRIPTS, served
 from support.hostileworld import Errors, Line, Scripted, World
 from support.rig import Rig, in_both_homes
 
-#: Pieces are small here, so that few partitions are many pieces.
+#: Chunks are small here, so that few partitions make several chunks.
 PIECE = 10
 MANY = 35
 
 
-def of_one(patch: pytest.MonkeyPatch) -> None:
-    """Each piece is one partition, topic or name."""
+def use_chunks_of_one(patch: pytest.MonkeyPatch) -> None:
+    """Make each chunk one partition, topic or name."""
     patch.setattr(scheduling, "PIECE", 1)
 
 
 class Turns:
-    """Turns of a loop, one after the other when the test says so."""
+    """Turns of an event loop, run one by one when the test requests it."""
 
     def __init__(self, bench: Bench) -> None:
         self.waiting: deque[Callable[[], None]] = deque()
@@ -50,7 +50,7 @@ class Turns:
         self.waiting.popleft()()
 
     def run(self) -> int:
-        """How many there were."""
+        """Run all turns, and return their number."""
         count = 0
         while self.waiting:
             self.turn()
@@ -62,7 +62,7 @@ class Turns:
 def turns(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Turns:
     monkeypatch.setattr(scheduling, "PIECE", PIECE)
     bench.logdir.create_topic("t", MANY)
-    bench.ask(wire.OFFSET_FETCH, 5, offsets_of(1))  # so that the groups are known
+    bench.ask(wire.OFFSET_FETCH, 5, offsets_of(1))  # loads the groups
     return Turns(bench)
 
 
@@ -87,15 +87,15 @@ def commit_of(offset: int, numbers: range, topic: str = "t") -> Any:
     )
 
 
-def patient(min_bytes: int) -> Any:
-    """A fetch of three partitions that waits for so many bytes."""
+def waiting_fetch(min_bytes: int) -> Any:
+    """Return a fetch of three partitions that waits for `min_bytes`."""
     request = Bench.fetches(range(3))
     request.max_wait_ms = 10_000
     request.min_bytes = min_bytes
     return request
 
 
-# -- the pieces themselves -------------------------------------------------------------
+# -- chunks --------------------------------------------------------------------------
 
 
 def counted(entries: int, found: list[int]) -> Any:
@@ -108,7 +108,7 @@ def counted(entries: int, found: list[int]) -> Any:
 
 
 @given(st.lists(st.integers(0, 9_000), min_size=1, max_size=12))
-def test_each_turn_does_one_piece_of_one_request(sizes: list[int]) -> None:
+def test_each_turn_processes_one_chunk_of_one_request(sizes: list[int]) -> None:
     later: deque[Callable[[], None]] = deque()
     pieces = Pieces(later.append)
     found: list[list[int]] = [[] for _ in sizes]
@@ -117,7 +117,7 @@ def test_each_turn_does_one_piece_of_one_request(sizes: list[int]) -> None:
     ]
     while later:
         before = sum(map(len, found))
-        assert len(later) == 1, "only one turn is asked for"
+        assert len(later) == 1, "only one turn is scheduled"
         later.popleft()()
         assert sum(map(len, found)) - before <= scheduling.PIECE
     for answer, size, into in zip(answers, sizes, found, strict=True):
@@ -127,7 +127,7 @@ def test_each_turn_does_one_piece_of_one_request(sizes: list[int]) -> None:
         assert isinstance(answer, PendingResponse) == (size >= scheduling.PIECE)
 
 
-def test_where_too_many_are_in_pieces_another_is_done_whole() -> None:
+def test_request_beyond_the_limit_of_chunked_requests_is_processed_whole() -> None:
     later: deque[Callable[[], None]] = deque()
     pieces = Pieces(later.append)
     for _ in range(scheduling.MOST_IN_PIECES):
@@ -139,7 +139,7 @@ def test_where_too_many_are_in_pieces_another_is_done_whole() -> None:
     assert not pieces.is_full
 
 
-def test_an_error_in_a_later_piece_is_told_and_the_others_go_on() -> None:
+def test_error_in_a_later_chunk_is_returned_and_others_continue() -> None:
     def failing() -> Any:
         yield
         raise CloseConnection("no answer would be right")
@@ -156,7 +156,7 @@ def test_an_error_in_a_later_piece_is_told_and_the_others_go_on() -> None:
     assert isinstance(other, PendingResponse) and other.value == 1_500
 
 
-def test_an_error_of_who_gets_an_answer_keeps_no_other_waiting(
+def test_error_in_a_callback_does_not_block_other_requests(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def refuse(_: object) -> None:
@@ -174,18 +174,18 @@ def test_an_error_of_who_gets_an_answer_keeps_no_other_waiting(
     assert "a waiting action failed" in caplog.text
 
 
-# -- the same answers ------------------------------------------------------------------
+# -- equal answers -------------------------------------------------------------------
 
 
-def told_by_scripts() -> list[Any]:
-    """What all scripts are told, in the bytes of the answers."""
+def answers_of_scripts() -> list[Any]:
+    """Run all scripts, and return the bytes of the answers."""
     world = World(5, 0, Errors())
-    told: list[Any] = []
+    answers: list[Any] = []
 
     class Noted(Line):
         def answers(self) -> Any:
             for correlation_id, response in super().answers():
-                told.append((correlation_id, response))
+                answers.append((correlation_id, response))
                 yield correlation_id, response
 
         def ask(
@@ -206,23 +206,25 @@ def told_by_scripts() -> list[Any]:
                 script(asker)
                 asker.close()
     world.end()
-    return told
+    return answers
 
 
-def test_scripts_of_all_apis_are_told_the_same_in_pieces_of_one() -> None:
-    whole = told_by_scripts()
+def test_scripts_of_all_apis_get_the_same_answers_in_chunks_of_one() -> None:
+    whole = answers_of_scripts()
     with pytest.MonkeyPatch.context() as patch:
-        of_one(patch)
-        in_pieces = told_by_scripts()
+        use_chunks_of_one(patch)
+        in_pieces = answers_of_scripts()
     assert len(whole) > 1_000
     for before, after in zip(whole, in_pieces, strict=True):
         assert before == after
 
 
-# -- what others notice ----------------------------------------------------------------
+# -- effects on other requests --------------------------------------------------------
 
 
-def test_others_are_answered_between_two_pieces(bench: Bench, turns: Turns) -> None:
+def test_other_requests_are_answered_between_two_chunks(
+    bench: Bench, turns: Turns
+) -> None:
     large = bench.send(wire.OFFSET_FETCH, 5, offsets_of(MANY))
     assert isinstance(large, PendingResponse) and not large.is_set
     for _ in range(3):
@@ -273,7 +275,7 @@ LARGE = [
 @pytest.mark.parametrize(
     ("api", "version", "request_"), LARGE, ids=[api.name for api, _, _ in LARGE]
 )
-def test_a_large_request_takes_several_turns(
+def test_large_request_takes_several_turns(
     bench: Bench, turns: Turns, api: Any, version: int, request_: Any
 ) -> None:
     for number in range(MANY):
@@ -287,9 +289,7 @@ def test_a_large_request_takes_several_turns(
 def pipelined(
     bench: Bench, turns: Turns, api: Any, version: int, *requests: Any
 ) -> list[Any]:
-    """The responses to requests that come at once on one connection, while the disk
-    takes its time.
-    """
+    """Send requests at once on one connection, with a slow disk. Return the responses."""
     state = bench.broker.state
     connection = Connection(
         lambda frame, now_ms: bench.broker.handle(SESSION, frame, now_ms),
@@ -332,7 +332,7 @@ def pipelined(
 
 
 def committed_to(bench: Bench, turns: Turns) -> list[int]:
-    """The offsets of the first two partitions."""
+    """Return the committed offsets of the first two partitions."""
     answer = bench.send(wire.OFFSET_FETCH, 5, offsets_of(2))
     turns.run()
     return [
@@ -342,11 +342,11 @@ def committed_to(bench: Bench, turns: Turns) -> list[int]:
 
 
 @pytest.mark.parametrize("is_loaded", [True, False])
-def test_a_later_commit_of_the_connection_waits_for_one_in_pieces(
+def test_later_commit_of_a_connection_waits_for_a_chunked_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_loaded: bool
 ) -> None:
-    """Else the commit of 5 would take effect after that of 6, which came behind it.
-    Also where both wait until the groups are known.
+    """Otherwise the commit of 5 would take effect after the later commit of 6. This
+    also holds if both wait until the groups are loaded.
     """
     monkeypatch.setattr(scheduling, "PIECE", PIECE)
     with contextlib.closing(Bench(tmp_path / "other")) as bench:
@@ -366,19 +366,22 @@ def test_a_later_commit_of_the_connection_waits_for_one_in_pieces(
 
 
 def transactional(bench: Bench) -> dict[str, int]:
-    """The id and epoch of a producer with the transactional id x."""
+    """Return the id and epoch of a producer with the transactional id x."""
     request = wire.INIT_PRODUCER_ID.Request(
         transactional_id="x", transaction_timeout_ms=60_000
     )
-    told = bench.ask(wire.INIT_PRODUCER_ID, 4, request)
-    return {"producer_id": told.producer_id, "producer_epoch": told.producer_epoch}
+    answers = bench.ask(wire.INIT_PRODUCER_ID, 4, request)
+    return {
+        "producer_id": answers.producer_id,
+        "producer_epoch": answers.producer_epoch,
+    }
 
 
-def test_a_later_commit_in_a_transaction_waits_for_one_in_pieces(
+def test_later_transactional_commit_waits_for_a_chunked_one(
     bench: Bench, turns: Turns
 ) -> None:
-    """It waits until its group was added to the transaction, and is in pieces only
-    then.
+    """The commit waits until its group was added to the transaction, and only then is
+    processed in chunks.
     """
     who = transactional(bench)
     request = wire.TXN_OFFSET_COMMIT.Request
@@ -401,7 +404,7 @@ def test_a_later_commit_in_a_transaction_waits_for_one_in_pieces(
     assert committed_to(bench, turns) == [6, 5]
 
 
-def test_a_later_batch_of_a_transaction_waits_for_one_in_pieces(
+def test_later_transactional_batch_waits_for_a_chunked_one(
     bench: Bench, turns: Turns
 ) -> None:
     who = transactional(bench)
@@ -423,9 +426,9 @@ def test_a_later_batch_of_a_transaction_waits_for_one_in_pieces(
 
     last = MANY - 1
     requests = of(b"first", 0, range(MANY)), of(b"second", 1, range(last, MANY))
-    for told in pipelined(bench, turns, wire.PRODUCE, 12, *requests):
+    for answers in pipelined(bench, turns, wire.PRODUCE, 12, *requests):
         assert not any(
-            part.error_code for part in told.responses[0].partition_responses
+            part.error_code for part in answers.responses[0].partition_responses
         )
     assert [record.value for record in bench.logdir.partition("t", last).read(0)] == [
         b"first",
@@ -433,34 +436,34 @@ def test_a_later_batch_of_a_transaction_waits_for_one_in_pieces(
     ]
 
 
-def test_records_of_a_later_piece_outlive_the_buffer_of_their_connection(
+def test_records_of_later_chunks_outlive_the_connection_buffer(
     bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of_one(monkeypatch)
+    use_chunks_of_one(monkeypatch)
     for number in range(3):
         bench.logdir.partition("t", number)
     answer = bench.send(
         wire.PRODUCE, 9, Bench.produces(encode([(None, b"value")]), partitions=3)
     )
     assert turns.run()
-    told = bench.read(wire.PRODUCE, 9, answer).responses[0].partition_responses
-    assert [part.error_code for part in told] == [0, 0, 0]
+    answers = bench.read(wire.PRODUCE, 9, answer).responses[0].partition_responses
+    assert [part.error_code for part in answers] == [0, 0, 0]
     for number in range(3):
         assert [
             record.value for record in bench.logdir.partition("t", number).read(0)
         ] == [b"value"]
 
 
-def test_a_produce_in_pieces_that_waits_for_a_log_is_not_overtaken(
+def test_chunked_produce_that_waits_for_a_log_is_not_overtaken(
     bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of_one(monkeypatch)
+    use_chunks_of_one(monkeypatch)
     bench.at_once = False
     first = bench.send(
         wire.PRODUCE, 9, Bench.produces(encode([(None, b"first")]), partitions=3)
     )
     bench.run()
-    assert turns.waiting, "it has begun, and is not over"
+    assert turns.waiting, "it has begun, and is not finished"
     request = wire.PRODUCE.Request
     part = request.Topic.Partition(index=2, records=encode([(None, b"second")]))
     second = bench.send(
@@ -476,8 +479,8 @@ def test_a_produce_in_pieces_that_waits_for_a_log_is_not_overtaken(
         bench.run()
         turns.run()
     for answer in (first, second):
-        told = bench.read(wire.PRODUCE, 9, answer).responses[0].partition_responses
-        assert not any(part.error_code for part in told)
+        answers = bench.read(wire.PRODUCE, 9, answer).responses[0].partition_responses
+        assert not any(part.error_code for part in answers)
     values = [
         [record.value for record in bench.logdir.partition("t", number).read(0)]
         for number in range(3)
@@ -485,10 +488,10 @@ def test_a_produce_in_pieces_that_waits_for_a_log_is_not_overtaken(
     assert values == [[b"first"], [b"first"], [b"first", b"second"]]
 
 
-def test_each_piece_knows_which_logs_could_not_be_opened(
+def test_each_chunk_reports_the_logs_that_failed_to_open(
     bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of_one(monkeypatch)
+    use_chunks_of_one(monkeypatch)
     opened = bench.logdir.partition
 
     def failing(topic: str, number: int) -> Any:
@@ -499,46 +502,51 @@ def test_each_piece_knows_which_logs_could_not_be_opened(
     monkeypatch.setattr(bench.logdir, "partition", failing)
     answer = bench.send(wire.FETCH, 11, Bench.fetches(range(4)))
     turns.run()
-    told = bench.read(wire.FETCH, 11, answer).responses[0].partitions
-    assert [part.error_code for part in told] == [0, 0, codes.NOT_LEADER_OR_FOLLOWER, 0]
+    answers = bench.read(wire.FETCH, 11, answer).responses[0].partitions
+    assert [part.error_code for part in answers] == [
+        0,
+        0,
+        codes.NOT_LEADER_OR_FOLLOWER,
+        0,
+    ]
 
 
 @pytest.mark.parametrize("min_bytes", [1, 40])
 @pytest.mark.parametrize("partition", [0, 1, 2])
-def test_an_append_while_a_fetch_looks_for_the_first_time_is_seen(
+def test_append_during_the_first_read_of_a_fetch_is_seen(
     bench: Bench,
     turns: Turns,
     monkeypatch: pytest.MonkeyPatch,
     partition: int,
     min_bytes: int,
 ) -> None:
-    """Also where another fetch waits for the same partition, so that no tick sees
-    anything new.
+    """This also holds if another fetch waits for the same partition, so that no tick
+    reports a new append.
     """
-    of_one(monkeypatch)
+    use_chunks_of_one(monkeypatch)
     logs = [bench.logdir.partition("t", number) for number in range(3)]
-    other = patient(100_000)
+    other = waiting_fetch(100_000)
     bench.send(wire.FETCH, 11, other)
     turns.run()
-    request = patient(min_bytes)
+    request = waiting_fetch(min_bytes)
     answer = bench.send(wire.FETCH, 11, request)
     turns.turn()
     logs[partition].append(b"new", durability="os")
     bench.broker.state.appended("t", partition, logs[partition], 1, bench.now_ms)
     turns.run()
-    told = bench.read(wire.FETCH, 11, answer).responses[0].partitions
-    assert [len(part.records) > 0 for part in told] == [
+    answers = bench.read(wire.FETCH, 11, answer).responses[0].partitions
+    assert [len(part.records) > 0 for part in answers] == [
         number == partition for number in range(3)
     ]
 
 
-def test_a_fetch_that_looks_while_the_broker_stops_is_answered(
+def test_fetch_in_progress_is_answered_when_the_broker_stops(
     bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of_one(monkeypatch)
+    use_chunks_of_one(monkeypatch)
     for number in range(3):
         bench.logdir.partition("t", number)
-    request = patient(1)
+    request = waiting_fetch(1)
     answer = bench.send(wire.FETCH, 11, request)
     turns.turn()
     bench.broker.stop(bench.now_ms)
@@ -546,13 +554,13 @@ def test_a_fetch_that_looks_while_the_broker_stops_is_answered(
 
 
 @pytest.mark.parametrize("partition", [0, 1, 2])
-def test_an_append_between_two_looks_of_a_fetch_is_seen(
+def test_append_between_two_reads_of_a_fetch_is_seen(
     bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch, partition: int
 ) -> None:
-    """Also to a partition that this look has passed."""
-    of_one(monkeypatch)
+    """This includes an append to a partition that the present read has passed."""
+    use_chunks_of_one(monkeypatch)
     logs = [bench.logdir.partition("t", number) for number in range(3)]
-    request = patient(1)
+    request = waiting_fetch(1)
     answer = bench.send(wire.FETCH, 11, request)
     turns.run()
     assert not answer.is_set
@@ -562,16 +570,16 @@ def test_an_append_between_two_looks_of_a_fetch_is_seen(
     bench.broker.state.appended("t", partition, logs[partition], 1, bench.now_ms)
     turns.run()
     assert answer.is_set
-    told = bench.read(wire.FETCH, 11, answer).responses[0].partitions
-    assert [len(part.records) > 0 for part in told] == [
+    answers = bench.read(wire.FETCH, 11, answer).responses[0].partitions
+    assert [len(part.records) > 0 for part in answers] == [
         number == partition for number in range(3)
     ]
 
 
-def test_a_topic_that_is_deleted_between_two_pieces_leaves_no_offsets(
+def test_topic_deleted_between_two_chunks_leaves_no_offsets(
     bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of_one(monkeypatch)
+    use_chunks_of_one(monkeypatch)
     bench.logdir.create_topic("short", 2)
     bench.logdir.create_topic("stays", 2)
     request = commit_of(5, range(2), "short")
@@ -581,9 +589,9 @@ def test_a_topic_that_is_deleted_between_two_pieces_leaves_no_offsets(
     turns.turn()
     bench.logdir.delete_topic("short")
     turns.run()
-    told = bench.read(wire.OFFSET_COMMIT, 7, answer).topics
+    answers = bench.read(wire.OFFSET_COMMIT, 7, answer).topics
     unknown = codes.UNKNOWN_TOPIC_OR_PARTITION
-    assert [[part.error_code for part in topic.partitions] for topic in told] == [
+    assert [[part.error_code for part in topic.partitions] for topic in answers] == [
         [unknown] * 2,
         [0, 0],
     ]
@@ -599,25 +607,27 @@ def test_a_topic_that_is_deleted_between_two_pieces_leaves_no_offsets(
 
 
 @pytest.mark.parametrize("again", [2, 5])
-def test_a_commit_to_a_topic_that_is_made_again_between_two_pieces(
+def test_commit_to_a_topic_recreated_between_two_chunks(
     bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch, again: int
 ) -> None:
-    """Only partitions that the new one has get offsets."""
-    of_one(monkeypatch)
+    """Only partitions that the new topic has get offsets."""
+    use_chunks_of_one(monkeypatch)
     bench.logdir.create_topic("short", 5)
     answer = bench.send(wire.OFFSET_COMMIT, 7, commit_of(5, range(5), "short"))
     turns.turn()
     bench.logdir.delete_topic("short")
     bench.logdir.create_topic("short", again)
     turns.run()
-    told = bench.read(wire.OFFSET_COMMIT, 7, answer).topics[0].partitions
+    answers = bench.read(wire.OFFSET_COMMIT, 7, answer).topics[0].partitions
     unknown = codes.UNKNOWN_TOPIC_OR_PARTITION
-    assert [part.error_code for part in told] == [0] * again + [unknown] * (5 - again)
+    assert [part.error_code for part in answers] == [0] * again + [unknown] * (
+        5 - again
+    )
 
 
-@pytest.mark.parametrize("meanwhile", ["deleted", "committed again", "a member"])
-def test_offsets_are_deleted_of_the_group_that_is_there_in_the_last_piece(
-    bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+@pytest.mark.parametrize("event", ["deleted", "committed again", "a member"])
+def test_offset_deletion_affects_the_group_that_exists_in_the_last_chunk(
+    bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch, event: str
 ) -> None:
     def all_offsets() -> list[int]:
         answer = bench.send(wire.OFFSET_FETCH, 5, offsets_of(5))
@@ -631,13 +641,13 @@ def test_offsets_are_deleted_of_the_group_that_is_there_in_the_last_piece(
     request = wire.OFFSET_DELETE.Request
     parts = [request.Topic.Partition(partition_index=number) for number in range(5)]
     with monkeypatch.context() as patch:
-        of_one(patch)
+        use_chunks_of_one(patch)
         answer = bench.send(
             wire.OFFSET_DELETE,
             0,
             request(group_id="g", topics=[request.Topic(name="t", partitions=parts)]),
         )
-    if meanwhile == "a member":
+    if event == "a member":
         join = wire.JOIN_GROUP.Request
         reads = subscription_value(Subscription(topics=("t",)))
         bench.send(
@@ -653,27 +663,27 @@ def test_offsets_are_deleted_of_the_group_that_is_there_in_the_last_piece(
         )
     else:
         bench.ask(wire.DELETE_GROUPS, 2, wire.DELETE_GROUPS.Request(groups_names=["g"]))
-    if meanwhile == "committed again":
+    if event == "committed again":
         bench.ask(wire.OFFSET_COMMIT, 7, commit_of(9, range(5)))
     turns.run()
-    told = bench.read(wire.OFFSET_DELETE, 0, answer)
-    found = {part.error_code for topic in told.topics for part in topic.partitions}
-    if meanwhile == "deleted":
-        assert told.error_code == codes.GROUP_ID_NOT_FOUND
-    elif meanwhile == "committed again":
-        assert (told.error_code, found, all_offsets()) == (0, {0}, [-1] * 5)
+    answers = bench.read(wire.OFFSET_DELETE, 0, answer)
+    found = {part.error_code for topic in answers.topics for part in topic.partitions}
+    if event == "deleted":
+        assert answers.error_code == codes.GROUP_ID_NOT_FOUND
+    elif event == "committed again":
+        assert (answers.error_code, found, all_offsets()) == (0, {0}, [-1] * 5)
     else:
-        assert (told.error_code, found, all_offsets()) == (
+        assert (answers.error_code, found, all_offsets()) == (
             0,
             {codes.GROUP_SUBSCRIBED_TO_TOPIC},
             [1] * 5,
         )
 
 
-def test_a_large_answer_that_cannot_be_encoded_ends_the_connection(
+def test_chunked_answer_that_cannot_be_encoded_closes_the_connection(
     bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else its client would wait for ever."""
+    """Otherwise its client would wait forever."""
 
     def refuse(*_: object) -> None:
         raise MemoryError("no room for the answer")
@@ -686,9 +696,7 @@ def test_a_large_answer_that_cannot_be_encoded_ends_the_connection(
     )
 
 
-def test_a_broker_that_stops_answers_requests_in_pieces(
-    bench: Bench, turns: Turns
-) -> None:
+def test_stopping_broker_answers_chunked_requests(bench: Bench, turns: Turns) -> None:
     answer = bench.send(wire.OFFSET_FETCH, 5, offsets_of(MANY))
     bench.broker.stop(bench.now_ms)
     assert len(bench.read(wire.OFFSET_FETCH, 5, answer).topics[0].partitions) == MANY
@@ -696,7 +704,7 @@ def test_a_broker_that_stops_answers_requests_in_pieces(
 
 
 @pytest.mark.parametrize("commits", [True, False])
-def test_markers_of_a_transaction_in_many_partitions_are_written_in_pieces(
+def test_markers_in_several_partitions_are_written_in_chunks(
     bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch, commits: bool
 ) -> None:
     producer = bench.ask(
@@ -713,9 +721,9 @@ def test_markers_of_a_transaction_in_many_partitions_are_written_in_pieces(
     records = encode([(None, b"v")], transactional=True, base_sequence=0, **who)
     request = Bench.produces(records, partitions=3, acks=-1)
     request.transactional_id = "x"
-    told = bench.ask(wire.PRODUCE, 12, request).responses[0].partition_responses
-    assert [part.error_code for part in told] == [0, 0, 0]
-    of_one(monkeypatch)
+    answers = bench.ask(wire.PRODUCE, 12, request).responses[0].partition_responses
+    assert [part.error_code for part in answers] == [0, 0, 0]
+    use_chunks_of_one(monkeypatch)
     ended = bench.send(
         wire.END_TXN,
         4,
@@ -730,13 +738,13 @@ def test_markers_of_a_transaction_in_many_partitions_are_written_in_pieces(
 
 
 @in_both_homes
-def test_commits_in_pieces_take_effect_alone_and_beside_others(
+def test_chunked_commits_take_effect_in_both_kinds_of_directories(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside others a request has a turn in another thread, and is over when the turn
-    is.
+    """In a shared directory a request runs in another thread, and is complete at the
+    end of its turn.
     """
-    of_one(monkeypatch)
+    use_chunks_of_one(monkeypatch)
     for number in range(3):
         assert rig.commit({("orders", each): number for each in range(3)}).is_set
     assert rig.committed() == {("orders", each): 2 for each in range(3)}
@@ -748,11 +756,11 @@ def test_commits_in_pieces_take_effect_alone_and_beside_others(
     }
 
 
-def test_clients_are_served_in_pieces(
+def test_clients_are_served_in_chunks(
     kafka_factory: Callable[..., Kafka], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """librdkafka and kafka-python write, read, commit and hear of a late record in
-    twenty partitions.
+    """librdkafka and kafka-python write, read and commit in twenty partitions, and
+    receive a late record.
     """
     confluent_kafka = pytest.importorskip("confluent_kafka")
     kafka_python = pytest.importorskip("kafka")
@@ -780,7 +788,7 @@ def test_clients_are_served_in_pieces(
     assert found == {b"%d" % number for number in range(20)}
     reader.commit(asynchronous=False)
     places = [confluent_kafka.TopicPartition("wide", number) for number in range(20)]
-    # Behind the record, or behind the marker of the transaction, if that was read too.
+    # After the record, or after the marker of the transaction if that was read too.
     assert {place.offset for place in reader.committed(places, timeout=DEADLINE_S)} <= {
         1,
         2,
@@ -803,7 +811,7 @@ def test_clients_are_served_in_pieces(
 # -- limits ----------------------------------------------------------------------------
 
 
-def test_a_request_of_too_many_entries_ends_its_connection_before_they_are_made(
+def test_request_with_too_large_an_array_closes_the_connection(
     tmp_path: Path,
 ) -> None:
     bench = Bench(tmp_path, max_request_entries=5_000)
@@ -817,7 +825,7 @@ def test_a_request_of_too_many_entries_ends_its_connection_before_they_are_made(
     bench.close()
 
 
-def test_large_requests_are_refused_where_many_are_in_pieces(
+def test_large_requests_are_refused_while_the_chunk_limit_is_reached(
     bench: Bench, turns: Turns
 ) -> None:
     answers = [
@@ -834,7 +842,7 @@ def test_large_requests_are_refused_where_many_are_in_pieces(
     assert all(answer.is_set for answer in answers)
 
 
-def test_the_limit_of_entries_is_a_setting() -> None:
+def test_limit_of_request_entries_is_a_setting() -> None:
     assert Settings().max_request_entries == 100_000
     with pytest.raises(ValueError, match="max_request_entries"):
         Settings(max_request_entries=999)

@@ -1,5 +1,5 @@
-"""Produce: the short way of most requests beside the long way of all, and appends that
-wait for others.
+"""Produce: the fast path for most requests, compared with the general path, and appends
+that wait for others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TOPICS: dict[str, dict[str, object]] = {"t": {}, "small": {"max.message.bytes": 
 
 
 def _batch(count: int, producer: tuple[int, int] | None, wrong: str | None) -> bytes:
-    """wrong: what is changed in it."""
+    """Encode a batch. `wrong` selects a defect."""
     ids: dict[str, Any] = {}
     if producer is not None:
         ids = {
@@ -73,25 +73,25 @@ def _send(
     return rig.send(wire.PRODUCE, 9, build(wire.PRODUCE.request.shape, asked))
 
 
-def _told(answer: PendingResponse) -> Any:
+def _partition_answer(answer: PendingResponse) -> Any:
     return answer.value.responses[0].partition_responses[0]
 
 
 def _answers(path: Path, asked: list[Any]) -> list[Any]:
-    """What a broker answers, and in the end the bytes of its logs."""
+    """Return the answers of a broker, followed by the bytes of its logs."""
     with Rig(path) as rig:
         for name, config in TOPICS.items():
             rig.logdir.create_topic(name, 1, config)
         answers: list[Any] = []
         for each in asked:
-            told = _told(_send(rig, *each))
-            text = (told.error_message or "").replace(path.name, "")
+            answer = _partition_answer(_send(rig, *each))
+            text = (answer.error_message or "").replace(path.name, "")
             answers.append(
                 (
-                    told.error_code,
-                    told.base_offset,
-                    told.log_start_offset,
-                    told.record_errors,
+                    answer.error_code,
+                    answer.base_offset,
+                    answer.log_start_offset,
+                    answer.record_errors,
                     text,
                 )
             )
@@ -108,7 +108,7 @@ def _answers(path: Path, asked: list[Any]) -> list[Any]:
 
 @hypothesis.settings(max_examples=30)
 @hypothesis.given(asked=st.lists(requests, min_size=3, max_size=10))
-def test_the_short_way_answers_and_stores_as_the_long_way(
+def test_fast_path_answers_and_stores_like_the_general_path(
     asked: list[Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     short = _answers(tmp_path_factory.mktemp("short"), asked)
@@ -118,8 +118,8 @@ def test_the_short_way_answers_and_stores_as_the_long_way(
     assert short == long
 
 
-def test_appends_that_wait_are_done_in_order_and_in_one_go(rig: Rig) -> None:
-    """A client that pipelines its requests would else pay for a change of threads with
+def test_waiting_appends_are_executed_in_order_and_together(rig: Rig) -> None:
+    """Otherwise a client that pipelines its requests would pay for a thread switch with
     each of them.
     """
     rig.logdir.create_topic("t")
@@ -129,17 +129,17 @@ def test_appends_that_wait_are_done_in_order_and_in_one_go(rig: Rig) -> None:
         patch.setattr(handler, "_may_wait", lambda *_: True)
         rig.holds_disk = True
         answers = [_send(rig, "t", 0, 1, records) for records in batches[:3]]
-        assert len(rig.held) == 1  # the first append; the others wait for its end
-        answers.append(_send(rig, "t", 0, 1, batches[0]))  # the same again
+        assert len(rig.held) == 1  # the first append; the others wait for it
+        answers.append(_send(rig, "t", 0, 1, batches[0]))  # the same batch again
         answers.append(_send(rig, "t", 0, 1, batches[4]))  # out of order
         work, done = rig.held.pop()
         done(work())
-        assert len(rig.held) == 2  # a sync, and all that have gathered
+        assert len(rig.held) == 2  # a sync, and all appends that were waiting
         assert log.log_end_offset == 1
         rig.finish_disk()
-    told = [_told(answer) for answer in answers]
-    assert [each.base_offset for each in told] == [0, 1, 2, 0, -1]
-    assert [each.error_code for each in told] == [
+    results = [_partition_answer(answer) for answer in answers]
+    assert [each.base_offset for each in results] == [0, 1, 2, 0, -1]
+    assert [each.error_code for each in results] == [
         0,
         0,
         0,
@@ -149,7 +149,7 @@ def test_appends_that_wait_are_done_in_order_and_in_one_go(rig: Rig) -> None:
     assert log.log_end_offset == 3
 
 
-def test_an_append_does_not_overtake_those_that_wait(rig: Rig) -> None:
+def test_append_does_not_overtake_waiting_ones(rig: Rig) -> None:
     rig.logdir.create_topic("t")
     log = rig.logdir.partition("t", 0)
     rig.holds_disk = True
@@ -160,16 +160,22 @@ def test_an_append_does_not_overtake_those_that_wait(rig: Rig) -> None:
     assert not second.is_set
     assert log.log_end_offset == 0
     rig.finish_disk()
-    assert [_told(first).base_offset, _told(second).base_offset] == [0, 2]
+    assert [
+        _partition_answer(first).base_offset,
+        _partition_answer(second).base_offset,
+    ] == [0, 2]
 
 
-def test_only_who_asks_for_the_disk_waits_for_it(rig: Rig) -> None:
+def test_only_acks_all_waits_for_the_disk(rig: Rig) -> None:
     rig.logdir.create_topic("t")
     rig.logdir.partition("t", 0)
     rig.holds_disk = True
-    told = _send(rig, "t", 0, 1, _batch(1, None, None))
+    answer = _send(rig, "t", 0, 1, _batch(1, None, None))
     waits = _send(rig, "t", 0, -1, _batch(1, None, None))
-    assert told.is_set
+    assert answer.is_set
     assert not waits.is_set
     rig.finish_disk()
-    assert [_told(told).base_offset, _told(waits).base_offset] == [0, 1]
+    assert [
+        _partition_answer(answer).base_offset,
+        _partition_answer(waits).base_offset,
+    ] == [0, 1]

@@ -1,7 +1,7 @@
-"""Topics' settings are taken and refused as by Kafka, whose verdicts are in
+"""Topic settings are accepted and refused as by Kafka, whose verdicts are in
 tests/data/kafka/topic_settings.json.
 
-A setting that is taken here and refused by Kafka is worse than the reverse: a test
+A setting that is accepted here and refused by Kafka is worse than the reverse: a test
 passes here, and the same call fails in production.
 """
 
@@ -19,14 +19,14 @@ from logcore.directory.topic_file import TopicEntry, write_topics
 from logcore.fs import OS
 from support import topicsettings
 
-#: (setting, value) -> why the verdict here is another one than Kafka's.
-SMALL = "tests roll small segments; Kafka took them until version 4"
+#: (setting, value) -> the reason for a verdict that differs from Kafka's.
+SMALL = "tests roll small segments; Kafka accepted them until version 4"
 DELIBERATE: dict[tuple[str, str], str] = {
     (
         "min.cleanable.dirty.ratio",
         "NaN",
-    ): "Kafka's check of the range does not notice it",
-    ("min.cleanable.dirty.ratio", "0x1p-1"): "nobody writes numbers so",
+    ): "Kafka's range check accepts it",
+    ("min.cleanable.dirty.ratio", "0x1p-1"): "an unusual notation",
 }
 DELIBERATE |= {
     ("segment.bytes", value): SMALL
@@ -34,7 +34,7 @@ DELIBERATE |= {
 }
 
 
-def is_taken(name: str, value: str) -> bool:
+def is_accepted(name: str, value: str) -> bool:
     try:
         LogConfig.parse({name: value})
     except InvalidConfigError:
@@ -43,7 +43,7 @@ def is_taken(name: str, value: str) -> bool:
 
 
 @pytest.mark.parametrize("name", topicsettings.forms())
-def test_each_form_of_a_setting_is_judged_as_by_kafka(name: str) -> None:
+def test_each_value_of_a_setting_has_the_verdict_of_kafka(name: str) -> None:
     verdicts = topicsettings.stored()[name]
     assert list(verdicts) == topicsettings.forms()[name], (
         "make interop asks Kafka again"
@@ -51,12 +51,12 @@ def test_each_form_of_a_setting_is_judged_as_by_kafka(name: str) -> None:
     differing = {
         (name, value)
         for value, taken in verdicts.items()
-        if is_taken(name, value) != taken
+        if is_accepted(name, value) != taken
     }
     assert differing == {key for key in DELIBERATE if key[0] == name}
 
 
-def test_create_topics_judges_settings_as_kafka(tmp_path: Path) -> None:
+def test_create_topics_has_the_verdicts_of_kafka(tmp_path: Path) -> None:
     with netshim.serve(tmp_path / "data") as server:
         found = topicsettings.ask(server.port)
     stored = topicsettings.stored()
@@ -70,7 +70,7 @@ def test_create_topics_judges_settings_as_kafka(tmp_path: Path) -> None:
 
 
 def test_topics_with_settings_of_older_versions_can_be_opened(tmp_path: Path) -> None:
-    """`message.downconversion.enable` was taken until Kafka 4 removed it."""
+    """Kafka accepted `message.downconversion.enable` until version 4 removed it."""
     with logcore.open_dir(tmp_path, create=True) as directory:
         directory.create_topic("t")
     overrides = {"message.downconversion.enable": "false", "retention.ms": "5"}
@@ -79,7 +79,7 @@ def test_topics_with_settings_of_older_versions_can_be_opened(tmp_path: Path) ->
         assert directory.describe_topic("t").overrides == {"retention.ms": "5"}
 
 
-def test_a_topic_without_a_cleanup_policy_keeps_everything(tmp_path: Path) -> None:
+def test_topic_without_a_cleanup_policy_keeps_all_records(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path, create=True) as directory:
         directory.create_topic(
             "t",

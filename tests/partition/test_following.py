@@ -1,8 +1,9 @@
-"""A log that copies another one: same offsets, same leader epochs, same bytes.
+"""Followers: a log that copies its leader has the same offsets, leader epochs and
+bytes.
 
-Four things that a log without a copy does not need, each with a test; then random lives
-of a leader and a follower that change places; then each moment at which the power may
-go.
+The first tests cover four features that an unreplicated log does not need. Then come
+random histories in which leader and follower change roles, and a power cut at each
+moment.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ T0 = 1_700_000_000_000
 CONFIG = {"segment.bytes": 400, "index.interval.bytes": 100}
 
 
-def opened(disk: SimulatedDisk, path: str, **options: object) -> Log:
+def open_replicated(disk: SimulatedDisk, path: str, **options: object) -> Log:
     return logcore.open(
         path, create=True, replicated=True, config=CONFIG, fs=disk, **options
     )  # type: ignore[arg-type]
 
 
 def copy(leader: Log, follower: Log, *, max_bytes: int = 1 << 20) -> None:
-    """As a follower fetches: truncates to where the two agree, then copies piece after
-    piece.
+    """Fetch like a follower: truncate to the last common offset, then copy one chunk
+    after another.
     """
     while True:
         before = follower.log_end_offset
@@ -69,10 +70,10 @@ def disk() -> SimulatedDisk:
     return SimulatedDisk(now_ms=T0)
 
 
-def test_what_lies_above_the_high_watermark_is_read_by_followers_alone(
+def test_only_followers_read_above_the_high_watermark(
     disk: SimulatedDisk,
 ) -> None:
-    with opened(disk, "/a/t-0") as log:
+    with open_replicated(disk, "/a/t-0") as log:
         log.append(b"one")
         log.append(b"two")
         assert (log.high_watermark, log.log_end_offset) == (0, 2)
@@ -87,10 +88,10 @@ def test_what_lies_above_the_high_watermark_is_read_by_followers_alone(
 
 
 @pytest.mark.parametrize("policy", ["os", "group", "always", "every(2)"])
-def test_the_high_watermark_is_moved_by_its_owner_alone(
+def test_high_watermark_of_replicated_log_is_moved_only_by_its_owner(
     disk: SimulatedDisk, policy: str
 ) -> None:
-    with opened(disk, "/a/t-0", durability=policy) as log:
+    with open_replicated(disk, "/a/t-0", durability=policy) as log:
         for number in range(4):
             log.append(b"%d" % number, durability="disk")
         log.flush()
@@ -99,23 +100,26 @@ def test_the_high_watermark_is_moved_by_its_owner_alone(
         assert log.high_watermark == 0
         assert log.advance_high_watermark(3) == 3
         assert log.advance_high_watermark(1) == 3, (
-            "what readers have seen is not taken back"
+            "the high watermark never moves backwards"
         )
         with logcore.open("/a/t-0", read_only=True, fs=disk) as elsewhere:
             assert [record.value for record in elsewhere.read(0)] == [b"0", b"1", b"2"]
-    with opened(disk, "/a/t-0") as log:
+    with open_replicated(disk, "/a/t-0") as log:
         assert log.high_watermark == 3
         assert log.log_end_offset == 5
         log.truncate(2)
         assert log.high_watermark == 2
     with logcore.open("/a/t-0", fs=disk) as log:
-        assert log.high_watermark == 2, "without copies durability moves it"
+        assert log.high_watermark == 2, "without replication, durability moves it"
         with pytest.raises(logcore.InvalidConfigError, match="moved by its durability"):
             log.advance_high_watermark(1)
 
 
-def test_a_follower_keeps_leader_epochs(disk: SimulatedDisk) -> None:
-    with opened(disk, "/a/t-0") as leader, opened(disk, "/b/t-0") as follower:
+def test_follower_keeps_leader_epochs(disk: SimulatedDisk) -> None:
+    with (
+        open_replicated(disk, "/a/t-0") as leader,
+        open_replicated(disk, "/b/t-0") as follower,
+    ):
         leader.append(b"of epoch 0")
         leader.begin_epoch(5)
         leader.append(b"of epoch 5")
@@ -125,8 +129,13 @@ def test_a_follower_keeps_leader_epochs(disk: SimulatedDisk) -> None:
         assert log_files(disk, "/b/t-0") == log_files(disk, "/a/t-0")
 
 
-def test_an_empty_follower_begins_where_its_leader_begins(disk: SimulatedDisk) -> None:
-    with opened(disk, "/a/t-0") as leader, opened(disk, "/b/t-0") as follower:
+def test_empty_follower_starts_at_the_log_start_of_its_leader(
+    disk: SimulatedDisk,
+) -> None:
+    with (
+        open_replicated(disk, "/a/t-0") as leader,
+        open_replicated(disk, "/b/t-0") as follower,
+    ):
         for number in range(9):
             leader.append(b"%d" % number * 60)
         leader.begin_epoch(3)
@@ -144,7 +153,7 @@ def test_an_empty_follower_begins_where_its_leader_begins(disk: SimulatedDisk) -
         assert [record.offset for record in log.read(5)] == [5, 6, 7, 8, 9]
 
 
-def test_gaps_of_a_compacted_leader_are_no_losses(disk: SimulatedDisk) -> None:
+def test_gaps_of_a_compacted_leader_are_not_data_loss(disk: SimulatedDisk) -> None:
     compacted = {**CONFIG, "cleanup.policy": "compact"}
     with logcore.open("/a/t-0", create=True, config=compacted, fs=disk) as leader:
         for number in range(30):
@@ -154,7 +163,7 @@ def test_gaps_of_a_compacted_leader_are_no_losses(disk: SimulatedDisk) -> None:
         leader.append(b"last", key=b"k9")
         kept = list(leader.read(0))
         assert len(kept) < 31
-        with opened(disk, "/b/t-0") as follower:
+        with open_replicated(disk, "/b/t-0") as follower:
             copy(leader, follower, max_bytes=100)
             follower.advance_high_watermark(follower.log_end_offset)
             assert list(follower.read(follower.log_start_offset)) == kept
@@ -184,10 +193,10 @@ def batch(*, base_offset: int = 3, leader_epoch: int = 2, count: int = 1) -> byt
         ),
     ],
 )
-def test_batches_that_do_not_continue_the_log_are_refused(
+def test_batches_that_do_not_continue_the_log_are_refused_by_a_follower(
     disk: SimulatedDisk, data: bytes, error: type[Exception], text: str
 ) -> None:
-    with opened(disk, "/b/t-0") as follower:
+    with open_replicated(disk, "/b/t-0") as follower:
         follower.append_as_follower(batch(base_offset=0, leader_epoch=2, count=3))
         before = disk.files()
         with pytest.raises(error, match=text):
@@ -197,7 +206,7 @@ def test_batches_that_do_not_continue_the_log_are_refused(
 
 
 def lead(log: Log, rng: random.Random, steps: int, label: bytes) -> None:
-    """What a leader may do: records, producers, transactions, rolls."""
+    """Take random actions of a leader: append records, use producers and transactions, roll."""
     open_transactions: dict[int, int] = {}
     for step in range(steps):
         action = rng.choice(
@@ -233,13 +242,17 @@ def lead(log: Log, rng: random.Random, steps: int, label: bytes) -> None:
 
 
 @given(st.integers(0, 1 << 30))
-def test_the_files_of_a_follower_are_those_of_its_leader(seed: int) -> None:
-    """Leaders change; each time the old one gives up what the new one never had."""
+def test_follower_and_leader_files_are_identical_after_leader_changes(
+    seed: int,
+) -> None:
+    """Leader and follower change roles. Each time, the old leader truncates the records
+    that the new leader never received.
+    """
     rng = random.Random(seed)
     disk = SimulatedDisk(now_ms=T0)
     paths = ["/a/t-0", "/b/t-0"]
     logs = [
-        opened(disk, path, durability=rng.choice(["os", "group", "every(3)"]))
+        open_replicated(disk, path, durability=rng.choice(["os", "group", "every(3)"]))
         for path in paths
     ]
     leader, follower = logs
@@ -268,15 +281,15 @@ def test_the_files_of_a_follower_are_those_of_its_leader(seed: int) -> None:
     for log in logs:
         log.close()
     aborted = [b"".join(log_files(disk, path, ".txnindex").values()) for path in paths]
-    assert aborted[0] == aborted[1], "Kafka reads it to tell which records were aborted"
+    assert aborted[0] == aborted[1], "Kafka finds aborted records through this file"
     for path in paths:
         with logcore.open(path, read_only=True, fs=disk) as log:
             assert list(log.read(0, isolation="read_committed")) == committed[0]
 
 
-def test_a_follower_holds_a_prefix_of_its_leader_after_any_crash() -> None:
+def test_follower_holds_a_prefix_of_its_leader_after_any_crash() -> None:
     origin = SimulatedDisk(now_ms=T0)
-    with opened(origin, "/a/t-0") as leader:
+    with open_replicated(origin, "/a/t-0") as leader:
         leader.begin_epoch(1)
         lead(leader, random.Random(3), 12, b"x")
         leader.advance_high_watermark(leader.log_end_offset)
@@ -296,7 +309,7 @@ def test_a_follower_holds_a_prefix_of_its_leader_after_any_crash() -> None:
         end = leader.log_end_offset
 
     def run(disk: SimulatedDisk, promise: object) -> None:
-        with opened(disk, "/b/t-0") as follower:
+        with open_replicated(disk, "/b/t-0") as follower:
             for piece in pieces:
                 receipt = follower.append_as_follower(piece)
                 promise(receipt.last_offset + 1)  # type: ignore[operator]
@@ -318,8 +331,8 @@ def test_a_follower_holds_a_prefix_of_its_leader_after_any_crash() -> None:
     assert explore(run, recover, judge, limit=12, again_every=20).states > 100
 
 
-def test_a_full_disk_leaves_a_follower_as_it_was(disk: SimulatedDisk) -> None:
-    with opened(disk, "/b/t-0", durability="os") as follower:
+def test_full_disk_leaves_follower_unchanged(disk: SimulatedDisk) -> None:
+    with open_replicated(disk, "/b/t-0", durability="os") as follower:
         follower.append_as_follower(batch(base_offset=7, count=2))
         disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log"))
         with pytest.raises(logcore.DiskFullError):
@@ -332,10 +345,10 @@ def test_a_full_disk_leaves_a_follower_as_it_was(disk: SimulatedDisk) -> None:
         )
 
 
-def test_the_noted_high_watermark_is_the_one_of_the_last_close(
+def test_closing_saves_the_high_watermark(
     disk: SimulatedDisk,
 ) -> None:
-    with opened(disk, "/b/t-0") as follower:
+    with open_replicated(disk, "/b/t-0") as follower:
         follower.append_as_follower(batch(base_offset=0, count=4))
         follower.append_as_follower(batch(base_offset=4))
         follower.advance_high_watermark(4)
@@ -344,11 +357,16 @@ def test_the_noted_high_watermark_is_the_one_of_the_last_close(
     }
 
 
-def test_an_epoch_without_records_stops_no_follower(disk: SimulatedDisk) -> None:
-    """A log that led in epoch 5 and stored nothing follows one whose batches are of
-    epoch 4.
+def test_follower_accepts_lower_epoch_after_leading_without_records(
+    disk: SimulatedDisk,
+) -> None:
+    """A log that led in epoch 5 and stored no records can follow a leader whose batches
+    have epoch 4.
     """
-    with opened(disk, "/a/t-0") as leader, opened(disk, "/b/t-0") as follower:
+    with (
+        open_replicated(disk, "/a/t-0") as leader,
+        open_replicated(disk, "/b/t-0") as follower,
+    ):
         leader.begin_epoch(4)
         leader.append(b"one")
         copy(leader, follower)
@@ -371,35 +389,37 @@ def test_an_epoch_without_records_stops_no_follower(disk: SimulatedDisk) -> None
     [("create", errno.ENOSPC), ("create", errno.EMFILE), ("pwrite", errno.ENOSPC)],
 )
 @pytest.mark.parametrize("first", [0, 5])
-def test_an_append_that_failed_may_be_repeated(
+def test_failed_append_as_follower_can_be_repeated(
     disk: SimulatedDisk, operation: str, number: int, first: int
 ) -> None:
     data = batch(base_offset=first, leader_epoch=4)
-    with opened(disk, "/b/t-0") as follower:
+    with open_replicated(disk, "/b/t-0") as follower:
         disk.faults = FaultPlan(Fault(operation, number, path="*.log"))
         with contextlib.suppress(logcore.DiskFullError, logcore.ResourceError):
             follower.append_as_follower(data, durability="os")
         disk.faults = None
         assert not follower.has_failed
-        if follower.log_end_offset <= first:  # nothing was stored
+        if follower.log_end_offset <= first:  # no record was stored
             follower.append_as_follower(data)
         follower.append_as_follower(batch(base_offset=first + 1, leader_epoch=4))
         assert follower.log_end_offset == first + 2
         assert follower.writer.metadata.epochs[-1] == (4, first)
 
 
-def test_what_consumers_have_seen_is_shown_after_a_kill(disk: SimulatedDisk) -> None:
-    log = opened(disk, "/b/t-0")
+def test_high_watermark_survives_a_kill(disk: SimulatedDisk) -> None:
+    log = open_replicated(disk, "/b/t-0")
     log.append_as_follower(batch(base_offset=0, count=5))
     log.append_as_follower(batch(base_offset=5, count=5))
     log.advance_high_watermark(5)
     disk.kill()
-    with opened(disk, "/b/t-0") as again:
+    with open_replicated(disk, "/b/t-0") as again:
         assert again.high_watermark == 5
 
 
-def test_a_high_watermark_is_where_a_batch_ends(disk: SimulatedDisk) -> None:
-    with opened(disk, "/b/t-0") as log:
+def test_high_watermark_is_rounded_down_to_the_end_of_a_batch(
+    disk: SimulatedDisk,
+) -> None:
+    with open_replicated(disk, "/b/t-0") as log:
         log.append_as_follower(batch(base_offset=0, count=10))
         log.append_as_follower(batch(base_offset=10, count=10))
         assert log.advance_high_watermark(7) == 0
@@ -410,15 +430,15 @@ def test_a_high_watermark_is_where_a_batch_ends(disk: SimulatedDisk) -> None:
         ] == [5, 6, 7, 8, 9]
     for name in (checkpoint.HIGH_WATERMARK, "t-0/" + checkpoint.DURABLE_END):
         disk.unlink("/b/" + name)
-    with opened(disk, "/b/t-0") as log:
-        assert log.high_watermark == 10, "what was deleted lay below it"
+    with open_replicated(disk, "/b/t-0") as log:
+        assert log.high_watermark == 10, "the deleted records were below it"
         assert log.last_stable_offset == 10
 
 
-def test_a_damaged_note_shows_nothing_above_the_high_watermark(
+def test_damaged_durable_end_does_not_raise_the_high_watermark(
     disk: SimulatedDisk,
 ) -> None:
-    with opened(disk, "/b/t-0") as log:
+    with open_replicated(disk, "/b/t-0") as log:
         for number in range(5):
             log.append(b"%d" % number)
         log.advance_high_watermark(2)
@@ -432,8 +452,13 @@ def test_a_damaged_note_shows_nothing_above_the_high_watermark(
             assert reader.high_watermark == 0
 
 
-def test_a_follower_that_leads_knows_the_producers(disk: SimulatedDisk) -> None:
-    with opened(disk, "/a/t-0") as leader, opened(disk, "/b/t-0") as follower:
+def test_follower_that_becomes_leader_has_the_producer_state(
+    disk: SimulatedDisk,
+) -> None:
+    with (
+        open_replicated(disk, "/a/t-0") as leader,
+        open_replicated(disk, "/b/t-0") as follower,
+    ):
         rows = [(None, b"x", (), T0)]
         raws = [
             encode(rows, producer_id=7, producer_epoch=0, base_sequence=at)
@@ -453,18 +478,18 @@ def test_a_follower_that_leads_knows_the_producers(disk: SimulatedDisk) -> None:
 
 
 @pytest.mark.parametrize("begins_segment", [False, True])
-def test_a_gap_that_no_segment_can_hold(
+def test_gap_wider_than_a_segment_is_appended(
     disk: SimulatedDisk, begins_segment: bool
 ) -> None:
     far = 1 << 32
-    with opened(disk, "/b/t-0") as follower:
+    with open_replicated(disk, "/b/t-0") as follower:
         follower.append_as_follower(batch(base_offset=0, leader_epoch=0))
         data = batch(base_offset=far, leader_epoch=0) + batch(
             base_offset=far + far, leader_epoch=0
         )
         follower.append_as_follower(data, begins_segment=begins_segment)
         follower.roll()
-    with opened(disk, "/b/t-0") as follower:
+    with open_replicated(disk, "/b/t-0") as follower:
         follower.advance_high_watermark(follower.log_end_offset)
         assert [record.offset for record in follower.read(0)] == [0, far, far + far]
 
@@ -482,14 +507,14 @@ def test_a_gap_that_no_segment_can_hold(
     ],
 )
 @pytest.mark.parametrize("number_of_error", [errno.ENOSPC, errno.EMFILE])
-def test_a_full_disk_at_a_gap_that_no_segment_can_hold(
+def test_full_disk_at_a_gap_wider_than_a_segment(
     disk: SimulatedDisk, operation: str, number: int, number_of_error: int
 ) -> None:
-    """The roll had succeeded, and the log end went back below the segment that it had
-    begun.
+    """The roll had succeeded, but the log end offset was reset to a value below the
+    base offset of the new segment.
     """
     far = 1 << 32
-    log = opened(disk, "/b/t-0", durability="os")
+    log = open_replicated(disk, "/b/t-0", durability="os")
     log.append_as_follower(batch(base_offset=0, leader_epoch=0))
     data = batch(base_offset=far, leader_epoch=0)
     disk.faults = FaultPlan(Fault(operation, number_of_error, path=f"*{far:020d}.log"))
@@ -503,7 +528,7 @@ def test_a_full_disk_at_a_gap_that_no_segment_can_hold(
         log.append_as_follower(data)
     with contextlib.suppress(logcore.LogcoreError):
         log.close()
-    with opened(disk, "/b/t-0") as again:
+    with open_replicated(disk, "/b/t-0") as again:
         if again.log_end_offset <= far:
             again.append_as_follower(data)
         again.advance_high_watermark(far + 1)
@@ -512,7 +537,7 @@ def test_a_full_disk_at_a_gap_that_no_segment_can_hold(
 
 @pytest.mark.parametrize("policy", ["os", "group"])
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_a_log_that_gets_its_first_copy_hides_nothing(
+def test_first_replicated_open_keeps_the_high_watermark(
     disk: SimulatedDisk, policy: str, is_killed: bool
 ) -> None:
     log = logcore.open("/b/t-0", create=True, durability=policy, fs=disk)
@@ -521,20 +546,20 @@ def test_a_log_that_gets_its_first_copy_hides_nothing(
         disk.kill()
     else:
         log.close()
-    with opened(disk, "/b/t-0", durability=policy) as again:
+    with open_replicated(disk, "/b/t-0", durability=policy) as again:
         assert again.high_watermark == 5
 
 
-def test_a_crash_while_a_log_gets_its_first_copy_hides_nothing() -> None:
+def test_crash_during_first_replicated_open_keeps_the_high_watermark() -> None:
     def run(disk: SimulatedDisk, promise: Callable[[object], None]) -> None:
         with logcore.open("/b/t-0", create=True, fs=disk) as log:
             log.append_many([(None, b"x")] * 5, durability="disk")
             promise(5)
-        with opened(disk, "/b/t-0") as again:
+        with open_replicated(disk, "/b/t-0") as again:
             promise(again.high_watermark)
 
     def recover(disk: SimulatedDisk) -> int:
-        with opened(disk, "/b/t-0") as log:
+        with open_replicated(disk, "/b/t-0") as log:
             return log.high_watermark
 
     def judge(promised: list[int], high_watermark: int) -> None:
@@ -543,11 +568,14 @@ def test_a_crash_while_a_log_gets_its_first_copy_hides_nothing() -> None:
     assert explore(run, recover, judge, limit=12, again_every=20).states > 100
 
 
-def test_a_cut_inside_a_gap_keeps_the_epochs_in_order(disk: SimulatedDisk) -> None:
-    """What stands for the gap had the epoch that the same call forgets, and copies
-    refused what followed.
+def test_truncation_inside_a_gap_keeps_the_epochs_in_order(disk: SimulatedDisk) -> None:
+    """The batch that replaced the gap had the epoch that the same call removes, and
+    followers refused the batches after it.
     """
-    with opened(disk, "/a/t-0") as leader, opened(disk, "/b/t-0") as follower:
+    with (
+        open_replicated(disk, "/a/t-0") as leader,
+        open_replicated(disk, "/b/t-0") as follower,
+    ):
         for offset in range(6):
             leader.append_as_follower(batch(base_offset=offset, leader_epoch=0))
         leader.append_as_follower(batch(base_offset=10, leader_epoch=5))
@@ -562,11 +590,11 @@ def test_a_cut_inside_a_gap_keeps_the_epochs_in_order(disk: SimulatedDisk) -> No
         assert log_files(disk, "/a/t-0") == log_files(disk, "/b/t-0")
 
 
-def test_a_cut_inside_a_gap_that_no_segment_can_hold_is_refused(
+def test_truncation_inside_a_gap_wider_than_a_segment_is_refused(
     disk: SimulatedDisk,
 ) -> None:
     far = 1 << 32
-    with opened(disk, "/b/t-0") as follower:
+    with open_replicated(disk, "/b/t-0") as follower:
         follower.append_as_follower(batch(base_offset=0, leader_epoch=0))
         follower.append_as_follower(batch(base_offset=far, leader_epoch=0))
         for offset in ((1 << 31) + 1, far - 1):
@@ -579,8 +607,10 @@ def test_a_cut_inside_a_gap_that_no_segment_can_hold_is_refused(
         assert follower.log_end_offset == 1 << 31
 
 
-def test_bad_arguments_have_no_effect(disk: SimulatedDisk) -> None:
-    with opened(disk, "/b/t-0") as follower:
+def test_invalid_arguments_of_append_as_follower_have_no_effect(
+    disk: SimulatedDisk,
+) -> None:
+    with open_replicated(disk, "/b/t-0") as follower:
         before = disk.files()
         with pytest.raises(logcore.InvalidConfigError):
             follower.append_as_follower(batch(base_offset=5), durability="later")  # type: ignore[arg-type]
@@ -591,7 +621,7 @@ def test_bad_arguments_have_no_effect(disk: SimulatedDisk) -> None:
         assert follower.log_end_offset == 0
 
 
-def test_a_reader_is_not_told_that_the_log_has_copies(disk: SimulatedDisk) -> None:
-    opened(disk, "/b/t-0").close()
+def test_replicated_option_is_refused_for_readers(disk: SimulatedDisk) -> None:
+    open_replicated(disk, "/b/t-0").close()
     with pytest.raises(logcore.InvalidConfigError, match="for a writer"):
         logcore.open("/b/t-0", read_only=True, replicated=True, fs=disk)

@@ -1,4 +1,4 @@
-"""What an opening makes of files that a crash left beside the records: indexes, seals,
+"""How opening a log treats files that a crash left: indexes, segment checksums and
 temporary files.
 """
 
@@ -19,7 +19,7 @@ from logcore.testing import Fault, FaultPlan, SimulatedDisk
 from support.torn import LOG, killed
 
 
-def test_a_lost_time_index_is_not_taken_for_one_without_times() -> None:
+def test_lost_time_index_is_rebuilt() -> None:
     disk = killed([*range(1000, 1050), *[-1] * 50])
     disk.put(f"/t-0/{0:020d}.timeindex", b"")
     with logcore.open("t-0", fs=disk, config={"index.interval.bytes": 100}) as log:
@@ -27,7 +27,7 @@ def test_a_lost_time_index_is_not_taken_for_one_without_times() -> None:
         assert log.writer.active.largest_timestamp == 1049
 
 
-def test_a_log_that_is_made_anew_has_one_file_open() -> None:
+def test_log_whose_segment_is_rewritten_has_one_file_open() -> None:
     disk = killed([1000] * 20)
     disk.put("/t-0/logcore.unsynced", b"")
     disk.put("/recovery-point-offset-checkpoint", None)
@@ -37,9 +37,7 @@ def test_a_log_that_is_made_anew_has_one_file_open() -> None:
     assert "/t-0/logcore.unsynced" not in disk.files()
 
 
-def test_what_is_believed_of_a_clean_directory_is_on_disk_before_it_is_called_clean() -> (
-    None
-):
+def test_time_index_is_synced_before_the_directory_is_marked_clean() -> None:
     disk = killed([1000] * 20)
     before = len(disk.operations)
     with logcore.open_dir("/", fs=disk) as logdir:
@@ -57,8 +55,8 @@ def test_what_is_believed_of_a_clean_directory_is_on_disk_before_it_is_called_cl
             )  # a deleted one is rebuilt
 
 
-def test_after_a_failed_sync_damaged_and_sealed_files_are_made_anew_too() -> None:
-    """Memory may be all that has them."""
+def test_open_after_failed_sync_rewrites_damaged_and_sealed_segments() -> None:
+    """After a failed sync, the data may exist only in the page cache."""
     config = {"segment.bytes": 300}
     disk = killed([1000] * 6, **config)
     disk.put("/t-0/logcore.unsynced", b"")
@@ -77,8 +75,8 @@ def test_after_a_failed_sync_damaged_and_sealed_files_are_made_anew_too() -> Non
         assert all(disk.identity(path) != number for path, number in before.items())
 
 
-def test_markers_that_a_crash_left_count_over_the_file_that_lacks_them() -> None:
-    """Kafka wrote a transaction into a log whose note says that it has none."""
+def test_markers_left_by_a_crash_override_the_stored_metadata() -> None:
+    """Kafka wrote a transaction into a log whose metadata claims that it has none."""
     config = {"index.interval.bytes": 100, "segment.ms": 1 << 60}
     disk = killed([1000] * 6, **config)
     rows = [(b"k", b"aborted")]
@@ -101,15 +99,17 @@ def test_markers_that_a_crash_left_count_over_the_file_that_lacks_them() -> None
     assert len(disk.files()[name + ".txnindex"]) == 34
     with logcore.open(
         "t-0", fs=disk
-    ) as log:  # after a crash it would be looked at again
+    ) as log:  # after a crash the file would be checked again
         assert log.writer.metadata.sidecar.producers
 
 
 @pytest.mark.parametrize("is_full", [False, True])
-def test_indexes_of_sealed_segments_that_a_crash_of_kafka_left(is_full: bool) -> None:
-    """Kafka syncs a segment some time after it rolled; a power cut before that leaves
-    any indexes. It makes those above the recovery point anew, and would not any more,
-    once the directory was opened and closed here.
+def test_indexes_of_sealed_segments_left_by_a_kafka_crash_are_rebuilt(
+    is_full: bool,
+) -> None:
+    """Kafka syncs a segment some time after the roll, and a power cut before that can
+    leave its indexes in any state. Kafka rebuilds the indexes above the recovery point,
+    but would no longer do so once the directory was opened and closed by this library.
     """
     config = {"segment.bytes": 600, "index.interval.bytes": 100}
     disk = SimulatedDisk()
@@ -157,7 +157,7 @@ def test_indexes_of_sealed_segments_that_a_crash_of_kafka_left(is_full: bool) ->
     *sealed, _ = sorted(path for path in clean if path.endswith(".log"))
     for path, data in sound.items():
         if is_full and path[: path.index(".")] + ".log" in sealed:
-            assert path not in after, "Kafka makes those that are not there"
+            assert path not in after, "Kafka rebuilds missing indexes"
         else:
             assert after[path] == data, path
 
@@ -165,9 +165,9 @@ def test_indexes_of_sealed_segments_that_a_crash_of_kafka_left(is_full: bool) ->
 @pytest.mark.parametrize(
     "position", [0, 3, 16, 70], ids=["offset", "far offset", "magic", "marker"]
 )
-def test_indexes_that_lead_past_old_damage_stay(position: int) -> None:
-    """Opening looks at nothing below the recovery point, and reads what lies behind
-    damage there through the index.
+def test_indexes_that_lead_past_old_damage_are_kept(position: int) -> None:
+    """Opening does not check records below the recovery point. Records after damage
+    there are read through the index.
     """
     config = {"segment.bytes": 3_000, "index.interval.bytes": 200}
     disk = SimulatedDisk()
@@ -217,7 +217,7 @@ def test_indexes_that_lead_past_old_damage_stay(position: int) -> None:
     assert left.files()[first.file(".index")] == files[first.file(".index")]
 
 
-def test_an_index_that_was_wrong_is_gone_before_the_recovery_point_moves() -> None:
+def test_wrong_index_is_deleted_before_the_recovery_point_moves() -> None:
     disk = SimulatedDisk()
     config = {"segment.bytes": 300}
     with logcore.open("t-0", create=True, fs=disk, config=config) as log:
@@ -238,7 +238,7 @@ def test_an_index_that_was_wrong_is_gone_before_the_recovery_point_moves() -> No
     left.crash()
 
 
-def test_an_opening_that_fails_leaves_no_file_open() -> None:
+def test_failed_open_leaves_no_file_open() -> None:
     disk = written_disk()
     for at in range(1, 200):
         disk.faults = FaultPlan(Fault("*", errno.EIO, at=at))
@@ -249,7 +249,7 @@ def test_an_opening_that_fails_leaves_no_file_open() -> None:
         if not disk.faults.hits:
             break
     else:
-        pytest.fail("no opening came to its end")
+        pytest.fail("no open succeeded")
     disk.faults = None
 
 
@@ -262,9 +262,9 @@ def written_disk() -> SimulatedDisk:
 
 
 @pytest.mark.parametrize("left", [".log.deleted", ".log.cleaned", ".index.tmp"])
-def test_room_for_recovery_is_made_of_what_a_crash_left(left: str) -> None:
-    """A torn tail is put aside before it is cut, and on a full disk there was no room
-    for it but that of leftovers.
+def test_recovery_deletes_leftover_files_to_make_room(left: str) -> None:
+    """Recovery copies a torn tail to a quarantine file before it truncates the tail. On
+    a full disk, only the leftover files could free room for that copy.
     """
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, fs=disk, durability="os")
@@ -289,13 +289,13 @@ def test_room_for_recovery_is_made_of_what_a_crash_left(left: str) -> None:
         with pytest.raises(logcore.DiskFullError):
             logcore.open("t-0", fs=small)
         assert not [name for name in small.files() if "quarantine" in name], (
-            "each try leaves another one"
+            "each attempt leaves another quarantine file"
         )
 
 
-def test_a_reader_that_opens_while_the_log_is_truncated() -> None:
-    """It had opened the old file, and the recovery point spoke of the new one: all
-    reading was an error.
+def test_reader_opens_while_the_log_is_truncated() -> None:
+    """The reader had opened the old file, and the recovery point referred to the new
+    one, so that every read failed.
     """
     disk = SimulatedDisk()
     writer = logcore.open("t-0", create=True, fs=disk, durability="always")
@@ -329,7 +329,7 @@ def test_a_reader_that_opens_while_the_log_is_truncated() -> None:
     writer.close()
 
 
-def test_a_directory_that_goes_under_a_reader(tmp_path: Path) -> None:
+def test_refresh_of_a_deleted_directory_raises(tmp_path: Path) -> None:
     with logcore.open(tmp_path / "t-0", create=True) as log:
         log.append(b"one")
     with logcore.open(tmp_path / "t-0", read_only=True) as log:
@@ -340,11 +340,11 @@ def test_a_directory_that_goes_under_a_reader(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_clean", [True, False])
 @pytest.mark.parametrize("count", [1, 40])
-def test_a_length_that_turned_makes_no_tail_of_the_last_batch(
+def test_flipped_length_does_not_turn_the_last_batch_into_a_torn_tail(
     is_clean: bool, count: int
 ) -> None:
-    """One bit less in its length, and what was left of the last batch that was on disk
-    looked like a torn tail: it was cut off the file, and opening called the rest sound.
+    """With one bit of its length cleared, the rest of the last durable batch seemed to
+    be a torn tail. Opening truncated it and reported the log as sound.
     """
     disk = SimulatedDisk()
     config = {"index.interval.bytes": 200}

@@ -1,5 +1,5 @@
-"""What a reader remembers of the checkpoints of its log directory, and where a tail
-goes on in its file.
+"""Readers: the cached checkpoints of their log directory, and the position where a tail
+resumes in a file.
 """
 
 from __future__ import annotations
@@ -17,23 +17,27 @@ from logcore.testing import SimulatedDisk
 NAME = checkpoint.LOG_START
 
 
-def note(directory: str, offset: int, fs: OsFS = OS) -> None:
+def write_checkpoint(directory: str, offset: int, fs: OsFS = OS) -> None:
     checkpoint.write(fs, directory, NAME, b"0\n1\nt 0 %d\n" % offset)
 
 
-def test_each_replacement_is_seen_however_soon_it_comes(tmp_path: Path) -> None:
-    """The number of a file that was replaced is given to the next but one at once."""
+def test_each_replacement_is_seen_even_immediately_after_another(
+    tmp_path: Path,
+) -> None:
+    """The file system reuses the inode number of a replaced file for the next
+    replacement but one.
+    """
     (tmp_path / "t-0").mkdir()
     known = NotedOffsets(OS, str(tmp_path / "t-0"))
     assert known.get(NAME) == 0
     for offset in range(300):
-        note(str(tmp_path), offset)
+        write_checkpoint(str(tmp_path), offset)
         assert known.get(NAME) == offset
 
 
-def test_a_file_that_was_not_replaced_is_not_read_again() -> None:
+def test_unchanged_file_is_not_read_again() -> None:
     disk = SimulatedDisk({"data/t-0": None})
-    note("/data", 7, disk)  # type: ignore[arg-type]
+    write_checkpoint("/data", 7, disk)  # type: ignore[arg-type]
     known = NotedOffsets(disk, "/data/t-0")
     disk.advance(1_000)
     reads: list[str] = []
@@ -41,12 +45,12 @@ def test_a_file_that_was_not_replaced_is_not_read_again() -> None:
     disk.open = lambda path, **named: reads.append(path) or disk_open(path, **named)  # type: ignore[method-assign]
     assert [known.get(NAME) for _ in range(5)] == [7] * 5
     assert len(reads) == 1
-    note("/data", 8, disk)  # type: ignore[arg-type]
+    write_checkpoint("/data", 8, disk)  # type: ignore[arg-type]
     assert known.get(NAME) == 8
 
 
 @pytest.mark.parametrize("durability", ["os", "group"])
-def test_a_tail_elsewhere_goes_on_through_rolls_and_deletions(
+def test_tail_of_another_log_object_continues_through_rolls_and_deletions(
     tmp_path: Path, durability: str
 ) -> None:
     path = tmp_path / "t-0"
@@ -69,7 +73,7 @@ def test_a_tail_elsewhere_goes_on_through_rolls_and_deletions(
             next(tail)
 
 
-def test_a_tail_does_not_look_for_its_place_again(
+def test_tail_does_not_search_for_its_position_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from logcore.partition.scan import Stretch
@@ -94,11 +98,11 @@ def test_a_tail_does_not_look_for_its_place_again(
     assert len(found) <= 1, found
 
 
-def test_a_reader_ends_at_the_high_watermark_when_the_file_was_cut_behind_it(
+def test_reader_ends_at_the_high_watermark_after_the_file_was_truncated(
     tmp_path: Path,
 ) -> None:
-    """A writer cuts what a killed one has left of a batch, after the reader has seen
-    how long the file is.
+    """A writer truncates the torn batch of a killed writer after the reader has read
+    the size of the file.
     """
     path = tmp_path / "t-0"
     with logcore.open(path, create=True) as log:
@@ -112,9 +116,9 @@ def test_a_reader_ends_at_the_high_watermark_when_the_file_was_cut_behind_it(
         assert [record.value for record in reader.read(0)] == [b"0", b"1", b"2"]
 
 
-def test_a_note_of_the_visible_end_that_comes_later_is_seen() -> None:
-    """A reader that found none does not open it again while no name in the directory
-    changes; then it does.
+def test_durable_end_file_created_later_is_found() -> None:
+    """A reader that found no durable end file does not try again until a name in the
+    directory changes.
     """
     disk = SimulatedDisk()
     with logcore.open("/data/t-0", create=True, durability="os", fs=disk) as log:
@@ -140,23 +144,21 @@ def test_a_note_of_the_visible_end_that_comes_later_is_seen() -> None:
             assert reader.high_watermark == 3
 
 
-def test_a_tail_looks_before_it_waits_and_asks_the_watch_before_it_looks_again() -> (
-    None
-):
+def test_tail_refreshes_before_waiting_and_once_per_record() -> None:
     disk = SimulatedDisk()
     with (
         logcore.open("/data/t-0", create=True, durability="os", fs=disk) as log,
         logcore.open("/data/t-0", read_only=True, fs=disk) as reader,
     ):
         tail = reader.tail(0, timeout=0)
-        log.append(b"before the first look")
+        log.append(b"before the first refresh")
         assert next(tail).offset == 0
-        looks = []
+        refreshes = []
         refresh = reader.refresh
-        reader.refresh = lambda: looks.append(1) or refresh()  # type: ignore[method-assign]
+        reader.refresh = lambda: refreshes.append(1) or refresh()  # type: ignore[method-assign]
         for offset in range(1, 4):
             log.append(b"x")
             assert next(tail).offset == offset
-        assert len(looks) == 3, "one for each record that came"
+        assert len(refreshes) == 3, "one for each new record"
         assert next(tail, None) is None
-        assert len(looks) == 4
+        assert len(refreshes) == 4

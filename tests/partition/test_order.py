@@ -1,9 +1,9 @@
-"""Whether a batch continues the one before it: one table of cases, and all that judge
-the order of batches.
+"""Order of batches: one table of cases, tried with each component that decides whether
+a batch continues the previous one.
 
-Each case is a run of batches behind two sound ones, [0, 1] and [2]. A caller is given
-the same bytes in a directory of ours, which has no gaps, and in one of Kafka, which may
-have some.
+Each case is a run of batches after two sound ones, [0, 1] and [2]. Each component gets
+the same bytes twice: in a directory of this library, which has no gaps, and in one of
+Kafka, which may have gaps.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ FAR_AWAY = 1 << 33
 
 
 class Case(NamedTuple):
-    """Batches behind [0, 1] and [2]: (base offset, records). kept: how many of them are
-    in order.
+    """Batches after [0, 1] and [2], as (base offset, records), and how many of them are
+    in order (`kept`).
     """
 
     name: str
     batches: tuple[tuple[int, int], ...]
     kept: int
     fault: OrderFault | None
-    in_kafka: tuple[int, OrderFault | None]  # the same where there may be gaps
+    in_kafka: tuple[int, OrderFault | None]  # kept and fault where gaps are allowed
 
 
 CASES = [
@@ -115,7 +115,7 @@ def expected(case: Case, is_ours: bool) -> tuple[int, OrderFault | None]:
 
 @pytest.mark.parametrize("is_ours", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_the_table_holds_for_one_batch_and_for_many(case: Case, is_ours: bool) -> None:
+def test_case_table_holds_for_one_batch_and_for_many(case: Case, is_ours: bool) -> None:
     facts = facts_of(stored(case))
     kept, fault = expected(case, is_ours)
     dense_from = 0 if is_ours else NEVER
@@ -155,7 +155,7 @@ def test_the_table_holds_for_one_batch_and_for_many(case: Case, is_ours: bool) -
 @example([(2, 0, 0), (2, 2, 0)], 0, 20, 2)
 @example([(2, 1, 0)], 0, 20, 0)
 @example([(2, 0, 0), (2, 1, 0), (2, 2, 0)], 0, 3, 0)
-def test_batches_are_in_order_as_far_as_their_offsets_rise(
+def test_batches_are_in_order_while_their_offsets_rise(
     batches: list[tuple[int, int, int]], expected: int, limit: int, dense_from: int
 ) -> None:
     facts = np.zeros(len(batches), layout.BATCH_FACTS)
@@ -170,7 +170,7 @@ def test_batches_are_in_order_as_far_as_their_offsets_rise(
         facts[row]["last_offset"] = last
         first = (
             base if magic == 2 else last
-        )  # old formats do not say where a batch begins
+        )  # old formats do not store the base offset of a batch
         missing = [offset for offset in range(following, first) if offset >= dense_from]
         is_right &= following <= first <= last < limit and not (magic == 2 and missing)
         want += is_right
@@ -196,19 +196,19 @@ def test_leader_epochs_never_fall(batches: list[tuple[int, int]], latest: int) -
     for row, (magic, epoch) in enumerate(batches):
         facts[row]["magic"] = magic
         facts[row]["partition_leader_epoch"] = epoch
-        if magic == 2 and epoch >= 0:  # others name none
+        if magic == 2 and epoch >= 0:  # other batches have no epoch
             is_right &= epoch >= latest
             latest = max(latest, epoch)
         want += is_right
     assert epochs_in_order(facts, before) == want
 
 
-# -- all that judge the order of batches -----------------------------------------------
+# -- components that check the order of batches ---------------------------------------
 
 
-def opened_by_a_writer(disk: SimulatedDisk, case: Case) -> OrderFault | None:
-    """Recovery cuts what a crash can have left behind the last sound batch, and refuses
-    a gap.
+def open_with_recovery(disk: SimulatedDisk, case: Case) -> OrderFault | None:
+    """Recovery truncates batches that a crash can have left after the last sound batch,
+    and refuses a gap.
     """
     try:
         with logcore.open("t-0", fs=disk) as log:
@@ -227,31 +227,31 @@ def opened_by_a_writer(disk: SimulatedDisk, case: Case) -> OrderFault | None:
         return OrderFault.GAP
 
 
-def read_by_its_records(disk: SimulatedDisk, case: Case) -> None:
+def read_records(disk: SimulatedDisk, case: Case) -> None:
     with logcore.open("t-0", read_only=True, fs=disk) as log:
         assert len(list(log.read(0))) == sum(
             count for _, count in BEFORE + case.batches
         )
 
 
-def read_as_columns(disk: SimulatedDisk, case: Case) -> None:
+def read_columns(disk: SimulatedDisk, case: Case) -> None:
     with logcore.open("t-0", read_only=True, fs=disk) as log:
         assert sum(map(len, log.scan())) == sum(
             count for _, count in BEFORE + case.batches
         )
 
 
-def read_as_stored(disk: SimulatedDisk, case: Case) -> None:
+def read_stored(disk: SimulatedDisk, case: Case) -> None:
     with logcore.open("t-0", read_only=True, fs=disk) as log:
         assert b"".join(log.stored(0, max_bytes=1 << 20)) == stored(case)
 
 
-def looked_through_for_the_newest(disk: SimulatedDisk, case: Case) -> None:
+def search_newest(disk: SimulatedDisk, case: Case) -> None:
     with logcore.open("t-0", read_only=True, fs=disk) as log:
         log.newest()
 
 
-def walked(disk: SimulatedDisk, case: Case) -> None:
+def walk_gaps(disk: SimulatedDisk, case: Case) -> None:
     end = sum((BEFORE + case.batches)[-1])
     gaps = Gaps(
         PersistedGaps(
@@ -263,20 +263,20 @@ def walked(disk: SimulatedDisk, case: Case) -> None:
 
 
 READERS: list[Callable[[SimulatedDisk, Case], None]] = [
-    read_by_its_records,
-    read_as_columns,
-    read_as_stored,
-    looked_through_for_the_newest,
-    walked,
+    read_records,
+    read_columns,
+    read_stored,
+    search_newest,
+    walk_gaps,
 ]
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_recovery_keeps_what_is_in_order(case: Case, is_ours: bool) -> None:
+def test_recovery_keeps_batches_that_are_in_order(case: Case, is_ours: bool) -> None:
     kept, fault = expected(case, is_ours)
     assert (
-        opened_by_a_writer(
+        open_with_recovery(
             disk_of(case, is_ours), case._replace(kept=kept, fault=fault)
         )
         is fault
@@ -287,11 +287,9 @@ def test_recovery_keeps_what_is_in_order(case: Case, is_ours: bool) -> None:
     ("dense_from", "is_lost"),
     [(0, True), (3, True), (5, True), (6, False), (100, False)],
 )
-def test_all_agree_from_which_offset_on_a_gap_is_a_loss(
-    dense_from: int, is_lost: bool
-) -> None:
-    """In the middle of a segment too: what compaction or a leader left out is noted up
-    to its end, not to a segment.
+def test_gap_is_a_loss_from_the_dense_offset_on(dense_from: int, is_lost: bool) -> None:
+    """This also holds inside a segment: the gaps of compaction or of a leader are
+    recorded with an end offset, which need not be the end of a segment.
     """
     case = CASES[ids.index("a gap")]
     policy = (
@@ -303,18 +301,18 @@ def test_all_agree_from_which_offset_on_a_gap_is_a_loss(
         in {verdict.status for verdict in verify("t-0", fs=SimulatedDisk(files))}
     ) == is_lost
     if not is_lost:
-        read_by_its_records(SimulatedDisk(files), case)
+        read_records(SimulatedDisk(files), case)
         logcore.open("t-0", fs=SimulatedDisk(files)).close()
         return
     with pytest.raises(logcore.CorruptBatchError):
-        read_by_its_records(SimulatedDisk(files), case)
+        read_records(SimulatedDisk(files), case)
     with pytest.raises(
         logcore.CorruptLogError, match="expected base offset 4, found 6"
     ):
         logcore.open("t-0", fs=SimulatedDisk(files))
 
 
-def test_an_entry_of_an_old_format_hides_no_gap_behind_it() -> None:
+def test_old_format_entry_does_not_hide_a_following_gap() -> None:
     body = struct.pack(">bbqi1si1s", 1, 0, 1_700_000_000_000, 1, b"k", 1, b"v")
     old = struct.pack(">qiI", 3, len(body) + 4, zlib.crc32(body)) + body
     case = Case("", ((3, 1), (6, 1)), 1, OrderFault.GAP, (2, None))
@@ -322,7 +320,7 @@ def test_an_entry_of_an_old_format_hides_no_gap_behind_it() -> None:
     disk = SimulatedDisk({LOG: data, **OURS})
     assert "damaged" in {verdict.status for verdict in verify("t-0", fs=disk)}
     with pytest.raises(logcore.CorruptBatchError):
-        read_by_its_records(disk, case)
+        read_records(disk, case)
     with pytest.raises(
         logcore.CorruptLogError, match="expected base offset 4, found 6"
     ):
@@ -332,7 +330,7 @@ def test_an_entry_of_an_old_format_hides_no_gap_behind_it() -> None:
 @pytest.mark.parametrize("is_ours", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=ids)
 @pytest.mark.parametrize("read", READERS)
-def test_readers_refuse_what_is_not_in_order(
+def test_readers_refuse_batches_that_are_out_of_order(
     read: Callable[[SimulatedDisk, Case], None], case: Case, is_ours: bool
 ) -> None:
     _, fault = expected(case, is_ours)
@@ -341,8 +339,8 @@ def test_readers_refuse_what_is_not_in_order(
         return
     if fault is OrderFault.FAR:
         return  # a reader of the last segment has no limit
-    # A reader ends where the last head ends: with one more batch behind it, the fault
-    # lies in the middle.
+    # A reader ends at the end of the last batch header. One more batch moves the fault
+    # into the middle.
     case = case._replace(batches=(*case.batches, (50, 1)))
     with pytest.raises((logcore.CorruptBatchError, logcore.CorruptLogError)):
         read(disk_of(case, is_ours), case)
@@ -350,12 +348,14 @@ def test_readers_refuse_what_is_not_in_order(
 
 @pytest.mark.parametrize("is_ours", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_verify_says_where_the_order_ends(case: Case, is_ours: bool) -> None:
+def test_verify_reports_the_position_of_the_first_order_fault(
+    case: Case, is_ours: bool
+) -> None:
     kept, fault = expected(case, is_ours)
     verdict = next(
         one for one in verify("t-0", fs=disk_of(case, is_ours)) if one.kind == "log"
     )
-    # As opening does: it refuses a loss, and cuts what a crash may have left.
+    # Like opening, verify refuses a loss, and only warns about traces of a crash.
     assert verdict.status == {None: "ok", OrderFault.GAP: "damaged"}.get(
         fault, "warning"
     ), verdict
@@ -365,10 +365,8 @@ def test_verify_says_where_the_order_ends(case: Case, is_ours: bool) -> None:
         )
 
 
-def test_verify_allows_a_gap_in_a_log_of_kafka_that_this_library_has_opened() -> None:
-    """It has a policy noted, but not that it is without gaps, and opening it accepts
-    them.
-    """
+def test_verify_allows_gaps_in_a_kafka_log_opened_by_this_library() -> None:
+    """The log has a stored policy but no dense offset, so that opening it accepts gaps."""
     case = CASES[ids.index("a gap")]
     disk = disk_of(case, False)
     for _ in range(2):
@@ -380,7 +378,7 @@ def test_verify_allows_a_gap_in_a_log_of_kafka_that_this_library_has_opened() ->
 
 @pytest.mark.parametrize("is_ours", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_salvage_keeps_what_is_in_order(case: Case, is_ours: bool) -> None:
+def test_salvage_keeps_batches_that_are_in_order(case: Case, is_ours: bool) -> None:
     _, fault = expected(case, is_ours)
     source = BatchFile(disk_of(case, is_ours), LOG, "scratch")
     found = Search(source, 0, 0, reach(0), is_dense=is_ours).found
@@ -391,8 +389,10 @@ def test_salvage_keeps_what_is_in_order(case: Case, is_ours: bool) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_a_follower_takes_all_or_nothing(case: Case) -> None:
-    """It allows gaps, as Kafka's does: compaction has left them in the leader's log."""
+def test_follower_appends_all_batches_or_none(case: Case) -> None:
+    """A follower allows gaps, as Kafka's does, because compaction leaves gaps in the
+    leader's log.
+    """
     disk = SimulatedDisk(now_ms=1_700_000_000_000)
     _, fault = expected(case, False)
     with logcore.open("t-0", create=True, replicated=True, fs=disk) as log:
@@ -403,7 +403,7 @@ def test_a_follower_takes_all_or_nothing(case: Case) -> None:
         if fault in (
             None,
             OrderFault.FAR,
-        ):  # beyond the reach of this segment the next one begins
+        ):  # the roll begins a new segment for offsets out of reach
             log.append_as_follower(data)
             assert log.log_end_offset == sum(case.batches[-1])
             return
@@ -413,7 +413,7 @@ def test_a_follower_takes_all_or_nothing(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_a_leader_gives_out_the_offsets_itself(case: Case) -> None:
+def test_leader_assigns_the_offsets_itself(case: Case) -> None:
     disk = SimulatedDisk(now_ms=1_700_000_000_000)
     with logcore.open("t-0", create=True, fs=disk) as log:
         log.append_batch(stored(case))
@@ -424,7 +424,7 @@ def test_a_leader_gives_out_the_offsets_itself(case: Case) -> None:
 
 @pytest.mark.parametrize("is_ours", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_sealed_segments_are_scrubbed_and_compacted_by_the_same_rules(
+def test_scrub_and_compaction_apply_the_same_order_rules(
     case: Case, is_ours: bool
 ) -> None:
     _, fault = expected(case, is_ours)
@@ -450,7 +450,7 @@ def test_sealed_segments_are_scrubbed_and_compacted_by_the_same_rules(
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("is_ours", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_the_fast_forms_stop_where_the_rules_do(
+def test_kernels_stop_at_the_same_batch_as_the_rules(
     kernel: Any, case: Case, is_ours: bool
 ) -> None:
     kept, _ = expected(case, is_ours)

@@ -1,5 +1,5 @@
-"""logcore.partition.producers, and a log that uses it: duplicates of the last five
-batches, gaps, fencing, restarts.
+"""Producers: logcore.partition.producers, and a log that uses it. Duplicates of the
+last five batches, gaps, fencing and restarts.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def offsets(log: Log) -> list[int]:
     return [record.offset for record in log.read(0)]
 
 
-def test_P47_the_last_five_batches_are_known_and_stored_once(log: Log) -> None:
+def test_P47_last_five_batches_are_known_and_stored_once(log: Log) -> None:
     receipts = [log.append_batch(batch(2 * n, count=2)) for n in range(6)]
     for n in range(1, 6):
         again = log.append_batch(batch(2 * n, count=2))
@@ -91,11 +91,11 @@ def test_P48_overlaps_gaps_and_other_sizes_are_out_of_order(log: Log) -> None:
             log.append_batch(wrong)
     assert log.append_batch(batch(9)).offset == 4
     assert log.append_batch(batch(0, producer=8)).offset == 5, (
-        "others have sequences of their own"
+        "other producers have their own sequences"
     )
 
 
-def test_P49_epochs(log: Log) -> None:
+def test_P49_new_epoch_starts_at_sequence_zero_and_fences_old_one(log: Log) -> None:
     log.append_batch(batch(0, count=3))
     with pytest.raises(logcore.OutOfOrderSequenceError):
         log.append_batch(batch(3, epoch=1))
@@ -117,33 +117,33 @@ def test_P48_sequences_wrap(log: Log) -> None:
     assert last_sequence(top, 3) == 1
 
 
-def test_several_batches_in_one_call_follow_one_another(log: Log) -> None:
+def test_batches_of_one_call_must_be_in_sequence(log: Log) -> None:
     log.append_batch(batch(0) + batch(1) + batch(0, producer=9))
     with pytest.raises(logcore.OutOfOrderSequenceError):
         log.append_batch(batch(2) + batch(4))
     assert log.append_batch(batch(2) + batch(3)).last_offset == 4
     log.append_batch(batch(50), check_sequence=False)
     assert log.append_batch(batch(51)).offset == 6, (
-        "what was taken unchecked is known too"
+        "unchecked batches are remembered too"
     )
 
 
-def test_a_repeated_batch_among_several_stores_none_of_them(log: Log) -> None:
+def test_repeated_batch_in_a_call_refuses_the_whole_call(log: Log) -> None:
     plain = recordbatch.encode([(b"k", b"plain", (), NOW_MS)])
     assert log.append_batch(batch(0) + plain + batch(1)).last_offset == 2, (
-        "some of no producer among them"
+        "one of the batches has no producer"
     )
     for several in (batch(1) + batch(2), batch(2) + plain + batch(1)):
         with pytest.raises(logcore.OutOfOrderSequenceError):
             log.append_batch(several)
     assert log.append_batch(batch(2) + plain).offset == 3
     assert log.append_batch(batch(1)).offset == 2, (
-        "alone it is answered as the first time"
+        "on its own it is answered as a duplicate"
     )
     assert offsets(log) == [0, 1, 2, 3, 4]
 
 
-def test_damage_that_hides_producers_is_an_error_and_not_a_new_producer(
+def test_damage_that_hides_producers_is_an_error(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "t-0"
@@ -156,7 +156,7 @@ def test_damage_that_hides_producers_is_an_error_and_not_a_new_producer(
     with logcore.open(path) as log:
         with (path / f"{0:020d}.log").open("r+b") as file:
             file.seek(size + 8)
-            file.write(b"\xff")  # the length in the second head
+            file.write(b"\xff")  # the length in the header of the second batch
         for again in (1, 3):
             with pytest.raises(logcore.CorruptBatchError):
                 log.append_batch(batch(again))
@@ -164,7 +164,7 @@ def test_damage_that_hides_producers_is_an_error_and_not_a_new_producer(
         assert log.append(b"of no producer").offset == 3
 
 
-def test_damage_that_leaves_heads_alone_hides_no_producer(tmp_path: Path) -> None:
+def test_damage_outside_batch_headers_hides_no_producer(tmp_path: Path) -> None:
     path = tmp_path / "t-0"
     with logcore.open(path, create=True) as log:
         for n in range(3):
@@ -179,9 +179,9 @@ def test_damage_that_leaves_heads_alone_hides_no_producer(tmp_path: Path) -> Non
         assert [log.append_batch(batch(n)).offset for n in (1, 2, 3)] == [1, 2, 3]
 
 
-def test_a_marker_alone_fences_after_a_crash_and_after_its_batch_has_gone() -> None:
-    """A note tells the next opening to look for it, and the next roll to save what it
-    says.
+def test_marker_fences_after_a_crash_and_after_its_deletion() -> None:
+    """The stored metadata makes the next opening search for the marker, and the next
+    roll save its epoch.
     """
     disk = SimulatedDisk(now_ms=NOW_MS)
     config = {"index.interval.bytes": 0, "file.delete.delay.ms": 0}
@@ -196,7 +196,7 @@ def test_a_marker_alone_fences_after_a_crash_and_after_its_batch_has_gone() -> N
     disk.kill()
     with logcore.open("t-0", config=config, fs=disk) as log:
         assert not log.writer.active.is_resumed, (
-            "all heads are walked, since there are producers"
+            "all headers are read, because there are producers"
         )
         log.roll()
         log.append(b"behind a roll")
@@ -209,7 +209,7 @@ def test_a_marker_alone_fences_after_a_crash_and_after_its_batch_has_gone() -> N
         assert log.append_batch(batch(0, epoch=3)).offset == 23
 
 
-def test_a_marker_takes_the_largest_numbers_and_none_beyond(log: Log) -> None:
+def test_marker_accepts_the_largest_numbers_and_none_beyond(log: Log) -> None:
     largest = (2**63 - 1, 2**15 - 1, 2**31 - 1)
     for slot in range(3):
         for wrong in (-1, largest[slot] + 1):
@@ -228,10 +228,8 @@ def test_a_marker_takes_the_largest_numbers_and_none_beyond(log: Log) -> None:
     assert log.end_transaction(0, 0, commit=True).offset == 1
 
 
-def test_a_snapshot_below_the_log_start_is_not_believed(tmp_path: Path) -> None:
-    """It speaks of producers whose batches are gone, and a later one with the same id
-    may have come since.
-    """
+def test_snapshot_below_the_log_start_is_ignored(tmp_path: Path) -> None:
+    """Its producers' batches were deleted, and a newer producer may have the same id."""
     path = tmp_path / "t-0"
     with logcore.open(path, create=True) as log:
         log.append_batch(batch(0))
@@ -245,14 +243,16 @@ def test_a_snapshot_below_the_log_start_is_not_believed(tmp_path: Path) -> None:
         snapshot.unlink()
     (path / f"{1:020d}.snapshot").write_bytes(stale)
     with logcore.open(path) as log:
-        assert log.append_batch(batch(2)).offset == 2, "a duplicate, by the batches"
+        assert log.append_batch(batch(2)).offset == 2, (
+            "a duplicate, according to the batches"
+        )
         assert log.append_batch(batch(3)).offset == 3
 
 
 @pytest.mark.parametrize(
     "how", ["close", "crash", "roll", "truncate", "snapshot lost", "snapshot damaged"]
 )
-def test_P50_what_was_known_is_known_after(tmp_path: Path, how: str) -> None:
+def test_P50_producer_state_survives_reopening(tmp_path: Path, how: str) -> None:
     path = tmp_path / "t-0"
     log = logcore.open(path, create=True)
     log.append_many([(b"k", b"plain")] * 3)
@@ -292,7 +292,7 @@ def test_P50_what_was_known_is_known_after(tmp_path: Path, how: str) -> None:
         assert log.append_batch(batch(last + 1)).offset == end
 
 
-def test_a_snapshot_of_records_that_a_crash_took_is_not_believed(
+def test_snapshot_above_the_recovered_end_is_deleted(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "t-0"
@@ -307,7 +307,7 @@ def test_a_snapshot_of_records_that_a_crash_took_is_not_believed(
         assert log.append_batch(batch(1)).offset == 61
 
 
-def test_logs_without_such_producers_have_no_snapshots(tmp_path: Path) -> None:
+def test_log_without_idempotent_producers_has_no_snapshots(tmp_path: Path) -> None:
     with logcore.open(tmp_path / "t-0", create=True) as log:
         log.append(b"v")
         log.append_batch(recordbatch.encode([(b"k", b"v")], now_ms=1))
@@ -315,7 +315,7 @@ def test_logs_without_such_producers_have_no_snapshots(tmp_path: Path) -> None:
     assert not list((tmp_path / "t-0").glob("*.snapshot"))
 
 
-def test_a_failed_append_is_not_known(
+def test_failed_append_is_not_a_duplicate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with logcore.open(tmp_path / "t-0", create=True) as log:
@@ -334,9 +334,9 @@ def _full(*_: Any) -> None:
 
 
 @pytest.mark.parametrize("at", [2, 3])
-def test_what_a_failed_append_has_stored_is_known(at: int) -> None:
-    """Parts that stand in later segments stay. Sent again, they are duplicates, and the
-    rest is new.
+def test_stored_part_of_a_failed_append_is_a_duplicate(at: int) -> None:
+    """Batches that were stored in later segments are kept. When they are sent again,
+    they are duplicates, and the other batches are new.
     """
     disk = SimulatedDisk(now_ms=NOW_MS)
     with logcore.open(
@@ -353,11 +353,11 @@ def test_what_a_failed_append_has_stored_is_known(at: int) -> None:
         assert offsets(log) == list(range(10))
 
 
-def test_a_roll_beside_batches_that_cannot_be_read_saves_no_producers(
+def test_roll_with_unreadable_batches_saves_no_snapshot(
     tmp_path: Path,
 ) -> None:
-    """A snapshot without them would let their batches in again. Who names a producer is
-    told of the damage.
+    """A snapshot without their producers would accept these batches a second time. An
+    append with a producer id raises the error about the damage.
     """
     path = tmp_path / "t-0"
     with logcore.open(path, create=True) as log:
@@ -367,7 +367,7 @@ def test_a_roll_beside_batches_that_cannot_be_read_saves_no_producers(
     with logcore.open(path) as log:
         with (path / f"{0:020d}.log").open("r+b") as file:
             file.seek(8)
-            file.write(b"\xff")  # the length in the head
+            file.write(b"\xff")  # the length in the header
         log.roll()
         assert log.append(b"of no producer").offset == 1
         log.roll()
@@ -376,8 +376,10 @@ def test_a_roll_beside_batches_that_cannot_be_read_saves_no_producers(
             log.append_batch(batch(0))
 
 
-def test_a_snapshot_that_goes_before_it_is_read_is_none() -> None:
-    """Another process that shares the log has written a newer one, and removed it."""
+def test_snapshot_that_disappears_before_it_is_read_is_ignored() -> None:
+    """Another process that shares the log has written a newer snapshot and deleted this
+    one.
+    """
 
     class Racing(SimulatedDisk):
         gone = ""
@@ -399,11 +401,11 @@ def test_a_snapshot_that_goes_before_it_is_read_is_none() -> None:
         assert not disk.exists(f"t-0/{disk.gone}")
 
 
-def test_only_so_much_below_a_snapshot_is_read_for_batches_that_may_come_again(
+def test_duplicates_below_a_snapshot_are_found_within_a_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """From the index entry before it on. What lies further back is refused as out of
-    order, and never stored twice.
+    """The search begins at an index entry below the snapshot. A batch below that entry
+    is refused as out of order, so that it is never stored twice.
     """
     size = len(batch(0))
     disk = SimulatedDisk(now_ms=NOW_MS)
@@ -417,7 +419,7 @@ def test_only_so_much_below_a_snapshot_is_read_for_batches_that_may_come_again(
         )
         with logcore.open("t-0", config=config, fs=disk) as log:
             for n in range(14, 20):
-                if n < 20 - max(known, 1):  # the snapshot itself has the last one
+                if n < 20 - max(known, 1):  # the snapshot contains the last batch
                     with pytest.raises(logcore.OutOfOrderSequenceError):
                         log.append_batch(batch(n))
                 else:
@@ -425,7 +427,7 @@ def test_only_so_much_below_a_snapshot_is_read_for_batches_that_may_come_again(
             assert log.log_end_offset == 20
 
 
-def test_a_marker_that_is_cut_off_names_no_coordinator() -> None:
+def test_torn_marker_has_no_coordinator_epoch() -> None:
     data = recordbatch.transaction_marker(
         0, 0, NOW_MS, producer=(7, 0), marker=Marker("COMMIT", 3)
     )
@@ -435,7 +437,7 @@ def test_a_marker_that_is_cut_off_names_no_coordinator() -> None:
     assert coordinator_epochs(Segment(disk, "t-0", 0))(0) == -1
 
 
-def test_P51_old_producers_expire_by_the_times_of_their_records(tmp_path: Path) -> None:
+def test_P51_producers_expire_by_record_timestamps(tmp_path: Path) -> None:
     old = recordbatch.encode(
         [(b"k", b"v", (), 1000)], producer_id=7, producer_epoch=0, base_sequence=0
     )
@@ -444,14 +446,14 @@ def test_P51_old_producers_expire_by_the_times_of_their_records(tmp_path: Path) 
         assert log.append_batch(old).offset == 0
         log.roll()
         assert log.append_batch(batch(99)).offset == 1, (
-            "forgotten, so any sequence is taken"
+            "expired, so that any sequence is accepted"
         )
 
 
 @pytest.mark.parametrize("end", ["close", "kill"])
-def test_a_retry_of_batches_without_a_time_is_known_after_opening(end: str) -> None:
-    """encode() gives none by default, and clients may. They do not say that the
-    producer has been silent for a day.
+def test_retry_of_batches_without_timestamps_is_known_after_reopening(end: str) -> None:
+    """encode() sets no timestamp by default, and clients may omit it. A missing
+    timestamp does not mean that the producer has been silent for a day.
     """
     disk = SimulatedDisk(now_ms=NOW_MS)
     untimed = recordbatch.encode(
@@ -461,7 +463,7 @@ def test_a_retry_of_batches_without_a_time_is_known_after_opening(end: str) -> N
     log.append_batch(untimed)
     if end == "kill":
         disk.advance(retention.FIRST_CHECK_MS)
-        log.tick()  # keeps the clock on disk, as closing does
+        log.tick()  # saves the clock, as closing does
     getattr(log if end == "close" else disk, end)()
     for _ in range(2):
         with logcore.open("t-0", fs=disk) as log:
@@ -470,13 +472,13 @@ def test_a_retry_of_batches_without_a_time_is_known_after_opening(end: str) -> N
     disk.advance(24 * 3_600_000 + 1)
     with logcore.open("t-0", fs=disk) as log:
         log.append_batch(untimed)
-        assert log.log_end_offset == 2, "silent for a day, and forgotten"
+        assert log.log_end_offset == 2, "silent for a day, so that it expired"
 
 
 # -- snapshots -------------------------------------------------------------------------
 
 
-def test_kafkas_snapshots_are_read() -> None:
+def test_kafka_snapshots_are_read() -> None:
     directory = VECTORS / "partition-clean" / "orders-0"
     content = (directory / f"{16:020d}.snapshot").read_bytes()
     producers = Producers.unpack(content, 16)
@@ -493,7 +495,7 @@ def test_kafkas_snapshots_are_read() -> None:
     assert ours is not None and sorted(ours.tolist()) == sorted(entries.tolist())
 
 
-def test_what_kafka_says_of_a_log_is_what_its_batches_say() -> None:
+def test_kafka_snapshot_equals_the_state_of_its_batches() -> None:
     directory = VECTORS / "partition-clean" / "orders-0"
     with logcore.open(directory, read_only=True) as log:
         producers = Producers()
@@ -521,17 +523,17 @@ def test_what_kafka_says_of_a_log_is_what_its_batches_say() -> None:
     assert sorted(ours.tolist()) == sorted(theirs.tolist())
 
 
-def test_an_empty_snapshot_is_kafkas() -> None:
+def test_empty_snapshot_has_the_bytes_of_kafka() -> None:
     assert Producers().pack() == bytes.fromhex("0001 48674bc7 00000000")
 
 
 @given(st.binary(max_size=200))
-def test_foreign_bytes_are_no_snapshot(content: bytes) -> None:
+def test_foreign_bytes_are_not_a_snapshot(content: bytes) -> None:
     assert Producers.unpack(content, 5) is None
 
 
 @given(st.data())
-def test_no_flipped_bit_of_a_snapshot_is_believed(data: st.DataObject) -> None:
+def test_snapshot_with_a_flipped_bit_is_refused(data: st.DataObject) -> None:
     producers = Producers()
     for n in range(3):
         producers.add(
@@ -557,7 +559,7 @@ def test_no_flipped_bit_of_a_snapshot_is_believed(data: st.DataObject) -> None:
 def test_any_schedule_stores_each_batch_once_and_in_order(
     steps: list[tuple[int, int, int, str]],
 ) -> None:
-    """Against a model that remembers everything."""
+    """Compared with a model that keeps the full history."""
     producers = Producers()
     end = 0
     model: dict[
@@ -587,11 +589,11 @@ def test_any_schedule_stores_each_batch_once_and_in_order(
 
 
 @pytest.mark.parametrize("wrong", ["below the segment", "behind the end", "falling"])
-def test_an_index_of_aborted_transactions_that_cannot_be_right_is_made_anew(
+def test_wrong_index_of_aborted_transactions_is_rebuilt(
     tmp_path: Path, wrong: str
 ) -> None:
-    """Also after a clean close: another program may have put the file there, and Kafka
-    believes what it says.
+    """Also after a clean close, because another program may have replaced the file, and
+    Kafka relies on it.
     """
     path = tmp_path / "t-0"
     config = {"index.interval.bytes": 0, "segment.ms": 2**62}
@@ -615,15 +617,15 @@ def test_an_index_of_aborted_transactions_that_cannot_be_right_is_made_anew(
         assert file.read_bytes() == sound
 
 
-def test_the_head_of_a_batch_is_where_the_log_looks() -> None:
+def test_producer_fields_are_at_their_offsets_in_the_batch_header() -> None:
     raw = batch(3, count=2, producer=5, epoch=9)
     assert struct.unpack_from(">qhii", raw, 43) == (5, 9, 3, 2)
 
 
-def test_a_roll_in_the_middle_of_an_append_leaves_no_half_snapshot(
+def test_roll_during_an_append_leaves_no_partial_snapshot(
     tmp_path: Path,
 ) -> None:
-    """The snapshot of that roll lacked the batches of the same call below it, and a
+    """The snapshot of that roll lacked the earlier batches of the same call, and a
     retry stored them again.
     """
     path = tmp_path / "t-0"
@@ -643,7 +645,7 @@ def test_a_roll_in_the_middle_of_an_append_leaves_no_half_snapshot(
         assert log.append_batch(batch(13)).offset == 13
 
 
-def test_a_copy_that_rolls_leaves_no_snapshot_without_its_batches(
+def test_roll_during_an_unchecked_append_leaves_no_partial_snapshot(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "t-0"
@@ -661,10 +663,10 @@ def test_a_copy_that_rolls_leaves_no_snapshot_without_its_batches(
         )
 
 
-def test_a_roll_reads_no_batch_a_second_time_though_all_producers_have_expired(
+def test_roll_reads_no_batch_twice_when_all_producers_have_expired(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A copy of old records: no producer is known any more, and each roll read the
+    """The records are old, so that all producers have expired, and each roll read the
     whole log again.
     """
     disk = SimulatedDisk(now_ms=NOW_MS + 2 * 86_400_000)
@@ -688,8 +690,8 @@ def test_a_roll_reads_no_batch_a_second_time_though_all_producers_have_expired(
 
 
 def test_no_flipped_bit_below_a_snapshot_makes_a_batch_new() -> None:
-    """The heads below a snapshot are read for the batches that it does not name, and
-    may not overrule it.
+    """The headers below a snapshot are read for batches that it does not contain. They
+    may not override the snapshot.
     """
     disk = SimulatedDisk(now_ms=NOW_MS)
     with logcore.open("/d/t-0", create=True, durability="os", fs=disk) as log:
@@ -728,15 +730,15 @@ _LIVES = st.lists(
 @given(_LIVES)
 @example(
     [("append", 0, 1)] + [("append", 1, 1)] * 6 + [("delete", 0, 1), ("kill", 0, 1)]
-)  # rolls that appends make
+)  # rolls made by appends
 @example([("append", 0, 1), ("append", 1, 6), ("delete", 0, 1), ("kill", 0, 1)])
 @example([("copy", 0, 1)] * 6 + [("roll", 0, 1), ("plain", 0, 1), ("delete", 0, 1)])
 @example([("copy", 0, 6), ("roll", 0, 1), ("plain", 0, 1), ("delete", 0, 1)])
-def test_a_batch_sent_twice_is_stored_once_whatever_happens_to_the_log(
+def test_batch_sent_twice_is_stored_once_through_any_history(
     life: list[tuple[str, int, int]],
 ) -> None:
-    """Against a model that remembers everything. Retention takes the batches away, and
-    a kill what is in memory.
+    """Compared with a model that keeps the full history. Retention deletes batches, and
+    a kill loses the state in memory.
     """
     disk = SimulatedDisk(now_ms=NOW_MS)
 
@@ -749,7 +751,7 @@ def test_a_batch_sent_twice_is_stored_once_whatever_happens_to_the_log(
     log = opened()
     stored: dict[
         int, list[tuple[bytes, int]]
-    ] = {}  # producer -> each of its batches, and its offset
+    ] = {}  # producer -> each of its batches with its offset
     remembered = dict.fromkeys(
         range(3), 0
     )  # producer -> how many of its newest batches are known
@@ -774,11 +776,12 @@ def test_a_batch_sent_twice_is_stored_once_whatever_happens_to_the_log(
             disk.kill()
         if what in ("reopen", "kill"):
             log = opened()
+        # The newest batch is found again, and so are those that were not deleted.
         if what in (
             "reopen",
             "kill",
             "copy",
-        ):  # the newest batch is found again, and those that were not deleted
+        ):
             for known, batches in stored.items():
                 present = sum(offset >= deleted for _, offset in batches)
                 remembered[known] = max(1, min(5, present))
@@ -802,18 +805,16 @@ def test_producers_expire_while_the_log_is_open() -> None:
         for _ in range(24 * 60 // 5 + 2):
             disk.advance(5 * 60_000)
             log.tick()
-        log.append_batch(
-            batch(77)
-        )  # not known any more, so that any sequence is its first
-        with pytest.raises(
-            logcore.OutOfOrderSequenceError
-        ):  # an open transaction keeps its producer
+        # The producer has expired, so that any sequence is its first.
+        log.append_batch(batch(77))
+        # An open transaction keeps its producer.
+        with pytest.raises(logcore.OutOfOrderSequenceError):
             log.append_batch(batch(77, producer=8, transactional=True))
 
 
 @pytest.mark.parametrize("codec", ["uncompressed", "lz4"])
-def test_a_transaction_of_nobody_is_refused(log: Log, codec: str) -> None:
-    """Nobody could end it, and committed readers would wait for ever."""
+def test_transaction_without_a_producer_is_refused(log: Log, codec: str) -> None:
+    """No process could end it, and read_committed consumers would wait forever."""
     with pytest.raises(logcore.InvalidRecordError, match="producer id"):
         log.append_batch(
             recordbatch.encode([(b"k", b"v")], codec=codec, transactional=True)
@@ -838,10 +839,8 @@ def test_batches_outside_an_open_transaction_are_refused(log: Log) -> None:
             log.end_transaction(*wrong, commit=True)
 
 
-def test_aborted_transactions_are_indexed_as_kafka_does(tmp_path: Path) -> None:
-    """And again after a crash, a truncation and a roll: Kafka believes what the file
-    says.
-    """
+def test_aborted_transactions_are_indexed_like_kafka(tmp_path: Path) -> None:
+    """Also after a crash, a truncation and a roll, because Kafka relies on the file."""
     path = tmp_path / "t-0"
 
     def indexed() -> list[tuple[int, ...]]:
@@ -852,7 +851,7 @@ def test_aborted_transactions_are_indexed_as_kafka_does(tmp_path: Path) -> None:
             for row in np.frombuffer(file.read_bytes(), TXN_ENTRY).tolist()
         ]
 
-    config = {"segment.ms": 2**62}  # the records are of another time than the markers
+    config = {"segment.ms": 2**62}  # the timestamps of records and markers differ
     with logcore.open(path, create=True, config=config, durability="os") as log:
         log.append_batch(batch(0, producer=7, transactional=True))
         log.append_batch(batch(0, producer=8, transactional=True))
@@ -867,7 +866,9 @@ def test_aborted_transactions_are_indexed_as_kafka_does(tmp_path: Path) -> None:
         expected = [(7, 0, 2, 1), (8, 1, 3, 4), (7, 6, 7, 8)]
         assert indexed() == expected
     for file in path.glob("*.txnindex"):
-        if int(file.name[:20]):  # of the last segment, as a crash may leave it
+        if int(
+            file.name[:20]
+        ):  # the file of the last segment, in a state that a crash may leave
             file.write_bytes(b"garbage")
     with logcore.open(path, config=config, durability="os") as log:
         assert indexed() == expected
@@ -877,8 +878,8 @@ def test_aborted_transactions_are_indexed_as_kafka_does(tmp_path: Path) -> None:
         assert indexed() == expected
 
 
-def test_an_empty_snapshot_says_that_nobody_is_known() -> None:
-    """It counts as one that is there: what lies below it is not looked at again."""
+def test_empty_snapshot_means_no_producers() -> None:
+    """It is a valid snapshot: the batches below it are not read again."""
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, fs=disk) as log:
         log.append_batch(

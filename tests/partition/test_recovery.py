@@ -1,5 +1,5 @@
-"""After a crash: the longest prefix that was written, nothing else, and an error where
-a crash is no explanation.
+"""Recovery after a crash: it keeps exactly the longest prefix that was written, and
+raises an error for damage that a crash cannot explain.
 """
 
 from __future__ import annotations
@@ -23,10 +23,8 @@ from support.torn import LOG, whole
 from support.vectors import VECTORS
 
 
-def written(path: Path, sizes: list[int]) -> bytes:
-    """The .log file of a log of batches with values of these sizes, as a writer leaves
-    it that was killed.
-    """
+def write_killed_log(path: Path, sizes: list[int]) -> bytes:
+    """Return the .log file of a killed writer, with one batch for each size of a value."""
     with logcore.open(path, create=True, durability="os") as log:
         for at, size in enumerate(sizes):
             log.append(
@@ -35,8 +33,10 @@ def written(path: Path, sizes: list[int]) -> bytes:
     return (path / LOG).read_bytes()
 
 
-def crashed(path: Path, data: bytes, *, policy: str = "group") -> Path:
-    """A partition of only a .log file and the note of the policy it was written under."""
+def write_crashed_partition(path: Path, data: bytes, *, policy: str = "group") -> Path:
+    """Create a partition that has only a .log file and the metadata of its durability
+    policy.
+    """
     path.mkdir(parents=True)
     (path / LOG).write_bytes(data)
     (path / "logcore.policy").write_text(
@@ -46,13 +46,13 @@ def crashed(path: Path, data: bytes, *, policy: str = "group") -> Path:
 
 
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_log_cut_at_every_byte_opens_with_the_longest_whole_prefix(
+def test_log_truncated_at_every_byte_opens_with_the_longest_whole_prefix(
     tmp_path: Path, step: int
 ) -> None:
-    data = written(tmp_path / "w-0", [3, 0, 40, 7])
+    data = write_killed_log(tmp_path / "w-0", [3, 0, 40, 7])
     ends = [batch.position + batch.size_bytes for batch in read_batches(data)]
     for cut in sorted({*range(0, len(data), step), *ends}):
-        path = crashed(tmp_path / f"c-{cut}", data[:cut])
+        path = write_crashed_partition(tmp_path / f"c-{cut}", data[:cut])
         want = whole(data[:cut])
         with logcore.open(path) as log:
             assert [record.value for record in log.read(0)] == want
@@ -65,7 +65,7 @@ def test_a_log_cut_at_every_byte_opens_with_the_longest_whole_prefix(
             )
             if report.quarantine_path:
                 assert Path(report.quarantine_path).read_bytes() == data[kept:cut], (
-                    "what was cut is kept beside"
+                    "the truncated bytes are kept in a quarantine file"
                 )
             else:
                 assert not any(data[kept:cut])
@@ -74,7 +74,7 @@ def test_a_log_cut_at_every_byte_opens_with_the_longest_whole_prefix(
             assert [record.value for record in log.read(0)] == [*want, b"next"]
             assert log.recovery_report is not None
             assert log.recovery_report.cut_position is None, (
-                "opening twice is opening once"
+                "opening again changes nothing"
             )
 
 
@@ -82,9 +82,9 @@ def test_a_log_cut_at_every_byte_opens_with_the_longest_whole_prefix(
     "tail",
     [b"\0" * 100, b"\0" * 5000, b"garbage", b"\xff" * 200, bytes(range(256)) * 20],
 )
-def test_a_garbage_tail_is_cut_and_reported(tmp_path: Path, tail: bytes) -> None:
-    data = written(tmp_path / "w-0", [3, 40])
-    path = crashed(tmp_path / "c-0", data + tail)
+def test_garbage_tail_is_truncated_and_reported(tmp_path: Path, tail: bytes) -> None:
+    data = write_killed_log(tmp_path / "w-0", [3, 40])
+    path = write_crashed_partition(tmp_path / "c-0", data + tail)
     with logcore.open(path) as log:
         assert [record.value for record in log.read(0)] == whole(data)
         assert log.recovery_report is not None
@@ -98,14 +98,14 @@ def test_a_garbage_tail_is_cut_and_reported(tmp_path: Path, tail: bytes) -> None
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
-def test_every_bit_flip_is_cut_reported_or_an_error_and_never_other_records(
+def test_every_bit_flip_is_truncated_and_reported_or_an_error(
     tmp_path: Path, step: int
 ) -> None:
-    data = written(tmp_path / "w-0", [3, 0, 12])
+    data = write_killed_log(tmp_path / "w-0", [3, 0, 12])
     want = whole(data)
     beside = {
         f"c-0/{path.name}": path.read_bytes()
-        for path in crashed(tmp_path / "c-0", data).iterdir()
+        for path in write_crashed_partition(tmp_path / "c-0", data).iterdir()
     }
     for bit in range(0, len(data) * 8, step):
         bad = bytearray(data)
@@ -122,10 +122,10 @@ def test_every_bit_flip_is_cut_reported_or_an_error_and_never_other_records(
         assert len(found) == len(want) or (report is not None and report.cut_bytes), bit
 
 
-def test_what_was_cut_does_not_come_back_behind_what_was_appended_since() -> None:
-    """The batch behind the damaged one is whole; were the cut not on disk before the
-    next batch takes the place of the damaged one, a power cut could leave it as the
-    next one's next.
+def test_truncated_batch_does_not_reappear_after_later_appends() -> None:
+    """The batch after the damaged one is whole. If the truncation were not synced
+    before the next batch replaces the damaged one, a power cut could restore the old
+    batch after the new one.
     """
     lost, behind = (
         encode([(None, value)], base_offset=at, leader_epoch=0)
@@ -143,17 +143,17 @@ def test_what_was_cut_does_not_come_back_behind_what_was_appended_since() -> Non
     log.close()
 
 
-def test_a_recovery_report_of_a_batch_whose_offset_went_back(tmp_path: Path) -> None:
+def test_recovery_truncates_a_batch_whose_offset_decreases(tmp_path: Path) -> None:
     data = encode([(None, b"a")], leader_epoch=0) + encode(
         [(None, b"b")], base_offset=0, leader_epoch=0
     )
-    with logcore.open(crashed(tmp_path / "c-0", data)) as log:
+    with logcore.open(write_crashed_partition(tmp_path / "c-0", data)) as log:
         assert [record.value for record in log.read(0)] == [b"a"]
         assert log.recovery_report is not None
         assert log.recovery_report.cut_position == len(data) // 2
 
 
-def test_a_gap_that_no_append_of_ours_leaves_is_an_error(tmp_path: Path) -> None:
+def test_gap_in_a_log_of_this_library_is_an_error(tmp_path: Path) -> None:
     data = encode([(None, b"a")], leader_epoch=0) + encode(
         [(None, b"b")], base_offset=5, leader_epoch=0
     )
@@ -161,7 +161,7 @@ def test_a_gap_that_no_append_of_ours_leaves_is_an_error(tmp_path: Path) -> None
         logcore.CorruptLogError,
         match=r"does not continue.*expected base offset 1, found 5",
     ):
-        logcore.open(crashed(tmp_path / "c-0", data))
+        logcore.open(write_crashed_partition(tmp_path / "c-0", data))
     path = tmp_path / "kafka-0"
     path.mkdir()
     (path / LOG).write_bytes(data)
@@ -171,7 +171,7 @@ def test_a_gap_that_no_append_of_ours_leaves_is_an_error(tmp_path: Path) -> None
         )
 
 
-def test_damage_below_the_recovery_point_is_an_error(tmp_path: Path) -> None:
+def test_missing_bytes_below_the_recovery_point_are_an_error(tmp_path: Path) -> None:
     path = tmp_path / "orders-0"
     with logcore.open(path, create=True) as log:
         for at in range(10):
@@ -181,7 +181,7 @@ def test_damage_below_the_recovery_point_is_an_error(tmp_path: Path) -> None:
         (path / LOG).write_bytes(data[:cut])
         with pytest.raises(logcore.CorruptLogError, match="on disk"):
             logcore.open(path)
-        assert (path / LOG).read_bytes() == data[:cut], "nothing was touched"
+        assert (path / LOG).read_bytes() == data[:cut], "the file is unchanged"
     (path / LOG).write_bytes(data + b"torn")
     with logcore.open(path) as log:
         assert log.log_end_offset == 10
@@ -190,7 +190,7 @@ def test_damage_below_the_recovery_point_is_an_error(tmp_path: Path) -> None:
         logcore.open(path)
 
 
-def test_damage_below_the_recovery_point_is_met_when_it_is_read(tmp_path: Path) -> None:
+def test_damage_below_the_recovery_point_is_found_by_reading(tmp_path: Path) -> None:
     path = tmp_path / "orders-0"
     with logcore.open(path, create=True) as log:
         for at in range(10):
@@ -213,12 +213,12 @@ def test_damage_below_the_recovery_point_is_met_when_it_is_read(tmp_path: Path) 
     ("policy", "opens"),
     [("always", False), ("group", True), ("every(5)", True), ("os", True)],
 )
-def test_a_lost_batch_before_a_whole_one_depends_on_the_policy(
+def test_damage_before_a_whole_batch_depends_on_the_policy(
     tmp_path: Path, policy: str, opens: bool
 ) -> None:
-    data = bytearray(written(tmp_path / "w-0", [30, 30, 30]))
+    data = bytearray(write_killed_log(tmp_path / "w-0", [30, 30, 30]))
     data[len(data) // 3 + 70] ^= 1
-    path = crashed(tmp_path / "c-0", bytes(data), policy=policy)
+    path = write_crashed_partition(tmp_path / "c-0", bytes(data), policy=policy)
     if not opens:
         with pytest.raises(logcore.CorruptLogError):
             logcore.open(path)
@@ -230,32 +230,35 @@ def test_a_lost_batch_before_a_whole_one_depends_on_the_policy(
         assert log.recovery_report.quarantine_path is not None
 
 
-def test_more_than_may_be_unsynced_behind_damage_is_an_error(tmp_path: Path) -> None:
-    data = bytearray(written(tmp_path / "w-0", [30, 700_000, 700_000, 30]))
+def test_more_bytes_after_damage_than_one_sync_group_is_an_error(
+    tmp_path: Path,
+) -> None:
+    data = bytearray(write_killed_log(tmp_path / "w-0", [30, 700_000, 700_000, 30]))
     data[150] ^= 1
     size = len(data)
-    path = crashed(tmp_path / "c-0", bytes(data), policy="group")
-    with logcore.open(
-        path
-    ) as log:  # the next whole batch is 700 kB on: one group could have held both
+    path = write_crashed_partition(tmp_path / "c-0", bytes(data), policy="group")
+    # The next whole batch begins 700 kB later, so that one group can hold both.
+    with logcore.open(path) as log:
         assert log.log_end_offset == 1
     data[750_000] ^= 1
-    path = crashed(tmp_path / "d-0", bytes(data), policy="group")
+    path = write_crashed_partition(tmp_path / "d-0", bytes(data), policy="group")
     with pytest.raises(logcore.CorruptLogError):
         logcore.open(path)
     assert (path / LOG).stat().st_size == size
 
 
-def test_how_much_may_be_unsynced_is_counted_from_the_damage_on(tmp_path: Path) -> None:
-    data = bytearray(written(tmp_path / "w-0", [700_000, 700_000, 30, 30]))
+def test_unsynced_bytes_are_counted_from_the_damage(tmp_path: Path) -> None:
+    data = bytearray(write_killed_log(tmp_path / "w-0", [700_000, 700_000, 30, 30]))
     third = list(read_batches(bytes(data)))[2].position
     assert third > 1 << 20
     data[third + 70] ^= 1
-    with logcore.open(crashed(tmp_path / "c-0", bytes(data), policy="group")) as log:
+    with logcore.open(
+        write_crashed_partition(tmp_path / "c-0", bytes(data), policy="group")
+    ) as log:
         assert log.log_end_offset == 2
 
 
-def test_damage_in_a_segment_before_the_last_is_an_error(tmp_path: Path) -> None:
+def test_damage_before_the_last_segment_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "orders-0"
     with logcore.open(path, create=True, config={"segment.bytes": 250}) as log:
         for at in range(6):
@@ -284,7 +287,7 @@ def test_damage_in_a_segment_before_the_last_is_an_error(tmp_path: Path) -> None
     "content",
     [None, b"", b"\0" * 50, b"nonsense", b'{"durability": 7}', b"0\n1\nx y\n"],
 )
-def test_lost_or_damaged_notes_change_nothing(
+def test_lost_or_damaged_metadata_changes_no_records(
     tmp_path: Path, name: str, content: bytes | None
 ) -> None:
     path = tmp_path / "orders-0"
@@ -312,7 +315,7 @@ def test_lost_or_damaged_notes_change_nothing(
         b"0\n1\norders 0 x\n",
     ],
 )
-def test_a_damaged_recovery_checkpoint_means_a_full_check(
+def test_damaged_recovery_checkpoint_causes_a_full_check(
     tmp_path: Path, content: bytes
 ) -> None:
     path = tmp_path / "orders-0"
@@ -331,7 +334,9 @@ def test_a_damaged_recovery_checkpoint_means_a_full_check(
         assert str(log.recovery_report) == f"{path / LOG}: 0 bytes checked, nothing cut"
 
 
-def test_kafkas_crash_copy_recovers_to_what_the_clean_one_holds(tmp_path: Path) -> None:
+def test_kafka_partition_after_a_crash_recovers_to_its_clean_copy(
+    tmp_path: Path,
+) -> None:
     shutil.copytree(VECTORS / "partition-crash" / "orders-0", tmp_path / "orders-0")
     with (
         logcore.open(
@@ -351,9 +356,9 @@ def test_kafkas_crash_copy_recovers_to_what_the_clean_one_holds(tmp_path: Path) 
         assert ours.read_bytes() == theirs.read_bytes(), name
 
 
-def test_our_indexes_are_kafkas(tmp_path: Path) -> None:
-    """Kafka wrote partition-clean with an index interval of 100; rebuilding must give
-    its files byte for byte.
+def test_rebuilt_indexes_equal_those_of_kafka(tmp_path: Path) -> None:
+    """Kafka wrote partition-clean with an index interval of 100. Rebuilding must give
+    the same files, byte for byte.
     """
     shutil.copytree(VECTORS / "partition-crash" / "orders-0", tmp_path / "orders-0")
     with logcore.open(tmp_path / "orders-0", config={"index.interval.bytes": 100}):
@@ -364,9 +369,9 @@ def test_our_indexes_are_kafkas(tmp_path: Path) -> None:
         assert (tmp_path / "orders-0" / name).read_bytes() == theirs, name
 
 
-def test_the_decision_table_covers_every_combination() -> None:
-    """Each combination of facts has one action; acknowledged data is never cut, and
-    zeros are never copied.
+def test_decision_table_has_one_action_per_combination() -> None:
+    """Each combination of facts has one action. Acknowledged data is never truncated,
+    and zeros are never copied.
     """
     policies = [
         Durability.parse(text)
@@ -395,11 +400,11 @@ def test_the_decision_table_covers_every_combination() -> None:
             assert (action is Action.FAIL) == acknowledged
 
 
-def test_reasons_have_words_for_every_stop() -> None:
+def test_each_walk_result_has_a_reason_text() -> None:
     assert set(layout.WALK_REASONS) == set(range(7))
 
 
-def test_a_log_that_ends_below_its_start_is_an_error(tmp_path: Path) -> None:
+def test_log_that_ends_below_its_start_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "orders-0"
     with logcore.open(path, create=True) as log:
         log.append_many([(None, b"x")] * 3)
@@ -417,15 +422,15 @@ def test_a_log_that_ends_below_its_start_is_an_error(tmp_path: Path) -> None:
         )
 
 
-def test_epochs_whose_file_is_lost_are_those_of_the_batches(tmp_path: Path) -> None:
-    """Those that rise: an epoch that went back can only be a head that is damaged where
-    no CRC covers it.
+def test_lost_epoch_file_is_rebuilt_from_the_batches(tmp_path: Path) -> None:
+    """Only rising epochs count: a lower epoch can only be damage in a header field that
+    no CRC covers.
     """
     data = b"".join(
         encode([(None, b"x")], base_offset=at, leader_epoch=epoch)
         for at, epoch in enumerate([0, 2, 1, 2, 5])
     )
-    with logcore.open(crashed(tmp_path / "c-0", data)) as log:
+    with logcore.open(write_crashed_partition(tmp_path / "c-0", data)) as log:
         assert log.leader_epoch == 5
         assert [log.end_of_epoch(epoch) for epoch in range(6)] == [
             (0, 1),
@@ -437,9 +442,9 @@ def test_epochs_whose_file_is_lost_are_those_of_the_batches(tmp_path: Path) -> N
         ]
 
 
-def test_epochs_that_begin_above_the_end_begin_there(tmp_path: Path) -> None:
-    """Left where they were, they would count once the end has passed them: for records
-    of another epoch.
+def test_epochs_above_the_log_end_are_moved_to_the_end(tmp_path: Path) -> None:
+    """If they kept their offsets, they would later apply to records of another epoch,
+    once the log end has passed them.
     """
     path = str(tmp_path / "t-0")
     with logcore.open(path, create=True) as log:
@@ -447,7 +452,7 @@ def test_epochs_that_begin_above_the_end_begin_there(tmp_path: Path) -> None:
             log.append(b"%d" % number)
     checkpoint.write_epochs(logcore.fs.OS, path, [(0, 0), (1, 3), (2, 7), (3, 9)])
     with logcore.open(path) as log:
-        assert log.leader_epoch == 3, "an epoch that clients know never falls"
+        assert log.leader_epoch == 3, "an epoch that clients have seen never decreases"
         for number in range(5):
             log.append(b"%d" % number)
         assert [log.end_of_epoch(epoch) for epoch in range(4)] == [
@@ -459,9 +464,10 @@ def test_epochs_that_begin_above_the_end_begin_there(tmp_path: Path) -> None:
     assert checkpoint.read_epochs(logcore.fs.OS, path) == [(0, 0), (1, 3), (3, 5)]
 
 
-def test_what_a_crash_left_below_the_start_says_nothing() -> None:
-    """Segments go one by one, and a crash keeps any of their names: here that with a
-    transaction and not that with its end, so that all behind it seemed to wait for it.
+def test_segments_below_the_log_start_are_ignored() -> None:
+    """Segments are deleted one by one, and a crash can keep any of their names. Here it
+    keeps the segment with a transaction but not the one with its end, so that the
+    transaction seemed to be open and held back all later records.
     """
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, fs=disk) as log:
@@ -518,10 +524,10 @@ def test_what_a_crash_left_below_the_start_says_nothing() -> None:
     ],
     ids=["position", "time", "first_time", "offset_of_a_time"],
 )
-def test_a_hole_in_an_index_is_seen(suffix: str, start: int, stop: int) -> None:
-    """A write of entries was lost, or cut, and a later one was not: what is missing are
-    zeros that look like an entry. A time of 0 hides from Kafka what is older than the
-    record it was to be for.
+def test_hole_in_an_index_is_rebuilt(suffix: str, start: int, stop: int) -> None:
+    """A write of entries was lost or torn, and a later write was not. The missing bytes
+    are zeros that could pass for an entry. With a time of 0, Kafka does not find
+    records older than the record of that entry.
     """
     disk = SimulatedDisk()
     config = {"index.interval.bytes": 100}
@@ -549,24 +555,23 @@ def test_a_hole_in_an_index_is_seen(suffix: str, start: int, stop: int) -> None:
     assert torn.content(path)[: len(written)] == written, "rebuilt"
 
 
-def test_a_batch_larger_than_what_is_read_at_once_is_walked_over(
+def test_batch_larger_than_one_read_is_recovered(
     tmp_path: Path,
 ) -> None:
-    """From an index entry on, opening reads an index interval at a time, and a batch
-    may be larger than that.
+    """Opening reads one index interval at a time, from an index entry on. A batch may
+    be larger than an interval.
     """
     disk = SimulatedDisk()
     with logcore.open(
         "t-0", create=True, config={"index.interval.bytes": 1_000}, fs=disk
     ) as log:
         for at in range(3):
-            log.append(
-                b"%d" % at * 500
-            )  # the last one has an index entry, and no other comes so soon
+            # The last record gets an index entry, and the next entry follows much
+            # later.
+            log.append(b"%d" % at * 500)
         log.append(b"3" * 9_000)
-        with (
-            log.writer.state.lock
-        ):  # as every few seconds; the indexes are written with it
+        # The writer does this every few seconds, and writes the indexes too.
+        with log.writer.state.lock:
             log.writer.save_recovery_point_locked()
         for at in range(4, 7):
             log.append(b"%d" % at * 9_000)
@@ -577,7 +582,7 @@ def test_a_batch_larger_than_what_is_read_at_once_is_walked_over(
         assert log.recovery_report is not None
         assert log.recovery_report.cut_position is None
         assert 27_000 < log.recovery_report.checked_bytes < 28_500, (
-            "only what lies above the recovery point"
+            "only bytes above the recovery point"
         )
         assert [len(record.value or b"") for record in log.read(0)] == [500] * 3 + [
             9_000
@@ -585,7 +590,7 @@ def test_a_batch_larger_than_what_is_read_at_once_is_walked_over(
         assert log.append(b"next").offset == 7
 
 
-def test_a_tail_that_another_program_takes_away_while_it_is_copied_ends_there() -> None:
+def test_tail_removed_by_another_program_during_its_copy() -> None:
     data = encode([(None, b"kept")], leader_epoch=0)
     tail = b"tail" * 25
 
@@ -611,10 +616,10 @@ def test_a_tail_that_another_program_takes_away_while_it_is_copied_ends_there() 
         assert log.append(b"next").offset == 1
 
 
-def test_a_last_batch_that_another_program_takes_away_while_it_is_checked_is_an_error() -> (
-    None
-):
-    """It was on disk, so what follows is not judged as a torn tail alone."""
+def test_durable_batch_removed_by_another_program_is_an_error() -> None:
+    """The batch was durable, so that the bytes after it must not be treated as a mere
+    torn tail.
+    """
     data = b"".join(
         encode([(None, b"kept")], base_offset=at, leader_epoch=0) for at in range(3)
     )
@@ -635,9 +640,9 @@ def test_a_last_batch_that_another_program_takes_away_while_it_is_checked_is_an_
     assert disk.content(f"t-0/{LOG}") == data + b"torn"
 
 
-def test_a_file_that_shrinks_while_it_is_copied_ends_the_opening() -> None:
-    """After a failed sync what is kept goes into a new file; a part of it must not pass
-    for all of it.
+def test_file_that_shrinks_while_it_is_copied_fails_the_open() -> None:
+    """After a failed sync, recovery copies the valid part to a new file. A short copy
+    must not replace the original.
     """
 
     class Shrinking(SimulatedDisk):
@@ -655,7 +660,7 @@ def test_a_file_that_shrinks_while_it_is_copied_ends_the_opening() -> None:
         assert [record.value for record in log.read(0)] == [b"kept"]
 
 
-def test_a_hole_between_segments_is_an_error_and_never_a_short_log(
+def test_missing_segment_in_the_middle_is_an_error(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "orders-0"
@@ -663,10 +668,11 @@ def test_a_hole_between_segments_is_an_error_and_never_a_short_log(
         for at in range(8):
             log.append(b"%d" % at * 32)
     middle = path / f"{2:020d}.log"
+    # Deleted, and truncated at a batch boundary.
     for data in (
         None,
         middle.read_bytes()[:100],
-    ):  # gone, and cut at the border of a batch
+    ):
         sound = middle.read_bytes()
         middle.unlink()
         if data is not None:
@@ -683,7 +689,7 @@ def test_a_hole_between_segments_is_an_error_and_never_a_short_log(
         assert len(list(log.read(0))) == 8
 
 
-def test_truncating_into_a_gap_that_compaction_left_keeps_the_offsets(
+def test_truncation_inside_a_compaction_gap_keeps_the_offsets(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "kafka-0"
@@ -700,10 +706,9 @@ def test_truncating_into_a_gap_that_compaction_left_keeps_the_offsets(
         assert log.log_end_offset == 8
 
 
-@pytest.mark.parametrize(
-    "length", [b"\xff", b"\x01"]
-)  # impossible, and beyond the end of the file
-def test_a_truncation_does_not_give_up_what_lies_behind_damage(
+# An impossible length, and one beyond the end of the file.
+@pytest.mark.parametrize("length", [b"\xff", b"\x01"])
+def test_truncation_does_not_discard_batches_after_damage(
     tmp_path: Path, length: bytes
 ) -> None:
     path = tmp_path / "orders-0"
@@ -722,8 +727,8 @@ def test_a_truncation_does_not_give_up_what_lies_behind_damage(
         assert (path / LOG).stat().st_size == size
 
 
-def test_what_recovery_put_aside_is_never_written_over(tmp_path: Path) -> None:
-    path = crashed(tmp_path / "c-0", b"first tail")
+def test_quarantine_files_are_never_overwritten(tmp_path: Path) -> None:
+    path = write_crashed_partition(tmp_path / "c-0", b"first tail")
     for tail in (b"second tail", b"third"):
         with logcore.open(path):
             pass
@@ -735,16 +740,16 @@ def test_what_recovery_put_aside_is_never_written_over(tmp_path: Path) -> None:
     assert kept == [b"first tail", b"second tail", b"third"]
 
 
-def test_zeros_before_data_are_kept_with_it(tmp_path: Path) -> None:
-    data = written(tmp_path / "w-0", [3])
-    path = crashed(tmp_path / "c-0", data + bytes(3 << 20) + b"data")
+def test_zeros_before_data_are_quarantined_with_it(tmp_path: Path) -> None:
+    data = write_killed_log(tmp_path / "w-0", [3])
+    path = write_crashed_partition(tmp_path / "c-0", data + bytes(3 << 20) + b"data")
     with logcore.open(path) as log:
         assert log.recovery_report is not None
         assert log.recovery_report.quarantine_path is not None
         assert Path(log.recovery_report.quarantine_path).read_bytes().endswith(b"data")
 
 
-def test_an_offset_damaged_upwards_below_the_recovery_point_is_an_error(
+def test_raised_offset_below_the_recovery_point_is_an_error(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "kafka-0"
@@ -755,7 +760,7 @@ def test_an_offset_damaged_upwards_below_the_recovery_point_is_an_error(
     (path / LOG).write_bytes(b"".join(batches))
     with logcore.open(path):
         pass
-    (path / "logcore.policy").unlink()  # as Kafka leaves a directory
+    (path / "logcore.policy").unlink()  # the state that Kafka leaves
     data = bytearray((path / LOG).read_bytes())
     data[len(batches[0]) * 3 + 6] ^= 0x10
     (path / LOG).write_bytes(data)
@@ -764,14 +769,14 @@ def test_an_offset_damaged_upwards_below_the_recovery_point_is_an_error(
     assert (path / LOG).read_bytes() == data
 
 
-def test_what_recovery_kept_is_not_judged_again_by_a_looser_policy(
+def test_recovered_data_stays_durable_under_a_weaker_policy(
     tmp_path: Path,
 ) -> None:
-    """Written under always, recovered by an opening under os that is killed: what was
-    on disk stays so.
+    """The log was written under `always` and recovered by an opening under `os`, which
+    was killed. Records that were durable before must still count as durable.
     """
-    data = written(tmp_path / "w-0", [30, 30, 30])
-    path = crashed(tmp_path / "c-0", data, policy="always")
+    data = write_killed_log(tmp_path / "w-0", [30, 30, 30])
+    path = write_crashed_partition(tmp_path / "c-0", data, policy="always")
     with logcore.open(path, durability="os"):
         killed = tmp_path / "killed"
         shutil.copytree(
@@ -790,23 +795,27 @@ def test_what_recovery_kept_is_not_judged_again_by_a_looser_policy(
         logcore.open(killed / "c-0")
 
 
-def damaged(path: Path, flips: list[int], *, size: int | None = None) -> bytes:
-    """Five batches written under always, all of them acknowledged, with bits turned;
-    returns the .log file.
+def write_damaged_log(
+    path: Path, flips: list[int], *, size: int | None = None
+) -> bytes:
+    """Write five acknowledged batches under `always`, and flip a bit in some of them.
+    Return the .log file.
     """
-    data = bytearray(written(path.parent / "w-0", [30] * 5))
+    data = bytearray(write_killed_log(path.parent / "w-0", [30] * 5))
     step = len(data) // 5
     for at in flips:
         data[at * step + 70] ^= 1
-    crashed(path, bytes(data[:size]), policy="always")
+    write_crashed_partition(path, bytes(data[:size]), policy="always")
     (path.parent / RECOVERY_POINT).write_text(f"0\n1\n{path.name[:-2]} 0 5\n")
     return bytes(data[:size])
 
 
 @pytest.mark.parametrize("flips", [[0], [2], [1, 2], [1, 3]])
-def test_quarantine_opens_a_log_around_damage(tmp_path: Path, flips: list[int]) -> None:
+def test_quarantine_opens_a_log_with_damage_in_the_middle(
+    tmp_path: Path, flips: list[int]
+) -> None:
     path = tmp_path / "d-0"
-    data = damaged(path, flips)
+    data = write_damaged_log(path, flips)
     (tmp_path / RECOVERY_POINT).write_text("0\n1\nd 0 0\n")
     with pytest.raises(logcore.CorruptLogError):
         logcore.open(path)
@@ -833,16 +842,17 @@ def test_quarantine_opens_a_log_around_damage(tmp_path: Path, flips: list[int]) 
     assert (path / LOG).read_bytes() == data, "the damaged file is never written again"
 
 
-@pytest.mark.parametrize(
-    ("point", "first"), [(0, 1), (5, 3)]
-)  # below the point, heads are looked at
-def test_quarantine_goes_on_behind_an_offset_that_went_back(
+# Below the recovery point, batch headers are checked.
+@pytest.mark.parametrize(("point", "first"), [(0, 1), (5, 3)])
+def test_quarantine_resumes_after_an_offset_that_decreased(
     tmp_path: Path, point: int, first: int
 ) -> None:
     path = tmp_path / "d-0"
-    data = bytearray(damaged(path, [1]))
+    data = bytearray(write_damaged_log(path, [1]))
     step = len(data) // 5
-    data[3 * step + 7] = 0  # of the fourth batch's base offset, which no CRC covers
+    data[3 * step + 7] = (
+        0  # in the base offset of the fourth batch, which no CRC covers
+    )
     (path / LOG).write_bytes(data)
     (tmp_path / RECOVERY_POINT).write_text(f"0\n1\nd 0 {point}\n")
     with logcore.open(path, on_corruption="quarantine") as log:
@@ -858,11 +868,9 @@ def test_quarantine_goes_on_behind_an_offset_that_went_back(
 
 
 @pytest.mark.parametrize("kept", [0, 3])
-def test_a_log_that_lost_its_end_gives_no_offset_out_again(
-    tmp_path: Path, kept: int
-) -> None:
+def test_log_that_lost_its_end_never_reuses_offsets(tmp_path: Path, kept: int) -> None:
     path = tmp_path / "d-0"
-    step = len(damaged(path, [])) // 5
+    step = len(write_damaged_log(path, [])) // 5
     (path / LOG).write_bytes((path / LOG).read_bytes()[: kept * step + 20])
     data = (path / LOG).read_bytes()
     with pytest.raises(logcore.CorruptLogError):
@@ -885,8 +893,8 @@ def test_a_log_that_lost_its_end_gives_no_offset_out_again(
         logcore.open(path)
 
 
-def test_a_directory_with_a_log_that_did_not_open_is_not_called_clean() -> None:
-    """Kafka would believe the indexes in it."""
+def test_directory_with_a_log_that_failed_to_open_is_not_marked_clean() -> None:
+    """Kafka would trust its indexes."""
     disk = SimulatedDisk(
         {f"b-0/{LOG}": b"", "recovery-point-offset-checkpoint": b"0\n1\nb 0 5\n"}
     )
@@ -899,9 +907,9 @@ def test_a_directory_with_a_log_that_did_not_open_is_not_called_clean() -> None:
     assert not disk.exists("/.kafka_cleanshutdown")
 
 
-def test_an_opening_whose_sync_fails_leaves_word_of_it() -> None:
-    """The next one would find in memory what the disk does not have, and its sync would
-    succeed.
+def test_failed_sync_during_open_is_recorded() -> None:
+    """The next opening would otherwise read data from the page cache that is not on
+    disk, and its own sync would succeed.
     """
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, durability="os", fs=disk)
@@ -919,7 +927,7 @@ def test_an_opening_whose_sync_fails_leaves_word_of_it() -> None:
 
 
 def many(count: int) -> tuple[bytearray, int]:
-    """More batches than are looked at at once, and the size of each."""
+    """Return more batches than one check covers, and the size of each."""
     one = bytearray(encode([(None, b"x")], leader_epoch=0))
     data = bytearray()
     for at in range(count):
@@ -928,16 +936,16 @@ def many(count: int) -> tuple[bytearray, int]:
     return data, len(one)
 
 
-def test_a_torn_head_far_into_a_segment_says_nothing_of_what_was_on_disk(
+def test_torn_batch_above_the_recovery_point_is_truncated(
     tmp_path: Path,
 ) -> None:
-    """It is behind the recovery point, whatever offset it has; so it is cut, where
-    damage below would be an error.
+    """The batch is above the recovery point whatever its offset is. It is therefore
+    truncated, while damage below the recovery point would be an error.
     """
     data, size = many(4_200)
     torn = bytearray(data[3 * size : 4 * size])
     torn[-1] ^= 1
-    path = crashed(tmp_path / "d-0", bytes(data + torn))
+    path = write_crashed_partition(tmp_path / "d-0", bytes(data + torn))
     (tmp_path / RECOVERY_POINT).write_text("0\n1\nd 0 4200\n")
     with logcore.open(path) as log:
         assert log.recovery_report is not None
@@ -949,7 +957,7 @@ def test_a_torn_head_far_into_a_segment_says_nothing_of_what_was_on_disk(
         assert log.append(b"next").offset == 4_200
 
 
-def test_damage_far_into_a_segment_is_said_to_be_there(tmp_path: Path) -> None:
+def test_damage_far_into_a_segment_is_reported_at_its_position(tmp_path: Path) -> None:
     (tmp_path / "orders-0").mkdir()
     data, size = many(5_000)
     data[4_500 * size + 61] ^= 1
@@ -966,7 +974,7 @@ def test_damage_far_into_a_segment_is_said_to_be_there(tmp_path: Path) -> None:
         assert [record.offset for record in log.read(4_501, 4_503)] == [4_501, 4_502]
 
 
-def test_first_segments_that_are_gone_are_an_error_or_kept_as_damage(
+def test_missing_first_segments_are_an_error_or_quarantined(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "orders-0"
@@ -983,7 +991,9 @@ def test_first_segments_that_are_gone_are_an_error_or_kept_as_damage(
         assert log.recovery_report is not None
         (damage,) = log.recovery_report.damage
         assert (damage.first_offset, damage.next_offset, damage.position) == (0, 2, 0)
-        assert log.log_start_offset == 0, "what was not deleted is not called so"
+        assert log.log_start_offset == 0, (
+            "the log start moves only when records are deleted"
+        )
         with pytest.raises(logcore.CorruptLogError):
             list(log.read(0))
         assert [record.offset for record in log.read(2)] == [2, 3, 4, 5]

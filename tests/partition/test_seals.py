@@ -1,9 +1,9 @@
-"""Seals and scrubbing: rot in sealed segments is found at every bit, and nothing else
-is ever taken for it.
+"""Segment checksum files and scrubbing: rot in sealed segments is found at every bit,
+and no change by a program is reported as rot.
 
-On a simulated disk the clock stands still: all files have the same time of change, so
-that a seal which stayed beside another file of the same size would be a false alarm. No
-operation and no crash may leave one.
+The clock of the simulated disk does not advance, so that all files have the same
+modification time. A checksum file left next to another file of the same size would
+therefore be a false alarm. No operation and no crash may leave such a file.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ PATH = "/data/t-0"
 Files = dict[str, bytes]
 
 
-def filled(
+def fill_log(
     disk: SimulatedDisk, *, rolls: int = 3, codec: str = "uncompressed", **options: Any
 ) -> logcore.Log:
-    """A log with some sealed segments of two batches with two records each, and an
-    active one of as many.
+    """Create a log with sealed segments and an active one. Each has two batches of two
+    records.
     """
     log = logcore.open(PATH, create=True, fs=disk, **options)
     for number in range(rolls + 1):
@@ -60,9 +60,9 @@ def filled(
 
 
 def files_of(**options: Any) -> Files:
-    """The files of such a log, closed."""
+    """Return the files of such a log after closing it."""
     disk = SimulatedDisk(now_ms=T0)
-    filled(disk, **options).close()
+    fill_log(disk, **options).close()
     return disk.files()
 
 
@@ -76,7 +76,7 @@ def flipped(data: bytes, bit: int) -> bytes:
     return bytes(bad)
 
 
-def scrubbed(
+def scrub_files(
     files: Files, *, read_only: bool = True, **options: Any
 ) -> logcore.ScrubReport:
     disk = SimulatedDisk(files, now_ms=T0)
@@ -84,8 +84,8 @@ def scrubbed(
         return log.scrub()
 
 
-def damaged(files: Files, path: str = PATH) -> set[str]:
-    """What verify calls damaged: the last parts of the paths."""
+def damaged_files(files: Files, path: str = PATH) -> set[str]:
+    """Return the base names of the files that verify reports as damaged."""
     disk = SimulatedDisk(files, now_ms=T0)
     return {
         os.path.basename(one.path)
@@ -104,10 +104,10 @@ def bases_with(files: Files, suffix: str) -> list[int]:
     )
 
 
-# -- what a seal says ------------------------------------------------------------------
+# -- contents of a checksum file -------------------------------------------------------
 
 
-def test_a_roll_seals_what_it_leaves_behind() -> None:
+def test_roll_writes_a_checksum_file_for_the_sealed_segment() -> None:
     files = files_of(rolls=2)
     assert bases_with(files, LOG) == [0, 4, 8] and bases_with(files, SEAL) == [0, 4]
     seal = Seal.unpack(files[at(4, SEAL)])
@@ -121,7 +121,7 @@ def test_a_roll_seals_what_it_leaves_behind() -> None:
     assert files[at(4, SEAL)].count(b"\n") == 1 and files[at(4, SEAL)].endswith(b"\n")
 
 
-def test_a_seal_is_dumped_and_a_torn_one_is_refused() -> None:
+def test_checksum_file_is_dumped_and_a_torn_one_is_refused() -> None:
     files = files_of(rolls=1)
     (row,) = dump(at(0, SEAL), fs=SimulatedDisk(files))
     assert (row["type"], row["end_offset"], row["next_base_offset"]) == ("seal", 4, 4)
@@ -140,19 +140,19 @@ def test_a_seal_is_dumped_and_a_torn_one_is_refused() -> None:
         b'{"size_bytes":[],"modified_ms":1,"crc32c":1,"end_offset":1,"next_base_offset":1}',
     ],
 )
-def test_what_is_no_seal_is_none(text: bytes) -> None:
+def test_invalid_checksum_file_unpacks_to_none(text: bytes) -> None:
     import zlib
 
     assert Seal.unpack(b"%s %08x\n" % (text, zlib.crc32(text))) is None
     assert Seal.unpack(text) is None
 
 
-def test_a_segment_too_large_for_a_roll_is_left_to_the_scrub(
+def test_segment_too_large_for_a_roll_gets_its_checksum_from_the_scrub(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(checksum_file, "ROLL_BYTES", 10)
     disk = SimulatedDisk(now_ms=T0)
-    with filled(disk) as log:
+    with fill_log(disk) as log:
         assert not bases_with(disk.files(), SEAL)
         report = log.scrub()
         assert (report.segments, report.sealed, report.is_sound) == (4, 3, True)
@@ -160,8 +160,10 @@ def test_a_segment_too_large_for_a_roll_is_left_to_the_scrub(
         assert log.scrub().sealed == 0
 
 
-def test_what_was_there_when_the_log_was_opened_is_not_sealed_unseen() -> None:
-    """Opening does not look at it, so that a seal of it would pass its rot for sound."""
+def test_segment_from_before_the_open_gets_no_checksum_file_at_a_roll() -> None:
+    """Opening does not read it, so that a checksum taken now would declare its rot to
+    be sound.
+    """
     files = files_of(rolls=1)
     disk = SimulatedDisk({**files, at(4): flipped(files[at(4)], 8 * 30)}, now_ms=T0)
     with logcore.open(PATH, fs=disk) as log:
@@ -182,25 +184,27 @@ def test_what_was_there_when_the_log_was_opened_is_not_sealed_unseen() -> None:
 
 @pytest.mark.parametrize("step", [19, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("codec", CODECS)
-def test_T11_every_bit_of_a_sealed_segment_is_found(codec: str, step: int) -> None:
-    """Also in the 17 bytes of each head that no CRC covers. `make test` turns one of
-    19, `make slow` all.
+def test_T11_every_bit_flip_of_a_sealed_segment_is_found(codec: str, step: int) -> None:
+    """This includes the 17 bytes of each batch header that no CRC covers. `make test`
+    flips one bit in 19, `make slow` all.
     """
     files = files_of(rolls=1, codec=codec)
-    assert scrubbed(files).is_sound and not damaged(files)
+    assert scrub_files(files).is_sound and not damaged_files(files)
     for bit in range(0, len(files[at(0)]) * 8, step):
         bad = {**files, at(0): flipped(files[at(0)], bit)}
-        (finding,) = scrubbed(bad).findings
+        (finding,) = scrub_files(bad).findings
         assert (finding.path, finding.next_offset) == (at(0), 4), bit
-        assert file_name(0, SEAL) in damaged(bad), bit
+        assert file_name(0, SEAL) in damaged_files(bad), bit
 
 
 @pytest.mark.parametrize("step", [43, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name", sorted(name for name in EXPECTED if name.startswith(("v0", "v1")))[::5]
 )
-def test_every_bit_of_an_old_segment_is_found(name: str, step: int) -> None:
-    """Formats v0 and v1, sealed by a scrub, as Kafka left them."""
+def test_every_bit_flip_of_an_old_segment_is_found(name: str, step: int) -> None:
+    """Segments of formats v0 and v1 as Kafka wrote them, with checksum files from a
+    scrub.
+    """
     data = (VECTORS / "records" / name).read_bytes()
     files = {at(0): data, at(1 << 20): b""}
     disk = SimulatedDisk(files, now_ms=T0)
@@ -209,19 +213,19 @@ def test_every_bit_of_an_old_segment_is_found(name: str, step: int) -> None:
     sealed = disk.files()
     for bit in range(0, len(data) * 8, step):
         bad = {**sealed, at(0): flipped(data, bit)}
-        assert scrubbed(bad).findings, bit
-        assert file_name(0, SEAL) in damaged(bad), bit
+        assert scrub_files(bad).findings, bit
+        assert file_name(0, SEAL) in damaged_files(bad), bit
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
-def test_every_bit_of_a_seal_makes_it_absent_and_hides_nothing(step: int) -> None:
+def test_every_bit_flip_of_a_checksum_file_disables_it(step: int) -> None:
     files = files_of(rolls=1)
     rotten = flipped(files[at(0)], 8 * 70)
     for bit in range(0, len(files[at(0, SEAL)]) * 8, step):
         bad = {**files, at(0, SEAL): flipped(files[at(0, SEAL)], bit)}
         assert Seal.unpack(bad[at(0, SEAL)]) is None, bit
-        assert not damaged(bad) and scrubbed(bad).is_sound, bit
-        assert scrubbed({**bad, at(0): rotten}).findings, bit
+        assert not damaged_files(bad) and scrub_files(bad).is_sound, bit
+        assert scrub_files({**bad, at(0): rotten}).findings, bit
     disk = SimulatedDisk(bad, now_ms=T0)
     assert [one.status for one in verify(at(0, SEAL), fs=disk)] == ["warning"]
     with logcore.open(PATH, fs=disk) as log:
@@ -230,8 +234,10 @@ def test_every_bit_of_a_seal_makes_it_absent_and_hides_nothing(step: int) -> Non
 
 
 @pytest.mark.parametrize("is_dense", [True, False])
-def test_a_turned_offset_is_found(is_dense: bool) -> None:
-    """No CRC covers it: a scrub has its seal, reading the batches around it."""
+def test_flipped_offset_is_found(is_dense: bool) -> None:
+    """No CRC covers the offset. A scrub finds the flip through the checksum file, and a
+    read through the batches around it.
+    """
     disk = SimulatedDisk(now_ms=T0)
     with logcore.open(
         PATH, create=True, fs=disk, config={"index.interval.bytes": 1 << 20}
@@ -241,10 +247,11 @@ def test_a_turned_offset_is_found(is_dense: bool) -> None:
         log.roll()
         log.append(b"4")
     files = disk.files()
+    # The first batch now has the base offset of the last one.
     bad = {
         **files,
         at(0): bytes(7) + b"\3" + files[at(0)][8:],
-    }  # the first batch says that it is the last one
+    }
     if not is_dense:
         del bad[f"{PATH}/logcore.policy"]
     with logcore.open(PATH, fs=SimulatedDisk(bad, now_ms=T0)) as log:
@@ -253,8 +260,8 @@ def test_a_turned_offset_is_found(is_dense: bool) -> None:
         ):
             log.get(3)
         (finding,) = log.scrub().findings
-    # Where offsets may have gaps, the batches before the one that tells of the damage
-    # are not in doubt.
+    # If offsets may have gaps, the batches before the one that shows the damage are not
+    # in doubt.
     first = 0 if is_dense else 4
     assert (finding.path, finding.first_offset, finding.next_offset) == (
         at(0),
@@ -265,8 +272,10 @@ def test_a_turned_offset_is_found(is_dense: bool) -> None:
 
 @pytest.mark.parametrize("gone", [4, 8])
 @pytest.mark.parametrize("is_dense", [True, False])
-def test_a_segment_that_is_gone_is_found(gone: int, is_dense: bool) -> None:
-    """By the seal of the one before it, also where offsets may have gaps."""
+def test_missing_segment_is_found(gone: int, is_dense: bool) -> None:
+    """The checksum file of the previous segment shows it, even if offsets may have
+    gaps.
+    """
     files = files_of(rolls=3)
     if not is_dense:
         del files[f"{PATH}/logcore.policy"]
@@ -275,17 +284,17 @@ def test_a_segment_that_is_gone_is_found(gone: int, is_dense: bool) -> None:
         for path, data in files.items()
         if not os.path.basename(path).startswith(f"{gone:020d}")
     }
-    reasons = [one.reason for one in scrubbed(bad).findings]
+    reasons = [one.reason for one in scrub_files(bad).findings]
     assert reasons == [f"the next segment, which begins at offset {gone}, is gone"]
-    assert damaged(bad) >= {file_name(gone - 4, SEAL)}
+    assert damaged_files(bad) >= {file_name(gone - 4, SEAL)}
     if not is_dense:
-        assert scrubbed(without_seals(bad)).is_sound  # nothing else tells of it
+        assert scrub_files(without_seals(bad)).is_sound  # no other file shows it
 
 
 @pytest.mark.parametrize("keeps_damage", [True, False])
-def test_a_last_segment_that_is_gone_is_found(keeps_damage: bool) -> None:
-    """Also where it held nothing below the recovery point: opening does not go on at
-    offsets that were given out.
+def test_missing_last_segment_is_found(keeps_damage: bool) -> None:
+    """This also holds if the segment had no records below the recovery point. Opening
+    must not continue at offsets that were already assigned.
     """
     files = files_of(rolls=2)
     for path in list(files):
@@ -294,8 +303,8 @@ def test_a_last_segment_that_is_gone_is_found(keeps_damage: bool) -> None:
         ):
             del files[path]
     disk = SimulatedDisk(files, now_ms=T0)
-    assert damaged(files) == {file_name(4, SEAL)}
-    assert [one.reason for one in scrubbed(files).findings] == [
+    assert damaged_files(files) == {file_name(4, SEAL)}
+    assert [one.reason for one in scrub_files(files).findings] == [
         "the next segment, which begins at offset 8, is gone"
     ]
     if not keeps_damage:
@@ -315,44 +324,44 @@ def test_a_last_segment_that_is_gone_is_found(keeps_damage: bool) -> None:
             log.append(b"at an offset that another record had")
 
 
-def test_segments_under_each_others_names_are_found() -> None:
+def test_swapped_segments_are_found() -> None:
     files = files_of(rolls=3)
     assert len(files[at(0)]) == len(files[at(4)])
     bad = {**files, at(0): files[at(4)], at(4): files[at(0)]}
-    assert [one.path for one in scrubbed(bad).findings] == [at(0), at(4)]
-    assert damaged(bad) >= {file_name(0, SEAL), file_name(4, SEAL)}
+    assert [one.path for one in scrub_files(bad).findings] == [at(0), at(4)]
+    assert damaged_files(bad) >= {file_name(0, SEAL), file_name(4, SEAL)}
     with_seals = {
         **bad,
         at(0, SEAL): files[at(4, SEAL)],
         at(4, SEAL): files[at(0, SEAL)],
     }
-    assert {file_name(0, LOG), file_name(0, SEAL), file_name(4, LOG)} & damaged(
+    assert {file_name(0, LOG), file_name(0, SEAL), file_name(4, LOG)} & damaged_files(
         with_seals
     )
-    assert scrubbed(with_seals).findings
+    assert scrub_files(with_seals).findings
 
 
-def test_a_segment_that_reaches_into_the_next_is_found() -> None:
-    """A stale file from another time between two that belong together."""
+def test_segment_that_overlaps_the_next_is_found() -> None:
+    """There is a stale file between two segments that belong together."""
     files = files_of(rolls=2)
     bad = {**files, at(2): b""}
-    assert [one.reason for one in scrubbed(bad).findings][:1] == [
+    assert [one.reason for one in scrub_files(bad).findings][:1] == [
         "segment 2 begins before this one ends"
     ]
-    assert file_name(0, SEAL) in damaged(bad)
+    assert file_name(0, SEAL) in damaged_files(bad)
 
 
 def test_rot_in_the_active_segment_is_found() -> None:
     files = files_of(rolls=1)
     for bit in range(17 * 8, len(files[at(4)]) * 8, 7):
-        report = scrubbed({**files, at(4): flipped(files[at(4)], bit)})
+        report = scrub_files({**files, at(4): flipped(files[at(4)], bit)})
         if bit // 8 % 100 >= 17 or report.findings:
             assert [one.path for one in report.findings] == [at(4)]
-    (finding,) = scrubbed({**files, at(4): files[at(4)][:-1]}).findings
+    (finding,) = scrub_files({**files, at(4): files[at(4)][:-1]}).findings
     assert finding.path == at(4)
 
 
-def test_a_writer_scrubs_what_is_not_shown_yet_and_a_reader_does_not() -> None:
+def test_writer_scrubs_unsynced_records_and_a_reader_does_not() -> None:
     disk = SimulatedDisk(now_ms=T0)
     with logcore.open(PATH, create=True, fs=disk) as log:
         log.append(b"on disk")
@@ -365,10 +374,12 @@ def test_a_writer_scrubs_what_is_not_shown_yet_and_a_reader_does_not() -> None:
             assert reader.scrub().is_sound
 
 
-# -- what changes a file is not rot ----------------------------------------------------
+# -- changes by programs are not rot ---------------------------------------------------
 
 
-def test_what_another_program_rewrote_gets_a_new_seal(tmp_path: Path) -> None:
+def test_segment_rewritten_by_another_program_gets_a_new_checksum_file(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "t-0"
     with logcore.open(path, create=True) as log:
         for number in range(2):
@@ -396,7 +407,7 @@ def test_what_another_program_rewrote_gets_a_new_seal(tmp_path: Path) -> None:
     assert [one.status for one in verify(seal)] == ["damaged"]
 
 
-def test_a_restored_segment_that_is_damaged_gets_no_seal() -> None:
+def test_restored_segment_with_damage_gets_no_checksum_file() -> None:
     files = files_of(rolls=1)
     disk = SimulatedDisk({**files, at(0): flipped(files[at(0)], 999)}, now_ms=T0 + 5)
     with logcore.open(PATH, fs=disk) as log:
@@ -422,26 +433,26 @@ CHANGES: dict[str, Callable[[logcore.Log], Any]] = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_no_change_leaves_a_seal_of_another_file(what: str) -> None:
+def test_no_change_leaves_a_stale_checksum_file(what: str) -> None:
     disk = SimulatedDisk(now_ms=T0)
-    with filled(disk) as log:
+    with fill_log(disk) as log:
         CHANGES[what](log)
-        assert not damaged(disk.files())
+        assert not damaged_files(disk.files())
         assert log.scrub().is_sound
-        for number in range(12):  # over the same offsets, to files of the same sizes
+        for number in range(12):  # over the same offsets, into files of the same sizes
             log.append_batch(encode([(b"k%d" % number, b"another", (), T0)] * 2))
             if number % 2:
                 log.roll()
-            assert not damaged(disk.files())
+            assert not damaged_files(disk.files())
         assert log.scrub().is_sound
         assert bases_with(disk.files(), SEAL) == bases_with(disk.files(), LOG)[:-1]
-    assert not damaged(disk.files())
+    assert not damaged_files(disk.files())
 
 
 @pytest.mark.parametrize("step", [23, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_compacted_segment_has_a_seal_at_once(step: int) -> None:
+def test_compaction_writes_a_checksum_file(step: int) -> None:
     disk = SimulatedDisk(now_ms=T0)
-    with filled(disk) as log:
+    with fill_log(disk) as log:
         compact(log)
         files = disk.files()
         assert bases_with(files, SEAL) == [0]
@@ -454,9 +465,9 @@ def test_a_compacted_segment_has_a_seal_at_once(step: int) -> None:
         assert seal.end_offset == list(log.batches(0, 12))[-1].next_offset
         assert log.scrub().sealed == 0
     for bit in range(0, len(files[at(0)]) * 8, step):
-        assert scrubbed({**disk.files(), at(0): flipped(files[at(0)], bit)}).findings, (
-            bit
-        )
+        assert scrub_files(
+            {**disk.files(), at(0): flipped(files[at(0)], bit)}
+        ).findings, bit
 
 
 def test_forks_and_snapshots_are_sound_on_both_sides(tmp_path: Path) -> None:
@@ -488,7 +499,7 @@ def test_forks_and_snapshots_are_sound_on_both_sides(tmp_path: Path) -> None:
     ]
     shutil.copytree(
         tmp_path / "copy", tmp_path / "again", copy_function=shutil.copy
-    )  # with other times
+    )  # with other modification times
     with logcore.open_dir(tmp_path / "again") as logdir:
         assert [(one.is_sound, one.sealed) for one in logdir.scrub()] == [
             (True, 3),
@@ -521,7 +532,7 @@ def test_staged_writes_are_sound(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", sorted(path.name for path in VECTORS.glob("partition-*"))
 )
-def test_what_kafka_wrote_is_sound(name: str, tmp_path: Path) -> None:
+def test_partitions_of_kafka_are_sound(name: str, tmp_path: Path) -> None:
     shutil.copytree(VECTORS / name, tmp_path / name)
     with logcore.open_dir(tmp_path / name, read_only=True) as logdir:
         assert all(one.is_sound for one in logdir.scrub())
@@ -532,10 +543,10 @@ def test_what_kafka_wrote_is_sound(name: str, tmp_path: Path) -> None:
     assert not [one for one in verify(tmp_path / name) if one.status == "damaged"]
 
 
-# -- beside others ---------------------------------------------------------------------
+# -- concurrent changes ----------------------------------------------------------------
 
 
-def test_a_read_only_scrub_writes_nothing() -> None:
+def test_read_only_scrub_writes_nothing() -> None:
     files = without_seals(files_of())
     disk = SimulatedDisk(files, now_ms=T0)
     with logcore.open(PATH, read_only=True, fs=disk) as log:
@@ -546,15 +557,17 @@ def test_a_read_only_scrub_writes_nothing() -> None:
 
 @pytest.mark.parametrize("read_only", [True, False])
 @pytest.mark.parametrize("what", CHANGES)
-def test_a_change_at_any_step_of_a_scrub_is_no_damage(
+def test_change_at_any_step_of_a_scrub_is_not_damage(
     what: str, read_only: bool, monkeypatch: Any
 ) -> None:
-    """At each time that it reads from a segment, beside the writer or as the writer."""
+    """The change happens at each read of a segment in turn, made by a concurrent writer
+    or by the scrubbing log itself.
+    """
     monkeypatch.setattr(checksum_file, "_STEP_BYTES", 1)
     real = SimulatedDisk.pread
     for count in itertools.count(1):
         disk = SimulatedDisk(now_ms=T0)
-        writer = filled(disk)
+        writer = fill_log(disk)
         log = logcore.open(PATH, read_only=True, fs=disk) if read_only else writer
         left = [count]
 
@@ -565,7 +578,9 @@ def test_a_change_at_any_step_of_a_scrub_is_no_damage(
             left: Any = left,
             writer: Any = writer,
         ) -> bytes:
-            is_free = not writer._state.lock.locked()  # else another thread would wait
+            is_free = (
+                not writer._state.lock.locked()
+            )  # otherwise another thread would wait
             if is_free and self._held(handle)[1].endswith(LOG):
                 left[0] -= 1
                 if left[0] == 0:
@@ -577,13 +592,13 @@ def test_a_change_at_any_step_of_a_scrub_is_no_damage(
             report = log.scrub()
         assert report.is_sound, (count, report)
         writer.close()
-        assert not damaged(disk.files()), count
+        assert not damaged_files(disk.files()), count
         if left[0] > 0:
             break
     assert count > 4
 
 
-def test_a_scrub_goes_on_beside_a_writer_and_a_cleaner(tmp_path: Path) -> None:
+def test_scrub_runs_concurrently_with_a_writer_and_a_cleaner(tmp_path: Path) -> None:
     path = tmp_path / "t-0"
     config = {"cleanup.policy": "compact,delete", "segment.bytes": 4000}
     with logcore.open(path, create=True, config=config, durability="os") as log:
@@ -622,7 +637,7 @@ def test_a_scrub_goes_on_beside_a_writer_and_a_cleaner(tmp_path: Path) -> None:
         assert report.is_sound and not report.skipped and report.segments > 1
 
 
-def test_a_file_that_goes_at_the_end_of_a_scrub_is_passed_over() -> None:
+def test_file_deleted_at_the_end_of_a_scrub_is_skipped() -> None:
     files, asked = files_of(), 0
     disk = SimulatedDisk(files, now_ms=T0)
     real = disk.modified_ms
@@ -640,7 +655,7 @@ def test_a_file_that_goes_at_the_end_of_a_scrub_is_passed_over() -> None:
     assert asked == 2 and report.skipped == 1 and report.is_sound
 
 
-def test_a_disk_that_cannot_be_read_is_no_damage() -> None:
+def test_read_error_during_a_scrub_is_not_damage() -> None:
     files = files_of()
     plan = FaultPlan(Fault("pread", errno.EIO, path="*" + file_name(4, LOG)))
     disk = SimulatedDisk(files, now_ms=T0, faults=plan)
@@ -651,22 +666,22 @@ def test_a_disk_that_cannot_be_read_is_no_damage() -> None:
         log.scrub()
 
 
-def test_a_seal_that_cannot_be_written_is_no_failure() -> None:
+def test_failed_write_of_a_checksum_file_does_not_fail_the_log() -> None:
     for operation in ("create", "pwrite"):
         disk = SimulatedDisk(now_ms=T0)
         disk.faults = FaultPlan(
             Fault(operation, errno.ENOSPC, path="*" + SEAL, times=3)
         )
-        with filled(disk) as log:
+        with fill_log(disk) as log:
             assert len(list(log.read(0))) == 16
             assert log.scrub().is_sound
-        assert not damaged(disk.files())
+        assert not damaged_files(disk.files())
 
 
-def test_a_scrub_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scrub_reports_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checksum_file, "_STEP_BYTES", 1)
     disk = SimulatedDisk(now_ms=T0)
-    with filled(disk) as log:
+    with fill_log(disk) as log:
         steps = list(log.scrubbing())
         done = [step.done_bytes for step in steps]
         assert done == sorted(set(done)) and len(done) >= 4
@@ -674,7 +689,7 @@ def test_a_scrub_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
         assert log.scrub().checked_bytes == done[-1]
 
 
-def test_a_partition_that_cannot_be_opened_has_a_report() -> None:
+def test_partition_that_failed_to_open_has_a_scrub_report() -> None:
     disk = SimulatedDisk(now_ms=T0)
     with logcore.open_dir("/data", create=True, fs=disk) as logdir:
         for name in ("a", "b"):
@@ -689,8 +704,8 @@ def test_a_partition_that_cannot_be_opened_has_a_report() -> None:
     assert not first.is_sound and second.is_sound and "a-0" in str(first)
 
 
-def test_a_closed_log_is_not_scrubbed() -> None:
-    log = filled(SimulatedDisk(now_ms=T0))
+def test_closed_log_refuses_a_scrub() -> None:
+    log = fill_log(SimulatedDisk(now_ms=T0))
     steps = log.scrubbing()
     log.close()
     with pytest.raises(logcore.LogClosedError):
@@ -709,8 +724,8 @@ LIFE: dict[str, Any] = {
 }
 
 
-def lived(disk: SimulatedDisk, promise: Any, *, first: int, then: int) -> None:
-    """All that touches seals, over the same offsets and sizes."""
+def run_life(disk: SimulatedDisk, promise: Any, *, first: int, then: int) -> None:
+    """Run each operation that affects checksum files, over the same offsets and sizes."""
     with logcore.open("t-0", create=True, fs=disk, config=LIFE) as log:
         for number in range(first):
             log.append(b"value", key=b"k%d" % (number % 3), timestamp_ms=T0)
@@ -722,7 +737,7 @@ def lived(disk: SimulatedDisk, promise: Any, *, first: int, then: int) -> None:
         log.retain(segments=1)
 
 
-def after(disk: SimulatedDisk) -> Any:
+def check_after_crash(disk: SimulatedDisk) -> Any:
     before = (
         [one for one in verify("t-0", fs=disk) if one.status == "damaged"]
         if "/t-0" in disk.view()
@@ -745,13 +760,13 @@ def after(disk: SimulatedDisk) -> Any:
         pytest.param("journal", 2, 40, (7, 6), marks=pytest.mark.slow),
     ],
 )
-def test_no_crash_leaves_a_seal_of_another_file(
+def test_no_crash_leaves_a_stale_checksum_file(
     names: Any, limit: int, again_every: int, appended: tuple[int, int]
 ) -> None:
-    life = functools.partial(lived, first=appended[0], then=appended[1])
+    life = functools.partial(run_life, first=appended[0], then=appended[1])
     report = explore(
         life,
-        after,
+        check_after_crash,
         lambda promised, found: None,
         limit=limit,
         again_every=again_every,

@@ -1,5 +1,5 @@
-"""Two writers of one partition, each with an opening of its own of all files, as two
-processes have.
+"""Two writers of one partition, each with its own log object and file handles, like two
+processes.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from logcore.testing import Fault, FaultPlan, SimulatedDisk
 CONFIG = {"segment.bytes": 2_000, "index.interval.bytes": 100}
 
 
-def opened(path: Path, **options: Any) -> logcore.Log:
+def open_shared(path: Path, **options: Any) -> logcore.Log:
     return logcore.open(
         path, create=True, shared=True, fs=OsFS(), **{"config": CONFIG, **options}
     )
 
 
-class Hooked(OsFS):
-    """during: called once, by the next sync of a log, when it is over for the disk and
-    not for the log.
+class HookedFS(OsFS):
+    """A file system that calls `during` once, after the next fdatasync of a log has
+    finished and before the log continues.
     """
 
     during: Callable[[], object] = staticmethod(lambda: None)
@@ -55,7 +55,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def both(path: Path) -> Iterator[tuple[logcore.Log, logcore.Log]]:
-    with opened(path) as one, opened(path) as other:
+    with open_shared(path) as one, open_shared(path) as other:
         yield one, other
 
 
@@ -65,7 +65,7 @@ def batch(
     return recordbatch.encode(
         [(None, value)],
         now_ms=time.time_ns()
-        // 1_000_000,  # the producers of old batches are forgotten
+        // 1_000_000,  # the state of producers of old batches expires
         producer_id=producer_id,
         producer_epoch=0,
         base_sequence=sequence,
@@ -73,7 +73,7 @@ def batch(
     )
 
 
-def test_transactions_of_the_other_are_seen_by_who_has_looked_before(
+def test_transactions_of_another_writer_are_seen_after_an_earlier_read(
     both: tuple[logcore.Log, logcore.Log],
 ) -> None:
     one, other = both
@@ -90,7 +90,7 @@ def test_transactions_of_the_other_are_seen_by_who_has_looked_before(
     assert values == [b"plain", b"between", b"1", b"between"]
 
 
-def test_offsets_go_on_where_the_other_ended(
+def test_offsets_continue_after_those_of_another_writer(
     both: tuple[logcore.Log, logcore.Log], path: Path
 ) -> None:
     for number in range(200):
@@ -105,7 +105,7 @@ def test_offsets_go_on_where_the_other_ended(
         assert reader.high_watermark == 200
 
 
-def test_what_one_has_synced_the_other_need_not(
+def test_flush_skips_bytes_synced_by_another_writer(
     both: tuple[logcore.Log, logcore.Log],
 ) -> None:
     one, other = both
@@ -119,7 +119,7 @@ def test_what_one_has_synced_the_other_need_not(
     assert one.statistics().syncs == syncs
 
 
-def test_a_batch_that_the_other_has_stored_is_not_stored_again(
+def test_batch_stored_by_another_writer_is_a_duplicate(
     both: tuple[logcore.Log, logcore.Log],
 ) -> None:
     one, other = both
@@ -134,7 +134,7 @@ def test_a_batch_that_the_other_has_stored_is_not_stored_again(
     assert one.log_end_offset == 6
 
 
-def test_the_index_names_what_either_has_aborted(
+def test_transaction_index_contains_aborts_of_both_writers(
     both: tuple[logcore.Log, logcore.Log], path: Path
 ) -> None:
     for number in range(24):
@@ -162,38 +162,40 @@ def test_the_index_names_what_either_has_aborted(
     assert found == [2 * number + 1 for number in range(24) if number % 4]
 
 
-def test_an_abort_is_in_the_index_at_once(path: Path) -> None:
-    """For a Kafka that reads the files after a kill. Also where no other process has
+def test_abort_is_in_the_transaction_index_at_once(path: Path) -> None:
+    """Kafka may read the files after a kill. This also holds if no other process has
     appended a marker.
     """
-    with opened(path) as log:
+    with open_shared(path) as log:
         log.append_batch(batch(b"0", 7, 0, transactional=True))
         log.end_transaction(7, 0, commit=False)
         entries = np.frombuffer((path / f"{0:020d}.txnindex").read_bytes(), TXN_ENTRY)
         assert entries.tolist() == [(0, 7, 0, 1, 2)]
 
 
-def test_where_the_other_has_committed_alone_there_is_no_index_of_what_was_aborted(
+def test_no_txnindex_when_other_writer_only_committed(
     path: Path,
 ) -> None:
     index = path / f"{0:020d}.txnindex"
-    with opened(path) as other:
-        with opened(path) as one:
-            for number in range(2):  # the first time, one opens the partition again
+    with open_shared(path) as other:
+        with open_shared(path) as one:
+            for number in range(
+                2
+            ):  # in the first round, `one` opens the partition again
                 other.append_batch(batch(b"%d" % number, 7, number, transactional=True))
                 other.end_transaction(7, 0, commit=True)
                 one.append(b"plain")
             assert one.writer.transactions.lacks_entries
             index.write_bytes(np.array([(0, 7, 0, 1, 1)], TXN_ENTRY).tobytes())
         assert not index.exists()
-    with opened(path) as log:
+    with open_shared(path) as log:
         values = [record.value for record in log.read(0, isolation="read_committed")]
         assert values == [b"0", b"plain", b"1", b"plain"]
 
 
-def test_an_index_that_names_more_than_was_aborted_is_made_shorter(path: Path) -> None:
+def test_txnindex_with_extra_entries_is_truncated(path: Path) -> None:
     index = path / f"{0:020d}.txnindex"
-    with opened(path) as log:
+    with open_shared(path) as log:
         log.append_batch(batch(b"0", 7, 0, transactional=True))
         index.write_bytes(np.array([(0, 7, 0, 1, 2)] * 3, TXN_ENTRY).tobytes())
         log.end_transaction(7, 0, commit=False)
@@ -202,7 +204,7 @@ def test_an_index_that_names_more_than_was_aborted_is_made_shorter(path: Path) -
         ]
 
 
-def test_a_tail_is_woken_by_the_other(both: tuple[logcore.Log, logcore.Log]) -> None:
+def test_tail_is_woken_by_another_writer(both: tuple[logcore.Log, logcore.Log]) -> None:
     one, other = both
     found: list[bytes | None] = []
 
@@ -221,7 +223,7 @@ def test_a_tail_is_woken_by_the_other(both: tuple[logcore.Log, logcore.Log]) -> 
     assert found == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_truncations_deletions_and_settings_reach_the_other(
+def test_truncations_deletions_and_epochs_reach_other_writers(
     both: tuple[logcore.Log, logcore.Log],
 ) -> None:
     one, other = both
@@ -240,21 +242,21 @@ def test_truncations_deletions_and_settings_reach_the_other(
     assert other.end_of_epoch(0) == (0, 151)
 
 
-def test_a_note_of_an_earlier_life_says_nothing(path: Path) -> None:
-    """Another program, which knows nothing of the note, may have cut the log since all
-    processes left it.
+def test_lock_record_of_an_earlier_run_is_ignored(path: Path) -> None:
+    """A program that does not use lock records may have truncated the log after all
+    writers closed it.
     """
-    with opened(path, config={}) as log:
+    with open_shared(path, config={}) as log:
         log.append(b"1")
         size = log.statistics().size_bytes
         log.append(b"2")
     os.truncate(path / "00000000000000000000.log", size)
     (path.parent / "recovery-point-offset-checkpoint").write_text("0\n1\nt 0 1\n")
-    with opened(path, config={}) as log:
+    with open_shared(path, config={}) as log:
         assert log.append(b"3").offset == 1
 
 
-def test_who_waits_too_long_learns_whose_turn_it_is(
+def test_lock_timeout_names_the_process_that_holds_the_lock(
     both: tuple[logcore.Log, logcore.Log], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = both
@@ -269,8 +271,8 @@ def test_who_waits_too_long_learns_whose_turn_it_is(
     assert other.append(b"2").offset == 1
 
 
-def test_who_finds_others_taking_turns_waits_on(path: Path) -> None:
-    """Locks are not given in the order in which they were asked for."""
+def test_waiting_continues_while_other_writers_make_progress(path: Path) -> None:
+    """Locks are not granted in the order of the requests."""
 
     class Starving(OsFS):
         waits = 0
@@ -289,7 +291,7 @@ def test_who_finds_others_taking_turns_waits_on(path: Path) -> None:
     starving = Starving()
     with (
         logcore.open(path, create=True, shared=True, config=CONFIG, fs=starving) as one,
-        opened(path) as other,
+        open_shared(path) as other,
     ):
         starving.waits = 3
         assert one.append(b"1").offset == 3
@@ -297,8 +299,8 @@ def test_who_finds_others_taking_turns_waits_on(path: Path) -> None:
 
 
 def tear_next(log: logcore.Log, left: int) -> None:
-    """What a kill in the middle of the next note of what is on disk leaves: `left` of
-    its first bytes.
+    """Write the first `left` bytes of the next durable end, as a kill during that write
+    would leave them.
     """
     turn: Any = log.writer.sharing._turn  # type: ignore[union-attr]
     with open(Path(log.path) / TURN, "r+b") as file:
@@ -309,10 +311,10 @@ def tear_next(log: logcore.Log, left: int) -> None:
 
 
 @pytest.mark.parametrize("left", [1, 40, 111])
-def test_a_kill_in_the_middle_of_noting_what_is_on_disk_costs_the_others_nothing(
+def test_kill_while_writing_the_durable_end_does_not_affect_others(
     path: Path, left: int
 ) -> None:
-    with opened(path) as one, opened(path) as other:
+    with open_shared(path) as one, open_shared(path) as other:
         following = one.tail(0)
         for value in (b"0", b"1", b"2"):
             one.append(value)
@@ -327,7 +329,7 @@ def test_a_kill_in_the_middle_of_noting_what_is_on_disk_costs_the_others_nothing
             b"2",
             b"2'",
         ]
-        with opened(path) as third:
+        with open_shared(path) as third:
             assert third.durable_end_offset == 6
         tear_next(one, left)
         assert one.append(b"3").offset == 6
@@ -335,8 +337,8 @@ def test_a_kill_in_the_middle_of_noting_what_is_on_disk_costs_the_others_nothing
         assert one.times_truncated == 0
 
 
-def test_what_is_on_disk_has_the_newer_number_of_two(path: Path) -> None:
-    with opened(path) as one:
+def test_durable_end_with_the_newer_number_is_used(path: Path) -> None:
+    with open_shared(path) as one:
         turn: Any = one.writer.sharing._turn  # type: ignore[union-attr]
         with turn.publishing.held():
             for end in range(5):
@@ -345,9 +347,9 @@ def test_what_is_on_disk_has_the_newer_number_of_two(path: Path) -> None:
                 assert turn.look()[1] == shared_lock.DurableEnd(end, 7)
 
 
-def test_many_recoveries_are_no_truncation(path: Path) -> None:
-    """More than are remembered one by one, while a reader looks away."""
-    with opened(path) as one, opened(path) as other:
+def test_many_recoveries_are_not_a_truncation(path: Path) -> None:
+    """More recoveries than the lock record stores happen between two reads of a tail."""
+    with open_shared(path) as one, open_shared(path) as other:
         for number in range(5):
             one.append(b"%d" % number)
         following = one.tail(0)
@@ -368,7 +370,7 @@ def test_many_recoveries_are_no_truncation(path: Path) -> None:
 
 
 @pytest.mark.parametrize("offsets", [[5, 9, 3, *range(20, 29)], [*range(20, 40)]])
-def test_the_oldest_cut_stands_for_all_before_it(offsets: list[int]) -> None:
+def test_oldest_stored_truncation_covers_all_earlier_ones(offsets: list[int]) -> None:
     synced = shared_lock.DurableEnd(100, 1 << 60)
     known = [synced]
     for offset in offsets:
@@ -381,17 +383,17 @@ def test_the_oldest_cut_stands_for_all_before_it(offsets: list[int]) -> None:
         if len(offsets) - number < shared_lock._CUTS:
             assert found == min(offsets[number:])
     assert synced.lowest_cut_since(synced.cuts, 0) is None
-    assert synced.lowest_cut_since(12345, 2) == 2, "counted from another beginning"
+    assert synced.lowest_cut_since(12345, 2) == 2, "counted from another start"
     assert synced.lowest_cut_since(synced.cuts + 1, 2) == 2
 
 
-def test_a_record_that_was_cut_before_its_thread_waits_is_not_acknowledged(
+def test_record_truncated_before_its_thread_waits_is_not_acknowledged(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another thread of its process has taken in the cut, so that no cut comes while it
-    waits.
+    """A refresh in the same process has already processed the truncation, so that the
+    waiting thread sees no new one.
     """
-    with opened(path) as one, opened(path) as other:
+    with open_shared(path) as one, open_shared(path) as other:
         for number in range(5):
             one.append(b"%d" % number)
         acknowledge = one.writer.acknowledge
@@ -407,14 +409,14 @@ def test_a_record_that_was_cut_before_its_thread_waits_is_not_acknowledged(
 
 
 @pytest.mark.parametrize("policy", ["group", "always"])
-def test_an_error_behind_the_write_invites_no_second_one(
+def test_lock_timeout_after_the_write_leaves_durability_unknown(
     path: Path, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other is stopped while it notes what is on disk."""
+    """The other process is paused while it writes the durable end."""
     monkeypatch.setattr("logcore.fs.byte_lock.TURN_SECONDS", 0.01)
     with (
-        opened(path, durability=policy) as one,
-        opened(path, durability=policy) as other,
+        open_shared(path, durability=policy) as one,
+        open_shared(path, durability=policy) as other,
     ):
         one.append(b"0")
         turn: Any = other.writer.sharing._turn  # type: ignore[union-attr]
@@ -428,17 +430,17 @@ def test_an_error_behind_the_write_invites_no_second_one(
         assert [record.value for record in one.read(0)] == [b"0", b"1"]
 
 
-def test_another_durability_is_refused_each_time(path: Path) -> None:
-    with opened(path, durability="group") as one:
+def test_open_with_another_durability_is_refused_each_time(path: Path) -> None:
+    with open_shared(path, durability="group") as one:
         one.append(b"0")
         for _ in range(3):
             with pytest.raises(logcore.InvalidConfigError, match="another durability"):
-                opened(path, durability="os")
+                open_shared(path, durability="os")
         assert one.append(b"1").offset == 1
-        assert one.times_truncated == 0, "nothing was recovered"
+        assert one.times_truncated == 0, "no recovery has run"
 
 
-def test_a_sync_that_fails_stops_the_other_until_it_is_opened_again(path: Path) -> None:
+def test_failed_sync_stops_other_writers_until_they_reopen(path: Path) -> None:
     class Failing(OsFS):
         fails = False
 
@@ -452,7 +454,7 @@ def test_a_sync_that_fails_stops_the_other_until_it_is_opened_again(path: Path) 
     failing = Failing()
     with (
         logcore.open(path, create=True, shared=True, config=CONFIG, fs=failing) as one,
-        opened(path) as other,
+        open_shared(path) as other,
     ):
         other.append(b"1")
         failing.fails = True
@@ -462,19 +464,19 @@ def test_a_sync_that_fails_stops_the_other_until_it_is_opened_again(path: Path) 
         with pytest.raises(logcore.LogFailedError):
             other.append(b"3")
         other.close()
-        with opened(path) as again:
+        with open_shared(path) as again:
             again.append(b"4")
             values = [record.value for record in again.read(0)]
             assert values in ([b"1", b"4"], [b"1", b"2", b"4"])
 
 
-def test_a_sync_that_began_before_a_cut_says_nothing_of_what_came_behind_it(
+def test_sync_begun_before_a_truncation_does_not_cover_later_records(
     path: Path,
 ) -> None:
-    hooked = Hooked()
+    hooked = HookedFS()
     with (
         logcore.open(path, create=True, shared=True, config=CONFIG, fs=hooked) as one,
-        opened(path) as other,
+        open_shared(path) as other,
         logcore.open(path, read_only=True) as reader,
     ):
         one.append(b"0")
@@ -488,20 +490,22 @@ def test_a_sync_that_began_before_a_cut_says_nothing_of_what_came_behind_it(
         with pytest.raises(logcore.DurabilityUnknownError):
             one.flush()
         reader.refresh()
-        assert reader.high_watermark == 1, "what the other appended was not synced"
+        assert reader.high_watermark == 1, (
+            "the records of the other writer were not synced"
+        )
         one.flush()
         reader.refresh()
         assert [record.value for record in reader.read(0)] == [b"0", b"one", b"two"]
 
 
-def test_decisions_wait_for_what_the_log_holds_after_a_cut(path: Path) -> None:
-    """The other also cuts its own log while this one tries again: what is waited for is
-    what there is in the end.
+def test_sync_present_waits_for_the_records_after_a_truncation(path: Path) -> None:
+    """The other writer truncates the log again while this one retries. The final
+    contents of the log are synced.
     """
-    hooked = Hooked()
+    hooked = HookedFS()
     with (
         logcore.open(path, create=True, shared=True, config=CONFIG, fs=hooked) as one,
-        opened(path) as other,
+        open_shared(path) as other,
     ):
         one.append(b"0")
         one.append_many([(None, b"1"), (None, b"2")], durability="os")
@@ -522,7 +526,7 @@ def test_decisions_wait_for_what_the_log_holds_after_a_cut(path: Path) -> None:
         assert [record.value for record in one.read(0)] == [b"0", b"one", b"two"]
 
 
-def test_decisions_are_not_made_from_what_a_failed_sync_left(path: Path) -> None:
+def test_sync_present_raises_after_a_failed_sync(path: Path) -> None:
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, durability="os", fs=disk) as log:
         log.append(b"0")
@@ -531,11 +535,11 @@ def test_decisions_are_not_made_from_what_a_failed_sync_left(path: Path) -> None
             sync_present(log)
 
 
-def test_a_sync_covers_what_was_written_before_it_began(path: Path) -> None:
-    hooked = Hooked()
+def test_sync_covers_only_records_written_before_it_began(path: Path) -> None:
+    hooked = HookedFS()
     with (
         logcore.open(path, create=True, shared=True, config=CONFIG, fs=hooked) as one,
-        opened(path) as other,
+        open_shared(path) as other,
     ):
         one.append(b"0", durability="os")
         hooked.during = lambda: one.append(b"1", durability="os")
@@ -546,7 +550,7 @@ def test_a_sync_covers_what_was_written_before_it_began(path: Path) -> None:
         assert other.high_watermark == 1
 
 
-def test_a_read_that_fails_once_leaves_nothing_half_known(path: Path) -> None:
+def test_append_after_a_failed_read_continues_at_the_right_offset(path: Path) -> None:
     class Flaky(OsFS):
         fails = False
 
@@ -559,7 +563,7 @@ def test_a_read_that_fails_once_leaves_nothing_half_known(path: Path) -> None:
     flaky = Flaky()
     with (
         logcore.open(path, create=True, shared=True, config=CONFIG, fs=flaky) as one,
-        opened(path) as other,
+        open_shared(path) as other,
     ):
         one.append(b"0")
         other.append_many([(None, b"1"), (None, b"2")])
@@ -571,7 +575,7 @@ def test_a_read_that_fails_once_leaves_nothing_half_known(path: Path) -> None:
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_producers_are_not_half_known_after_a_marker_that_could_not_be_read(
+def test_producer_state_is_correct_after_a_failed_read_of_a_marker(
     path: Path, nth: int
 ) -> None:
     class Flaky(OsFS):
@@ -587,7 +591,7 @@ def test_producers_are_not_half_known_after_a_marker_that_could_not_be_read(
     flaky = Flaky()
     with (
         logcore.open(path, create=True, shared=True, config=CONFIG, fs=flaky) as one,
-        opened(path) as other,
+        open_shared(path) as other,
     ):
         one.append_batch(batch(b"0", 7, 0, transactional=True))
         other.append_batch(batch(b"1", 7, 1, transactional=True))
@@ -603,7 +607,7 @@ def test_producers_are_not_half_known_after_a_marker_that_could_not_be_read(
 
 
 @pytest.mark.parametrize("at_once", [1, 1 << 20])
-def test_what_the_other_appended_is_taken_in_whatever_is_read_at_once(
+def test_batches_of_another_writer_are_indexed_for_any_read_size(
     both: tuple[logcore.Log, logcore.Log], monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     monkeypatch.setattr("logcore.segment._WALK_BYTES", at_once)
@@ -619,7 +623,7 @@ def test_what_the_other_appended_is_taken_in_whatever_is_read_at_once(
     assert bytes(indexes[0].data) == bytes(indexes[1].data)
 
 
-def test_what_is_not_synced_is_not_shown_elsewhere(
+def test_unsynced_records_are_not_visible_to_other_writers(
     both: tuple[logcore.Log, logcore.Log],
 ) -> None:
     one, other = both
@@ -631,18 +635,23 @@ def test_what_is_not_synced_is_not_shown_elsewhere(
     assert other.high_watermark == 1
 
 
-def test_a_cut_lowers_the_recovery_point_that_another_has_noted(path: Path) -> None:
-    with opened(path) as other:
-        with opened(path) as one:
+def test_truncation_lowers_the_recovery_point_saved_by_another_writer(
+    path: Path,
+) -> None:
+    with open_shared(path) as other:
+        with open_shared(path) as one:
             one.append_many([(None, b"%d" % number) for number in range(10)])
         other.truncate(5)
         noted = (path.parent / "recovery-point-offset-checkpoint").read_text()
         assert noted == "0\n1\nt 0 5\n"
 
 
-def test_a_compaction_goes_on_with_the_files_it_began_with(path: Path) -> None:
+def test_compaction_keeps_its_files_when_another_writer_compacts(path: Path) -> None:
     compacted = {**CONFIG, "cleanup.policy": "compact"}
-    with opened(path, config=compacted) as one, opened(path, config=compacted) as other:
+    with (
+        open_shared(path, config=compacted) as one,
+        open_shared(path, config=compacted) as other,
+    ):
         for number in range(60):
             one.append(b"x" * 50, key=b"%d" % (number % 3))
         other.refresh()
@@ -653,24 +662,24 @@ def test_a_compaction_goes_on_with_the_files_it_began_with(path: Path) -> None:
             assert (path / "00000000000000000000.log").read_bytes() != first
 
 
-def test_a_log_with_one_writer_stays_so(path: Path) -> None:
+def test_shared_and_exclusive_writers_exclude_each_other(path: Path) -> None:
     with logcore.open(path, create=True) as log:
         log.append(b"1")
         with pytest.raises(logcore.LogLockedError):
-            opened(path)
-    with opened(path) as log:
+            open_shared(path)
+    with open_shared(path) as log:
         with pytest.raises(logcore.LogLockedError):
             logcore.open(path, fs=OsFS())
         assert log.append(b"2").offset == 1
     with pytest.raises(logcore.InvalidConfigError):
-        opened(path, replicated=True)
+        open_shared(path, replicated=True)
 
 
-def test_partitions_whose_names_have_nearly_the_same_hash_have_turns_of_their_own(
+def test_partitions_with_nearly_equal_hashes_have_separate_locks(
     tmp_path: Path,
 ) -> None:
-    """The first 40 bits of theirs are the same. Whoever gives a byte back gives back
-    all turns that it stands for.
+    """The first 40 bits of the two hashes are equal. Releasing a byte releases every
+    lock that uses this byte.
     """
     fs = OsFS()
     keys = [("orders", 882_895), ("orders", 1_311_289)]

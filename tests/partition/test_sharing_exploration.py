@@ -1,5 +1,5 @@
-"""Several simulated processes write one partition: in every order of their steps,
-killed, stopped, cut off from power.
+"""Several simulated processes write one partition: their steps run in every order, and
+processes are killed, stopped or lose power.
 
 LOGCORE_SHARING_ROUNDS=n tries n schedules of each kind instead of 3; `make slow` tries
 1,000.
@@ -28,7 +28,7 @@ def test_every_order_of_steps(chances: str, acts: str, rounds: int) -> None:
 
 
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
-def test_a_power_cut_loses_nothing_that_was_acked(rounds: int) -> None:
+def test_power_cut_loses_no_acknowledged_record(rounds: int) -> None:
     states = [
         count for count in run_first("sharing power", rounds) if isinstance(count, int)
     ]
@@ -37,10 +37,10 @@ def test_a_power_cut_loses_nothing_that_was_acked(rounds: int) -> None:
 
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
 @pytest.mark.parametrize("kind", ["acks", "acks cuts", "acks flushed"])
-def test_what_is_acked_is_on_disk(kind: str, rounds: int) -> None:
+def test_acknowledged_records_are_on_disk(kind: str, rounds: int) -> None:
     run_first(f"sharing {kind}", 3 * rounds)
 
 
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
-def test_a_failed_sync_in_one_process_stops_acks_in_all(rounds: int) -> None:
+def test_failed_sync_in_one_process_stops_acks_in_all(rounds: int) -> None:
     run_first("sharing failed sync", rounds)

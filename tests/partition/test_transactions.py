@@ -1,6 +1,4 @@
-"""Transactions: what is open, what was aborted, and that a failed look leaves nothing
-half learnt.
-"""
+"""Transactions: open and aborted records, and reads of markers that fail."""
 
 from __future__ import annotations
 
@@ -62,7 +60,7 @@ def committed(log: logcore.Log) -> list[bytes | None]:
     return [record.value for record in log.read(0, isolation="read_committed")]
 
 
-def test_P52_read_committed_leaves_out_what_was_aborted_or_is_open(
+def test_P52_read_committed_skips_aborted_and_open_transactions(
     partition: Path,
 ) -> None:
     with logcore.open(partition_of(partition, STORY), read_only=True) as log:
@@ -72,7 +70,7 @@ def test_P52_read_committed_leaves_out_what_was_aborted_or_is_open(
 
 
 @pytest.mark.parametrize("nth", range(1, 12))
-def test_a_failed_look_at_a_marker_does_not_turn_aborted_into_committed(
+def test_failed_read_of_a_marker_does_not_turn_aborted_into_committed(
     partition: Path, nth: int
 ) -> None:
     partition_of(partition, STORY)
@@ -89,7 +87,7 @@ def test_a_failed_look_at_a_marker_does_not_turn_aborted_into_committed(
         assert committed(log) == [b"committed", b"committed too", b"plain"]
 
 
-def test_damage_among_the_markers_is_an_error(partition: Path) -> None:
+def test_damaged_marker_is_an_error(partition: Path) -> None:
     batches = [*STORY]
     batches[3] = batches[3][:8] + b"\xff\xff\xff\xff" + batches[3][12:]
     partition_of(partition, batches)
@@ -100,7 +98,9 @@ def test_damage_among_the_markers_is_an_error(partition: Path) -> None:
         committed(log)
 
 
-def test_many_aborted_transactions_of_one_producer(partition: Path) -> None:
+def test_read_committed_with_many_aborted_transactions_of_one_producer(
+    partition: Path,
+) -> None:
     batches = []
     for at in range(0, 3000, 2):
         batches += [data(at, b"%d" % at, 5), marker(at + 1, 5, commit=at % 3 == 0)]
@@ -108,9 +108,9 @@ def test_many_aborted_transactions_of_one_producer(partition: Path) -> None:
         assert committed(log) == [b"%d" % at for at in range(0, 3000, 2) if at % 3 == 0]
 
 
-def test_what_a_crash_left_behind_the_end_hides_nothing_committed() -> None:
-    """Zeros behind the high watermark, before a writer has cut them off: they concern
-    no reader.
+def test_zeros_after_the_end_do_not_hide_committed_records() -> None:
+    """A crash left zeros after the high watermark, and no writer has truncated them
+    yet. They do not affect readers.
     """
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, fs=disk)

@@ -1,4 +1,4 @@
-"""What a producer promises, one promise a test. Random lives are in
+"""Guarantees of a producer, one per test. Random histories are in
 test_producer_lives.py.
 """
 
@@ -55,8 +55,8 @@ def data(disk: SimulatedDisk) -> Iterator[LogDir]:
         yield directory
 
 
-def still(data: LogDir, **given: Any) -> Producer:
-    """A producer without a thread, whose attempts wait for the simulated clock."""
+def unthreaded(data: LogDir, **given: Any) -> Producer:
+    """Create a producer without a thread. Its retries wait for the simulated clock."""
     return data.producer(
         threaded=False, retry_backoff_ms=1, retry_backoff_max_ms=1, **given
     )
@@ -75,10 +75,10 @@ def settle(disk: SimulatedDisk, producer: Producer, rounds: int = 10) -> None:
         producer.poll()
 
 
-# -- where records go, and what is told of them ----------------------------------------
+# -- results and callbacks -------------------------------------------------------------
 
 
-def test_a_result_says_where_the_record_is(tmp_path: Path) -> None:
+def test_result_contains_the_position_of_the_record(tmp_path: Path) -> None:
     with (
         logcore.open_dir(tmp_path / "data", create=True) as data,
         data.producer() as producer,
@@ -99,7 +99,7 @@ def test_a_result_says_where_the_record_is(tmp_path: Path) -> None:
         )
 
 
-def test_futures_work_with_the_standard_library(tmp_path: Path) -> None:
+def test_futures_work_with_the_standard_library_functions(tmp_path: Path) -> None:
     with (
         logcore.open_dir(tmp_path / "data", create=True) as data,
         data.producer(batch_size=500) as producer,
@@ -130,21 +130,23 @@ def test_futures_work_with_the_standard_library(tmp_path: Path) -> None:
         assert asyncio.run(through_a_loop()).partition == 1
 
 
-def test_the_time_of_the_log_is_told(data: LogDir) -> None:
+def test_log_append_time_is_returned(data: LogDir) -> None:
     data.create_topic("clocked", 1, {"message.timestamp.type": "LogAppendTime"})
-    producer = still(data)
+    producer = unthreaded(data)
     future = producer.send("clocked", b"v", timestamp_ms=5)
     producer.close()
-    told = future.result()
-    assert told.timestamp_type == "append"
-    assert told.timestamp_ms == data.partition("clocked", 0).get(0).timestamp_ms != 5
+    reported = future.result()
+    assert reported.timestamp_type == "append"
+    assert (
+        reported.timestamp_ms == data.partition("clocked", 0).get(0).timestamp_ms != 5
+    )
 
 
 @pytest.mark.parametrize("acks", [0, 1, "all"])
-def test_acks_say_what_a_result_waits_for(
+def test_acks_decide_how_long_a_result_waits(
     disk: SimulatedDisk, data: LogDir, acks: Any
 ) -> None:
-    producer = still(data, acks=acks, linger_ms=0)
+    producer = unthreaded(data, acks=acks, linger_ms=0)
     future = producer.send("t", b"v", partition=0)
     disk.operations.clear()
     producer.poll()
@@ -156,7 +158,9 @@ def test_acks_say_what_a_result_waits_for(
     assert values(data) == [b"v"]
 
 
-def test_what_acks_1_wrote_is_shown_when_the_producer_rests(tmp_path: Path) -> None:
+def test_records_with_acks_1_are_visible_once_the_producer_is_idle(
+    tmp_path: Path,
+) -> None:
     with (
         logcore.open_dir(tmp_path / "data", create=True) as data,
         data.producer(acks=1) as producer,
@@ -170,44 +174,44 @@ def test_what_acks_1_wrote_is_shown_when_the_producer_rests(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "fails", [False, True], ids=["the interpreter's hook", "a hook that fails"]
 )
-def test_a_callback_that_raises_keeps_no_other_from_its_call(
+def test_callback_that_raises_does_not_stop_later_callbacks(
     data: LogDir,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     fails: bool,
 ) -> None:
-    """The interpreter's own hook refuses all arguments but its own: the callbacks
-    behind one that raised never came.
+    """The interpreter's own hook refuses arguments of another type, so that the
+    callbacks after one that raised were never called.
     """
 
     def fail(_: object) -> None:
         raise OSError("no place to report to")
 
     def delivered(error: Exception | None, metadata: RecordMetadata) -> None:
-        told.append(metadata.offset)
+        reported.append(metadata.offset)
         raise ZeroDivisionError("of the callback")
 
-    told: list[int] = []
+    reported: list[int] = []
     monkeypatch.setattr(
         sys, "unraisablehook", fail if fails else sys.__unraisablehook__
     )
-    producer = still(data)
+    producer = unthreaded(data)
     for number in range(3):
         producer.send("t", b"%d" % number, partition=0, on_delivery=delivered)
     producer.flush()
-    assert told == [0, 1, 2]
+    assert reported == [0, 1, 2]
     assert capsys.readouterr().err.count("ZeroDivisionError: of the callback") == (
         0 if fails else 3
     )
     producer.close()
 
 
-def test_callbacks_come_once_and_in_order(data: LogDir) -> None:
-    told: list[int] = []
+def test_callbacks_are_called_once_and_in_order(data: LogDir) -> None:
+    reported: list[int] = []
     errors: list[object] = []
 
     def delivered(error: Exception | None, metadata: RecordMetadata) -> None:
-        told.append(metadata.offset)
+        reported.append(metadata.offset)
         if metadata.offset == 3:
             raise ZeroDivisionError
 
@@ -215,7 +219,7 @@ def test_callbacks_come_once_and_in_order(data: LogDir) -> None:
     raised: list[Any] = []
     sys.unraisablehook = raised.append
     try:
-        producer = still(
+        producer = unthreaded(
             data,
             batch_size=150,
             on_delivery=lambda error, metadata: errors.append(error),
@@ -225,14 +229,14 @@ def test_callbacks_come_once_and_in_order(data: LogDir) -> None:
         producer.flush()
     finally:
         sys.unraisablehook = hook
-    assert told == list(range(10)) and errors == [None] * 10
+    assert reported == list(range(10)) and errors == [None] * 10
     assert [one.exc_type for one in raised] == [ZeroDivisionError]
     producer.close()
 
 
-def test_a_callback_does_not_wait_for_what_comes_after_it(data: LogDir) -> None:
+def test_callback_may_not_wait_for_later_records(data: LogDir) -> None:
     found: list[object] = []
-    producer = still(data, linger_ms=0)
+    producer = unthreaded(data, linger_ms=0)
 
     def delivered(error: Exception | None, metadata: RecordMetadata) -> None:
         later = producer.send("t", b"more", partition=0)
@@ -249,7 +253,7 @@ def test_a_callback_does_not_wait_for_what_comes_after_it(data: LogDir) -> None:
     assert values(data) == [b"v", b"more"]
 
 
-def test_a_callback_may_close_the_producer(
+def test_callback_may_close_the_producer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as data:
@@ -274,42 +278,40 @@ def test_a_callback_may_close_the_producer(
     ] == []
 
 
-def test_a_callback_that_closes_fails_what_is_queued_and_all_are_told(
+def test_callback_that_closes_fails_queued_records_and_reports_them(
     disk: SimulatedDisk, data: LogDir
 ) -> None:
-    told: list[tuple[str, str]] = []
-    producer = still(data, linger_ms=0, batch_size=0)
+    reported: list[tuple[str, str]] = []
+    producer = unthreaded(data, linger_ms=0, batch_size=0)
 
     def delivered(name: str) -> Callable[[Exception | None, RecordMetadata], None]:
-        def tell(error: Exception | None, metadata: RecordMetadata) -> None:
-            told.append((name, type(error).__name__))
+        def report(error: Exception | None, metadata: RecordMetadata) -> None:
+            reported.append((name, type(error).__name__))
             if name == "first":
                 producer.send("t", b"v", partition=1, on_delivery=delivered("late"))
                 producer.close()
 
-        return tell
+        return report
 
     producer.send("t", b"v", partition=0, on_delivery=delivered("first"))
     producer.send("t", b"v", partition=1, on_delivery=delivered("second"))
     producer.poll()
-    assert told == [
+    assert reported == [
         ("first", "NoneType"),
         ("second", "NoneType"),
         ("late", "ProducerClosedError"),
     ]
 
 
-def test_null_is_given_to_no_serializer(data: LogDir) -> None:
-    producer = still(data, value_serializer=lambda value: str(value).encode())
+def test_null_is_not_passed_to_a_serializer(data: LogDir) -> None:
+    producer = unthreaded(data, value_serializer=lambda value: str(value).encode())
     producer.send("t", None, partition=0)
     producer.close()
     assert values(data) == [None]
 
 
-def test_many_records_stop_where_the_memory_ends(
-    disk: SimulatedDisk, data: LogDir
-) -> None:
-    producer = still(data, buffer_memory=1_000, max_block_ms=0, batch_size=100)
+def test_send_many_stops_at_the_memory_limit(disk: SimulatedDisk, data: LogDir) -> None:
+    producer = unthreaded(data, buffer_memory=1_000, max_block_ms=0, batch_size=100)
     disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log", times=None))
     future = producer.send_many(
         "t", [(b"%d" % number, b"x" * 100) for number in range(50)]
@@ -321,7 +323,7 @@ def test_many_records_stop_where_the_memory_ends(
     assert 0 < stored < 10
 
 
-def test_interceptors_see_records_before_serializers_and_outcomes(data: LogDir) -> None:
+def test_interceptors_get_unserialized_records_and_outcomes(data: LogDir) -> None:
     class Marks:
         def __init__(self) -> None:
             self.outcomes: list[tuple[int, object]] = []
@@ -342,7 +344,7 @@ def test_interceptors_see_records_before_serializers_and_outcomes(data: LogDir) 
     hook = sys.unraisablehook
     sys.unraisablehook = lambda _: None
     try:
-        producer = still(
+        producer = unthreaded(
             data,
             interceptors=[Fails(), marks],
             value_serializer=lambda value: str(value).encode(),
@@ -359,10 +361,8 @@ def test_interceptors_see_records_before_serializers_and_outcomes(data: LogDir) 
 # -- batches ---------------------------------------------------------------------------
 
 
-def test_a_batch_lingers_and_a_full_one_does_not(
-    disk: SimulatedDisk, data: LogDir
-) -> None:
-    producer = still(data, linger_ms=100, batch_size=300)
+def test_batch_lingers_unless_it_is_full(disk: SimulatedDisk, data: LogDir) -> None:
+    producer = unthreaded(data, linger_ms=100, batch_size=300)
     future = producer.send("t", b"v", partition=0)
     producer.poll()
     assert not future.done()
@@ -374,14 +374,14 @@ def test_a_batch_lingers_and_a_full_one_does_not(
     assert future.done()
     sent = [producer.send("t", b"x" * 100, partition=0) for _ in range(3)]
     assert [one.done() for one in sent] == [True, True, False], (
-        "each did not fit into the batch of the one before it"
+        "each record did not fit into the previous batch"
     )
     producer.close()
     assert all(one.done() for one in sent)
 
 
-def test_a_batch_is_compressed_once_as_a_whole(data: LogDir) -> None:
-    producer = still(data, compression_type="zstd", batch_size=16_384)
+def test_batch_is_compressed_once_as_a_whole(data: LogDir) -> None:
+    producer = unthreaded(data, compression_type="zstd", batch_size=16_384)
     for _ in range(100):
         producer.send("t", b"a" * 100, partition=0)
     producer.close()
@@ -390,8 +390,8 @@ def test_a_batch_is_compressed_once_as_a_whole(data: LogDir) -> None:
     assert batch.size_bytes < 500
 
 
-def test_estimates_of_compression_make_batches_larger(data: LogDir) -> None:
-    producer = still(data, compression_type="zstd", batch_size=1_000)
+def test_compression_estimates_make_batches_larger(data: LogDir) -> None:
+    producer = unthreaded(data, compression_type="zstd", batch_size=1_000)
     counts = []
     for _ in range(3_000):
         producer.send("t", b"a" * 100, partition=0)
@@ -400,9 +400,9 @@ def test_estimates_of_compression_make_batches_larger(data: LogDir) -> None:
     assert counts[-2] > 2 * counts[0]
 
 
-def test_one_bad_record_fails_alone(data: LogDir) -> None:
+def test_invalid_record_fails_alone(data: LogDir) -> None:
     data.create_topic("small", 1, {"max.message.bytes": 300})
-    producer = still(data)
+    producer = unthreaded(data)
     sent = [
         producer.send("small", b"x" * (400 if number == 5 else 50))
         for number in range(12)
@@ -419,7 +419,7 @@ def test_one_bad_record_fails_alone(data: LogDir) -> None:
     )
     assert log.high_watermark == 11
     data.create_topic("compacted", 1, {"cleanup.policy": "compact"})
-    producer = still(data)
+    producer = unthreaded(data)
     sent = [
         producer.send("compacted", b"v", key=None if number == 2 else b"k")
         for number in range(5)
@@ -428,8 +428,8 @@ def test_one_bad_record_fails_alone(data: LogDir) -> None:
     assert [type(one.exception()) for one in sent].count(InvalidRecordError) == 1
 
 
-def test_partitions_that_are_added_are_used(data: LogDir) -> None:
-    producer = still(data, partitioner="round_robin", batch_size=0)
+def test_added_partitions_are_used(data: LogDir) -> None:
+    producer = unthreaded(data, partitioner="round_robin", batch_size=0)
     for _ in range(3):
         producer.send("t", b"v")
     data.add_partitions("t", 5)
@@ -439,24 +439,24 @@ def test_partitions_that_are_added_are_used(data: LogDir) -> None:
     assert {one.result().partition for one in sent} == {0, 1, 2, 3, 4}
     assert late.result().partition == 4
     with pytest.raises(TopicNotFoundError, match="no such partition"):
-        still(data).send("t", b"v", partition=9)
+        unthreaded(data).send("t", b"v", partition=9)
 
 
-def test_the_sticky_partition_changes_when_its_batch_is_full(data: LogDir) -> None:
-    producer = still(data, batch_size=1_000)
+def test_sticky_partition_changes_when_its_batch_is_full(data: LogDir) -> None:
+    producer = unthreaded(data, batch_size=1_000)
     sent = [producer.send("t", b"x" * 100) for _ in range(400)]
     producer.close()
     partitions = [one.result().partition for one in sent]
     runs = sum(before != after for before, after in itertools.pairwise(partitions))
     assert set(partitions) == {0, 1, 2}
-    assert runs < 400 / 7, "a batch takes eight such records"
+    assert runs < 400 / 7, "a batch contains eight such records"
 
 
 # -- memory ----------------------------------------------------------------------------
 
 
-def test_a_full_memory_refuses_or_waits(disk: SimulatedDisk, data: LogDir) -> None:
-    producer = still(data, buffer_memory=1_000, max_block_ms=0)
+def test_full_memory_refuses_or_waits(disk: SimulatedDisk, data: LogDir) -> None:
+    producer = unthreaded(data, buffer_memory=1_000, max_block_ms=0)
     disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log", times=None))
     sent = 0
     with pytest.raises(BufferFullError, match="records in use"):
@@ -470,25 +470,24 @@ def test_a_full_memory_refuses_or_waits(disk: SimulatedDisk, data: LogDir) -> No
     assert len(values(data)) == 5
 
 
-def test_so_many_records_wait_for_their_outcome_at_most(
+def test_number_of_unfinished_records_is_limited(
     disk: SimulatedDisk, data: LogDir
 ) -> None:
-    producer = still(data, buffer_records=3, max_block_ms=0)
+    producer = unthreaded(data, buffer_records=3, max_block_ms=0)
     disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log", times=None))
     for _ in range(3):
         producer.send("t", b"x", partition=0)
     with pytest.raises(BufferFullError, match="3 records in use"):
         producer.send("t", b"x", partition=0)
     settle(disk, producer)
-    many = producer.send_many(
-        "t", [(None, b"y")] * 10, partition=0
-    )  # in parts of three
+    # The records are sent in parts of three.
+    many = producer.send_many("t", [(None, b"y")] * 10, partition=0)
     settle(disk, producer)
     producer.close()
     assert many.exception() is None and len(values(data)) == 13
 
 
-def test_threads_that_wait_for_memory_are_served(tmp_path: Path) -> None:
+def test_threads_that_wait_for_memory_are_served_in_the_end(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as data:
         data.create_topic("t", 2)
         with data.producer(buffer_memory=2_000, linger_ms=60_000) as producer:
@@ -506,8 +505,8 @@ def test_threads_that_wait_for_memory_are_served(tmp_path: Path) -> None:
         assert sum(1 for _ in data.read("t")) == 400
 
 
-def test_a_record_that_is_too_large_is_refused_at_once(data: LogDir) -> None:
-    producer = still(data, max_request_size=1_000)
+def test_too_large_record_is_refused_at_once(data: LogDir) -> None:
+    producer = unthreaded(data, max_request_size=1_000)
     with pytest.raises(RecordTooLargeError, match="max_request_size"):
         producer.send("t", b"x" * 1_000)
     with pytest.raises(RecordTooLargeError):
@@ -516,17 +515,18 @@ def test_a_record_that_is_too_large_is_refused_at_once(data: LogDir) -> None:
     producer.close()
 
 
-# -- many at once ----------------------------------------------------------------------
+# -- send_many and send_columns
+# ---------------------------------------------------------
 
 
-def test_many_records_go_where_each_would_go(data: LogDir) -> None:
-    one_by_one = still(data)
+def test_send_many_chooses_the_same_partitions_as_send(data: LogDir) -> None:
+    one_by_one = unthreaded(data)
     numbers = [
         one_by_one.send("t", b"v", key=b"key %d" % number) for number in range(200)
     ]
     one_by_one.close()
     wanted = [one.result().partition for one in numbers]
-    producer = still(data)
+    producer = unthreaded(data)
     rows = [(b"key %d" % number, b"%d" % number) for number in range(200)]
     future = producer.send_many("t", rows)
     producer.flush()
@@ -541,8 +541,8 @@ def test_many_records_go_where_each_would_go(data: LogDir) -> None:
     producer.close()
 
 
-def test_columns_go_where_each_record_would_go(data: LogDir) -> None:
-    producer = still(data)
+def test_send_columns_chooses_the_same_partitions_as_send(data: LogDir) -> None:
+    producer = unthreaded(data)
     keys = [b"key %d" % number for number in range(100)]
     edges = np.concatenate([[0], np.cumsum([len(key) for key in keys])])
     column = (b"".join(keys), edges)
@@ -562,13 +562,15 @@ def test_columns_go_where_each_record_would_go(data: LogDir) -> None:
             == 2
         )
     with pytest.raises(InvalidRecordError, match="as many rows"):
-        still(data).send_columns("t", keys=(b"a", [0, 1]), values=(b"ab", [0, 1, 2]))
+        unthreaded(data).send_columns(
+            "t", keys=(b"a", [0, 1]), values=(b"ab", [0, 1, 2])
+        )
     with pytest.raises(InvalidRecordError, match="keys or values"):
-        still(data).send_columns("t")
+        unthreaded(data).send_columns("t")
 
 
-def test_many_records_without_keys_are_spread(data: LogDir) -> None:
-    producer = still(data, batch_size=1_000)
+def test_send_many_without_keys_spreads_records(data: LogDir) -> None:
+    producer = unthreaded(data, batch_size=1_000)
     rows = [(None, b"x" * 100)] * 300
     first = producer.send_many("t", rows)
     columns = producer.send_columns(
@@ -580,9 +582,9 @@ def test_many_records_without_keys_are_spread(data: LogDir) -> None:
         assert max(one.last_offset - one.offset + 1 for one in future.result()) <= 4 * 8
 
 
-def test_of_many_records_a_bad_one_fails_alone(data: LogDir) -> None:
+def test_invalid_record_of_send_many_fails_alone(data: LogDir) -> None:
     data.create_topic("small", 1, {"max.message.bytes": 300})
-    producer = still(data)
+    producer = unthreaded(data)
     future = producer.send_many(
         "small", [(None, b"x" * (400 if number == 7 else 20)) for number in range(40)]
     )
@@ -591,15 +593,15 @@ def test_of_many_records_a_bad_one_fails_alone(data: LogDir) -> None:
         future.result()
     assert data.partition("small", 0).high_watermark == 39
     with pytest.raises(InvalidRecordError, match="a record is a tuple"):
-        still(data).send_many("small", [b"v"])
-    assert still(data).send_many("small", []).result() == []
+        unthreaded(data).send_many("small", [b"v"])
+    assert unthreaded(data).send_many("small", []).result() == []
 
 
 # -- disks that fail -------------------------------------------------------------------
 
 
-def test_a_full_disk_is_tried_again(disk: SimulatedDisk, data: LogDir) -> None:
-    producer = still(data, linger_ms=0)
+def test_full_disk_is_retried(disk: SimulatedDisk, data: LogDir) -> None:
+    producer = unthreaded(data, linger_ms=0)
     disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log"))
     future = producer.send("t", b"v", partition=0)
     producer.poll()
@@ -611,10 +613,10 @@ def test_a_full_disk_is_tried_again(disk: SimulatedDisk, data: LogDir) -> None:
     assert values(data) == [b"v"]
 
 
-def test_more_batches_than_a_log_remembers_survive_a_failed_sync(
+def test_failed_sync_of_more_batches_than_a_log_remembers_is_retried(
     disk: SimulatedDisk, data: LogDir
 ) -> None:
-    producer = still(data, linger_ms=1_000)
+    producer = unthreaded(data, linger_ms=1_000)
     sent = []
     for number in range(9):
         sent.append(producer.send("t", b"%d" % number, partition=0))
@@ -631,10 +633,10 @@ def test_more_batches_than_a_log_remembers_survive_a_failed_sync(
     assert values(data) == [b"%d" % number for number in range(9)]
 
 
-def test_what_a_failed_sync_lost_is_written_again(
+def test_batch_lost_by_a_failed_sync_is_written_again(
     disk: SimulatedDisk, data: LogDir
 ) -> None:
-    producer = still(data, linger_ms=0)
+    producer = unthreaded(data, linger_ms=0)
     producer.send("t", b"first", partition=0)
     producer.poll()
     disk.faults = FaultPlan(Fault("fdatasync", errno.EIO, path="*.log"))
@@ -642,7 +644,7 @@ def test_what_a_failed_sync_lost_is_written_again(
     producer.poll()
     disk.faults = None
     log = data.open_again("t", 0)
-    log.truncate(1)  # as a disk may do that has lost it
+    log.truncate(1)  # simulates a disk that lost the batch
     log.append(b"other")
     settle(disk, producer)
     assert future.result().offset == 2
@@ -650,10 +652,8 @@ def test_what_a_failed_sync_lost_is_written_again(
     assert values(data) == [b"first", b"other", b"second"]
 
 
-def test_an_outcome_that_stays_unknown_is_told(
-    disk: SimulatedDisk, data: LogDir
-) -> None:
-    producer = still(data, linger_ms=0, delivery_timeout_ms=100)
+def test_unknown_outcome_is_reported(disk: SimulatedDisk, data: LogDir) -> None:
+    producer = unthreaded(data, linger_ms=0, delivery_timeout_ms=100)
     producer.send("t", b"first", partition=0)
     producer.poll()
     disk.faults = FaultPlan(Fault("pwrite", errno.EIO, path="*.log", times=None))
@@ -666,14 +666,14 @@ def test_an_outcome_that_stays_unknown_is_told(
     settle(disk, producer)
     last = producer.send("t", b"third", partition=0)
     settle(disk, producer)
-    assert last.result().partition == 0, "what follows has a new producer id"
+    assert last.result().partition == 0, "later records have a new producer id"
     producer.close()
 
 
-def test_a_refusal_says_nothing_of_the_attempt_before_it(
+def test_refusal_leaves_the_outcome_of_an_earlier_attempt_unknown(
     disk: SimulatedDisk, data: LogDir
 ) -> None:
-    producer = still(data, linger_ms=0, delivery_timeout_ms=1_000)
+    producer = unthreaded(data, linger_ms=0, delivery_timeout_ms=1_000)
     disk.faults = FaultPlan(Fault("fdatasync", errno.EIO, path="*.log"))
     data.open_logs()
     future = producer.send("t", b"v" * 200, partition=0)
@@ -693,10 +693,10 @@ def test_a_refusal_says_nothing_of_the_attempt_before_it(
     producer.close()
 
 
-def test_without_idempotence_nothing_is_written_twice(
+def test_producer_without_idempotence_writes_nothing_twice(
     disk: SimulatedDisk, data: LogDir
 ) -> None:
-    producer = still(data, linger_ms=0, enable_idempotence=False)
+    producer = unthreaded(data, linger_ms=0, enable_idempotence=False)
     disk.faults = FaultPlan(Fault("fdatasync", errno.EIO, path="*.log"))
     future = producer.send("t", b"v", partition=0)
     producer.poll()
@@ -708,10 +708,10 @@ def test_without_idempotence_nothing_is_written_twice(
     producer.close()
 
 
-def test_a_record_that_cannot_be_written_in_time_fails(
+def test_record_not_written_within_the_delivery_timeout_fails(
     disk: SimulatedDisk, data: LogDir
 ) -> None:
-    producer = still(data, linger_ms=0, delivery_timeout_ms=50)
+    producer = unthreaded(data, linger_ms=0, delivery_timeout_ms=50)
     disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log", times=None))
     future = producer.send("t", b"v", partition=0)
     producer.poll()
@@ -729,11 +729,11 @@ def test_a_record_that_cannot_be_written_in_time_fails(
     assert producer.metrics().errors == {"DeliveryTimeoutError": 1}
 
 
-def test_a_deleted_topic_and_a_closed_directory_are_told(disk: SimulatedDisk) -> None:
+def test_deleted_topic_and_closed_directory_are_reported(disk: SimulatedDisk) -> None:
     data = logcore.open_dir("/data", create=True, fs=disk)
     data.create_topic("t", 1)
     data.create_topic("u", 1)
-    producer = still(data, linger_ms=0)
+    producer = unthreaded(data, linger_ms=0)
     lost = producer.send("t", b"v")
     data.delete_topic("t")
     producer.poll()
@@ -748,13 +748,13 @@ def test_a_deleted_topic_and_a_closed_directory_are_told(disk: SimulatedDisk) ->
 
 
 @pytest.mark.parametrize("step", ["append_batch", "flush"])
-def test_topic_deleted_while_a_batch_is_written_is_told_at_once(
+def test_topic_deleted_during_a_batch_write_is_reported_at_once(
     disk: SimulatedDisk, data: LogDir, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batch was tried again until its delivery timeout, and then ended with "the
-    batch may be stored".
+    """The batch was retried until its delivery timeout, and then failed with "the batch
+    may be stored".
     """
-    producer = still(data, linger_ms=0)
+    producer = unthreaded(data, linger_ms=0)
     lost = producer.send("t", b"v", partition=0)
     act = getattr(Log, step)
 
@@ -772,11 +772,11 @@ def test_topic_deleted_while_a_batch_is_written_is_told_at_once(
     producer.close()
 
 
-# -- ends ------------------------------------------------------------------------------
+# -- close ----------------------------------------------------------------------------
 
 
-def test_close_writes_what_is_queued(data: LogDir) -> None:
-    producer = still(data, linger_ms=60_000)
+def test_close_writes_queued_records(data: LogDir) -> None:
+    producer = unthreaded(data, linger_ms=60_000)
     future = producer.send("t", b"v", partition=0)
     producer.close()
     producer.close()
@@ -789,8 +789,10 @@ def test_close_writes_what_is_queued(data: LogDir) -> None:
             call()
 
 
-def test_close_at_once_fails_what_is_queued(disk: SimulatedDisk, data: LogDir) -> None:
-    producer = still(data, linger_ms=60_000)
+def test_immediate_close_fails_queued_records(
+    disk: SimulatedDisk, data: LogDir
+) -> None:
+    producer = unthreaded(data, linger_ms=60_000)
     disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log", times=None))
     future = producer.send("t", b"v", partition=0)
     producer.close(0)
@@ -799,7 +801,7 @@ def test_close_at_once_fails_what_is_queued(disk: SimulatedDisk, data: LogDir) -
     assert values(data) == []
 
 
-def test_a_producer_that_is_forgotten_is_told_of(tmp_path: Path) -> None:
+def test_producer_that_was_not_closed_warns(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as data:
         data.create_topic("t", 1)
         producer = data.producer(linger_ms=60_000)
@@ -809,7 +811,7 @@ def test_a_producer_that_is_forgotten_is_told_of(tmp_path: Path) -> None:
         assert future.result(30).offset == 0
 
 
-def test_a_producer_that_is_open_at_exit_is_flushed(tmp_path: Path) -> None:
+def test_open_producer_is_flushed_at_exit(tmp_path: Path) -> None:
     program = """
         import logcore, sys
         data = logcore.open_dir(sys.argv[1], create=True)
@@ -833,12 +835,12 @@ def test_a_producer_that_is_open_at_exit_is_flushed(tmp_path: Path) -> None:
         assert [record.value for record in data.read("t")] == [b"v"]
 
 
-def test_a_forked_child_leaves_the_queue_alone(
+def test_forked_child_does_not_send_queued_records(
     disk: SimulatedDisk, data: LogDir
 ) -> None:
-    producer = still(data, linger_ms=60_000)
+    producer = unthreaded(data, linger_ms=60_000)
     producer.send("t", b"v", partition=0)
-    disk.forks += 1  # as in a child
+    disk.forks += 1  # the file system reports a fork
     calls: list[Callable[[], object]] = [
         lambda: producer.send("t", b"w"),
         producer.flush,
@@ -883,14 +885,14 @@ def test_a_forked_child_leaves_the_queue_alone(
         ({"threaded": 1}, "True or False"),
     ],
 )
-def test_bad_settings_are_refused(
+def test_invalid_producer_settings_are_refused(
     data: LogDir, given: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(InvalidConfigError, match=text):
         data.producer(**given)
 
 
-def test_a_configuration_is_shared_with_a_client_of_kafka(data: LogDir) -> None:
+def test_configuration_of_a_kafka_client_is_accepted(data: LogDir) -> None:
     config = {
         "bootstrap.servers": "x:9092",
         "linger.ms": "7",
@@ -912,8 +914,8 @@ def test_a_configuration_is_shared_with_a_client_of_kafka(data: LogDir) -> None:
     producer.close()
 
 
-def test_bad_records_are_refused(data: LogDir) -> None:
-    producer = still(data, value_serializer=None)
+def test_invalid_records_are_refused(data: LogDir) -> None:
+    producer = unthreaded(data, value_serializer=None)
     for given, kind in [
         ({"value": "text"}, InvalidRecordError),
         ({"value": b"v", "key": 7}, InvalidRecordError),
@@ -927,13 +929,13 @@ def test_bad_records_are_refused(data: LogDir) -> None:
     with pytest.raises(TopicNotFoundError):
         producer.send("none", b"v")
     with pytest.raises(SerializationError, match="ZeroDivisionError"):
-        still(data, value_serializer=lambda value: 1 // 0).send("t", b"v")
+        unthreaded(data, value_serializer=lambda value: 1 // 0).send("t", b"v")
     assert producer.metrics().queued_records == 0
     producer.close()
 
 
-def test_a_buffer_of_the_caller_is_copied(data: LogDir) -> None:
-    producer = still(data)
+def test_buffer_of_the_caller_is_copied(data: LogDir) -> None:
+    producer = unthreaded(data)
     value = bytearray(b"before")
     producer.send("t", value, partition=0, headers=[("h", value)])
     value[:] = b"behind"
@@ -942,12 +944,14 @@ def test_a_buffer_of_the_caller_is_copied(data: LogDir) -> None:
     assert (record.value, record.headers) == (b"before", (("h", b"before"),))
 
 
-def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documentation_page_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     run_blocks(Path(__file__).resolve().parents[2] / "docs" / "producer.md", tmp_path)
 
 
-def test_a_read_only_directory_has_no_producer(
+def test_producer_of_a_read_only_directory_is_refused(
     disk: SimulatedDisk, data: LogDir
 ) -> None:
     with (

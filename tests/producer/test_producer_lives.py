@@ -1,7 +1,7 @@
-"""Producers on a simulated disk that fills up, fails and loses its power, against a
-ledger of what was sent and told.
+"""Random histories of producers on a simulated disk that fills up, fails and loses
+power, compared with a ledger of sent records and reported outcomes.
 
-The invariants stand at the top of tests/support/producerlives.py.
+The invariants are listed at the top of tests/support/producerlives.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or 20_261_123
     "lives",
     [30, pytest.param(5000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
 )
-def test_random_lives(lives: int) -> None:
+def test_random_histories(lives: int) -> None:
     reached: Counter[str] = Counter()
     for number in range(lives):
         life = Life(SEED + number)

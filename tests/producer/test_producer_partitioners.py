@@ -1,4 +1,4 @@
-"""Partitions against the choices of Kafka's own classes and of librdkafka."""
+"""Partitions, compared with the choices of Kafka's own classes and of librdkafka."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def chooser(
     return Chooser(name, ignores_keys, range(count), random.Random(seed).randrange)
 
 
-def test_keys_go_where_other_clients_send_them() -> None:
+def test_keys_choose_the_same_partitions_as_in_other_clients() -> None:
     for row in json.loads(VECTORS.read_text())["keys"]:
         key = bytes.fromhex(row["key_hex"])
         for count, partition in row["murmur2_partition"].items():
@@ -35,7 +35,7 @@ def test_keys_go_where_other_clients_send_them() -> None:
             )
 
 
-def test_records_without_a_key() -> None:
+def test_partitions_of_records_without_a_key() -> None:
     assert [
         chooser(name).choose(None) for name in ("default", "consistent_random")
     ] == [-1, -1]
@@ -54,7 +54,7 @@ def test_records_without_a_key() -> None:
 
 @pytest.mark.parametrize("name", PARTITIONERS)
 @pytest.mark.parametrize("count", [1, 7])
-def test_many_go_where_each_would_go(name: str, count: int) -> None:
+def test_choose_all_equals_choose_for_each_key(name: str, count: int) -> None:
     keys = [None, b"", b"a", b"abc", None, b"a" * 100] * 5
     one = chooser(name, count)
     many = chooser(name, count)
@@ -71,7 +71,7 @@ def test_many_go_where_each_would_go(name: str, count: int) -> None:
         assert alone in (-1, 0)
 
 
-def test_a_chooser_of_the_caller() -> None:
+def test_partitioner_function_of_the_caller() -> None:
     own = chooser(lambda key, partitions: partitions[-1])
     assert own.choose(b"k") == 6
     assert own.choose_all([b"a", None], 2).tolist() == [6, 6]  # type: ignore[union-attr]

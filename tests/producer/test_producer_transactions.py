@@ -1,5 +1,5 @@
-"""What a transactional producer promises, one promise a test. Random lives are in
-test_transaction_lives.py.
+"""Guarantees of a transactional producer, one per test. Random schedules are in
+test_transaction_exploration.py.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def data(disk: SimulatedDisk) -> Iterator[LogDir]:
         yield directory
 
 
-def still(data: LogDir, name: str = "id", **given: Any) -> TransactionalProducer:
-    """A producer without a thread, whose attempts wait for the simulated clock."""
+def unthreaded(data: LogDir, name: str = "id", **given: Any) -> TransactionalProducer:
+    """Create a producer without a thread. Its retries wait for the simulated clock."""
     return data.producer(
         transactional_id=name,
         threaded=False,
@@ -75,8 +75,8 @@ def still(data: LogDir, name: str = "id", **given: Any) -> TransactionalProducer
     )
 
 
-def begun(data: LogDir, name: str = "id", **given: Any) -> TransactionalProducer:
-    producer = still(data, name, **given)
+def begin(data: LogDir, name: str = "id", **given: Any) -> TransactionalProducer:
+    producer = unthreaded(data, name, **given)
     producer.init_transactions()
     producer.begin_transaction()
     return producer
@@ -99,11 +99,11 @@ def offsets(data: LogDir, group: str = "g") -> dict[Any, int]:
     return {tuple(key): each.offset for key, each in found.items()}
 
 
-# -- together, or not at all -----------------------------------------------------------
+# -- atomicity ------------------------------------------------------------------------
 
 
-def test_records_of_a_transaction_count_once_it_is_committed(data: LogDir) -> None:
-    with begun(data) as producer:
+def test_records_are_visible_once_their_transaction_is_committed(data: LogDir) -> None:
+    with begin(data) as producer:
         for partition in range(3):
             producer.send("t", b"v%d" % partition, partition=partition)
         producer.flush()
@@ -117,8 +117,8 @@ def test_records_of_a_transaction_count_once_it_is_committed(data: LogDir) -> No
         assert status(data) is Status.COMPLETE_COMMIT
 
 
-def test_records_of_an_aborted_transaction_never_count(data: LogDir) -> None:
-    with begun(data) as producer:
+def test_records_of_an_aborted_transaction_are_never_visible(data: LogDir) -> None:
+    with begin(data) as producer:
         stored = producer.send("t", b"stored", partition=0)
         producer.flush()
         waiting = producer.send("t", b"waiting", partition=1)
@@ -132,8 +132,8 @@ def test_records_of_an_aborted_transaction_never_count(data: LogDir) -> None:
     assert [committed(data, partition) for partition in range(2)] == [[b"next"], []]
 
 
-def test_each_transaction_has_an_epoch_of_its_own(data: LogDir) -> None:
-    with still(data) as producer:
+def test_each_transaction_has_its_own_epoch(data: LogDir) -> None:
+    with unthreaded(data) as producer:
         for number in range(3):
             with producer.transaction():
                 producer.send("t", b"%d" % number, partition=0)
@@ -147,8 +147,8 @@ def test_each_transaction_has_an_epoch_of_its_own(data: LogDir) -> None:
     assert committed(data) == [b"0", b"1", b"2"]
 
 
-def test_a_block_that_an_exception_leaves_is_aborted(data: LogDir) -> None:
-    with still(data) as producer:
+def test_block_that_raises_is_aborted(data: LogDir) -> None:
+    with unthreaded(data) as producer:
         with pytest.raises(KeyError), producer.transaction():
             producer.send("t", b"v", partition=0)
             producer.flush()
@@ -159,8 +159,8 @@ def test_a_block_that_an_exception_leaves_is_aborted(data: LogDir) -> None:
     assert committed(data) == [b"w"]
 
 
-def test_an_empty_transaction_writes_nothing(data: LogDir) -> None:
-    with begun(data) as producer:
+def test_empty_transaction_writes_nothing(data: LogDir) -> None:
+    with begin(data) as producer:
         log = data.partition("__transaction_state", 0)
         end = log.log_end_offset
         producer.commit_transaction()
@@ -169,8 +169,8 @@ def test_an_empty_transaction_writes_nothing(data: LogDir) -> None:
         assert log.log_end_offset == end
 
 
-def test_closing_aborts_what_is_open(data: LogDir) -> None:
-    with begun(data) as producer:
+def test_close_aborts_the_open_transaction(data: LogDir) -> None:
+    with begin(data) as producer:
         producer.send("t", b"v", partition=0)
         producer.flush()
     assert status(data) is Status.COMPLETE_ABORT
@@ -181,27 +181,27 @@ def test_closing_aborts_what_is_open(data: LogDir) -> None:
     )
 
 
-def test_closing_tells_of_a_transaction_that_it_cannot_abort(
+def test_close_logs_a_transaction_that_it_cannot_abort(
     disk: SimulatedDisk, data: LogDir, caplog: pytest.LogCaptureFixture
 ) -> None:
-    producer = begun(data)
+    producer = begin(data)
     producer.send("t", b"v", partition=0)
     producer.flush()
     disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log", times=None))
     producer.close(timeout=0)
     disk.faults = FaultPlan()
-    told = [
+    logged = [
         record.getMessage()
         for record in caplog.records
         if record.name == "logcore.transactions"
     ]
     assert any(
-        "the open transaction of 'id' was not aborted" in text for text in told
-    ), told
+        "the open transaction of 'id' was not aborted" in text for text in logged
+    ), logged
 
 
-def test_what_is_committed_is_on_disk(disk: SimulatedDisk, data: LogDir) -> None:
-    with begun(data) as producer:
+def test_committed_transaction_is_durable(disk: SimulatedDisk, data: LogDir) -> None:
+    with begin(data) as producer:
         producer.send("t", b"v", partition=0)
         producer.commit_transaction()
         for crashed in disk.crash_states(limit=50):
@@ -216,8 +216,8 @@ def test_what_is_committed_is_on_disk(disk: SimulatedDisk, data: LogDir) -> None
 # -- offsets ---------------------------------------------------------------------------
 
 
-def test_offsets_count_with_their_transaction(data: LogDir) -> None:
-    with begun(data) as producer:
+def test_offsets_are_committed_with_their_transaction(data: LogDir) -> None:
+    with begin(data) as producer:
         producer.send_offsets_to_transaction({("t", 0): 5}, "g")
         assert offsets(data) == {}
         producer.commit_transaction()
@@ -228,11 +228,11 @@ def test_offsets_count_with_their_transaction(data: LogDir) -> None:
         assert offsets(data) == {("t", 0): 5}
 
 
-def test_offsets_of_a_member_that_was_replaced_are_refused(data: LogDir) -> None:
+def test_offsets_of_a_replaced_member_are_refused(data: LogDir) -> None:
     data.append("t", b"v", partition=0)
     with (
         data.consumer(group_id="g", enable_auto_commit=False) as consumer,
-        begun(data) as producer,
+        begin(data) as producer,
     ):
         consumer.subscribe(["t"])
         consumer.poll(0)
@@ -251,12 +251,12 @@ def test_offsets_of_a_member_that_was_replaced_are_refused(data: LogDir) -> None
         assert consumer.committed([("t", 0)])[TopicPartition("t", 0)].offset == 1  # type: ignore[union-attr]
 
 
-def test_a_consumer_waits_for_offsets_that_a_transaction_may_commit(
+def test_consumer_waits_for_offsets_of_an_open_transaction(
     data: LogDir,
 ) -> None:
     for number in range(4):
         data.append("t", b"%d" % number, partition=0)
-    with begun(data) as producer:
+    with begin(data) as producer:
         producer.send_offsets_to_transaction({("t", 0): 3}, "g")
         with data.consumer(
             group_id="g", isolation_level="read_committed", auto_offset_reset="earliest"
@@ -267,12 +267,12 @@ def test_a_consumer_waits_for_offsets_that_a_transaction_may_commit(
             assert [record.offset for record in consumer.poll(0).records()] == [3]
 
 
-def test_a_transaction_that_ends_while_a_consumer_asks_counts(
+def test_transaction_that_ends_during_a_query_of_offsets_counts(
     data: LogDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(4):
         data.append("t", b"%d" % number, partition=0)
-    with begun(data) as producer:
+    with begin(data) as producer:
         producer.send_offsets_to_transaction({("t", 0): 3}, "g")
         groups = data._coordinators.groups(data)
         known = groups.committed
@@ -292,16 +292,16 @@ def test_a_transaction_that_ends_while_a_consumer_asks_counts(
             assert [record.offset for record in found] == [3]
 
 
-def test_a_number_that_is_no_offset_is_refused(data: LogDir) -> None:
-    with begun(data) as producer, pytest.raises(InvalidConfigError, match="from 0 on"):
+def test_negative_offset_is_refused(data: LogDir) -> None:
+    with begin(data) as producer, pytest.raises(InvalidConfigError, match="from 0 on"):
         producer.send_offsets_to_transaction({("t", 0): -1}, "g")
 
 
-# -- who may ---------------------------------------------------------------------------
+# -- fencing and timeouts -------------------------------------------------------------
 
 
-def test_a_new_producer_of_an_id_aborts_and_fences_the_old_one(data: LogDir) -> None:
-    with begun(data) as old, still(data) as new:
+def test_init_of_an_id_aborts_and_fences_the_old_producer(data: LogDir) -> None:
+    with begin(data) as old, unthreaded(data) as new:
         old.send("t", b"old", partition=0)
         old.flush()
         new.init_transactions()
@@ -320,10 +320,10 @@ def test_a_new_producer_of_an_id_aborts_and_fences_the_old_one(data: LogDir) -> 
     assert committed(data) == [b"new"]
 
 
-def test_a_transaction_that_is_open_too_long_is_aborted(
+def test_transaction_is_aborted_after_its_timeout_by_tick(
     disk: SimulatedDisk, data: LogDir
 ) -> None:
-    with begun(data, transaction_timeout_ms=5_000) as producer:
+    with begin(data, transaction_timeout_ms=5_000) as producer:
         producer.send("t", b"v", partition=0)
         producer.flush()
         disk.advance(4_000)
@@ -341,12 +341,12 @@ def test_a_transaction_that_is_open_too_long_is_aborted(
     assert committed(data) == [b"w"]
 
 
-def test_the_next_opening_ends_what_the_one_before_left_open(
+def test_next_opening_aborts_an_expired_transaction(
     disk: SimulatedDisk,
 ) -> None:
     with logcore.open_dir("/data", create=True, fs=disk) as data:
         data.create_topic("t")
-        producer = begun(data, transaction_timeout_ms=5_000)
+        producer = begin(data, transaction_timeout_ms=5_000)
         producer.send("t", b"v", partition=0)
         producer.flush()
         crashed = next(iter(disk.crash_states(limit=1))).disk()
@@ -362,10 +362,10 @@ def test_the_next_opening_ends_what_the_one_before_left_open(
 @pytest.mark.parametrize(
     ("before", "wanted"), list(itertools.product(TransactionState, TransactionState))
 )
-def test_only_what_the_table_allows_may_follow(
+def test_state_transitions_follow_the_table(
     data: LogDir, before: TransactionState, wanted: TransactionState
 ) -> None:
-    with still(data) as producer:
+    with unthreaded(data) as producer:
         transacting: Transacting = producer._transacting
         transacting.state = before
         is_allowed = wanted in NEXT[before]
@@ -379,8 +379,8 @@ def test_only_what_the_table_allows_may_follow(
             transacting.state = TransactionState.UNINITIALIZED
 
 
-def test_calls_that_do_not_fit_are_refused_and_change_nothing(data: LogDir) -> None:
-    with still(data) as producer:
+def test_calls_in_the_wrong_state_are_refused(data: LogDir) -> None:
+    with unthreaded(data) as producer:
         with pytest.raises(ProducerStateError, match="UNINITIALIZED"):
             producer.begin_transaction()
         producer.init_transactions()
@@ -403,7 +403,7 @@ def test_calls_that_do_not_fit_are_refused_and_change_nothing(data: LogDir) -> N
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"transactional_id": ""}, "a text"),
         ({"transactional_id": "x", "acks": 1}, "acks='all'"),
@@ -415,23 +415,25 @@ def test_calls_that_do_not_fit_are_refused_and_change_nothing(data: LogDir) -> N
         ({"transactional_id": "x", "transaction_timeout_ms": 0}, "from 1 on"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(
-    data: LogDir, given: dict[str, Any], said: str
+def test_contradictory_settings_are_refused(
+    data: LogDir, given: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InvalidConfigError, match=said):
+    with pytest.raises(InvalidConfigError, match=message):
         data.producer(**given)
 
 
-def test_a_configuration_of_kafka_makes_a_transactional_producer(data: LogDir) -> None:
+def test_configuration_with_an_id_creates_a_transactional_producer(
+    data: LogDir,
+) -> None:
     config = {"transactional.id": "x", "transaction.timeout.ms": "1000"}
     with data.producer(config=config, threaded=False) as producer:
         assert isinstance(producer, TransactionalProducer)
 
 
-def test_a_directory_that_a_broker_serves_refuses_its_own_producers(
+def test_directory_served_by_a_broker_refuses_its_own_producers(
     data: LogDir,
 ) -> None:
-    producer = still(data)
+    producer = unthreaded(data)
     data.has_coordinator = True
     with pytest.raises(ProducerStateError, match="Kafka client"):
         producer.init_transactions()
@@ -439,10 +441,10 @@ def test_a_directory_that_a_broker_serves_refuses_its_own_producers(
     producer.close()
 
 
-def test_what_a_power_cut_left_open_without_a_record_is_aborted(
+def test_open_transaction_without_a_record_is_aborted(
     disk: SimulatedDisk,
 ) -> None:
-    """As a broker under a policy that does not wait for the disk may leave it."""
+    """A broker under a policy that does not wait for syncs may leave this state."""
     with logcore.open_dir("/data", create=True, fs=disk) as data:
         data.create_topic("t")
         with data.producer(transactional_id="id", threaded=False) as producer:
@@ -460,10 +462,10 @@ def test_what_a_power_cut_left_open_without_a_record_is_aborted(
         assert committed(data) == []
 
 
-def test_offsets_that_a_power_cut_left_open_are_waited_for_no_more(
+def test_offsets_left_open_by_a_power_cut_are_released(
     disk: SimulatedDisk,
 ) -> None:
-    """Also where the groups were read before the transaction was aborted."""
+    """This holds even if the groups were loaded before the transaction was aborted."""
     with logcore.open_dir("/data", create=True, fs=disk) as data:
         data.create_topic("t")
         with data.producer(transactional_id="id", threaded=False) as producer:
@@ -486,11 +488,11 @@ def test_offsets_that_a_power_cut_left_open_are_waited_for_no_more(
         assert groups.unstable("g") == set()
 
 
-def test_markers_are_not_refused_behind_those_of_kafka(disk: SimulatedDisk) -> None:
-    """Its leader epochs, and so those of its coordinator, lie above 0."""
+def test_markers_are_accepted_after_markers_of_kafka(disk: SimulatedDisk) -> None:
+    """Kafka's leader epochs, and therefore its coordinator epochs, are above 0."""
     with logcore.open_dir("/data", create=True, fs=disk) as data:
         data.create_topic("t", 2)
-        with begun(data) as producer:
+        with begin(data) as producer:
             producer.send("t", b"v", partition=0)
             producer.commit_transaction()
             (known,) = data.transactions().values()
@@ -518,17 +520,16 @@ def test_markers_are_not_refused_behind_those_of_kafka(disk: SimulatedDisk) -> N
         assert log.last_stable_offset == log.log_end_offset == 3
 
 
-def test_a_marker_that_was_fenced_is_written_later(
+def test_fenced_marker_is_written_later(
     disk: SimulatedDisk, data: LogDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with begun(data) as producer:
+    with begin(data) as producer:
         producer.send("t", b"v", partition=0)
         producer.flush()
         (known,) = data.transactions().values()
         log = data.partition("t", 0)
-        monkeypatch.setattr(
-            producer_coordinator, "marker_epoch", lambda *_: 0
-        )  # another's marker came meanwhile
+        # Another coordinator has written a marker in between.
+        monkeypatch.setattr(producer_coordinator, "marker_epoch", lambda *_: 0)
         log.end_transaction(
             known.producer_id, known.producer_epoch, commit=True, coordinator_epoch=7
         )
@@ -540,11 +541,11 @@ def test_a_marker_that_was_fenced_is_written_later(
         assert status(data) is Status.COMPLETE_COMMIT
 
 
-# -- with another store ----------------------------------------------------------------
+# -- two-phase commit with another store ----------------------------------------------
 
 
-def test_what_is_prepared_is_decided_by_the_other_store(data: LogDir) -> None:
-    with still(data, two_phase=True) as producer:
+def test_prepared_transaction_is_decided_by_the_other_store(data: LogDir) -> None:
+    with unthreaded(data, two_phase=True) as producer:
         producer.init_transactions()
         for is_kept in (True, False):
             producer.begin_transaction()
@@ -556,30 +557,32 @@ def test_what_is_prepared_is_decided_by_the_other_store(data: LogDir) -> None:
     assert committed(data) == [b"1"]
 
 
-def test_an_empty_transaction_is_prepared_as_an_empty_text(data: LogDir) -> None:
-    with begun(data, two_phase=True) as producer:
+def test_empty_transaction_is_prepared_as_an_empty_text(data: LogDir) -> None:
+    with begin(data, two_phase=True) as producer:
         assert producer.prepare_transaction() == ""
         assert producer.complete_transaction("")
         producer.begin_transaction()
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_what_is_prepared_outlives_its_process(
+def test_prepared_transaction_survives_its_process(
     disk: SimulatedDisk, is_kept: bool
 ) -> None:
-    """Twice: the second process dies too before it has asked the other store."""
+    """It survives twice: the second process also dies before it has read the other
+    store.
+    """
     with logcore.open_dir("/data", create=True, fs=disk) as data:
         data.create_topic("t", 1, {"retention.ms": -1})
-        producer = begun(data, two_phase=True)
+        producer = begin(data, two_phase=True)
         producer.send("t", b"v", partition=0)
         text = producer.prepare_transaction()
         crashed = next(iter(disk.crash_states(limit=1, kind="power"))).disk()
         producer.close()
     with logcore.open_dir("/data", fs=crashed) as data:
         data.tick()
-        crashed.advance(30 * 86_400_000)  # more than a time-out of 2^31 - 1 ms
+        crashed.advance(30 * 86_400_000)  # longer than a timeout of 2^31 - 1 ms
         data.tick()
-        with still(data, two_phase=True) as producer:
+        with unthreaded(data, two_phase=True) as producer:
             producer.init_transactions(keep_prepared=True)
             assert status(data) is Status.ONGOING
             with pytest.raises(ProducerStateError):
@@ -587,7 +590,7 @@ def test_what_is_prepared_outlives_its_process(
         crashed = next(iter(crashed.crash_states(limit=1, kind="power"))).disk()
     with (
         logcore.open_dir("/data", fs=crashed) as data,
-        still(data, two_phase=True) as producer,
+        unthreaded(data, two_phase=True) as producer,
     ):
         producer.init_transactions(keep_prepared=True)
         assert producer.complete_transaction(text if is_kept else "") is is_kept
@@ -597,8 +600,8 @@ def test_what_is_prepared_outlives_its_process(
         assert committed(data) == [*[b"v"] * is_kept, b"next"]
 
 
-def test_who_completes_for_another_fences_it(data: LogDir) -> None:
-    with begun(data, two_phase=True) as old, still(data, two_phase=True) as new:
+def test_producer_that_completes_for_another_fences_it(data: LogDir) -> None:
+    with begin(data, two_phase=True) as old, unthreaded(data, two_phase=True) as new:
         old.send("t", b"v", partition=0)
         text = old.prepare_transaction()
         new.init_transactions(keep_prepared=True)
@@ -610,8 +613,8 @@ def test_who_completes_for_another_fences_it(data: LogDir) -> None:
     assert committed(data) == [b"v", b"w"]
 
 
-def test_nothing_is_completed_that_was_not_prepared(data: LogDir) -> None:
-    with begun(data, two_phase=True) as producer:
+def test_complete_without_prepare_is_refused(data: LogDir) -> None:
+    with begin(data, two_phase=True) as producer:
         producer.send("t", b"v", partition=0)
         producer.flush()
         with pytest.raises(ProducerStateError, match="prepared"):
@@ -620,9 +623,9 @@ def test_nothing_is_completed_that_was_not_prepared(data: LogDir) -> None:
     assert committed(data) == [b"v"]
 
 
-def test_a_failure_while_a_transaction_is_prepared_aborts_it(data: LogDir) -> None:
+def test_failure_during_prepare_aborts_the_transaction(data: LogDir) -> None:
     data.create_topic("small", 1, {"max.message.bytes": 200})
-    with begun(data, two_phase=True, batch_size=1 << 20) as producer:
+    with begin(data, two_phase=True, batch_size=1 << 20) as producer:
         producer.send("small", bytes(500))
         with pytest.raises(TransactionAbortedError):
             producer.prepare_transaction()
@@ -632,7 +635,7 @@ def test_a_failure_while_a_transaction_is_prepared_aborts_it(data: LogDir) -> No
         producer.begin_transaction()
 
 
-def test_only_producers_in_process_may_do_without_a_timeout(data: LogDir) -> None:
+def test_init_without_a_timeout_is_refused_by_default(data: LogDir) -> None:
     effects = TransactionMachine().ask(
         Initialize(transactional_id="id", timeout_ms=NO_TIMEOUT), "waiter", 0
     )
@@ -644,10 +647,10 @@ def test_only_producers_in_process_may_do_without_a_timeout(data: LogDir) -> Non
 # -- failures --------------------------------------------------------------------------
 
 
-def test_after_a_failure_a_transaction_can_only_be_aborted(
+def test_failed_transaction_can_only_be_aborted(
     disk: SimulatedDisk, data: LogDir
 ) -> None:
-    with begun(data, delivery_timeout_ms=50) as producer:
+    with begin(data, delivery_timeout_ms=50) as producer:
         producer.send("t", b"first", partition=0)
         producer.flush()
         disk.faults = FaultPlan(
@@ -672,11 +675,11 @@ def test_after_a_failure_a_transaction_can_only_be_aborted(
     assert committed(data, 1) == []
 
 
-def test_a_record_that_fails_while_a_commit_writes_it_fails_the_commit(
+def test_record_that_fails_during_a_commit_fails_the_commit(
     data: LogDir,
 ) -> None:
     data.create_topic("small", 1, {"max.message.bytes": 200})
-    with begun(data, batch_size=1 << 20) as producer:
+    with begin(data, batch_size=1 << 20) as producer:
         producer.send("t", b"v", partition=0)
         failed = producer.send("small", bytes(500))
         with pytest.raises(TransactionAbortedError, match="larger"):
@@ -686,24 +689,23 @@ def test_a_record_that_fails_while_a_commit_writes_it_fails_the_commit(
     assert committed(data) == []
 
 
-def test_nothing_more_of_a_failed_transaction_is_written(data: LogDir) -> None:
+def test_failed_transaction_writes_no_more_records(data: LogDir) -> None:
     data.create_topic("small", 1, {"max.message.bytes": 200})
-    with begun(data, linger_ms=1_000, batch_size=100) as producer:
+    with begin(data, linger_ms=1_000, batch_size=100) as producer:
         waiting = producer.send("t", b"v", partition=0)
         producer.send("small", bytes(500))
-        producer.send(
-            "small", bytes(500)
-        )  # fills the batch before it, which is written at once
+        # This record fills the previous batch, which is written at once.
+        producer.send("small", bytes(500))
         producer.poll()
         assert isinstance(waiting.exception(0), TransactionAbortedError)
     assert data.partition("t", 0).log_end_offset == 0
 
 
 @pytest.mark.parametrize("operation", ["pwrite", "fdatasync"])
-def test_a_decision_that_is_not_stored_may_be_asked_for_again(
+def test_commit_whose_decision_was_not_stored_can_be_repeated(
     disk: SimulatedDisk, data: LogDir, operation: str
 ) -> None:
-    with begun(data) as producer:
+    with begin(data) as producer:
         producer.send("t", b"v", partition=0)
         producer.flush()
         disk.faults = FaultPlan(
@@ -722,15 +724,15 @@ def test_a_decision_that_is_not_stored_may_be_asked_for_again(
 
 
 @pytest.mark.parametrize("operation", ["pwrite", "fdatasync"])
-def test_a_marker_that_is_not_stored_is_written_later(
+def test_marker_that_was_not_stored_is_written_later(
     disk: SimulatedDisk, data: LogDir, operation: str
 ) -> None:
-    with begun(data) as producer:
+    with begin(data) as producer:
         producer.send("t", b"v", partition=0)
         producer.send("t", b"w", partition=1)
         producer.flush()
         disk.faults = FaultPlan(Fault(operation, errno.EIO, path="/data/t-1/*.log"))
-        producer.commit_transaction()  # what is decided will be
+        producer.commit_transaction()  # the decision is stored, so that the commit will complete
         assert status(data) is Status.PREPARE_COMMIT
         disk.faults = None
         disk.advance(2_000)
@@ -739,13 +741,13 @@ def test_a_marker_that_is_not_stored_is_written_later(
     assert (committed(data, 0), committed(data, 1)) == ([b"v"], [b"w"])
 
 
-def test_a_look_at_overdue_transactions_that_fails_keeps_no_record_back(
+def test_failed_check_of_overdue_transactions_delays_no_record(
     disk: SimulatedDisk, data: LogDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(_coordinator: TransactionCoordinator) -> None:
         raise LogLockedError("another process keeps this locked")
 
-    with begun(data) as producer:
+    with begin(data) as producer:
         monkeypatch.setattr(TransactionCoordinator, "look", failing)
         disk.advance(5_000)
         future = producer.send("t", b"v", partition=0)
@@ -755,11 +757,11 @@ def test_a_look_at_overdue_transactions_that_fails_keeps_no_record_back(
     assert committed(data) == [b"v"]
 
 
-def test_a_directory_closes_while_groups_are_being_read(
+def test_directory_can_be_closed_while_groups_are_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reading them needs the lock of the directory now and then, and has another, which
-    close() must not wait for.
+    """Loading needs the lock of the directory from time to time, and holds another
+    lock, for which close() must not wait.
     """
     reading = threading.Event()
     is_closed = threading.Event()
@@ -793,9 +795,9 @@ def test_a_directory_closes_while_groups_are_being_read(
     assert not consuming.is_alive()
 
 
-def test_a_topic_that_was_deleted_holds_no_transaction_up(data: LogDir) -> None:
+def test_deleted_topic_does_not_block_a_commit(data: LogDir) -> None:
     data.create_topic("gone")
-    with begun(data) as producer:
+    with begin(data) as producer:
         producer.send("gone", b"v", partition=0)
         producer.send("t", b"v", partition=0)
         producer.flush()
@@ -805,24 +807,24 @@ def test_a_topic_that_was_deleted_holds_no_transaction_up(data: LogDir) -> None:
     assert committed(data) == [b"v"]
 
 
-def test_a_damaged_record_is_an_error_that_names_it(data: LogDir) -> None:
+def test_damaged_transaction_record_is_an_error(data: LogDir) -> None:
     data.create_topic("__transaction_state", 1, {"cleanup.policy": "compact"})
     data.append(
         "__transaction_state", b"\x00\x09junk", key=b"\x00\x00\x00\x02id", partition=0
     )
-    with still(data) as producer, pytest.raises(LogcoreError):
+    with unthreaded(data) as producer, pytest.raises(LogcoreError):
         producer.init_transactions()
 
 
-def test_an_interrupt_at_any_line_leaves_no_transaction_open(data: LogDir) -> None:
-    """The program catches it, and commits again; whatever that says, the next producer
-    of the id can begin.
+def test_interrupt_at_any_line_leaves_no_transaction_open(data: LogDir) -> None:
+    """The program catches the interrupt and commits again. Whatever that returns, the
+    next producer of the id can begin.
     """
     nth = 0
     is_met = True
     while is_met:
         nth += 1
-        producer = begun(data, f"id{nth}")
+        producer = begin(data, f"id{nth}")
         producer.send("t", b"%d" % nth, partition=0)
         producer.flush()
         trace = Interrupt(nth, producer_coordinator.__file__, durable_queue.__file__)
@@ -837,7 +839,7 @@ def test_an_interrupt_at_any_line_leaves_no_transaction_open(data: LogDir) -> No
         with contextlib.suppress(LogcoreError):
             producer.commit_transaction()
         producer.close()
-        following = still(data, f"id{nth}")
+        following = unthreaded(data, f"id{nth}")
         following.init_transactions()
         following.close()
         log = data.partition("t", 0)

@@ -1,4 +1,6 @@
-"""The producer of the first Kafka: what it returns and raises, its queue, its settings."""
+"""The producer of the first Kafka version: its results and errors, its queue and its
+settings.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def stored(data: LogDir) -> list[tuple[int, bytes | None, bytes | None]]:
     return [(record.partition, record.key, record.value) for record in data.read("t")]
 
 
-def test_a_sync_producer_returns_when_records_are_stored(data: LogDir) -> None:
+def test_sync_producer_returns_when_records_are_stored(data: LogDir) -> None:
     with Producer(data) as producer:
         futures = producer.send(ProducerData("t", b"k", [b"1", b"2"]))
         assert all(future.done() for future in futures)
@@ -53,32 +55,34 @@ def test_a_sync_producer_returns_when_records_are_stored(data: LogDir) -> None:
         assert producer.send([]) == []
 
 
-def test_an_async_producer_returns_when_records_are_queued(data: LogDir) -> None:
+def test_async_producer_returns_when_records_are_queued(data: LogDir) -> None:
     producer = Producer(
         data, {"producer.type": "async", "queue.time": 60_000, "batch.size": 3}
     )
     first = producer.send(ProducerData("t", b"k", [b"1", b"2"]))
     assert not any(future.done() for future in first)
     producer.send(ProducerData("t", b"k", [b"3", b"4"]))
-    assert first[0].result().offset == 0  # the batch is full with the third
+    assert first[0].result().offset == 0  # the third record fills the batch
     producer.close()
     assert [value for _, _, value in stored(data)] == [b"1", b"2", b"3", b"4"]
     with pytest.raises(ProducerClosedError):
         producer.send(ProducerData("t", None, b"late"))
 
 
-def test_a_batch_holds_two_hundred_records_by_default(data: LogDir) -> None:
+def test_batch_contains_two_hundred_records_by_default(data: LogDir) -> None:
     with Producer(data, {"producer.type": "async", "queue.time": 60_000}) as producer:
         futures = producer.send(ProducerData("t", b"k", [b"v"] * 201))
         assert futures[199].result().offset == 199
         assert not futures[200].done()
 
 
-def test_keys_values_and_partitions_are_chosen_by_functions(data: LogDir) -> None:
-    heard: list[tuple[Any, int]] = []
+def test_keys_values_and_partitions_are_chosen_by_functions_of_the_settings(
+    data: LogDir,
+) -> None:
+    calls: list[tuple[Any, int]] = []
 
     def partition(key: Any, count: int) -> int:
-        heard.append((key, count))
+        calls.append((key, count))
         return count - 1 if key is None else len(key) % count
 
     settings = {
@@ -95,18 +99,18 @@ def test_keys_values_and_partitions_are_chosen_by_functions(data: LogDir) -> Non
             ]
         )
     assert stored(data) == [(0, b"abc", b"c"), (1, b"anna", b"a"), (2, None, b"b")]
-    assert heard == [("anna", 3), (None, 3), ("abc", 3)]
+    assert calls == [("anna", 3), (None, 3), ("abc", 3)]
 
 
 @pytest.mark.parametrize("index", [-1, 3, "0", None])
-def test_a_partition_that_is_not_there_is_refused(data: LogDir, index: Any) -> None:
+def test_nonexistent_partition_is_refused(data: LogDir, index: Any) -> None:
     producer = Producer(data, {"partitioner.class": lambda key, count: index})
     with producer, pytest.raises(InvalidConfigError):
         producer.send(ProducerData("t", b"k", b"v"))
     assert stored(data) == []
 
 
-def test_the_queue_holds_so_many_records(data: LogDir) -> None:
+def test_queue_size_is_limited(data: LogDir) -> None:
     settings = {
         "producer.type": "async",
         "queue.size": 2,
@@ -123,7 +127,7 @@ def test_the_queue_holds_so_many_records(data: LogDir) -> None:
     assert [value for _, _, value in stored(data)] == [b"1", b"2", b"4"]
 
 
-def test_a_full_queue_is_waited_for(data: LogDir) -> None:
+def test_send_waits_while_the_queue_is_full(data: LogDir) -> None:
     settings = {
         "producer.type": "async",
         "queue.size": 2,
@@ -142,7 +146,7 @@ def test_a_full_queue_is_waited_for(data: LogDir) -> None:
     assert [value for _, _, value in stored(data)] == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_a_record_that_fails_gives_its_place_back(data: LogDir) -> None:
+def test_failed_record_frees_its_place_in_the_queue(data: LogDir) -> None:
     settings = {
         "queue.size": 1,
         "queue.enqueue.timeout.ms": 0,
@@ -157,24 +161,24 @@ def test_a_record_that_fails_gives_its_place_back(data: LogDir) -> None:
         producer.send(ProducerData("t", None, "v"))
 
 
-def test_a_sync_producer_raises_why_a_record_was_not_stored(data: LogDir) -> None:
+def test_sync_producer_raises_the_error_of_a_record(data: LogDir) -> None:
     data.alter_topic("t", {"max.message.bytes": 1_000})
-    heard: list[tuple[Exception | None, RecordMetadata]] = []
+    calls: list[tuple[Exception | None, RecordMetadata]] = []
     producer = Producer(
         data,
-        {"callback.handler": lambda error, metadata: heard.append((error, metadata))},
+        {"callback.handler": lambda error, metadata: calls.append((error, metadata))},
     )
     with producer, pytest.raises(RecordTooLargeError):
         producer.send(ProducerData("t", b"k", [b"1", b"x" * 5_000, b"3"]))
     assert [value for _, _, value in stored(data)] == [b"1", b"3"]
-    # One that is refused is told at once, before or after those that wait for the disk.
-    assert Counter(type(error) for error, _ in heard) == {
+    # A refused record is reported at once, before or after those that wait for a sync.
+    assert Counter(type(error) for error, _ in calls) == {
         type(None): 2,
         RecordTooLargeError: 1,
     }
 
 
-def test_other_settings(data: LogDir) -> None:
+def test_compression_acks_and_event_handler_are_applied(data: LogDir) -> None:
     class Doubling:
         def on_send(self, record: Any) -> Any:
             return record._replace(value=record.value * 2)
@@ -208,17 +212,17 @@ def test_other_settings(data: LogDir) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_settings_are_checked(data: LogDir, wrong: dict[str, object]) -> None:
+def test_invalid_settings_are_refused(data: LogDir, wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidConfigError):
         Producer(data, wrong)
 
 
-def test_only_producer_data_is_sent(data: LogDir) -> None:
+def test_send_accepts_only_producer_data(data: LogDir) -> None:
     with Producer(data) as producer, pytest.raises(InvalidRecordError):
         producer.send(["text"])  # type: ignore[list-item]
 
 
-def test_one_record_at_a_time(data: LogDir) -> None:
+def test_sync_producer_sends_one_record_at_a_time(data: LogDir) -> None:
     producer = SyncProducer(data.producer(linger_ms=0))
     assert producer.send("t", b"v", key=b"k", partition=1).offset == 0
     producer.close()

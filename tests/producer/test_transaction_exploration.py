@@ -1,5 +1,6 @@
-"""Simulated processes consume, transform and produce in transactions: in every order of
-their steps, killed, stopped, cut off from power, alone and sharing a directory.
+"""Simulated processes consume, transform and produce in transactions. Their steps run
+in every order, and processes are killed, stopped or lose power, with exclusive and
+shared directories.
 
 LOGCORE_TRANSACTION_ROUNDS=n tries n schedules of each kind instead of 4; `make slow`
 tries 500.
@@ -33,7 +34,7 @@ def test_every_order_of_steps(chances: str, rounds: int) -> None:
     run_first(f"transactions {chances}", rounds)
 
 
-def test_no_two_producers_have_one_epoch() -> None:
+def test_no_two_producers_have_the_same_epoch() -> None:
     for seed in range(8):
         disk = SimulatedDisk({PATH: None}, seed=seed)
         with (
@@ -62,14 +63,14 @@ def test_no_two_producers_have_one_epoch() -> None:
 
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
 @pytest.mark.parametrize("kind", ["shared", "alone"])
-def test_a_power_cut_splits_no_transaction(kind: str, rounds: int) -> None:
+def test_power_cut_splits_no_transaction(kind: str, rounds: int) -> None:
     run_first(f"transactions power {kind}", rounds)
 
 
-def test_open_transactions_are_timed_by_one_clock_for_all_processes() -> None:
-    """After a step of the wall clock a second process aborted the young transactions of
-    the first, and deleted what idle groups and producers had stored: each process
-    compared times with a wall clock of its own.
+def test_open_transactions_use_one_clock_for_all_processes() -> None:
+    """After a change of the wall clock, a second process aborted recent transactions of
+    the first, and deleted the state of idle groups and producers, because each process
+    compared timestamps with its own wall clock.
     """
     disk = SimulatedDisk({PATH: None})
     machine = Machine(disk, seed=1, chances=Chances(switch=0.5))
@@ -91,16 +92,16 @@ def test_open_transactions_are_timed_by_one_clock_for_all_processes() -> None:
                 producer.send("t", b"v", partition=0)
                 producer.flush()
                 disk.set_wall_clock(disk.now_ms() + 30 * 24 * hours_ms)
-                machine.start(look_on)
+                machine.start(expire_all)
                 while not is_over:
                     fs.yield_thread()
                 producer.commit_transaction()
 
-    def look_on(fs: SharedFS) -> None:
+    def expire_all(fs: SharedFS) -> None:
         with logcore.open_dir(PATH, shared=True, fs=fs) as data:
             data.tick()
             transactions = data.coordinators.transactions(data)
-            transactions._expired_ms = 0  # look now at what expires
+            transactions._expired_ms = 0  # check expiration now
             transactions.look()
             data.coordinators.groups(data).expire_offsets()
             data.tick()

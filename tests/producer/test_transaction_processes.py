@@ -35,7 +35,7 @@ def committed(data: LogDir, topic: str) -> Counter[bytes]:
     return found
 
 
-def test_threads_with_an_id_each_do_not_disturb_one_another(tmp_path: Path) -> None:
+def test_threads_with_different_ids_do_not_affect_one_another(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as data:
         data.create_topic("out", PARTITIONS)
         kept: list[bytes] = []
@@ -76,7 +76,7 @@ def test_threads_with_an_id_each_do_not_disturb_one_another(tmp_path: Path) -> N
 
 
 def _work(path: Path, number: int) -> None:
-    """Doubles each record of topic "in" into topic "out", until it is killed."""
+    """Copy each record of topic "in" to topic "out", until the process is killed."""
     settings = {
         "group_id": "g",
         "auto_offset_reset": "earliest",
@@ -117,10 +117,11 @@ def _work(path: Path, number: int) -> None:
                                 dict(offsets), consumer.group_metadata()
                             )
             except LogcoreError:
-                continue  # the group was divided again, or the transaction took too long: begin again
+                # The group was rebalanced, or the transaction timed out. Begin again.
+                continue
 
 
-def test_no_kill_loses_or_repeats_a_record(tmp_path: Path) -> None:
+def test_kills_neither_lose_nor_repeat_a_record(tmp_path: Path) -> None:
     """The exactly-once row of docs/producer.md, with SIGKILL."""
     path = tmp_path / "data"
     rng = random.Random(7)

@@ -73,7 +73,7 @@ def test_every_order_of_steps_fits_a_plain_registry(chances: str) -> None:
     run_first(f"registry {chances}", ROUNDS)
 
 
-def test_a_power_cut_loses_nothing_that_was_acked() -> None:
+def test_power_cut_loses_no_acknowledged_record() -> None:
     states = [
         count
         for count in run_first("registry power", ROUNDS // 2)
