@@ -20,7 +20,8 @@ from netshim.handlers import HANDLERS, NOT_SHARED, Handler, served_versions
 from netshim.handlers.authentication import Reply
 from netshim.request_log import errors_in, shown
 from netshim.scheduling import CloseConnection, Later, PendingResponse, Submit
-from netshim.security.guards import GUARDS, Asker
+from netshim.security.asker import Asker
+from netshim.security.guards import GUARDS
 from netshim.security.service import Security
 from netshim.session import ClientSession
 from netshim.settings import Settings

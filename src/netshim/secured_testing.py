@@ -8,8 +8,8 @@ Rules:
 - The broker has one listener, SASL_SSL, and enforces access control lists. The user
   `admin` may do everything; every other user may do what allow() allows.
 - A user is created at its first mention, with a password of its own.
-- Certificates are issued by an authority of the test run. Nothing outside of the test
-  trusts it.
+- Certificates are issued by an authority of the test run. No program outside
+  of the test trusts it.
 
 The fixture is in pytest_plugin.py. This module does not depend on pytest.
 """

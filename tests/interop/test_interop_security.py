@@ -5,13 +5,32 @@ Needs Java 17 or later and Maven. Run by `make interop`.
 
 from __future__ import annotations
 
+import base64
+import random
 import socket
+import ssl
+import subprocess
+import tempfile
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 import netshim
 from netshim.security import scram
+from netshim.security.acls import (
+    Acl,
+    AclIndex,
+    AclOperation,
+    Pattern,
+    Permission,
+    ResourceType,
+)
+from netshim.security.principals import subject_of
 from netshim.security.stored import SecurityStore
 from netshim.testing import start
 from support import kafka_jvm
@@ -103,3 +122,122 @@ def test_user_without_rules_gets_kafkas_answers(tmp_path: Path) -> None:
         if (one[0], one[2]) not in REASONS and (one[0], "*") not in REASONS
     ]
     assert unexplained == []
+
+
+# -- classes of Kafka and of Java ------------------------------------------------------
+
+
+def answers(lines: list[str]) -> list[str]:
+    """Return the answers of tests/data/kafka/Authorization.java to lines."""
+    program = kafka_jvm.SOURCES / "Authorization.java"
+    command = ["java", "-cp", f"{kafka_jvm.classes()}/*", str(program)]
+    done = subprocess.run(
+        command,
+        input="".join(f"{line}\n" for line in lines).encode(),
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    assert not done.returncode, done.stderr.decode()[-2_000:]
+    return done.stdout.decode().splitlines()
+
+
+def test_random_questions_are_decided_as_by_standard_authorizer() -> None:
+    chance = random.Random(42)
+    names = ("orders", "orders-eu", "ord", "o", "*", "other", "ordinary")
+    kinds = [ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID]
+    lines: list[str] = []
+    ours: list[bool] = []
+    for _ in range(200):
+        rules = [
+            Acl(
+                chance.choice(kinds),
+                chance.choice((Pattern.LITERAL, Pattern.PREFIXED)),
+                chance.choice(names),
+                chance.choice(("User:alice", "User:bob", "User:*")),
+                chance.choice(("*", "10.0.0.1", "10.0.0.2")),
+                chance.choice([one for one in AclOperation if one > 1]),
+                chance.choice((Permission.ALLOW, Permission.ALLOW, Permission.DENY)),
+            )
+            for _ in range(chance.randrange(50))
+        ]
+        rules = list(dict.fromkeys(rules))  # Kafka refuses a rule twice
+        lines.append("clear")
+        for one in rules:
+            lines.append(
+                f"acl\t{one.resource_type:d}\t{one.pattern:d}\t{one.name}\t"
+                f"{one.principal}\t{one.host}\t{one.operation:d}\t{one.permission:d}"
+            )
+        index = AclIndex(rules, ["User:admin"])
+        for _ in range(10):
+            user = chance.choice(("User:alice", "User:bob", "User:eve", "User:admin"))
+            host = chance.choice(("10.0.0.1", "10.0.0.3"))
+            kind = chance.choice(kinds)
+            name = chance.choice(("orders", "orders-eu", "order", "x", "o"))
+            operation = chance.choice([one for one in AclOperation if one > 2])
+            lines.append(f"ask\t{user}\t{host}\t{operation:d}\t{kind:d}\t{name}")
+            ours.append(index.allows(user, host, operation, kind, name))
+            lines.append(f"some\t{user}\t{host}")
+            ours.append(index.allows_some_topic(user, host))
+    theirs = [one == "true" for one in answers(lines)]
+    assert len(theirs) == len(ours) == 4_000
+    assert theirs == ours
+
+
+def test_subjects_of_certificates_are_written_as_by_java() -> None:
+    chance = random.Random(7)
+    oids = [
+        NameOID.COMMON_NAME, NameOID.ORGANIZATIONAL_UNIT_NAME, NameOID.ORGANIZATION_NAME,
+        NameOID.LOCALITY_NAME, NameOID.STATE_OR_PROVINCE_NAME, NameOID.STREET_ADDRESS,
+        NameOID.DOMAIN_COMPONENT, NameOID.USER_ID, NameOID.EMAIL_ADDRESS, NameOID.TITLE,
+    ]  # fmt: skip
+    texts = (
+        "alice", "a,b", "a+b", 'a"b', "a\\b", "a<b>", "a;b", " a ", "#a", "a=b", "ä", "x y",
+        "日本", "a  b",
+    )  # fmt: skip
+    key = ec.generate_private_key(ec.SECP256R1())
+    lines = []
+    ours = []
+    for _ in range(200):
+        parts = []
+        for _ in range(chance.randrange(1, 5)):
+            chosen = chance.sample(oids, chance.choice((1, 1, 1, 2)))
+            parts.append(
+                x509.RelativeDistinguishedName(
+                    # IA5String holds ASCII only.
+                    x509.NameAttribute(
+                        one,
+                        chance.choice(
+                            [
+                                text
+                                for text in texts
+                                if text.isascii()
+                                or one
+                                not in (NameOID.DOMAIN_COMPONENT, NameOID.EMAIL_ADDRESS)
+                            ]
+                        ),
+                    )
+                    for one in chosen
+                )
+            )
+        name = x509.Name(parts)
+        now = datetime.now(UTC)
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(name)
+            .public_key(key.public_key())
+            .serial_number(1)
+            .not_valid_before(now)
+            .not_valid_after(now + timedelta(days=1))
+            .sign(key, hashes.SHA256())
+        )
+        der = certificate.public_bytes(serialization.Encoding.DER)
+        lines.append(f"subject\t{base64.b64encode(der).decode()}")
+        # getpeercert() of ssl, for a certificate that no connection has presented.
+        with tempfile.NamedTemporaryFile(suffix=".pem") as file:
+            file.write(certificate.public_bytes(serialization.Encoding.PEM))
+            file.flush()
+            decoded = ssl._ssl._test_decode_cert(file.name)  # type: ignore[attr-defined]
+        ours.append(subject_of(decoded, lambda der=der: der))  # type: ignore[misc]
+    assert ours == answers(lines)

@@ -1,0 +1,468 @@
+"""Guards of the APIs about groups and transactions; see guards.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from netshim import wire
+from netshim.security.acls import AclOperation, ResourceType
+from netshim.security.asker import NOT_ASKED, Asker, Guard, complete_with, split
+from netshim.wire import codes
+
+# -- groups ----------------------------------------------------------------------------
+
+
+def group(
+    api: wire.Api[Any, Any], operation: AclOperation = AclOperation.READ
+) -> Guard:
+    """Return the guard of an API about one group."""
+
+    def guard(request: Any, asker: Asker) -> Any:
+        if asker.may_group(operation, request.group_id):
+            return None
+        response = api.Response(error_code=codes.GROUP_AUTHORIZATION_FAILED)
+        if api is wire.JOIN_GROUP and asker.version >= 7:
+            response.protocol_name = None
+        return response
+
+    return guard
+
+
+def _topics_refused(api: wire.Api[Any, Any], topics: Iterable[Any], code: int) -> Any:
+    """Return a list of topics whose partitions all have an error code."""
+    topic_type = api.Response.Topic
+    return [
+        topic_type(
+            name=topic.name,
+            partitions=[
+                topic_type.Partition(
+                    partition_index=one.partition_index, error_code=code
+                )
+                for one in topic.partitions
+            ],
+        )
+        for topic in topics
+    ]
+
+
+def commit(api: wire.Api[Any, Any]) -> Guard:
+    """Return the guard of OffsetCommit or TxnOffsetCommit."""
+
+    def guard(request: Any, asker: Asker) -> Any:
+        code = codes.NONE
+        transactional_id = getattr(request, "transactional_id", None)
+        if transactional_id is not None and not asker.may_transact(
+            AclOperation.WRITE, transactional_id
+        ):
+            code = codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        elif not asker.may_group(AclOperation.READ, request.group_id):
+            code = codes.GROUP_AUTHORIZATION_FAILED
+        if code:
+            return api.Response(topics=_topics_refused(api, request.topics, code))
+        request.topics, parts = split(
+            request.topics, lambda one: asker.may_topic(AclOperation.READ, one.name)
+        )
+        refused = _topics_refused(api, parts, codes.TOPIC_AUTHORIZATION_FAILED)
+        return complete_with(request.topics, refused, "topics", api.Response())
+
+    return guard
+
+
+def _fetched_topics(topic_type: Any, parts: Iterable[Any]) -> list[Any]:
+    return [
+        topic_type(
+            name=topic.name,
+            partitions=[
+                topic_type.Partition(
+                    partition_index=number,
+                    committed_offset=-1,
+                    metadata="",
+                    error_code=codes.TOPIC_AUTHORIZATION_FAILED,
+                )
+                for number in topic.partition_indexes
+            ],
+        )
+        for topic in parts
+    ]
+
+
+def offset_fetch(request: Any, asker: Asker) -> Any:
+    response_type = wire.OFFSET_FETCH.Response
+
+    def may_see(topic: Any) -> bool:
+        return asker.may_topic(AclOperation.DESCRIBE, topic.name)
+
+    if asker.version < 8:
+        if not asker.may_group(AclOperation.DESCRIBE, request.group_id):
+            code = codes.GROUP_AUTHORIZATION_FAILED
+            response = response_type(error_code=code)
+            if asker.version >= 2:  # the error is of the whole response
+                return response
+            for topic in _fetched_topics(response_type.Topic, request.topics or ()):
+                for one in topic.partitions:
+                    one.error_code = code
+                response.topics.append(topic)
+            return response
+        if request.topics is None:
+
+            def complete_all(response: Any) -> Any:
+                response.topics = [one for one in response.topics if may_see(one)]
+                return response
+
+            return complete_all
+        request.topics, parts = split(request.topics, may_see)
+        return complete_with(
+            request.topics,
+            _fetched_topics(response_type.Topic, parts),
+            "topics",
+            response_type(),
+        )
+    group_type = response_type.Group
+    request.groups, without = split(
+        request.groups, lambda one: asker.may_group(AclOperation.DESCRIBE, one.group_id)
+    )
+    groups = [
+        group_type(group_id=one.group_id, error_code=codes.GROUP_AUTHORIZATION_FAILED)
+        for one in without
+    ]
+    if not request.groups:
+        return response_type(groups=groups)
+    refused: dict[str, list[Any]] = {}
+    for group in request.groups:
+        if group.topics is not None:
+            group.topics, parts = split(group.topics, may_see)
+            refused[group.group_id] = _fetched_topics(group_type.Topic, parts)
+
+    def complete(response: Any) -> Any:
+        for group in response.groups:
+            # The offsets of all topics were requested, or of the topics left.
+            group.topics = [one for one in group.topics if may_see(one)]
+            if not group.error_code:
+                group.topics.extend(refused.get(group.group_id, ()))
+        response.groups.extend(groups)
+        return response
+
+    return complete
+
+
+def find_coordinator(request: Any, asker: Asker) -> Any:
+    response_type = wire.FIND_COORDINATOR.Response
+    if request.key_type == 0:
+        kind, code = ResourceType.GROUP, codes.GROUP_AUTHORIZATION_FAILED
+    elif request.key_type == 1:
+        kind = ResourceType.TRANSACTIONAL_ID
+        code = codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    else:
+        return None  # the handler refuses it
+    nowhere: dict[str, Any] = {
+        "error_code": code,
+        "node_id": -1,
+        "host": "",
+        "port": -1,
+    }
+    if asker.version < 4:
+        if asker.may(AclOperation.DESCRIBE, kind, request.key):
+            return None
+        return response_type(**nowhere)
+    request.coordinator_keys, parts = split(
+        request.coordinator_keys,
+        lambda key: asker.may(AclOperation.DESCRIBE, kind, key),
+    )
+    refused = [response_type.Coordinator(key=key, **nowhere) for key in parts]
+    return complete_with(
+        request.coordinator_keys, refused, "coordinators", response_type()
+    )
+
+
+def describe_groups(request: Any, asker: Asker) -> Any:
+    response_type = wire.DESCRIBE_GROUPS.Response
+    request.groups, parts = split(
+        request.groups, lambda name: asker.may_group(AclOperation.DESCRIBE, name)
+    )
+    refused = [
+        response_type.Group(group_id=name, error_code=codes.GROUP_AUTHORIZATION_FAILED)
+        for name in parts
+    ]
+    return _described(request.groups, refused, response_type(), asker)
+
+
+def consumer_group_describe(request: Any, asker: Asker) -> Any:
+    response_type = wire.CONSUMER_GROUP_DESCRIBE.Response
+    request.group_ids, parts = split(
+        request.group_ids, lambda name: asker.may_group(AclOperation.DESCRIBE, name)
+    )
+    refused = [
+        response_type.Group(group_id=name, error_code=codes.GROUP_AUTHORIZATION_FAILED)
+        for name in parts
+    ]
+    completed = _described(request.group_ids, refused, response_type(), asker)
+    if not callable(completed):
+        return completed
+
+    def complete(response: Any) -> Any:
+        # A group with a topic that the user may not see is refused whole.
+        for slot, group in enumerate(response.groups):
+            names = {
+                topic.topic_name
+                for member in group.members
+                for assignment in (member.assignment, member.target_assignment)
+                for topic in assignment.topic_partitions
+            }
+            if not all(asker.may_topic(AclOperation.DESCRIBE, name) for name in names):
+                response.groups[slot] = response_type.Group(
+                    group_id=group.group_id,
+                    error_code=codes.TOPIC_AUTHORIZATION_FAILED,
+                    error_message="The group has described topic(s) that the client "
+                    "is not authorized to describe.",
+                )
+        return completed(response)
+
+    return complete
+
+
+def _described(
+    allowed: list[str], refused: list[Any], response: Any, asker: Asker
+) -> Any:
+    """Return the result of a guard of groups whose operations may be requested."""
+    if not allowed:
+        response.groups = refused
+        return response
+
+    def complete(handled: Any) -> Any:
+        for group in handled.groups:
+            if group.authorized_operations != NOT_ASKED:
+                group.authorized_operations = asker.operations(
+                    ResourceType.GROUP, group.group_id
+                )
+        handled.groups.extend(refused)
+        return handled
+
+    return complete
+
+
+def list_groups(request: Any, asker: Asker) -> Any:
+    if asker.may_cluster(AclOperation.DESCRIBE):
+        return None
+
+    def complete(response: Any) -> Any:
+        response.groups = [
+            one
+            for one in response.groups
+            if asker.may_group(AclOperation.DESCRIBE, one.group_id)
+        ]
+        return response
+
+    return complete
+
+
+def delete_groups(request: Any, asker: Asker) -> Any:
+    response_type = wire.DELETE_GROUPS.Response
+    request.groups_names, parts = split(
+        request.groups_names, lambda name: asker.may_group(AclOperation.DELETE, name)
+    )
+    refused = [
+        response_type.Group(group_id=name, error_code=codes.GROUP_AUTHORIZATION_FAILED)
+        for name in parts
+    ]
+    return complete_with(request.groups_names, refused, "results", response_type())
+
+
+def offset_delete(request: Any, asker: Asker) -> Any:
+    if not asker.may_group(AclOperation.DELETE, request.group_id):
+        return wire.OFFSET_DELETE.Response(error_code=codes.GROUP_AUTHORIZATION_FAILED)
+    request.topics, parts = split(
+        request.topics, lambda one: asker.may_topic(AclOperation.READ, one.name)
+    )
+    refused = _topics_refused(
+        wire.OFFSET_DELETE, parts, codes.TOPIC_AUTHORIZATION_FAILED
+    )
+    return complete_with(
+        request.topics, refused, "topics", wire.OFFSET_DELETE.Response()
+    )
+
+
+def consumer_group_heartbeat(request: Any, asker: Asker) -> Any:
+    response_type = wire.CONSUMER_GROUP_HEARTBEAT.Response
+    if not asker.may_group(AclOperation.READ, request.group_id):
+        return response_type(error_code=codes.GROUP_AUTHORIZATION_FAILED)
+    names = request.subscribed_topic_names or ()
+    if not all(asker.may_topic(AclOperation.DESCRIBE, name) for name in names):
+        return response_type(error_code=codes.TOPIC_AUTHORIZATION_FAILED)
+    return None
+
+
+# -- transactions ----------------------------------------------------------------------
+
+
+def init_producer_id(request: Any, asker: Asker) -> Any:
+    response_type = wire.INIT_PRODUCER_ID.Response
+    code = codes.NONE
+    if request.transactional_id is not None:
+        if not asker.may_transact(AclOperation.WRITE, request.transactional_id):
+            code = codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    elif not (
+        asker.may_cluster(AclOperation.IDEMPOTENT_WRITE)
+        or asker.index.allows_some_topic(asker.principal, asker.host)
+    ):
+        code = codes.CLUSTER_AUTHORIZATION_FAILED
+    if code:
+        return response_type(error_code=code, producer_epoch=-1)
+    return None
+
+
+def add_partitions_to_txn(request: Any, asker: Asker) -> Any:
+    response_type = wire.ADD_PARTITIONS_TO_TXN.Response
+    topic_type = response_type.Topic
+    topics = request.v3_and_below_topics
+
+    def refusal(code_of: Callable[[Any], int]) -> Any:
+        return response_type(
+            results_by_topic_v3_and_below=[
+                topic_type(
+                    name=topic.name,
+                    results_by_partition=[
+                        topic_type.Partition(
+                            partition_index=number, partition_error_code=code_of(topic)
+                        )
+                        for number in topic.partitions
+                    ],
+                )
+                for topic in topics
+            ]
+        )
+
+    if not asker.may_transact(
+        AclOperation.WRITE, request.v3_and_below_transactional_id
+    ):
+        return refusal(lambda topic: codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    denied = {
+        topic.name
+        for topic in topics
+        if not asker.may_topic(AclOperation.WRITE, topic.name)
+    }
+    if not denied:
+        return None
+
+    def code_of(topic: Any) -> int:
+        # All partitions are added or none.
+        if topic.name in denied:
+            return codes.TOPIC_AUTHORIZATION_FAILED
+        return codes.OPERATION_NOT_ATTEMPTED
+
+    return refusal(code_of)
+
+
+def add_offsets_to_txn(request: Any, asker: Asker) -> Any:
+    response_type = wire.ADD_OFFSETS_TO_TXN.Response
+    if not asker.may_transact(AclOperation.WRITE, request.transactional_id):
+        return response_type(error_code=codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    if not asker.may_group(AclOperation.READ, request.group_id):
+        return response_type(error_code=codes.GROUP_AUTHORIZATION_FAILED)
+    return None
+
+
+def end_txn(request: Any, asker: Asker) -> Any:
+    if asker.may_transact(AclOperation.WRITE, request.transactional_id):
+        return None
+    return wire.END_TXN.Response(error_code=codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+
+
+def write_txn_markers(request: Any, asker: Asker) -> Any:
+    if asker.may_cluster(AclOperation.CLUSTER_ACTION) or asker.may_cluster(
+        AclOperation.ALTER
+    ):
+        return None
+    response_type = wire.WRITE_TXN_MARKERS.Response
+    topic_type = response_type.Marker.Topic
+    return response_type(
+        markers=[
+            response_type.Marker(
+                producer_id=marker.producer_id,
+                topics=[
+                    topic_type(
+                        name=topic.name,
+                        partitions=[
+                            topic_type.Partition(
+                                partition_index=number,
+                                error_code=codes.CLUSTER_AUTHORIZATION_FAILED,
+                            )
+                            for number in topic.partition_indexes
+                        ],
+                    )
+                    for topic in marker.topics
+                ],
+            )
+            for marker in request.markers
+        ]
+    )
+
+
+def describe_producers(request: Any, asker: Asker) -> Any:
+    response_type = wire.DESCRIBE_PRODUCERS.Response
+    topic_type = response_type.Topic
+    request.topics, parts = split(
+        request.topics, lambda one: asker.may_topic(AclOperation.READ, one.name)
+    )
+    refused = [
+        topic_type(
+            name=topic.name,
+            partitions=[
+                topic_type.Partition(
+                    partition_index=number,
+                    error_code=codes.TOPIC_AUTHORIZATION_FAILED,
+                )
+                for number in topic.partition_indexes
+            ],
+        )
+        for topic in parts
+    ]
+    return complete_with(request.topics, refused, "topics", response_type())
+
+
+def describe_transactions(request: Any, asker: Asker) -> Any:
+    response_type = wire.DESCRIBE_TRANSACTIONS.Response
+    request.transactional_ids, parts = split(
+        request.transactional_ids,
+        lambda name: asker.may_transact(AclOperation.DESCRIBE, name),
+    )
+    refused = [
+        response_type.TransactionState(
+            transactional_id=name,
+            error_code=codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        )
+        for name in parts
+    ]
+    completed = complete_with(
+        request.transactional_ids, refused, "transaction_states", response_type()
+    )
+    if completed is not None and not callable(completed):
+        return completed
+
+    def complete(response: Any) -> Any:
+        for state in response.transaction_states:
+            state.topics = [
+                one
+                for one in state.topics
+                if asker.may_topic(AclOperation.DESCRIBE, one.topic)
+            ]
+        if completed is not None:
+            return completed(response)
+        return response
+
+    return complete
+
+
+def list_transactions(request: Any, asker: Asker) -> Any:
+    if asker.may_cluster(AclOperation.DESCRIBE):
+        return None
+
+    def complete(response: Any) -> Any:
+        response.transaction_states = [
+            one
+            for one in response.transaction_states
+            if asker.may_transact(AclOperation.DESCRIBE, one.transactional_id)
+        ]
+        return response
+
+    return complete

@@ -1,0 +1,437 @@
+"""Guards of the APIs about records, topics and settings; see guards.py."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Final
+
+from netshim import wire
+from netshim.scheduling import CloseConnection
+from netshim.security.acls import CLUSTER_NAME, AclOperation, ResourceType
+from netshim.security.asker import NOT_ASKED, Asker, Guard, complete_with, split
+from netshim.wire import codes
+
+_NO_ID: Final = bytes(16)
+#: Bit of the attributes of a batch that belongs to a transaction, and its position.
+_TRANSACTIONAL_BIT: Final = 0x10
+_ATTRIBUTES_POSITION: Final = 22
+#: Position and value of the version of batches that have this bit.
+_MAGIC_POSITION: Final = 16
+_MAGIC: Final = 2
+
+
+# -- records ---------------------------------------------------------------------------
+
+
+def _name_in(asker: Asker, topic: Any, field: str) -> str | None:
+    """Return the name of a topic in a request by name or id; None for an unknown id."""
+    name: str | None = getattr(topic, field)
+    if name:
+        return name
+    return asker.topic_of(bytes(topic.topic_id))
+
+
+def produce(request: Any, asker: Asker) -> Any:
+    response_type = wire.PRODUCE.Response
+
+    def refusal(topic: Any, code: int) -> Any:
+        return response_type.Topic(
+            name=topic.name,
+            topic_id=topic.topic_id,
+            partition_responses=[
+                response_type.Topic.Partition(
+                    index=one.index, error_code=code, base_offset=-1
+                )
+                for one in topic.partition_data
+            ],
+        )
+
+    has_transactional = any(
+        one.records is not None
+        and len(one.records) > _ATTRIBUTES_POSITION
+        and one.records[_MAGIC_POSITION] == _MAGIC
+        and one.records[_ATTRIBUTES_POSITION] & _TRANSACTIONAL_BIT
+        for topic in request.topic_data
+        for one in topic.partition_data
+    )
+    refused: list[Any]
+    if has_transactional and not (
+        request.transactional_id
+        and asker.may_transact(AclOperation.WRITE, request.transactional_id)
+    ):
+        code = codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        refused = list(request.topic_data)
+        request.topic_data = []
+    else:
+        code = codes.TOPIC_AUTHORIZATION_FAILED
+
+        def is_allowed(topic: Any) -> bool:
+            name = _name_in(asker, topic, "name")
+            return name is None or asker.may_topic(AclOperation.WRITE, name)
+
+        request.topic_data, refused = split(request.topic_data, is_allowed)
+    if refused and request.acks == 0:
+        # A producer without acknowledgements notices nothing but a closed connection.
+        raise CloseConnection("a producer with acks=0 may not write to a topic")
+    return complete_with(
+        request.topic_data,
+        [refusal(topic, code) for topic in refused],
+        "responses",
+        response_type(),
+    )
+
+
+def fetch(request: Any, asker: Asker) -> Any:
+    response_type = wire.FETCH.Response
+    replica = max(request.replica_id, request.replica_state.replica_id)
+    if replica >= 0:
+        may_follow = asker.may_cluster(AclOperation.CLUSTER_ACTION)
+
+    def is_allowed(topic: Any) -> bool:
+        if replica >= 0:
+            return may_follow
+        name = _name_in(asker, topic, "topic")
+        return name is None or asker.may_topic(AclOperation.READ, name)
+
+    request.topics, refused = split(request.topics, is_allowed)
+    if refused:
+        request.max_wait_ms = 0  # Kafka answers a refusal at once
+    return complete_with(
+        request.topics,
+        [
+            response_type.Topic(
+                topic=topic.topic,
+                topic_id=topic.topic_id,
+                partitions=[
+                    response_type.Topic.Partition(
+                        partition_index=one.partition,
+                        error_code=codes.TOPIC_AUTHORIZATION_FAILED,
+                        high_watermark=-1,
+                        last_stable_offset=-1,
+                        log_start_offset=-1,
+                        records=b"",
+                    )
+                    for one in topic.partitions
+                ],
+            )
+            for topic in refused
+        ],
+        "responses",
+        response_type(),
+    )
+
+
+def partitions(
+    api: wire.Api[Any, Any],
+    operation: AclOperation,
+    *,
+    name: str = "name",
+    index: str = "partition_index",
+    **defaults: int,
+) -> Guard:
+    """Return the guard of an API that lists partitions by topic.
+
+    `name` and `index` are the fields of a topic's name and a partition's number.
+    `defaults` are further fields of a refused partition.
+    """
+    topic_type = api.Response.Topic
+
+    def guard(request: Any, asker: Asker) -> Any:
+        request.topics, refused = split(
+            request.topics, lambda one: asker.may_topic(operation, getattr(one, name))
+        )
+        topics = [
+            topic_type(
+                **{
+                    name: getattr(topic, name),
+                    "partitions": [
+                        topic_type.Partition(
+                            **{index: getattr(one, index)},
+                            error_code=codes.TOPIC_AUTHORIZATION_FAILED,
+                            **defaults,
+                        )
+                        for one in topic.partitions
+                    ],
+                }
+            )
+            for topic in refused
+        ]
+        return complete_with(request.topics, topics, "topics", api.Response())
+
+    return guard
+
+
+# -- topics ----------------------------------------------------------------------------
+
+
+def metadata(request: Any, asker: Asker) -> Any:
+    topic_type = wire.METADATA.Response.Topic
+    names_all = request.topics is None or (asker.version == 0 and not request.topics)
+    refused: list[Any] = []
+    named: set[str] = set()
+    if not names_all:
+        may_create = asker.may_cluster(AclOperation.CREATE)
+
+        def has_id(topic: Any) -> bool:
+            return topic.name is None or bytes(topic.topic_id) != _NO_ID
+
+        def is_allowed(topic: Any) -> bool:
+            name = topic.name
+            if has_id(topic):
+                if asker.version < 12:  # the handler refuses each of these
+                    return True
+                known = asker.topic_of(bytes(topic.topic_id))
+                return known is None or asker.may_topic(AclOperation.DESCRIBE, known)
+            if not asker.may_topic(AclOperation.DESCRIBE, name):
+                return False
+            is_new = request.allow_auto_topic_creation and not asker.exists(name)
+            return (
+                not is_new or may_create or asker.may_topic(AclOperation.CREATE, name)
+            )
+
+        request.topics, parts = split(request.topics, is_allowed)
+        named = {topic.name for topic in request.topics if topic.name is not None}
+        # A topic that is named twice has one entry.
+        shown = {
+            (None, bytes(one.topic_id)) if has_id(one) else (one.name, _NO_ID): None
+            for one in parts
+        }
+        refused = [
+            topic_type(
+                error_code=codes.TOPIC_AUTHORIZATION_FAILED,
+                name=name,
+                topic_id=topic_id,
+            )
+            for name, topic_id in shown
+        ]
+
+    def complete(response: Any) -> Any:
+        topics = response.topics
+        if names_all:
+            topics = [
+                one
+                for one in topics
+                if asker.may_topic(AclOperation.DESCRIBE, one.name)
+            ]
+        elif asker.version == 0:  # without names, the handler returned all topics
+            topics = [one for one in topics if one.name in named]
+        response.topics = [*_with_operations(topics, asker), *refused]
+        return _cluster_operations(response, asker)
+
+    return complete
+
+
+def _with_operations(topics: Iterable[Any], asker: Asker) -> list[Any]:
+    """Return topics with the operations that the user may perform on each."""
+    found = list(topics)
+    for topic in found:
+        if topic.topic_authorized_operations != NOT_ASKED and topic.name:
+            topic.topic_authorized_operations = asker.operations(
+                ResourceType.TOPIC, topic.name
+            )
+    return found
+
+
+def _cluster_operations(response: Any, asker: Asker) -> Any:
+    if response.cluster_authorized_operations != NOT_ASKED:
+        bits = 0
+        if asker.may_cluster(AclOperation.DESCRIBE):
+            bits = asker.operations(ResourceType.CLUSTER, CLUSTER_NAME)
+        response.cluster_authorized_operations = bits
+    return response
+
+
+def describe_cluster(request: Any, asker: Asker) -> Any:
+    return lambda response: _cluster_operations(response, asker)
+
+
+def describe_topic_partitions(request: Any, asker: Asker) -> Any:
+    response_type = wire.DESCRIBE_TOPIC_PARTITIONS.Response
+    if request.cursor is not None and request.cursor.partition_index < 0:
+        return None  # the handler refuses it before it reads the topics
+    if not request.topics:
+
+        def complete_all(response: Any) -> Any:
+            response.topics = _with_operations(
+                (
+                    one
+                    for one in response.topics
+                    if asker.may_topic(AclOperation.DESCRIBE, one.name)
+                ),
+                asker,
+            )
+            return response
+
+        return complete_all
+    request.topics, parts = split(
+        request.topics, lambda one: asker.may_topic(AclOperation.DESCRIBE, one.name)
+    )
+    refused = [
+        response_type.Topic(
+            error_code=codes.TOPIC_AUTHORIZATION_FAILED, name=one.name, topic_id=_NO_ID
+        )
+        for one in parts
+    ]
+    if not request.topics:
+        return response_type(topics=refused)
+
+    def complete(response: Any) -> Any:
+        response.topics = [*_with_operations(response.topics, asker), *refused]
+        return response
+
+    return complete
+
+
+def _codes_by_name(names: Iterable[str]) -> dict[str, int]:
+    """Return the error of each refused topic.
+
+    Kafka refuses a topic that is named twice before it asks for permissions.
+    """
+    return {
+        name: codes.INVALID_REQUEST if count > 1 else codes.TOPIC_AUTHORIZATION_FAILED
+        for name, count in Counter(names).items()
+    }
+
+
+def create_topics(request: Any, asker: Asker) -> Any:
+    response_type = wire.CREATE_TOPICS.Response
+    may_all = asker.may_cluster(AclOperation.CREATE)
+    request.topics, parts = split(
+        request.topics,
+        lambda one: may_all or asker.may_topic(AclOperation.CREATE, one.name),
+    )
+    refused = [
+        response_type.Topic(
+            name=name, error_code=code, error_message="Authorization failed."
+        )
+        for name, code in _codes_by_name(one.name for one in parts).items()
+    ]
+    if not request.topics:
+        return response_type(topics=refused)
+
+    def complete(response: Any) -> Any:
+        for topic in response.topics:
+            if not topic.error_code and not asker.may_topic(
+                AclOperation.DESCRIBE_CONFIGS, topic.name
+            ):
+                topic.configs = []
+                topic.num_partitions = topic.replication_factor = -1
+                topic.topic_config_error_code = codes.TOPIC_AUTHORIZATION_FAILED
+        response.topics.extend(refused)
+        return response
+
+    return complete
+
+
+def delete_topics(request: Any, asker: Asker) -> Any:
+    response_type = wire.DELETE_TOPICS.Response
+    may_all = asker.may_cluster(AclOperation.DELETE)
+    if asker.version < 6:
+        request.topic_names, names = split(
+            request.topic_names,
+            lambda name: may_all or asker.may_topic(AclOperation.DELETE, name),
+        )
+        return complete_with(
+            request.topic_names,
+            [
+                response_type.Topic(name=name, error_code=code)
+                for name, code in _codes_by_name(names).items()
+            ],
+            "responses",
+            response_type(),
+        )
+
+    def is_allowed(topic: Any) -> bool:
+        name = topic.name
+        if name is None:
+            name = asker.topic_of(bytes(topic.topic_id))
+        return may_all or name is None or asker.may_topic(AclOperation.DELETE, name)
+
+    request.topics, parts = split(request.topics, is_allowed)
+    refused = []
+    named = Counter((one.name, bytes(one.topic_id)) for one in parts)
+    for (topic_name, topic_id), count in named.items():
+        code = codes.TOPIC_AUTHORIZATION_FAILED
+        if count > 1 or (topic_name is not None and topic_id != _NO_ID):
+            code = codes.INVALID_REQUEST
+        refused.append(
+            response_type.Topic(name=topic_name, topic_id=topic_id, error_code=code)
+        )
+    return complete_with(request.topics, refused, "responses", response_type())
+
+
+def create_partitions(request: Any, asker: Asker) -> Any:
+    response_type = wire.CREATE_PARTITIONS.Response
+    request.topics, parts = split(
+        request.topics, lambda one: asker.may_topic(AclOperation.ALTER, one.name)
+    )
+    return complete_with(
+        request.topics,
+        [
+            response_type.Topic(name=name, error_code=code)
+            for name, code in _codes_by_name(one.name for one in parts).items()
+        ],
+        "results",
+        response_type(),
+    )
+
+
+#: Kind of a resource in the APIs of settings -> its kind in rules, and the error code.
+#: Brokers (4), loggers (8) and client metrics (16) belong to the cluster.
+_CONFIG_KINDS: Final = {
+    2: (ResourceType.TOPIC, codes.TOPIC_AUTHORIZATION_FAILED),
+    32: (ResourceType.GROUP, codes.GROUP_AUTHORIZATION_FAILED),
+}
+
+
+#: Kinds that belong to the cluster.
+_CLUSTER_KINDS: Final = (4, 8, 16)
+
+
+def _config_code(resource: Any) -> int:
+    """Return the error of a resource whose settings the user may not see or change.
+
+    Kafka refuses an unknown kind, a missing value and a setting that is named twice
+    before it asks for permissions.
+    """
+    if resource.resource_type not in (*_CONFIG_KINDS, *_CLUSTER_KINDS):
+        return codes.INVALID_REQUEST
+    settings = getattr(resource, "configs", ())
+    names = [one.name for one in settings]
+    has_value = all(
+        one.value is not None or getattr(one, "config_operation", 0) == 1
+        for one in settings
+    )
+    if len(set(names)) < len(names) or not has_value:
+        return codes.INVALID_REQUEST
+    if resource.resource_type in _CONFIG_KINDS:
+        return _CONFIG_KINDS[resource.resource_type][1]
+    return codes.CLUSTER_AUTHORIZATION_FAILED
+
+
+def configs(api: wire.Api[Any, Any], operation: AclOperation, field: str) -> Guard:
+    """Return the guard of an API that lists resources with settings."""
+
+    def is_allowed(asker: Asker, one: Any) -> bool:
+        kind, _ = _CONFIG_KINDS.get(one.resource_type, (None, 0))
+        if kind is None:
+            return asker.may_cluster(operation)
+        return asker.may(operation, kind, one.resource_name)
+
+    def guard(request: Any, asker: Asker) -> Any:
+        request.resources, parts = split(
+            request.resources, lambda one: is_allowed(asker, one)
+        )
+        refused = [
+            api.Response.Resource(
+                error_code=_config_code(one),
+                error_message="Authorization failed.",
+                resource_type=one.resource_type,
+                resource_name=one.resource_name,
+            )
+            for one in parts
+        ]
+        return complete_with(request.resources, refused, field, api.Response())
+
+    return guard
