@@ -14,7 +14,7 @@ the same that logcore.open_dir() takes. See docs/spark.md.
 Rules:
 - Importing this never raises and imports nothing heavy: one `pyspark_` package that
   fails hides all of them from Spark.
-- The library, pyarrow and numpy are imported where they are first used.
+- The functions that use the library, pyarrow and numpy import them.
 
 This module holds only the public names. source.py is what Spark talks to, reader.py and
 writer.py do the work.

@@ -1,17 +1,17 @@
-"""How far a micro-batch reads: offsets that rise, limits as Spark's Kafka source has
-them.
+"""Offsets at which a micro-batch begins and ends, with the limits of Spark's Kafka
+source.
 
 Rules:
-- Offsets are next offsets to read, for each partition of the stream. In a checkpoint
-  they stand as Kafka's source writes them: {"topic": {"0": 23}}, topics by name and
-  partitions by number, because Spark compares their text.
-- maxOffsetsPerTrigger is divided by how much each partition has; a partition that has
-  something gets at least one.
-- A partition that joins is read from offset 0.
-- An end below the start says that the log was made again, and that it is read again
-  from its beginning.
+- An offset is the next offset to read of a partition. A checkpoint contains offsets in
+  the format of Kafka's source, {"topic": {"0": 23}}, with topics sorted by name and
+  partitions by number, because Spark compares the text.
+- maxOffsetsPerTrigger is divided in proportion to the records of each partition. A
+  partition with records gets at least one offset.
+- An added partition is read from offset 0.
+- An end below the start means that the topic was deleted and created again. The log is
+  then read from its beginning.
 
-All here is pure: it asks no origin and no clock.
+This module is pure: it uses no origin and no clock.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ def to_json(offsets: Offsets) -> dict[str, dict[str, int]]:
 
 
 def from_json(given: Any) -> dict[TopicPartition, int]:
-    """Raises InvalidConfigError for what is no map of topics and partitions."""
+    """Parse a map of topics and partitions.
+
+    Raises:
+        InvalidConfigError: the text is not such a map.
+    """
     wrong = InvalidConfigError(
         "offsets of a checkpoint",
         expected='{"topic": {"0": 23}}, offsets from 0 on',
@@ -59,7 +63,7 @@ def backlog(start: Offsets, ends: Offsets) -> dict[TopicPartition, int]:
 
 
 def beginning(start: Offsets, ends: Offsets, key: TopicPartition) -> int:
-    """Where a batch begins to read a partition."""
+    """Return the offset at which a batch begins to read a partition."""
     before = start.get(key, 0)
     if before <= ends[key]:
         return before
@@ -102,8 +106,8 @@ def is_waiting(
 def made_again(
     start: Offsets, ends: Offsets, again: set[TopicPartition]
 ) -> dict[TopicPartition, int]:
-    """Ends that lie below the start for partitions that are to be read again, however
-    much they hold by now.
+    """Return ends below the start for partitions that must be read again, whatever
+    their present size is.
     """
     return {
         key: min(end, start[key] - 1) if key in again and start.get(key, 0) > 0 else end
@@ -112,7 +116,7 @@ def made_again(
 
 
 def ranges(start: Offsets, ends: Offsets) -> list[OffsetRange]:
-    """What a batch reads, by topic and partition; empty ranges are left out."""
+    """Return the ranges of a batch, by topic and partition, without empty ranges."""
     found = [
         OffsetRange(*key, beginning(start, ends, key), end)
         for key, end in sorted(ends.items())

@@ -2,7 +2,7 @@
 
 It needs no jar and no directory. The client library kafka-python connects, with TLS and
 SASL, and finds the leaders of partitions. The batches of a Fetch response are decoded
-here to columns, like those of a file, without an object for each record.
+here to columns, like the batches of a file, without an object for each record.
 
 Rules:
 - A range is delivered whole or the task fails. Deleted records raise DataLossError, or
@@ -244,7 +244,7 @@ class BrokerOrigin:
                 fetch = cluster.fetch(one, at, size, self._isolation)
                 continue
             if answer.error_code == _UNKNOWN_TOPIC:
-                self._report(one, "the partition is gone")
+                self._report(one, "the partition was deleted")
                 return
             cluster.check(
                 answer.error_code,

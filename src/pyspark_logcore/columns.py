@@ -16,7 +16,7 @@ Rules:
   nullability must be exactly these.
 - No Python per record, except for records that have headers.
 
-This module reads nothing: reader.py hands it what was decoded.
+This module reads no files: reader.py passes decoded records to it.
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ def _arrow_types() -> dict[str, Any]:
 
 
 class BatchBuilder:
-    """Makes Arrow batches of one partition's records. What is the same in every row is
-    made once and cut to length.
+    """Makes Arrow batches of one partition's records. Columns that are equal in all
+    rows are created once and sliced.
     """
 
     def __init__(self, names: Sequence[str], topic: str, partition: int) -> None:

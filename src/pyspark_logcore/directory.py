@@ -48,20 +48,20 @@ _RESTLESS_SECONDS: Final = 1.0
 
 @attrs.define
 class _PartitionView:
-    """What was seen of a partition. facts: of its files, as they stood before that.
-    growing: the file that changes with each record that becomes visible. changed_at:
-    when facts last differed, by the clock.
-    """
+    """The last observed state of a partition."""
 
     log: logcore.Log
     bounds: Bounds
+    #: Time of the last change of `facts`, by the clock.
     changed_at: float
+    #: The file that changes with each record that becomes visible.
     growing: str = ""
+    #: Facts of the files, read before `bounds`.
     facts: tuple[Any, ...] = ()
 
     def see(self) -> tuple[Any, ...]:
-        """The facts as they are now. The first is the directory itself; () when it is
-        gone.
+        """Return the current facts. The first fact is about the directory; () if the
+        directory is missing.
         """
         # For each of hundreds of partitions, a hundred times a second: two calls, and
         # nothing more.
@@ -76,8 +76,8 @@ class _PartitionView:
         return folder.st_ino, folder.st_mtime_ns, growing.st_mtime_ns, growing.st_size
 
     def watch(self) -> None:
-        """Chooses the file that tells of new records: what writers tell other
-        processes, or else the last segment.
+        """Choose the file that changes with new records: logcore.durable if it exists,
+        otherwise the last segment.
         """
         self.growing = os.path.join(self.log.path, checkpoint.DURABLE_END)
         if not os.path.exists(self.growing):
@@ -118,7 +118,7 @@ class DirectoryOrigin:
         facts = _file_facts(self._options.path)
         now = self._clock()
         if not facts:
-            raise LogNotFoundError("the log directory is gone", path=self.location)
+            raise LogNotFoundError("the log directory is missing", path=self.location)
         if facts != self._root_facts:
             if facts[:1] != self._root_facts[:1]:
                 self._check_same()
@@ -212,7 +212,7 @@ class DirectoryOrigin:
         self.bounds([key])
         if key not in self._looks:
             raise LogNotFoundError(
-                "the partition is gone",
+                "the partition was deleted",
                 path=os.path.join(self.location, partition_name(*key)),
             )
         return self._looks[key].log

@@ -1,9 +1,9 @@
-"""Which log directory a query was planned with, so that no task reads another one at
-the same path.
+"""Identity of the log directory that a query was planned with, so that no task reads
+another directory at the same path.
 
 Rules:
-- A plan says which directory it was made of. A task that sees another one, or none,
-  fails.
+- A plan contains the identity of its directory. A task fails if the directory is
+  missing on its machine or has another identity.
 - A topic that was deleted and made again is data loss, which failOnDataLoss=false may
   overlook. Another directory is an error in any case.
 
@@ -31,17 +31,19 @@ class OtherDirectoryError(LogcoreError):
 
 @attrs.frozen
 class SourceIdentity:
-    """What tells a log directory, and a topic in it, from others at the same path: on
-    other machines, or later.
+    """Identity of a log directory and of a topic in it.
 
-    directory_id: Kafka's, in meta.properties; "" where Kafka wrote none. cluster_id:
-    from there. topic_id: Kafka's, in partition.metadata, "" if there is none. head:
-    offset and CRC of the log's first batch, where no id is known.
+    Another directory at the same path, on another machine or at another time, has
+    another identity.
     """
 
+    #: Kafka's id in meta.properties; "" if Kafka wrote none.
     directory_id: str = ""
+    #: Kafka's id in meta.properties.
     cluster_id: str = ""
+    #: Kafka's id in partition.metadata; "" if the file has none.
     topic_id: str = ""
+    #: Offset and CRC of the first batch, if no id is known.
     head: tuple[int, int] | None = None
 
     @classmethod
@@ -67,8 +69,10 @@ class SourceIdentity:
 
 
 def directory_ids(path: str, fs: FS = OS) -> tuple[str, str]:
-    """directory.id and cluster.id of a log directory, "" for what it does not have.
-    Raises LogcoreError.
+    """Return directory.id and cluster.id of a log directory, "" for a missing id.
+
+    Raises:
+        LogcoreError: the file cannot be read.
     """
     properties = checkpoint.properties(
         checkpoint.read(fs, path, checkpoint.META_PROPERTIES) or b""
@@ -106,7 +110,7 @@ def check_identity(
     head = planned.head
     if (
         head is None or found.head is None or head[0] != found.head[0]
-    ):  # one that retention took says nothing
+    ):  # a first batch that retention deleted proves nothing
         return None
     if head[1] != found.head[1]:
         raise OtherDirectoryError(

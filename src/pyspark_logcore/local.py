@@ -63,14 +63,12 @@ RECEIPT_SCHEMA: Final = (
 
 @attrs.frozen(kw_only=True)
 class WriteReceipt:
-    """What one task wrote to one partition. A task without rows has one too, with 0
-    records.
+    """Receipt for the records that one task wrote to one partition.
 
-    host, path: where its log directory is. bytes: of its segments. checksum: CRC-32C
-    over those of the segments. job, batch: the name of the write. task: number of the
-    task, of so many tasks. run: of the attempt to write this batch.
+    A task without rows has a receipt too, with 0 records.
     """
 
+    #: Machine and path of the log directory.
     host: str
     path: str
     topic: str
@@ -78,20 +76,23 @@ class WriteReceipt:
     first_offset: int
     last_offset: int
     records: int
+    #: Size of the segments.
     bytes: int
+    #: CRC-32C over the checksums of the segments.
     checksum: int
+    #: The name of the write.
     job: str
     batch: int
+    #: Number of the task, and number of all tasks.
     task: int
     tasks: int
+    #: Id of the attempt to write this batch.
     run: str
 
 
 @attrs.frozen(kw_only=True)
 class TaskReport:
-    """What one task wrote, as the file in its directory says. partitions: number -> its
-    segments that hold records.
-    """
+    """Report of one task, as stored in the file in its directory."""
 
     host: str
     topic: str
@@ -100,6 +101,7 @@ class TaskReport:
     task: int
     run: str
     is_compacted: bool
+    #: From the number of a partition to its segments with records.
     partitions: Mapping[int, Sequence[Sealed]]
 
     def pack(self) -> bytes:
@@ -141,7 +143,7 @@ class TaskReport:
 
 
 def checksum_of(sealed: Sequence[Sealed]) -> int:
-    """The checksum of a partition, from those of its segments."""
+    """Return the checksum of a partition, from the checksums of its segments."""
     return crc32c(b"".join(one.crc.to_bytes(4, "big") for one in sealed))
 
 
@@ -181,18 +183,21 @@ def write_local(
     config: Mapping[str, object] | None = None,
     options: Mapping[str, object] | None = None,
 ) -> DataFrame:
-    """Writes rows on the disks of the executors: each task makes a complete log
-    directory below path, on its machine.
+    """Write rows to the disks of the executors.
 
-    Columns are those of df.write.format("logcore"). partitions: of the topic in each of
-    these directories. job, batch: the name of the write; the batches of a job count
-    from 0. In foreachBatch it is that of the query and its batch, and none may be
-    given; elsewhere the job is a new one by default. config: settings of the topic.
-    options: of a batch write, such as useTimestampColumn or kafka.compression.type.
+    Each task creates a complete log directory below `path`, on its machine. The columns
+    are the columns of df.write.format("logcore"). `partitions` is the number of
+    partitions of the topic in each directory. `job` and `batch` name the write; the
+    batches of a job count from 0. In foreachBatch the name is the query and its batch,
+    and neither argument may be given. Elsewhere the default is a new job. `config`
+    contains settings of the topic, and `options` contains options of a batch write,
+    such as useTimestampColumn or kafka.compression.type.
 
-    Runs the job, and returns the receipts as a DataFrame with the columns of
-    RECEIPT_SCHEMA, for gather(). Rows are on the executors' disks then. Raises
-    LogcoreError for wrong arguments, and what Spark raises when a task fails.
+    This function runs the job. It returns the receipts as a DataFrame with the columns
+    of RECEIPT_SCHEMA, for gather(). All rows are then on the executors' disks.
+
+    Raises:
+        LogcoreError: an argument is wrong. A failed task raises Spark's error.
     """
     spark = df.sparkSession
     query = _query_here(spark)
@@ -232,14 +237,17 @@ def write_local(
 
 
 def _query_here(spark: Any) -> tuple[str, int] | None:
-    """The query and the batch whose foreachBatch is running in this thread; None when
-    none is, or it is not told.
+    """Return the query and the batch whose foreachBatch runs in this thread.
+
+    Returns None if none runs, or if Spark does not expose it.
     """
     try:
         context = spark.sparkContext
         query = context.getLocalProperty("sql.streaming.queryId")
         batch = context.getLocalProperty("streaming.sql.batchId")
-    except Exception:  # Spark Connect has no context; its tasks are told
+    except (
+        Exception
+    ):  # Spark Connect has no context; its tasks get the name as an argument
         return None
     if query is None or batch is None:
         return None
@@ -248,9 +256,7 @@ def _query_here(spark: Any) -> tuple[str, int] | None:
 
 @attrs.frozen(kw_only=True)
 class LocalWriter:
-    """What a task does, pickled to it: called with the rows of its partition, yields
-    its receipts.
-    """
+    """Function of a task, pickled: takes the rows of its partition and yields receipts."""
 
     options: WriteOptions
     topic: str
@@ -415,7 +421,10 @@ class LocalWriter:
         }
 
     def _put_in_place(self, fs: FS, part: str, final: str) -> TaskReport:
-        """Gives a directory its name; returns the note of that which has it in the end."""
+        """Rename a directory to its final name.
+
+        Returns the report of the directory that has this name afterwards.
+        """
         parent = os.path.dirname(final)
         old = part[: -len(_PART)] + _OLD
         while True:
@@ -443,8 +452,9 @@ class LocalWriter:
         return found
 
     def _remove_leftovers(self, fs: FS, final: str) -> None:
-        """Of this task, what other runs left, and what was there before. A twin of this
-        run may still write.
+        """Remove directories of this task that other runs or earlier steps left.
+
+        Another attempt of this run may still write.
         """
         parent, task = os.path.split(final)
         for name in fs.listdir(parent):

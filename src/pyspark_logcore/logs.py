@@ -1,8 +1,8 @@
-"""A range of a log as columns, and the places where it may be cut.
+"""A range of a log as columns, and the offsets at which the range may be divided.
 
 Rules:
-- A range is delivered whole or the task fails; what is gone is DataLossError, or a
-  warning where the user said so.
+- A range is delivered whole or the task fails. Deleted records raise DataLossError, or
+  a warning with failOnDataLoss=false.
 
 This module opens no log: origins do.
 """
@@ -27,8 +27,9 @@ from pyspark_logcore.tasks import Marks
 def columns_of(
     log: LogReader, one: OffsetRange, options: ReadOptions, location: str, fs: FS = OS
 ) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
-    """The records of a range in order. What is gone is told by report_loss(), which
-    names location.
+    """Yield the records of a range in order.
+
+    Deleted records are reported by report_loss(), with the location.
     """
     at = one.start
     end = one.end
@@ -67,7 +68,9 @@ def columns_of(
         except OffsetOutOfRangeError as error:
             log.refresh()
             if log.log_start_offset <= at and at != stopped:
-                stopped = at  # a compaction may have replaced files meanwhile, and lost nothing
+                stopped = (
+                    at  # a concurrent compaction may have replaced files without a loss
+                )
                 continue
             if log.log_start_offset <= at:
                 raise

@@ -1,11 +1,11 @@
-"""What may be given to the reader and the writer, checked and turned into values.
+"""Options of the reader and the writer: checks them, and converts them to values.
 
 Rules:
-- Names are those of Spark's Kafka format and, like there, of any case: Spark hands them
-  over in lower case.
-- An option that would change the result and is not supported is an error. What only
-  tunes Kafka's clients is accepted and ignored. An unknown name is an error that names
-  the nearest one.
+- Names are the names of Spark's Kafka format. Case does not matter, because Spark
+  passes names in lower case.
+- An unsupported option that would change the result is an error. An option that only
+  tunes Kafka's clients is accepted and ignored. An unknown name is an error that
+  suggests the nearest name.
 - Security options are an error: they would not protect the files.
 
 This module opens nothing and imports no pyspark; offsets are looked up by planning.py.
@@ -90,12 +90,12 @@ WRITE_OPTIONS: Final = {
     "publishTimeout": "seconds to wait for the process that holds the directory (60)",
     "gcFreeze": READ_OPTIONS["gcFreeze"],
 }
-#: What Spark adds by itself.
+#: Options that Spark adds.
 _SPARKS_OWN: Final = re.compile(
     r"owner|provider|checkpointlocation|option\..*|serialization\.format"
 )
-#: From the settings of Kafka's clients, Java's and librdkafka's, to those of the client
-#: library.
+#: From the settings of Kafka's clients, Java's and librdkafka's, to the settings of the
+#: client library.
 _CLIENT: Final = {
     "kafka.security.protocol": "security_protocol",
     "kafka.sasl.mechanism": "sasl_mechanism",
@@ -152,40 +152,41 @@ OffsetMap = Mapping[tuple[str, int], int]
 
 @attrs.frozen
 class RangeEnd:
-    """Where to begin or to end: a bound, an offset for each partition, or a time for
-    each or for all.
+    """Start or end of a read: a bound, an offset for each partition, or a time for each
+    partition or for all.
     """
 
     bound: Bound | None = None
     offsets: OffsetMap | None = None
     timestamps_ms: OffsetMap | int | None = None
-    #: Of a start by time that no record is young enough for.
+    #: The result of a start by time if all records are older.
     strategy: Literal["error", "latest"] = "error"
 
 
 @attrs.frozen(kw_only=True)
 class Brokers:
-    """A cluster to read through. servers: host:port, separated by commas. settings: of
-    the client library, by its own names. timeout_seconds: how long to wait for an
-    answer.
-    """
+    """A cluster to read from."""
 
+    #: host:port, separated by commas.
     servers: str
-    settings: Mapping[str, Any] = attrs.field(repr=False)  # passwords are in it
+    #: Settings of the client library, by its own names. They contain passwords.
+    settings: Mapping[str, Any] = attrs.field(repr=False)
+    #: How long to wait for an answer.
     timeout_seconds: float
 
 
 @attrs.frozen(kw_only=True)
 class ObjectStore:
-    """An object store to read from. location: its URI without what does not belong into
-    texts. uri: as it was given.
-    is_s3: whether settings are those of pyarrow's S3FileSystem; another has none.
-    """
+    """An object store to read from."""
 
+    #: The URI without secrets, for texts.
     location: str
+    #: The URI as the user passed it.
     uri: str = attrs.field(repr=False)
+    #: Whether `settings` are settings of pyarrow's S3FileSystem. Others have none.
     is_s3: bool
-    settings: Mapping[str, Any] = attrs.field(repr=False)  # passwords are in it
+    #: Settings of the file system. They contain passwords.
+    settings: Mapping[str, Any] = attrs.field(repr=False)
 
     def hide(self, text: str) -> str:
         """A text without credentials and without the URI that may hold some."""
@@ -201,10 +202,9 @@ class ObjectStore:
 
 @attrs.frozen(kw_only=True)
 class ReadOptions:
-    """What is read, from where to where. path: of the directory; "" where brokers or
-    store is not None.
-    """
+    """Options of a read: the source, the partitions, the range and the limits."""
 
+    #: Path of the directory; "" if `brokers` or `store` is not None.
     path: str
     brokers: Brokers | None
     store: ObjectStore | None
@@ -228,31 +228,30 @@ class ReadOptions:
 
 @attrs.frozen(kw_only=True)
 class StreamOptions:
-    """Options of a stream that is read. checkpoint_location: where its first offsets
-    are kept, if anywhere. group_id: the consumer group that offsets are committed to,
-    if to any.
-    """
+    """Options of a streaming read."""
 
     read: ReadOptions
     max_offsets: int | None
     min_offsets: int | None
     max_delay_seconds: float
+    #: The directory that keeps the first offsets, if any.
     checkpoint_location: str | None
+    #: The consumer group that gets commits of offsets, if any.
     group_id: str | None
 
 
 @attrs.frozen(kw_only=True)
 class WriteOptions:
-    """Options of a batch write. app_id and version name it; given says that the user
-    chose them.
-    """
+    """Options of a batch write."""
 
     path: str
     topic: str | None
     partitions: int
     use_timestamp: bool
+    #: The name of the write.
     app_id: str
     version: int
+    #: Whether the user chose the name.
     given: bool
     carry_bytes: int
     publish_timeout: float
@@ -262,9 +261,13 @@ class WriteOptions:
 
 
 def parse_headers(given: Mapping[str, str]) -> bool:
-    """Whether a read, batch or stream, has the column headers. Checks the names of all
-    options, and no other value: Spark asks for columns before it says which of the two
-    it is. Raises InvalidConfigError.
+    """Return whether a batch read or a stream has the column headers.
+
+    Only the names of all options are checked, and no other values. When Spark requests
+    the columns, it has not yet chosen between a batch and a stream.
+
+    Raises:
+        InvalidConfigError: an option is unknown, or includeHeaders is invalid.
     """
     return _Options(given, READ_OPTIONS, reads_brokers=True).boolean(
         "includeHeaders", False
@@ -272,8 +275,10 @@ def parse_headers(given: Mapping[str, str]) -> bool:
 
 
 def parse_read(given: Mapping[str, str]) -> ReadOptions:
-    """Checks the options of a batch read; raises InvalidConfigError for the first that
-    is wrong.
+    """Check the options of a batch read.
+
+    Raises:
+        InvalidConfigError: an option is wrong.
     """
     options = _Options(given, READ_OPTIONS, reads_brokers=True)
     for name in STREAM_OPTIONS:
@@ -295,8 +300,10 @@ def parse_read(given: Mapping[str, str]) -> ReadOptions:
 
 
 def parse_stream(given: Mapping[str, str]) -> StreamOptions:
-    """Checks the options of a stream that is read; raises InvalidConfigError for the
-    first that is wrong.
+    """Check the options of a streaming read.
+
+    Raises:
+        InvalidConfigError: an option is wrong.
     """
     options = _Options(given, READ_OPTIONS, reads_brokers=True)
     for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
@@ -475,7 +482,9 @@ def local_path(given: str, what: str) -> str:
     else:
         path = given
     if path.startswith("//"):
-        raise InvalidConfigError(f"{what} lies on this machine", found=repr(given))
+        raise InvalidConfigError(
+            f"{what} must be a path on this machine", found=repr(given)
+        )
     return os.path.abspath(path)
 
 
@@ -639,7 +648,9 @@ class _Options:
         return ObjectStore(location=location, uri=given, is_s3=is_s3, settings=settings)
 
     def path(self) -> str:
-        """The log directory: path, or what stands in for Kafka's servers."""
+        """Return the log directory: the option path, or a path in the place of Kafka's
+        servers.
+        """
         path = self.text("path") or self.text("kafka.bootstrap.servers")
         if path is None:
             raise InvalidConfigError(
@@ -770,8 +781,9 @@ def _assignment(options: _Options) -> tuple[tuple[str, int], ...] | None:
 
 
 def _start(options: _Options, *, moving: bool) -> RangeEnd:
-    """moving: whether the start may be latest, as that of a stream may and by default
-    is.
+    """Return the start of a read.
+
+    `moving` is true for a stream, whose start may be latest and by default is latest.
     """
     chosen = options.choice(
         "startingOffsetsByTimestampStrategy", "error", ("error", "latest")

@@ -35,9 +35,7 @@ class Origin(Protocol):
     def location(self) -> str: ...
 
     def refresh(self) -> bool:
-        """Lets topics() and partitions() see what was added since; False when nothing
-        can have been.
-        """
+        """Refresh topics() and partitions(); return False if nothing can have changed."""
         ...
 
     def topics(self) -> list[str]:
@@ -49,8 +47,9 @@ class Origin(Protocol):
         ...
 
     def bounds(self, wanted: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        """As they are now, under the isolation of the options; a partition that is gone
-        is missing. Cheap to repeat.
+        """Return the current bounds, under the isolation of the options.
+
+        A deleted partition is missing in the result. The call is cheap to repeat.
         """
         ...
 
@@ -63,7 +62,7 @@ class Origin(Protocol):
         ...
 
     def marks(self, one: OffsetRange) -> Marks:
-        """Where the range may be cut."""
+        """Return the offsets at which the range may be divided."""
         ...
 
     def identity(self, topic: str, partition: int) -> Any:
@@ -75,15 +74,16 @@ class Origin(Protocol):
     def read(
         self, one: OffsetRange, identity: Any
     ) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
-        """The records of a range in order, as columns and the types of their
-        timestamps, in a task.
+        """Yield the records of a range in order, as columns and the types of their
+        timestamps. Runs in a task.
 
-        What is gone is told by report_loss(). An error has the offset that was reached.
+        Deleted records are reported by report_loss(). An error contains the offset that
+        was reached.
         """
         ...
 
     def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """Stores where a consumer group goes on reading, as a consumer's commit does."""
+        """Store the next offsets of a consumer group, like a consumer's commit."""
         ...
 
     def close(self) -> None: ...

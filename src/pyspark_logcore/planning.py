@@ -1,10 +1,10 @@
-"""From options to ranges of offsets: which partitions, and from where to where.
+"""Planning of a query: converts options to partitions and ranges of offsets.
 
 Rules:
-- All is resolved to numbers once; two plans of the same log with the same options
-  differ only by what was appended.
-- What was asked for and is not there is an error, or with failOnDataLoss=false a
-  warning.
+- Every bound is resolved to a number once. Two plans of one log with equal options
+  differ only by appended records.
+- A requested partition or offset that is missing is an error, or with
+  failOnDataLoss=false a warning.
 
 This module decodes nothing and imports no pyspark. tasks.py cuts the ranges.
 """
@@ -29,7 +29,7 @@ def plan(options: ReadOptions, origin: Origin) -> list[list[OffsetRange]]:
     bounds = origin.bounds(wanted)
     for key in wanted:
         if key not in bounds:
-            _report(options, origin, key, "the partition is gone")
+            _report(options, origin, key, "the partition was deleted")
     starts = starting_offsets(options, origin, bounds)
     ends = _ending_offsets(options, origin, bounds)
     ranges = [
@@ -41,7 +41,7 @@ def plan(options: ReadOptions, origin: Origin) -> list[list[OffsetRange]]:
 
 
 def present_partitions(options: ReadOptions, origin: Origin) -> list[TopicPartition]:
-    """As wanted_partitions(), without those that are not there."""
+    """Return wanted_partitions() without missing partitions."""
     known = {
         topic: origin.partitions(topic)
         for topic in origin.topics()
@@ -109,8 +109,10 @@ def check_names(where: RangeEnd, wanted: Iterable[TopicPartition], name: str) ->
 def starting_offsets(
     options: ReadOptions, origin: Origin, bounds: Mapping[TopicPartition, Bounds]
 ) -> dict[TopicPartition, int]:
-    """Where each partition begins. Raises OffsetOutOfRangeError when no record is at or
-    after a start by time.
+    """Return the first offset of each partition.
+
+    Raises:
+        OffsetOutOfRangeError: no record is at or after a start by time.
     """
     where = options.start
     found = _by_time(where, origin, bounds)

@@ -31,8 +31,9 @@ def spark_settings() -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where Spark's processes run: relative paths begin there, and Spark writes its own
-    files there.
+    """The directory in which Spark's processes run.
+
+    Relative paths begin in this directory, and Spark writes its own files to it.
     """
     return tmp_path_factory.mktemp("spark")
 

@@ -321,7 +321,7 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for key, reached in before.items():
             if key not in ends:
                 self._report(
-                    key, f"the partition is gone; offset {reached} was reached"
+                    key, f"the partition was deleted; offset {reached} was reached"
                 )
             elif key in again:
                 self._report(

@@ -376,11 +376,11 @@ def test_a_partition_that_goes_while_a_read_is_planned(
     monkeypatch.setattr(DirectoryOrigin, "bounds", without_the_first)
     if fails == "true":
         with pytest.raises(
-            DataLossError, match="topic orders partition 0: the partition is gone"
+            DataLossError, match="topic orders partition 0: the partition was deleted"
         ):
             rows_of(data, subscribe="orders")
     else:
-        with pytest.warns(UserWarning, match="the partition is gone"):
+        with pytest.warns(UserWarning, match="the partition was deleted"):
             assert len(rows_of(data, subscribe="orders", failOnDataLoss=fails)) == 20
 
 

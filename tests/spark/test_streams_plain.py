@@ -625,7 +625,7 @@ def test_a_partition_that_is_gone(data: Path) -> None:
     losing(
         query,
         loses,
-        "topic other partition 0: the partition is gone; offset 3 was reached",
+        "topic other partition 0: the partition was deleted; offset 3 was reached",
     )
     assert query.rows[-1:] == expected((1, 20, 21))
 
@@ -670,7 +670,7 @@ def test_a_directory_that_is_missing_or_another_is_an_error_in_any_case(
     query.trigger()
     away = data.with_name("away")
     data.rename(away)
-    with pytest.raises(LogNotFoundError, match="log directory is gone"):
+    with pytest.raises(LogNotFoundError, match="log directory is missing"):
         query.trigger()
     with logcore.open_dir(data, create=True) as directory:
         directory.create_topic("orders", partitions=2)

@@ -50,15 +50,15 @@ REASONS: Mapping[tuple[str, str], str] = {
     (
         "Produce",
         "magic 3",
-    ): "Kafka says CORRUPT_MESSAGE, which clients try again; the batch will not be better then",
+    ): "Kafka answers CORRUPT_MESSAGE, which clients retry, although a retry cannot succeed",
     (
         "Produce",
         "the same again",
-    ): "Kafka tells the time of the first batch as if it were the time of the append",
+    ): "Kafka reports the time of the first batch as the time of the append",
     (
         "Produce",
         "a base offset that is not 0",
-    ): "it is refused before a log is asked, so no log start is told",
+    ): "it is refused before a log is read, so the answer contains no log start",
     (
         "Fetch",
         "two batches by their size",
@@ -91,22 +91,22 @@ NOT_SERVED: Mapping[str, str] = {
     "71, 72": "telemetry of clients",
     "76-79, 83-87, 90-92": "share groups",
     "88, 89": "streams groups",
-    "52-54, 56, 58, 59, 62, 63, 67, 70, 73, 80-82": "asked among Kafka's own nodes only",
+    "52-54, 56, 58, 59, 62, 63, 67, 70, 73, 80-82": "used only between Kafka's own nodes",
 }
-_PAGE_TOP = """# Beside Apache Kafka, request by request
+_PAGE_TOP = """# Comparison with Apache Kafka, request by request
 
 The same {count:,} raw requests were sent to netshim and to a broker of Apache Kafka 4.1.1, in each version that
-netshim serves, and the answers were compared field by field. What is drawn (ids, ports, times) and the texts of errors
-were not compared. `make interop` asks both and writes this page; `make test` asks netshim and compares its answers with
-those that Kafka gave.
+netshim serves. The answers were compared field by field, except random values (ids, ports, times) and error texts.
+`make interop` sends the requests to both brokers and writes this page. `make test` sends them to netshim, and compares
+the answers with the stored answers of Kafka.
 
-## What was asked
+## Requests
 
-| API | versions | requests | other answers |
+| API | versions | requests | different answers |
 |---|---|---|---|
 """
 _PAGE_END = """
-These are not advertised. A request for one ends its connection, as in Kafka, and the log says what the client wanted.
+These are not advertised. A request for one ends its connection, as in Kafka, and a log line names the API.
 """
 
 
@@ -231,10 +231,10 @@ def page(ours: Answers, theirs: Answers) -> str:
             f"| {api.key} {api.name} | {versions} | {asked[api.name]} | {differing[api.name] or ''} |\n"
         )
     rows.append(
-        "\n## Where the answers differ, and why\n\n| API | request | reason |\n|---|---|---|\n"
+        "\n## Different answers, and the reasons\n\n| API | request | reason |\n|---|---|---|\n"
     )
     for (api_name, step), reason in REASONS.items():
         rows.append(f"| {api_name} | {step.replace(': *', '')} | {reason} |\n")
-    rows.append("\n## What is not served\n\n| keys | |\n|---|---|\n")
+    rows.append("\n## APIs that are not served\n\n| keys | |\n|---|---|\n")
     rows += [f"| {keys} | {reason} |\n" for keys, reason in NOT_SERVED.items()]
     return _PAGE_TOP.format(count=asked.total()) + "".join(rows) + _PAGE_END
