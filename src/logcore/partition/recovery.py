@@ -1,6 +1,6 @@
 """Recovery of the end of a log after a crash: collect facts, decide, act.
 
-Rules (docs/format.md, "What opening believes"):
+Rules (docs/format.md, "Checks at opening"):
 - Damage below the recovery point is damage to durable data. It is an error, and
   recovery never truncates there.
 - A torn tail above the recovery point is the normal result of a crash. Recovery
