@@ -91,7 +91,7 @@ def check_identity(
     if not fs.is_directory(fs.real_path(path)):
         raise OtherDirectoryError(
             f"the machine {host} does not see the log directory that this query was planned with; share it under this "
-            "path, or run the query where it is",
+            "path, or run the query on a machine that has it",
             path=path,
         )
     found = SourceIdentity.of(path, topic, partition, fs)
@@ -100,7 +100,7 @@ def check_identity(
         if expected and getattr(found, name) != expected:
             raise OtherDirectoryError(
                 f"the machine {host} has another log directory at this path than the one that this query was planned "
-                "with; share that one, or run the query where it is",
+                "with; share that one, or run the query on a machine that has it",
                 path=path,
                 expected=f"{name} {expected}",
                 found=getattr(found, name) or "none",
