@@ -359,15 +359,27 @@ class _Peer(asyncio.BufferedProtocol):
             else:
                 self.transport.resume_reading()
 
+    def close(self) -> None:
+        """Close the connection after the bytes that were passed to its transport."""
+        if self.is_open:
+            self.transport.close()
+        else:
+            self.abort()
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        if self.handshake is not None and not self.is_open:
+            self.handshake.cancel()
+        elif self.is_open or not self.listener.uses_tls:
+            self.transport.abort()
+
     def drain(self) -> None:
         """Accept no more requests, and send the responses that are ready."""
-        if self.is_open and self.is_unauthenticated:
-            self.transport.abort()  # a response to a failed attempt may be held back
+        if self.is_unauthenticated:
+            self.abort()  # a response to a failed attempt may be held back
         elif self.is_open:
             self.connection.drain()
             self.flush()
-        elif self.handshake is not None:
-            self.handshake.cancel()
 
     def pause_writing(self) -> None:
         self.is_blocked = True
@@ -839,12 +851,12 @@ class Server:
             await asyncio.sleep(0.005)
         # Step 3: close the connections, the threads and the directory.
         for peer in list(self._peers):
-            peer.transport.close()
+            peer.close()
         await asyncio.sleep(0)
         while self._peers and self.loop.time() < self._deadline:
             await asyncio.sleep(0.005)
         for peer in list(self._peers):
-            peer.transport.abort()
+            peer.abort()
         if self._ticking is not None:
             with contextlib.suppress(Exception):
                 await self._ticking
@@ -878,7 +890,7 @@ class Server:
         self._timer = None
         self._close_listeners()
         for peer in list(self._peers):
-            peer.transport.abort()
+            peer.abort()
         self._logins.shutdown()
         self._pool.shutdown()
         try:

@@ -1,0 +1,179 @@
+"""The commands netshim user, acl and quota."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from netshim.command import main
+from netshim.security.acls import AclOperation, Pattern, Permission, ResourceType
+from netshim.security.stored import SecurityStore
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+def run(*arguments: object, code: int = 0, typed: str | None = None) -> str:
+    found = CliRunner().invoke(main, [str(one) for one in arguments], input=typed)
+    assert found.exit_code == code, found.output
+    return found.output
+
+
+def stored(data: Path) -> Any:
+    store = SecurityStore(data)
+    try:
+        return store.load()
+    finally:
+        store.close()
+
+
+def test_user_is_created_with_a_typed_password(data: Path) -> None:
+    run("user", "add", data, "alice", typed="secret\nsecret\n")
+    assert set(stored(data).users["alice"]) == {"SCRAM-SHA-256", "SCRAM-SHA-512"}
+    assert "alice" in run("user", "list", data)
+
+
+def test_stored_files_are_private_and_have_no_password(data: Path) -> None:
+    run("user", "add", data, "alice", typed="secret\nsecret\n")
+    files = [one for one in data.with_name("data.registry").rglob("*") if one.is_file()]
+    assert not any(b"secret" in one.read_bytes() for one in files if one.stat().st_size)
+    nodes = [one for one in files if one.suffix == ".node"]
+    assert nodes and all(one.stat().st_mode & 0o077 == 0 for one in nodes)
+
+
+def test_password_is_replaced_by_a_second_add(data: Path, tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    for text in ("first\n", "second\n"):
+        file.write_text(text)
+        run("user", "add", data, "alice", "--password-file", file)
+    before = stored(data).users["alice"]["SCRAM-SHA-256"]
+    run("user", "add", data, "alice", "--password-file", file)
+    assert stored(data).users["alice"]["SCRAM-SHA-256"].salt != before.salt
+
+
+@pytest.mark.parametrize("text", ["", "\n", "a\0b\n"])
+def test_unusable_password_is_refused(data: Path, tmp_path: Path, text: str) -> None:
+    file = tmp_path / "password"
+    file.write_text(text)
+    run("user", "add", data, "alice", "--password-file", file, code=2)
+
+
+def test_removed_user_leaves_quotas(data: Path) -> None:
+    run("user", "add", data, "alice", typed="secret\nsecret\n")
+    run("quota", "set", data, "--user", "alice", "producer_byte_rate=1e6")
+    run("user", "remove", data, "alice")
+    facts = stored(data)
+    assert facts.users == {}
+    assert facts.quotas == {("alice", None, None): {"producer_byte_rate": 1e6}}
+    run("user", "remove", data, "alice", code=2)
+
+
+def test_unknown_directory_is_an_error(data: Path) -> None:
+    for command in ("user", "acl", "quota"):
+        assert "no log directory" in run(command, "list", data, code=2)
+    assert not data.exists()
+
+
+def test_rules_of_a_producer_and_a_consumer(data: Path) -> None:
+    run("acl", "add", data, "User:a", "--producer", "--topic", "t")
+    run("acl", "add", data, "User:b", "--consumer", "--topic", "t", "--group", "g")
+    found = {
+        (one.principal, one.resource_type, one.operation) for one in stored(data).acls
+    }
+    assert found == {
+        ("User:a", ResourceType.TOPIC, AclOperation.WRITE),
+        ("User:a", ResourceType.TOPIC, AclOperation.CREATE),
+        ("User:a", ResourceType.TOPIC, AclOperation.DESCRIBE),
+        ("User:b", ResourceType.TOPIC, AclOperation.READ),
+        ("User:b", ResourceType.TOPIC, AclOperation.DESCRIBE),
+        ("User:b", ResourceType.GROUP, AclOperation.READ),
+    }
+
+
+def test_rule_is_removed_by_the_options_that_stored_it(data: Path) -> None:
+    options = ("User:a", "--deny", "--operation", "read", "--topic", "or", "--prefixed")
+    run("acl", "add", data, *options)
+    (rule,) = stored(data).acls
+    assert (rule.pattern, rule.permission) == (Pattern.PREFIXED, Permission.DENY)
+    assert "deny\tUser:a\tRead\ttopic or*" in run("acl", "list", data)
+    run("acl", "remove", data, *options)
+    assert stored(data).acls == ()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("alice", "--producer", "--topic", "t"),
+        ("User:a",),
+        ("User:a", "--topic", "t"),
+        ("User:a", "--producer"),
+        ("User:a", "--cluster"),
+    ],
+)
+def test_incomplete_rule_is_refused(data: Path, options: tuple[str, ...]) -> None:
+    run("acl", "add", data, *options, code=2)
+
+
+@pytest.mark.parametrize("name", ["*", "a/b", "a%2Fb", "ä", "a b", "kafka.x"])
+def test_names_are_stored_exactly(data: Path, name: str) -> None:
+    run("acl", "add", data, f"User:{name}", "--consumer", "--topic", name)
+    assert {(one.name, one.principal) for one in stored(data).acls} == {
+        (name, f"User:{name}")
+    }
+
+
+def test_quotas_are_set_listed_and_removed(data: Path) -> None:
+    run("quota", "set", data, "--user-default", "request_percentage=50")
+    run("quota", "set", data, "--user", "a", "--client-id", "c", "consumer_byte_rate=9")
+    run("quota", "set", data, "--ip", "10.0.0.1", "connection_creation_rate=2")
+    assert run("quota", "list", data).splitlines() == [
+        "user <default>\trequest_percentage=50",
+        "user a, client-id c\tconsumer_byte_rate=9",
+        "ip 10.0.0.1\tconnection_creation_rate=2",
+    ]
+    run("quota", "remove", data, "--user-default")
+    run("quota", "remove", data, "--ip", "10.0.0.1", "connection_creation_rate")
+    assert len(stored(data).quotas) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("producer_byte_rate=1",),
+        ("--user", "a", "producer_byte_rate"),
+        ("--user", "a", "producer_byte_rate=0"),
+        ("--user", "a", "producer_byte_rate=nan"),
+        ("--user", "a", "rate=1"),
+        ("--user", "a", "connection_creation_rate=1"),
+        ("--ip", "10.0.0.1", "producer_byte_rate=1"),
+        ("--ip", "10.0.0.1", "--user", "a", "connection_creation_rate=1"),
+    ],
+)
+def test_unusable_quota_is_refused(data: Path, options: tuple[str, ...]) -> None:
+    run("quota", "set", data, *options, code=2)
+
+
+def test_damaged_user_cannot_log_in_and_others_can(
+    data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("alice", "bob"):
+        run("user", "add", data, name, typed="secret\nsecret\n")
+    store = SecurityStore(data)
+    store._registry.update("/config/users/alice", lambda _: b"junk")
+    store.close()
+    assert set(stored(data).users) == {"bob"}
+    assert "/config/users/alice" in caplog.text
+
+
+def test_damaged_rule_is_an_error(data: Path) -> None:
+    """A deny rule that is skipped would grant access."""
+    run("acl", "add", data, "User:a", "--consumer", "--topic", "t")
+    store = SecurityStore(data)
+    store._registry.update("/kafka-acl/Topic/t", lambda _: b'{"version":2,"acls":[]}')
+    store.close()
+    assert "version" in run("acl", "list", data, code=2)

@@ -1,0 +1,311 @@
+"""Listeners: options that are refused, certificates, and peers that break off."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import netshim
+from logcore import InvalidConfigError
+from netshim import wire
+from netshim.listeners import Listener, TlsSettings, check_exposure
+from netshim.secured_testing import SecuredKafka
+from netshim.security.principals import CertificateError, MappingRules, subject_of
+from netshim.security.stored import SecurityStore
+from support.client import Client
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "PLAINTEXT", "PLAINTEXT://", "PLAINTEXT://:9092", "PLAINTEXT://host",
+        "PLAINTEXT://host:70000", "PLAINTEXT://host:9092/x", "://host:9092", "MINE://host:1",
+    ],
+)  # fmt: skip
+def test_malformed_listener_is_refused(text: str) -> None:
+    with pytest.raises(InvalidConfigError):
+        Listener.parse(text)
+
+
+def test_listener_may_have_a_name_of_its_own() -> None:
+    found = Listener.parse("mine://[::1]:9093", protocol="sasl_ssl")
+    assert (found.name, found.host, found.port) == ("MINE", "::1", 9093)
+    assert found.uses_tls and found.uses_sasl and found.is_local
+
+
+TLS = TlsSettings(cert="c", client_ca="ca", client="required")
+
+
+@pytest.mark.parametrize(
+    ("text", "tls", "mechanisms", "is_allowed"),
+    [
+        ("PLAINTEXT://127.0.0.1:1", None, ("PLAIN",), True),
+        ("PLAINTEXT://localhost:1", None, (), True),
+        ("PLAINTEXT://[::1]:1", None, (), True),
+        ("PLAINTEXT://0.0.0.0:1", None, (), False),
+        ("PLAINTEXT://example.com:1", None, (), False),
+        ("SSL://0.0.0.0:1", TlsSettings(cert="c"), (), False),
+        ("SSL://0.0.0.0:1", TLS, (), True),
+        ("SASL_PLAINTEXT://0.0.0.0:1", None, ("SCRAM-SHA-256",), True),
+        ("SASL_PLAINTEXT://0.0.0.0:1", None, ("PLAIN",), False),
+        ("SASL_PLAINTEXT://0.0.0.0:1", None, ("SCRAM-SHA-256", "OAUTHBEARER"), False),
+        ("SASL_SSL://0.0.0.0:1", TlsSettings(cert="c"), ("PLAIN",), True),
+    ],
+)
+def test_listener_outside_of_loopback_needs_authentication(
+    text: str, tls: TlsSettings | None, mechanisms: tuple[str, ...], is_allowed: bool
+) -> None:
+    listeners = [Listener.parse(text)]
+    if is_allowed:
+        check_exposure(listeners, tls, mechanisms)
+        return
+    with pytest.raises(InvalidConfigError, match="--insecure"):
+        check_exposure(listeners, tls, mechanisms)
+
+
+def test_server_refuses_exposure_unless_it_is_meant(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfigError, match="would accept anyone"):
+        netshim.Server(tmp_path, host="0.0.0.0")
+    netshim.Server(tmp_path, host="0.0.0.0", insecure=True)
+
+
+def test_tls_listener_needs_a_certificate(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfigError, match="--tls-cert"):
+        netshim.Server(tmp_path, listeners=["SSL://127.0.0.1:0"])
+
+
+def test_unusable_certificate_files_are_named(
+    kafka_secured: SecuredKafka, tmp_path: Path
+) -> None:
+    folder = kafka_secured.ca_file.parent
+    broker = str(folder / "broker.pem")
+    other = str(kafka_secured.client_certificate("other"))
+    junk = tmp_path / "junk.pem"
+    junk.write_text("junk")
+    open_key = tmp_path / "open.pem"
+    open_key.write_bytes(Path(broker).read_bytes())
+    open_key.chmod(0o644)
+    for cert, key, found in (
+        (str(tmp_path / "none.pem"), None, "none.pem"),
+        (str(junk), None, "junk.pem"),
+        (broker, other, "belong together"),
+        (str(open_key), None, "chmod 600"),
+    ):
+        with pytest.raises(InvalidConfigError, match=found):
+            TlsSettings(cert=cert, key=key).context()
+
+
+@pytest.fixture
+def address(kafka_secured: SecuredKafka) -> tuple[str, int]:
+    return "127.0.0.1", kafka_secured.port
+
+
+def encrypted(kafka: SecuredKafka, **options: Any) -> ssl.SSLSocket:
+    context = ssl.create_default_context(cafile=str(kafka.ca_file))
+    raw = socket.create_connection(("127.0.0.1", kafka.port), timeout=60)
+    return context.wrap_socket(raw, server_hostname="localhost", **options)
+
+
+def is_closed(sock: socket.socket) -> bool:
+    try:
+        return sock.recv(1) == b""
+    except (ConnectionError, ssl.SSLError):
+        return True
+
+
+def served(kafka: SecuredKafka) -> bool:
+    """Return whether a new client gets an answer."""
+    with encrypted(kafka) as sock:
+        request = wire.API_VERSIONS.Request()
+        sock.sendall(wire.encode_request(wire.API_VERSIONS, 0, 1, "t", request))
+        return len(sock.recv(8)) > 0
+
+
+def test_plain_bytes_on_a_tls_port_close_the_connection(
+    kafka_secured: SecuredKafka,
+    address: tuple[str, int],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for _ in range(20):
+        with socket.create_connection(address, timeout=60) as sock:
+            request = wire.API_VERSIONS.Request()
+            sock.sendall(wire.encode_request(wire.API_VERSIONS, 0, 1, "t", request))
+            assert is_closed(sock)
+    lines = [one.getMessage() for one in caplog.records]
+    failures = [one for one in lines if "no TLS connection" in one]
+    assert len(failures) == 1 and "does not speak TLS" in failures[0]
+    assert served(kafka_secured)
+
+
+def test_tls_bytes_on_a_plain_port_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "netshim")
+    with netshim.serve(tmp_path / "data") as server:
+        raw = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+        with pytest.raises((ssl.SSLError, ConnectionError, OSError)):
+            ssl.create_default_context().wrap_socket(raw, server_hostname="localhost")
+        raw.close()
+    assert any("speaks TLS" in one.getMessage() for one in caplog.records)
+
+
+def test_old_tls_is_refused(kafka_secured: SecuredKafka) -> None:
+    context = ssl.create_default_context(cafile=str(kafka_secured.ca_file))
+    assert context.minimum_version >= ssl.TLSVersion.TLSv1_2
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    raw = socket.create_connection(("127.0.0.1", kafka_secured.port), timeout=60)
+    with context.wrap_socket(raw, server_hostname="localhost") as sock:
+        assert sock.version() == "TLSv1.2"
+
+
+def test_half_open_handshakes_do_not_stop_others(
+    kafka_secured: SecuredKafka, address: tuple[str, int]
+) -> None:
+    """At most 256 connections may be without authentication."""
+    waiting = [socket.create_connection(address, timeout=60) for _ in range(200)]
+    try:
+        for sock in waiting[:100]:
+            sock.sendall(b"\x16\x03\x01")
+        assert served(kafka_secured)
+        more = [socket.create_connection(address, timeout=60) for _ in range(100)]
+        refused = 0
+        deadline_s = time.monotonic() + 60
+        while not refused and time.monotonic() < deadline_s:
+            for sock in more:
+                sock.settimeout(0.01)
+                try:
+                    refused += is_closed(sock)
+                except TimeoutError:
+                    continue
+        assert refused
+        for sock in more:
+            sock.close()
+    finally:
+        for sock in waiting:
+            sock.close()
+    deadline_s = time.monotonic() + 60
+    while True:
+        try:
+            assert served(kafka_secured)
+            break
+        except (ConnectionError, ssl.SSLError):
+            assert time.monotonic() < deadline_s, "the connections were not released"
+
+
+def test_large_frame_before_authentication_closes(kafka_secured: SecuredKafka) -> None:
+    with encrypted(kafka_secured) as sock:
+        sock.sendall((524_289).to_bytes(4, "big"))
+        assert is_closed(sock)
+
+
+def test_new_connections_use_a_renewed_certificate(
+    kafka_secured: SecuredKafka,
+) -> None:
+    path = kafka_secured.ca_file.parent / "broker.pem"
+
+    def shown() -> bytes:
+        with encrypted(kafka_secured) as sock:
+            found = sock.getpeercert(binary_form=True)
+            assert found is not None
+            return found
+
+    before = shown()
+    renewed = kafka_secured._authority.issue_cert("localhost", "127.0.0.1")
+    renewed.private_key_and_cert_chain_pem.write_to_path(path)
+    server = kafka_secured.server
+    server.call(server.server.reload_certificates)
+    after = shown()
+    assert after != before
+    path.write_text("junk")
+    with pytest.raises(InvalidConfigError):
+        server.call(server.server.reload_certificates)
+    assert shown() == after
+
+
+@pytest.mark.parametrize(
+    ("rules", "subject", "user"),
+    [
+        ("DEFAULT", "CN=a,O=b", "CN=a,O=b"),
+        ("", "CN=a", "CN=a"),
+        ("RULE:^CN=(.*?),O=b$/$1/", "CN=Alice,O=b", "Alice"),
+        ("RULE:^CN=(.*?),O=b$/$1@b/L", "CN=Alice,O=b", "alice@b"),
+        ("RULE:^CN=(.*?)$/$1/U,DEFAULT", "CN=alice", "ALICE"),
+        ("RULE:^CN=x$/y/", "CN=alice", None),
+        ("RULE:^CN=x$/y/,RULE:^CN=(.*)$/z-$1/", "CN=alice", "z-alice"),
+    ],
+)
+def test_mapping_rules(rules: str, subject: str, user: str | None) -> None:
+    assert MappingRules.parse(rules).user_of(subject) == user
+
+
+@pytest.mark.parametrize(
+    "rules", ["RULE:", "RULE:a/b", "RULE:(/b/", "RULE:a/$1/", "OTHER", "RULE:a/b/X"]
+)
+def test_malformed_mapping_rules_are_refused(rules: str) -> None:
+    with pytest.raises(InvalidConfigError):
+        MappingRules.parse(rules)
+
+
+def test_subject_of_java_order_and_escapes() -> None:
+    certificate = {
+        "subject": (
+            (("countryName", "DE"),),
+            (("organizationName", "A, B"),),
+            (("commonName", "alice"), ("userId", "1")),
+        )
+    }
+    assert subject_of(certificate, bytes) == "CN=alice+UID=1,O=A\\, B,C=DE"
+
+
+@pytest.mark.parametrize(
+    "certificate",
+    [{}, {"subject": ()}, {"subject": ((("commonName", "x" * 70_000),),)}],
+)
+def test_unusable_subject_is_refused(certificate: dict[str, Any]) -> None:
+    with pytest.raises(CertificateError):
+        subject_of(certificate, bytes)
+
+
+def test_each_listener_advertises_its_own_address(tmp_path: Path) -> None:
+    listeners = [
+        Listener.parse("PLAINTEXT://127.0.0.1:0"),
+        Listener.parse(
+            "OUTER://127.0.0.1:0",
+            protocol="PLAINTEXT",
+            advertised=("broker.example.com", 9093),
+        ),
+    ]
+    with netshim.serve(tmp_path / "data", listeners=listeners) as server:
+        found = []
+        for one in server.server.listeners:
+            client = Client(one.port)
+            request = wire.METADATA.Request(topics=[])
+            (broker,) = client.ask(wire.METADATA, 5, request).brokers
+            found.append((broker.host, broker.port))
+            client.sock.close()
+        first = server.server.listeners[0].port
+    assert found == [("127.0.0.1", first), ("broker.example.com", 9093)]
+
+
+def test_connections_above_the_quota_of_an_address_are_closed(tmp_path: Path) -> None:
+    store = SecurityStore(tmp_path / "data")
+    store.set_quotas((None, None, "127.0.0.1"), {"connection_creation_rate": 1})
+    store.close()
+    with netshim.serve(tmp_path / "data") as server:
+        address = "127.0.0.1", server.port
+        opened = [socket.create_connection(address, timeout=60) for _ in range(30)]
+        try:
+            for sock in opened[11:]:
+                assert is_closed(sock)
+            request = wire.API_VERSIONS.Request()
+            frame = wire.encode_request(wire.API_VERSIONS, 0, 1, "t", request)
+            opened[0].sendall(frame)
+            assert opened[0].recv(4)
+        finally:
+            for sock in opened:
+                sock.close()

@@ -1,0 +1,127 @@
+"""Quotas of a running broker, with a clock that the test advances."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logcore import recordbatch
+from netshim import wire
+from netshim.security import quotas
+from netshim.security.stored import Entity
+from netshim.wire import codes
+from support.bench import SESSION, Bench
+
+RECORDS = recordbatch.encode([(None, b"x" * 1_000)], base_offset=0)
+ANONYMOUS: Entity = ("ANONYMOUS", None, None)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    found = Bench(tmp_path / "data")
+    found.logdir.create_topic("t")
+    SESSION.mutes = 0
+    return found
+
+
+def limit(bench: Bench, key: str, bound: float) -> None:
+    bench.broker.state.security.quotas.set_bounds({ANONYMOUS: {key: bound}})
+
+
+def produce(bench: Bench) -> Any:
+    return bench.ask(wire.PRODUCE, 9, bench.produces(RECORDS))
+
+
+def test_producer_above_its_quota_is_delayed_and_muted(bench: Bench) -> None:
+    limit(bench, quotas.PRODUCE, 100)
+    response = produce(bench)
+    assert response.responses[0].partition_responses[0].error_code == 0
+    delay_ms = response.throttle_time_ms
+    assert 0 < delay_ms < 10_000
+    assert SESSION.mutes == 1
+    bench.now_ms += delay_ms - 1
+    bench.broker.tick(bench.now_ms)
+    assert SESSION.mutes == 1
+    bench.now_ms += 1
+    bench.broker.tick(bench.now_ms)
+    assert SESSION.mutes == 0
+
+
+def fetch(bench: Bench) -> Any:
+    request = wire.FETCH.Request
+    part = request.Topic.Partition(partition=0, fetch_offset=0, partition_max_bytes=1)
+    topic = request.Topic(topic="t", partitions=[part])
+    return bench.ask(
+        wire.FETCH, 12, request(topics=[topic], max_wait_ms=0, min_bytes=1)
+    )
+
+
+def test_fetch_above_its_quota_has_no_records(bench: Bench) -> None:
+    produce(bench)
+    limit(bench, quotas.FETCH, 10)
+    response = fetch(bench)
+    assert response.responses == [] and response.throttle_time_ms > 0
+    assert SESSION.mutes == 1
+
+
+def test_fetch_within_its_quota_has_records(bench: Bench) -> None:
+    produce(bench)
+    limit(bench, quotas.FETCH, 1_000_000)
+    response = fetch(bench)
+    assert response.throttle_time_ms == 0
+    assert response.responses[0].partitions[0].records
+
+
+def create(bench: Bench, name: str, count: int, version: int) -> Any:
+    request = wire.CREATE_TOPICS.Request
+    topic = request.Topic(name=name, num_partitions=count, replication_factor=1)
+    return bench.ask(wire.CREATE_TOPICS, version, request(topics=[topic]))
+
+
+def test_creation_above_the_quota_is_refused_once_overdrawn(bench: Bench) -> None:
+    limit(bench, quotas.MUTATION, 1)
+    assert create(bench, "a", 30, 7).topics[0].error_code == 0
+    refused = create(bench, "b", 30, 7)
+    assert refused.topics[0].error_code == codes.THROTTLING_QUOTA_EXCEEDED
+    assert refused.throttle_time_ms == 19_000
+    assert "b" not in bench.logdir
+
+
+def test_old_version_of_creation_is_delayed_only(bench: Bench) -> None:
+    limit(bench, quotas.MUTATION, 1)
+    response = create(bench, "a", 30, 5)
+    assert response.topics[0].error_code == 0
+    assert response.throttle_time_ms == 19_000
+    assert "a" in bench.logdir and SESSION.mutes == 1
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_deletion_above_the_quota(bench: Bench, version: int) -> None:
+    """A bound of 1 allows 11 partitions at once, and a debt."""
+    for name in ("a", "b"):
+        create(bench, name, 30, 7)
+    limit(bench, quotas.MUTATION, 1)
+
+    def delete(name: str) -> Any:
+        request = wire.DELETE_TOPICS.Request
+        given = request(topic_names=[name])
+        if version >= 6:
+            given = request(topics=[request.Topic(name=name)])
+        return bench.ask(wire.DELETE_TOPICS, version, given)
+
+    assert delete("a").responses[0].error_code == 0
+    second = delete("b")
+    assert second.throttle_time_ms >= 19_000
+    is_refused = version >= 5
+    assert ("b" in bench.logdir) is is_refused
+    wanted = codes.THROTTLING_QUOTA_EXCEEDED if is_refused else 0
+    assert second.responses[0].error_code == wanted
+
+
+def test_request_time_is_limited(bench: Bench) -> None:
+    limit(bench, quotas.REQUEST, 0.000_1)
+    request = wire.METADATA.Request(topics=[])
+    response = bench.ask(wire.METADATA, 9, request)
+    assert response.throttle_time_ms == 1_000
