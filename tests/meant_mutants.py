@@ -804,13 +804,13 @@ MISTAKES: Final = (
         "                    self.is_shared and log.writer.state.is_behind()\n"
         "                )",
         "                return log.has_failed",
-        "netshim/test_shared_broker.py::test_a_fetch_that_waits_gets_what_another_process_appends",
+        "netshim/test_shared_broker.py::test_waiting_fetch_gets_records_of_another_process",
     ),
     Mistake(
         "appends_of_others_wake_nobody", "netshim/state.py",
         "self.in_turn(key, log.refresh, partial(self._followed, key, now_ms))",
         "pass",
-        "netshim/test_shared_broker.py::test_a_fetch_that_waits_gets_what_another_process_appends",
+        "netshim/test_shared_broker.py::test_waiting_fetch_gets_records_of_another_process",
     ),
     Mistake(
         "answers_of_other_processes_are_not_looked_for", "netshim/sharing.py",
@@ -828,7 +828,7 @@ MISTAKES: Final = (
         "offsets_never_expire_without_a_broker", "logcore/coordinators/lookup.py",
         "self.groups(directory).expire_offsets()",
         "pass",
-        "netshim/test_shared_broker.py::test_offsets_that_were_kept_long_enough_are_deleted",
+        "netshim/test_shared_broker.py::test_offsets_past_their_retention_are_deleted",
     ),
     Mistake(
         "member_of_a_dead_process_stays", "logcore/coordinators/shared_groups.py",

@@ -59,7 +59,7 @@ class Program:
             self.lines.append(line.rstrip("\n"))
 
     def kill(self) -> None:
-        """Also of one that has ended."""
+        """Kill the process, which may have ended already, and close its output."""
         self.process.send_signal(signal.SIGKILL)
         self._reader.join()
         self.process.wait()
@@ -91,7 +91,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 def _snippets() -> dict[str, str]:
-    """The three programs of the page: producer, member, client."""
+    """Return the three programs of the page: producer, member, client."""
     text = PAGE.read_text(encoding="utf-8").splitlines()
     first = text.index("## Four terminals") + 1
     last = text.index("## Groups")
@@ -110,8 +110,8 @@ def _snippets() -> dict[str, str]:
 
 
 def _values(directory: Path) -> set[str]:
-    """All that is in the log, also what its writer had no time to have synced: then it
-    is seen by all.
+    """Return all values in the log. The flush makes unsynced records readable for every
+    process.
     """
     with logcore.open_dir(directory / "data", shared=True) as data:
         for number in data.partitions("visits"):
@@ -119,9 +119,11 @@ def _values(directory: Path) -> set[str]:
         return {record.value.decode() for record in data.topic("visits").read()}
 
 
-def test_four_terminals(run: Callable[..., Program], tmp_path: Path) -> None:
-    """Members are killed one after the other, a client of Kafka and its broker among
-    them: nothing is lost.
+def test_four_terminals_lose_no_record_when_members_are_killed(
+    run: Callable[..., Program], tmp_path: Path
+) -> None:
+    """The test kills members one after the other, including a Kafka client and its
+    broker.
     """
     pytest.importorskip("confluent_kafka")
     programs = _snippets()
@@ -135,7 +137,7 @@ def test_four_terminals(run: Callable[..., Program], tmp_path: Path) -> None:
     everybody = [*members, client]
     until(
         lambda: all(program.lines for program in everybody),
-        "each of the three gets records",
+        "each of the three receives records",
     )
 
     members[0].kill()
@@ -146,9 +148,9 @@ def test_four_terminals(run: Callable[..., Program], tmp_path: Path) -> None:
             len(program.lines) > count
             for program, count in zip(left, so_far, strict=True)
         ),
-        "two go on",
+        "the other two continue",
     )
-    broker.kill()  # the client's places are free at once
+    broker.kill()  # the places of the client are free at once
     client.kill()
     producer.kill()
     written = _values(tmp_path)
@@ -157,7 +159,7 @@ def test_four_terminals(run: Callable[..., Program], tmp_path: Path) -> None:
     def printed() -> set[str]:
         return {line for program in everybody for line in program.lines}
 
-    until(lambda: printed() >= written, "all that was written is printed")
+    until(lambda: printed() >= written, "every written value is printed")
     assert printed() == written
 
 
@@ -179,7 +181,7 @@ def assigned(data: LogDir, consumer: Any) -> list[int]:
     return sorted(one.partition for one in consumer.assignment())
 
 
-def test_a_consumer_of_the_process_and_one_of_the_wire_divide_the_partitions(
+def test_process_and_wire_consumers_divide_the_partitions(
     rig: Rig,
 ) -> None:
     with rig.logdir.consumer(group_id="g", assignors=("range",)) as consumer:
@@ -210,7 +212,7 @@ def test_a_consumer_of_the_process_and_one_of_the_wire_divide_the_partitions(
         assert assigned(rig.logdir, consumer) == [0, 1]
 
 
-def test_a_leader_of_the_wire_divides_for_a_consumer_of_the_process(rig: Rig) -> None:
+def test_wire_leader_assigns_to_a_process_consumer(rig: Rig) -> None:
     first = rig.join(protocols={"range": WANTED}).value
     rig.sync(
         first.member_id,
@@ -233,7 +235,7 @@ def test_a_leader_of_the_wire_divides_for_a_consumer_of_the_process(rig: Rig) ->
         assert assigned(rig.logdir, consumer) == [1]
 
 
-def test_a_commit_of_one_generation_is_refused_in_the_next_wherever_it_comes_from(
+def test_commit_of_an_earlier_generation_is_refused(
     rig: Rig,
 ) -> None:
     first = rig.join(protocols={"range": WANTED}).value
@@ -259,7 +261,7 @@ def test_a_commit_of_one_generation_is_refused_in_the_next_wherever_it_comes_fro
     assert rig.committed() == {("orders", 0): 3}
 
 
-def test_without_a_common_way_to_divide_the_newcomer_is_refused(rig: Rig) -> None:
+def test_new_member_without_a_common_assignor_is_refused(rig: Rig) -> None:
     with rig.logdir.consumer(group_id="g", assignors=("range",)) as consumer:
         consumer.subscribe(["orders"])
         rig.sleep(100)
@@ -268,7 +270,7 @@ def test_without_a_common_way_to_divide_the_newcomer_is_refused(rig: Rig) -> Non
         assert refused.error_code == codes.INCONSISTENT_GROUP_PROTOCOL
 
 
-def test_a_group_that_no_node_can_hold_is_refused(rig: Rig) -> None:
+def test_group_too_large_for_a_node_is_refused(rig: Rig) -> None:
     assert (
         rig.join(protocols={"range": b"x" * 1_048_000}).value.error_code
         == codes.UNKNOWN_SERVER_ERROR
@@ -278,7 +280,7 @@ def test_a_group_that_no_node_can_hold_is_refused(rig: Rig) -> None:
     assert rig.sync("m", 1, group="").value.error_code == codes.INVALID_GROUP_ID
 
 
-def test_members_of_a_broker_that_ended_are_gone(rig: Rig) -> None:
+def test_members_of_an_ended_broker_are_removed(rig: Rig) -> None:
     rig.form(2)
     rig.commit({("orders", 0): 1}, group="other")
     rig.restart()
@@ -290,7 +292,7 @@ def test_members_of_a_broker_that_ended_are_gone(rig: Rig) -> None:
     assert rig.join().value.generation_id > 2
 
 
-def test_who_waits_is_told_when_the_broker_ends(rig: Rig) -> None:
+def test_waiting_join_is_answered_when_the_broker_ends(rig: Rig) -> None:
     ids, _ = rig.form(1)
     waiting = rig.join()
     rig.groups.stop(rig.now_ms)
@@ -298,7 +300,7 @@ def test_who_waits_is_told_when_the_broker_ends(rig: Rig) -> None:
     assert ids
 
 
-def test_offsets_that_were_kept_long_enough_are_deleted(rig: Rig) -> None:
+def test_offsets_past_their_retention_are_deleted(rig: Rig) -> None:
     rig.commit({("orders", 0): 1})
     rig.sleep(6 * 86_400_000)
     rig.commit({("orders", 1): 1})
@@ -309,7 +311,7 @@ def test_offsets_that_were_kept_long_enough_are_deleted(rig: Rig) -> None:
     assert rig.committed() == {("orders", 1): 1}
 
 
-def test_groups_are_deleted_and_their_offsets(rig: Rig) -> None:
+def test_groups_and_their_offsets_are_deleted(rig: Rig) -> None:
     rig.commit({("orders", 0): 1, ("orders", 1): 2})
     request = wire.OFFSET_DELETE.Request
     topic = request.Topic(
@@ -339,7 +341,7 @@ def kafka(kafka_factory: Callable[..., Any]) -> Any:
     return kafka_factory(shared=True)
 
 
-def test_the_consumer_protocol_is_not_advertised(kafka: Any) -> None:
+def test_consumer_protocol_is_not_advertised(kafka: Any) -> None:
     with contextlib.closing(Client(kafka.server.port)) as client:
         told = client.ask(wire.API_VERSIONS, 3, wire.API_VERSIONS.Request(
             client_software_name="t", client_software_version="1"
@@ -363,7 +365,7 @@ def test_the_consumer_protocol_is_not_advertised(kafka: Any) -> None:
         )
 
 
-def test_a_fetch_that_waits_gets_what_another_process_appends(
+def test_waiting_fetch_gets_records_of_another_process(
     run: Callable[..., Program], kafka: Any
 ) -> None:
     kafka.create_topic("t", 1)
@@ -403,7 +405,10 @@ def test_a_fetch_that_waits_gets_what_another_process_appends(
         assert (
             client.ask(wire.LIST_OFFSETS, 1, latest).topics[0].partitions[0].offset == 1
         )
-        for number in (2, 3):  # who asks at once sees what was acknowledged elsewhere
+        for number in (
+            2,
+            3,
+        ):  # a request at once sees the record that another process acknowledged
             assert run("-c", program).process.wait(DEADLINE_S) == 0
             assert (
                 client.ask(wire.LIST_OFFSETS, 1, latest).topics[0].partitions[0].offset
@@ -412,7 +417,7 @@ def test_a_fetch_that_waits_gets_what_another_process_appends(
         assert first.process.wait(DEADLINE_S) == 0
 
 
-def test_a_directory_has_one_broker(run: Callable[..., Program], kafka: Any) -> None:
+def test_directory_has_one_broker(run: Callable[..., Program], kafka: Any) -> None:
     path = kafka.server.logdir.path
     with open_registry(path) as registry:
         (number,) = registry.children("/brokers/ids")
@@ -428,7 +433,7 @@ def test_a_directory_has_one_broker(run: Callable[..., Program], kafka: Any) -> 
     until(lambda: bool(third.lines), "a broker of its own")
 
 
-def test_a_topic_that_another_process_made_is_served(
+def test_topic_created_by_another_process_is_served(
     run: Callable[..., Program], kafka: Any
 ) -> None:
     path = kafka.server.logdir.path
@@ -442,10 +447,10 @@ def test_a_topic_that_another_process_made_is_served(
         assert client.fetch(topic="made").error_code == 0
 
 
-def test_who_looks_at_transactions_in_another_s_turn_keeps_nobody_waiting(
+def test_transaction_queries_during_another_turn_block_no_client(
     kafka: Any,
 ) -> None:
-    """The lock of all processes is waited for beside the loop."""
+    """The broker waits for the lock of all processes outside its event loop."""
     data: LogDir = kafka.server.logdir
     with data.producer(transactional_id="x") as producer:
         producer.init_transactions()
@@ -462,7 +467,7 @@ def test_who_looks_at_transactions_in_another_s_turn_keeps_nobody_waiting(
         with claim.deciding():
             first.send(lists, 0, lists.Request())
             second.send(describes, 0, describes.Request(transactional_ids=["x", "y"]))
-            for _ in range(3):  # the loop has begun with what came before, and goes on
+            for _ in range(3):  # the loop has begun the earlier requests and continues
                 assert other.ask(wire.METADATA, 1, wire.METADATA.Request()).brokers
         assert len(first.answer(lists, 0).transaction_states) == 1
         told = second.answer(describes, 0).transaction_states
@@ -472,7 +477,7 @@ def test_who_looks_at_transactions_in_another_s_turn_keeps_nobody_waiting(
         ]
 
 
-def test_transactions_of_clients_and_processes(kafka: Any) -> None:
+def test_clients_and_processes_share_transactions(kafka: Any) -> None:
     confluent = pytest.importorskip("confluent_kafka")
     kafka.create_topic("in", 1)
     kafka.create_topic("out", 1)

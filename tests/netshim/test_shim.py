@@ -26,7 +26,7 @@ confluent_kafka = pytest.importorskip("confluent_kafka")
 from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic  # noqa: E402
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
-DEADLINE_S = 60  # for what must happen at all; no test depends on how soon
+DEADLINE_S = 60  # a limit for events that must happen; no test depends on their speed
 
 
 @pytest.fixture
@@ -34,15 +34,15 @@ def broker(kafka_factory: Callable[..., Kafka], tmp_path: Path) -> Kafka:
     return kafka_factory(tmp_path / "data", num_partitions=2)
 
 
-def eventually(look: Callable[[], Any]) -> Any:
-    """Looks until there is something."""
+def eventually(condition: Callable[[], Any]) -> Any:
+    """Call condition until it returns a true value."""
     until = time.monotonic() + DEADLINE_S
     while time.monotonic() < until:
-        found = look()
+        found = condition()
         if found:
             return found
         time.sleep(0.01)
-    raise AssertionError("it did not happen")
+    raise AssertionError("the condition did not become true")
 
 
 def values_of(server: Kafka, topic: str) -> list[bytes | None]:
@@ -53,9 +53,9 @@ def values_of(server: Kafka, topic: str) -> list[bytes | None]:
     ]
 
 
-def test_what_is_asked_behind_a_change_tells_of_it(broker: Kafka) -> None:
-    """librdkafka sends OffsetFetch right behind OffsetCommit on the same connection,
-    and waits for neither before.
+def test_offset_fetch_sees_the_commit_sent_before_it(broker: Kafka) -> None:
+    """librdkafka sends OffsetFetch directly after OffsetCommit on the same connection,
+    and does not wait for the first answer.
     """
     broker.create_topic("t")
     consumer = confluent_kafka.Consumer(
@@ -170,20 +170,19 @@ def test_confluent_produces_and_consumes_every_codec(
         )
 
 
-def test_uvloop_serves_as_the_loop_of_asyncio_does(
+def test_uvloop_serves_as_the_asyncio_loop_does(
     kafka_factory: Callable[..., Kafka], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its transports are of no class of asyncio: each connection was refused by an
-    assertion.
+    """The transports of uvloop belong to no class of asyncio, and an assertion once
+    refused each connection.
     """
     monkeypatch.delitem(sys.modules, "uvloop")
     uvloop = pytest.importorskip("uvloop")
     factory = netshim.server.loop_factory()
     assert factory is uvloop.new_event_loop
     server = kafka_factory(tmp_path / "data")
-    values = [
-        b"%d" % number * 100_000 for number in range(30)
-    ]  # more than a socket takes at once
+    # The values are more than a socket takes at once.
+    values = [b"%d" % number * 100_000 for number in range(30)]
     assert produce(confluent_producer(server), "t", values) == list(range(30))
     consumer = confluent_consumer(server, "g")
     consumer.subscribe(["t"])
@@ -210,7 +209,7 @@ def test_confluent_reads_from_offsets_and_times(broker: Any) -> None:
     consumer.close()
 
 
-def test_confluent_admin(broker: Any) -> None:
+def test_confluent_admin_manages_topics(broker: Any) -> None:
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
 
     def outcome(futures: Any) -> dict[Any, Any]:
@@ -286,8 +285,8 @@ def _entry(name: str, value: str) -> Any:
 
 
 class Member(threading.Thread):
-    """A consumer in a group that collects what it is given until it is killed; then it
-    never says goodbye.
+    """A consumer in a group that collects its records until it is killed, and then
+    never leaves the group.
     """
 
     def __init__(self, consumer: Any, topic: str) -> None:
@@ -314,7 +313,7 @@ class Member(threading.Thread):
         self.join()
 
 
-def test_a_killed_member_leaves_its_partitions_to_the_other(
+def test_partitions_of_a_killed_member_move_to_the_other(
     kafka_factory: Any, tmp_path: Path
 ) -> None:
     broker = kafka_factory(tmp_path / "data", num_partitions=4)
@@ -352,7 +351,7 @@ def test_a_killed_member_leaves_its_partitions_to_the_other(
             victim.stdout.close()
 
 
-def test_commits_outlive_the_broker(kafka_factory: Any, tmp_path: Path) -> None:
+def test_commits_survive_a_broker_restart(kafka_factory: Any, tmp_path: Path) -> None:
     values = [b"%d" % n for n in range(60)]
     first = kafka_factory(tmp_path / "data")
     produce(confluent_producer(first), "t", values)
@@ -360,7 +359,7 @@ def test_commits_outlive_the_broker(kafka_factory: Any, tmp_path: Path) -> None:
     consumer.subscribe(["t"])
     seen = [message.value() for message in take(consumer, 25)]
     consumer.commit(asynchronous=False)
-    consumer.close()  # later its place would be kept until its session ends, six seconds
+    consumer.close()  # otherwise its member would keep its place until its session ends, six seconds
     port = first.port
     first.stop()
     second = kafka_factory(tmp_path / "data", port=port)
@@ -379,7 +378,9 @@ def test_commits_outlive_the_broker(kafka_factory: Any, tmp_path: Path) -> None:
     )
 
 
-def test_a_client_rides_over_a_restart(kafka_factory: Any, tmp_path: Path) -> None:
+def test_client_continues_after_a_broker_restart(
+    kafka_factory: Any, tmp_path: Path
+) -> None:
     first = kafka_factory(tmp_path / "data")
     producer = confluent_producer(first, **{"reconnect.backoff.max.ms": 100})
     produce(producer, "t", [b"before"])
@@ -437,7 +438,7 @@ def test_kafka_python_produces_and_consumes(broker: Any, codec: str | None) -> N
     consumer.close()
 
 
-def test_kafka_python_admin(broker: Any) -> None:
+def test_kafka_python_admin_manages_topics(broker: Any) -> None:
     kafka = pytest.importorskip("kafka")
     from kafka.admin import KafkaAdminClient
 
@@ -503,7 +504,7 @@ def test_aiokafka_produces_and_consumes_beside_a_broker_in_its_own_loop(
 # -- in process, and the process -------------------------------------------------------
 
 
-def test_what_the_process_appends_reaches_waiting_consumers(broker: Any) -> None:
+def test_records_appended_by_the_process_reach_waiting_consumers(broker: Any) -> None:
     broker.logdir.create_topic("mine")
     consumer = confluent_consumer(broker, "g")
     consumer.assign([confluent_kafka.TopicPartition("mine", 0, 0)])
@@ -517,7 +518,7 @@ def test_what_the_process_appends_reaches_waiting_consumers(broker: Any) -> None
 def command(
     tmp_path: Path,
 ) -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
-    """Runs `netshim serve` and returns the process with the address it printed."""
+    """Run `netshim serve` and returns the process with the address it printed."""
     running: list[subprocess.Popen[str]] = []
 
     def start(*options: str) -> tuple[subprocess.Popen[str], str]:
@@ -549,9 +550,7 @@ def command(
         process.communicate()
 
 
-def test_the_command_serves_until_it_is_told_to_stop(
-    command: Any, tmp_path: Path
-) -> None:
+def test_command_serves_until_a_signal_stops_it(command: Any, tmp_path: Path) -> None:
     process, address = command("--port", "0", "--num-partitions", "3")
     producer = confluent_kafka.Producer({"bootstrap.servers": address})
     produce(producer, "t", [b"%d" % n for n in range(20)])
@@ -564,7 +563,7 @@ def test_the_command_serves_until_it_is_told_to_stop(
     assert (tmp_path / "data" / ".kafka_cleanshutdown").exists()
 
 
-def test_the_command_says_what_is_wrong(command: Any, tmp_path: Path) -> None:
+def test_command_reports_each_startup_error(command: Any, tmp_path: Path) -> None:
     _, address = command("--port", "0")
     port = address.rsplit(":", 1)[1]
     for arguments, expected in (
@@ -600,7 +599,7 @@ def test_the_command_says_what_is_wrong(command: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "policy", [pytest.param("group", marks=pytest.mark.slow), "os"]
 )
-def test_kill_9_under_load_loses_nothing_acknowledged(
+def test_kill_9_under_load_loses_no_acknowledged_record(
     command: Any, tmp_path: Path, policy: str
 ) -> None:
     process, address = command("--port", "0", "--durability", policy)
@@ -631,11 +630,11 @@ def test_kill_9_under_load_loses_nothing_acknowledged(
         }
     assert {offset: stored.get(offset) for offset in acknowledged} == acknowledged
     assert len(set(stored.values())) == len(stored) <= sent, (
-        "nothing twice, nothing invented"
+        "no record twice, and none invented"
     )
 
 
-def test_brokers_in_one_process_do_not_meet(kafka_factory: Any) -> None:
+def test_brokers_in_one_process_are_independent(kafka_factory: Any) -> None:
     one = kafka_factory()
     two = kafka_factory()
     produce(confluent_producer(one), "t", [b"1"])
@@ -644,11 +643,11 @@ def test_brokers_in_one_process_do_not_meet(kafka_factory: Any) -> None:
     assert os.path.realpath(one.logdir.path) != os.path.realpath(two.logdir.path)
 
 
-def test_what_spark_writes_reaches_the_clients_of_a_live_broker(
+def test_records_of_spark_reach_clients_of_a_live_broker(
     command: Any, tmp_path: Path
 ) -> None:
-    """The broker holds the directory: it carries out what a Spark job has published,
-    and its clients read it.
+    """The broker holds the directory: it executes the request of a Spark job, and its
+    clients read the records.
     """
     pytest.importorskip("pyspark")
     from support.tasks import frame, write
@@ -670,6 +669,6 @@ def test_what_spark_writes_reaches_the_clients_of_a_live_broker(
 
 
 @pytest.mark.parametrize("port", [-1, 65_536, "9092", 1.5])
-def test_a_port_out_of_range_is_refused_by_name(tmp_path: Path, port: Any) -> None:
+def test_port_out_of_range_is_refused_by_name(tmp_path: Path, port: Any) -> None:
     with pytest.raises(logcore.InvalidConfigError, match=r"port \(expected 0 to 65535"):
         netshim.serve(tmp_path / "data", port=port)

@@ -1,13 +1,13 @@
-"""A broker that works for half an hour: its memory and its descriptors stay as they
-were after the first minutes.
+"""A broker that works for half an hour: its memory and its descriptors do not grow
+after the first minutes.
 
-Clients of librdkafka produce, read in groups of both protocols whose members come and
-go, consume, transform and produce in transactions, make and delete topics; connections
-come and go beside them, some with garbage. Retention takes old records, so that nothing
-has a reason to grow.
+Clients of librdkafka produce, read in groups of both protocols with changing members,
+consume, transform and produce in transactions, and create and delete topics. Other
+connections open and close beside them, some with garbage. Retention removes old
+records, so that nothing has a reason to grow.
 
-`make slow` does it for 30 minutes; LOGCORE_SOAK_SECONDS says how long. It is no test of
-speed: the clients pause.
+`make slow` runs it for 30 minutes; LOGCORE_SOAK_SECONDS changes the duration. It does
+not test speed: the clients pause.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ confluent_kafka = pytest.importorskip("confluent_kafka")
 from confluent_kafka.admin import AdminClient, NewTopic  # noqa: E402
 
 SECONDS = float(os.environ.get("LOGCORE_SOAK_SECONDS", "1800"))
-LOOK_S = 2.0
-#: What must have grown by more than this is called a leak: half an hour of one kilobyte
-#: in each second's work is 2 MB.
+SAMPLE_S = 2.0
+#: Growth of more than this counts as a leak: half an hour that leaks one kilobyte a
+#: second makes 2 MB.
 SLACK_BYTES = 6 << 20
 SLACK_DESCRIPTORS = 8
 QUIET: dict[str, Any] = {"log_level": 0}
@@ -52,8 +52,8 @@ CONFIG = {
 
 
 @attrs.frozen
-class Look:
-    """What the process of the broker holds."""
+class Sample:
+    """The resources that the process of the broker holds."""
 
     resident_bytes: int
     anonymous_bytes: int
@@ -61,14 +61,14 @@ class Look:
     threads: int
 
 
-def look(pid: int) -> Look:
+def sample(pid: int) -> Sample:
     kilobytes = {}
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         name, _, value = line.partition(":")
         if name in ("VmRSS", "RssAnon", "Threads"):
             kilobytes[name] = int(value.split()[0])
     descriptors = len(os.listdir(f"/proc/{pid}/fd"))
-    return Look(
+    return Sample(
         kilobytes["VmRSS"] << 10,
         kilobytes["RssAnon"] << 10,
         descriptors,
@@ -77,8 +77,9 @@ def look(pid: int) -> Look:
 
 
 class Crowd:
-    """The clients, each in a thread that ends when is_over is set. done: how often each
-    kind of work was done.
+    """The clients, each in a thread that ends when is_over is set.
+
+    done: how often each kind of work was done.
     """
 
     def __init__(self, port: int) -> None:
@@ -92,7 +93,7 @@ class Crowd:
             self.produce,
             self.transact,
             self.administer,
-            self.come_and_go,
+            self.connect_and_disconnect,
             *[
                 lambda protocol=protocol: self.consume(protocol)
                 for protocol in ("classic", "consumer") * 2
@@ -117,7 +118,7 @@ class Crowd:
             assert not thread.is_alive(), "a client hangs"
 
     def produce(self) -> None:
-        """A producer that lives for some time."""
+        """Run a producer for some time."""
         settings = {
             "bootstrap.servers": self.address,
             "enable.idempotence": True,
@@ -135,7 +136,7 @@ class Crowd:
         assert producer.flush(30) == 0
 
     def consume(self, protocol: str) -> None:
-        """A member of a group, for some time."""
+        """Run a member of a group for some time."""
         settings = {
             "bootstrap.servers": self.address,
             "group.id": f"of-the-{protocol}-protocol",
@@ -153,8 +154,8 @@ class Crowd:
         consumer.close()
 
     def transact(self) -> None:
-        """Consumes, transforms and produces, for some time; each fifth transaction is
-        aborted.
+        """Consume, transform and produce for some time, and abort each fifth
+        transaction.
         """
         common = {"bootstrap.servers": self.address, **QUIET}
         consumer = confluent_kafka.Consumer(
@@ -206,9 +207,9 @@ class Crowd:
             if self.is_over.wait(2):
                 return
 
-    def come_and_go(self) -> None:
-        """Connections: some ask, some send garbage, some are reset in the middle of a
-        request.
+    def connect_and_disconnect(self) -> None:
+        """Open connections: some send a request, some send garbage, and some are reset
+        in the middle of a request.
         """
         for number in itertools.count():
             if self.is_over.wait(0.1):
@@ -250,21 +251,21 @@ def served(path: Path) -> tuple[subprocess.Popen[bytes], int]:
     not Path("/proc/self/status").exists(),
     reason="memory of a process is read from /proc",
 )
-def test_memory_and_descriptors_of_a_broker_stay_as_they_are(tmp_path: Path) -> None:
+def test_memory_and_descriptors_of_a_broker_do_not_grow(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as data:
         data.create_topic("in", 2, CONFIG)
         data.create_topic("out", 2, CONFIG)
     process, port = served(tmp_path / "data")
-    looks: list[Look] = []
+    samples: list[Sample] = []
     try:
         crowd = Crowd(port)
         until = time.monotonic() + SECONDS
         before_end = Counter[str]()
         while time.monotonic() < until:
-            time.sleep(LOOK_S)
+            time.sleep(SAMPLE_S)
             assert process.poll() is None, process.returncode
             assert not crowd.failures, crowd.failures
-            looks.append(look(process.pid))
+            samples.append(sample(process.pid))
             if time.monotonic() < until - SECONDS / 4:
                 before_end = Counter(crowd.done)
         crowd.end()
@@ -274,19 +275,19 @@ def test_memory_and_descriptors_of_a_broker_stay_as_they_are(tmp_path: Path) -> 
     finally:
         process.kill()
         process.wait()
-    part = len(looks) // 10
-    early = looks[3 * part : 5 * part]
-    late = looks[-2 * part :]
-    told = {}
+    part = len(samples) // 10
+    early = samples[3 * part : 5 * part]
+    late = samples[-2 * part :]
+    medians = {}
     for name in ("resident_bytes", "anonymous_bytes", "descriptors", "threads"):
-        told[name] = (
+        medians[name] = (
             int(statistics.median(getattr(one, name) for one in early)),
             int(statistics.median(getattr(one, name) for one in late)),
         )
     print(
-        f"{SECONDS:.0f} s: {dict(crowd.done)}; early and late: {told}; first {looks[0]}, last {looks[-1]}"
+        f"{SECONDS:.0f} s: {dict(crowd.done)}; early and late: {medians}; first {samples[0]}, last {samples[-1]}"
     )
     for name in ("resident_bytes", "anonymous_bytes"):
-        assert told[name][1] - told[name][0] < SLACK_BYTES, told
+        assert medians[name][1] - medians[name][0] < SLACK_BYTES, medians
     for name in ("descriptors", "threads"):
-        assert told[name][1] - told[name][0] < SLACK_DESCRIPTORS, told
+        assert medians[name][1] - medians[name][0] < SLACK_DESCRIPTORS, medians

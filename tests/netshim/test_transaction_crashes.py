@@ -1,9 +1,10 @@
-"""A broker whose power is cut at each change that transactions make to its directory.
+"""A power cut at each change that transactions make to the directory of a broker.
 
-Goal: after every crash the next broker, left alone for as long as a transaction may be
-open, shows each transaction whole or not at all, with its offsets; none hangs; what was
-answered as committed is. Method: logcore.testing.explore over the directory of a broker
-without sockets, whose requests pass through their wire forms.
+Goal: the next broker runs without clients until every open transaction has timed out.
+Then it shows each transaction whole or not at all, with its offsets; no transaction
+remains open, and none that was answered as committed is lost. Method:
+logcore.testing.explore over the directory of a broker without sockets, whose requests
+pass through their wire forms.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class Life:
     """A producer that writes a number to two partitions, with an offset of the same
     number, in each turn.
 
-    version: of the transaction protocol. The transactions of turns 2, 6, 10 and so on
-    are aborted.
+    version: the version of the transaction protocol. The transactions of turns 2, 6, 10
+    and so on are aborted.
     """
 
     def __init__(
@@ -57,37 +58,37 @@ class Life:
             transaction_timeout_ms=60_000,
         )
         assert got.error_code == 0
-        who = (got.producer_id, got.producer_epoch)
+        owner = (got.producer_id, got.producer_epoch)
         sequence = 0
         for turn in self.turns:
-            self.write(bench, who, turn, sequence)
+            self.write(bench, owner, turn, sequence)
             sequence += 1
             commit = turn % 4 != 2
             if commit:
-                promise(("asked", turn))
+                promise(("requested", turn))
             end = bench.ask(
                 wire.END_TXN,
                 5 if self.version == 2 else 3,
                 transactional_id="x",
-                producer_id=who[0],
-                producer_epoch=who[1],
+                producer_id=owner[0],
+                producer_epoch=owner[1],
                 committed=commit,
             )
             assert end.error_code == 0
             if commit:
-                promise(("told", turn))
+                promise(("acknowledged", turn))
             if self.version == 2:
-                who = (end.producer_id, end.producer_epoch)
+                owner = (end.producer_id, end.producer_epoch)
                 sequence = 0
         bench.stop()
 
     def write(
-        self, bench: StillBroker, who: tuple[int, int], turn: int, sequence: int
+        self, bench: StillBroker, owner: tuple[int, int], turn: int, sequence: int
     ) -> None:
         fields = {
             "transactional_id": "x",
-            "producer_id": who[0],
-            "producer_epoch": who[1],
+            "producer_id": owner[0],
+            "producer_epoch": owner[1],
         }
         if self.version == 1:
             topic_type = wire.ADD_PARTITIONS_TO_TXN.Request.Topic
@@ -95,8 +96,8 @@ class Life:
                 wire.ADD_PARTITIONS_TO_TXN,
                 3,
                 v3_and_below_transactional_id="x",
-                v3_and_below_producer_id=who[0],
-                v3_and_below_producer_epoch=who[1],
+                v3_and_below_producer_id=owner[0],
+                v3_and_below_producer_epoch=owner[1],
                 v3_and_below_topics=[topic_type(name="t", partitions=[0, 1])],
             )
             assert {
@@ -111,14 +112,14 @@ class Life:
         batch = encode(
             [(None, b"%d" % turn, (), bench.now_ms)],
             transactional=True,
-            producer_id=who[0],
-            producer_epoch=who[1],
+            producer_id=owner[0],
+            producer_epoch=owner[1],
             base_sequence=sequence,
         )
         parts = [
             request.Topic.Partition(index=number, records=batch) for number in (0, 1)
         ]
-        told = bench.ask(
+        response = bench.ask(
             wire.PRODUCE,
             12 if self.version == 2 else 9,
             transactional_id="x",
@@ -126,7 +127,9 @@ class Life:
             timeout_ms=1_000,
             topic_data=[request.Topic(name="t", partition_data=parts)],
         )
-        assert [part.error_code for part in told.responses[0].partition_responses] == [
+        assert [
+            part.error_code for part in response.responses[0].partition_responses
+        ] == [
             0,
             0,
         ]
@@ -146,48 +149,48 @@ class Life:
 
 
 def recover(disk: SimulatedDisk) -> dict[str, Any]:
-    """The next broker, once the time that a transaction may be open is over. What
-    readers of committed records see.
+    """Start the next broker, let open transactions time out, and return the state that
+    read_committed readers see.
     """
     bench = StillBroker(disk, disk.now_ms())
     bench.tick(60_001)
     bench.tick(2_000)
-    found: dict[str, Any] = {"hangs": [], "seen": [], "offset": -1, "error": 0}
-    if "in" in bench.logdir:  # made last
+    recovered: dict[str, Any] = {"hangs": [], "seen": [], "offset": -1, "error": 0}
+    if "in" in bench.logdir:  # created last
         for number in bench.logdir.partitions("t"):
             log = bench.logdir.partition("t", number)
             if log.last_stable_offset != log.log_end_offset:
-                found["hangs"].append(number)
+                recovered["hangs"].append(number)
             records = log.read(0, isolation="read_committed")
-            found["seen"].append([int(record.value or b"") for record in records])
+            recovered["seen"].append([int(record.value or b"") for record in records])
         group = wire.OFFSET_FETCH.Request.Group
         topic = group.Topic(name="in", partition_indexes=[0])
-        asked = [group(group_id="g", topics=[topic])]
-        answer = bench.ask(wire.OFFSET_FETCH, 8, require_stable=True, groups=asked)
+        requests = [group(group_id="g", topics=[topic])]
+        answer = bench.ask(wire.OFFSET_FETCH, 8, require_stable=True, groups=requests)
         (part,) = answer.groups[0].topics[0].partitions
-        found["error"] = part.error_code
-        found["offset"] = part.committed_offset
+        recovered["error"] = part.error_code
+        recovered["offset"] = part.committed_offset
     got = bench.ask(
         wire.INIT_PRODUCER_ID, 4, transactional_id="x", transaction_timeout_ms=60_000
     )
-    found["error"] = found["error"] or got.error_code
+    recovered["error"] = recovered["error"] or got.error_code
     bench.logdir.close()
-    return found
+    return recovered
 
 
-def judge(promised: list[Any], found: dict[str, Any]) -> None:
-    asked = {turn for what, turn in promised if what == "asked"}
-    told = {turn for what, turn in promised if what == "told"}
-    assert not found["error"], found
-    assert not found["hangs"], found
-    if not found["seen"]:
-        assert not told
+def judge(promised: list[Any], recovered: dict[str, Any]) -> None:
+    requested = {turn for what, turn in promised if what == "requested"}
+    acknowledged = {turn for what, turn in promised if what == "acknowledged"}
+    assert not recovered["error"], recovered
+    assert not recovered["hangs"], recovered
+    if not recovered["seen"]:
+        assert not acknowledged
         return
-    first, second = found["seen"]
-    assert first == second, f"a transaction is split: {found}"
-    assert told <= set(first) <= asked, (promised, found)
-    assert found["offset"] == (first[-1] if first else -1), (
-        f"the offset is not that of the records: {found}"
+    first, second = recovered["seen"]
+    assert first == second, f"a transaction is split: {recovered}"
+    assert acknowledged <= set(first) <= requested, (promised, recovered)
+    assert recovered["offset"] == (first[-1] if first else -1), (
+        f"the offset does not belong to the records: {recovered}"
     )
 
 
@@ -197,8 +200,8 @@ def test_no_crash_splits_loses_or_hangs_a_transaction() -> None:
 
 
 def life_by_number(number: int) -> Life:
-    """One to four turns, drawn by chance; both versions, and both policies that promise
-    something.
+    """Return a life of one to four random turns, in either protocol version and with
+    either durability policy that makes promises.
     """
     chance = random.Random(number)
     turns = tuple(chance.sample(range(1, 13), chance.randint(1, 4)))
@@ -207,9 +210,7 @@ def life_by_number(number: int) -> Life:
 
 @pytest.mark.slow
 def test_no_crash_splits_loses_or_hangs_a_transaction_of_many_lives() -> None:
-    """LOGCORE_TRANSACTION_STATES: how many different disks are left by crashes, and
-    judged.
-    """
+    """Judge LOGCORE_TRANSACTION_STATES different disks that crashes leave."""
     goal = int(os.environ.get("LOGCORE_TRANSACTION_STATES", "10000"))
     states = 0
     number = int(os.environ.get("LOGCORE_TRANSACTION_LIFE", "0"))
@@ -221,21 +222,22 @@ def test_no_crash_splits_loses_or_hangs_a_transaction_of_many_lives() -> None:
         print(f"{states} of {goal} states after life {number}", flush=True)
 
 
-def judge_open_ends(_promised: list[Any], found: dict[str, Any]) -> None:
-    """Where nothing waits for the disk, records may be lost, and of one partition only.
-    But nothing stays open.
+def judge_open_ends(_promised: list[Any], recovered: dict[str, Any]) -> None:
+    """Check that no transaction remains open.
+
+    Without a wait for the disk, a crash may lose records, even in one partition only.
     """
-    assert not found["error"], found
-    assert not found["hangs"], found
+    assert not recovered["error"], recovered
+    assert not recovered["hangs"], recovered
 
 
 @pytest.mark.parametrize("limit", [4, pytest.param(500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("version", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_no_crash_hangs_a_transaction_of_which_there_is_no_record(
+def test_no_crash_hangs_a_transaction_without_a_record(
     version: int, limit: int
 ) -> None:
-    """Under "os" a power cut may keep the records of a transaction and lose what the
-    coordinator noted of it.
+    """Under "os" a power cut may keep the records of a transaction and lose the record
+    of the coordinator.
     """
     life = Life(version, turns=(1,) if limit == 4 else (1, 2, 3), durability="os")
     report = explore(life.live, recover, judge_open_ends, limit=limit, again_every=0)
@@ -244,16 +246,18 @@ def test_no_crash_hangs_a_transaction_of_which_there_is_no_record(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [1, 2])
-def test_no_crash_splits_loses_or_hangs_a_transaction_whatever_is_left(
+def test_no_crash_splits_loses_or_hangs_a_transaction_in_either_version(
     version: int,
 ) -> None:
     explore(Life(version).live, recover, judge, limit=500, again_every=10)
 
 
 def live_with_a_failure(operation: str, at: int, version: int) -> bool:
-    """A life in which one call of the disk fails once; its producer gives up at its
-    first error. Then time passes, and a broker starts again. False once the life has
-    fewer calls.
+    """Run a life in which one disk call fails once and the producer gives up at its
+    first error.
+
+    Then time passes, and a broker starts again. Return False if the life has fewer
+    calls.
     """
     disk = SimulatedDisk()
     promised: list[Any] = []
@@ -265,8 +269,8 @@ def live_with_a_failure(operation: str, at: int, version: int) -> bool:
             brokers.append(super().begin(disk))
             return brokers[0]
 
-    # What is refused or waits for ever shows as an AssertionError of the life; what is
-    # promised before that counts.
+    # A refused request, or one that waits forever, raises an AssertionError in the
+    # life. The promises made before it count.
     with contextlib.suppress(AssertionError, LogcoreError):
         Failing(version, (1, 2, 3)).live(disk, promised.append)
     has_failed = bool(disk.faults.hits)
@@ -283,7 +287,7 @@ def live_with_a_failure(operation: str, at: int, version: int) -> bool:
 
 @pytest.mark.parametrize("operation", ["fdatasync", "pwrite"])
 @pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_call_of_the_disk_that_fails_splits_and_hangs_nothing(
+def test_failed_disk_call_splits_and_hangs_no_transaction(
     operation: str, stride: int
 ) -> None:
     at = 1

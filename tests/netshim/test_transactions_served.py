@@ -1,5 +1,5 @@
-"""Transactions of unmodified clients: what readers of committed records see, and who is
-fenced.
+"""Transactions of unmodified clients: the records that read_committed readers see, and
+the fencing of producers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from netshim.transactions import TransactionHost
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 
-DEADLINE_S = 60  # for what must happen at all; no test depends on how soon
+DEADLINE_S = 60  # a limit for events that must happen; no test depends on their speed
 
 
 @pytest.fixture
@@ -92,11 +92,11 @@ def take(servers: str, count: int, topic: str = "t", **options: Any) -> list[Any
     return found
 
 
-def test_what_is_stored_is_taken_over_beside_the_loop(
+def test_stored_state_is_loaded_outside_the_event_loop(
     kafka_factory: Callable[..., Kafka], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """100,000 transactional ids, or groups, take a good part of a second, in which no
-    other client would be served.
+    """Loading 100,000 transactional ids or groups takes most of a second, in which the
+    loop could serve no other client.
     """
     with (
         logcore.open_dir(tmp_path / "data", create=True) as data,
@@ -109,31 +109,31 @@ def test_what_is_stored_is_taken_over_beside_the_loop(
             consumer.commit({("t", 0): 0})
     threads: dict[str, int] = {}
 
-    def noting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(*given: Any) -> Any:
+    def recording(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def recorded(*given: Any) -> Any:
             threads[name] = threading.get_ident()
             return call(*given)
 
-        return noted
+        return recorded
 
     monkeypatch.setattr(
-        TransactionMachine, "load", noting("taken over", TransactionMachine.load)
+        TransactionMachine, "load", recording("transactions", TransactionMachine.load)
     )
     monkeypatch.setattr(
-        TransactionHost, "_have_loaded", noting("loop", TransactionHost._have_loaded)
+        TransactionHost, "_have_loaded", recording("loop", TransactionHost._have_loaded)
     )
-    monkeypatch.setattr(Coordinator, "take", noting("groups", Coordinator.take))
+    monkeypatch.setattr(Coordinator, "take", recording("groups", Coordinator.take))
     servers = kafka_factory(tmp_path / "data").bootstrap_servers
     transactional(servers)
     consumer = confluent_kafka.Consumer({"bootstrap.servers": servers, "group.id": "g"})
     (found,) = consumer.committed([confluent_kafka.TopicPartition("t", 0)], DEADLINE_S)
     consumer.close()
     assert found.offset == 0
-    assert set(threads) == {"taken over", "loop", "groups"}
-    assert threads["loop"] not in (threads["taken over"], threads["groups"])
+    assert set(threads) == {"transactions", "loop", "groups"}
+    assert threads["loop"] not in (threads["transactions"], threads["groups"])
 
 
-def test_readers_of_committed_records_see_what_was_committed(broker: Kafka) -> None:
+def test_committed_readers_see_committed_records_only(broker: Kafka) -> None:
     producer = transactional(broker.bootstrap_servers)
     for turn, commit in enumerate([True, False, True]):
         producer.begin_transaction()
@@ -192,7 +192,7 @@ def test_offsets_count_when_their_transaction_commits(broker: Kafka) -> None:
     assert committed(broker.logdir) == [b"out"] * 2
 
 
-def test_a_second_producer_fences_the_first(broker: Kafka) -> None:
+def test_second_producer_fences_the_first(broker: Kafka) -> None:
     first = transactional(broker.bootstrap_servers)
     first.begin_transaction()
     send(first, [b"lost"])
@@ -207,7 +207,7 @@ def test_a_second_producer_fences_the_first(broker: Kafka) -> None:
     assert committed(broker.logdir) == [b"kept"]
 
 
-def test_a_producer_that_falls_silent_is_aborted(broker: Kafka) -> None:
+def test_transaction_of_a_silent_producer_is_aborted(broker: Kafka) -> None:
     producer = transactional(
         broker.bootstrap_servers, **{"transaction.timeout.ms": 1_000}
     )
@@ -218,7 +218,7 @@ def test_a_producer_that_falls_silent_is_aborted(broker: Kafka) -> None:
     until = time.monotonic() + DEADLINE_S
     while log.last_stable_offset < 2 and time.monotonic() < until:
         time.sleep(0.01)
-    assert log.last_stable_offset == 2, "the marker is there"
+    assert log.last_stable_offset == 2, "the marker is written"
     with pytest.raises(confluent_kafka.KafkaException):
         producer.commit_transaction(DEADLINE_S)
     assert committed(broker.logdir) == []

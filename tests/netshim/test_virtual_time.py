@@ -2,7 +2,7 @@
 days pass in a second.
 
 The sockets and the event loop are real, on loopback. Time is not: sessions, retention,
-rolls and the expiry of offsets see the disk's clock alone.
+rolls and the expiry of offsets use only the clock of the disk.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ class Client:
         )
 
     async def sync(self, joined: Any) -> int:
-        named = wire.SYNC_GROUP.Request.Assignment
+        assignment_type = wire.SYNC_GROUP.Request.Assignment
         assignments = [
-            named(member_id=member.member_id, assignment=b"")
+            assignment_type(member_id=member.member_id, assignment=b"")
             for member in joined.members
         ]
         answer = await self.ask(
@@ -153,8 +153,9 @@ def serve(disk: SimulatedDisk) -> netshim.Server:
 
 
 async def live_a_day(disk: SimulatedDisk) -> int:
-    """Two consumers and a producer; in the first night one consumer falls silent.
-    Returns the last offset committed.
+    """Run two consumers and a producer for a day, and return the last committed offset.
+
+    In the first night one consumer stops sending heartbeats.
     """
     async with serve(disk) as server:
         steady = await Client.connect(server)
@@ -162,7 +163,7 @@ async def live_a_day(disk: SimulatedDisk) -> int:
         await steady.ask(
             wire.METADATA, 9, topics=[wire.METADATA.Request.Topic(name="orders")]
         )
-        await steady.join()  # alone; its answer names it the leader of generation 1
+        await steady.join()  # alone; the answer makes it the leader of generation 1
         first = asyncio.ensure_future(silent.join())
         while (await steady.describe())[0] != "PreparingRebalance":
             await asyncio.sleep(0)
@@ -193,14 +194,14 @@ async def live_a_day(disk: SimulatedDisk) -> int:
             if ten_minutes == 71:
                 assert await steady.describe() == ("Stable", 2)
         assert await steady.describe() == ("Stable", 1), (
-            "the silent one's session ended"
+            "the session of the silent consumer ended"
         )
         assert await silent.beat(other) == codes.UNKNOWN_MEMBER_ID
 
         earliest = await steady.earliest()
         oldest_kept = min(at for at, offset in ends.items() if offset >= earliest)
         assert 24 * 6 - 12 - 6 <= oldest_kept <= 24 * 6 - 12, (
-            "two hours are kept, and what shares a segment with them"
+            "two hours are kept, and all records that share a segment with them"
         )
         steady.writer.close()
         silent.writer.close()
@@ -208,8 +209,9 @@ async def live_a_day(disk: SimulatedDisk) -> int:
 
 
 async def live_a_week(disk: SimulatedDisk, committed: int) -> None:
-    """Another process on the same disk: no member returns, so the session ends, and the
-    offsets expire a week later.
+    """Run another process on the same disk for a week.
+
+    No member returns, so the session ends, and the offsets expire a week later.
     """
     async with serve(disk) as server:
         client = await Client.connect(server)
@@ -226,7 +228,7 @@ async def live_a_week(disk: SimulatedDisk, committed: int) -> None:
         client.writer.close()
 
 
-def test_a_day_of_retention_and_sessions_and_a_week_of_offsets() -> None:
+def test_retention_and_sessions_last_a_day_and_offsets_a_week() -> None:
     disk = SimulatedDisk()
     committed = asyncio.run(live_a_day(disk))
     asyncio.run(live_a_week(disk, committed))
