@@ -25,6 +25,9 @@ import attrs
 class ResourceType(enum.IntEnum):
     """Kinds of resources, with Kafka's numbers."""
 
+    # Of int, because enum's own is a function in Python and takes 0.1 us.
+    __hash__ = int.__hash__
+
     ANY = 1
     TOPIC = 2
     GROUP = 3
@@ -45,6 +48,9 @@ class Pattern(enum.IntEnum):
 
 class AclOperation(enum.IntEnum):
     """Operations, with Kafka's numbers."""
+
+    # Of int, because enum's own is a function in Python and takes 0.1 us.
+    __hash__ = int.__hash__
 
     ANY = 1
     ALL = 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -368,3 +369,41 @@ def test_failures_are_logged_once_a_minute(
     failures = [one for one in lines if "is not authenticated" in one]
     assert len(failures) == 1
     assert "forged" not in "".join(lines)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_changed_frames_close_or_are_answered(
+    client: Client, caplog: pytest.LogCaptureFixture, seed: int
+) -> None:
+    """No frame of a stranger raises another exception or reaches a handler."""
+    chance = random.Random(seed)
+    token = wire.SASL_AUTHENTICATE.Request(auth_bytes=b"\0alice\0wrong")
+    handshake = wire.SASL_HANDSHAKE.Request(mechanism="SCRAM-SHA-256")
+    frames = [
+        bytes(wire.encode_request(wire.SASL_HANDSHAKE, 1, 1, "t", handshake))[4:],
+        bytes(wire.encode_request(wire.SASL_AUTHENTICATE, 2, 1, "t", token))[4:],
+        bytes(wire.encode_request(wire.SASL_AUTHENTICATE, 0, 1, "t", token))[4:],
+        bytes(
+            wire.encode_request(
+                wire.API_VERSIONS, 0, 1, "t", wire.API_VERSIONS.Request()
+            )
+        )[4:],
+        b"n,,n=alice,r=abc",
+    ]
+    for _ in range(400):
+        client.connect()
+        try:
+            stage = chance.randrange(3)
+            if stage:
+                client.handshake(
+                    chance.choice(("PLAIN", "SCRAM-SHA-256")), version=stage - 1
+                )
+            for _ in range(3):
+                frame = bytearray(chance.choice(frames))
+                for _ in range(chance.randrange(4)):
+                    frame[chance.randrange(len(frame))] = chance.randrange(256)
+                client.raw(bytes(frame[: chance.randrange(len(frame)) + 1]))
+        except CloseConnection:
+            continue
+        assert client.session.principal == "User:ANONYMOUS"
+    assert "Traceback" not in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ ANONYMOUS: Entity = ("ANONYMOUS", None, None)
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
+def bench(tmp_path: Path) -> Iterator[Bench]:
     found = Bench(tmp_path / "data")
     found.logdir.create_topic("t")
     SESSION.mutes = 0
-    return found
+    yield found
+    SESSION.mutes = 0
+    found.logdir.close()
 
 
 def limit(bench: Bench, key: str, bound: float) -> None:

@@ -123,8 +123,12 @@ class Asker:
         api: Api[Any, Any],
         version: int,
         admin: Callable[[], Client] | None = None,
+        connect: Callable[[], Client] | None = None,
     ) -> None:
-        """`admin` connects as a user that may do everything, for other()."""
+        """`admin` connects as a user that may do everything, for other(). `connect`
+        opens the connection for ask(), if not a plain one to `port`.
+        """
+        self._connect = connect or (lambda: Client(port))
         self.port = port
         self.api = api
         self.version = version
@@ -162,7 +166,7 @@ class Asker:
         self.noted.append((step, how))
 
     def _connected(self) -> Client:
-        client = Client(self.port)
+        client = self._connect()
         client.sock.settimeout(_SILENCE_S)
         return client
 

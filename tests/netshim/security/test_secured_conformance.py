@@ -1,0 +1,72 @@
+"""With TLS, a login, rules and quotas, the broker gives the same answers as without."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from netshim.secured_testing import ADMIN, SecuredKafka, start_secured
+from netshim.wire.codec import Api
+from support.client import Client
+from support.conformance import Asker, report
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
+    path = tmp_path_factory.mktemp("secured") / "data"
+    found = start_secured(path, **report.SETTINGS)
+    state = found.server.server.broker.state
+    bounds = {
+        (ADMIN, None, None): {
+            "producer_byte_rate": 1e12,
+            "consumer_byte_rate": 1e12,
+            "request_percentage": 1e9,
+            "controller_mutation_rate": 1e9,
+        }
+    }
+    found.server.call(lambda: state.security.quotas.set_bounds(bounds))
+    yield found
+    found.stop()
+
+
+@pytest.fixture(scope="module")
+def connect(kafka: SecuredKafka) -> Callable[[], Client]:
+    password = kafka.add_user(ADMIN)
+    context = ssl.create_default_context(cafile=str(kafka.ca_file))
+
+    def connected() -> Client:
+        client = Client(kafka.port)
+        client.sock = context.wrap_socket(client.sock, server_hostname="localhost")
+        client.log_in(ADMIN, password)
+        return client
+
+    return connected
+
+
+@pytest.mark.parametrize("api", report.served(), ids=lambda api: api.name)
+def test_answers_are_the_same_as_without_security(
+    kafka: SecuredKafka, connect: Callable[[], Client], api: Api[Any, Any]
+) -> None:
+    """In the oldest and the newest version of each API."""
+    ours = {}
+    for version in sorted({api.min_version, api.max_version}):
+        asker = Asker(kafka.port, api, version, connect=connect)
+        try:
+            for script in report.SCRIPTS[api]:
+                script(asker)
+        finally:
+            asker.close()
+        ours[asker.name] = asker.noted
+    found = report.differences(ours, report.kept())
+    # Kafka answered without an authorizer, and without users.
+    unexplained = [
+        one
+        for one in found
+        if report.reason_of(one[0], one[2]) is None
+        and not one[0].endswith("Acls")
+        and (one[0], one[2]) != ("DescribeUserScramCredentials", "all")
+    ]
+    assert unexplained == []
