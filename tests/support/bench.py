@@ -150,4 +150,5 @@ class Bench:
     def close(self) -> None:
         self.broker.stop(self.now_ms)
         self.run()
+        self.broker.state.security.close()
         self.logdir.close()

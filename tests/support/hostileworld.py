@@ -536,6 +536,7 @@ class World:
         self.broker.stop(self.now_ms)
         self.run()
         self.honest.line.close()
+        self.broker.state.security.close()
         self.logdir.close()
         if self.budget.used_bytes:
             raise Harm(f"{self.budget.used_bytes} bytes are not given back")

@@ -39,6 +39,7 @@ class StillBroker:
         self.is_stopped = True
         self.broker.stop(self.now_ms)
         self.run()
+        self.broker.state.security.close()
         self.logdir.close()
 
     def restart(self) -> None:

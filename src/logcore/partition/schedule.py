@@ -135,20 +135,21 @@ class LogMaintenance:
                 return self._run_locked(duties, clock_ms, now_ms)
         # 1. Retention. A deletion is enough work for one call. The next call runs the
         # other due tasks.
-        if "retention" in duties:
-            if self._retain_when_due(clock_ms, now_ms):
-                return True, None
-            return self.tick_gathered(now_ms)
+        if "retention" in duties and self._retain_when_due(clock_ms, now_ms):
+            return True, None
         # 2. Sync, without the lock, so that others can append while the disk syncs.
         # They may also close the log.
-        writer.commit.wait(target)
+        syncs = "sync" in duties
+        if syncs:
+            writer.commit.wait(target)
         # 3. The tasks that need the lock, as they are due after the sync.
         with writer.state.lock:
             writer.check_writable_locked()
-            writer.progress.note_sync(clock_ms)
+            if syncs:
+                writer.progress.note_sync(clock_ms)
             duties = due(self._facts_of_duties_locked(clock_ms, now_ms), clock_ms)
-            _, point = self._run_locked(duties, clock_ms, now_ms)
-            return True, point
+            acted, point = self._run_locked(duties, clock_ms, now_ms)
+            return syncs or acted, point
 
     def _run_locked(
         self, duties: Collection[Duty], clock_ms: int, now_ms: int | None
