@@ -145,6 +145,9 @@ def throttle(
 
     `used_ns` is the processor time of its handler. Called only if any quota is set.
     """
+    gate = call.session.gate
+    if gate is not None and not gate.is_open:
+        return response
     bounds = state.security.quotas
     user = _user(call.session)
     now_ms = max(call.now_ms, state.now_ms)

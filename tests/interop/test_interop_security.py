@@ -13,14 +13,17 @@ import subprocess
 import tempfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 import netshim
+from netshim.secured_testing import SecuredKafka
 from netshim.security import scram
 from netshim.security.acls import (
     Acl,
@@ -241,3 +244,82 @@ def test_subjects_of_certificates_are_written_as_by_java() -> None:
             decoded = ssl._ssl._test_decode_cert(file.name)  # type: ignore[attr-defined]
         ours.append(subject_of(decoded, lambda der=der: der))  # type: ignore[misc]
     assert ours == answers(lines)
+
+
+# -- Kafka's own programs --------------------------------------------------------------
+
+
+def tool(program: str, *arguments: str) -> str:
+    """Return the output of one of Kafka's programs."""
+    folders = f"{kafka_jvm.tools()}/*:{kafka_jvm.classes()}/*"
+    command = ["java", "-cp", folders, program, *arguments]
+    done = subprocess.run(command, capture_output=True, timeout=300, check=False)
+    assert not done.returncode, (done.stdout + done.stderr).decode()[-2_000:]
+    return done.stdout.decode()
+
+
+@pytest.fixture
+def secured(kafka_secured: SecuredKafka, tmp_path: Path) -> tuple[SecuredKafka, Path]:
+    """Return a secured broker, and the settings of its administrator for Java."""
+    file = tmp_path / "admin.properties"
+    config = kafka_secured.client_config("admin", "java")
+    file.write_text("".join(f"{name}={value}\n" for name, value in config.items()))
+    return kafka_secured, file
+
+
+def test_kafka_acls_manages_rules(secured: tuple[SecuredKafka, Path]) -> None:
+    kafka, file = secured
+    options = (
+        "--bootstrap-server", kafka.bootstrap_servers, "--command-config", str(file),
+    )  # fmt: skip
+    program = "org.apache.kafka.tools.AclCommand"
+    rule = ("--allow-principal", "User:carol", "--producer", "--topic", "orders")
+    tool(program, *options, "--add", *rule)
+    listed = tool(program, *options, "--list")
+    assert "principal=User:carol" in listed and "operation=WRITE" in listed
+    tool(program, *options, "--remove", "--force", *rule)
+    assert "User:carol" not in tool(program, *options, "--list")
+
+
+def test_kafka_configs_manages_users_and_quotas(
+    secured: tuple[SecuredKafka, Path],
+) -> None:
+    kafka, file = secured
+    options = (
+        "--bootstrap-server", kafka.bootstrap_servers, "--command-config", str(file),
+        "--entity-type", "users", "--entity-name", "carol",
+    )  # fmt: skip
+    program = "kafka.admin.ConfigCommand"
+    for change in (
+        "SCRAM-SHA-256=[iterations=8192,password=pw]",
+        "producer_byte_rate=1000000",
+    ):
+        tool(program, *options, "--alter", "--add-config", change)
+    described = tool(program, *options, "--describe")
+    assert "SCRAM-SHA-256=iterations=8192" in described
+    assert "producer_byte_rate=1000000.0" in described
+    config = kafka.client_config("admin")
+    config.update({"sasl.username": "carol", "sasl.password": "pw"})
+    topics = AdminClient(config).list_topics(timeout=30).topics
+    assert topics == {}, "a user without rules sees no topic"
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_java_clients_log_in(
+    secured: tuple[SecuredKafka, Path], tmp_path: Path, mechanism: Any
+) -> None:
+    kafka, _ = secured
+    kafka.create_topic("orders")
+    kafka.allow("alice", "write", "read", topic="orders")
+    kafka.allow("alice", "read", group="readers")
+    file = tmp_path / "alice.properties"
+    config = kafka.client_config("alice", "java", mechanism)
+    file.write_text("".join(f"{name}={value}\n" for name, value in config.items()))
+    kafka.logdir.append("orders", b"4 apples")
+    found = tool(
+        "org.apache.kafka.tools.consumer.ConsoleConsumer",
+        "--bootstrap-server", kafka.bootstrap_servers,
+        "--consumer.config", str(file), "--topic", "orders", "--group", "readers",
+        "--from-beginning", "--max-messages", "1",
+    )  # fmt: skip
+    assert found.strip() == "4 apples"

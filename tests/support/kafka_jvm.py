@@ -35,6 +35,11 @@ def classes() -> Path:
     return jars("pom.xml", "kafka", "kafka_2.13")
 
 
+def tools() -> Path:
+    """Fetch Kafka's command-line tools, and return the folder of jars."""
+    return jars("tools.xml", "tools", "kafka-tools")
+
+
 def clients(version: str) -> Path:
     """Fetch kafka-clients of one version, with its dependencies, and return the folder
     of jars.

@@ -137,12 +137,13 @@ class Authenticator:
     def credential(self, user: str, mechanism: str) -> tuple[Credential, bool]:
         """Return the credential of a user, and whether it is a stored one."""
         facts = self.facts()
-        found = facts.users.get(user, {}).get(mechanism)
-        if found is not None:
-            return found, True
         secret = facts.salt_secret or b"no users"
+        # Computed for existing users too, so that the time does not reveal which exist.
         made_up = scram.made_up_credential(mechanism, secret, user, self.iterations)
-        return made_up, False
+        found = facts.users.get(user, {}).get(mechanism)
+        if found is None:
+            return made_up, False
+        return found, True
 
 
 @attrs.define(eq=False)
