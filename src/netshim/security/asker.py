@@ -22,7 +22,7 @@ from netshim.security.acls import (
 NOT_ASKED: Final = -(2**31)
 
 
-@attrs.frozen
+@attrs.define
 class Asker:
     """The user of one request, with the rules at its time."""
 

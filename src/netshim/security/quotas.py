@@ -45,16 +45,20 @@ class Rate:
 
     #: (start, sum) of the samples, the oldest first.
     _samples: list[tuple[int, float]] = attrs.Factory(list)
+    #: The sum of the samples.
+    _total: float = 0.0
 
     def record(self, value: float, now_ms: int) -> None:
         """Add a value. A negative one takes it out again."""
         samples = self._samples
+        self._total += value
         if samples and now_ms - samples[-1][0] < _SAMPLE_MS:
             start_ms, total = samples[-1]
             samples[-1] = start_ms, total + value
         else:
             samples.append((now_ms, value))
-            del samples[:-_SAMPLES]
+            if len(samples) > _SAMPLES:
+                self._drop_first()
 
     def delay_ms(self, bound: float, now_ms: int) -> int:
         """Return for how long the client must wait, so that the rate is `bound`."""
@@ -64,8 +68,7 @@ class Rate:
         elapsed_ms = now_ms - self._samples[0][0]
         missing = max(0, _SAMPLES - 1 - elapsed_ms // _SAMPLE_MS)
         window_ms = elapsed_ms + missing * _SAMPLE_MS
-        total = sum(value for _, value in self._samples)
-        return max(0, round(total / bound * 1000 - window_ms))
+        return max(0, round(self._total / bound * 1000 - window_ms))
 
     def is_idle(self, now_ms: int) -> bool:
         """Return whether all samples have expired."""
@@ -75,7 +78,13 @@ class Rate:
     def _drop_old(self, now_ms: int) -> None:
         limit_ms = now_ms - _SAMPLES * _SAMPLE_MS
         while self._samples and self._samples[0][0] <= limit_ms:
-            del self._samples[0]
+            self._drop_first()
+
+    def _drop_first(self) -> None:
+        _, value = self._samples.pop(0)
+        self._total -= value
+        if not self._samples:
+            self._total = 0.0  # without the rounding errors of many subtractions
 
 
 @attrs.define(eq=False)

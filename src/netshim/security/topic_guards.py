@@ -47,14 +47,17 @@ def produce(request: Any, asker: Asker) -> Any:
             ],
         )
 
-    has_transactional = any(
-        one.records is not None
-        and len(one.records) > _ATTRIBUTES_POSITION
-        and one.records[_MAGIC_POSITION] == _MAGIC
-        and one.records[_ATTRIBUTES_POSITION] & _TRANSACTIONAL_BIT
-        for topic in request.topic_data
-        for one in topic.partition_data
-    )
+    has_transactional = False
+    for topic in request.topic_data:
+        for one in topic.partition_data:
+            data = one.records
+            if (
+                data is not None
+                and len(data) > _ATTRIBUTES_POSITION
+                and data[_ATTRIBUTES_POSITION] & _TRANSACTIONAL_BIT
+                and data[_MAGIC_POSITION] == _MAGIC
+            ):
+                has_transactional = True
     refused: list[Any]
     if has_transactional and not (
         request.transactional_id
