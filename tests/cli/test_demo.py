@@ -81,4 +81,4 @@ def test_a_writer_that_was_not_killed_is_loud(tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "KILL_AT", 2)
     done = invoke("--rows", 10, "--dir", tmp_path)
     assert done.exit_code == 1
-    assert "the writer ended by itself, with exit code 0" in done.stderr
+    assert "the writer ended before it was killed, with exit code 0" in done.stderr
