@@ -271,7 +271,7 @@ class _Demo:
                 f"the log ends at {end:,}, but {count:,} records can be read",
             )
             self.say(
-                f"all {acknowledged:,} acknowledged flights were recovered; the log ends at offset {end:,}, appending continues there"
+                f"all {acknowledged:,} acknowledged flights were recovered; appending continues at offset {end:,}"
             )
             for _ in append_from(log, self.flights, end):
                 pass
@@ -299,9 +299,7 @@ class _Demo:
             count == len(self.flights),
             f"{count:,} records instead of {len(self.flights):,}",
         )
-        check(
-            stored.digest() == source.digest(), "the values differ from the source"
-        )
+        check(stored.digest() == source.digest(), "the values differ from the source")
         self.say(
             f"{count:,} records; SHA-256 of all values equals the source's, {source.hexdigest()[:16]}…"
         )

@@ -43,7 +43,10 @@ READER_GONE: Final = 141
 #: Advice for each class of error.
 NEXT_STEPS: Final[tuple[tuple[type[LogcoreError], str], ...]] = (
     (TopicNotFoundError, "run `logcore topic list` on the directory to see its topics"),
-    (LogNotFoundError, "check the path; `append --create` creates missing directories and topics"),
+    (
+        LogNotFoundError,
+        "check the path; `append --create` creates missing directories and topics",
+    ),
     (CorruptBatchError, "run `logcore verify` on the directory to find the damage"),
     (
         CorruptLogError,
@@ -126,7 +129,9 @@ json_option = click.option(
     help="Print one JSON object per line, also on a terminal.",
 )
 full_option = click.option(
-    "--full", is_flag=True, help="At a terminal: do not shorten long lines to its width."
+    "--full",
+    is_flag=True,
+    help="At a terminal: do not shorten long lines to its width.",
 )
 config_option = click.option(
     "--config",

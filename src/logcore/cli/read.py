@@ -138,7 +138,9 @@ def read(
     show_default=True,
     help="Number of records to print.",
 )
-@click.option("-f", "--follow", is_flag=True, help="Then print new records as they arrive.")
+@click.option(
+    "-f", "--follow", is_flag=True, help="Then print new records as they arrive."
+)
 @click.option(
     "--timeout",
     type=click.FloatRange(0),
