@@ -125,13 +125,15 @@ def _journal() -> logging.Logger:
 class KafkaCluster:
     """A Kafka cluster to ship to, or to mirror from.
 
-    Made by its address; a with block closes it.
+    A with block closes it. Connections are opened when they are needed.
 
-    bootstrap_servers: as clients take it, "host:port,host:port". config: more settings
-    of librdkafka, such as those of TLS and SASL. They override ours, except the
-    settings that the guarantees depend on. Raises MissingDependencyError, and
-    InvalidConfigError for a setting that librdkafka refuses. Nothing is connected
-    before it is needed.
+    bootstrap_servers: addresses of brokers, "host:port,host:port". config: additional
+    settings of librdkafka, such as settings of TLS and SASL. They override ours, except
+    the settings that the guarantees depend on.
+
+    Raises:
+        InvalidConfigError: librdkafka refuses a setting.
+        MissingDependencyError: the client library is not installed.
     """
 
     def __init__(
@@ -171,7 +173,7 @@ class KafkaCluster:
         """Return the settings of a client.
 
         `fixed` has `_` in place of `.`. The guarantees depend on these settings, so
-        they override those of the user.
+        they override the user's settings.
         """
         config: dict[str, object] = {
             "bootstrap.servers": self.bootstrap_servers,

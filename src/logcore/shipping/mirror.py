@@ -79,8 +79,8 @@ _LOOK_MS: Final = 5_000
 _FIRST_BACKOFF_MS: Final = 100
 _MOST_BACKOFF_MS: Final = 10_000
 _REFUSING: Final = (InvalidRecordError, RecordTooLargeError)
-#: How many offsets at our end are compared with the cluster's before a partition goes
-#: on.
+#: Number of offsets at our end that are compared with the cluster's before a partition
+#: continues.
 _COMPARED: Final = 16
 #: How long to wait for one record that is fetched alone.
 _ONE_RECORD_S: Final = 10.0
@@ -569,7 +569,7 @@ class Mirror:
             self._diverge(
                 lane,
                 mirror_rules.diverged(
-                    "what comes does not continue the local log", "", error
+                    "the next records do not continue the local log", "", error
                 ),
             )
             return 0
