@@ -1,5 +1,5 @@
-"""What connector.py measures, in the environment of the pyspark that Spark's Kafka
-connector is made for.
+"""The measurements of connector.py, which run in an environment with the pyspark version
+that Spark's Kafka connector needs.
 
     python connector_job.py DIRECTORY JARS ROWS
 
@@ -200,7 +200,7 @@ class Sides:
 
 
 def measure(ours: Any, theirs: Any) -> tuple[float, float]:
-    """The best of some runs in turns, behind one that counts for none."""
+    """Return the best of some runs in turns, after one run for warming up."""
     samples: tuple[list[float], list[float]] = ([], [])
     for number in range(REPEATS + 1):
         for side, taken in zip((ours, theirs), samples, strict=True):

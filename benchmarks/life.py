@@ -124,7 +124,7 @@ def compaction(settings: Settings, path: Path) -> Iterator[Result]:
     )
     for name, what, target_ratio in (
         ("copy", "read + write", 0.5),
-        ("read", "read, write what is left", None),
+        ("read", "read all, write the live part", None),
     ):
         yield Result(
             question="compact a log with 10 % live keys"
