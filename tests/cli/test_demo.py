@@ -74,7 +74,7 @@ def test_a_failed_check_is_loud(tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "load_flights", wrong)
     done = invoke("--rows", 5000, "--dir", tmp_path)
     assert done.exit_code == 1
-    assert "FAILED: the values are not those of the source" in done.stderr
+    assert "FAILED: the values differ from the source" in done.stderr
 
 
 def test_a_writer_that_was_not_killed_is_loud(tmp_path, monkeypatch):

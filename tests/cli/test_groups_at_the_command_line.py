@@ -253,7 +253,7 @@ def test_a_group_is_reset(data: Path) -> None:
     rows("group", "reset", data, "new", "--to", "latest", "--topic", "t")
     assert rows("consume", data, "t", "--group", "new", "--until-end") == []
     assert (
-        "name them with --topic"
+        "name topics with --topic"
         in run("group", "reset", data, "unknown", "--to", "latest", code=2).stderr
     )
     run("group", "reset", data, "g", code=2)

@@ -292,7 +292,7 @@ def test_a_refused_line_says_what_is_stored(data: Path) -> None:
         (["{}", "t:9"], "it has 0, 1, 2"),
         (["{}", "t-1"], "write t:1"),
         (["{}", "t", "-K", ""], "expected some text"),
-        (["{}", "t", "-K", r"\n"], "a line ends at a newline"),
+        (["{}", "t", "-K", r"\n"], "a newline ends the line"),
         (["{}", "t", "-K", ":", "--format", "ndjson"], "requires --format lines"),
         (["{}", "t", "-", "more"], "too many arguments: more"),
         (["{}/t-0", "-", "more"], "too many arguments: more"),

@@ -434,7 +434,7 @@ def test_offsets_that_run_into_the_next_segment_are_damage(own):
         ([(5, 211), (7, 211)], "position does not rise"),
         ([(5, 212)], "no batch begins"),
         ([(4, 211)], "points at a batch above its offset"),
-        ([(5, 5000)], "behind the end"),
+        ([(5, 5000)], "after the end"),
         ([(-1, 211)], "below the segment"),
     ],
 )
@@ -453,7 +453,7 @@ def test_an_index_that_misleads_is_a_warning(crash, entries, words):
         ([(T0 + 12, 7), (T0 + 13, 5)], "offset falls"),
         ([(T0 + 1, 10)], "an older record"),
         ([(T0 + 12, 5)], "retention"),
-        ([(T0 + 10**6, 400)], "behind the end"),
+        ([(T0 + 10**6, 400)], "after the end"),
         ([], "retention"),
     ],
 )
