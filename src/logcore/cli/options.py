@@ -98,9 +98,9 @@ _SAID_OTHERWISE: Final = (
     (re.compile(r"; create=True makes (one|it one)"), ""),
     (
         re.compile(
-            r"open it with logcore\.open\(\), or open the directory that contains it"
+            r"open it with logcore\.open\(\), or open the directory that holds it"
         ),
-        "name the directory that contains it",
+        "name the directory that holds it",
     ),
     (
         re.compile(r"open it with logcore\.open_dir\(\), or one of them"),
