@@ -82,10 +82,10 @@ def starting(settings: Settings) -> Iterator[Result]:
         "started = time.perf_counter()\n"
         "with serve(sys.argv[1]) as server:\n"
         "    producer = confluent_kafka.Producer({'bootstrap.servers': server.bootstrap_servers})\n"
-        "    told = []\n"
-        "    producer.produce('t', b'v', on_delivery=lambda error, message: told.append(error))\n"
+        "    reports = []\n"
+        "    producer.produce('t', b'v', on_delivery=lambda error, message: reports.append(error))\n"
         "    producer.flush(10)\n"
-        "    assert told == [None], told\n"
+        "    assert reports == [None], reports\n"
         "    print(time.perf_counter() - started)\n"
     )
     idle = (
