@@ -70,7 +70,7 @@ class Sides:
         return reader.option("subscribe", "rows").options(**given).load()
 
     def fill(self) -> None:
-        """The same rows into both, and into the Parquet files that writes begin with."""
+        """Write the same rows to both sides, and to the Parquet files that writes read."""
         batches.make_log(Path(self.log), self.count)
         files = str(self.path / "parquet")
         self.ours().select("key", "value", "partition").write.parquet(files)
@@ -142,8 +142,8 @@ class Sides:
         }
 
     def latency(self) -> dict[str, tuple[float, float]]:
-        """Milliseconds from an append to the foreachBatch function that has its row,
-        the median.
+        """Measure the median time, in milliseconds, from an append to the call of the
+        foreachBatch function with its row.
         """
         return {"visible": (self._latency_of_ours(), self._latency_of_theirs())}
 

@@ -94,7 +94,7 @@ def is_waiting(
     since_seconds: float | None,
     delay: float,
 ) -> bool:
-    """Whether a batch waits for more. least: minOffsetsPerTrigger. since_seconds: since
+    """Return whether a batch waits for more. least: minOffsetsPerTrigger. since_seconds: since
     the last batch, None before the first one, which does not wait. delay:
     maxTriggerDelay in seconds.
     """

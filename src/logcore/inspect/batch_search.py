@@ -317,7 +317,7 @@ class Search:
         return None
 
     def _is_last_wrong(self, facts: Any) -> bool:
-        """Whether the last batch kept has a wrong offset.
+        """Return whether the last batch kept has a wrong offset.
 
         The alternative is that this one has; it begins below the end of the last one.
         """
@@ -339,7 +339,7 @@ class Search:
         return self._base_at(facts) == last + 1
 
     def _is_last_unproven(self) -> bool:
-        """Whether only its own head gives the offset of the last batch kept.
+        """Return whether only its own head gives the offset of the last batch kept.
 
         This is so if damage precedes that batch.
         """
@@ -636,7 +636,7 @@ class Search:
         return self.sums[is_old].of(start, end)
 
     def _is_like_head(self, position: int, expected: int) -> bool:
-        """Whether the bytes at a position were the head of the next batch.
+        """Return whether the bytes at a position were the head of the next batch.
 
         Two of three fields must fit, or all bytes are zeros.
         """
@@ -750,5 +750,5 @@ def _big_endian(data: Any, positions: Any, size: int) -> Any:
 
 
 def _is_codec(attributes: int) -> bool:
-    """Whether the lowest byte of some attributes names a codec that exists."""
+    """Return whether the lowest byte of some attributes names a codec that exists."""
     return attributes & layout.CODEC_MASK in set(Codec)

@@ -163,7 +163,7 @@ class SalvageReport:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing was lost."""
+        """Return whether nothing was lost."""
         return not self.lost and not any(one.lost for one in self.partitions)
 
     def as_dict(self) -> dict[str, Any]:

@@ -387,7 +387,7 @@ class Forwarder:
         self._under = None
 
     def _took_too_long(self) -> bool:
-        """Whether the batch exceeded the transaction timeout, by either clock.
+        """Return whether the batch exceeded the transaction timeout, by either clock.
 
         The monotonic clock stops while a machine sleeps.
         """
