@@ -1,5 +1,4 @@
-"""What does one broker of ours cost and give beside one of Apache Kafka, for the same
-client?
+"""How do one netshim broker and one Apache Kafka broker compare, for the same client?
 
 Method: confluent-kafka, once with netshim and once with Apache Kafka 4.1.1 from Maven
 as Kafka's own scripts start it, each in a process of its own, in turns; Kafka has
@@ -46,7 +45,7 @@ _LATENCY: Final = {"os": (0.9, 0.9, 0.7), "group": (1.5, 1.0, 1.0)}
 
 @attrs.frozen
 class Served:
-    """A broker: where it is, and what processor time it has used."""
+    """A broker: its address, and the processor time that it has used."""
 
     name: str
     address: str
@@ -90,7 +89,7 @@ def _kafka(folder: Path) -> Iterator[Served]:
 
 @contextlib.contextmanager
 def _netshim(path: Path, durability: str) -> Iterator[Served]:
-    """As a user starts it, so with the thresholds of its garbage collector."""
+    """Start netshim as a user would, with its thresholds of the garbage collector."""
     command = [
         sys.executable,
         "-m",
@@ -118,8 +117,9 @@ def _netshim(path: Path, durability: str) -> Iterator[Served]:
 def _latency(
     served: Served, topic: str, seconds: float
 ) -> tuple[list[float], list[float], float]:
-    """Seconds from produce() to the delivery report and to the consumer, one of each
-    for each record, and processor seconds of the broker for each.
+    """Measure each record's seconds to the delivery report and to the consumer.
+
+    Both begin at produce(). Also return the broker's processor seconds per record.
     """
     import confluent_kafka
 
@@ -261,13 +261,13 @@ def _small_transactions(ours: Served, theirs: Served, count: int) -> Iterator[Re
     )
 
 
-# -- as fast as it goes ----------------------------------------------------------------
+# -- at full speed ---------------------------------------------------------------------
 
 
 def _produce(
     served: Served, topic: str, value: bytes, count: int
 ) -> tuple[float, float]:
-    """Seconds, and processor seconds of the broker."""
+    """Produce records; return the seconds, and the broker's processor seconds."""
     import confluent_kafka
 
     producer = confluent_kafka.Producer(
@@ -296,7 +296,7 @@ def _produce(
 
 
 def _consume(served: Served, topic: str, count: int) -> tuple[float, float]:
-    """As _produce()."""
+    """Consume records; return the seconds, and the broker's processor seconds."""
     import confluent_kafka
 
     consumer = confluent_kafka.Consumer(

@@ -146,9 +146,7 @@ def one_by_one(settings: Settings) -> Iterator[Result]:
 
 
 def by_threads(settings: Settings, log: logcore.Log) -> Result:
-    """Threads that append to one log take turns: what does the change from one to the
-    next cost?
-    """
+    """Measure the cost of switching between threads that append to one log."""
     key, value = common.make_rows(1)[0]
     appends = 10_000
 

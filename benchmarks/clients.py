@@ -44,7 +44,7 @@ from logcore.consumer import Consumer
 from logcore.producer import RecordFuture
 
 AT_ONCE = 10_000
-#: Records on their way in an event loop.
+#: Number of outstanding records in an event loop.
 OUTSTANDING = 100
 
 
@@ -204,7 +204,7 @@ def produce(path: str, count: int, repeats: int) -> Iterator[Result]:
 
 
 def in_loops(path: str, count: int, repeats: int) -> Iterator[Result]:
-    """What the futures of a loop cost."""
+    """Measure the cost of futures in an event loop."""
     value = b"x" * common.VALUE_SIZE
 
     async def by_aio(data: aio.LogDir) -> None:
@@ -287,7 +287,7 @@ def in_loops(path: str, count: int, repeats: int) -> Iterator[Result]:
 async def window(
     count: int, send: Callable[[], Awaitable[asyncio.Future[Any]]]
 ) -> None:
-    """Sends records, and awaits the oldest when so many are on their way."""
+    """Send records, and await the oldest when the window of outstanding records is full."""
     waiting: deque[asyncio.Future[Any]] = deque()
     for _ in range(count):
         waiting.append(await send())

@@ -1,9 +1,9 @@
 """How fast are batches encoded and decoded, without any file?
 
 Method: 20,000 records of 16-byte keys and 100-byte values, in batches of 16 KiB (the
-default batch.size), beside the compiled codec of aiokafka; and the plain kernels, which
-run where there was no compiler, beside the pure Python codec of kafka-python. All read
-the same bytes and check every CRC. What each side gives:
+default batch.size), compared with the compiled codec of aiokafka. The plain kernels,
+which run if logcore was built without a compiler, are compared with the pure Python codec
+of kafka-python. All sides read the same bytes and check every CRC. Results of each side:
 - encode: bytes of whole batches. From Python bytes, both take a list of (key, value);
   from columns, logcore takes joined bytes and offsets, which aiokafka has no form for.
 - decode to columns: logcore gives numpy arrays of offsets, timestamps, and of positions
@@ -32,7 +32,7 @@ from logcore.kernels import kernel, layout, plain
 from logcore.recordbatch import encode, read_batches
 
 BATCH_BYTES: Final = 16_384
-#: Of 16-byte keys and 100-byte values in such a batch.
+#: Number of records with 16-byte keys and 100-byte values in such a batch.
 BATCH_ROWS: Final = 127
 MAX_BYTES: Final = 1_048_588
 Rows = list[tuple[bytes, bytes]]
@@ -124,7 +124,7 @@ def beside_aiokafka(
         tuple(record)[:4] for record in kernel.decode_objects(data, 0, len(data))
     ], "both decode alike"
     assert [(key, value) for _, _, key, value in theirs] == rows, (
-        "what was encoded comes back"
+        "the decoded records equal the encoded records"
     )
 
     yield common.speed(
@@ -193,7 +193,7 @@ def beside_kafka_python(
 
 
 def encode_records(kernels: Any, rows: Rows, out: bytearray) -> int:
-    """Batches into out; how many bytes of it are used."""
+    """Encode batches into out; return the number of used bytes."""
     size: int = kernels.encode_records(out, rows, 0, 0, NOW_MS, BATCH_BYTES, MAX_BYTES)[
         0
     ]
@@ -201,7 +201,7 @@ def encode_records(kernels: Any, rows: Rows, out: bytearray) -> int:
 
 
 def decode_columns(data: bytes) -> RecordColumns:
-    """As Log.scan does with the bytes of a segment."""
+    """Decode bytes in the way in which Log.scan decodes a segment."""
     size, rows, _ = kernel.plan_run(data, 0, len(data), 1 << 30, 1 << 30, 1 << 62)
     assert size == len(data), "all of it are plain batches"
     block = np.empty(rows * layout.ROW_SIZE, np.uint8)
@@ -210,7 +210,7 @@ def decode_columns(data: bytes) -> RecordColumns:
 
 
 def foreign_encode(builder: Any, rows: Rows) -> list[bytes]:
-    """The builder of either client, a new one for each full batch."""
+    """Encode with the builder of either client; each full batch needs a new builder."""
     batches = []
     batch = builder(2, 0, False, -1, -1, -1, BATCH_BYTES)
     append = batch.append

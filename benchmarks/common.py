@@ -1,19 +1,18 @@
-"""What every benchmark uses: a fair way to measure, a row of the table, a place for
-files, and what machine this is.
+"""Common parts of all benchmarks: measurement, rows of the table, a directory for files,
+and facts about the machine.
 
-Method, for all of them:
+Method of all benchmarks:
 - A figure is a ratio of two sides measured in the same run. The sides take turns, A B A
-  B, so that a noisy neighbour or a changing clock meets both.
-- A sample is at least 50 ms of work, with the garbage collector off. Of the samples the
-  best counts where the work is computing (what disturbs it only ever adds), the median
-  where it waits for a disk.
-- The spread of a ratio is that of its turns, without the quarter of them that is lowest
-  and the one that is highest.
-- Files lie on a real file system, under build/ or where --dir says. A tmpfs has no
-  fdatasync to wait for, so it is refused.
+  B, so that a noisy neighbour or a changing clock affects both.
+- A sample is at least 50 ms of work, with the garbage collector off. For computations,
+  the best sample counts, because disturbances only add time. For work that waits for a
+  disk, the median counts.
+- The spread of a ratio is the range of the ratios of its turns, without the lowest and
+  the highest quarter.
+- Files are on a real file system, under build/ or in the directory of --dir. A tmpfs has
+  no fdatasync to wait for, so it is refused.
 
-This module does not show anything by itself, and its seconds are those of one machine:
-compare ratios, not seconds.
+Seconds depend on the machine: compare ratios, not seconds.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from logcore.kernels import kernel
 ROOT: Final = Path(__file__).resolve().parent.parent
 KEY_SIZE: Final = 16
 VALUE_SIZE: Final = 100
-#: A fixed time, so that the same records give the same bytes in each run.
+#: A fixed time, so that equal records have equal bytes in each run.
 NOW_MS: Final = 1_700_000_000_000
 _SAMPLE_SECONDS: Final = 0.05
 
@@ -57,11 +56,11 @@ Side = Callable[[], object]
 
 @attrs.frozen
 class Settings:
-    """How to run. quick: smaller work where its size does not change the answer.
-    directory: where files go.
-    """
+    """Settings of a run."""
 
+    #: The directory for files.
     directory: Path
+    #: Whether to measure less work, if its size does not change the result.
     quick: bool = False
 
     @property
@@ -71,12 +70,8 @@ class Settings:
 
 @attrs.frozen(kw_only=True)
 class Result:
-    """One row: ours and the peer's figure in unit, and their ratio held against the
-    target.
-
-    bound: "at least" for speeds as a multiple of the peer's, "at most" for costs.
-    target: None for a row that is shown for context and has none. method: what each
-    side did. turns: the ratio of each turn, where there were several.
+    """One row: our figure and the peer's figure, and the comparison of their ratio with
+    the target.
     """
 
     question: str
@@ -85,10 +80,14 @@ class Result:
     peer_name: str
     peer: float
     ratio: float
+    #: The wanted ratio, or None for a row that is shown for context.
     target: float | None = None
+    #: "at least" for speeds as a multiple of the peer's speed, "at most" for costs.
     bound: Literal["at least", "at most"] = "at least"
     ratio_unit: str = "x"
+    #: Description of the work of each side.
     method: str = ""
+    #: The ratio of each turn, if there were several.
     turns: Sequence[float] = ()
 
     @property
@@ -102,7 +101,7 @@ class Result:
         )
 
     def cells(self) -> tuple[str, ...]:
-        """What a table shows: question, ours, peer, ratio, target, reached."""
+        """Return the cells of the table: question, ours, peer, ratio, target, reached."""
         target = "-"
         if self.target is not None:
             sign = {"at least": ">=", "at most": "<="}[self.bound]
@@ -126,7 +125,10 @@ def in_time(
     *,
     limit_name: str = "target",
 ) -> Result:
-    """A row for what may take so long: twice as fast as the limit is a ratio of 2."""
+    """Return a row that compares a time with a limit.
+
+    Half of the limit is a ratio of 2.
+    """
     return Result(
         question=question,
         unit=unit,
@@ -152,11 +154,12 @@ def speed(
     median: bool = False,
     method: str = "",
 ) -> Result:
-    """Measures ours against the fastest of the peers; a call of any side does so many
-    units of work.
+    """Measure our side and the fastest of the peers.
 
-    scale: divides the figures that are shown. target: least multiple of the best peer's
-    speed.
+    Args:
+        units: number of units of work in one call of any side.
+        scale: divisor of the figures that are shown.
+        target: minimum multiple of the best peer's speed.
     """
     seconds = measure({"logcore": ours, **peers}, settings.repeats, median=median)
     best = min(peers, key=lambda name: seconds[name])
@@ -180,8 +183,9 @@ def speed(
 
 @attrs.frozen
 class Measured:
-    """Seconds that one call of each side took, by side one figure for each turn. pick:
-    which of them counts.
+    """Seconds per call of each side, with one figure per turn.
+
+    `pick` selects or computes the figure that counts.
     """
 
     samples: Mapping[str, Sequence[float]]
@@ -191,26 +195,28 @@ class Measured:
         return self.pick(self.samples[name])
 
     def ratios(self, one: str, other: str) -> list[float]:
-        """Of two sides, in each turn."""
+        """Return the ratios of two sides, one per turn."""
         return ratios(self.samples[one], self.samples[other])
 
 
 def ratios(ones: Sequence[float], others: Sequence[float]) -> list[float]:
-    """Of figures of two sides, one for each turn."""
+    """Return the ratios of the figures of two sides, one per turn."""
     return [one / other for one, other in zip(ones, others, strict=True)]
 
 
 def measure(
     sides: Mapping[str, Side], repeats: int, *, median: bool = False
 ) -> Measured:
-    """What the sides take, in turns; the best of repeats counts, or their median."""
+    """Measure the sides in turns; the best of the repeats counts, or their median."""
     calls = {name: _calls_per_sample(side) for name, side in sides.items()}
     samples: dict[str, list[float]] = {name: [] for name in sides}
     order = list(sides)
     for _ in range(repeats):
         for name in order:
             samples[name].append(_sample(sides[name], calls[name]) / calls[name])
-        order.reverse()  # whoever follows the other inherits its dirty cache: take turns at that, too
+        # Alternate the order, because the second side inherits the first side's dirty
+        # cache.
+        order.reverse()
     return Measured(samples, statistics.median if median else min)
 
 
@@ -235,7 +241,7 @@ def _sample(side: Side, calls: int) -> float:
 
 @contextlib.contextmanager
 def collector_off() -> Iterator[None]:
-    """No garbage collection inside; what was left before is collected first."""
+    """Disable garbage collection; collect earlier garbage before."""
     gc.collect()
     was_on = gc.isenabled()
     gc.disable()
@@ -247,15 +253,15 @@ def collector_off() -> Iterator[None]:
 
 
 def settle() -> None:
-    """Brings to the disk what earlier work left dirty, so that its writing back does
-    not fall into a measurement.
+    """Write dirty pages of earlier work to the disk, so that a measurement does not
+    include it.
     """
     if hasattr(os, "sync"):
         os.sync()
 
 
 def make_rows(count: int, seed: int = 7) -> list[tuple[bytes, bytes]]:
-    """(key, value) pairs of random bytes, the same for the same seed."""
+    """Return (key, value) pairs of random bytes, determined by the seed."""
     source = random.Random(seed)
     return [
         (source.randbytes(KEY_SIZE), source.randbytes(VALUE_SIZE)) for _ in range(count)
@@ -263,7 +269,7 @@ def make_rows(count: int, seed: int = 7) -> list[tuple[bytes, bytes]]:
 
 
 def fill(log: logcore.Log, rows: list[tuple[bytes, bytes]], size_bytes: int) -> None:
-    """Appends the rows over and over, as columns, until the log holds about size_bytes."""
+    """Append the rows repeatedly, as columns, until the log holds about size_bytes."""
     keys, values = columns_of(rows)
     while log.statistics().size_bytes < size_bytes:
         log.append_columns(keys=keys, values=values)
@@ -272,7 +278,7 @@ def fill(log: logcore.Log, rows: list[tuple[bytes, bytes]], size_bytes: int) -> 
 def columns_of(
     rows: list[tuple[bytes, bytes]],
 ) -> tuple[tuple[bytes, Any], tuple[bytes, Any]]:
-    """The rows as the two (data, offsets) columns that append_columns takes."""
+    """Return the rows as the two (data, offsets) columns of append_columns()."""
     import numpy as np
 
     count = np.arange(len(rows) + 1, dtype=np.int64)
@@ -283,7 +289,7 @@ def columns_of(
 
 @contextlib.contextmanager
 def scratch(settings: Settings, name: str) -> Iterator[Path]:
-    """A new directory on a real file system, gone afterwards."""
+    """Create a new directory on a real file system, and remove it afterwards."""
     settings.directory.mkdir(parents=True, exist_ok=True)
     path = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=settings.directory))
     try:
@@ -293,8 +299,8 @@ def scratch(settings: Settings, name: str) -> Iterator[Path]:
 
 
 def file_system_of(path: Path) -> str:
-    """Type of the file system that holds path, as in /proc/mounts; "unknown" where
-    there is none.
+    """Return the type of the file system that holds path, as in /proc/mounts, or
+    "unknown".
     """
     path = path.resolve()
     found = ("", "unknown")
@@ -307,7 +313,7 @@ def file_system_of(path: Path) -> str:
 
 
 def peer(module: str, rows: str) -> ModuleType | None:
-    """A peer's module, or None after saying which rows will be missing."""
+    """Return a peer's module, or print the missing rows and return None."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -316,7 +322,7 @@ def peer(module: str, rows: str) -> ModuleType | None:
 
 
 def figure(value: float) -> str:
-    """Three digits that people can read."""
+    """Format a number with three digits."""
     for limit, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= limit:
             return f"{value / limit:.3g}{sign}"
@@ -324,7 +330,7 @@ def figure(value: float) -> str:
 
 
 def machine(directory: Path) -> dict[str, str]:
-    """What the figures depend on."""
+    """Return facts about the machine on which the figures depend."""
     cpu = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, IndexError):
         text = Path("/proc/cpuinfo").read_text()

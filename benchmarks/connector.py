@@ -29,7 +29,7 @@ from collections.abc import Iterator
 import common
 from common import Result, Settings
 
-#: question, its unit, target, and what is to be said.
+#: Question, target and remark of each row.
 ROWS = {
     "read": ("Spark read, all columns", 2.8, "The connector as it comes."),
     "read, tuned": (

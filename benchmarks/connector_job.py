@@ -1,5 +1,5 @@
-"""What connector.py measures, in the environment of the pyspark that Spark's Kafka
-connector is made for.
+"""The measurements of connector.py, which run in an environment with the pyspark version
+that Spark's Kafka connector needs.
 
     python connector_job.py DIRECTORY JARS ROWS
 
@@ -70,7 +70,7 @@ class Sides:
         return reader.option("subscribe", "rows").options(**given).load()
 
     def fill(self) -> None:
-        """The same rows into both, and into the Parquet files that writes begin with."""
+        """Write the same rows to both sides, and to the Parquet files that writes read."""
         batches.make_log(Path(self.log), self.count)
         files = str(self.path / "parquet")
         self.ours().select("key", "value", "partition").write.parquet(files)
@@ -142,8 +142,8 @@ class Sides:
         }
 
     def latency(self) -> dict[str, tuple[float, float]]:
-        """Milliseconds from an append to the foreachBatch function that has its row,
-        the median.
+        """Measure the median time, in milliseconds, from an append to the call of the
+        foreachBatch function with its row.
         """
         return {"visible": (self._latency_of_ours(), self._latency_of_theirs())}
 
@@ -200,7 +200,7 @@ class Sides:
 
 
 def measure(ours: Any, theirs: Any) -> tuple[float, float]:
-    """The best of some runs in turns, behind one that counts for none."""
+    """Return the best of some runs in turns, after one run for warming up."""
     samples: tuple[list[float], list[float]] = ([], [])
     for number in range(REPEATS + 1):
         for side, taken in zip((ours, theirs), samples, strict=True):

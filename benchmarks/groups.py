@@ -1,10 +1,10 @@
 """What do groups of the consumer protocol (KIP-848) cost the broker?
 
-Method: a broker without sockets over a directory under policy os; requests are bytes,
-from the frame to the frame of the answer. CPU time of this process, with what makes the
-requests left out.
-- A heartbeat that says nothing new, in a group of 1,000 members and 1,000 partitions;
-  the best of several rounds.
+Method: a broker without sockets over a directory under policy os. Requests are bytes,
+from the frame of the request to the frame of the response. CPU time of this process,
+without the time for building the requests.
+- A heartbeat without changes, in a group of 1,000 members and 1,000 partitions; the best
+  of several rounds.
 - 100 members join a topic of 100 partitions, and send heartbeats until each has its
   partition.
 """
@@ -43,8 +43,9 @@ def run(settings: Settings) -> Iterator[Result]:
 
 
 class Group:
-    """Members of one group over a topic, that send heartbeats as clients do. seconds:
-    of CPU in the broker.
+    """Members of one group that send heartbeats as clients do.
+
+    `seconds` is the CPU time in the broker.
     """
 
     def __init__(self, logdir: logcore.LogDir, members: int) -> None:

@@ -1,14 +1,13 @@
 """Does the cost of an append, or of a random read, grow with the log?
 
-Method: three logs of 10 MB, 1 GB and 8 GB with default settings, all in existence at
-once, so that the measurements at the three sizes take turns. Appends of one record,
-append_many of 1,000 records, both at level os, and log.get of random offsets of what
-was filled in, whose segments are sealed. Costs are in ns for each record, and relative
-to the 10 MB log.
+Method: three logs of 10 MB, 1 GB and 8 GB with default settings exist at the same time,
+so that the measurements at the three sizes take turns. The work is appends of one
+record, append_many of 1,000 records, both at level os, and log.get of random offsets in
+sealed segments. Costs are in ns per record, and relative to the 10 MB log.
 
-The 8 GB log is left out with --quick and where less than 20 GB are free. Random reads
-of a large log miss the processor's caches and its TLB more often, as reads of any large
-memory do; a ratio near 2 there is the memory's, not the log's.
+The 8 GB log is omitted with --quick, and if less than 20 GB are free. Random reads of a
+large log miss the processor's caches and its TLB more often, as reads of any large
+memory do. A ratio near 2 is therefore due to the memory and not to the log.
 
 Not shown: logs larger than the page cache.
 """
@@ -89,7 +88,7 @@ def run(settings: Settings) -> Iterator[Result]:
 
 
 def _reads(log: logcore.Log, end: int) -> Callable[[], None]:
-    """Reads at new random places on each call, so that a large log is read all over."""
+    """Return a function that reads at new random places on each call."""
     source = random.Random(5)
     places = [[source.randrange(end) for _ in range(READS)] for _ in range(64)]
     turns = itertools.cycle(places)

@@ -57,8 +57,9 @@ def run(settings: Settings) -> Iterator[Result]:
 
 
 def make_dirty(path: Path, size_bytes: int, live: float = 0.1) -> int:
-    """A log of random updates to a tenth as many keys as it has records; returns the
-    number of records.
+    """Write a log of random updates, with ten times as many records as keys.
+
+    Return the number of records.
     """
     rng = np.random.default_rng(7)
     records = size_bytes // 124
@@ -124,7 +125,7 @@ def compaction(settings: Settings, path: Path) -> Iterator[Result]:
     )
     for name, what, target_ratio in (
         ("copy", "read + write", 0.5),
-        ("read", "read, write what is left", None),
+        ("read", "read all, write the live part", None),
     ):
         yield Result(
             question="compact a log with 10 % live keys"
@@ -201,7 +202,7 @@ def round_robin(settings: Settings, path: Path) -> Result:
 
 
 def lift_file_limit() -> None:
-    """A log that is open for writing holds a file or two."""
+    """Raise the limit of open files, because each log open for writing needs one or two."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,8 +1,8 @@
-"""How fast are processes that share a directory: their appends to disk, their news,
-their groups, commits and registry?
+"""How fast are processes that share a directory: their appends to disk, notifications,
+groups, commits and registry?
 
-Method: real processes; wall time where something is waited for, CPU time where said.
-Sides in turns, medians.
+Method: real processes. Rows that wait use wall time; rows of costs use CPU time. The
+sides take turns, and the median counts.
 - Four processes append batches of 100 records of 100 bytes at level "disk", each for
   the same time; beside one.
 - A tail in another process reads the steady clock when a record comes, which holds the
@@ -44,7 +44,8 @@ PROCESSES = 4
 PARTITIONS = 12
 THREADS = 64
 INTERVAL_MS = 1_000
-#: What a tail took before it kept its place: the middle of 233 to 309 microseconds.
+#: Earlier figure of a tail that did not keep its position: the middle of 233 to 309
+#: microseconds.
 _EARLIER_WAKE_US = 270.0
 _CONTEXT = multiprocessing.get_context("fork")
 
@@ -62,7 +63,7 @@ def run(settings: Settings) -> Iterator[Result]:
 
 
 class Child:
-    """A forked process that says when it is ready, waits for a word, and answers."""
+    """A forked process that reports that it is ready, waits for a message, and answers."""
 
     def __init__(self, body: Callable[..., None], *arguments: Any) -> None:
         self.here, there = _CONTEXT.Pipe()

@@ -1,5 +1,5 @@
-"""Does opening a log depend on how much is in it, or beside it, and what does importing
-logcore cost?
+"""Does the time for opening a log depend on its size or on the number of other
+partitions, and what does importing logcore cost?
 
 Method:
 - A log of 1,000 segments is made twice, with small and with large segments, closed
@@ -13,8 +13,8 @@ Method:
 - import logcore and import numpy run in fresh interpreters, in turns, and the best of n
   counts: byte code is cached, files are in the page cache.
 
-Not shown: opening after a crash, which checks what was written since the recovery point
-(64 MiB at most), and a cold cache.
+Not shown: opening after a crash, which checks all bytes after the recovery point (64 MiB
+at most), and a cold cache.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def run(settings: Settings) -> Iterator[Result]:
 
 
 def among(settings: Settings, path: Path, many: int) -> Iterator[Result]:
-    """Opens and rolls partitions of a directory of few, and of one of many."""
+    """Open and roll partitions in a directory with few and in one with many partitions."""
     counts = {"few": FEW, "many": many}
     for name, count in counts.items():
         with logcore.open_dir(path / name, create=True, durability="os") as logdir:
@@ -98,8 +98,9 @@ def among(settings: Settings, path: Path, many: int) -> Iterator[Result]:
 def make_log(
     path: Path, name: str, segments: int, rows: list[tuple[bytes, bytes]]
 ) -> int:
-    """A directory of its own for each, because the checkpoint files lie beside the
-    partitions. Returns its bytes.
+    """Create a log in a separate log directory, which holds its checkpoint files.
+
+    Return the size of the log in bytes.
     """
     (path / name).mkdir()
     with logcore.open(path / name / "log-0", create=True, durability="os") as log:
@@ -153,8 +154,8 @@ def opening(
 
 
 def importing(settings: Settings) -> Iterator[Result]:
-    # With the byte code that an installed package has; some machines tell Python not to
-    # keep any.
+    # Use cached byte code, as an installed package does. Some machines disable the cache
+    # by an environment variable.
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -183,7 +184,7 @@ def importing(settings: Settings) -> Iterator[Result]:
         ratio=above / (best["numpy"] - best["nothing"]),
         target=0.5,
         bound="at most",
-        method="As above, each without what an interpreter takes that imports nothing.",
+        method="As above, minus the time of an interpreter that imports no module.",
     )
     yield Result(
         question="import logcore",

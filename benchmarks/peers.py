@@ -1,10 +1,10 @@
 """The stores a Python program can embed today, each set up at its best for the work of
 a log.
 
-The same job for all: keep (key, value) records in the order they came, under
-consecutive offsets, and give them back by offset or in order. Level "os": what a call
-has returned survives the process, not a power cut; all of them reach the page cache
-before they return and sync nothing.
+All stores do the same job: store (key, value) records in order, under consecutive
+offsets, and return them by offset or in order. Level "os": records survive the process
+once the call has returned, but not a power cut. All stores write to the page cache
+before they return, and sync nothing.
 
 - sqlite3: a rowid table, so that an offset is the place in the B-tree; WAL,
   synchronous=OFF, one executemany in a transaction; no check of the journal's size, so
@@ -13,10 +13,11 @@ before they return and sync nothing.
   which fills pages from left to right without searching. writemap is measured beside
   it: it needs no system calls, and any stray write into the mapping, by any code of the
   process, damages the file; the targets are held against lmdb without it.
-- rocksdict: raw bytes, one WriteBatch a call, WAL written and not synced; no
-  compression, as nobody else compresses.
+- rocksdict: raw bytes, one WriteBatch per call, WAL written and not synced; no
+  compression, because the other stores do not compress.
 
-None of them keeps a timestamp or a checksum of ours, which is to their advantage.
+The stores keep no timestamps and no checksums like logcore's, which is to their
+advantage.
 """
 
 from __future__ import annotations
@@ -49,9 +50,7 @@ class Store(Protocol):
     def append_many(self, rows: list[Row]) -> None: ...
 
     def scan(self) -> int:
-        """Has key and value of each record in hand, in order; returns how many there
-        were.
-        """
+        """Read key and value of each record, in order; return the number of records."""
 
     def close(self) -> None: ...
 
@@ -77,7 +76,7 @@ class Sqlite:
         self.db.execute("commit")
 
     def checkpoint(self) -> None:
-        """Out of the WAL into the table, before reading is measured."""
+        """Move the WAL into the table, before reads are measured."""
         self.db.execute("pragma wal_checkpoint(truncate)")
 
     def scan(self) -> int:
@@ -136,7 +135,7 @@ class Lmdb:
         return count
 
     def scan_joined(self) -> int:
-        """The same without telling key and value apart: the most a cursor can do."""
+        """Scan without splitting key and value: the maximum speed of a cursor."""
         count = 0
         with self.env.begin() as txn, txn.cursor() as cursor:
             for _offset, _both in cursor:
@@ -144,7 +143,7 @@ class Lmdb:
         return count
 
     def get_all(self, offsets: list[int]) -> None:
-        """Key and value at each offset, in one read transaction."""
+        """Get key and value at each offset, in one read transaction."""
         pack = _OFFSET.pack
         size = common.KEY_SIZE
         with self.env.begin() as txn:
@@ -155,7 +154,7 @@ class Lmdb:
                 _value = both[size:]
 
     def get_each(self, offsets: list[int]) -> None:
-        """The same, each in a transaction of its own."""
+        """Get key and value at each offset, in one read transaction per offset."""
         pack = _OFFSET.pack
         size = common.KEY_SIZE
         begin = self.env.begin
@@ -209,7 +208,7 @@ class Rocks:
         self.db.close()
 
 
-#: How to make each, and the package it needs.
+#: Constructor of each store, and the package that it needs.
 STORES: Final[dict[str, tuple[str, Callable[[Path], Store]]]] = {
     "sqlite3": ("sqlite3", Sqlite),
     "lmdb": ("lmdb", Lmdb),
@@ -218,14 +217,14 @@ STORES: Final[dict[str, tuple[str, Callable[[Path], Store]]]] = {
 }
 
 
-#: Those that targets are held against.
+#: Stores with which targets are compared.
 JUDGED: Final = ("sqlite3", "lmdb", "rocksdict")
 
 
 def stores(
     directory: Path, rows: str, names: Iterable[str] = JUDGED
 ) -> Iterator[tuple[str, Store]]:
-    """Those of the named stores whose package is there, freshly made in directory."""
+    """Create the named stores whose packages are installed, in a directory."""
     for name in names:
         module, make = STORES[name]
         if common.peer(module, f"{name} in {rows}") is not None:

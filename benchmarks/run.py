@@ -1,4 +1,4 @@
-"""Runs the benchmarks, prints one table, and writes benchmarks/RESULTS.md.
+"""Run the benchmarks, print one table, and write benchmarks/RESULTS.md.
 
     python benchmarks/run.py [--quick] [--dir DIRECTORY] [NAME ...]
 
@@ -161,7 +161,7 @@ def _markdown(results: Sequence[Result], facts: dict[str, str], *, quick: bool) 
     ]
     lines += [_table_row(HEADINGS), "|" + "---|" * len(HEADINGS)]
     lines += [_table_row(result.cells()) for result in results]
-    lines += ["", "## What each side did", ""]
+    lines += ["", "## Work of each side", ""]
     lines += [
         f"- **{result.question}**: {result.method}"
         for result in results

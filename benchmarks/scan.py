@@ -2,13 +2,13 @@
 
 Method: records of 16-byte keys and 100-byte values, uncompressed, in the page cache
 (everything is read once before).
-- Scans beside the stores of peers.py, which hold the same records: key and value of
-  each record in hand as bytes objects. Peers whose value is key and value joined split
-  it; lmdb also without, as the most it could do. Scan to columns gives RecordColumns
-  (CRC checked); the peers have no columns, so they stand there with the same scan.
-- Scan to columns beside the least it must do: one copy of the bytes (memcpy, 1 MiB at a
-  time into one buffer, which stays in the cache) and their CRC-32C by the crc32c
-  package, from the same mapped files.
+- Scans, compared with the stores of peers.py, which hold the same records: each record's
+  key and value become bytes objects. Peers that store key and value as one value split
+  it. For lmdb, a row without the split shows its maximum. Scan to columns returns
+  RecordColumns (CRC checked). The peers have no columns, so the same scan is used.
+- Scan to columns, compared with the minimum of its work: one copy of the bytes (memcpy,
+  1 MiB at a time into one buffer, which remains in the cache) and their CRC-32C by the
+  crc32c package, from the same mapped files.
 - Random reads: log.get of a record in a sealed segment (the CRC of its batch is checked
   once), beside lmdb's get in one long-lived transaction and in one of its own for each;
   lmdb keeps no checksum. The target is held against the first. The active segment is
@@ -76,7 +76,7 @@ def beside_stores(settings: Settings) -> Iterator[Result]:
                     pass
 
             assert [(record.key, record.value) for record in log.read(0)] == rows, (
-                "what was stored comes back"
+                "the read records equal the stored records"
             )
             for name, store in stores.items():
                 assert store.scan() == count, f"{name} has all records"
@@ -129,7 +129,7 @@ def random_reads(
     )  # fmt: skip
     yield common.speed(
         "read at a random offset, a transaction each", READS, ours, {"lmdb": one_by_one}, settings, unit="reads/s",
-        method="As before, but lmdb begins a read transaction for each get, so that it sees what was written since.",
+        method="As before, but lmdb begins a read transaction for each get, so that it sees later writes.",
     )  # fmt: skip
 
 

@@ -1,16 +1,16 @@
 """What does it cost that several processes write one directory, and how soon do they
-hear of each other?
+see each other's records?
 
 Method: durability="os", batches of 100 records of 100 bytes and single ones; CPU time
-of this process, both sides in turns, the best of several. A second opening of the
-directory in this process stands for another process: the kernel keeps their locks
-apart.
-- A shared log that this process alone appends to, beside one that is not shared.
-- The same where two append in turns, so that each takes in what the other has appended.
-- CPU of a tail in another process for each record that comes, beside what it takes to
-  append it.
-- A member of a group in a process of its own is killed; until another process has all
-  partitions.
+of this process, both sides in turns, the best of several. This process opens the
+directory a second time in place of another process: the kernel treats the locks of both
+separately.
+- A shared log to which only this process appends, compared with a log that is not shared.
+- A shared log to which two openings append alternately, so that each reads the other's
+  batches.
+- CPU of a tail in another process per record, compared with the CPU of the append.
+- The time from the kill of a group member, in a separate process, until another process
+  has all partitions.
 """
 
 from __future__ import annotations

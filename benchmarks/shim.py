@@ -2,30 +2,29 @@
 brokers that store nothing?
 
 Method:
-- The broker, and what it is measured against, each run in a process of their own and
-  are driven by the same client over loopback, in turns. CPU seconds are the server
-  process's, from the system's own count.
+- The broker and its peer run in separate processes and are driven by the same client
+  over loopback, in turns. CPU seconds are the server process's, as counted by the
+  system.
 - produce requests: one connection keeps 16 Produce v9 requests outstanding, each with
-  one batch of one 1 KB record. The bare loop is an asyncio.BufferedProtocol that cuts
-  frames, decodes the request and encodes a response with the same codec, with no log
-  behind it. Policy os on our side, because the bare loop has no disk; group is shown
-  too.
+  one batch of one 1 KB record. The bare loop is an asyncio.BufferedProtocol that splits
+  frames, decodes the request and encodes a response with the same codec, without a log.
+  Our side uses policy os, because the bare loop has no disk; group is shown too.
 - fetch: one connection keeps 4 Fetch v11 requests of 1 MB outstanding over a sealed log
-  of 512 MB. The bare loop writes as large a view of the mapped file for each request,
-  whatever it says.
+  of 512 MB. The bare loop writes a view of the mapped file of the same size for each
+  request, without reading the request.
 - idle: a broker whose 1,000 partitions were each written to once, and one without
   partitions, both left alone.
-- callbacks: how long those of the broker's event loop take while confluent-kafka
-  produces and three consumers read as fast as they can. Nobody else is served
-  meanwhile.
-- large requests: what ApiVersions waits while eight connections ask for committed
-  offsets of 99,000 partitions each, which the broker works on in pieces.
+- callbacks: durations of callbacks in the broker's event loop while confluent-kafka
+  produces and three consumers read as fast as they can. During a callback, no other
+  client is served.
+- large requests: latency of ApiVersions while eight connections request committed
+  offsets of 99,000 partitions each, which the broker processes in chunks.
 - confluent-kafka: 1 KB messages through its Producer, and back through its Consumer,
-  beside librdkafka's mock cluster, which lives in a client's process and keeps what it
-  is sent in memory: the last 5 MB of a partition, so what is consumed lies in 4 MB of
-  each of many partitions, on both sides.
+  compared with librdkafka's mock cluster. The mock cluster runs in a client's process
+  and keeps messages in memory: the last 5 MB of a partition. On both sides, consumers
+  therefore read 4 MB of each of many partitions.
 
-Not shown: other machines than one, TLS, many connections.
+Not shown: several machines, TLS, many connections.
 """
 
 from __future__ import annotations
@@ -83,10 +82,10 @@ def starting(settings: Settings) -> Iterator[Result]:
         "started = time.perf_counter()\n"
         "with serve(sys.argv[1]) as server:\n"
         "    producer = confluent_kafka.Producer({'bootstrap.servers': server.bootstrap_servers})\n"
-        "    told = []\n"
-        "    producer.produce('t', b'v', on_delivery=lambda error, message: told.append(error))\n"
+        "    reports = []\n"
+        "    producer.produce('t', b'v', on_delivery=lambda error, message: reports.append(error))\n"
         "    producer.flush(10)\n"
-        "    assert told == [None], told\n"
+        "    assert reports == [None], reports\n"
         "    print(time.perf_counter() - started)\n"
     )
     idle = (
@@ -143,7 +142,7 @@ def starting(settings: Settings) -> Iterator[Result]:
 def _process(
     target: Callable[..., None], *arguments: Any
 ) -> Iterator[tuple[int, Callable[[], float]]]:
-    """A server in a process of its own: its port, and what CPU it has used so far."""
+    """Start a server in a separate process; yield its port and a clock of its CPU time."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
@@ -172,7 +171,7 @@ def _serve_shim(pipe: Any, path: str, durability: str, shared: bool = False) -> 
 
 
 class _BareProtocol(asyncio.BufferedProtocol):
-    """Cuts frames and has each answered."""
+    """Protocol that splits frames and answers each."""
 
     def __init__(self, answer: Callable[[asyncio.Transport, memoryview], None]) -> None:
         self.answer = answer
@@ -203,8 +202,9 @@ class _BareProtocol(asyncio.BufferedProtocol):
 
 
 def _serve_bare(pipe: Any, path: str) -> None:
-    """Answers Produce as if it had stored something; when path names a file, any
-    request with a view of it.
+    """Answer Produce requests without storing records.
+
+    If path names a file, answer each request with a view of the file.
     """
     response_type = wire.PRODUCE.Response
 
@@ -259,9 +259,7 @@ def _serve_bare(pipe: Any, path: str) -> None:
 def _pipelined(
     port: int, requests: Iterator[bytes], count: int, outstanding: int
 ) -> None:
-    """Sends count requests and reads as many answers, never more than outstanding under
-    way.
-    """
+    """Send count requests and read their responses, with a limit of outstanding requests."""
     with socket.create_connection(("127.0.0.1", port)) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         buffer = bytearray(4 << 20)
@@ -270,7 +268,7 @@ def _pipelined(
         for _ in range(min(outstanding, count)):
             sock.sendall(next(requests))
         sent = min(outstanding, count)
-        left = 0  # of a large answer whose bytes are only counted
+        left = 0  # remaining bytes of a large response, which are only counted
         while answered < count:
             got = sock.recv_into(view[end:])
             assert got, "the server hung up"
@@ -439,7 +437,7 @@ def idle(settings: Settings) -> Iterator[Result]:
                     producer.produce(f"t{number}", b"v", partition=partition)
             assert producer.flush(60) == 0
             del producer
-            time.sleep(3)  # what is due soon after an append is done
+            time.sleep(3)  # until the maintenance after an append is done
             before = full_cpu(), empty_cpu()
             time.sleep(seconds)
             ours = full_cpu() - before[0]
@@ -458,8 +456,8 @@ def idle(settings: Settings) -> Iterator[Result]:
 
 
 def _serve_timed(pipe: Any, path: str) -> None:
-    """As _serve_shim(); at the end it says how long callbacks took at the 99.9th
-    percentile, in seconds.
+    """Serve like _serve_shim(), and send the 99.9th percentile of the durations of
+    callbacks at the end, in seconds.
     """
     seconds: list[float] = []
     run = asyncio.events.Handle._run
@@ -535,7 +533,7 @@ def callbacks(settings: Settings) -> Iterator[Result]:
 
 
 def _answer_s(sock: socket.socket, frame: bytes) -> float:
-    """Sends a request and reads its answer; how long that took."""
+    """Send a request and read its response; return the seconds that this took."""
     began = time.perf_counter()
     sock.sendall(frame)
     left = int.from_bytes(sock.recv(4, socket.MSG_WAITALL), "big")
@@ -545,7 +543,7 @@ def _answer_s(sock: socket.socket, frame: bytes) -> float:
 
 
 def large_requests(settings: Settings) -> Result:
-    """What a small request waits while others ask for very many partitions."""
+    """Measure the latency of a small request while others list very many partitions."""
     rounds = 2 if settings.quick else 8
     request = wire.OFFSET_FETCH.Request
     asked = request(
@@ -627,7 +625,7 @@ def clients(settings: Settings) -> Iterator[Result]:
             name: kafka.Producer({"bootstrap.servers": address, **fast})
             for name, address in sides.items()
         }
-        # Four partitions each, which is what the mock makes of a topic.
+        # Four partitions each, as in the topics that the mock cluster creates.
         topics = [f"read{n}" for n in range(4 if settings.quick else 16)]
         for producer in producers.values():
             for topic in topics:

@@ -10,12 +10,12 @@ it is in the page cache. The sides take turns, and of three samples the best cou
 - Group: groupBy("partition") and the sum of length(value), with .schema("partition INT,
   value BINARY").
 - Write: key and value, read from the Parquet files, into a new directory each time,
-  beside uncompressed Parquet. logcore syncs what it writes, and publishes it at once.
-  Parquet does not sync; in one row its files are synced behind.
+  compared with uncompressed Parquet. logcore syncs its files and publishes all rows at
+  once. Parquet does not sync; in one row its files are synced after the write.
 - Commit: the driver's part of a write of 1 GiB that tasks have staged in four files,
   beside reading these and checking their CRC. No Spark runs for it, nor for the next.
-- Idle: a streaming query's look at 500 partitions where nothing happens, in CPU time,
-  beside one at one partition.
+- Idle: CPU time of a streaming query's check of 500 idle partitions, compared with a
+  check of one partition.
 
 Not shown: cold files, clusters, and streaming; connector.py measures beside Spark's
 Kafka connector.
@@ -191,7 +191,7 @@ def compare(spark: Any, path: Path, count: int) -> Iterator[Result]:
         0.75,
     )
     with logcore.open(os.path.join(ours, "rows-0"), read_only=True) as written:
-        assert written.high_watermark == count, "what was written is there"
+        assert written.high_watermark == count, "the log contains all written records"
 
 
 def beside(
@@ -224,20 +224,21 @@ def ceiling(
         ratio=seconds["ceiling"] / seconds["logcore"],
         turns=seconds.ratios("ceiling", "logcore"),
         target=target,
-        method="A Python data source of Spark's that does nothing itself: what is left is Spark.",
+        method="A Python data source in Spark without any work of its own: the rest is Spark.",
     )
 
 
 def prebuilt(spark: Any, schema: Any, count: int) -> Any:
-    """A frame of as many rows from a source that gives one of 48 batches again and
-    again: more than a cache holds, as what comes from a log is in no cache either.
+    """Return a frame with this number of rows, from a source that cycles 48 batches.
+
+    48 batches exceed the caches, because the bytes of a log are in no cache either.
     """
     from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
     sizes = {
         "key": common.KEY_SIZE,
         "value": common.VALUE_SIZE,
-    }  # Spark's workers do not find that module
+    }  # Spark's workers cannot import that module
 
     class Reader(DataSourceReader):
         def partitions(self) -> list[InputPartition]:
@@ -299,7 +300,7 @@ def prebuilt(spark: Any, schema: Any, count: int) -> Any:
 
 
 def dropped(spark: Any) -> str:
-    """The name of a format that takes batches and keeps none."""
+    """Return the name of a format that drops all batches."""
     from pyspark.sql.datasource import (
         DataSource,
         DataSourceArrowWriter,
@@ -325,7 +326,7 @@ def dropped(spark: Any) -> str:
 
 
 def commit(path: Path, size_bytes: int) -> Result:
-    """One sample of each side in turns; a commit needs files that were staged for it."""
+    """Take one sample of each side per turn; each commit needs its own staged files."""
     samples: dict[str, list[float]] = {"commit": [], "read": []}
     for number in range(REPEATS):
         where = str(path / f"commit{number}")
@@ -347,7 +348,7 @@ def commit(path: Path, size_bytes: int) -> Result:
                 for number in range(PARTITIONS)
             )
         assert count == sum(file.count for file in manifest.files), (
-            "what was committed is there"
+            "the log contains all committed records"
         )
         shutil.rmtree(where)
         shutil.rmtree(staging_path(where))
@@ -367,7 +368,7 @@ def commit(path: Path, size_bytes: int) -> Result:
 
 
 def stage(where: str, size_bytes: int) -> Manifest:
-    """What two tasks leave, each with a file for each partition."""
+    """Stage the files of two tasks, each with one file per partition."""
     with logcore.open_dir(where, create=True) as directory:
         directory.create_topic("rows", PARTITIONS)
     txid = uuid.uuid4().hex
@@ -391,7 +392,7 @@ def stage(where: str, size_bytes: int) -> Manifest:
 
 
 def idle(path: Path) -> Result:
-    """CPU time of a look, when nothing has moved for a while."""
+    """Measure the CPU time of a check of partitions that did not change for a while."""
     from pyspark_logcore.options import parse_stream
     from pyspark_logcore.stream_reader import LogcoreStreamReader
 
@@ -413,7 +414,7 @@ def idle(path: Path) -> Result:
         samples = []
         deadline = (
             time.monotonic() + 2.5
-        )  # partitions that have just changed are looked at closely for a second
+        )  # partitions that have just changed are checked closely for a second
         while time.monotonic() < deadline or len(samples) < 20:
             started = time.process_time()
             at = reader.latestOffset(at, reader.getDefaultReadLimit())
@@ -421,7 +422,7 @@ def idle(path: Path) -> Result:
         reader.stop()
         seconds[topic] = min(samples)
     return Result(
-        question="idle look at 500 partitions",
+        question="idle check of 500 partitions",
         unit="ms",
         ours=seconds["many"] * 1000,
         peer_name="one partition",

@@ -1,15 +1,15 @@
-"""Four ways to bring the records of a topic into a database, and one to bring rows into
-a topic.
+"""Four ways to copy the records of a topic to a database, and one way to copy rows to a
+topic.
 
-| function | a crash |
+| function | effect of a crash |
 |---|---|
-| at_most_once | loses what was taken and not yet stored |
-| at_least_once | stores some records twice |
-| upserted | stores some records twice, which changes nothing: their place is their key |
-| exactly_once | changes nothing: how far it came is stored with the rows, in one transaction |
-| outbox | changes nothing: how far it came is read from the topic itself |
+| at_most_once | records that were read but not yet stored are lost |
+| at_least_once | some records are stored twice |
+| upserted | some records are stored twice, without effect: their offset is their key |
+| exactly_once | none: the progress is stored with the rows, in one transaction |
+| outbox | none: the progress is read from the topic itself |
 
-Each is killed at every change it makes on disk, by tests/consumer/test_delivery.py.
+tests/consumer/test_delivery.py kills each function at every change that it makes on disk.
 
     python examples/delivery.py data payments.sqlite exactly_once
 """
@@ -81,7 +81,7 @@ def upserted(directory: logcore.LogDir, database: sqlite3.Connection) -> None:
 
 
 class Places(RebalanceListener):
-    """Where the rows of the database end, for each partition that this consumer gets."""
+    """End of the database's rows, for each partition that is assigned to this consumer."""
 
     def __init__(
         self, consumer: logcore.consumer.Consumer, database: sqlite3.Connection
@@ -100,8 +100,10 @@ class Places(RebalanceListener):
             self.consumer.seek(one, self.next[one])
 
     def move(self, one: TopicPartition, after: int) -> None:
-        """In the transaction of the rows. Another owner may have passed: then nothing
-        of it is stored.
+        """Store the new end in the transaction of the rows.
+
+        If another owner of the partition has stored a later end, the transaction is
+        rolled back.
         """
         expected = self.next[one]
         place = {"name": "payments", "topic": one.topic, "partition": one.partition}
@@ -110,7 +112,7 @@ class Places(RebalanceListener):
         )
         if moved.rowcount == 0:
             raise RuntimeError(
-                f"another owner of {one.topic}-{one.partition} has stored what comes behind {expected}"
+                f"another owner of {one.topic}-{one.partition} has stored records after {expected}"
             )
         self.next[one] = after
 
@@ -127,8 +129,9 @@ def exactly_once(directory: logcore.LogDir, database: sqlite3.Connection) -> Non
 
 
 def outbox(directory: logcore.LogDir, database: sqlite3.Connection) -> None:
-    """Rows of the table `outbox` in the order of their ids; row n goes to partition n
-    modulo their number.
+    """Append the rows of the table `outbox` in the order of their ids.
+
+    Row n is appended to partition n modulo the number of partitions.
     """
     partitions = directory.partitions("sent")
     last = {}
@@ -138,8 +141,8 @@ def outbox(directory: logcore.LogDir, database: sqlite3.Connection) -> None:
         end = log.high_watermark
         newest = log.get(end - 1) if end > log.log_start_offset else None
         last[number] = 0 if newest is None else int(dict(newest.headers)["id"] or 0)
-    # Of the rows behind the partition that came least far, others may have some
-    # already.
+    # The query begins after the smallest progress of all partitions. Other partitions
+    # may already have some of these rows.
     found = database.execute(
         "SELECT id, value FROM outbox WHERE id > ? ORDER BY id", [min(last.values())]
     )

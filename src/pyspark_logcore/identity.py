@@ -4,8 +4,8 @@ another directory at the same path.
 Rules:
 - A plan contains the identity of its directory. A task fails if the directory is
   missing on its machine or has another identity.
-- A topic that was deleted and made again is data loss, which failOnDataLoss=false may
-  overlook. Another directory is an error in any case.
+- A topic that was deleted and created again is data loss, which failOnDataLoss=false
+  turns into a warning. Another directory is always an error.
 
 This module reads identities and no records.
 """
@@ -24,8 +24,8 @@ from logcore.metadata.filenames import partition_name
 
 
 class OtherDirectoryError(LogcoreError):
-    """A task does not see the log directory that its query was planned with, or sees
-    another one at its path.
+    """The log directory of the query's plan is missing on a task's machine, or another
+    directory is at its path.
     """
 
 
@@ -48,7 +48,11 @@ class SourceIdentity:
 
     @classmethod
     def of(cls, path: str, topic: str, partition: int, fs: FS = OS) -> SourceIdentity:
-        """As it is here and now. Raises LogcoreError."""
+        """Read the present identity on this machine.
+
+        Raises:
+            LogcoreError: the files cannot be read.
+        """
         where = os.path.join(path, partition_name(topic, partition))
         metadata = checkpoint.read(fs, where, checkpoint.PARTITION_METADATA)
         found = cls(*directory_ids(path, fs), checkpoint.topic_id(metadata or b""))
@@ -83,9 +87,12 @@ def directory_ids(path: str, fs: FS = OS) -> tuple[str, str]:
 def check_identity(
     planned: SourceIdentity, path: str, topic: str, partition: int, fs: FS = OS
 ) -> str | None:
-    """Raises OtherDirectoryError in a task that sees another directory than its plan,
-    or none. Returns why the topic in it is not the one that was planned with, None if
-    it is.
+    """Check in a task that the directory and the topic are the ones of the query's plan.
+
+    Return the reason if the topic is another one, otherwise None.
+
+    Raises:
+        OtherDirectoryError: the directory is missing, or is another one.
     """
     host = os.uname().nodename
     if not fs.is_directory(fs.real_path(path)):

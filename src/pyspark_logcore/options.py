@@ -33,19 +33,19 @@ LATEST: Final = -1
 
 _COMMON: Final = {
     "path": "the log directory, such as data with data/orders-0 in it; to read, also a URI such as s3://bucket/data",
-    "ignoreSecurityOptions": "for tests of Kafka jobs: their security options are no error (false)",
-    "includeHeaders": "the column headers is there (false)",
+    "ignoreSecurityOptions": "for tests of Kafka jobs: their security options are ignored (false)",
+    "includeHeaders": "whether the result has the column headers (false)",
 }
 STREAM_OPTIONS: Final = {
-    "maxOffsetsPerTrigger": "streams: most records of a micro-batch, divided among partitions as Kafka's source does",
+    "maxOffsetsPerTrigger": "streams: maximum records of a micro-batch, divided among partitions as in Kafka's source",
     "minOffsetsPerTrigger": "streams: a micro-batch waits for this number of records",
     "maxTriggerDelay": "streams: but not longer than this (15m)",
-    "checkpointLocation": "streams: the checkpoint of the query, where the source keeps its first offsets",
-    "commitOffsets": "streams: offsets that are done are committed to the consumer group kafka.group.id (false)",
+    "checkpointLocation": "streams: the checkpoint of the query, in which the source stores its first offsets",
+    "commitOffsets": "streams: offsets of finished batches are committed to the consumer group kafka.group.id (false)",
 }
 STORE_OPTIONS: Final = {
-    "store.endpoint": "s3: address of the server, such as http://127.0.0.1:9000 (that of AWS)",
-    "store.region": "s3: region of the bucket (asked for at AWS)",
+    "store.endpoint": "s3: address of the server, such as http://127.0.0.1:9000 (AWS)",
+    "store.region": "s3: region of the bucket (requested from AWS)",
     "store.accessKey": "s3: with store.secretKey, the credentials (default: from the environment)",
     "store.secretKey": "s3: see store.accessKey",
     "store.sessionToken": "s3: of temporary credentials",
@@ -54,21 +54,21 @@ STORE_OPTIONS: Final = {
 READ_OPTIONS: Final = {
     **_COMMON,
     "subscribe": "topics, separated by commas",
-    "subscribePattern": "a regular expression that whole topic names match",
+    "subscribePattern": "a regular expression that must match the whole name of a topic",
     "assign": 'partitions as JSON, {"orders": [0, 1]}',
     "startingOffsets": 'earliest, or JSON {"orders": {"0": 23, "1": -2}} (earliest)',
     "endingOffsets": 'latest, or JSON {"orders": {"0": 50, "1": -1}} (latest)',
-    "startingTimestamp": "epoch milliseconds: begin at the first record as young",
-    "endingTimestamp": "epoch milliseconds: end before the first record as young",
+    "startingTimestamp": "epoch milliseconds: begin at the first record with this or a later timestamp",
+    "endingTimestamp": "epoch milliseconds: end before the first record with this or a later timestamp",
     "startingOffsetsByTimestamp": 'JSON {"orders": {"0": 1700000000000}}',
     "endingOffsetsByTimestamp": "the same, for the end",
-    "startingOffsetsByTimestampStrategy": "when no record is as young: error, or latest (error)",
+    "startingOffsetsByTimestampStrategy": "if no record has such a timestamp: error, or latest (error)",
     "failOnDataLoss": "whether lost records are an error, or a warning (true)",
-    "minPartitions": "about how many tasks at least",
-    "maxRecordsPerPartition": "most records of one task",
+    "minPartitions": "approximate minimum number of tasks",
+    "maxRecordsPerPartition": "maximum number of records of one task",
     "maxPartitionBytes": "a task reads about this number of bytes at most (134217728)",
     "packBytes": "small ranges share a task up to this number of bytes; 0 gives each its own task (8388608)",
-    "openCostBytes": "cost of a range besides its bytes, when ranges share a task (131072)",
+    "openCostBytes": "cost of a range in addition to its bytes, when ranges share a task (131072)",
     "maxBatchRows": "rows of an Arrow batch (32768)",
     "maxBatchBytes": "bytes of an Arrow batch (8388608)",
     "gcFreeze": "whether a Python worker excludes imported modules from garbage collections (true)",
@@ -81,12 +81,12 @@ READ_OPTIONS: Final = {
 }
 WRITE_OPTIONS: Final = {
     **_COMMON,
-    "topic": "where all rows go; wins over the column topic",
+    "topic": "the topic of all rows; overrides the column topic",
     "numPartitions": "partitions of a topic that the write creates (1)",
     "useTimestampColumn": "records get the time in the column timestamp instead of the time of the write (false)",
-    "txnAppId": "with txnVersion: a write that was done is not done again",
-    "txnVersion": "rises with each write of one txnAppId",
-    "carryBytes": "a task that writes so little sends it to the driver instead of making files (262144)",
+    "txnAppId": "with txnVersion: the name of a write, which is not repeated once it is done",
+    "txnVersion": "number that increases with each write of one txnAppId",
+    "carryBytes": "a task that writes at most this number of bytes sends them to the driver, without files (262144)",
     "publishTimeout": "seconds to wait for the process that holds the directory (60)",
     "gcFreeze": READ_OPTIONS["gcFreeze"],
 }
@@ -329,7 +329,7 @@ def parse_stream(given: Mapping[str, str]) -> StreamOptions:
     read = _read_options(options, _start(options, moving=True), RangeEnd("latest"))
     if read.store is not None:
         raise InvalidConfigError(
-            "a stream reads a log directory or a broker; an object store holds archives, which a batch read takes",
+            "a stream reads a log directory or a broker; an object store holds archives, for batch reads only",
             found=read.store.location,
         )
     return StreamOptions(
@@ -408,8 +408,10 @@ def _read_options(options: _Options, start: RangeEnd, end: RangeEnd) -> ReadOpti
 
 
 def parse_stream_write(given: Mapping[str, str]) -> WriteOptions:
-    """Checks the options of a stream that is written; raises InvalidConfigError for the
-    first that is wrong.
+    """Check the options of a streaming write.
+
+    Raises:
+        InvalidConfigError: an option is wrong.
     """
     for name in ("txnAppId", "txnVersion"):
         if any(one.lower() == name.lower() for one in given):
@@ -420,15 +422,17 @@ def parse_stream_write(given: Mapping[str, str]) -> WriteOptions:
 
 
 def parse_write(given: Mapping[str, str]) -> WriteOptions:
-    """Checks the options of a write; raises InvalidConfigError for the first that is
-    wrong.
+    """Check the options of a batch write.
+
+    Raises:
+        InvalidConfigError: an option is wrong.
     """
     options = _Options(given, WRITE_OPTIONS)
     scheme = re.match(_SCHEME, options.text("path") or "")
     if scheme and scheme[1].lower() != "file":
         raise InvalidConfigError(
-            "an object store is only read. Write to a log directory of a file system, and copy its files there when "
-            "they do not change any more",
+            "an object store is only read. Write to a log directory of a file system, and copy its files to the store "
+            "when they no longer change",
             found=f"a path that begins with {scheme[1]}:/",
         )
     app_id = options.text("txnAppId")
@@ -445,7 +449,8 @@ def parse_write(given: Mapping[str, str]) -> WriteOptions:
         ("DefaultPartitioner", "BuiltInPartitioner")
     ):
         raise InvalidConfigError(
-            "kafka.partitioner.class is code of Kafka's", found=repr(partitioner)
+            "kafka.partitioner.class names Java code, which is not supported",
+            found=repr(partitioner),
         )
     return WriteOptions(
         path=options.path(),
@@ -467,8 +472,10 @@ _SCHEME: Final = r"([A-Za-z][A-Za-z0-9+.-]+):/"
 
 
 def local_path(given: str, what: str) -> str:
-    """A path, or a file: URI, as an absolute path. Raises InvalidConfigError for
-    another URI.
+    """Return a path, or a file: URI, as an absolute path.
+
+    Raises:
+        InvalidConfigError: the text is another URI.
     """
     scheme = re.match(_SCHEME, given)
     if scheme and scheme[1].lower() != "file":
@@ -489,7 +496,7 @@ def local_path(given: str, what: str) -> str:
 
 
 class _Options:
-    """The options given, each looked up by the name that users write."""
+    """The given options, each looked up by the name that users write."""
 
     def __init__(
         self,
@@ -508,14 +515,14 @@ class _Options:
                 continue
             if to_brokers and _SECURITY.match(name):
                 raise InvalidConfigError(
-                    f"option {name} is none that this reader knows; for others use Spark's own Kafka connector",
+                    f"option {name} is not supported by this reader; use Spark's own Kafka connector for it",
                     expected=", ".join(sorted({*_CLIENT, *_READ_BY_BROKERS})),
                 )
             if _SECURITY.match(name) and self.boolean("ignoreSecurityOptions", False):
                 continue
             if _SECURITY.match(name):
                 raise InvalidConfigError(
-                    f"option {name}: these are files, protected by their permissions alone"
+                    f"option {name} has no effect: the log is files, protected only by their permissions"
                 )
             if _REFUSED.fullmatch(name):
                 raise InvalidConfigError(
@@ -534,7 +541,7 @@ class _Options:
         return self._given.get(name.lower())
 
     def _servers(self) -> str | None:
-        """host:port of brokers, where no directory is given; None otherwise."""
+        """Return host:port of the brokers, or None if a directory is given."""
         text = self.text("kafka.bootstrap.servers")
         if (
             text is None
@@ -548,8 +555,10 @@ class _Options:
         return None
 
     def brokers(self) -> Brokers | None:
-        """The cluster to read through; None where a directory is given. Raises
-        InvalidConfigError.
+        """Return the cluster to read from, or None if a directory is given.
+
+        Raises:
+            InvalidConfigError: an option of the cluster is wrong.
         """
         servers = self._servers()
         if servers is None:
@@ -572,7 +581,7 @@ class _Options:
                 raise InvalidConfigError(
                     "option kafka.sasl.jaas.config",
                     expected='...PlainLoginModule or ...ScramLoginModule required username="..." password="...";',
-                    found="something else, which is not shown",
+                    found="another text, which is not shown",
                 )
             settings["sasl_plain_username"] = facts["username"]
             settings["sasl_plain_password"] = facts["password"]
@@ -594,8 +603,10 @@ class _Options:
         )
 
     def store(self) -> ObjectStore | None:
-        """The object store that path names; None where it names a directory. Raises
-        InvalidConfigError.
+        """Return the object store that the option path names, or None for a directory.
+
+        Raises:
+            InvalidConfigError: an option of the store is wrong.
         """
         given = self.text("path") or ""
         scheme = re.match(_SCHEME, given)
@@ -603,7 +614,7 @@ class _Options:
             for name in STORE_OPTIONS:
                 if self.text(name) is not None:
                     raise InvalidConfigError(
-                        f"option {name} is for object stores; the path is no URI of one"
+                        f"option {name} is for object stores; the path is not the URI of one"
                     )
             return None
         parts = urllib.parse.urlsplit(given)
@@ -617,14 +628,14 @@ class _Options:
                 "credentials and settings of an object store are options: store.accessKey, store.secretKey, "
                 "store.region, store.endpoint",
                 expected="s3://bucket/path",
-                found="a URI with more in it, which is not shown",
+                found="a URI with additional parts, which is not shown",
             )
         settings: dict[str, Any] = {}
         for name, ours in _STORE_SETTINGS.items():
             text = self.text(name)
             if text is not None and not is_s3:
                 raise InvalidConfigError(
-                    f"option {name} is for s3; give it in the environment or the URI of this one"
+                    f"option {name} is for s3; for this store, use the environment or the URI"
                 )
             if text is not None:
                 settings[ours] = text
@@ -654,7 +665,7 @@ class _Options:
         path = self.text("path") or self.text("kafka.bootstrap.servers")
         if path is None:
             raise InvalidConfigError(
-                'where is the log directory? .load("data"), or option path'
+                'the log directory is missing: give .load("data"), or option path'
             )
         if re.match(_SCHEME, path):
             return local_path(path, "a log directory")
@@ -662,7 +673,7 @@ class _Options:
             path = os.environ.get("LOGCORE_PATH", "")
             if not path:
                 raise InvalidConfigError(
-                    'where is the log directory? .load("data"), option path, or the variable LOGCORE_PATH',
+                    'the log directory is missing: give .load("data"), option path, or the variable LOGCORE_PATH',
                     expected="a path; to read through brokers, addresses such as host:9092",
                     found=repr(self.text("kafka.bootstrap.servers")),
                 )
@@ -699,7 +710,7 @@ class _Options:
         return float(text.strip().removesuffix("s"))
 
     def duration(self, name: str, default: float) -> float:
-        """Seconds, of a text as Spark's settings have them: 15m, 30s, 100ms."""
+        """Parse a duration as in Spark's settings, such as 15m, 30s or 100ms, to seconds."""
         text = self.text(name)
         if text is None:
             return default
@@ -734,7 +745,7 @@ class _Options:
             ) from error
 
     def partition_map(self, name: str, low: int) -> dict[tuple[str, int], int]:
-        """{"topic": {"0": number}} as (topic, partition) -> number."""
+        """Parse {"topic": {"0": number}} to a map of (topic, partition) to number."""
         found = self.json(name)
         shape = f'JSON like {{"orders": {{"0": 23}}}}, numbers from {low} on'
         wrong = InvalidConfigError(
@@ -831,11 +842,11 @@ def _end(options: _Options) -> RangeEnd:
         return RangeEnd("latest")
     if text.lower() == "earliest":
         raise InvalidConfigError(
-            "a batch read cannot end at earliest: there is nothing before it"
+            "a batch read cannot end at earliest: there are no records before it"
         )
     offsets = options.partition_map("endingOffsets", EARLIEST)
     if EARLIEST in offsets.values():
         raise InvalidConfigError(
-            "a batch read cannot end at earliest (-2): there is nothing before it"
+            "a batch read cannot end at earliest (-2): there are no records before it"
         )
     return RangeEnd(offsets=offsets)

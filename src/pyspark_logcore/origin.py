@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 
 class Origin(Protocol):
-    """All methods raise LogcoreError. location: how messages name it."""
+    """Source of the records of a query.
+
+    All methods raise LogcoreError. `location` is the name of the source in messages.
+    """
 
     @property
     def location(self) -> str: ...
@@ -39,11 +42,15 @@ class Origin(Protocol):
         ...
 
     def topics(self) -> list[str]:
-        """All of them, sorted."""
+        """Return the names of all topics, sorted."""
         ...
 
     def partitions(self, topic: str) -> tuple[int, ...]:
-        """Their numbers, rising. Raises TopicNotFoundError."""
+        """Return the numbers of the partitions, sorted.
+
+        Raises:
+            TopicNotFoundError: the topic does not exist.
+        """
         ...
 
     def bounds(self, wanted: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
@@ -56,8 +63,8 @@ class Origin(Protocol):
     def offsets_at(
         self, times_ms: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int | None]:
-        """For each the first offset of a record that is not older; None if there is
-        none.
+        """Return for each partition the first offset with this or a later timestamp, or
+        None.
         """
         ...
 
@@ -66,8 +73,9 @@ class Origin(Protocol):
         ...
 
     def identity(self, topic: str, partition: int) -> Any:
-        """What read() compares, so that no task reads another log: a value that can be
-        pickled.
+        """Return the identity of a log, which can be pickled.
+
+        read() compares it, so that no task reads another log.
         """
         ...
 
@@ -99,7 +107,7 @@ class Origin(Protocol):
 
 
 def origin_of(options: ReadOptions) -> Origin:
-    """The origin that the options name. Opens nothing."""
+    """Return the origin that the options name, without opening files or connections."""
     if options.brokers is not None:
         from pyspark_logcore.brokers import BrokerOrigin
 

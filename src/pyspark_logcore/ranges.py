@@ -1,7 +1,7 @@
-"""Ranges of offsets, and what to do where a part of one is gone.
+"""Ranges of offsets, and the error for ranges with deleted records.
 
-This module reads nothing and imports no pyspark: an origin reads ranges, planning.py
-makes them.
+This module reads no log and imports no pyspark: planning.py creates ranges, and an
+origin reads them.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class OffsetRange:
 
 @attrs.frozen
 class Bounds:
-    """Where a partition can be read: its log start offset, and the offset behind the
-    last record that may be seen.
+    """Readable range of a partition: from its log start offset to the offset after the
+    last visible record.
 
-    incarnation: differs when the topic was deleted and made again.
+    `incarnation` changes if the topic is deleted and created again.
     """
 
     start: int
@@ -40,11 +40,11 @@ class Bounds:
 
 
 class DataLossError(LogcoreError):
-    """Records that a query asked for are gone. failOnDataLoss=false makes it a warning."""
+    """Requested records were deleted. failOnDataLoss=false turns it into a warning."""
 
 
 def report_loss(fail: bool, path: str, topic: str, partition: int, reason: str) -> None:
-    """Raises DataLossError, or warns when the user said failOnDataLoss=false."""
+    """Raise DataLossError, or warn if the user set failOnDataLoss=false."""
     text = f"topic {topic} partition {partition}: {reason}"
     if fail:
         raise DataLossError(

@@ -1,16 +1,15 @@
-"""A batch read: the plan on the driver, and the tasks that turn ranges of offsets into
+"""Batch reader: the plan on the driver, and the tasks that turn ranges of offsets into
 Arrow batches.
 
 Rules:
-- The plan is made of numbers, so that a task that runs again, or later, reads the same
+- The plan consists of offsets, so that a task that runs again, or later, reads the same
   records.
-- Arrow batches are cut at maxBatchRows or maxBatchBytes, and small ones are put
-  together: each costs Spark 0.15 ms.
+- Arrow batches end at maxBatchRows or maxBatchBytes. Small batches are joined, because
+  each batch costs Spark 0.15 ms.
 - An error names topic, partition and offset, and has path and position from the
   library.
 
-This module decides nothing about offsets (planning.py), knows no column (columns.py)
-and no file (origin.py).
+planning.py chooses offsets, columns.py defines columns, and origin.py opens files.
 """
 
 from __future__ import annotations
@@ -33,8 +32,9 @@ if TYPE_CHECKING:
 
 
 class RangePartition(InputPartition):
-    """One task's share: plain values, because Spark pickles each. pieces: ranges, each
-    with the identity of its log.
+    """The ranges of one task, each with the identity of its log.
+
+    The object holds plain values, because Spark pickles it.
     """
 
     def __init__(self, pieces: Sequence[tuple[OffsetRange, Any]]) -> None:
@@ -46,26 +46,34 @@ class RangePartition(InputPartition):
 
 
 class LogcoreReader(DataSourceReader):
-    """Reads the ranges that its options name, as the columns given."""
+    """Reads the ranges that its options name, as the given columns."""
 
     def __init__(self, options: ReadOptions, names: tuple[str, ...]) -> None:
         self.options = options
         self.names = names
 
     def partitions(self) -> list[InputPartition]:
-        """One entry for each task. Raises LogcoreError."""
+        """Return one entry for each task.
+
+        Raises:
+            LogcoreError: the offsets cannot be planned.
+        """
         with origin_of(self.options) as origin:
             return shares(plan(self.options, origin), origin)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        """Runs in a worker of Spark, once for each task."""
+        """Read the ranges of one task; runs in a worker of Spark."""
         return read_share(self.options, self.names, partition)
 
 
 def shares(
     tasks: Sequence[Sequence[OffsetRange]], origin: Origin
 ) -> list[InputPartition]:
-    """What Spark sends to each task. Raises LogcoreError."""
+    """Return the entry of each task, which Spark sends to it.
+
+    Raises:
+        LogcoreError: the ranges cannot be divided.
+    """
     keys = {(one.topic, one.partition) for task in tasks for one in task}
     identities = {key: origin.identity(*key) for key in keys}
     return [
@@ -77,10 +85,11 @@ def shares(
 def read_share(
     options: ReadOptions, names: tuple[str, ...], partition: InputPartition
 ) -> Iterator[pyarrow.RecordBatch]:
-    """The records of a task's ranges as Arrow batches. Errors are raised when the
-    iteration gets there.
+    """Yield the records of a task's ranges as Arrow batches.
+
+    Errors are raised when the iteration reaches the failing range.
     """
-    if not isinstance(partition, RangePartition):  # how Spark says that there are none
+    if not isinstance(partition, RangePartition):  # Spark's marker of an empty plan
         return
     if options.gc_freeze:
         freeze()
@@ -94,10 +103,10 @@ def read_share(
 
 
 def freeze() -> None:
-    """Takes what is imported by now out of the collector's sight, once in each worker.
+    """Exclude the objects of imported modules from garbage collections, once per worker.
 
-    Spark's worker runs gc.collect() after each task, which with our imports takes 20
-    ms; frozen, 2 ms.
+    Spark's worker runs gc.collect() after each task. A collection takes 20 ms with the
+    imports of this package, and 2 ms after freezing them.
     """
     if gc.get_freeze_count() == 0:
         gc.freeze()
@@ -106,7 +115,7 @@ def freeze() -> None:
 def _batches(
     origin: Origin, names: tuple[str, ...], wanted: OffsetRange, identity: Any
 ) -> Iterator[Any]:
-    """The Arrow batches of one range, as the origin has them."""
+    """Yield the Arrow batches of one range in the sizes that the origin returns."""
     builder = BatchBuilder(names, wanted.topic, wanted.partition)
     at = wanted.start
     try:
@@ -124,8 +133,8 @@ def _batches(
 
 
 def _coalesced(batches: Iterator[Any], options: ReadOptions) -> Iterator[Any]:
-    """Puts small batches together, such as those of compressed logs, until a quarter of
-    the limits is reached.
+    """Join small batches, such as batches of compressed logs, up to a quarter of the
+    limits.
     """
     waiting: list[Any] = []
     rows = 0
@@ -152,7 +161,7 @@ def _coalesced(batches: Iterator[Any], options: ReadOptions) -> Iterator[Any]:
 
 
 def _joined(batches: list[Any]) -> list[Any]:
-    """One batch; several where their values are too many for the 32-bit offsets of one."""
+    """Join batches into one, or into several if the values exceed 32-bit offsets."""
     import pyarrow as pa
 
     if len(batches) == 1:

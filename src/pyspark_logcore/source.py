@@ -1,12 +1,12 @@
-"""What Spark talks to: the data source `logcore`, which hands out a reader or a writer.
+"""The data source `logcore`, from which Spark gets readers and writers.
 
 Rules:
 - Options and schemas are checked here, before any task runs.
-- Importing this imports only pyspark's data source classes; everything else comes with
+- This module imports only pyspark's data source classes. Other modules are imported with
   the first reader or writer.
 
-Spark calls these methods in processes of its own, each with a fresh object; nothing is
-kept between them.
+Spark calls these methods in separate processes, each with a new object, so no state is
+kept between calls.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 
 class LogcoreDataSource(DataSource):
-    """format("logcore"): a log directory as a table of records. See docs/spark.md for
-    options and columns.
+    """Data source format("logcore"): a log directory as a table of records.
+
+    docs/spark.md describes the options and columns.
     """
 
     @classmethod

@@ -50,14 +50,17 @@ _POLL_SECONDS: Final = 0.02
 
 
 class PublishTimeoutError(LogcoreError):
-    """Another process holds the directory and did not take the write over in time; it
-    was withdrawn.
+    """Another process holds the directory and did not carry out the write in time.
+
+    The write was withdrawn.
     """
 
 
 class StagedMessage(WriterCommitMessage):
-    """What one task wrote: files that it staged, or pieces that this message carries.
-    query, batch_id: of the stream and its batch; None for a batch write.
+    """Result of one task: the files that it staged, or the records in this message.
+
+    `query` and `batch_id` name the stream and its batch; both are None for a batch
+    write.
     """
 
     def __init__(
@@ -84,8 +87,9 @@ class StagedMessage(WriterCommitMessage):
 
 @attrs.frozen
 class StagedWrite:
-    """The plan of one write; pickled to its tasks. topics: the topics that existed when
-    it was planned.
+    """Plan of one write, which Spark pickles to the tasks.
+
+    `topics` holds the topics that existed when the write was planned.
     """
 
     options: WriteOptions
@@ -95,8 +99,10 @@ class StagedWrite:
 
     @classmethod
     def plan(cls, options: WriteOptions, schema: StructType) -> StagedWrite:
-        """Checks columns and topics, and makes the staging directory. Raises
-        LogcoreError.
+        """Check columns and topics, and create the staging directory.
+
+        Raises:
+            LogcoreError: a column, a topic or the directory is unsuitable.
         """
         names = check_columns(schema, options)
         if not os.path.isdir(options.path):
@@ -125,8 +131,10 @@ class StagedWrite:
         return cls(options, txid, topics, names)
 
     def stage_here(self, batches: Iterator[pyarrow.RecordBatch]) -> StagedMessage:
-        """In a worker of Spark: stages the rows of the attempt that runs here. Raises
-        LogcoreError.
+        """Stage the rows of the running attempt; runs in a worker of Spark.
+
+        Raises:
+            LogcoreError: a row cannot be staged.
         """
         from pyspark import TaskContext
 
@@ -135,8 +143,8 @@ class StagedWrite:
         context = TaskContext.get()
         if context is None:
             return self.stage(batches, 0, 0)
-        # Also set in foreachBatch. The id of a query survives restarts, and no query of
-        # another checkpoint has it.
+        # Spark also sets the id in foreachBatch. The id of a query survives restarts and
+        # is unique to its checkpoint.
         query = context.getLocalProperty("sql.streaming.queryId")
         batch_id = context.getLocalProperty("streaming.sql.batchId")
         number = None
@@ -154,7 +162,11 @@ class StagedWrite:
         query: str | None = None,
         batch_id: int | None = None,
     ) -> StagedMessage:
-        """Stages batches as that attempt of that task. Raises LogcoreError."""
+        """Stage batches as the given attempt of the given task.
+
+        Raises:
+            LogcoreError: a row cannot be staged.
+        """
         stager = RowStager(
             self.options, self.txid, self.topics, self.names, task, attempt
         )
@@ -164,8 +176,10 @@ class StagedWrite:
         return StagedMessage(self.txid, task, files, carried, query, batch_id)
 
     def publish(self, messages: Sequence[StagedMessage], query: str | None) -> None:
-        """On the driver, once every task has succeeded: publishes all staged rows.
-        Raises LogcoreError.
+        """Publish all staged rows; runs on the driver after all tasks have succeeded.
+
+        Raises:
+            LogcoreError: the write was refused, failed or timed out.
         """
         options = self.options
         staging = Staging(OS, options.path)
@@ -219,11 +233,12 @@ def carry_out(
     txid: str,
     timeout_seconds: float,
 ) -> None:
-    """Carries out a published manifest, or waits for the process that holds the
-    directory to do so.
+    """Carry out a published manifest, or wait until the process that holds the directory
+    has carried it out.
 
-    On an error the manifest is withdrawn, so that nothing is written. If a process has
-    already begun to carry it out, the error says that the write will be published.
+    On an error, the manifest is withdrawn, so that no record is written. If a process
+    has already begun to carry it out, the error reports that the write will be
+    published.
     """
     deadline = time.monotonic() + timeout_seconds
     while True:
@@ -238,10 +253,10 @@ def carry_out(
                     ]
                 if staging.outcome(app_id, version) == "done":
                     return
-                if failures:  # opening the directory met it, for example a full disk
+                if failures:  # opening the directory failed, for example on a full disk
                     cause = failures[-1]
                     raise StorageWriteError(
-                        f"the write could not be placed: {cause.kind}: {cause.reason}"
+                        f"the write could not be appended: {cause.kind}: {cause.reason}"
                     )
                 raise CorruptLogError(
                     "the write was neither carried out nor refused", path=staging.path
@@ -266,7 +281,7 @@ def carry_out(
                 not staging.withdraw(app_id, version, txid)
                 and staging.outcome(app_id, version) == "pending"
             ):
-                note = "The write is published, and will be there when the directory is next opened"
+                note = "The write is published; its records appear when the directory is opened next"
                 if isinstance(error, LogcoreError):
                     error.reason += f". {note}"
                 else:

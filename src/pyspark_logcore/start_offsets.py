@@ -1,15 +1,15 @@
-"""The offsets at which a stream began, kept beside its checkpoint.
+"""First offsets of a stream, stored in its checkpoint.
 
-Spark's log of a batch holds only where the batch ends. When the first batch fails and
-the query starts again, the source is asked a second time where to begin, and latest
-means other offsets by then: what lies between would be lost. Spark's Kafka source keeps
-the first answer in the checkpoint. A Python source is not told where that is, so the
-option checkpointLocation says it.
+Spark's offset log records only the end of a batch. If the first batch fails and the
+query restarts, Spark requests the start offsets again. By then, latest means other
+offsets, and the records in between would be lost. Spark's Kafka source stores the first
+start offsets in the checkpoint. Spark does not pass the checkpoint's path to a Python
+source, so the option checkpointLocation supplies it.
 
 Rules:
-- The first answer is durable before it is given, and is the answer from then on.
-- The name of the file comes from the options that say what is read and from where, so
-  that several sources of one query have files of their own.
+- The first offsets are durable before they are returned, and are returned from then on.
+- The file name is derived from the options that select the records, so that each source
+  of one query has its own file.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ _FOLDER = "logcore"
 
 
 class FirstOffsets:
-    """location: the checkpoint of the query, on a file system that the driver sees.
-    identity: the options that tell this source from others.
+    """File of the first offsets of one source.
+
+    `location` is the checkpoint of the query, on a file system that the driver can
+    access. `identity` holds the options that distinguish the sources of a query.
     """
 
     def __init__(self, location: str, identity: Mapping[str, object]) -> None:
@@ -44,7 +46,11 @@ class FirstOffsets:
         return os.path.join(self._folder, self._name)
 
     def read(self) -> dict[TopicPartition, int] | None:
-        """None when there are none yet. Raises CorruptLogError."""
+        """Return the stored offsets, or None if none are stored yet.
+
+        Raises:
+            CorruptLogError: the file is damaged.
+        """
         content = checkpoint.read(OS, self._folder, self._name)
         if content is None:
             return None
@@ -59,7 +65,7 @@ class FirstOffsets:
         return from_json(facts.get("offsets"))
 
     def keep(self, offsets: Offsets) -> dict[TopicPartition, int]:
-        """Keeps these unless there are some; returns those that are kept."""
+        """Store offsets unless some are stored already; return the stored offsets."""
         found = self.read()
         if found is not None:
             return found
@@ -75,7 +81,7 @@ class FirstOffsets:
         made = os.path.join(self._folder, draft)
         with contextlib.suppress(
             FileExistsError
-        ):  # another source with these options came first
+        ):  # another source with these options stored its offsets first
             if not OS.link(made, self.path):
                 OS.rename(made, self.path)
         with contextlib.suppress(FileNotFoundError):

@@ -53,11 +53,11 @@ if TYPE_CHECKING:
 
     import pyarrow.fs
 
-#: One request for bytes that follow those read before, and for others.
+#: Bytes per request: for a sequential read, and for any other read.
 _AHEAD_BYTES: Final = 8 << 20
 _APART_BYTES: Final = 128 << 10
 _BLOCKS: Final = 3
-#: An index file at most; segments are read in pieces.
+#: Maximum size of an index file, which is read as a whole. Segments are read in chunks.
 _MOST_MAPPED: Final = 64 << 20
 _REFUSED: Final = (
     "ACCESS_DENIED",
@@ -70,7 +70,11 @@ _REFUSED: Final = (
 
 
 def open_store(store: ObjectStore) -> tuple[pyarrow.fs.FileSystem, str]:
-    """The file system that a URI names, and the path in it. Raises LogcoreError."""
+    """Return the file system that a URI names, and the path in it.
+
+    Raises:
+        LogcoreError: pyarrow is missing or does not support the URI.
+    """
     try:
         import pyarrow
         from pyarrow import fs
@@ -87,7 +91,7 @@ def open_store(store: ObjectStore) -> tuple[pyarrow.fs.FileSystem, str]:
         if "region" not in settings and "endpoint_override" not in settings:
             with contextlib.suppress(
                 OSError
-            ):  # one that cannot be asked may be the default one
+            ):  # a bucket whose region is unknown may be in the default region
                 settings["region"] = fs.resolve_s3_region(bucket)
         return fs.S3FileSystem(**settings), store.location.split("://", 1)[1]
     except (
@@ -97,7 +101,7 @@ def open_store(store: ObjectStore) -> tuple[pyarrow.fs.FileSystem, str]:
         ValueError,
     ) as error:
         raise InvalidConfigError(
-            f"pyarrow knows no such file system: {store.hide(str(error))}",
+            f"pyarrow does not support this file system: {store.hide(str(error))}",
             path=store.location,
         ) from None
     except OSError as error:
@@ -105,12 +109,12 @@ def open_store(store: ObjectStore) -> tuple[pyarrow.fs.FileSystem, str]:
 
 
 def _fail(error: OSError, store: ObjectStore, path: str) -> NoReturn:
-    """Raises what an error of pyarrow's means."""
+    """Raise the LogcoreError for an OSError of pyarrow."""
     text = store.hide(str(error))
     if any(sign in text for sign in _REFUSED):
         raise StorageReadError(
-            "the object store refuses access; check the options store.accessKey and store.secretKey, or what the "
-            f"environment gives, and the rights to list and to read: {text}",
+            "the object store refuses access; check the options store.accessKey and store.secretKey, or the "
+            f"credentials of the environment, and the rights to list and to read: {text}",
             path=path,
         ) from None
     raise StorageReadError(f"the object store failed: {text}", path=path) from None
@@ -118,7 +122,7 @@ def _fail(error: OSError, store: ObjectStore, path: str) -> NoReturn:
 
 @attrs.define
 class _Open:
-    """An object that is open. end: behind the last byte that was read."""
+    """An open object. `end` is the position after the last byte that was read."""
 
     path: str
     size: int
@@ -127,8 +131,9 @@ class _Open:
 
 
 class StoreFS:
-    """What the library asks of a disk (logcore.fs.FS), answered from an object store.
-    Lives in one thread.
+    """The interface logcore.fs.FS over an object store, read-only.
+
+    An instance must be used in one thread.
     """
 
     forks = 0
@@ -136,8 +141,10 @@ class StoreFS:
     def __init__(
         self, store: ObjectStore, opened: tuple[Any, str] | None = None
     ) -> None:
-        """opened: the file system of pyarrow's and the path in it, instead of those
-        that the URI names.
+        """Create a file system for a store.
+
+        `opened` is a pyarrow file system and a path in it, which replace the ones that
+        the URI names.
         """
         self._store = store
         self._system, self._root = opened or open_store(store)
@@ -153,7 +160,7 @@ class StoreFS:
         ).rstrip("/")
 
     def _listing(self, path: str) -> dict[str, Any]:
-        """What lies in a directory, by names; nothing for one that is not there."""
+        """Return the entries of a directory by name; a missing directory has none."""
         path = path.rstrip("/")
         if path not in self._listings:
             from pyarrow import fs
@@ -240,7 +247,11 @@ class StoreFS:
         return data
 
     def map(self, handle: int, size: int) -> memoryview:
-        """Read as a whole; ResourceError for what is no index file."""
+        """Read a whole index file.
+
+        Raises:
+            ResourceError: the file is too large to be an index file.
+        """
         if size > _MOST_MAPPED:
             raise ResourceError(
                 "too large to be read as a whole", path=self._handles[handle].path
@@ -289,7 +300,7 @@ class StoreFS:
         return list(self._listing(path))
 
     def modified_ms(self, path: str) -> int:
-        """Of an object; of a directory that of its newest object."""
+        """Return the modification time of an object, or of a directory's newest object."""
         from pyarrow import fs
 
         info = None
@@ -321,9 +332,9 @@ class StoreFS:
         pass
 
     def after_fork(self, forget: Callable[[], None]) -> None:
-        """Nothing to do: no object of this module lives across a fork."""
+        """Do nothing, because no object of this module is used after a fork."""
 
-    # -- what an object store is not asked for -----------------------------------------
+    # -- unsupported operations --------------------------------------------------------
 
     def _refuse(self, *args: Any, **named: Any) -> NoReturn:
         raise ReadOnlyLogError(
@@ -336,7 +347,7 @@ class StoreFS:
 
 
 class StoreOrigin:
-    """See origin.Origin. Lives in one thread of one process."""
+    """Origin of an object store; see origin.Origin. Used in one thread of one process."""
 
     def __init__(
         self, options: ReadOptions, opened: tuple[Any, str] | None = None
@@ -356,12 +367,16 @@ class StoreOrigin:
 
     @property
     def fs(self) -> StoreFS:
-        """Raises LogNotFoundError when nothing lies at the URI."""
+        """Return the file system of the store.
+
+        Raises:
+            LogNotFoundError: no object exists at the URI.
+        """
         if self._fs is None:
             fs = StoreFS(self._store, self._given)
             if not fs.is_directory(self.location):
                 raise LogNotFoundError(
-                    "there is no such bucket, or nothing in it at this path",
+                    "the bucket does not exist, or it has no objects at this path",
                     path=self.location,
                     expected="orders-0/...",
                 )
@@ -397,8 +412,11 @@ class StoreOrigin:
         return found
 
     def _log(self, key: TopicPartition) -> logcore.Log:
-        """A log, opened once. Raises LogNotFoundError, and CorruptLogError for one
-        whose end is missing.
+        """Return a log; each log is opened once.
+
+        Raises:
+            LogNotFoundError: the log does not exist.
+            CorruptLogError: the end of the log is missing.
         """
         if key not in self._logs:
             path = f"{self.location}/{partition_name(*key)}"

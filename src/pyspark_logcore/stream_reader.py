@@ -53,7 +53,7 @@ except ImportError:  # pyspark before 4.2
     ReadMaxRows: Any = None  # type: ignore[no-redef]
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """Where Spark has no such thing, each trigger reads everything."""
+        """Stand-in for older versions of Spark, in which each trigger reads everything."""
 
 
 if TYPE_CHECKING:
@@ -61,35 +61,37 @@ if TYPE_CHECKING:
 
 
 class FirstBatchError(LogcoreError):
-    """Batch 0 did not finish, and where it began is not known any more."""
+    """Batch 0 did not finish, and its start offsets are unknown."""
 
 
 class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads one stream. Spark keeps one object in a process of its own while the query
-    runs, and sends others, pickled right after they were made, to the tasks.
+    """Reads one stream.
+
+    Spark keeps one object in a separate process while the query runs. Other objects are
+    pickled right after their creation and sent to the tasks.
     """
 
     def __init__(self, options: StreamOptions, names: tuple[str, ...]) -> None:
         if options.max_offsets is not None and not HAS_LIMITS:
             raise InvalidConfigError(
-                "maxOffsetsPerTrigger needs pyspark 4.2 or newer: before, Spark asks for no limit"
+                "maxOffsetsPerTrigger needs pyspark 4.2 or newer: older versions support no limit"
             )
         self.options = options
         self.names = names
         self.clock: Callable[[], float] = time.monotonic
         self._opened: Origin | None = None
-        self._seen: dict[TopicPartition, Bounds] = {}  # at the last look
+        self._seen: dict[TopicPartition, Bounds] = {}  # at the last refresh
         self._target: dict[TopicPartition, int] | None = None  # of AvailableNow
         self._batched_at: float | None = (
-            None  # when offsets were given last, by the clock
+            None  # time at which offsets were returned last
         )
         self._again: set[TopicPartition] = (
             set()
-        )  # of topics that were made again, until the next batch tells it
+        )  # of topics that were created again, until the next batch reports it
         self._present: list[TopicPartition] | None = None
         self._answer: dict[str, dict[str, int]] = {}
         self._is_idle = (
-            False  # the last answer was its own start, and nothing is waited for
+            False  # the last batch was empty, and no minimum delays the next one
         )
         self._initial: dict[TopicPartition, int] | None = None
         self._initial_is_kept = False
@@ -98,11 +100,13 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._commits = options.group_id is not None
         self._was_locked = False  # and the user was warned
 
-    # -- what Spark asks on the driver -------------------------------------------------
+    # -- called by Spark on the driver -------------------------------------------------
 
     def initialOffset(self) -> dict[str, dict[str, int]]:
-        """Where a new query begins: one answer for the life of this object. Raises
-        LogcoreError.
+        """Return the start offsets of a new query, the same for each call.
+
+        Raises:
+            LogcoreError: the offsets cannot be read.
         """
         self._gave_initial = True
         if self._initial is None:
@@ -118,8 +122,10 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return admission.to_json(self._initial)
 
     def _keep_initial(self) -> None:
-        """Before Spark notes where batch 0 ends. Not earlier: when that batch is
-        replayed, and was not kept, what is latest now is no answer.
+        """Store the first offsets, before Spark records the end of batch 0.
+
+        They are not stored earlier: a replayed batch 0 without stored offsets must not
+        begin at the present latest offsets.
         """
         store = self._store()
         if (
@@ -133,22 +139,30 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> Any:
         most = self.options.max_offsets
         if most is None and self.options.min_offsets is not None:
-            most = INT64_MAX  # no limit, and not what Trigger.Once asks for
+            most = INT64_MAX  # no limit, but different from the limit of Trigger.Once
         if most is None:
             return ReadAllAvailable()
         return ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Notes how far the query is to read. Raises LogcoreError."""
+        """Store the present end offsets, at which the query must end.
+
+        Raises:
+            LogcoreError: the end offsets cannot be read.
+        """
         self._look()
         self._target = {key: bound.end for key, bound in self._seen.items()}
 
-    # A parameter at all is what tells Spark 4.2 that limits are understood; older ones
-    # call it without.
+    # Spark 4.2 detects support of limits by the presence of parameters. Older versions
+    # call this method without arguments.
     def latestOffset(
         self, start: Any = None, limit: Any = None
     ) -> dict[str, dict[str, int]]:
-        """Where the next batch ends. Raises LogcoreError."""
+        """Return the end offsets of the next batch.
+
+        Raises:
+            LogcoreError: the end offsets cannot be read.
+        """
         if not self._gave_latest:
             self._gave_latest = True
             self._keep_initial()
@@ -194,8 +208,8 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._answer
 
     def _takes_everything(self, limit: Any) -> bool:
-        """Whether the trigger asks for all there is, whatever the options say:
-        Trigger.Once.
+        """Return whether the trigger requests all records regardless of options, as
+        Trigger.Once does.
         """
         has_options = (
             self.options.max_offsets is not None or self.options.min_offsets is not None
@@ -203,13 +217,17 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return HAS_LIMITS and has_options and isinstance(limit, ReadAllAvailable)
 
     def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:
-        """Where the log ended at the last look: the query's progress shows the lag by
-        it.
+        """Return the end of the log at the last refresh, from which Spark computes the lag
+        in the query's progress.
         """
         return admission.to_json({key: bound.end for key, bound in self._seen.items()})
 
     def partitions(self, start: Any, end: Any) -> list[InputPartition]:
-        """One entry for each task of a batch. Raises LogcoreError."""
+        """Return one entry for each task of a batch.
+
+        Raises:
+            LogcoreError: records of the batch are missing or cannot be read.
+        """
         before = admission.from_json(start)
         ends = admission.from_json(end)
         if self._gave_initial and not self._gave_latest:
@@ -231,17 +249,16 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return shares(into_tasks(ranges, origin.marks, options), origin)
 
     def commit(self, end: Any) -> None:
-        """Spark is done with all below these offsets. This comes with the next batch,
-        and never for the last one.
+        """Commit the offsets of a batch that Spark has finished.
+
+        Spark calls this method with the next batch, so never for the last batch.
         """
         group = self.options.group_id
         if group is None or not self._commits:
             return
         try:
             self._origin.commit_offsets(group, admission.from_json(end))
-        except (
-            LogLockedError
-        ) as error:  # perhaps only for a moment: the next commit tries again
+        except LogLockedError as error:  # possibly temporary: the next commit retries
             if not self._was_locked:
                 self._was_locked = True
                 warnings.warn(
@@ -262,7 +279,7 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- in a task ---------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        """Runs in a worker of Spark, once for each task."""
+        """Read the ranges of one task; runs in a worker of Spark."""
         return read_share(self.options.read, self.names, partition)
 
     # -- inside ------------------------------------------------------------------------
@@ -296,8 +313,8 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return starting_offsets(options, origin, origin.bounds(wanted))
 
     def _look(self) -> bool:
-        """Sees where the partitions of this stream begin and end now; whether any of it
-        is new.
+        """Read the start and end of each partition of this stream; return whether any of
+        them changed.
         """
         origin = self._origin
         if origin.refresh() or self._present is None:
@@ -314,8 +331,10 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _checked(
         self, before: Offsets, ends: dict[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """The ends, when nothing was lost since the start of the batch, or the user
-        lets it be.
+        """Return the ends after checking that no records were lost since the start of the
+        batch.
+
+        Lost records are only reported if the user set failOnDataLoss=false.
         """
         again = self._again & before.keys()
         for key, reached in before.items():
@@ -349,8 +368,10 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _first_of_replay(
         self, before: dict[TopicPartition, int], ends: Offsets
     ) -> dict[TopicPartition, int]:
-        """Where batch 0 that is replayed begins. Spark pairs its end, from the log,
-        with a beginning that it has just asked for again.
+        """Return the start of a replayed batch 0.
+
+        Spark combines the logged end of the batch with a start that it has just
+        requested again.
         """
         where = self.options.read.start
         at_end = where.bound == "latest" or LATEST in (where.offsets or {}).values()
@@ -358,13 +379,13 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._initial_is_kept or not (at_end or by_time):
             return before
         reason = (
-            f"batch 0 of this query did not finish. It ends at {admission.to_json(ends)}; where it began is not known, "
-            "because latest means other offsets now. Start it with a new checkpoint and startingOffsets as JSON. With "
-            "the option checkpointLocation, the same as the query's, from its first start on, the reader keeps that"
+            f"batch 0 of this query did not finish. It ends at {admission.to_json(ends)}; its start is unknown, "
+            "because latest means other offsets now. Start it with a new checkpoint and startingOffsets as JSON. If "
+            "the option checkpointLocation names the query's checkpoint from the first start on, the reader stores it"
         )
         if self.options.read.fail_on_data_loss:
             raise FirstBatchError(reason, path=self._origin.location)
-        warnings.warn(f"{reason}. Going on from where batch 0 ends", stacklevel=2)
+        warnings.warn(f"{reason}. Continuing at the end of batch 0", stacklevel=2)
         return {**before, **ends}
 
     def _report(self, key: TopicPartition, reason: str) -> None:
@@ -374,5 +395,5 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _is_other(before: Bounds | None, now: Bounds) -> bool:
-    """Whether the topic was made again between two looks."""
+    """Return whether the topic was created again between two refreshes."""
     return before is not None and before.incarnation != now.incarnation

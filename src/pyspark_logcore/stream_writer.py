@@ -1,16 +1,16 @@
-"""A stream that is written: each micro-batch once, by the id of its query and its
+"""Stream writer: writes each micro-batch once, identified by its query id and its batch
 number.
 
 Rules:
-- The ids come from the tasks, in whose properties Spark has them; a task that finds
-  none fails. Spark makes a new object for each commit, so all that a commit needs is in
-  the messages.
-- A batch that is replayed is written once, with other tasks or other rows too: the
-  first that was published stays.
-- A batch without rows writes nothing.
+- Tasks read both ids from their Spark properties; a task without the ids fails. Spark
+  creates a new object for each commit, so the messages contain everything that a commit
+  needs.
+- A replayed batch is written once, even if its tasks or rows differ: the first published
+  batch remains.
+- A batch without rows writes no records.
 - Output mode complete appends each result, as Spark's Kafka sink does.
 
-staged.py says how rows get into the log.
+staged.py stages and publishes the rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pyspark_logcore.staged import StagedMessage, StagedWrite
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-#: Before pyspark 4.1 a stream's writer gets rows instead of Arrow batches.
+#: Before pyspark 4.1, Spark passes rows instead of Arrow batches to a stream writer.
 _HAS_ARROW = hasattr(datasource, "DataSourceStreamArrowWriter")
 _Base: Any = (
     datasource.DataSourceStreamArrowWriter
@@ -42,19 +42,22 @@ _ROWS = 10_000
 
 
 class LogcoreStreamWriter(_Base):  # type: ignore[misc]
-    """Writes one micro-batch. Made for its tasks, and made again for its commit."""
+    """Writes one micro-batch; one object serves the tasks, and another one the commit."""
 
     def __init__(self, planned: StagedWrite, arrow: Any) -> None:
-        """arrow: the schema of the batches that rows are turned into, where Spark gives
-        rows.
+        """Create a writer.
+
+        `arrow` is the schema for the conversion of rows, if Spark passes rows.
         """
         self.planned = planned
         self._arrow = arrow
 
     @classmethod
     def of(cls, given: Mapping[str, str], schema: StructType) -> LogcoreStreamWriter:
-        """Checks options and columns, and makes the staging directory. Raises
-        LogcoreError.
+        """Check options and columns, and create the staging directory.
+
+        Raises:
+            LogcoreError: an option, a column or the directory is unsuitable.
         """
         planned = StagedWrite.plan(parse_stream_write(given), schema)
         return cls(
@@ -62,7 +65,11 @@ class LogcoreStreamWriter(_Base):  # type: ignore[misc]
         )
 
     def write(self, iterator: Iterator[Any]) -> StagedMessage:
-        """Runs in a worker of Spark. Raises LogcoreError."""
+        """Stage the rows of one task; runs in a worker of Spark.
+
+        Raises:
+            LogcoreError: a row cannot be staged.
+        """
         from pyspark import TaskContext
 
         if self._arrow is None:
@@ -75,13 +82,15 @@ class LogcoreStreamWriter(_Base):  # type: ignore[misc]
             batch_id = context.getLocalProperty("streaming.sql.batchId")
         if batch_id is None:
             raise InvalidConfigError(
-                "this is no task of a stream: it has no streaming.sql.batchId"
+                "this is not a task of a stream: it has no streaming.sql.batchId"
             )
         return _numbered(self.planned, int(batch_id)).stage_here(batches)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Runs on the driver when every task has succeeded: publishes the batch, once.
-        Raises LogcoreError.
+        """Publish the batch once; runs on the driver after all tasks have succeeded.
+
+        Raises:
+            LogcoreError: the write was refused, failed or timed out.
         """
         staged = [one for one in messages if isinstance(one, StagedMessage)]
         if not staged:
@@ -99,7 +108,7 @@ class LogcoreStreamWriter(_Base):  # type: ignore[misc]
         )
         planned = attrs.evolve(self.planned, options=options, txid=txid)
         staging = Staging(OS, options.path)
-        staging.abort_files(self.planned.txid)  # made with this object, and not used
+        staging.abort_files(self.planned.txid)  # created with this object, but unused
         done = staging.is_done(query, batchId)
         if done or all(one.is_empty for one in staged):
             staging.abort_files(txid)
@@ -107,11 +116,11 @@ class LogcoreStreamWriter(_Base):  # type: ignore[misc]
         planned.publish(staged, query)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Runs on the driver when the batch failed, also in commit(): removes what was
-        staged, unless published.
+        """Remove the staged files, unless they are published; runs on the driver after the
+        batch failed, also in commit().
 
-        Messages may be missing; what they would have named is garbage and goes after a
-        day.
+        Messages may be missing. The files that they would have named are garbage and are
+        deleted after a day.
         """
         options = self.planned.options
         staging = Staging(OS, options.path)
@@ -124,8 +133,9 @@ class LogcoreStreamWriter(_Base):  # type: ignore[misc]
 
 
 def _numbered(planned: StagedWrite, batch_id: int) -> StagedWrite:
-    """With the batch as its version: rows without a key go to a partition that each
-    attempt chooses alike.
+    """Return the plan with the batch number as its version.
+
+    The version makes each attempt choose the same partition for rows without a key.
     """
     return attrs.evolve(
         planned, options=attrs.evolve(planned.options, version=batch_id)
@@ -162,7 +172,7 @@ def _batches(rows: Iterator[Any], schema: Any) -> Iterator[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A header is a Row, which Arrow does not know."""
+    """Convert a header, which is a Row, to a value that Arrow accepts."""
     if isinstance(value, list):
         return [one if one is None else one.asDict() for one in value]
     return value

@@ -24,18 +24,18 @@ import numpy.typing as npt
 from pyspark_logcore.options import ReadOptions
 from pyspark_logcore.ranges import OffsetRange
 
-#: Of a record whose size an origin does not know.
+#: Assumed size of a record if the origin reports no sizes.
 _GUESSED_BYTES: Final = 100
 
 
 @attrs.frozen
 class Marks:
-    """Places in a range where it may be cut: how many bytes lie before each, and what
-    batch stands there.
+    """Places at which a range may be divided, each at the start of a batch.
 
-    size_bytes: of the whole range, 0 where that is not known. before_bytes: shape
-    (marks,), int64, rising. offset_at: from the number of a mark to the first offset of
-    its batch; None where that cannot be read.
+    `size_bytes` is the size of the whole range, or 0 if it is unknown. `before_bytes` is
+    the number of bytes before each mark: shape (marks,), int64, ascending. `offset_at`
+    maps the index of a mark to the first offset of its batch, or to None if the batch
+    cannot be read.
     """
 
     size_bytes: int
@@ -43,8 +43,9 @@ class Marks:
     offset_at: Callable[[int], int | None]
 
     def offset_near(self, at_bytes: int, within_bytes: int) -> int | None:
-        """First offset of a batch about so many bytes into the range; None when no mark
-        lies within that distance.
+        """Return the first offset of the batch whose mark is nearest to `at_bytes`.
+
+        Return None if no mark is within `within_bytes` of it.
         """
         if not len(self.before_bytes):
             return None
@@ -54,13 +55,13 @@ class Marks:
         return self.offset_at(nearest)
 
 
-#: Of an origin that knows no sizes: its ranges are cut by offsets.
+#: Marks of an origin without sizes; its ranges are divided by offsets.
 NO_MARKS = Marks(0, np.zeros(0, np.int64), lambda _: None)
 
 
 @attrs.frozen
 class _Piece:
-    """A range that one task reads. size_bytes: about how much it is."""
+    """A range that one task reads; `size_bytes` is its approximate size."""
 
     range: OffsetRange
     size_bytes: int
@@ -71,7 +72,7 @@ def into_tasks(
     marks_of: Callable[[OffsetRange], Marks],
     options: ReadOptions,
 ) -> list[list[OffsetRange]]:
-    """The ranges of each task, in the order of the ranges given."""
+    """Return the ranges of each task, in the order of the given ranges."""
     pieces: list[_Piece] = []
     for one in ranges:
         marks = marks_of(one)
@@ -121,7 +122,7 @@ def _of_records(one: OffsetRange, most: int) -> list[OffsetRange]:
 
 
 def _packed(pieces: Sequence[_Piece], options: ReadOptions) -> list[list[OffsetRange]]:
-    """Puts neighbours together while they stay small."""
+    """Combine adjacent ranges while their sum is small."""
     tasks: list[list[OffsetRange]] = []
     room = 0
     for piece in pieces:
@@ -135,8 +136,9 @@ def _packed(pieces: Sequence[_Piece], options: ReadOptions) -> list[list[OffsetR
 
 
 def part_counts(sizes: list[int], least: int) -> list[int]:
-    """Into how many parts to cut each range for about `least` in all: Kafka's formula,
-    small ones stay whole.
+    """Return the number of parts of each range, for about `least` parts in all.
+
+    The formula is Kafka's: small ranges are not divided.
     """
 
     def count(size: int, total: int, parts: int) -> int:
@@ -157,8 +159,9 @@ def part_counts(sizes: list[int], least: int) -> list[int]:
 
 
 def split(one: OffsetRange, marks: Marks, parts: int) -> list[OffsetRange]:
-    """Cuts a range into about that many parts of equal size in bytes, at batches where
-    marks tell of them.
+    """Divide a range into about this many parts of equal size in bytes.
+
+    The range is divided at batches if marks of batches exist.
     """
     borders = [one.start]
     for part in range(1, parts):

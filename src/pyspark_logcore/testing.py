@@ -1,14 +1,14 @@
-"""Helpers for tests of Spark jobs: a Kafka job that runs over a log directory, and
-faults to try it with.
+"""Helpers for tests of Spark jobs: run a Kafka job over a log directory, and inject
+faults.
 
     with kafka_alias("data"):
-        job.main(spark)                        # says format("kafka"), and is not changed
+        job.main(spark)                        # an unchanged job with format("kafka")
 
     rows.mapInArrow(failing(task=1), rows.schema)     # the first attempt of that task fails
     forget_commit(checkpoint)                         # the next start replays the last batch
 
-The fixture `spark_session` is in pytest_plugin.py. What is here changes pyspark in this
-process only, and undoes it.
+The fixture `spark_session` is in pytest_plugin.py. These helpers patch pyspark in this
+process only, and undo the patch.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class FaultError(RuntimeError):
 
 @contextlib.contextmanager
 def kafka_alias(path: str | os.PathLike[str]) -> Generator[None, None, None]:
-    """While it is open, format("kafka") means format("logcore") over this log
-    directory, for readers and writers of batches and streams, also of Spark Connect.
+    """Replace format("kafka") by format("logcore") over this log directory.
 
-    Servers and security options of the job are ignored. A batch write without a mode
-    appends, as with Spark's Kafka sink. Nothing else differs but what docs/spark.md
-    lists.
+    The alias applies to readers and writers of batches and streams, including Spark
+    Connect, until the context ends. Servers and security options of the job are ignored.
+    A batch write without a mode appends, as with Spark's Kafka sink. docs/spark.md lists
+    all other differences.
     """
     directory = os.path.abspath(path)
     with contextlib.ExitStack() as stack:
@@ -62,8 +62,8 @@ def _readers_and_writers() -> list[Any]:
 
     found = [readwriter.DataFrameReader, readwriter.DataFrameWriter]
     found += [streaming.DataStreamReader, streaming.DataStreamWriter]
-    # Those of Spark Connect exist if a session of it exists. Importing them without its
-    # packages may end the process.
+    # The classes of Spark Connect are imported only if a session of it exists. Importing
+    # them without its packages may end the process.
     for module, names in _CONNECT.items():
         loaded = sys.modules.get(module)
         found += [getattr(loaded, name) for name in names if loaded is not None]
@@ -73,7 +73,7 @@ def _readers_and_writers() -> list[Any]:
 @contextlib.contextmanager
 def _patched(kind: Any, directory: str) -> Generator[None, None, None]:
     ours = vars(kind).get("format")
-    if ours is None:  # inherited from one that is patched too
+    if ours is None:  # inherited from a class that is patched as well
         yield
         return
 
@@ -100,10 +100,10 @@ def _patched(kind: Any, directory: str) -> Generator[None, None, None]:
 def failing(
     task: int = 0, attempts: int = 1
 ) -> Callable[[Iterator[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
-    """For DataFrame.mapInArrow: passes rows on, and raises FaultError behind the last
-    ones in the first attempts of a task.
+    """Return a function for DataFrame.mapInArrow that fails the first attempts of a task.
 
-    Spark tries again only where it may: local[2,3] allows three attempts.
+    The function passes all rows on and then raises FaultError. Spark retries only if the
+    master allows it: local[2,3] allows three attempts.
     """
 
     def passed(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
@@ -114,7 +114,7 @@ def failing(
         yield from batches
         if context.partitionId() == task and context.attemptNumber() < attempts:
             raise FaultError(
-                f"attempt {context.attemptNumber()} of task {task} fails, as the test says"
+                f"attempt {context.attemptNumber()} of task {task} fails, as the test requests"
             )
 
     return passed
@@ -123,11 +123,13 @@ def failing(
 def forget_commit(
     checkpoint: str | os.PathLike[str], batch_id: int | None = None
 ) -> int:
-    """Removes from a checkpoint that a batch was committed, so that the query's next
-    start replays it; returns its id.
+    """Remove the commit of a batch from a checkpoint, so that the query's next start
+    replays the batch; return the id of the batch.
 
-    batch_id: the last one by default. Raises LogNotFoundError when there is no such
-    commit.
+    `batch_id` is the last committed batch by default.
+
+    Raises:
+        LogNotFoundError: the batch was not committed.
     """
     commits = Path(checkpoint) / "commits"
     if commits.is_dir():

@@ -1,8 +1,8 @@
-"""A batch write: see staged.py for how rows get into the log.
+"""Batch writer: writes one DataFrame. staged.py stages and publishes the rows.
 
 Rules:
-- A write that has a name is done once. Without one, a repeated job writes again.
-- Under the name of a stream only that stream writes.
+- A write with a name is done once. Without a name, a repeated job writes again.
+- Only the stream itself writes under the name of a stream.
 
 This module does not stage or publish: logcore.staging does.
 """
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 
 
 class OtherQueryError(LogcoreError):
-    """The name of a write belongs to another stream, which has written that version."""
+    """The name of a write belongs to another stream, which has written this version."""
 
 
 class LogcoreWriter(DataSourceArrowWriter):
-    """Writes one DataFrame. Made by LogcoreDataSource.writer(); pickled to the tasks as
-    it is then.
+    """Writes one DataFrame.
+
+    LogcoreDataSource.writer() creates the object, and Spark pickles it to the tasks.
     """
 
     def __init__(self, planned: StagedWrite) -> None:
@@ -42,23 +43,27 @@ class LogcoreWriter(DataSourceArrowWriter):
     def of(
         cls, given: Mapping[str, str], schema: StructType, overwrite: bool
     ) -> LogcoreWriter:
-        """Checks options and columns, and makes the staging directory. Raises
-        LogcoreError.
+        """Check options and columns, and create the staging directory.
+
+        Raises:
+            LogcoreError: an option, a column or the directory is unsuitable.
         """
         options = parse_write(given)
         if overwrite:
             raise InvalidConfigError(
-                'a log is only appended to: write with .mode("append")'
+                'the only supported mode is append: write with .mode("append")'
             )
         return cls(StagedWrite.plan(options, schema))
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> StagedMessage:
-        """Runs in a worker of Spark."""
+        """Stage the rows of one task; runs in a worker of Spark."""
         return self.planned.stage_here(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Runs on the driver when every task has succeeded: publishes all of it. Raises
-        LogcoreError.
+        """Publish all staged rows; runs on the driver after all tasks have succeeded.
+
+        Raises:
+            LogcoreError: the write was refused, failed or timed out.
         """
         options = self.planned.options
         staged = [one for one in messages if isinstance(one, StagedMessage)]
@@ -70,14 +75,14 @@ class LogcoreWriter(DataSourceArrowWriter):
             self._check_query(staging, query)
             return
         self.planned.publish(staged, query)
-        self._check_query(staging, query)  # another may have written that version first
+        self._check_query(
+            staging, query
+        )  # another query may have written this version first
         if not options.given:
             staging.forget(options.app_id)
 
     def _check_query(self, staging: Staging, query: str | None) -> None:
-        """Raises OtherQueryError when the version that is done was a batch of another
-        stream, whose rows are others.
-        """
+        """Raise OtherQueryError if another stream, with other rows, wrote this version."""
         options = self.planned.options
         state = read_state(OS, staging.path, options.app_id)
         other = None
@@ -100,8 +105,8 @@ class LogcoreWriter(DataSourceArrowWriter):
             )
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Runs on the driver when the write failed, also in commit(): removes what was
-        staged, unless published.
+        """Remove the staged files, unless they are published; runs on the driver after the
+        write failed, also in commit().
         """
         options = self.planned.options
         Staging(OS, options.path).abort(

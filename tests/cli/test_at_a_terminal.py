@@ -125,7 +125,7 @@ def test_an_interrupted_append_says_what_is_stored(tmp_path: Path) -> None:
         _, errors = writer.communicate(timeout=20)
         assert writer.returncode == 130
         assert (
-            errors == b"interrupted: 2 records (offsets 1 to 2) are appended and stay\n"
+            errors == b"interrupted: 2 records (offsets 1 to 2) remain appended\n"
         )
 
 

@@ -413,7 +413,7 @@ def test_the_life_of_a_topic(tmp_path):
     [
         (("create", "{}", "no/name"), "not a topic name"),
         (("create", "{}", "t", "--config", "retention.ms=x"), "retention.ms"),
-        (("alter", "{}", "there"), "say what to change"),
+        (("alter", "{}", "there"), "nothing to change"),
         (("alter", "{}", "there", "--config", "nothing=1"), "unknown config"),
         (("alter", "{}", "there", "--partitions", "1"), "partitions"),
         (("describe", "{}", "nothing"), "no such topic"),

@@ -74,11 +74,11 @@ def test_a_failed_check_is_loud(tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "load_flights", wrong)
     done = invoke("--rows", 5000, "--dir", tmp_path)
     assert done.exit_code == 1
-    assert "FAILED: the values are not those of the source" in done.stderr
+    assert "FAILED: the values differ from the source" in done.stderr
 
 
 def test_a_writer_that_was_not_killed_is_loud(tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "KILL_AT", 2)
     done = invoke("--rows", 10, "--dir", tmp_path)
     assert done.exit_code == 1
-    assert "the writer ended by itself, with exit code 0" in done.stderr
+    assert "the writer ended before it was killed, with exit code 0" in done.stderr

@@ -253,7 +253,7 @@ def test_a_group_is_reset(data: Path) -> None:
     rows("group", "reset", data, "new", "--to", "latest", "--topic", "t")
     assert rows("consume", data, "t", "--group", "new", "--until-end") == []
     assert (
-        "name them with --topic"
+        "name topics with --topic"
         in run("group", "reset", data, "unknown", "--to", "latest", code=2).stderr
     )
     run("group", "reset", data, "g", code=2)
@@ -312,9 +312,9 @@ def test_offsets_are_exported_and_imported(data: Path) -> None:
     run("group", "reset", data, "g", "--to", 5)
     assert rows("group", "export", data, "g") == [], "the registry has it already"
     run("group", "delete", data, "g", "--yes")
-    assert "no offsets to take" in run("group", "import", data, "g", code=2).stderr
+    assert "no offsets to copy" in run("group", "import", data, "g", code=2).stderr
     assert (
-        "no offsets to take" in run("group", "export", data, "unknown", code=2).stderr
+        "no offsets to copy" in run("group", "export", data, "unknown", code=2).stderr
     )
 
 

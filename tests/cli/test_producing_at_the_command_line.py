@@ -154,7 +154,7 @@ def test_it_makes_what_is_not_there_only_when_told_to(tmp_path: Path) -> None:
     [
         (["-H", "none"], "NAME=VALUE"),
         (["-p", "7"], "no partition 7"),
-        (["--key-columns", "a"], "--key-columns goes with"),
+        (["--key-columns", "a"], "--key-columns requires"),
         (["--acks", "2"], "all"),
     ],
 )

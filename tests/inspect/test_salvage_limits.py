@@ -324,7 +324,7 @@ def test_the_command_for_people(
 ) -> None:
     monkeypatch.setattr("logcore.cli.maintenance.wants_json", lambda as_json: as_json)
     done = run("recover", own, tmp_path / "b" / "t-0")
-    assert done.exit_code == 0 and "all of it was saved" in done.stdout
+    assert done.exit_code == 0 and "all records were saved" in done.stdout
     for path in sorted(own.glob("*.log"))[:2]:
         path.unlink()
     (path,) = own.glob("*.log")

@@ -80,7 +80,7 @@ def test_a_partition_without_segments_is_judged(own):
     assert found.keys() == {"logcore.policy", "leader-epoch-checkpoint", "log"}
     assert (
         found["log"].status == "damaged"
-        and "offsets 0 to 17 lie in no segment" in found["log"].detail
+        and "offsets 0 to 17 are in no segment" in found["log"].detail
     )
     for read_only in (False, True):
         with pytest.raises(
@@ -225,8 +225,8 @@ def test_damage_in_a_sealed_segment_is_damage(crash):
 
 
 @pytest.mark.parametrize(("gone", "path", "words"), [
-    (0, 0, "offsets 0 to 5 lie in no segment, and were not deleted"),
-    (6, 0, "offsets 6 to 11 lie in no segment: the log has no gaps there"),
+    (0, 0, "offsets 0 to 5 are in no segment, and were not deleted"),
+    (6, 0, "offsets 6 to 11 are in no segment: the log has no gaps there"),
 ])  # fmt: skip
 def test_a_segment_of_a_dense_log_that_is_gone_is_damage(own, gone, path, words):
     """Without its seal too; reading says the same. What was deleted or compacted is no
@@ -433,8 +433,8 @@ def test_offsets_that_run_into_the_next_segment_are_damage(own):
         ([(5, 211), (4, 330)], "offset does not rise"),
         ([(5, 211), (7, 211)], "position does not rise"),
         ([(5, 212)], "no batch begins"),
-        ([(4, 211)], "lies behind it"),
-        ([(5, 5000)], "behind the end"),
+        ([(4, 211)], "points at a batch above its offset"),
+        ([(5, 5000)], "after the end"),
         ([(-1, 211)], "below the segment"),
     ],
 )
@@ -453,7 +453,7 @@ def test_an_index_that_misleads_is_a_warning(crash, entries, words):
         ([(T0 + 12, 7), (T0 + 13, 5)], "offset falls"),
         ([(T0 + 1, 10)], "an older record"),
         ([(T0 + 12, 5)], "retention"),
-        ([(T0 + 10**6, 400)], "behind the end"),
+        ([(T0 + 10**6, 400)], "after the end"),
         ([], "retention"),
     ],
 )

@@ -498,7 +498,7 @@ def test_a_log_that_was_cut_stops_the_partition(
         Forwarder(data, cluster.client(), fs=disk) as forwarder,
         pytest.raises(
             DivergedError,
-            match=r"ends before what was shipped of it.*expected offset 10.*found 5",
+            match=r"ends before its shipped records.*expected offset 10.*found 5",
         ),
     ):
         forwarder.run(until_end=True)

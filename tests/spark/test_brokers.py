@@ -376,7 +376,7 @@ def test_a_password_is_in_no_message() -> None:
 
 def test_security_options_of_a_directory_are_still_errors(tmp_path: Path) -> None:
     with pytest.raises(
-        InvalidConfigError, match="files, protected by their permissions"
+        InvalidConfigError, match="files, protected only by their permissions"
     ):
         parse_read(
             {"path": str(tmp_path), "subscribe": "t", "kafka.security.protocol": "SSL"}
@@ -384,5 +384,5 @@ def test_security_options_of_a_directory_are_still_errors(tmp_path: Path) -> Non
 
 
 def test_writing_needs_the_directory() -> None:
-    with pytest.raises(InvalidConfigError, match="where is the log directory"):
+    with pytest.raises(InvalidConfigError, match="the log directory is missing"):
         parse_write({"kafka.bootstrap.servers": "broker:9092", "topic": "t"})

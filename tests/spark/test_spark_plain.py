@@ -645,7 +645,7 @@ def test_where_the_directory_is(monkeypatch: pytest.MonkeyPatch) -> None:
         == "/data"
     )
     assert path(path="s3://bucket/data") == "", "see test_stores_plain.py"
-    with pytest.raises(InvalidConfigError, match="where is the log directory"):
+    with pytest.raises(InvalidConfigError, match="the log directory is missing"):
         path()
 
 

@@ -570,7 +570,7 @@ def test_explore_finds_a_recovery_that_fails() -> None:
     [
         (0, 1, "power", "acknowledged records are lost"),
         (0, 4, "power", "invented"),
-        (1, 2, "power", "gone from the front"),
+        (1, 2, "power", "missing at the front"),
         (0, 2, "kill", "acknowledged records are lost"),
         (0, 2, "power", None),
         (0, 3, "kill", None),

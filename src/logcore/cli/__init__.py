@@ -1,1 +1,1 @@
-"""The program `logcore`: its commands, what they read and what they print."""
+"""The program `logcore`: its commands, their input and their output."""

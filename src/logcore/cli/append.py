@@ -1,15 +1,17 @@
-"""`logcore append` and `logcore produce`: text as records of a partition or of a topic.
+"""`logcore append` and `logcore produce`: store lines of text as records of a partition
+or of a topic.
 
 Rules:
-- Both store in one way. append takes the directory for itself if it can; produce shares
-  it, and has a producer's words.
-- `append --format ndjson` takes what `read` gives.
-- A record that is refused ends the command with the number of its line. What came
-  before it stays.
-- In a topic a key chooses its partition as in Kafka's Java client; partitioner.py says
-  how.
+- Both commands store records in the same way. `append` locks the directory exclusively
+  if possible. `produce` shares the directory, and its options are named as in Kafka's
+  producer.
+- `append --format ndjson` accepts the output of `read`.
+- A refused record ends the command with the number of its line. Records of earlier
+  lines remain stored.
+- In a topic, the key chooses the partition as in Kafka's Java client; see
+  partitioner.py.
 
-This module parses nothing: record_parsing.py makes rows of lines.
+This module does not parse: record_parsing.py turns lines into rows.
 """
 
 from __future__ import annotations
@@ -39,28 +41,37 @@ from logcore.cli.terminal import Lines, progress, to_json, wants_json
 from logcore.errors import InvalidRecordError, LogcoreError, RecordTooLargeError
 from logcore.metadata.filenames import partition_of
 
-#: Durability by what a producer would ask for.
+#: Durability for each value of a producer's setting `acks`.
 _ACKS = {"0": "os", "1": "os", "all": "group", "-1": "group"}
 
 
 @attrs.frozen
 class _Input:
-    """What the lines of the input mean. key, headers: for records that have no key, and
-    behind the headers that they have.
-    """
+    """Options that describe how lines of the input become records."""
 
+    #: "lines", "ndjson" or "csv".
     form: str
+    #: For lines: the bytes between key and value.
     key_delimiter: bytes | None
+    #: For ndjson: the field that is the key.
     key_field: str | None
+    #: For csv: the columns that form the key.
     key_columns: list[str]
+    #: Maximum number of records per group.
     batch_rows: int
+    #: The key of records that have none.
     key: bytes | None = None
+    #: Headers that are appended to the headers of each record.
     headers: tuple[tuple[str, bytes], ...] = ()
 
     def groups(
         self, stream: Any, tick: Callable[[int], None]
     ) -> Iterator[list[InputRow]]:
-        """Records in groups, one for each call that stores them. Raises LineError."""
+        """Yield records in groups; each group is stored by one call.
+
+        Raises:
+            LineError: a line is not a valid record.
+        """
         groups = row_groups(
             stream,
             self.form,
@@ -83,23 +94,27 @@ class _Input:
 
 @attrs.frozen
 class _Target:
-    """Where records go. topic: with its partition or without; None where the directory
-    is that of one partition.
-    partitions: of a topic that is made.
-    """
+    """Destination of the records."""
 
+    #: A log directory, or the directory of one partition.
     directory: str
+    #: TOPIC or TOPIC:PARTITION; None if the directory is one partition.
     topic: str | None
+    #: Whether a missing directory and topic are created.
     create: bool
+    #: Number of partitions of a topic that is created.
     partitions: int
+    #: Settings of a topic that is created.
     config: Mapping[str, str]
+    #: Durability of each append.
     durability: str
+    #: Whether other processes may open the directory for writing.
     shared: bool
 
     def open(
         self, stack: contextlib.ExitStack
     ) -> tuple[str | None, dict[int, logcore.Log]]:
-        """The topic, and the logs by their partitions' numbers."""
+        """Open the destination; return the topic and the log of each partition."""
         options = {
             "create": self.create,
             "config": self.config,
@@ -120,7 +135,7 @@ class _Target:
 
 
 def _input_options(command: Callable[..., None]) -> Callable[..., None]:
-    """What both commands say of their input, and of what they may make."""
+    """Add the options that both commands have: input format and creation of topics."""
     options = (
         click.option(
             "--format",
@@ -135,24 +150,24 @@ def _input_options(command: Callable[..., None]) -> Callable[..., None]:
             "--key-separator",
             "key_delimiter",
             metavar="TEXT",
-            help="lines: what stands before it is the key. \\t, \\0 are known.",
+            help="lines: the text before it is the key. \\t and \\0 are recognized.",
         ),
         click.option(
             "--key-field",
             metavar="NAME",
-            help="ndjson: this field is the key and the whole object the value.",
+            help="ndjson: this field is the key; the whole object is the value.",
         ),
         click.option(
             "--create",
             is_flag=True,
-            help="Make the directory, and the topic, if it is not there.",
+            help="Create the directory and the topic if they are missing.",
         ),
         click.option(
             "--partitions",
             type=click.IntRange(1),
             default=1,
             show_default=True,
-            help="Of a topic that is made.",
+            help="Number of partitions of a topic that is created.",
         ),
         config_option,
         click.option(
@@ -161,7 +176,7 @@ def _input_options(command: Callable[..., None]) -> Callable[..., None]:
             type=click.IntRange(1),
             default=1000,
             show_default=True,
-            help="Records a call.",
+            help="Records per call.",
         ),
     )
     for option in reversed(options):
@@ -207,20 +222,21 @@ def append(
     shared: bool,
     as_json: bool,
 ) -> None:
-    """Append records from FILE, or from stdin for "-" and by default.
+    """Append records from FILE, or from stdin if FILE is "-" or missing.
 
     DIR is the directory of a partition, such as data/orders-0, or a directory of topics
-    with a TOPIC in it. In a topic a key chooses its partition as Kafka's Java client
-    does; records without a key go to one partition for 16 KiB, then to another.
+    that contains TOPIC. In a topic, the key chooses the partition as in Kafka's Java
+    client. Records without a key are appended to one partition for 16 KiB, then to
+    another.
 
     \b
-    lines   each line is a value; with -K: what is before the delimiter is the key, a line without it has a null key
+    lines   each line is a value; with -K: the text before the delimiter is the key, a line without it has a null key
     ndjson  each line is {"value": ..., "key": ..., "headers": [{"key": ..., "value": ...}], "timestamp_ms": ...};
             a value is text, null, {"hex": "..."}, {"base64": "..."}, or any other JSON, which is stored as JSON text
     csv     the first row names the columns; each further row becomes a JSON object of its texts
 
-    A line that makes no record ends the command with its number; what came before it
-    stays appended.
+    If a line is not a valid record, the command stops and prints the line number.
+    Records of earlier lines remain stored.
     """
     _check_input(form, key_delimiter, key_field, key_columns, "--key")
     given = _Input(
@@ -236,7 +252,7 @@ def append(
 @click.argument("place", metavar="DIR/TOPIC", type=click.Path())
 @click.argument("source", metavar="[FILE]", default="-", type=click.Path())
 @click.option(
-    "-k", "--record-key", metavar="KEY", help="The key of records that bring none."
+    "-k", "--record-key", metavar="KEY", help="The key of records that have none."
 )
 @click.option(
     "-H",
@@ -250,14 +266,14 @@ def append(
     "-p",
     "--partition",
     type=click.IntRange(0),
-    help="Of all records; else their keys choose.",
+    help="The partition of all records; by default, keys choose it.",
 )
 @click.option(
     "--acks",
     type=click.Choice(list(_ACKS)),
     default="all",
     show_default=True,
-    help="all, -1: each call waits for the disk; 0, 1: for the operating system.",
+    help="all, -1: each call waits for the disk; 0, 1: for the operating system only.",
 )
 @_input_options
 @click.option(
@@ -266,7 +282,11 @@ def append(
     help="csv: the key is these columns, joined by '-'.",
 )
 @click.option(
-    "-v", "--verbose", "is_verbose", is_flag=True, help="Say where each record went."
+    "-v",
+    "--verbose",
+    "is_verbose",
+    is_flag=True,
+    help="Print the partition and offset of each record.",
 )
 @json_option
 def produce(
@@ -287,12 +307,12 @@ def produce(
     is_verbose: bool,
     as_json: bool,
 ) -> None:
-    """Send records to a topic beside other processes, from FILE, or from stdin for "-"
-    and by default.
+    """Send records to a topic that other processes may write, from FILE, or from stdin
+    if FILE is "-" or missing.
 
-    As `append`, with a producer's words: DIR/TOPIC is a topic in a directory of topics,
-    which processes share that say so too. `logcore append --help` says what the formats
-    are.
+    The command works like `append`, but its options are named as in Kafka's producer.
+    DIR/TOPIC is a topic in a directory of topics. Other processes can write the
+    directory if they share it as well. `logcore append --help` describes the formats.
     """
     _check_input(form, key_delimiter, key_field, key_columns, "--key-columns")
     key = None
@@ -325,7 +345,7 @@ def produce(
 def _store(
     target: _Target, source: str, given: _Input, *, as_json: bool, is_verbose: bool
 ) -> None:
-    """Stores what a file or stdin has, and says how much that was."""
+    """Store all records of a file or of stdin, and print how many were stored."""
     started = time.perf_counter()
     done = _Appended(target.directory)
     with done.telling_interruptions(), contextlib.ExitStack() as stack:
@@ -339,7 +359,7 @@ def _store(
         if source != "-":
             total = os.path.getsize(source)
         tick: Callable[[int], None] = _nothing
-        if is_verbose:  # whose lines a bar would disturb
+        if is_verbose:  # a progress bar would mix with its lines
             done.tell = _teller(
                 stack.enter_context(Lines()), as_json=wants_json(as_json)
             )
@@ -374,13 +394,13 @@ def _store(
 
 
 def _nothing(_: object) -> None:
-    """Where no one is told."""
+    """Do nothing: the progress callback if no progress is shown."""
 
 
 def _teller(
     out: Lines, *, as_json: bool
 ) -> Callable[[list[InputRow], logcore.Receipt], None]:
-    """Writes where each record of a call went."""
+    """Return a function that prints the partition and offset of each record of a call."""
 
     def tell(rows: list[InputRow], receipt: logcore.Receipt) -> None:
         for offset, one in enumerate(rows, receipt.offset):
@@ -409,11 +429,11 @@ def _check_input(
     columns_option: str,
 ) -> None:
     if key_delimiter is not None and form != "lines":
-        raise click.UsageError("--key-delimiter goes with --format lines")
+        raise click.UsageError("--key-delimiter requires --format lines")
     if key_field is not None and form != "ndjson":
-        raise click.UsageError("--key-field goes with --format ndjson")
+        raise click.UsageError("--key-field requires --format ndjson")
     if key_columns is not None and form != "csv":
-        raise click.UsageError(f"{columns_option} goes with --format csv")
+        raise click.UsageError(f"{columns_option} requires --format csv")
 
 
 def _columns(text: str | None) -> list[str]:
@@ -432,7 +452,7 @@ def _header(text: str) -> tuple[str, bytes]:
 
 
 def _topic_and_file(directory: str, words: tuple[str, ...]) -> tuple[str | None, str]:
-    """The topic, or None where DIR is the directory of a partition, and the input."""
+    """Return the topic, or None if DIR is the directory of a partition, and the input."""
     is_partition = (
         partition_of(os.path.basename(os.path.realpath(directory))) is not None
         and len(words) < 2
@@ -451,8 +471,8 @@ def _topic_and_file(directory: str, words: tuple[str, ...]) -> tuple[str | None,
         return None, words[0] if words else "-"
     if not words:
         fail(
-            f"{directory} is no directory of a partition, such as data/orders-0",
-            f"name a topic behind {directory}",
+            f"{directory} is not the directory of a partition, such as data/orders-0",
+            f"add the name of a topic after {directory}",
         )
     return words[0], words[1] if len(words) > 1 else "-"
 
@@ -460,8 +480,9 @@ def _topic_and_file(directory: str, words: tuple[str, ...]) -> tuple[str | None,
 def _partitions_of(
     logdir: logcore.LogDir, text: str, partitions: int, config: Mapping[str, object]
 ) -> tuple[str, dict[int, logcore.Log]]:
-    """The topic and logs that TOPIC[:PARTITION] means. partitions: of the topic if it
-    has to be made, 0 not to.
+    """Return the topic and the logs that TOPIC[:PARTITION] names.
+
+    A missing topic is created with this number of partitions, unless the number is 0.
     """
     name = text.partition(":")[0]
     if partitions and name not in logdir:
@@ -478,12 +499,12 @@ def _delimiter(text: str | None) -> bytes | None:
         return None
     if not text:
         raise click.BadParameter(
-            "expected some text, found none", param_hint="'--key-delimiter'"
+            "expected some text, but it is empty", param_hint="'--key-delimiter'"
         )
     delimiter = _ESCAPES.get(text, text).encode("utf-8", "surrogateescape")
     if b"\n" in delimiter:
         raise click.BadParameter(
-            "a line ends at a newline, so that none is found in it",
+            "it must not contain a newline, because a newline ends the line",
             param_hint="'--key-delimiter'",
         )
     return delimiter
@@ -491,12 +512,12 @@ def _delimiter(text: str | None) -> bytes | None:
 
 @attrs.define
 class _Span:
-    """What was stored in one partition. count: less than the span is long where others
-    stored records in between.
-    """
+    """Range of offsets that this command stored in one partition."""
 
     first: int
     last: int
+    #: Number of records that this command stored. It is smaller than the range if other
+    #: processes stored records in between.
     count: int
 
     def text(self) -> str:
@@ -507,20 +528,21 @@ class _Span:
 
 
 class _Appended:
-    """What one command has stored so far. name: of what it writes to. tell: called with
-    the records of each call.
-    """
+    """Counts of the records that one command has stored so far."""
 
     def __init__(self, directory: str) -> None:
+        #: Called with the records and the receipt of each call.
         self.tell: Callable[[list[InputRow], logcore.Receipt], None] = (
             lambda rows, receipt: None
         )
+        #: Name of the destination, for messages.
         self.name = directory
         self.durability: str | None = None
         self._directory = directory
         self._topic: str | None = None
         self._logs: dict[int, logcore.Log] = {}
-        self._ends: dict[int, int] = {}  # of each log, behind what is known to be ours
+        #: For each log, the offset after the last record known to be from this command.
+        self._ends: dict[int, int] = {}
         self._spans: dict[int, _Span] = {}
 
     def writes_to(self, topic: str | None, logs: dict[int, logcore.Log]) -> None:
@@ -536,8 +558,9 @@ class _Appended:
             self._partitioner = Partitioner(tuple(logs))
 
     def note_ends(self) -> None:
-        """Looks how far the logs go. What no other process can have written is ours,
-        also what a call stored that was interrupted before it said so.
+        """Count all records up to the end of each log that only this process can write.
+
+        That includes records of a call that was interrupted before it returned.
         """
         for number, log in self._logs.items():
             if (
@@ -555,13 +578,13 @@ class _Appended:
 
     @contextlib.contextmanager
     def telling_interruptions(self) -> Generator[None, None, None]:
-        """Says after Ctrl-C what is stored, when the logs are closed and their records
-        are on disk.
+        """Print the stored records after Ctrl-C, when the logs are closed and their
+        records are on disk.
         """
         try:
             yield
         except KeyboardInterrupt:
-            click.echo(f"interrupted: {self.text()} are appended and stay", err=True)
+            click.echo(f"interrupted: {self.text()} remain appended", err=True)
             raise
 
     @property
@@ -605,15 +628,19 @@ class _Appended:
 
     def advice(self) -> str:
         if self._partitioner is None:
-            return f"{self.text()} from before it are appended and stay; mend the input and append the rest"
+            return f"{self.text()} of earlier lines remain appended; fix the input and append the rest"
         return (
-            f"{self.text()} are appended and stay, some perhaps of lines behind it, which went to other partitions; "
+            f"{self.text()} remain appended, possibly including later lines of other partitions; "
             "--batch 1 stores line by line"
         )
 
     def append(self, group: list[InputRow]) -> None:
-        """Stores records, in one call for each partition; when one of them is refused,
-        those before it, and raises LineError for it.
+        """Store records, in one call for each partition.
+
+        If one record is refused, the records before it are stored.
+
+        Raises:
+            LineError: a record was refused.
         """
         for number, rows in self._by_partition(group):
             try:
@@ -644,9 +671,9 @@ class _Appended:
         now_ms = time.time_ns() // 1_000_000
         for one in group:
             key, value, headers, timestamp_ms = one.row
-            if (
-                timestamp_ms is None
-            ):  # one time for all partitions, so that a reading by time keeps groups together
+            # All partitions get the same time, so that a read that merges by time keeps
+            # the records of a group together.
+            if timestamp_ms is None:
                 one = InputRow(one.line, (key, value, headers, now_ms))
             found.setdefault(self._partitioner.choose(key, value), []).append(one)
         return found.items()

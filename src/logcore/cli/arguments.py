@@ -1,11 +1,11 @@
-"""What a command reads: DIR for the directory of one partition, or DIR
-TOPIC[:PARTITION] in a directory of topics.
+"""Source of a command: DIR for the directory of one partition, or DIR TOPIC[:PARTITION]
+for a topic in a directory of topics.
 
 Rules:
-- All is opened read-only: no lock is taken and nothing is written, also while a writer
-  runs.
-- A place in a log is the same text everywhere: an offset, earliest, latest, now, a
-  time, an age. In a topic it is looked up in each partition.
+- Logs are opened read-only: no lock is acquired and no file is written, even while
+  another process writes.
+- A place in a log has one notation in all commands: an offset, earliest, latest, now, a
+  time, or an age. In a topic, the place is looked up in each partition.
 
 This module reads no records.
 """
@@ -42,7 +42,7 @@ _UNIT_MS: Final = {
 def complete_topic(
     ctx: click.Context, _: click.Parameter, incomplete: str
 ) -> list[str]:
-    """Names of topics that begin so, for the completion of shells."""
+    """Return the names of topics that begin with the text, for shell completion."""
     try:
         with logcore.open_dir(ctx.params["directory"], read_only=True) as logdir:
             return [name for name in logdir.topics() if name.startswith(incomplete)]
@@ -53,7 +53,7 @@ def complete_topic(
 def complete_topic_or_file(
     ctx: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[click.shell_completion.CompletionItem]:
-    """Names of topics; where there are none, files."""
+    """Return the names of topics, or of files if no topic matches."""
     topics = complete_topic(ctx, parameter, incomplete)
     return [
         click.shell_completion.CompletionItem(incomplete, type="file"),
@@ -79,20 +79,22 @@ to_option = click.option(
     "end",
     default="latest",
     show_default=True,
-    help="The same; the record there is not given.",
+    help="Same notation as --from; the record at this place is excluded.",
 )
 isolation_option = click.option(
     "--isolation",
     type=click.Choice(["read_uncommitted", "read_committed"]),
     default="read_uncommitted",
     show_default=True,
-    help="read_committed leaves out what transactions aborted or have not ended.",
+    help="read_committed omits records of aborted and open transactions.",
 )
 
 
 @attrs.frozen
 class NamedLogs:
-    """What was named. logs: by their partitions' numbers. logdir: None for the
+    """Logs that the arguments of a command name.
+
+    `logs` maps the number of each partition to its log. `logdir` is None for the
     directory of one partition.
     """
 
@@ -101,10 +103,10 @@ class NamedLogs:
     logdir: logcore.LogDir | None = None
 
     def places(self, text: str, now_ms: int) -> dict[int, int]:
-        """The offset in each partition that --from or --to means.
+        """Return the offset in each partition for the text of --from or --to.
 
-        Of several partitions each begins and ends where it does, so an offset that one
-        does not have is no error.
+        With several partitions, an offset outside a log becomes its start or end, and is
+        not an error.
         """
         if len(self.logs) > 1:
             return {
@@ -119,8 +121,11 @@ class NamedLogs:
 def open_source(
     stack: contextlib.ExitStack, directory: str, topic: str | None
 ) -> NamedLogs:
-    """Opens what was named. Raises LogNotFoundError, TopicNotFoundError; says which
-    topics there are.
+    """Open the logs that the arguments name.
+
+    Raises:
+        LogNotFoundError: the directory is missing or has no logs.
+        TopicNotFoundError: the topic is missing; the error lists the topics.
     """
     if topic is None:
         try:
@@ -138,7 +143,11 @@ def open_source(
 
 
 def named_partitions(logdir: logcore.LogDir, text: str) -> tuple[str, tuple[int, ...]]:
-    """The topic and partitions that TOPIC[:PARTITION] means. Raises TopicNotFoundError."""
+    """Return the topic and the partitions that TOPIC[:PARTITION] names.
+
+    Raises:
+        TopicNotFoundError: the topic or the partition does not exist.
+    """
     name, sign, number = text.partition(":")
     parts = partition_of(name)
     if name not in logdir and parts is not None and parts[0] in logdir:
@@ -161,7 +170,7 @@ def named_partitions(logdir: logcore.LogDir, text: str) -> tuple[str, tuple[int,
 
 
 def _fail_for_topics(directory: str) -> None:
-    """Where a directory of topics was given without a topic, says so."""
+    """End the command if a directory of topics was given without a topic."""
     try:
         with logcore.open_dir(directory, read_only=True) as logdir:
             topics = logdir.topics()
@@ -176,17 +185,17 @@ def _fail_for_topics(directory: str) -> None:
 
 
 def place_within(log: logcore.Log, text: str, now_ms: int) -> int:
-    """The same, or the end of the log that is nearer, for an offset that it does not
-    have.
-    """
+    """Return place_in(), limited to the start and the end of the log."""
     return min(
         max(place_in(log, text, now_ms), log.log_start_offset), log.high_watermark
     )
 
 
 def place_in(log: logcore.Log, text: str, now_ms: int) -> int:
-    """The offset that --from or --to means; raises click.BadParameter for what means
-    nothing.
+    """Return the offset for the text of --from or --to.
+
+    Raises:
+        click.BadParameter: the text is not a place.
     """
     if text in ("earliest", "latest"):
         if text == "earliest":
@@ -205,7 +214,7 @@ def place_in(log: logcore.Log, text: str, now_ms: int) -> int:
         except ValueError:
             raise click.BadParameter(
                 f"{text!r} is none of: an offset, earliest, latest, now, a time such as 2026-01-31T12:00:00Z "
-                "(UTC unless it says otherwise), or an age such as -10m, -1h, -2d"
+                "(UTC unless it has a zone), or an age such as -10m, -1h, -2d"
             ) from None
         timestamp_ms = int(
             (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000

@@ -2,11 +2,11 @@
 keys and values as text or bytes.
 
 Rules:
-- Text is what UTF-8 says. A piece that is not UTF-8 is shown with each byte that is
-  none of printable ASCII as \\xFF, as DuckDB shows bytes.
-- Memory is bounded: a batch holds some thousand records, whatever the log holds.
+- Text is decoded as UTF-8. In a key or value that is not UTF-8, each byte that is not
+  printable ASCII is shown as \\xFF, as in DuckDB.
+- Memory is bounded: a batch holds a few thousand records, however large the log is.
 
-This module needs pyarrow, and imports it when it is used.
+This module needs pyarrow, and imports it in the functions that use it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 
 def schema_of(columns: Sequence[str], *, is_text: bool) -> pyarrow.Schema:
-    """Of the batches that batches_of() gives. Raises MissingDependencyError without
-    pyarrow.
+    """Return the schema of the batches of batches_of().
+
+    Raises:
+        MissingDependencyError: pyarrow is not installed.
     """
     schema = arrow_schema(columns)
     if not is_text:
@@ -52,8 +54,9 @@ def batches_of(
     isolation: Any = "read_uncommitted",
     tick: Callable[[int], None] | None = None,
 ) -> Iterator[pyarrow.RecordBatch]:
-    """The records of some partitions, one partition after the other. tick: called with
-    each number that was read.
+    """Yield the records of some partitions, one partition after the other.
+
+    `tick` is called with the number of records of each batch that was read.
     """
     schema = schema_of(columns, is_text=is_text)
     for number, log in logs.items():
@@ -72,7 +75,7 @@ def batches_of(
 def grouped(
     batches: Iterable[pyarrow.RecordBatch], *, most_rows: int, most_bytes: int
 ) -> Iterator[list[pyarrow.RecordBatch]]:
-    """Batches in groups, each closed as soon as it reaches one of the limits."""
+    """Yield batches in groups; a group ends as soon as it reaches one of the limits."""
     group: list[pyarrow.RecordBatch] = []
     rows = 0
     size_bytes = 0
@@ -111,7 +114,7 @@ def _text_array(array: Any) -> Any:
 
     try:
         return array.cast(pa.string())
-    except pa.ArrowInvalid:  # some piece is not UTF-8
+    except pa.ArrowInvalid:  # some key or value is not UTF-8
         return pa.array(
             [None if piece is None else _text(piece) for piece in array.to_pylist()],
             pa.string(),

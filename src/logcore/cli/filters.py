@@ -1,19 +1,20 @@
-"""Which records `--where` lets pass: conditions on key, value and headers.
+"""Filter `--where`: conditions on key, value and headers of records.
 
 A condition is FIELD, OPERATOR and TEXT without blanks between them; FIELD is key, value
 or header.NAME:
 
     key=anna    equal          key!=anna   not equal
-    key~^an     has a match    key!~^an    has none
+    key~^an     has a match    key!~^an    has no match
     key         is not null    !key        is null
 
 Rules:
-- TEXT is UTF-8. ~ is a regular expression of Python's re over the bytes, in which \\x00
-  writes any byte.
-- A condition with ! is the opposite of the one without: key!=anna lets null keys pass.
-- Of several headers with one name, one that fits is enough. header.NAME asks whether
-  there is one at all.
-- Columns are judged where they are; no record becomes an object before it passed.
+- TEXT is UTF-8. ~ matches a regular expression of Python's re against the bytes; an
+  escape such as \\x00 matches any byte.
+- A condition with ! is the negation of the condition without it: null keys pass
+  key!=anna.
+- If several headers have the name, one matching header is enough. header.NAME alone
+  requires that such a header exists.
+- Conditions are evaluated on columns. A record becomes an object only after it passed.
 
 This module reads no log.
 """
@@ -45,15 +46,17 @@ where_option = click.option(
     "conditions",
     metavar="CONDITION",
     multiple=True,
-    help="Only records with key=TEXT, value~REGEX, header.NAME!=TEXT, ... Repeatable: all have to hold.",
+    help="Only records with key=TEXT, value~REGEX, header.NAME!=TEXT, ... Repeatable: all must hold.",
 )
 
 
 @attrs.frozen
 class Condition:
-    """One condition. header: the name where the field is a header. wanted: equal to it;
-    pattern: has a match of it; neither: is there. is_opposite: lets pass what else
-    would not.
+    """One condition.
+
+    `header` is the name of the header, or None for key and value. A record passes if its
+    field equals `wanted` or matches `pattern`. If both are None, a record passes if it
+    has the field. `is_opposite` negates the condition.
     """
 
     field: str
@@ -64,7 +67,7 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """Raises click.BadParameter."""
+        """Raise click.BadParameter."""
         found = _CONDITION.fullmatch(text)
         if found is None or found["field"] not in ("key", "value", "header"):
             raise click.BadParameter(f"{_HELP}; found {text!r}", param_hint="'--where'")
@@ -100,7 +103,7 @@ class Condition:
         )
 
     def rows(self, columns: RecordColumns) -> _Rows:
-        """Which rows pass."""
+        """Return a mask of the rows that pass."""
         if self.header is not None:
             passing = self._header_rows(columns)
         elif self.field == "key":
@@ -116,7 +119,7 @@ class Condition:
         return passing
 
     def passes(self, record: Record | Any) -> bool:
-        """Whether one record passes, as rows() says."""
+        """Return whether one record passes; the rules are the same as in rows()."""
         if self.header is not None:
             fits = any(
                 name == self.header and self._fits_header(value)
@@ -168,8 +171,9 @@ def _equal_rows(
     sizes: npt.NDArray[np.int32],
     wanted: bytes,
 ) -> _Rows:
-    """Rows whose piece is equal: those of the size, fewer with each byte that is
-    compared.
+    """Return a mask of the rows that equal `wanted`.
+
+    Rows of the same size are compared byte by byte; each byte removes rows.
     """
     passing: _Rows = sizes == len(wanted)
     rows = np.flatnonzero(passing)
@@ -186,19 +190,23 @@ def _equal_rows(
 
 @attrs.frozen
 class Where:
-    """Several conditions, all of which have to hold."""
+    """Several conditions; all must hold."""
 
     conditions: tuple[Condition, ...]
 
     @classmethod
     def parse(cls, texts: Sequence[str]) -> Where | None:
-        """None where nothing is asked. Raises click.BadParameter."""
+        """Parse conditions; return None if there are none.
+
+        Raises:
+            click.BadParameter: a condition is invalid.
+        """
         if texts:
             return cls(tuple(map(Condition.parse, texts)))
         return None
 
     def select(self, columns: RecordColumns) -> RecordColumns:
-        """The rows that pass, over the same bytes."""
+        """Return the rows that pass; the bytes are not copied."""
         passing = self.conditions[0].rows(columns)
         for condition in self.conditions[1:]:
             if not passing.any():

@@ -1,13 +1,14 @@
-"""`logcore group`: consumer groups of a log directory: how far they came, set
-elsewhere, moved, deleted.
+"""`logcore group`: list, describe, reset, move and delete the consumer groups of a log
+directory.
 
 Rules:
-- Looking takes no lock and works beside a broker or another writer. Changing takes the
-  directory for itself, or beside processes that share it.
-- What a group has committed is changed while it has no members, unless export or import
-  is forced.
-- A place is the same text as for `logcore read`: an offset, earliest, latest, now, a
-  time, an age.
+- Commands that only read acquire no lock and work while a broker or another process
+  writes. Commands that change a group open the directory for writing, exclusively or
+  shared with processes that share it.
+- The committed offsets of a group are changed only while the group has no members,
+  unless export or import is forced.
+- A place is written as for `logcore read`: an offset, earliest, latest, now, a time, or
+  an age.
 
 The work is done by coordinators/stored_offsets.py, consumer/ and registry/.
 """
@@ -51,14 +52,14 @@ _group_argument = click.argument("name", metavar="GROUP")
 
 
 class _Place(NamedTuple):
-    """What a group has committed for a partition. end, lag: None where the partition is
-    not in the directory.
-    """
+    """Committed offset of a group for one partition."""
 
     topic: str
     partition: int
     committed: Committed
+    #: The high watermark, or None if the partition is not in the directory.
     end: int | None
+    #: Number of offsets up to the high watermark, or None if `end` is None.
     lag: int | None
 
 
@@ -71,7 +72,7 @@ def group() -> None:
 @log_directory_argument
 @json_option
 def group_list(directory: str, as_json: bool) -> None:
-    """Groups in DATA that have committed something or have members, with their lag."""
+    """List the groups in DATA that have committed offsets or members, with their lag."""
     with logcore.open_dir(directory, read_only=True) as logdir:
         found = _stored(logdir)
         rows = []
@@ -103,12 +104,11 @@ def group_list(directory: str, as_json: bool) -> None:
 @_group_argument
 @json_option
 def group_describe(directory: str, name: str, as_json: bool) -> None:
-    """What GROUP has committed, partition by partition, and how far that is from the
-    end.
+    """Show the committed offset and the lag of GROUP for each partition.
 
-    The lag counts offsets up to the high watermark; "-" where the partition is in
-    another directory. The owner is the member that reads the partition now, of a group
-    of processes that share the directory.
+    The lag counts offsets up to the high watermark. It is "-" if the partition is in
+    another directory. The owner is the member that reads the partition now, if the
+    members are processes that share the directory.
     """
     with logcore.open_dir(directory, read_only=True) as logdir:
         places = list(_places(logdir, _known(logdir, name), name))
@@ -157,11 +157,11 @@ def group_describe(directory: str, name: str, as_json: bool) -> None:
 @_group_argument
 @json_option
 def group_members(directory: str, name: str, as_json: bool) -> None:
-    """The members of GROUP and what each of them was given.
+    """List the members of GROUP and the partitions assigned to each member.
 
-    Members in processes that share the directory are told of by the registry, with
-    their process and whether it lives. Those of a broker, or of a process that has the
-    directory for itself, are those of the last rebalance that was stored.
+    Members in processes that share the directory are read from the registry, with the
+    process id and whether the process is alive. Members of a broker, or of a process
+    that locks the directory exclusively, are read from the last stored rebalance.
     """
     rows = _shared_members(directory, name)
     if not rows:
@@ -183,7 +183,7 @@ def group_members(directory: str, name: str, as_json: bool) -> None:
 
 
 class _Member(NamedTuple):
-    """A row of `group members`. pid, alive: None where nothing tells it."""
+    """A row of `group members`; `pid` and `alive` are None if they are unknown."""
 
     member: str
     instance: str | None
@@ -195,7 +195,7 @@ class _Member(NamedTuple):
 
 
 def _shared_members(directory: str, name: str) -> list[_Member]:
-    """Of processes that share the directory."""
+    """Return the members in processes that share the directory."""
     seen: list[SeenMember] = []
     with (
         contextlib.suppress(LogNotFoundError),
@@ -217,7 +217,7 @@ def _shared_members(directory: str, name: str) -> list[_Member]:
 
 
 def _stored_members(logdir: logcore.LogDir, name: str) -> Iterator[_Member]:
-    """Of either protocol, as the last rebalance left them."""
+    """Yield the members that the last rebalance stored, for both group protocols."""
     found = _known(logdir, name)
     if name in found.groups:
         for each in found.groups[name].members:
@@ -257,7 +257,7 @@ def _stored_members(logdir: logcore.LogDir, name: str) -> Iterator[_Member]:
 
 
 def _partitions_text(partitions: tuple[Key, ...]) -> str:
-    """As `t:0,1 u:3`."""
+    """Return partitions as text such as `t:0,1 u:3`."""
     numbers: dict[str, list[str]] = {}
     for topic, number in sorted(partitions):
         numbers.setdefault(topic, []).append(str(number))
@@ -272,7 +272,7 @@ def _partitions_text(partitions: tuple[Key, ...]) -> str:
     "topics",
     metavar="TOPIC[:N]",
     multiple=True,
-    help="Default: all it has committed for.",
+    help="Default: all partitions with a committed offset.",
 )
 @click.option(
     "--to",
@@ -280,9 +280,9 @@ def _partitions_text(partitions: tuple[Key, ...]) -> str:
     metavar="PLACE",
     help="Offset, earliest, latest, time, or age as -10m.",
 )
-@click.option("--shift-by", type=int, help="So many offsets forward, or back.")
+@click.option("--shift-by", type=int, help="Offsets to move forward, or back.")
 @click.option("--live", is_flag=True, help="Also while the group has members.")
-@click.option("--dry-run", is_flag=True, help="Say what would change.")
+@click.option("--dry-run", is_flag=True, help="Show the changes without making them.")
 @json_option
 def group_reset(
     directory: str,
@@ -294,14 +294,14 @@ def group_reset(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Let GROUP go on elsewhere; its members must have ended.
+    """Set the committed offsets of GROUP; its members must have ended.
 
-    With --live they need not, where processes share the directory: they lose their
-    partitions, join again and begin there. Offsets outside the log become its start or
-    its end. For a group that does not exist yet, name topics.
+    With --live the members may run, if their processes share the directory: they lose
+    their partitions, join again and begin at the new offsets. An offset outside the log
+    becomes its start or its end. For a group that does not exist yet, name topics.
     """
     if (place is None) == (shift_by is None):
-        raise click.UsageError("say where to: --to or --shift-by, one of them")
+        raise click.UsageError("give one of --to and --shift-by")
     now_ms = time.time_ns() // 1_000_000
     with (
         logcore.open_dir(directory, read_only=True)
@@ -320,8 +320,8 @@ def group_reset(
             chosen = [(topic, number) for topic, numbers in named for number in numbers]
         if not chosen:
             fail(
-                f"group {name} has committed nothing for topics in {directory}",
-                "name them with --topic",
+                f"group {name} has no committed offsets for topics in {directory}",
+                "name topics with --topic",
             )
         changes: dict[tuple[str, int], tuple[int | None, int]] = {}
         for topic, number in sorted(set(chosen)):
@@ -376,12 +376,14 @@ _zookeeper_option = click.option(
     "--zookeeper",
     "hosts",
     metavar="HOSTS",
-    help="A registry there, as host:port[,...][/path].",
+    help="A registry in ZooKeeper, as host:port[,...][/path].",
 )
 _force_option = click.option(
     "--force", is_flag=True, help="Also while the group has members."
 )
-_dry_run_option = click.option("--dry-run", is_flag=True, help="Say what would change.")
+_dry_run_option = click.option(
+    "--dry-run", is_flag=True, help="Show the changes without making them."
+)
 
 
 @group.command("export")
@@ -399,11 +401,11 @@ def group_export(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Write what GROUP has committed to the registry, DATA.registry, where the first
-    Kafka kept it.
+    """Copy the committed offsets of GROUP to the registry, DATA.registry, in the layout
+    of the first Kafka.
 
-    Its members must have ended: with --force, what they commit meanwhile is not in the
-    registry.
+    The members of GROUP must have ended. With --force, offsets that they commit during
+    the export are not in the registry.
     """
     with _opened(directory, hosts, dry_run) as (logdir, registry):
         _check_members(directory, name, force)
@@ -438,10 +440,10 @@ def group_import(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Take over what the registry, DATA.registry, says that GROUP has committed.
+    """Copy the committed offsets of GROUP from the registry, DATA.registry.
 
-    Its members must have ended: with --force they lose their partitions, join again and
-    begin at what was imported.
+    The members of GROUP must have ended. With --force they lose their partitions, join
+    again and begin at the imported offsets.
     """
     with _opened(directory, hosts, dry_run) as (logdir, registry):
         _check_members(directory, name, force)
@@ -462,8 +464,9 @@ def group_import(
 def _opened(
     directory: str, hosts: str | None, dry_run: bool
 ) -> Generator[tuple[logcore.LogDir, Registry | None]]:
-    """The directory and the registry; None where there is none, and none is made
-    because nothing is written.
+    """Open the directory and the registry.
+
+    The registry is None if it does not exist and `dry_run` prevents its creation.
     """
     with contextlib.ExitStack() as stack:
         logdir = (
@@ -490,7 +493,11 @@ def _committed(registry: Registry | None, name: str) -> dict[Key, int]:
 
 
 def _check_members(directory: str, name: str, force: bool) -> None:
-    """Of processes that share the directory; any other writer is kept out by its lock."""
+    """End the command if GROUP has living members, unless forced.
+
+    Only members in processes that share the directory are checked: the write lock
+    excludes every other writer.
+    """
     with (
         contextlib.suppress(LogNotFoundError),
         open_registry(directory, read_only=True) as registry,
@@ -508,11 +515,11 @@ def _check_members(directory: str, name: str, force: bool) -> None:
 def _changes(
     name: str, source: Mapping[Key, int], present: Mapping[Key, int]
 ) -> dict[Key, tuple[int | None, int]]:
-    """Partition -> what is there and what is to be, where the two differ."""
+    """Return the present and the wanted offset of each partition whose offset changes."""
     if not source:
         fail(
-            f"group {name} has no offsets to take",
-            "`logcore group list` and `logcore registry tree` show what there is",
+            f"group {name} has no offsets to copy",
+            "`logcore group list` and `logcore registry tree` show the stored offsets",
         )
     return {
         partition: (present.get(partition), offset)
@@ -526,18 +533,18 @@ def _changes(
 @_group_argument
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def group_delete(directory: str, name: str, yes: bool) -> None:
-    """Delete GROUP with all that it has committed. Asks first; without a terminal only
-    with --yes.
+    """Delete GROUP with all its committed offsets.
+
+    The command asks first. Without a terminal it needs --yes.
     """
-    with logcore.open_dir(
-        directory, read_only=True
-    ) as logdir:  # no lock while the question stands
+    # Read-only, so that no lock is held while the command waits for the answer.
+    with logcore.open_dir(directory, read_only=True) as logdir:
         count = len(list(_places(logdir, _known(logdir, name), name)))
     if not yes:
         if not sys.stdin.isatty():
             fail(
-                f"deleting {name} has to be confirmed, and stdin is no terminal",
-                "give --yes to delete it unasked",
+                f"deleting {name} must be confirmed, and stdin is not a terminal",
+                "give --yes to delete it without a question",
             )
         if not click.confirm(
             f"Delete group {name} with the offsets of {count} partition{'s' * (count != 1)}?"
@@ -571,7 +578,7 @@ def _known(logdir: logcore.LogDir, name: str) -> StoredGroups:
 
 
 def _owners(directory: str, name: str) -> dict[Key, str]:
-    """Partition -> who owns it now, by the registry beside a directory."""
+    """Return the present owner of each partition, from the registry of a directory."""
     found: dict[Key, str] = {}
     above = f"{paths.group(name)}/owners"
     with (
@@ -580,7 +587,8 @@ def _owners(directory: str, name: str) -> dict[Key, str]:
     ):
         for topic in registry.children(above):
             for number in registry.children(f"{above}/{topic}"):
-                with contextlib.suppress(NodeNotFoundError):  # let go of meanwhile
+                # An owner may release its partition at any time.
+                with contextlib.suppress(NodeNotFoundError):
                     owner = registry.get(f"{above}/{topic}/{number}").value.decode(
                         "utf-8", "replace"
                     )
@@ -589,7 +597,7 @@ def _owners(directory: str, name: str) -> dict[Key, str]:
 
 
 def _registered(directory: str, name: str) -> dict[Key, int]:
-    """What the registry beside a directory says that a group has committed."""
+    """Return the committed offsets of a group from the registry of a directory."""
     with (
         contextlib.suppress(LogNotFoundError),
         open_registry(directory, read_only=True) as registry,

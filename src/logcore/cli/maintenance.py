@@ -1,9 +1,9 @@
-"""Commands that look after files: dump, verify and recover, compact, scrub and
-retention.
+"""Maintenance commands: dump, verify, recover, compact, scrub and retention.
 
 Rules:
-- dump and verify only read, also beside a writer; recover writes its copy alone.
-- compact, scrub and retention take the writer's lock.
+- dump and verify only read, even while another process writes. recover writes only its
+  copy.
+- compact, scrub and retention acquire the writer's lock.
 
 The work is done by inspect/, cleaner.py, retention.py and the log itself.
 """
@@ -57,13 +57,13 @@ _T = TypeVar("_T")
 
 @click.command()
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path())
-@click.option("--records", is_flag=True, help="Of .log files also the records.")
+@click.option("--records", is_flag=True, help="Also show the records of .log files.")
 @json_option
 def dump(files: tuple[str, ...], records: bool, as_json: bool) -> None:
-    """Show what files of a log hold: .log, .index, .timeindex, .txnindex, .snapshot,
-    checkpoints and the small ones.
+    """Show the content of log files: .log, .index, .timeindex, .txnindex, .snapshot,
+    checkpoints and small metadata files.
 
-    A damaged batch is shown as such; `logcore verify` judges a whole directory.
+    A damaged batch is marked as damaged. `logcore verify` checks a whole directory.
     """
     from logcore.inspect.dump import dump as rows_of
 
@@ -94,19 +94,19 @@ def dump(files: tuple[str, ...], records: bool, as_json: bool) -> None:
     "-v",
     "--verbose",
     is_flag=True,
-    help="At a terminal: a line for each file, not only for what is wrong.",
+    help="At a terminal: print a line for each file, not only for damaged files.",
 )
 @full_option
 @json_option
 def verify(
     directories: tuple[str, ...], verbose: bool, full: bool, as_json: bool
 ) -> None:
-    """Judge every file of a partition or log directory, read-only; exit code 1 when
-    something is damaged.
+    """Check every file of a partition or log directory, read-only; exit code 1 if a file
+    is damaged.
 
-    ok: as it should be. warning: opening the log mends it by itself. damaged: data may
-    be lost or wrong. The .log files are walked batch by batch, CRCs included. A
-    terminal shows what is wrong and a summary; a pipe or --json gets an object for each
+    ok: the file is correct. warning: opening the log repairs the file. damaged: data may
+    be lost or wrong. The .log files are checked batch by batch, including CRCs. A
+    terminal shows the findings and a summary; a pipe or --json gets one object for each
     file.
     """
     from logcore.inspect.verify import Verdict
@@ -144,7 +144,7 @@ def verify(
     if counts["damaged"]:
         if not streaming:
             click.echo(
-                "next:  `logcore recover SRC DST` copies all that is whole", err=True
+                "next:  `logcore recover SRC DST` copies all intact records", err=True
             )
         raise click.exceptions.Exit(DAMAGED)
 
@@ -163,12 +163,12 @@ def _counted(counts: dict[str, int]) -> str:
 @click.argument("target", metavar="DST", type=click.Path())
 @json_option
 def recover(source: str, target: str, as_json: bool) -> None:
-    """Copy all that is whole of a damaged partition or log directory SRC to a new
+    """Copy all intact batches of a damaged partition or log directory SRC to a new
     directory DST.
 
-    Batches are copied as they are, around the damage, with their offsets; SRC is not
-    changed, and no process may be writing it. Exit code 1 when something is lost; what
-    is lost is listed, by bytes and by offsets.
+    Batches before and after the damage are copied unchanged, with their offsets. SRC is
+    not changed, and no process may write it during the copy. Exit code 1 if records are
+    lost; lost ranges are listed by bytes and by offsets.
     """
     from logcore.inspect.salvage import Part, salvage
 
@@ -215,9 +215,9 @@ def recover(source: str, target: str, as_json: bool) -> None:
         for part in every("left_out"):
             click.echo(f"left out, no loss: {part}")
         click.echo(
-            "all of it was saved"
+            "all records were saved"
             if report.is_whole
-            else "what is listed as lost is not in the copy"
+            else "the ranges listed as lost are not in the copy"
         )
     if not report.is_whole:
         raise click.exceptions.Exit(DAMAGED)
@@ -226,8 +226,8 @@ def recover(source: str, target: str, as_json: bool) -> None:
 def _open_partitions(
     stack: contextlib.ExitStack, directory: str, configs: tuple[str, ...]
 ) -> list[logcore.Log]:
-    """The log of a partition directory, or all logs of a log directory, with their
-    topics' settings.
+    """Open the log of a partition directory, or all logs of a log directory, with the
+    settings of their topics.
     """
     return [opened() for _, opened in _partitions_to_open(stack, directory, configs)]
 
@@ -235,7 +235,7 @@ def _open_partitions(
 def _partitions_to_open(
     stack: contextlib.ExitStack, directory: str, configs: tuple[str, ...] = ()
 ) -> list[tuple[str, Callable[[], logcore.Log]]]:
-    """The path of each such partition, and what opens it."""
+    """Return the path of each such partition, and a function that opens it."""
     settings = dict(map(setting, configs))
     real = os.path.realpath(directory)
     with contextlib.suppress(InvalidNameError):
@@ -260,7 +260,7 @@ def _partitions_to_open(
 def _finished(
     steps: Generator[ScrubProgress, None, _T], tick: Callable[[int], None]
 ) -> _T:
-    """What work returns that is done in steps."""
+    """Run all steps of a generator, report progress, and return the generator's result."""
     done = 0
     while True:
         try:
@@ -276,25 +276,25 @@ def _finished(
 @click.option(
     "--force",
     is_flag=True,
-    help="Also logs that are not dirty enough yet, with what they hold rolled first.",
+    help="Also compact logs below the dirty ratio, and roll their active segments first.",
 )
 @click.option(
     "--memory",
     type=click.IntRange(1),
     default=128,
     show_default=True,
-    help="MiB for the table of keys.",
+    help="Memory for the table of keys, in MiB.",
 )
 @config_option
 @json_option
 def compact(
     directory: str, force: bool, memory: int, configs: tuple[str, ...], as_json: bool
 ) -> None:
-    """Compact a partition, or all partitions of a log directory whose cleanup.policy
-    says so.
+    """Compact a partition, or all partitions of a log directory whose cleanup.policy is
+    compact.
 
-    Of each key the last record stays. --config cleanup.policy=compact sets what the
-    directory itself does not say.
+    The last record of each key remains. --config cleanup.policy=compact applies to
+    topics that do not set cleanup.policy.
     """
     from logcore.cleaner import cleaning, plan_of
 
@@ -336,13 +336,14 @@ def compact(
 @click.argument("directory", metavar="DIR", type=click.Path())
 @json_option
 def scrub(directory: str, as_json: bool) -> None:
-    """Read every byte of a partition, or of all partitions of a log directory, and say
-    what is damaged.
+    """Read every byte of a partition, or of all partitions of a log directory, and
+    report damage.
 
-    A sealed segment has to be what was sealed, byte for byte; where there is no seal,
-    or another program wrote the file since, its batches are checked, and it gets a
-    seal. Exit code 1 when something is damaged. Takes the writer's lock; `logcore
-    verify` checks the same beside a running writer, and makes no seals.
+    A segment with a checksum file must be unchanged, byte for byte. If the checksum file
+    is missing, or another program wrote the segment since, the batches are checked and a
+    checksum file is written. Exit code 1 if a file is damaged. The command acquires the
+    writer's lock; `logcore verify` works while another process writes, and writes no
+    checksum files.
     """
     found: list[logcore.ScrubReport] = []
     with contextlib.ExitStack() as stack, Lines() as out:
@@ -354,7 +355,8 @@ def scrub(directory: str, as_json: bool) -> None:
                 ) as tick:
                     report = _finished(log.scrubbing(), tick)
             except (CorruptLogError, CorruptBatchError, StorageReadError) as error:
-                report = unopened(path, error)  # the others are checked all the same
+                # The remaining partitions are still checked.
+                report = unopened(path, error)
             found.append(report)
             if wants_json(as_json):
                 out.write(
@@ -390,14 +392,14 @@ def scrub(directory: str, as_json: bool) -> None:
     "--delete",
     "is_delete",
     is_flag=True,
-    help="Do it. Without this nothing is changed.",
+    help="Delete the segments. Without this option nothing is changed.",
 )
 @click.option(
     "--hold",
     "groups",
     metavar="GROUP",
     multiple=True,
-    help="Keep what this group has not read. Repeatable.",
+    help="Keep records that this group has not read. Repeatable.",
 )
 @config_option
 @json_option
@@ -408,11 +410,10 @@ def retention(
     configs: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Say which segments the settings would delete: retention.ms, retention.bytes, and
-    the log start.
+    """List the segments that the settings would delete: retention.ms, retention.bytes,
+    and the log start.
 
-    --config retention.ms=... asks what other settings would do, for topics that do not
-    set them.
+    --config retention.ms=... tries other settings, for topics that do not set them.
     """
     from logcore.coordinators.stored_offsets import committed_in
     from logcore.retention import hold_for

@@ -1,7 +1,6 @@
-"""How commands open a log directory for writing: for themselves, or beside processes
-that share it.
+"""Opening of log directories for writing: exclusively, or shared with other processes.
 
-This module takes no argument of the command line but --shared.
+This module defines one option of the command line, --shared.
 """
 
 from __future__ import annotations
@@ -20,15 +19,16 @@ _Opened = TypeVar("_Opened", logcore.Log, logcore.LogDir)
 shared_option = click.option(
     "--shared",
     is_flag=True,
-    help="Let other processes open it for writing meanwhile, if they say so too.",
+    help="Let other processes write the directory at the same time, if they share it too.",
 )
 
 
 def open_to_write(
     directory: str, *, shared: bool = False, **options: Any
 ) -> logcore.LogDir:
-    """The directory, for itself if that is possible, else beside processes that share
-    it. Errors as open_dir().
+    """Open the log directory exclusively if possible, otherwise shared.
+
+    Errors are the same as in logcore.open_dir().
     """
     return _open(logcore.open_dir, directory, shared, options)
 
@@ -36,7 +36,10 @@ def open_to_write(
 def open_log_to_write(
     directory: str, *, shared: bool = False, **options: Any
 ) -> logcore.Log:
-    """The same for the directory of one partition. Errors as logcore.open()."""
+    """Open the directory of one partition exclusively if possible, otherwise shared.
+
+    Errors are the same as in logcore.open().
+    """
     return _open(logcore.open, directory, shared, options)
 
 

@@ -1,14 +1,14 @@
-"""What commands of logcore and netshim share: a group that turns errors into exit
-codes, and common options.
+"""Parts that the commands of logcore and netshim share: a group that turns errors into
+exit codes, and common options.
 
 Rules:
-- Errors of the LogcoreError tree are one line, and one on what to do next; a traceback
-  is a bug.
-- Exit codes: 0 done, 1 damage found (verify, scrub), something lost (recover), a check
-  failed (demo) or a question answered with no (topic delete), 2 wrong usage or an
-  error, 130 interrupted, 141 the reader of our output went away.
+- A LogcoreError is printed as one line, followed by one line of advice. A traceback is
+  a bug.
+- Exit codes: 0 done; 1 damage found (verify, scrub), records lost (recover), a failed
+  check (demo) or a question answered with no (topic delete); 2 wrong usage or an error;
+  130 interrupted; 141 the reader of the output has closed it.
 
-This module knows no command.
+This module imports no command.
 """
 
 from __future__ import annotations
@@ -40,14 +40,17 @@ FAILED: Final = 2
 INTERRUPTED: Final = 130
 READER_GONE: Final = 141
 
-#: What to do about an error, by its class.
+#: Advice for each class of error.
 NEXT_STEPS: Final[tuple[tuple[type[LogcoreError], str], ...]] = (
     (TopicNotFoundError, "run `logcore topic list` on the directory to see its topics"),
-    (LogNotFoundError, "check the path; `append --create` makes what is not there"),
-    (CorruptBatchError, "run `logcore verify` on the directory to see what is whole"),
+    (
+        LogNotFoundError,
+        "check the path; `append --create` creates missing directories and topics",
+    ),
+    (CorruptBatchError, "run `logcore verify` on the directory to find the damage"),
     (
         CorruptLogError,
-        "run `logcore verify` on the directory to see what is whole, `logcore recover` to save it",
+        "run `logcore verify` on the directory to find the damage, `logcore recover` to save the intact records",
     ),
     (
         OffsetOutOfRangeError,
@@ -61,7 +64,7 @@ NEXT_STEPS: Final[tuple[tuple[type[LogcoreError], str], ...]] = (
 
 
 class CommandGroup(click.Group):
-    """Turns what ends a command into its exit code and at most two lines."""
+    """Command group that turns an exception into an exit code and at most two lines."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -76,27 +79,28 @@ class CommandGroup(click.Group):
                 ),
             )
         except BrokenPipeError:
-            # Python flushes stdout once more when it exits; let it go where it does no
-            # harm.
+            # Python flushes stdout again at exit; redirecting it avoids a second error.
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(READER_GONE)
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
-        except OSError as error:  # of the files that we read and write for the user; those of a log are LogcoreErrors
+        except OSError as error:  # from input and output files; errors of log files are LogcoreErrors
             fail(f"{error.filename or 'input or output'}: {error.strerror}", None)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
 
-#: What errors of the library tell those who program, as those who type commands need
-#: it.
+#: Advice to programmers in errors of the library, and its replacement on the command
+#: line.
 _SAID_OTHERWISE: Final = (
     (re.compile(r"; create=True makes (one|it one)"), ""),
     (
-        re.compile(r"open it with logcore\.open\(\), or open the directory it lies in"),
-        "name the directory it lies in",
+        re.compile(
+            r"open it with logcore\.open\(\), or open the directory that holds it"
+        ),
+        "name the directory that holds it",
     ),
     (
         re.compile(r"open it with logcore\.open_dir\(\), or one of them"),
@@ -122,17 +126,19 @@ json_option = click.option(
     "--json",
     "as_json",
     is_flag=True,
-    help="One JSON object a line, also on a terminal.",
+    help="Print one JSON object per line, also on a terminal.",
 )
 full_option = click.option(
-    "--full", is_flag=True, help="At a terminal: do not cut long lines to its width."
+    "--full",
+    is_flag=True,
+    help="At a terminal: do not shorten long lines to its width.",
 )
 config_option = click.option(
     "--config",
     "configs",
     metavar="NAME=VALUE",
     multiple=True,
-    help="A setting by Kafka's name. Repeatable.",
+    help="A setting, by its name in Kafka. Repeatable.",
 )
 directory_argument = click.argument("directory", metavar="DIR", type=click.Path())
 log_directory_argument = click.argument("directory", metavar="DATA", type=click.Path())

@@ -1,5 +1,6 @@
-"""What is installed: versions, which kernels run, the codecs and extras. Needs neither
-click nor rich.
+"""Facts about the installation: versions, active kernels, codecs and extras.
+
+This module needs neither click nor rich.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import importlib.util
 import platform
 from typing import Any, Final
 
-#: What each codec and extra of pyproject.toml needs, as import names.
+#: Import names that each codec and each extra of pyproject.toml needs.
 CODECS: Final = {"gzip": "zlib", "snappy": "cramjam", "lz4": "lz4", "zstd": "zstandard"}
 EXTRAS: Final = {
     "arrow": ("pyarrow",),
@@ -22,7 +23,7 @@ EXTRAS: Final = {
 
 
 def installation() -> dict[str, Any]:
-    """What is installed and active, as JSON can say it."""
+    """Return the installed and active parts as values for JSON."""
     import logcore
 
     return {
@@ -38,7 +39,7 @@ def installation() -> dict[str, Any]:
 
 
 def kernels() -> str:
-    """Which form of the hot loops runs, and why if it is the slow one."""
+    """Name the active kernels, with the reason if they are the slow plain ones."""
     from logcore.kernels import kernel
 
     if kernel.NAME != "plain":
@@ -55,7 +56,7 @@ def _is_installed(module: str) -> bool:
 
 
 def installation_text() -> str:
-    """The same in three lines."""
+    """Return the facts of installation() as three lines of text."""
     facts = installation()
     codecs = ", ".join(
         name if there else f"{name} (not installed)"

@@ -1,13 +1,12 @@
-"""`logcore read` and `logcore tail`: records of a partition or a topic, as lines.
+"""`logcore read` and `logcore tail`: print records of a partition or a topic as lines.
 
 Rules:
-- Bytes are shown as dump.shown() says: printable UTF-8 as text, all else as {"hex":
-  "..."}.
+- dump.shown() formats bytes: printable UTF-8 as text, other bytes as {"hex": "..."}.
 - The end of `read` is fixed when the command starts.
-- Records of a topic come merged by their timestamps, those of one partition in the
-  order of their offsets; or one partition after the other.
+- Records of a topic are merged by timestamp; records of one partition keep the order of
+  their offsets. Alternatively, partitions are printed one after the other.
 
-arguments.py finds what is named, filters.py judges which records pass.
+arguments.py opens the named logs, and filters.py selects records.
 """
 
 from __future__ import annotations
@@ -46,19 +45,19 @@ from logcore.cli.terminal import (
     wants_json,
 )
 
-#: Of a record that is cut, so many columns stay however narrow the terminal is.
+#: Minimum number of columns of a shortened record, however narrow the terminal is.
 _LEAST_COLUMNS: Final = 24
 
-#: What is printed: a record of the directory of one partition, or of a topic.
+#: A record to print: from the directory of one partition, or from a topic.
 _Found = logcore.Record | logcore.TopicRecord
-#: What a format string puts in place of a code.
+#: Function that formats a record for one code of a format string.
 Part = Callable[[_Found], bytes]
 
 format_option = click.option(
     "-f",
     "--format",
     "form",
-    help="As kcat's: %t topic, %p partition, %o offset, %T ms, %k key, %s value, %h headers, %K %S sizes.",
+    help="Format as in kcat: %t topic, %p partition, %o offset, %T ms, %k key, %s value, %h headers, %K %S sizes.",
 )
 
 
@@ -76,7 +75,7 @@ format_option = click.option(
     type=click.Choice(["time", "partition"]),
     default="time",
     show_default=True,
-    help="Of a topic: merged by time, or one partition after the other, which is faster.",
+    help="Order of a topic's records: merged by time, or one partition after the other, which is faster.",
 )
 @isolation_option
 @format_option
@@ -99,13 +98,13 @@ def read(
     starts.
 
     DIR is the directory of a partition, such as data/orders-0, or a directory of topics
-    with a TOPIC in it. Places are looked up in each partition; a time means the first
-    record that is as young. A time of day without zone is UTC.
+    that contains TOPIC. Places are looked up in each partition. A time means the first
+    record with this or a later timestamp. A time of day without a zone is UTC.
 
     \b
     --where 'key=anna'         equal; != is not equal
-    --where 'value~^[0-9]+$'   a regular expression; !~ for no match
-    --where 'header.trace'     there is one, or is not null; '!key' for null
+    --where 'value~^[0-9]+$'   matches a regular expression; !~ has no match
+    --where 'header.trace'     has the header; 'key' is not null, '!key' is null
     """
     where = Where.parse(conditions)
     with contextlib.ExitStack() as stack:
@@ -137,13 +136,15 @@ def read(
     type=click.IntRange(0),
     default=20,
     show_default=True,
-    help="The last so many records.",
+    help="Number of records to print.",
 )
-@click.option("-f", "--follow", is_flag=True, help="Then print new ones as they come.")
+@click.option(
+    "-f", "--follow", is_flag=True, help="Then print new records as they arrive."
+)
 @click.option(
     "--timeout",
     type=click.FloatRange(0),
-    help="With -f: end after so many seconds without a new record.",
+    help="With -f: end after this many seconds without a new record.",
 )
 @where_option
 @full_option
@@ -158,11 +159,10 @@ def tail(
     full: bool,
     as_json: bool,
 ) -> None:
-    """Print the last records of a partition or topic, and with -f what comes after
-    them.
+    """Print the last records of a partition or topic, and with -f also new records.
 
-    DIR, TOPIC and --where are those of `logcore read`. The last records of a topic are
-    the youngest by time.
+    DIR, TOPIC and --where work as in `logcore read`. The last records of a topic are
+    the records with the latest timestamps.
     """
     where = Where.parse(conditions)
     with contextlib.ExitStack() as stack:
@@ -224,7 +224,7 @@ def _passing(
 def _together(
     source: NamedLogs, streams: Mapping[int, Iterator[logcore.Record]], order: str
 ) -> Iterator[_Found]:
-    """The records of all partitions; those of a topic know their partition."""
+    """Yield the records of all partitions; records of a topic include their partition."""
     if source.logdir is None:
         return itertools.chain.from_iterable(streams.values())
     named = [_named(source.topic, number, stream) for number, stream in streams.items()]
@@ -242,8 +242,9 @@ def _named(
 def last_records(
     log: logcore.Log, count: int, where: Where | None = None
 ) -> list[logcore.Record]:
-    """The last records below the high watermark: looks further back as long as too few
-    are found.
+    """Return the last records below the high watermark.
+
+    The search moves further back until it finds enough records.
     """
     end = log.high_watermark
     span = count
@@ -277,7 +278,7 @@ def _print_records(
 def print_formatted(
     out: Lines, parts: Iterable[bytes | Part], records: Iterable[_Found]
 ) -> None:
-    """Records as format_parts() says."""
+    """Print records in the format that format_parts() parsed."""
     for record in records:
         out.write_bytes(
             b"".join(
@@ -289,8 +290,9 @@ def print_formatted(
 def print_lines(
     out: Lines, records: Iterable[_Found], full: bool, as_json: bool
 ) -> None:
-    """A line for each record: JSON in a pipe, else for people. full: not cut to the
-    terminal's width.
+    """Print one line per record: JSON in a pipe, otherwise text for people.
+
+    With `full`, lines are not shortened to the width of the terminal.
     """
     if wants_json(as_json):
         for record in records:
@@ -316,8 +318,9 @@ def _shown(record: _Found) -> dict[str, Any]:
 
 
 def _line(record: _Found, columns: int | None) -> str:
-    """A record as a line; key, value and headers are cut so that it takes no more than
-    so many columns.
+    """Return a record as a line of at most this many columns.
+
+    Key, value and headers are shortened to fit.
     """
     row = _shown(record)
     if "partition" in row:
@@ -334,8 +337,8 @@ def _line(record: _Found, columns: int | None) -> str:
         left = max(_LEAST_COLUMNS, columns - len(head))
         key = fitted(key, left // 3)
         headers = fitted(headers, left // 3)
-        # Two blanks behind the key, two before the headers; what key and headers leave
-        # is the value's.
+        # Two blanks follow the key, and two precede the headers. The value gets the
+        # remaining columns.
         value = fitted(value, left - cells(key) - cells(headers) - 4)
     return head + f"{key}  {value}  {headers}".rstrip()
 
@@ -361,9 +364,12 @@ _ESCAPES: Final = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 def format_parts(
     form: str, own: Mapping[str, Part] = MappingProxyType({})
 ) -> list[bytes | Part]:
-    """kcat's format string in pieces: bytes as they are, and functions of a record.
-    own: functions for some codes, in place of those for records of a topic. Raises
-    click.BadParameter.
+    """Split kcat's format string into literal bytes and functions of a record.
+
+    `own` replaces the functions of some codes for records that are not from a topic.
+
+    Raises:
+        click.BadParameter: the format string is invalid.
     """
     known_forms = {**_FORMATS, **own}
     parts: list[bytes | Part] = []

@@ -1,14 +1,13 @@
-"""Text as records: lines, NDJSON or CSV become rows for append_many, each with the
-number of its line.
+"""Parsers of records: turn lines, NDJSON or CSV into rows for append_many, each with its
+line number.
 
 Rules:
-- Input is taken as it comes: a row is not held back because the next line is not there
-  yet.
-- A line that makes no record is a LineError with its number, after the rows that stood
-  before it.
-- NDJSON that dump.shown_record() made gives the same record again.
+- Input is parsed as it arrives: a row is not delayed until the next line arrives.
+- A line that is not a valid record raises LineError with its number, after all earlier
+  rows were yielded.
+- NDJSON written by dump.shown_record() is parsed to the same record.
 
-This module opens nothing and appends nothing.
+This module opens no files and appends no records.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from typing import Any, Final, NamedTuple
 
 from logcore.cli.terminal import to_json
 
-#: Bytes taken from the stream at once.
+#: Maximum number of bytes read from the stream at once.
 _CHUNK_BYTES: Final = 1 << 20
 
 
 class LineError(Exception):
-    """A line of the input that makes no record."""
+    """A line of the input is not a valid record."""
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(reason)
@@ -38,7 +37,7 @@ class LineError(Exception):
 
 
 class InputRow(NamedTuple):
-    """One record and the line it came from."""
+    """One record and its line number."""
 
     line: int
     row: tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int | None]
@@ -54,14 +53,18 @@ def row_groups(
     key_columns: list[str],
     tick: Callable[[int], None],
 ) -> Iterator[list[InputRow]]:
-    """Rows of a binary stream in groups of at most that many, one group for each call
-    of append_many.
+    """Yield the rows of a binary stream in groups, one group per call of append_many.
 
-    form: "lines", "ndjson" or "csv". key_delimiter: of lines, ends the key; a line
-    without it is a value with a null key, as for kcat. key_field: of ndjson, the field
-    that is the key, the whole object being the value.
-    key_columns: of csv. tick is called with each number of bytes taken. Raises
-    LineError.
+    Args:
+        form: "lines", "ndjson" or "csv".
+        key_delimiter: for lines, ends the key. A line without it is a value with a null
+            key, as in kcat.
+        key_field: for ndjson, the field that is the key. The whole object is the value.
+        key_columns: for csv, the columns that form the key.
+        tick: called with the number of bytes of each read.
+
+    Raises:
+        LineError: a line is not a valid record.
     """
     lines = _lines(stream, tick)
     if form == "csv":
@@ -77,8 +80,10 @@ def row_groups(
 
 
 def _lines(stream: Any, tick: Callable[[int], None]) -> Iterator[bytes | None]:
-    """Lines without their end; None wherever the input has no more for now, so that
-    what was read is not held back.
+    """Yield lines without their line ends.
+
+    None is yielded when no more input is available yet, so that the caller can store
+    the rows that it has.
     """
     rest = b""
     while data := stream.read1(_CHUNK_BYTES):
@@ -99,8 +104,9 @@ def _has_more(stream: Any) -> bool:
 
 
 def _groups(inputs: Iterator[InputRow | None], most: int) -> Iterator[list[InputRow]]:
-    """Records in groups of at most that many; a bad line comes after the group of what
-    was before it.
+    """Yield records in groups of at most `most`.
+
+    A LineError is raised after the group of the preceding rows was yielded.
     """
     group: list[InputRow] = []
     trouble: LineError | None = None
@@ -144,14 +150,14 @@ def _from_lines(
 
 
 def _from_keyed(line: bytes, delimiter: bytes) -> tuple[Any, ...]:
-    """A row from a line whose key ends at the first delimiter."""
+    """Return a row from a line whose key ends at the first delimiter."""
     key, sign, value = line.partition(delimiter)
     if sign:
         return (key, value, [], None)
     return (None, line, [], None)
 
 
-#: Those of what `read` gives; the places of a record are not taken over.
+#: Fields in the output of `read`. Topic, partition and offset are ignored.
 _FIELDS: Final = frozenset(
     {
         "key",
@@ -167,7 +173,11 @@ _FIELDS: Final = frozenset(
 
 
 def _from_json(line: bytes, key_field: str | None) -> tuple[Any, ...] | None:
-    """A row from one NDJSON line, None from a blank one; ValueError says what is wrong."""
+    """Return the row of one NDJSON line, or None for a blank line.
+
+    Raises:
+        ValueError: the line is not a valid record; the text is the reason.
+    """
     if not line.strip():
         return None
     try:
@@ -219,7 +229,10 @@ def _to_bytes(value: object) -> bytes | None:
 
 
 def _headers(given: object) -> list[tuple[str, bytes | None]]:
-    """[{"key": name, "value": ...}, ...], [[name, ...], ...] or {name: ...}."""
+    """Parse headers in one of three forms.
+
+    The forms are [{"key": name, "value": ...}, ...], [[name, ...], ...] and {name: ...}.
+    """
     if given is None:
         return []
     pairs: list[Any] = [None]
@@ -243,8 +256,9 @@ def _headers(given: object) -> list[tuple[str, bytes | None]]:
 def _from_csv(
     lines: Iterator[bytes | None], key_columns: list[str]
 ) -> Iterator[InputRow | None]:
-    """Rows as JSON objects of their texts. A quoted field may span lines, so csv has to
-    see the lines itself.
+    """Yield each CSV row as a JSON object of its texts.
+
+    A quoted field may span lines, so the csv module must read the lines itself.
     """
 
     def texts() -> Iterator[str]:
@@ -262,7 +276,7 @@ def _from_csv(
         if names is None:
             return
         twice = [name for slot, name in enumerate(names) if name in names[:slot]]
-        if twice:  # an object would keep the last of them and lose the others
+        if twice:  # a JSON object would keep only the last of equal names
             raise LineError(1, f"there are two columns {twice[0]!r}")
         missing = [name for name in key_columns if name not in names]
         if missing:

@@ -1,4 +1,4 @@
-"""`logcore registry`: shows the nodes of a registry of files, and changes none."""
+"""`logcore registry`: show the nodes of a registry of files, read-only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from logcore.cli.terminal import Lines, print_table, to_json, wants_json
 from logcore.errors import NodeNotFoundError
 from logcore.registry import FileRegistry, Node, open_registry
 
-#: Of a value in the tree.
+#: Maximum number of columns of a value in the tree.
 _MOST_SHOWN: Final = 120
 
 _path_argument = click.argument("path", metavar="[PATH]", default="/")
@@ -22,9 +22,7 @@ _path_argument = click.argument("path", metavar="[PATH]", default="/")
 
 @click.group(cls=CommandGroup)
 def registry() -> None:
-    """Show what is in the registry beside a log directory: members of groups, owners,
-    brokers.
-    """
+    """Show the registry of a log directory: members of groups, owners, brokers."""
 
 
 @registry.command("ls")
@@ -32,7 +30,7 @@ def registry() -> None:
 @_path_argument
 @json_option
 def registry_ls(directory: str, path: str, as_json: bool) -> None:
-    """The nodes below PATH, one level; the registry is the directory DATA.registry."""
+    """List the child nodes of PATH; the registry is the directory DATA.registry."""
     with open_registry(directory, read_only=True) as opened:
         above = ""
         if path != "/":
@@ -41,7 +39,7 @@ def registry_ls(directory: str, path: str, as_json: bool) -> None:
         for name in opened.children(path):
             try:
                 node = opened.get(f"{above}/{name}")
-            except NodeNotFoundError:  # gone meanwhile
+            except NodeNotFoundError:  # deleted since the listing
                 continue
             rows.append((name, node, len(opened.children(f"{above}/{name}"))))
     if wants_json(as_json):
@@ -72,7 +70,7 @@ def registry_ls(directory: str, path: str, as_json: bool) -> None:
 @_path_argument
 @json_option
 def registry_tree(directory: str, path: str, as_json: bool) -> None:
-    """All nodes below PATH with their values; long values are cut on a terminal."""
+    """List all nodes below PATH with their values; a terminal shortens long values."""
     with open_registry(directory, read_only=True) as opened:
         rows = list(_below(opened, path, 0))
     if wants_json(as_json):
@@ -102,13 +100,13 @@ def registry_tree(directory: str, path: str, as_json: bool) -> None:
 def _below(
     opened: FileRegistry, path: str, depth: int
 ) -> Iterator[tuple[str, int, Node]]:
-    """Path, depth and node of all that lies below a path, each before its children."""
+    """Yield path, depth and node of all descendants of a path, parents first."""
     above = ""
     if path != "/":
         above = path
     for name in opened.children(path):
         place = f"{above}/{name}"
-        with contextlib.suppress(NodeNotFoundError):  # gone meanwhile
+        with contextlib.suppress(NodeNotFoundError):  # deleted since the listing
             yield place, depth, opened.get(place)
             yield from _below(opened, place, depth + 1)
 
@@ -118,7 +116,7 @@ def _below(
 @click.argument("path", metavar="PATH")
 @json_option
 def registry_get(directory: str, path: str, as_json: bool) -> None:
-    """The value of the node PATH, with its version and, if it is ephemeral, its owner."""
+    """Show the value and version of the node PATH, and its owner if it is ephemeral."""
     with open_registry(directory, read_only=True) as opened:
         node = opened.get(path)
         owner = _owner(opened, node)
@@ -155,7 +153,7 @@ def _owner(opened: FileRegistry, node: Node) -> dict[str, int | None]:
 
 
 def _shown(value: bytes) -> Any:
-    """JSON as it is, other text as text, and the rest in hex."""
+    """Return JSON as values, other text as text, and other bytes in hex."""
     try:
         text = value.decode()
     except UnicodeDecodeError:

@@ -1,11 +1,11 @@
-"""`logcore forward` ships topics to a Kafka cluster, `logcore mirror` brings topics of
-one here.
+"""`logcore forward` ships topics to a Kafka cluster; `logcore mirror` copies topics from
+a cluster.
 
 Rules:
-- At a terminal one line on stderr says how far it is; in a pipe, or with --json, stdout
-  has a line of JSON a second.
-- `forward` opens the directory read-only, beside any writer, unless something is to be
-  written in it.
+- At a terminal, one line on stderr shows the progress. In a pipe, or with --json, stdout
+  gets one line of JSON per second.
+- `forward` opens the directory read-only, even while another process writes, unless an
+  option requires writing.
 
 The work is done by shipping/.
 """
@@ -27,21 +27,21 @@ from logcore.cli.terminal import Lines, size_text, to_json, wants_json
 from logcore.errors import ShippingError
 from logcore.fs import OS
 
-#: Between two lines.
+#: Delay between two progress lines.
 _REPORT_MS: Final = 1_000
 
 bootstrap_option = click.option(
     "--bootstrap",
     required=True,
     metavar="HOST:PORT[,...]",
-    help="Where the cluster is reached.",
+    help="Addresses of brokers of the cluster.",
 )
 client_option = click.option(
     "--client",
     "clients",
     metavar="NAME=VALUE",
     multiple=True,
-    help="A setting of librdkafka. Repeatable.",
+    help="Setting of librdkafka. Repeatable.",
 )
 
 
@@ -51,8 +51,9 @@ def topic_names(texts: tuple[str, ...]) -> list[str]:
 
 
 def renaming(text: str | None) -> Callable[[str], str] | None:
-    """`s/x/y/`: a function on names. x is a regular expression of Python, y what
-    re.sub() takes.
+    """Parse `s/x/y/` into a function that renames topics.
+
+    x is a regular expression of Python, and y is a replacement for re.sub().
     """
     if text is None:
         return None
@@ -65,16 +66,15 @@ def renaming(text: str | None) -> Callable[[str], str] | None:
         raise click.BadParameter(f"{text!r} is not s/from/to/", param_hint="--rename")
     try:
         pattern = re.compile(parts[1])
-        pattern.sub(
-            parts[2], ""
-        )  # what it makes is read first, so that it is refused here and not at a topic
+        # sub() parses the replacement, so that an invalid one is refused here.
+        pattern.sub(parts[2], "")
     except (re.error, IndexError) as error:
         raise click.BadParameter(f"{text!r}: {error}", param_hint="--rename") from None
     return lambda name: pattern.sub(parts[2], name)
 
 
 class Reporter:
-    """Says how far it is, about once a second, and at the end."""
+    """Prints the progress about once a second, and at the end."""
 
     def __init__(self, out: Lines, as_json: bool, line: Callable[[Any], str]) -> None:
         self._out = out
@@ -129,18 +129,18 @@ def _forward_line(metrics: Any) -> str:
     "--topics",
     metavar="NAME[,...]",
     multiple=True,
-    help="Which topics; all but internal ones by default.",
+    help="Topics to ship; all except internal topics by default.",
 )
 @click.option(
     "--rename",
     metavar="s/x/y/",
-    help="Names of topics in the cluster: a regular expression.",
+    help="Rename topics in the cluster, with a regular expression.",
 )
 @click.option(
     "--name",
     default="default",
     show_default=True,
-    help="Of this forwarder; a second one takes over.",
+    help="Name of this forwarder; a second forwarder of this name takes over.",
 )
 @click.option(
     "--at-least-once",
@@ -148,33 +148,33 @@ def _forward_line(metrics: Any) -> str:
     help="Without transactions: a crash repeats some records.",
 )
 @click.option(
-    "--create-topics", is_flag=True, help="Make what is missing in the cluster."
+    "--create-topics", is_flag=True, help="Create missing topics in the cluster."
 )
 @click.option(
     "--on-error",
     type=click.Choice(["fail", "quarantine"]),
     default="fail",
     show_default=True,
-    help="A record that is refused stops its partition, or is kept in TOPIC.dlq here.",
+    help="A refused record stops its partition, or is stored in the local topic TOPIC.dlq.",
 )
 @click.option(
     "--on-gap",
     type=click.Choice(["fail", "skip"]),
     default="fail",
     show_default=True,
-    help="Records that were deleted here before they were shipped.",
+    help="Policy if local records were deleted before they were shipped.",
 )
 @click.option(
     "--on-lost",
     type=click.Choice(["fail", "noted", "start"]),
     default="fail",
     show_default=True,
-    help="The cluster has lost the progress: go on at what was noted here, or ship again.",
+    help="If the cluster has lost the progress: continue at the locally stored progress, or ship again.",
 )
 @click.option(
     "--hold",
     is_flag=True,
-    help="Commit the progress for the local group forward-NAME: retention can wait.",
+    help="Commit the progress for the local group forward-NAME, so that retention can wait for it.",
 )
 @click.option(
     "--buffer-memory",
@@ -184,7 +184,7 @@ def _forward_line(metrics: Any) -> str:
     help="Bytes.",
 )
 @click.option(
-    "--until-end", is_flag=True, help="End when all that is there now is shipped."
+    "--until-end", is_flag=True, help="End when all present records are shipped."
 )
 @client_option
 @json_option
@@ -202,7 +202,8 @@ def forward(
     """Ship topics of DATA to a Kafka cluster, in order per partition and exactly once,
     until Ctrl-C.
 
-    It goes on where it stopped. While the cluster is away it waits and tries again.
+    The command continues where the previous run stopped. While the cluster is
+    unreachable, it waits and retries.
     """
     from logcore.shipping import Forwarder, KafkaCluster
 
@@ -251,43 +252,45 @@ def _mirror_line(metrics: Any) -> str:
     metavar="NAME[,...]",
     multiple=True,
     required=True,
-    help="Which topics there.",
+    help="Topics of the cluster to mirror.",
 )
 @click.option(
     "--offsets",
     type=click.Choice(["keep", "new"]),
     default="keep",
     show_default=True,
-    help="Here.",
+    help="Offsets of the mirrored records: the cluster's, or new ones.",
 )
 @click.option(
-    "--rename", metavar="s/x/y/", help="Names of topics here: a regular expression."
+    "--rename",
+    metavar="s/x/y/",
+    help="Rename topics in DATA, with a regular expression.",
 )
 @click.option(
     "--name",
     default="default",
     show_default=True,
-    help="Of this mirror, whose progress is kept with new.",
+    help="With new: name of this mirror; its progress is stored under the name.",
 )
 @click.option(
     "--groups",
     metavar="GROUP[,...]",
     multiple=True,
-    help="With keep: whose committed offsets are copied.",
+    help="With keep: groups whose committed offsets are copied.",
 )
 @click.option(
     "--on-gap",
     type=click.Choice(["fail", "skip"]),
     default="fail",
     show_default=True,
-    help="Records that were deleted there before they were mirrored.",
+    help="Policy if records of the cluster were deleted before they were mirrored.",
 )
 @click.option(
     "--on-divergence",
     type=click.Choice(["fail", "truncate"]),
     default="fail",
     show_default=True,
-    help="The cluster has lost records that are here: cut what is here, after asking.",
+    help="If the cluster has lost records that DATA has: truncate DATA, after asking.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option(
@@ -295,10 +298,10 @@ def _mirror_line(metrics: Any) -> str:
     type=click.Choice(["fail", "quarantine"]),
     default="fail",
     show_default=True,
-    help="With new: a record that cannot be stored stops its partition, or is kept in TOPIC.dlq.",
+    help="With new: a record that cannot be stored stops its partition, or is stored in TOPIC.dlq.",
 )
 @click.option(
-    "--until-end", is_flag=True, help="End when all that is there now is mirrored."
+    "--until-end", is_flag=True, help="End when all present records are mirrored."
 )
 @shared_option
 @client_option
@@ -316,10 +319,11 @@ def mirror(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Bring topics of a Kafka cluster into DATA, with the offsets they have there,
-    until Ctrl-C.
+    """Copy topics of a Kafka cluster into DATA, with the offsets of the cluster, until
+    Ctrl-C.
 
-    It goes on where it stopped. While the cluster is away it waits and tries again.
+    The command continues where the previous run stopped. While the cluster is
+    unreachable, it waits and retries.
     """
     from logcore.shipping import KafkaCluster, Mirror
 

@@ -1,10 +1,10 @@
-"""`logcore sql`: the topics of a directory as tables of DuckDB.
+"""`logcore sql`: query the topics of a directory as tables of DuckDB.
 
 Rules:
-- A topic is opened when a query reads it. DuckDB says which columns and rows it needs;
-  only these columns are made.
-- Every reading of a topic in one command ends at the same offsets.
-- Logs are opened read-only, and nothing is written to them.
+- A topic is opened when a query reads it. DuckDB passes the columns and the filter of
+  the query; only these columns are built.
+- All reads of a topic in one command end at the same offsets.
+- Logs are opened read-only, and no log is written.
 
 This module parses no SQL.
 """
@@ -29,15 +29,14 @@ from logcore.errors import MissingDependencyError
 if TYPE_CHECKING:
     import pyarrow
 
-#: Columns of a table, the cheapest first: DuckDB counts rows by it.
+#: Columns of a table, the cheapest first: DuckDB reads the first to count rows.
 _COLUMNS: Final = ("partition", "offset", "timestamp", "key", "value", "headers")
-#: Rows that a terminal is shown; a table of more takes long to draw, and no one reads
-#: it.
+#: Maximum number of rows shown on a terminal, because a longer table is slow to draw.
 _MOST_SHOWN: Final = 1_000
-#: Up to so many topics all are tables; of more those that the query may name, since
-#: each takes a millisecond.
+#: Maximum number of topics that are all registered as tables. With more topics, only
+#: topics that the query may name are registered, because each takes a millisecond.
 _MOST_TABLES: Final = 100
-#: header(headers, 'trace'): the first header of that name.
+#: Defines header(headers, 'trace'), the first header of that name.
 _MACRO: Final = "create macro header(headers, name) as [one.value for one in headers if one.key = name][1]"
 
 
@@ -51,7 +50,7 @@ _MACRO: Final = "create macro header(headers, name) as [one.value for one in hea
     "--csv",
     "as_csv",
     is_flag=True,
-    help="CSV with a row of names, at a terminal as well.",
+    help="Print CSV with a row of names, also at a terminal.",
 )
 @full_option
 @json_option
@@ -62,9 +61,9 @@ def sql(
     count(*) from orders'.
 
     Columns: partition, offset, timestamp, key, value, headers. Keys and values are
-    text; what is not UTF-8 shows its bytes as \\xFF. header(headers, 'trace') is a
-    header, value->>'$.price' a field of JSON. A name such as "my-topic" stands in
-    double quotes. Needs the extra sql; the language is DuckDB's.
+    text; bytes that are not UTF-8 are shown as \\xFF. header(headers, 'trace') is a
+    header, value->>'$.price' is a field of JSON. Write a name such as "my-topic" in
+    double quotes. The command needs the extra sql; the language is DuckDB's.
     """
     duckdb = _duckdb()
     with contextlib.ExitStack() as stack:
@@ -84,7 +83,7 @@ def sql(
         except (
             OSError,
             ValueError,
-        ) as error:  # of a query that fails at a later row, as Arrow hands it on
+        ) as error:  # a query that fails at a later row raises through Arrow
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             _fail(error, logdir.topics())
@@ -113,7 +112,7 @@ def _register(
         twin = folded.setdefault(topic.lower(), topic)
         if twin != topic and topic.lower() in lowered:
             fail(
-                f"{twin} and {topic} differ only in case, which SQL cannot tell apart",
+                f"{twin} and {topic} differ only in case, which SQL does not distinguish",
                 None,
             )
         if len(topics) <= _MOST_TABLES or topic.lower() in lowered:
@@ -121,16 +120,15 @@ def _register(
                 topic, TopicDataset(logdir, topic, _COLUMNS, is_text=is_text)
             )
     connection.execute(_MACRO)
-    # Else an unknown table would be looked for among the variables of this program.
+    # By default DuckDB would search unknown tables among the variables of this program.
     connection.execute("set python_enable_replacements = false")
-    with contextlib.suppress(
-        Exception
-    ):  # without its extension for time zones the system's zone stays
+    # Fails if DuckDB's extension for time zones is missing; then the zone is the system's.
+    with contextlib.suppress(Exception):
         connection.execute("set TimeZone = 'UTC'")
 
 
 def _fail(error: Exception, topics: list[str]) -> None:
-    """In one line what DuckDB says in several, and what to do about a name."""
+    """End the command with DuckDB's error in one line, and advice about table names."""
     text = str(error)
     message = text.split("\n\n", maxsplit=1)[0].replace("\n", " ")
     unknown = re.search(r'Table with name "?([^" ]+)"? does not exist', text)
@@ -148,9 +146,7 @@ def _fail(error: Exception, topics: list[str]) -> None:
             if topics:
                 advice = f"there are {', '.join(topics[:10])}"
     elif any(not re.fullmatch(r"\w+", topic) and topic in text for topic in topics):
-        advice = (
-            "names with '-' or '.' stand in double quotes, and the query in single ones"
-        )
+        advice = "write names with '-' or '.' in double quotes, and the query in single quotes"
     fail(message, advice)
 
 
@@ -195,8 +191,9 @@ def _print(
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """Names of the fields of an object: the second column of one name gets _2 behind
-    it, so that none is lost.
+    """Return unique names for columns.
+
+    The second column of the same name gets the suffix _2, so that no column is lost.
     """
     taken: dict[str, int] = {}
     fields: list[str] = []
@@ -216,7 +213,7 @@ def _with_first(first: Any, rows: Iterator[Any]) -> Iterator[Any]:
 
 
 def _rows(reader: pyarrow.RecordBatchReader) -> Iterator[tuple[Any, ...]]:
-    """Rows of what JSON can say."""
+    """Yield rows of values that JSON supports."""
     for batch in reader:
         columns = [
             [_plain(value) for value in column.to_pylist()] for column in batch.columns
@@ -232,7 +229,7 @@ def _plain(value: Any) -> Any:
 
     if isinstance(value, float) and not math.isfinite(
         value
-    ):  # JSON has no number for these
+    ):  # JSON has no number for NaN and infinities
         return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
     if value is None or isinstance(value, str | bool | int | float):
         return value

@@ -2,10 +2,10 @@
 a pipe.
 
 Rules:
-- Progress goes to stderr, and only to a terminal.
-- On a terminal rich draws the tables; elsewhere they are aligned plain text.
+- Progress is written to stderr, and only to a terminal.
+- On a terminal, rich draws the tables. Elsewhere, tables are aligned plain text.
 
-This module knows no log and no file format.
+This module depends on no log and no file format.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import IO, Any, Final
 
 import click
 
-#: Lines written to stdout at once.
+#: Number of lines that are written to stdout at once.
 _CHUNK_LINES: Final = 1000
 
 
@@ -34,8 +34,9 @@ def to_json(value: object) -> str:
 
 
 class Lines:
-    """Lines to stdout as UTF-8, some at a time; a context manager, so that none is
-    forgotten.
+    """Buffered writer of UTF-8 lines to stdout.
+
+    It is a context manager, so that the last lines are always flushed.
     """
 
     def __init__(self) -> None:
@@ -72,10 +73,14 @@ def print_table(
     right: Iterable[int] = (),
     full: bool = True,
 ) -> None:
-    """A table: rich on a terminal, aligned plain text elsewhere.
+    """Print a table: with rich on a terminal, as aligned plain text elsewhere.
 
-    right: columns of numbers. full: what does not fit the terminal goes on in the next
-    line; else a row is one line, and its last column is cut first.
+    Args:
+        names: headings of the columns.
+        rows: cells of each row.
+        right: indexes of columns with numbers, which are aligned right.
+        full: whether long cells wrap. Otherwise a row is one line, and its last column
+            is shortened first.
     """
     texts = [[_cell(cell) for cell in row] for row in rows]
     numbers = set(right)
@@ -113,7 +118,7 @@ def print_table(
 def print_verdicts(
     found: Sequence[Any], *, within: str = "", full: bool = True
 ) -> None:
-    """A table of verdicts; paths below within are shown without it."""
+    """Print a table of verdicts; paths below `within` are shown relative to it."""
     rows = [
         (
             one.status,
@@ -130,7 +135,9 @@ def print_verdicts(
 
 
 def print_troubles(found: Sequence[Any], *, within: str = "") -> None:
-    """Two lines for each verdict: whose it is, and in full what is wrong."""
+    """Print two lines for each verdict: the file, and the full description of its
+    problem.
+    """
     for one in found:
         color = {"damaged": "red", "warning": "yellow"}.get(one.status)
         click.echo(
@@ -160,8 +167,10 @@ _STYLES: Final = {"ok": "green", "warning": "yellow", "damaged": "bold red"}
 
 
 def _harmless(text: str) -> str:
-    """Text for a terminal: a value may hold signs that would recolor it, clear it, or
-    type into it.
+    """Return text that is safe for a terminal.
+
+    A value may hold control characters that recolor the terminal, clear it, or type
+    into it.
     """
     if text.isprintable():
         return text
@@ -187,8 +196,9 @@ def _cell(value: object) -> str:
 def progress(
     label: str, total: int | None
 ) -> Generator[Callable[[int], None], None, None]:
-    """Gives a function to call with each amount done; shows a bar if stderr is a
-    terminal.
+    """Yield a function to call with each completed amount.
+
+    A progress bar is shown if stderr is a terminal.
     """
     if not sys.stderr.isatty():
         yield lambda amount: None
@@ -202,7 +212,7 @@ def progress(
 
 
 def time_text(timestamp_ms: int, precision: str = "milliseconds") -> str:
-    """ISO 8601 in UTC, or "-" for none."""
+    """Return a timestamp as ISO 8601 in UTC, or "-" if there is none."""
     if timestamp_ms < 0:
         return "-"
     try:
@@ -226,14 +236,14 @@ def size_text(size_bytes: float) -> str:
 
 
 def terminal_columns() -> int | None:
-    """How wide lines may be: the width of the terminal, or None where stdout is none."""
+    """Return the width of the terminal, or None if stdout is not a terminal."""
     if sys.stdout.isatty():
         return shutil.get_terminal_size().columns
     return None
 
 
 def cells(text: str) -> int:
-    """How many columns a text takes: some signs take two, some none."""
+    """Return the number of columns of a text: some characters take two, some none."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -242,19 +252,20 @@ def cells(text: str) -> int:
 
 
 def fitted(text: str, columns: int) -> str:
-    """Text that takes at most so many columns of a terminal; what is cut ends in an
+    """Return text that takes at most this many columns; shortened text ends in an
     ellipsis.
     """
     if len(text) <= columns and cells(text) <= columns:
         return text
     from rich.cells import set_cell_size
 
-    # No sign takes more than two columns, so what stands behind these cannot show.
+    # No character that is shown can follow this prefix, because none takes more than
+    # two columns.
     return set_cell_size(text[: 2 * columns], max(0, columns - 1)) + "…"
 
 
 def plain_text(value: object) -> str:
-    """What shown() made, as text for a line: control characters escaped."""
+    """Return a value of shown() as text for one line, with control characters escaped."""
     text = "null"
     if isinstance(value, str):
         text = value

@@ -1,5 +1,5 @@
-"""`logcore topic`: makes, lists, describes, alters, deletes and forks the topics of a
-log directory.
+"""`logcore topic`: create, list, describe, alter, delete and fork the topics of a log
+directory.
 
 The work is done by logdir.py.
 """
@@ -25,7 +25,7 @@ from logcore.cli.options import (
 from logcore.cli.terminal import Lines, print_table, size_text, to_json, wants_json
 from logcore.directory.topic_file import id_text
 
-#: Of a topic that is there.
+#: Name of an existing topic.
 _name_argument = click.argument("name", shell_complete=complete_topic)
 
 
@@ -42,7 +42,7 @@ def topic() -> None:
 def topic_create(
     directory: str, name: str, partitions: int, configs: tuple[str, ...]
 ) -> None:
-    """Make the topic NAME in the log directory DATA, which is made if it is not there."""
+    """Create the topic NAME in DATA; a missing log directory DATA is created."""
     with open_to_write(directory, create=True) as logdir:
         logdir.create_topic(name, partitions, dict(map(setting, configs)))
 
@@ -51,7 +51,7 @@ def topic_create(
 @log_directory_argument
 @json_option
 def topic_list(directory: str, as_json: bool) -> None:
-    """Names of the topics in DATA, with their partitions and bytes."""
+    """List the topics in DATA, with their partitions and bytes."""
     with logcore.open_dir(directory, read_only=True) as logdir:
         rows = []
         for name in logdir.topics():
@@ -80,7 +80,7 @@ def topic_list(directory: str, as_json: bool) -> None:
 @_name_argument
 @json_option
 def topic_describe(directory: str, name: str, as_json: bool) -> None:
-    """The id, settings and partitions of the topic NAME."""
+    """Show the id, settings and partitions of the topic NAME."""
     with logcore.open_dir(directory, read_only=True) as logdir:
         found = logdir.describe_topic(name)
         rows = []
@@ -131,10 +131,12 @@ def topic_describe(directory: str, name: str, as_json: bool) -> None:
     "--unset",
     metavar="NAME",
     multiple=True,
-    help="Take a setting back to its default. Repeatable.",
+    help="Reset a setting to its default. Repeatable.",
 )
 @click.option(
-    "--partitions", type=click.IntRange(1), help="Raise their number to this."
+    "--partitions",
+    type=click.IntRange(1),
+    help="Increase the number of partitions to this.",
 )
 def topic_alter(
     directory: str,
@@ -149,7 +151,9 @@ def topic_alter(
         **dict.fromkeys(unset),
     }
     if not changes and partitions is None:
-        raise click.UsageError("say what to change: --config, --unset or --partitions")
+        raise click.UsageError(
+            "nothing to change: give --config, --unset or --partitions"
+        )
     with open_to_write(directory) as logdir:
         logdir.alter_topic(name, changes, check_only=True)
         if partitions is not None:
@@ -165,19 +169,18 @@ def topic_alter(
 def topic_delete(directory: str, name: str, yes: bool) -> None:
     """Delete the topic NAME with all its records.
 
-    Asks first. Without a terminal it cannot ask, and deletes nothing unless --yes is
-    given.
+    The command asks first. Without a terminal it deletes nothing unless --yes is given.
     """
     with logcore.open_dir(
         directory, read_only=True
-    ) as logdir:  # no lock while the question stands
+    ) as logdir:  # read-only: no lock is held while the command waits for the answer
         numbers = logdir.partitions(name)
         size = size_text(sum(logdir.size_bytes(name, number) for number in numbers))
     if not yes:
         if not sys.stdin.isatty():
             fail(
-                f"deleting {name} has to be confirmed, and stdin is no terminal",
-                "give --yes to delete it unasked",
+                f"deleting {name} must be confirmed, and stdin is not a terminal",
+                "give --yes to delete it without a question",
             )
         count = f"{len(numbers)} partition{'s' * (len(numbers) != 1)}"
         if not click.confirm(
@@ -197,11 +200,11 @@ def topic_delete(directory: str, name: str, yes: bool) -> None:
     "--at",
     "at_offset",
     type=click.IntRange(0),
-    help="Up to this offset, else all that is there.",
+    help="Copy records below this offset; by default, all records.",
 )
 def topic_fork(directory: str, name: str, new_name: str, at_offset: int | None) -> None:
-    """Make the topic NEW_NAME with the records of NAME: hard links, so that it takes no
-    room of its own.
+    """Create the topic NEW_NAME with the records of NAME, as hard links, which use no
+    additional disk space.
     """
     with logcore.open_dir(directory) as logdir:
         logdir.fork(name, at_offset, new_name)

@@ -1,10 +1,9 @@
-"""`logcore transactions`: what producers with a transactional id have open, and its end
-by hand.
+"""`logcore transactions`: list open transactions, and commit or abort them by hand.
 
 Rules:
-- Looking takes no lock and works beside a broker or another writer. Deciding needs the
-  right to write.
-- Only a transaction that is open is decided. The producer that opened it finds itself
+- `list` acquires no lock and works while a broker or another process writes. `commit`
+  and `abort` open the directory for writing.
+- Only an open transaction can be ended. The producer that opened the transaction is
   fenced.
 
 The work is done by coordinators/transactions.py.
@@ -24,17 +23,20 @@ _id_argument = click.argument("transactional_id", metavar="ID")
 
 @click.group(cls=CommandGroup)
 def transactions() -> None:
-    """List the transactions of a log directory, and decide what was left open."""
+    """List the transactions of a log directory, and end open transactions."""
 
 
 @transactions.command("list")
 @log_directory_argument
 @click.option(
-    "--all", "shows_all", is_flag=True, help="Also ids without an open transaction."
+    "--all",
+    "shows_all",
+    is_flag=True,
+    help="Also list ids without an open transaction.",
 )
 @json_option
 def transactions_list(directory: str, shows_all: bool, as_json: bool) -> None:
-    """Transactions in DATA that are open, or decided and not ended in all partitions."""
+    """List transactions in DATA that are open, or not yet ended in all partitions."""
     with logcore.open_dir(directory, read_only=True) as logdir:
         found = sorted(logdir.transactions().items())
     names = ("id", "state", "producer", "epoch", "partitions", "since")
@@ -69,8 +71,8 @@ def transactions_list(directory: str, shows_all: bool, as_json: bool) -> None:
 @log_directory_argument
 @_id_argument
 def transactions_commit(directory: str, transactional_id: str) -> None:
-    """Commit the open transaction of ID, as the other store of a two-phase commit has
-    decided.
+    """Commit the open transaction of ID, because the other store of a two-phase commit
+    has committed.
     """
     _end(directory, transactional_id, commit=True)
 
@@ -79,7 +81,7 @@ def transactions_commit(directory: str, transactional_id: str) -> None:
 @log_directory_argument
 @_id_argument
 def transactions_abort(directory: str, transactional_id: str) -> None:
-    """Abort the open transaction of ID: readers of committed records go on behind it."""
+    """Abort the open transaction of ID; read_committed readers then continue after it."""
     _end(directory, transactional_id, commit=False)
 
 

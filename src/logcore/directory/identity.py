@@ -140,7 +140,7 @@ def check_kind(fs: FS, real: str, *, create: bool) -> None:
         base_offset_of(name) is not None for name in names
     ):
         raise LogNotFoundError(
-            "this is the directory of one partition: open it with logcore.open(), or open the directory it lies in",
+            "this is the directory of one partition: open it with logcore.open(), or open the directory that holds it",
             path=real,
         )
     # A crash during creation may have left only the reserve, or a file that was not

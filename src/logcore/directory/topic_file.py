@@ -168,7 +168,7 @@ def read_topics(fs: FS, path: str) -> list[TopicEntry]:
             raise ValueError("a topic twice")
     except ValueError as error:
         raise CorruptLogError(
-            "the file of topics holds what no program writes; restore it from a copy, or remove it and set "
+            "the file of topics has content that no program writes; restore it from a copy, or remove it and set "
             "the topics' configs again",
             path=os.path.join(path, checkpoint.TOPICS),
             expected="names, ids, counts and settings of topics",

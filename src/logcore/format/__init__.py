@@ -1,3 +1,3 @@
-"""From bytes to values and back, without a disk: numbers, codecs, columns, the old
-formats, the records of groups.
+"""Encoders and decoders, which do not use the disk: numbers, codecs, columns, the old
+formats, and the records of groups and transactions.
 """

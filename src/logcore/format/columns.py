@@ -1,17 +1,17 @@
 """Records as columns: numpy arrays that point into the bytes of their batches.
 
-One decode serves all consumers: from these columns come values, Record objects and
-Arrow arrays.
+One decode serves all consumers: values, Record objects and Arrow arrays are built from
+these columns.
 
 Rules:
-- Positions are bytes into `data`, which is borrowed: a view of a mapped segment, of
-  bytes that were read, or of one inflated batch. It stays valid as long as the columns
-  live, and is never written to.
-- A size of -1 is a null key or value; a size of 0 is an empty one.
-- Rows stand in log order. Offsets may have gaps (compaction) but in a sound log they
-  rise.
+- Positions are byte positions in `data`, which is borrowed: a view of a mapped segment,
+  of bytes that were read, or of one inflated batch. `data` remains valid as long as the
+  columns exist, and is never written.
+- A size of -1 is a null key or value; a size of 0 is an empty key or value.
+- Rows are in log order. Offsets may have gaps (compaction), but in a valid log they
+  increase.
 
-This module decodes no batch (kernels do) and knows no file.
+This module decodes no batches, which the kernels do, and opens no files.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 #: Arrow columns of a scan of one log, in their usual order.
 ARROW_COLUMNS: Final = ("offset", "timestamp", "key", "value", "headers")
-#: Those of a scan of a topic; one of a log has the first two as well, when they are
-#: asked for.
+#: Arrow columns of a scan of a topic. A scan of one log has the first two only if they
+#: are requested.
 TOPIC_COLUMNS: Final = ("topic", "partition", *ARROW_COLUMNS)
-#: Rows of an Arrow array of one value that is kept for reuse. It is as many as a run of
-#: decoded batches has at most.
+#: Number of rows of a constant Arrow array that is kept for reuse. It is the maximum of
+#: a run of decoded batches.
 _CONSTANT_ROWS: Final = 32_768
 
 
@@ -52,11 +52,11 @@ class RecordColumns:
     """Decoded records of one or more batches, each array of shape (rows,) and
     C-contiguous.
 
-    data: the bytes that positions count in. offsets: int64. timestamps_ms: int64, -1
+    data: the bytes to which positions refer. offsets: int64. timestamps_ms: int64, -1
     for none. key_positions, key_sizes, value_positions, value_sizes: int32, size -1 for
-    null. header_positions: int32, where the first header starts. header_counts: int32.
-    topic, partition: of all rows; None in columns that no scan has made, and where the
-    name of the log's directory is none of a partition.
+    null. header_positions: int32, the start of the first header. header_counts: int32.
+    topic, partition: the source of all rows. Both are None in columns that were not
+    created by a scan, or if the directory of the log has no partition's name.
     """
 
     data: memoryview
@@ -75,12 +75,11 @@ class RecordColumns:
     def from_block(
         cls, data: memoryview, block: npt.NDArray[np.uint8], rows: int
     ) -> RecordColumns:
-        """Columns over a block that a kernel has filled for exactly this many rows;
-        nothing is copied.
+        """Create columns over a block that a kernel filled for exactly this many rows,
+        without copies.
         """
         # The kernel fills two rows of int64, then six rows of int32. Unpacking a table
-        # gives its rows as views: eight slices, each made and cast for itself, take
-        # twice the time.
+        # returns its rows as views. Eight separate slices and casts take twice the time.
         wide: npt.NDArray[np.int64] = np.ndarray((2, rows), np.int64, block)
         narrow: npt.NDArray[np.int32] = np.ndarray(
             (6, rows), np.int32, block, 16 * rows
@@ -89,8 +88,8 @@ class RecordColumns:
 
     @classmethod
     def from_records(cls, records: Iterable[Record]) -> RecordColumns:
-        """Columns of records that are objects already, such as those of the old
-        formats; their bytes are copied.
+        """Create columns from Record objects, such as records of the old formats; their
+        bytes are copied.
         """
         data = bytearray()
         rows = []
@@ -125,24 +124,22 @@ class RecordColumns:
         return f"<RecordColumns rows={len(self)}{span}>"
 
     def __getitem__(self, rows: slice | npt.NDArray[np.bool_]) -> RecordColumns:
-        """The same records cut to a slice, where nothing is copied for a step of 1, or
-        those of a mask.
-        """
+        """Return the rows of a slice or of a mask; a slice with step 1 copies nothing."""
         return self._with(np.ascontiguousarray(array[rows]) for array in self._arrays())
 
     def between(self, start: int, end: int) -> RecordColumns:
-        """Only the records with start <= offset < end."""
+        """Return the records with start <= offset < end."""
         if not len(self) or (self.offsets[0] >= start and self.offsets[-1] < end):
             return self
-        # In a sound log offsets rise, so the rows to keep are neighbours, and a slice
-        # copies nothing. Otherwise the rows are picked one by one.
+        # In a valid log offsets increase, so the rows to keep are contiguous, and a slice
+        # copies nothing. Otherwise a mask selects the rows.
         keep = np.flatnonzero((self.offsets >= start) & (self.offsets < end))
         if len(keep) and keep[-1] - keep[0] + 1 == len(keep):
             return self[int(keep[0]) : int(keep[-1]) + 1]
         return self._with(array[keep] for array in self._arrays())
 
     def _arrays(self) -> tuple[npt.NDArray[Any], ...]:
-        """All fields but data, topic and partition."""
+        """Return all fields except data, topic and partition."""
         return attrs.astuple(self, recurse=False)[1:-2]
 
     def _with(self, arrays: Iterable[npt.NDArray[Any]]) -> RecordColumns:
@@ -151,24 +148,22 @@ class RecordColumns:
         return columns
 
     def name(self, topic: str | None, partition: int | None) -> None:
-        """For the scan that has just made these columns: says which partition they are
-        of.
-        """
-        # A copy with the two fields would take 3 us, an eighth of decoding a batch of
-        # 16 KiB.
+        """Set the topic and the partition; called by the scan that created the columns."""
+        # A copy with the two fields would take 3 us, an eighth of the time for decoding
+        # a batch of 16 KiB.
         object.__setattr__(self, "topic", topic)
         object.__setattr__(self, "partition", partition)
 
     def keys(self) -> list[bytes | None]:
-        """Keys as bytes objects, copied."""
+        """Return the keys as new bytes objects."""
         return kernel.pieces(self.data, self.key_positions, self.key_sizes)
 
     def values(self) -> list[bytes | None]:
-        """Values as bytes objects, copied."""
+        """Return the values as new bytes objects."""
         return kernel.pieces(self.data, self.value_positions, self.value_sizes)
 
     def headers(self, row: int) -> layout.Headers:
-        """Headers of one record, in order."""
+        """Return the headers of one record, in order."""
         at = int(self.header_positions[row])
         headers = []
         for _ in range(int(self.header_counts[row])):
@@ -183,7 +178,7 @@ class RecordColumns:
         return tuple(headers)
 
     def records(self) -> Iterator[Record]:
-        """The same as Record objects."""
+        """Yield the rows as Record objects."""
         keys = self.keys()
         values = self.values()
         times = self.timestamps_ms.tolist()
@@ -191,11 +186,14 @@ class RecordColumns:
             yield Record(offset, times[row], keys[row], values[row], self.headers(row))
 
     def to_arrow(self, columns: Iterable[str] = ARROW_COLUMNS) -> pyarrow.RecordBatch:
-        """A pyarrow.RecordBatch with the columns named, of schema
+        """Return a pyarrow.RecordBatch with these columns, of schema
         arrow_schema(columns).
 
         Keys and values are copied into Arrow's layout; offsets and timestamps are
-        shared. Raises MissingDependencyError without pyarrow.
+        shared.
+
+        Raises:
+            MissingDependencyError: pyarrow is not installed.
         """
         schema = arrow_schema(columns)
         pa = _pyarrow()
@@ -203,8 +201,9 @@ class RecordColumns:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def arrow_array(self, column: str) -> Any:
-        """One of ARROW_COLUMNS as a pyarrow array; what is given for a record without
-        headers is an empty list.
+        """Return one of ARROW_COLUMNS as a pyarrow array.
+
+        A record without headers has an empty list.
         """
         return _ARROW_BUILDERS[column](self, _pyarrow())
 
@@ -235,14 +234,15 @@ class RecordColumns:
 
 
 def _printable(name: str) -> str:
-    """A header name without surrogates, which stand for bytes that are not UTF-8:
-    Arrow's strings must be UTF-8.
+    """Return a header name without surrogates, because Arrow's strings must be UTF-8.
+
+    Surrogates represent bytes that are not UTF-8.
     """
     return name.encode("utf-8", layout.HEADER_NAME_ERRORS).decode("utf-8", "replace")
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """A varint of header fields that the decoder has found sound."""
+    """Read a varint of header fields that the decoder has already checked."""
     value = shift = 0
     while (byte := data[at]) >= 0x80:
         value |= (byte & 0x7F) << shift
@@ -259,8 +259,10 @@ def _repeated(value: str | int | None, kind: str, rows: int) -> Any:
 
 
 def _constant(value: str | int | None, kind: str, rows: int) -> Any:
-    """An Arrow array of one value: a part of one that is kept, because making it costs
-    as much as one of offsets.
+    """Return an Arrow array that repeats one value.
+
+    The array is a slice of a cached array, because building one takes as long as
+    building an array of offsets.
     """
     if rows > _CONSTANT_ROWS:
         return _repeated.__wrapped__(value, kind, rows)
@@ -278,8 +280,9 @@ def _no_headers_of_many() -> Any:
 
 
 def _no_headers(rows: int) -> Any:
-    """An empty list for each row: a part of one array that is kept, where that is long
-    enough.
+    """Return an array with an empty list per row.
+
+    The array is a slice of a cached array if that is long enough.
     """
     if rows <= _CONSTANT_ROWS:
         return _no_headers_of_many().slice(0, rows)
@@ -289,7 +292,7 @@ def _no_headers(rows: int) -> Any:
 
 
 def _times(timestamps_ms: npt.NDArray[np.int64], pa: Any) -> Any:
-    """Times as Arrow's; null for a record that has none."""
+    """Return times as an Arrow array, with null for a record without a timestamp."""
     missing = timestamps_ms == -1
     validity = None
     if missing.any():
@@ -312,11 +315,14 @@ _ARROW_BUILDERS: Final[dict[str, Any]] = {
 
 
 def arrow_schema(columns: Iterable[str] = ARROW_COLUMNS) -> pyarrow.Schema:
-    """topic: string, partition: int32, offset: int64, timestamp: timestamp[ms, UTC],
-    null for a record without one, key and value: binary, headers: list<struct<key:
-    string, value: binary>>.
+    """Return the Arrow schema of these columns.
 
-    Raises InvalidConfigError, with the name that is nearest.
+    The types are topic: string, partition: int32, offset: int64, timestamp:
+    timestamp[ms, UTC] (null for a record without a timestamp), key and value: binary,
+    headers: list<struct<key: string, value: binary>>.
+
+    Raises:
+        InvalidConfigError: a name is unknown; the error suggests the nearest name.
     """
     return _schema(checked_columns(columns))
 
@@ -337,8 +343,10 @@ def _schema(names: tuple[str, ...]) -> pyarrow.Schema:
 
 
 def checked_columns(columns: Iterable[str]) -> tuple[str, ...]:
-    """The names, if all are of TOPIC_COLUMNS and none is given twice. Raises
-    InvalidConfigError.
+    """Return the names of columns after checking them.
+
+    Raises:
+        InvalidConfigError: a name is not in TOPIC_COLUMNS, or is given twice.
     """
     if isinstance(columns, str):
         raise InvalidConfigError(
@@ -381,7 +389,7 @@ class _ArrowStream(Protocol):
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any: ...
 
 
-#: A column as append_columns() takes it: of Arrow, or a pair (data, offsets); see
+#: A column that append_columns() accepts: an Arrow array, or a pair (data, offsets); see
 #: input_column().
 ColumnInput = (
     _ArrowArray
@@ -391,7 +399,7 @@ ColumnInput = (
         Sequence[int] | npt.NDArray[np.integer[Any]],
     ]
 )
-#: Times as append_columns() takes them; see input_timestamps().
+#: Timestamps that append_columns() accepts; see input_timestamps().
 TimesInput = (
     _ArrowArray
     | _ArrowStream
@@ -406,12 +414,17 @@ InputColumn = tuple[
 
 
 def input_column(given: Any, what: str) -> InputColumn:
-    """A column of bytes in the form the encoder takes: (data, offsets, nulls).
+    """Convert a column of bytes to the encoder's form: (data, offsets, nulls).
 
-    given: an Arrow array of binary or string type (anything with __arrow_c_array__ if
-    pyarrow is installed), or a (data, offsets) pair: bytes or uint8 data, and integer
-    offsets of shape (n + 1,) that start anywhere, never fall and end inside data.
-    Raises InvalidRecordError for any other shape.
+    Args:
+        given: an Arrow array of binary or string type (any object with
+            __arrow_c_array__ if pyarrow is installed), or a (data, offsets) pair. The
+            data is bytes or uint8. The offsets are integers of shape (n + 1,) that start
+            anywhere, never decrease and end inside the data.
+        what: name of the column, for errors.
+
+    Raises:
+        InvalidRecordError: the column has another type or shape.
     """
     if isinstance(given, tuple) and len(given) == 2:
         try:
@@ -435,7 +448,7 @@ def input_column(given: Any, what: str) -> InputColumn:
     try:
         if isinstance(
             given, (bytes, bytearray, memoryview, str)
-        ):  # Arrow would make a column of their numbers
+        ):  # Arrow would convert them to a column of numbers
             raise TypeError(given)
         if isinstance(given, (pa.Array, pa.ChunkedArray)):
             array = given
@@ -474,7 +487,7 @@ def input_column(given: Any, what: str) -> InputColumn:
     edges: npt.NDArray[Any] = np.zeros(1, np.int64)
     if offsets is not None:
         edges = np.frombuffer(offsets, offset_type)
-    # A sliced array keeps the buffers of the whole one. An empty array may have an
+    # A sliced array keeps the buffers of the whole array. An empty array may have an
     # empty buffer of offsets.
     edges = edges[array.offset : array.offset + len(array) + 1]
     if not len(array):
@@ -506,7 +519,7 @@ def _checked_column(
     longest = kernel.longest_piece(edges, data.size)
     if longest < 0:
         raise InvalidRecordError(
-            f"{what}: offsets must rise and stay inside the data",
+            f"{what}: offsets must not decrease and must end inside the data",
             expected=f"0 to {data.size}",
             found=f"{edges.min()} to {edges.max()}",
         )
@@ -516,10 +529,10 @@ def _checked_column(
 
 
 def input_timestamps(given: Any, count: int) -> npt.NDArray[np.int64]:
-    """Timestamps in the form the encoder takes: int64 milliseconds, shape (count,).
+    """Convert timestamps to the encoder's form: int64 milliseconds, shape (count,).
 
-    given: integers, an Arrow array of integers or timestamps, or numpy datetime64 of
-    any unit.
+    `given` holds integers, an Arrow array of integers or timestamps, or numpy datetime64
+    of any unit.
     """
     if hasattr(given, "type") and hasattr(given, "to_numpy"):
         pa = _pyarrow()

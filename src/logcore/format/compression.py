@@ -14,9 +14,9 @@ Rules:
 - The size that a body declares is never trusted. Decompression stops once max_size is
   exceeded, and memory is allocated for the content that the compressed bytes can really
   hold.
-- We accept everything that Kafka's own readers accept, except ends that they overlook
-  and that look torn: 1-3 bytes after the last xerial block, the first bytes of another
-  gzip member, a zstd body without bytes. xerial version numbers, which Java compares
+- We accept everything that Kafka's own readers accept, except truncated ends that they
+  overlook: 1-3 bytes after the last xerial block, the first bytes of another gzip
+  member, a zstd body without bytes. xerial version numbers, which Java compares
   with 1, are not checked, because some writers write them in little-endian.
 - A body that was cut exactly between two gzip members, xerial blocks or zstd frames
   cannot be distinguished from a whole one here. The CRC and the record count of the
@@ -377,7 +377,7 @@ def _decompress_snappy(body: _Body) -> bytes:
                 raise body.refused(error, start) from error
             if written != plain_size:
                 raise body.corrupt(
-                    "a block is shorter than it says",
+                    "a block is shorter than its declared size",
                     start,
                     expected=plain_size,
                     found=written,
@@ -433,7 +433,7 @@ def _snappy_plain_size(body: _Body, start: int, end: int) -> int:
         raise body.corrupt("bad length in a block", start) from error
     if plain_size > _SNAPPY_MAX_RATIO * (end - start):
         raise body.corrupt(
-            "a block cannot inflate to what it says",
+            "a block cannot inflate to its declared size",
             start,
             expected=f"at most {int(_SNAPPY_MAX_RATIO * (end - start))} bytes",
             found=f"{plain_size} bytes",
@@ -729,7 +729,7 @@ def _decompress_zstd_frames(body: _Body) -> Iterator[bytes]:
         content_size, window_bytes, most, position = _zstd_frame(body, start)
         if content_size is not None and content_size > most:
             raise body.corrupt(
-                "a frame cannot inflate to what it says",
+                "a frame cannot inflate to its declared size",
                 start,
                 expected=f"at most {most} bytes",
                 found=f"{content_size} bytes",
@@ -821,7 +821,7 @@ def _zstd_frame(body: _Body, start: int) -> tuple[int | None, int, int, int]:
         head = data[position] | data[position + 1] << 8 | data[position + 2] << 16
         is_last = bool(head & 1)
         kind = head >> 1 & 3
-        # A raw block stores its content. One byte of an RLE block stands for `size`
+        # A raw block stores its content. One byte of an RLE block expands to `size`
         # bytes. A compressed block holds any number of bytes up to the limit of the
         # frame.
         size = head >> 3
@@ -882,7 +882,7 @@ def _skip_zstd_frame(body: _Body, start: int) -> int:
 def _package(name: str, codec: Codec) -> Any:
     """Import the module `name` at its first use.
 
-    Importing logcore stays fast this way, and unused packages may be missing.
+    Importing logcore remains fast this way, and unused packages may be missing.
     """
     try:
         return importlib.import_module(name)

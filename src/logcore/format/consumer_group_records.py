@@ -1,26 +1,26 @@
-"""The records of groups of the consumer protocol (KIP-848) in Kafka's
-`__consumer_offsets`, between bytes and values.
+"""Encode and decode the records of groups of the consumer protocol (KIP-848) in Kafka's
+`__consumer_offsets`.
 
 Layout: a key is an int16, the kind of the record, then texts with int16 lengths: the
 group, and for some kinds the member or the regular expression. A value is an int16 0,
-then flexible fields: lengths are varints of length + 1, tagged fields end each struct.
-A null value deletes what was stored under its key.
+then flexible fields: lengths are varints of length + 1, and tagged fields end each
+struct. A null value deletes the record of its key.
 
     kind                  key              value
-    GROUP         3       group            epoch, tag 0: a hash of what its topics look like, left out when it is 0
-    TOPICS        4       group            written by Kafka before 4.1; since then the hash stands for its content
-    MEMBER        5       group, member    what a member says of itself
-    TARGET_EPOCH  6       group            for which epoch of the group the targets were computed
-    TARGET        7       group, member    the partitions that a member is to have
-    CURRENT       8       group, member    how far a member has come
-    PATTERN      16       group, pattern   the topics that a regular expression means
+    GROUP         3       group            epoch, tag 0: a hash of the metadata of its topics, omitted when it is 0
+    TOPICS        4       group            written by Kafka before 4.1; since then the hash replaces it
+    MEMBER        5       group, member    the facts that a member sent about itself
+    TARGET_EPOCH  6       group            the epoch of the group for which the targets were computed
+    TARGET        7       group, member    the partitions that a member must get
+    CURRENT       8       group, member    the state and the present partitions of a member
+    PATTERN      16       group, pattern   the topics that match a regular expression
 
 Rules:
-- Written records are byte for byte those of Kafka 4.1, but that lists of partitions are
+- Written records equal Kafka 4.1's byte for byte, except that lists of partitions are
   sorted.
-- A record that is not understood reads as None; nothing is raised for it.
+- A record with an unknown or invalid layout reads as None, without an error.
 
-Nothing here knows a log. What the classic protocol and commits write is in
+This module reads no log. The records of the classic protocol and of commits are in
 group_records.py.
 """
 
@@ -38,8 +38,9 @@ from logcore.format import varint
 
 
 class RecordKind(enum.IntEnum):
-    """The kind of a record; the first number of its key. CLASSIC is that of a group in
-    group_records.py.
+    """Kind of a record, which is the first number of its key.
+
+    CLASSIC is the kind of a group in group_records.py.
     """
 
     CLASSIC = 2
@@ -53,7 +54,7 @@ class RecordKind(enum.IntEnum):
 
 
 class MemberState(enum.IntEnum):
-    """How far a member is, by Kafka's numbers. Other numbers mean UNKNOWN."""
+    """State of a member, by Kafka's numbers. Other numbers mean UNKNOWN."""
 
     STABLE = 0
     UNREVOKED = 1
@@ -67,7 +68,7 @@ _NAMED: Final = frozenset(
 _KINDS: Final = {
     int(kind): kind for kind in RecordKind if kind is not RecordKind.CLASSIC
 }
-#: How the keys begin that are known here.
+#: First bytes of the known keys.
 CONSUMER_KEY_VERSIONS: Final = frozenset(kind.to_bytes(2, "big") for kind in _KINDS)
 _STATES: Final = {int(state): state for state in MemberState}
 
@@ -86,8 +87,8 @@ Partitions = frozenset[Partition]
 
 
 class ConsumerKey(NamedTuple):
-    """The key of a record. name: the member or the pattern, empty for records of the
-    group itself.
+    """Key of a record. `name` is the member or the pattern; it is empty for records of
+    the group itself.
     """
 
     kind: RecordKind
@@ -97,8 +98,10 @@ class ConsumerKey(NamedTuple):
 
 @attrs.frozen
 class GroupEpoch:
-    """metadata_hash: of the topics that the members want; only whether it is the same
-    counts.
+    """Epoch of a group.
+
+    `metadata_hash` is a hash of the subscribed topics, and is only compared for
+    equality.
     """
 
     epoch: int
@@ -107,8 +110,10 @@ class GroupEpoch:
 
 @attrs.frozen
 class ClassicMember:
-    """Further facts of a member of the classic protocol. protocols: name and metadata
-    of each, the best one first.
+    """Additional facts of a member of the classic protocol.
+
+    `protocols` holds the name and the metadata of each protocol, the preferred protocol
+    first.
     """
 
     session_timeout_ms: int
@@ -117,9 +122,10 @@ class ClassicMember:
 
 @attrs.frozen(kw_only=True)
 class ConsumerMember:
-    """The facts of a member from its own requests. pattern: a regular expression of
-    topics. classic: of one that speaks the classic protocol, in a group that goes from
-    one protocol to the other.
+    """Facts of a member from its own requests.
+
+    `pattern` is a regular expression of topics. `classic` is set for a member of the
+    classic protocol, in a group that migrates between the protocols.
     """
 
     instance_id: str | None = None
@@ -135,10 +141,11 @@ class ConsumerMember:
 
 @attrs.frozen(kw_only=True)
 class Current:
-    """How far a member has come. assigned: what it may use. revoking: what it must give
-    up and has not yet.
+    """State of a member.
 
-    previous_epoch: the member epoch before the last change of this record.
+    `assigned` holds the partitions that the member may use. `revoking` holds the
+    partitions that the member must still release. `previous_epoch` is the member epoch
+    before the last change of this record.
     """
 
     member_epoch: int = 0
@@ -150,17 +157,15 @@ class Current:
 
 @attrs.frozen
 class Resolved:
-    """Topics that a pattern means. version: of the cluster's topics, of which this is
-    the state.
-    """
+    """Topics that match a pattern, at a `version` of the cluster's metadata."""
 
     topics: tuple[str, ...]
     version: int
     timestamp_ms: int
 
 
-#: A number is the epoch of TARGET_EPOCH, a set of partitions a TARGET. What TOPICS says
-#: is not read.
+#: A number is the epoch of TARGET_EPOCH, and a set of partitions is a TARGET. Values of
+#: TOPICS are not decoded.
 ConsumerValue = (
     GroupEpoch | ConsumerMember | int | Partitions | Current | Resolved | None
 )
@@ -170,8 +175,12 @@ ConsumerValue = (
 
 
 def consumer_key(key: ConsumerKey) -> bytes:
-    """Raises ValueError for a text that an int16 cannot count; callers that take ids
-    from outside check that.
+    """Encode a key.
+
+    Callers check the length of ids from clients before this function.
+
+    Raises:
+        ValueError: a text is longer than an int16 can count.
     """
     data = _SHORT.pack(key.kind) + _key_text(key.group_id)
     if key.kind in _NAMED:
@@ -233,9 +242,10 @@ def _member(member: ConsumerMember) -> bytes:
 
 
 def _classic(classic: ClassicMember | None) -> bytes:
-    """The tagged fields of a member: tag 0 holds a nullable struct. Its first byte is
-    1, or 0 for null. A default would be left out, but Kafka writes the null, and so
-    does this.
+    """Encode the tagged fields of a member: tag 0 holds a nullable struct.
+
+    The first byte of the struct is 1, or 0 for null. Tagged fields with their default
+    are usually omitted, but Kafka writes the null, and so does this function.
     """
     if classic is None:
         struct_bytes = b"\0"
@@ -286,7 +296,7 @@ def _partitions(partitions: Partitions) -> bytes:
 
 
 def read_consumer_key(key: bytes) -> ConsumerKey | None:
-    """None for a key of another kind, and for bytes that are no key."""
+    """Decode a key; return None for another kind of record and for invalid bytes."""
     try:
         (kind,) = _SHORT.unpack_from(key)
         known = _KINDS.get(kind)
@@ -303,7 +313,7 @@ def read_consumer_key(key: bytes) -> ConsumerKey | None:
 
 
 def read_consumer_value(kind: RecordKind, value: bytes) -> ConsumerValue:
-    """None for one that is not understood, and for all of TOPICS."""
+    """Decode a value; return None if it is not understood, and for all of TOPICS."""
     try:
         if value[:2] != b"\0\0":
             return None
@@ -346,7 +356,7 @@ def _read(kind: RecordKind, fields: _RecordFields) -> ConsumerValue:
 
 
 def _read_member(fields: _RecordFields) -> ConsumerMember:
-    """The arguments are evaluated in the order in which the fields are stored."""
+    """Decode a member; Python evaluates the arguments in the stored order of the fields."""
     return ConsumerMember(
         instance_id=fields.nullable_text(),
         rack_id=fields.nullable_text(),
@@ -371,11 +381,11 @@ def _read_classic(data: bytes) -> ClassicMember | None:
 def described_consumers(
     key: bytes | None, value: bytes | None
 ) -> dict[str, Any] | None:
-    """A record as a dict that JSON can express; None for one that is not understood.
+    """Return a record as a dict for JSON, or None if the record is not understood.
 
-    {"group", "kind": by the names of Kind, in small letters, "name": of the member or
-    the pattern, "value": the fields, or None}. Partitions are lists by the id of their
-    topic; of classic protocols there are the names.
+    The keys are "group", "kind" (a name of RecordKind in lower case), "name" (the member
+    or the pattern), and "value" (the fields, or None). Partitions are lists by topic id.
+    Of classic protocols, only the names are included.
     """
     name = None
     if key is not None:
@@ -419,7 +429,7 @@ def _shown(value: Any) -> Any:
 
 
 class _RecordFields:
-    """Fields one after the other. Raises one of _NOT_UNDERSTOOD where they do not fit."""
+    """Decoder of consecutive fields; invalid bytes raise one of _NOT_UNDERSTOOD."""
 
     def __init__(self, data: bytes, at: int) -> None:
         self._data = data
@@ -458,8 +468,9 @@ class _RecordFields:
         return str(self._taken(self._varint() - 1), "utf-8")
 
     def _count(self) -> int:
-        """How many elements follow. Each takes a byte at least, so a loop over them
-        ends where the data does.
+        """Return the number of elements that follow.
+
+        Each element takes at least one byte, so a loop over them ends with the data.
         """
         count = self._varint() - 1
         if count < 0:

@@ -1,21 +1,20 @@
-"""The records of Kafka's `__consumer_offsets`: what groups have committed and how they
-stand, between bytes and values.
+"""Encode and decode the records of Kafka's `__consumer_offsets`: the committed offsets
+and the states of groups.
 
 Layout (storage format section 12.1): key and value begin with their version, an int16.
 The key names a group, topic and partition (versions 0 and 1) or a group (2). A null
-value deletes what was stored under its key. Strings have an int16 length; in values of
-version 4 lengths are varints of length + 1, and a section of tagged fields ends each
-struct.
+value deletes the record of its key. Strings have an int16 length. In values of version
+4, lengths are varints of length + 1, and a section of tagged fields ends each struct.
 
 Rules:
 - Written records are byte for byte Kafka's: keys of versions 1 and 2, values of version
   3, or 1 with an expiry.
-- A record that is not understood reads as None; nothing is raised for it.
-- Nothing here knows a log. Which record of a key counts is decided in
-  logcore.coordinators.stored_offsets.
+- A record with an unknown or invalid layout reads as None, without an error.
+- This module reads no log. logcore.coordinators.stored_offsets decides which record of a
+  key counts.
 
-What a member subscribes to, and what it is assigned, are blobs inside a group's record.
-They are read and written here too, in version 3 of Kafka's consumer protocol.
+The subscription and the assignment of a member are blobs inside a group's record. This
+module encodes and decodes them too, in version 3 of Kafka's consumer protocol.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ _INT: Final = struct.Struct(">i")
 _LONG: Final = struct.Struct(">q")
 _OFFSET_HEAD: Final = struct.Struct(">hq")
 _EPOCH_HEAD: Final = struct.Struct(">hqi")
-#: What precedes a commit's metadata, by the version of the value. Version 4 has another
-#: layout behind the same head.
+#: Fields before a commit's metadata, by the version of the value. In version 4, these
+#: fields are the same, and a different layout follows.
 _HEADS: Final = {
     0: _OFFSET_HEAD,
     1: _OFFSET_HEAD,
@@ -44,27 +43,27 @@ _HEADS: Final = {
     3: _EPOCH_HEAD,
     4: _EPOCH_HEAD,
 }
-#: Since which version lengths are varints and structs end with tagged fields.
+#: First version in which lengths are varints and structs end with tagged fields.
 _FLEXIBLE: Final = 4
 _VERSIONS: Final = range(5)
 #: The newest version of a subscription whose fields are known; newer ones only add
 #: fields at the end.
 _SUBSCRIPTION_VERSION: Final = 3
-#: The errors that bytes raise below if they do not fit the layout. UnicodeDecodeError
+#: Errors that the decoders below raise for bytes of another layout. UnicodeDecodeError
 #: is a ValueError.
 _NOT_UNDERSTOOD: Final = (ValueError, IndexError, struct.error, InvalidRecordError)
 
-#: How the keys begin that are known: two versions of a commit's, one of a group's.
+#: First bytes of the known keys: two versions of a commit's key, one of a group's key.
 KEY_VERSIONS: Final = frozenset({b"\0\0", b"\0\1", b"\0\2"})
 
 GroupRecord = tuple[bytes, bytes | None]
-#: The most bytes that a record in a batch needs beside its key and value.
+#: Maximum number of bytes that a record in a batch needs besides its key and value.
 RECORD_HEAD_BYTES: Final = 32
 _T = TypeVar("_T")
 
 
 class Committed(NamedTuple):
-    """One committed offset. expire_ms: -1, or the time that the committer asked for."""
+    """One committed offset. `expire_ms` is -1, or the time that the client requested."""
 
     offset: int
     leader_epoch: int
@@ -74,7 +73,7 @@ class Committed(NamedTuple):
 
 
 class CommitKey(NamedTuple):
-    """The key of the record of a commit."""
+    """Key of the record of a commit."""
 
     group_id: str
     topic: str
@@ -83,9 +82,7 @@ class CommitKey(NamedTuple):
 
 @attrs.frozen(kw_only=True)
 class StoredMember:
-    """A member of a stored group. rebalance_timeout_ms: -1 in records that older
-    brokers wrote.
-    """
+    """Member of a stored group. `rebalance_timeout_ms` is -1 in records of older brokers."""
 
     member_id: str
     instance_id: str | None = None
@@ -99,8 +96,8 @@ class StoredMember:
 
 @attrs.frozen(kw_only=True)
 class StoredGroup:
-    """A group's record. state_ms: since when the group has been in its state, -1 when
-    the record does not tell.
+    """Record of a group. `state_ms` is the time at which the group entered its state, or
+    -1 if the record has no time.
     """
 
     protocol_type: str
@@ -112,8 +109,9 @@ class StoredGroup:
 
 
 def partition_of(group_id: str, partition_count: int) -> int:
-    """The partition that holds a group: |String.hashCode of Java| modulo their number,
-    where |-2^31| is 0.
+    """Return the partition that stores a group.
+
+    It is |String.hashCode of Java| modulo the number of partitions, with |-2^31| = 0.
     """
     value = 0
     for (unit,) in _UNIT.iter_unpack(group_id.encode("utf-16-be", "surrogatepass")):
@@ -133,7 +131,9 @@ def commit_key(group_id: str, topic: str, partition: int) -> bytes:
 
 
 def commit_value(committed: Committed) -> bytes:
-    """Version 3 has the leader epoch and no expiry, version 1 an expiry and no leader
+    """Encode a commit: in version 1 if it has an expiry, otherwise in version 3.
+
+    Version 3 has a leader epoch and no expiry; version 1 has an expiry and no leader
     epoch.
     """
     if committed.expire_ms < 0:
@@ -177,8 +177,12 @@ def group_value(group: StoredGroup) -> bytes:
 
 
 def _text(text: str | None) -> bytes:
-    """Raises ValueError for a text whose length an int16 cannot hold; callers that take
-    ids from outside check that.
+    """Encode a string with an int16 length.
+
+    Callers check the length of ids from clients before this function.
+
+    Raises:
+        ValueError: the text is longer than an int16 can count.
     """
     if text is None:
         return b"\xff\xff"
@@ -198,7 +202,7 @@ def _blob(data: bytes) -> bytes:
 
 
 class _Fields:
-    """Fields one after the other. Raises one of _NOT_UNDERSTOOD where they do not fit."""
+    """Decoder of consecutive fields; invalid bytes raise one of _NOT_UNDERSTOOD."""
 
     def __init__(self, data: bytes, *, is_flexible: bool = False) -> None:
         self.data = data
@@ -226,8 +230,9 @@ class _Fields:
         return self._taken(self._length(_INT))
 
     def count(self) -> int:
-        """How many elements follow. Each takes a byte at least, so a loop over them
-        ends where the data does.
+        """Return the number of elements that follow.
+
+        Each element takes at least one byte, so a loop over them ends with the data.
         """
         count = self._length(_INT)
         if count < 0:
@@ -235,7 +240,7 @@ class _Fields:
         return count
 
     def end_struct(self) -> None:
-        """Skips the tagged fields at the end of a struct, of which none is known."""
+        """Skip the tagged fields at the end of a struct; all of them are unknown."""
         if self.is_flexible:
             for _ in range(self._varint()):
                 self._varint()
@@ -277,7 +282,7 @@ def _understood(read: Callable[[bytes], _T], data: bytes) -> _T | None:
 
 
 def read_key(key: bytes) -> CommitKey | str | None:
-    """The content of a record's key: that of a commit, or the id of a group."""
+    """Decode the key of a record to the key of a commit or the id of a group."""
     return _understood(_read_key, key)
 
 
@@ -290,8 +295,10 @@ def read_group(value: bytes) -> StoredGroup | None:
 
 
 def _read_key(key: bytes) -> CommitKey | str | None:
-    """Positions are followed by hand, here and in _read_commit: a broker that starts
-    may read a million of these.
+    """Decode a key.
+
+    This function and _read_commit track positions themselves, because a starting broker
+    may read a million of these records.
     """
     version = key[:2]
     if version == b"\0\2":
@@ -362,7 +369,7 @@ def _read_group(value: bytes) -> StoredGroup | None:
 
 
 def _read_member(fields: _Fields, version: int) -> StoredMember:
-    """The fields are read in the order in which they are stored."""
+    """Decode a member; the fields are read in their stored order."""
     member_id = fields.text()
     instance_id = None
     if version >= 3:
@@ -387,9 +394,11 @@ def _read_member(fields: _Fields, version: int) -> StoredMember:
 
 
 class Subscription(NamedTuple):
-    """The metadata that a consumer sends when it joins. owned: (topic, partition) pairs
-    that it still has. generation: in which it got them, -1 when it does not say.
-    rack_id: where it runs.
+    """Metadata that a consumer sends when it joins.
+
+    `owned` holds the (topic, partition) pairs that the consumer still has, and
+    `generation` is the generation that assigned them, or -1 if it is not given.
+    `rack_id` names the rack of the consumer.
     """
 
     topics: tuple[str, ...]
@@ -400,8 +409,9 @@ class Subscription(NamedTuple):
 
 
 class ProtocolAssignment(NamedTuple):
-    """The assignment of a member by its leader. user_data: of an assignor that hands on
-    more than partitions.
+    """Assignment of a member by the group leader.
+
+    `user_data` holds additional data of the assignor.
     """
 
     partitions: tuple[tuple[str, int], ...]
@@ -409,7 +419,7 @@ class ProtocolAssignment(NamedTuple):
 
 
 def subscription_value(subscription: Subscription) -> bytes:
-    """As Kafka's clients join with it."""
+    """Encode a subscription as Kafka's clients send it in JoinGroup."""
     parts = [
         b"\0\3",
         _INT.pack(len(subscription.topics)),
@@ -422,7 +432,7 @@ def subscription_value(subscription: Subscription) -> bytes:
 
 
 def assignment_value(partitions: Iterable[tuple[str, int]]) -> bytes:
-    """The assignment of a member by its leader, as bytes."""
+    """Encode the assignment of a member."""
     return b"\0\3" + _partitions(partitions) + _nullable_blob(None)
 
 
@@ -443,9 +453,7 @@ def _partitions(partitions: Iterable[tuple[str, int]]) -> bytes:
 
 
 def subscribed_topics(subscription: bytes) -> list[str] | None:
-    """The topics a consumer subscribes to, by the bytes it joined with; None when they
-    are no subscription.
-    """
+    """Return the topics of an encoded subscription, or None for invalid bytes."""
     found = read_subscription(subscription)
     if found is None:
         return None
@@ -453,15 +461,17 @@ def subscribed_topics(subscription: bytes) -> list[str] | None:
 
 
 def read_subscription(data: bytes) -> Subscription | None:
-    """None for bytes that are no subscription. A version above the known ones is read
-    as the newest known one, as Kafka's clients do.
+    """Decode a subscription; return None for invalid bytes.
+
+    A newer version is decoded as the newest known version, as in Kafka's clients.
     """
     return _understood(_read_subscription, data)
 
 
 def read_assignment(data: bytes) -> tuple[tuple[str, int], ...] | None:
-    """(topic, partition) pairs; None for bytes that are no assignment. No bytes at all
-    assign no partition.
+    """Decode an assignment to (topic, partition) pairs; return None for invalid bytes.
+
+    Empty bytes assign no partition.
     """
     found = read_whole_assignment(data)
     if found is None:
@@ -470,7 +480,7 @@ def read_assignment(data: bytes) -> tuple[tuple[str, int], ...] | None:
 
 
 def read_whole_assignment(data: bytes) -> ProtocolAssignment | None:
-    """As read_assignment(), with what the assignor hands on beside."""
+    """Decode an assignment together with the additional data of the assignor."""
     if data:
         return _understood(_read_assignment, data)
     return ProtocolAssignment(())
@@ -513,7 +523,7 @@ def _read_partitions(fields: _Fields) -> tuple[tuple[str, int], ...]:
 
 
 def described(key: bytes | None, value: bytes | None) -> dict[str, Any] | None:
-    """A record as a dict that JSON can express; None for one that is not understood.
+    """Return a record as a dict for JSON, or None if the record is not understood.
 
     {"group", "topic", "partition", "committed": {"offset", "leader_epoch", "metadata",
     "commit_timestamp_ms", "expire_timestamp_ms"} or None}, or {"group", "metadata":

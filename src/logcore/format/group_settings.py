@@ -1,9 +1,9 @@
-"""Settings of single groups of the consumer protocol, by Kafka's names: what they may
-be, and the rows of the file `logcore.groups`.
+"""Settings of single groups of the consumer protocol, by Kafka's names: allowed values,
+and the rows of the file `logcore.groups`.
 
-What comes from a file or a client is checked here. Not here: the file
-(logcore.directory.group_settings), and what a setting does
-(logcore.coordination.consumer_transitions).
+This module checks settings from a file or a client. logcore.directory.group_settings
+reads and writes the file, and logcore.coordination.consumer_transitions applies the
+settings.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from logcore.errors import InvalidConfigError
 SESSION_TIMEOUT: Final = "consumer.session.timeout.ms"
 HEARTBEAT_INTERVAL: Final = "consumer.heartbeat.interval.ms"
 _INT32_MAX: Final = 2**31 - 1
-#: Name -> the least value, in ms. The largest is that of an int32.
+#: Minimum value of each setting, in ms. The maximum is the maximum of an int32.
 _LEAST: Final = {SESSION_TIMEOUT: 300, HEARTBEAT_INTERVAL: 100}
-#: The file is read and written as a whole: so many groups, and so many bytes in all
-#: their ids.
+#: Limits of the number of groups and of the bytes in all their ids, because the file is
+#: read and written as a whole.
 MOST_GROUPS: Final = 10_000
 MOST_ID_BYTES: Final = 4 << 20
 
@@ -28,8 +28,10 @@ Settings = dict[str, dict[str, int]]
 
 
 def value_of(name: str, value: object) -> int:
-    """The value of a setting. Raises InvalidConfigError for a name or a value that is
-    none.
+    """Return the checked value of a setting.
+
+    Raises:
+        InvalidConfigError: the name is unknown, or the value is invalid.
     """
     least = _LEAST.get(name)
     if least is None:
@@ -48,8 +50,10 @@ def value_of(name: str, value: object) -> int:
 
 
 def check_size(count: int, id_bytes: int) -> None:
-    """Raises InvalidConfigError for more groups, or bytes of their ids, than the file
-    may hold.
+    """Check the number of groups and the bytes of their ids.
+
+    Raises:
+        InvalidConfigError: the file may not hold that many groups or bytes.
     """
     if count > MOST_GROUPS:
         raise InvalidConfigError(
@@ -64,12 +68,12 @@ def check_size(count: int, id_bytes: int) -> None:
 
 
 def bytes_of_ids(settings: Iterable[str]) -> int:
-    """How long the ids of these groups are together."""
+    """Return the total number of bytes of the ids of groups."""
     return sum(len(group_id.encode()) for group_id in settings)
 
 
 def to_rows(settings: Mapping[str, Mapping[str, int]]) -> list[dict[str, Any]]:
-    """A row for each group, by their ids."""
+    """Return one row per group, sorted by group id."""
     return [
         {"group": group_id, "config": dict(own)}
         for group_id, own in sorted(settings.items())
@@ -77,7 +81,11 @@ def to_rows(settings: Mapping[str, Mapping[str, int]]) -> list[dict[str, Any]]:
 
 
 def from_rows(rows: Iterable[Any]) -> Settings:
-    """The reverse of to_rows(). Raises ValueError, which says what no program writes."""
+    """Reverse to_rows().
+
+    Raises:
+        ValueError: a row is invalid; the text is the reason.
+    """
     settings: Settings = {}
     try:
         for row in rows:

@@ -1,8 +1,8 @@
-"""Small HTML tables, for notebooks: what `_repr_html_` methods return.
+"""Small HTML tables for notebooks, which `_repr_html_` methods return.
 
 Rules:
-- All text is escaped. Keys and values come from anywhere.
-- A table stays small: what is long is cut, and says so.
+- All text is escaped, because keys and values are untrusted.
+- A table is small: long texts are shortened and marked.
 
 This module reads no log.
 """
@@ -24,8 +24,8 @@ def table(
     *,
     note: str = "",
 ) -> str:
-    """An HTML table. Numbers stand on the right. note: a line below it."""
-    from html import escape  # 2 ms to import, for the few who look
+    """Return an HTML table. Numbers are aligned right; `note` is a line below the table."""
+    from html import escape  # takes 2 ms to import, and few processes show tables
 
     head = "".join(f"<th>{escape(name)}</th>" for name in headings)
     body = "".join(_row(row, escape) for row in rows)
@@ -52,15 +52,15 @@ def _row(row: Sequence[object], escape: Callable[[str], str]) -> str:
 
 
 def cut(text: str) -> str:
-    """At most 60 characters of a text."""
+    """Return at most 60 characters of a text."""
     if len(text) <= _LONGEST_TEXT:
         return text
     return f"{text[:_LONGEST_TEXT]}… ({len(text):,})"
 
 
 def shown_bytes(value: bytes | None) -> str:
-    """A key or a value as text where it is UTF-8 that can be printed, else as Python
-    shows it; "null" for None.
+    """Return a key or a value as text if it is printable UTF-8, otherwise as a Python
+    literal, or "null" for None.
     """
     if value is None:
         return "null"
@@ -78,14 +78,15 @@ def shown_bytes(value: bytes | None) -> str:
 
 
 def _without_half_sign(start: bytes) -> bytes:
-    """The start of a longer text, without a sign that the cut went through: at most
-    three bytes of it are here.
+    """Return the start of a longer text without an incomplete last character.
+
+    At most three bytes of that character are removed.
     """
     for size in range(1, 4):
         byte = start[-size]
         if (
             byte & 0xC0 != 0x80
-        ):  # the first byte of a sign, which says how many there are
+        ):  # the first byte of a character, which contains the number of its bytes
             wanted = 1 + (byte >= 0xC2) + (byte >= 0xE0) + (byte >= 0xF0)
             if wanted > size:
                 return start[:-size]
@@ -94,7 +95,7 @@ def _without_half_sign(start: bytes) -> bytes:
 
 
 def shown_time(timestamp_ms: int) -> str:
-    """A time in UTC, to the millisecond; empty for none."""
+    """Return a time in UTC with milliseconds, or an empty text for no time."""
     if timestamp_ms < 0:
         return ""
     try:
@@ -105,7 +106,7 @@ def shown_time(timestamp_ms: int) -> str:
 
 
 def shown_size(size_bytes: float) -> str:
-    """Bytes in the largest unit that leaves a number above 1."""
+    """Return a size in the largest unit in which the number is above 1."""
     if size_bytes < 1024:
         return f"{size_bytes:,.0f} bytes"
     unit = 0

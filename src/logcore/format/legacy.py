@@ -1,9 +1,8 @@
-"""Message formats v0 and v1, read only: what logs hold that were written before Kafka
-0.11.
+"""Decoder of message formats v0 and v1, which Kafka wrote before version 0.11.
 
     entry    offset i64 | size i32 | crc u32 | magic i8 | attributes i8 | [timestamp i64, v1] |
              key length i32 | key | value length i32 | value
-    crc      CRC-32 (zlib) of everything behind it
+    crc      CRC-32 (zlib) of all bytes after it
     wrapper  an entry whose attributes name a codec; its value, inflated, is a run of plain entries of the same magic
 
                              v0                 v1
@@ -12,17 +11,17 @@
     inner timestamp          -1                 its own; the wrapper's if that is of type LogAppendTime
 
 Rules:
-- check() belongs before everything else: the others trust that the entry's own CRC was
-  verified.
-- Even so each length is compared with what is left before it is used, and inner entries
-  are verified one by one.
-- A negative length means null, and bytes behind the value are ignored, as by Kafka.
-- An inner entry cut short ends its wrapper quietly, as by Kafka; a wrapper without a
-  whole one is an error.
+- Callers call check() first: the other functions assume that the entry's own CRC is
+  valid.
+- Nevertheless, each length is checked against the remaining bytes, and each inner entry
+  is verified.
+- A negative length means null, and bytes after the value are ignored, as in Kafka.
+- A truncated inner entry ends its wrapper without an error, as in Kafka. A wrapper
+  without any complete inner entry is an error.
 
-This module writes nothing, knows no headers, producers or leader epochs (these formats
-have none), and does not find the end of an entry: it takes one whole entry, its 12-byte
-prefix included.
+This module does not encode. These formats have no headers, producers or leader epochs.
+The module does not find the end of an entry: each function takes one whole entry,
+including its 12-byte prefix.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from logcore.format.compression import DEFAULT_MAX_INFLATED, Codec, codec_of, de
 PREFIX_SIZE_BYTES = 12
 #: Smallest message: v0, null key, null value.
 MIN_MESSAGE_SIZE_BYTES = 14
-#: What v0 messages have for a timestamp.
+#: Timestamp of v0 messages.
 NO_TIMESTAMP_MS = -1
 
 _HEAD = struct.Struct(">qiIbb")  # offset, size, crc, magic, attributes
@@ -52,7 +51,7 @@ _INT64_MAX = (1 << 63) - 1
 _MIN_ENTRY_SIZE_BYTES = PREFIX_SIZE_BYTES + MIN_MESSAGE_SIZE_BYTES
 assert _HEAD.size == 18
 
-#: offset, timestamp_ms, key, value. A tuple since it is made per record.
+#: offset, timestamp_ms, key, value. A tuple is cheap to create for each record.
 Record: TypeAlias = tuple[int, int, bytes | None, bytes | None]
 
 
@@ -65,13 +64,13 @@ def check(
     """Raise CorruptBatchError unless `entry` is one whole v0 or v1 entry with a
     matching CRC.
 
-    For a wrapper that covers its compressed value; what is inside, decode() verifies.
-    path and position say where `entry` begins, for errors only.
+    For a wrapper, the CRC covers its compressed value; decode() verifies the inner
+    entries. `path` and `position` locate `entry`, for errors only.
     """
     _, size, crc, _, _ = _head(entry, path, position)
     if size != len(entry) - PREFIX_SIZE_BYTES:
         raise CorruptBatchError(
-            "the size of a message is not that of its entry",
+            "the size of a message differs from the size of its entry",
             path=path,
             position=position,
             expected=f"{len(entry) - PREFIX_SIZE_BYTES} bytes",
@@ -89,21 +88,24 @@ def check(
 
 
 def last_offset(entry: memoryview) -> int:
-    """The offset stored in the entry: that of its record, or of the last one of a
-    wrapper.
+    """Return the stored offset of the entry: its record's, or a wrapper's last record's.
 
-    0 for a wrapper as producers send it. An entry below 26 bytes, or not of v0 or v1,
-    raises CorruptBatchError.
+    The result is 0 for a wrapper that a producer sent without offsets.
+
+    Raises:
+        CorruptBatchError: the entry has less than 26 bytes, or is not of v0 or v1.
     """
     return _head(entry, None, None)[0]
 
 
 def max_timestamp(entry: memoryview) -> int:
-    """The timestamp stored in the entry, in ms since the epoch; -1 for v0. Errors as
-    last_offset.
+    """Return the stored timestamp of the entry, in ms since the epoch; -1 for v0.
 
-    For a wrapper that a broker wrote this is the largest one inside, or the append
-    time; producers send anything.
+    In a wrapper that a broker wrote, it is the largest inner timestamp or the append
+    time. In a wrapper from a producer, it can be any value.
+
+    Raises:
+        CorruptBatchError: the entry has less than 26 bytes, or is not of v0 or v1.
     """
     return _timestamp_ms(entry, _head(entry, None, None)[3])
 
@@ -115,17 +117,22 @@ def decode(
     path: str | os.PathLike[str] | None = None,
     position: int | None = None,
 ) -> list[Record]:
-    """The records of one entry that passed check(): (offset, timestamp in ms, key,
-    value), one or a wrapper's many.
+    """Return the records of one entry: one record, or all records of a wrapper.
 
-    max_size: the most bytes a wrapper may inflate to; above it RecordTooLargeError.
-    path, position: the file and the byte in it where `entry` begins, for errors only.
-    Errors in the messages of a wrapper carry the position of the wrapper, since
-    inflated bytes have none in the file.
+    A record is (offset, timestamp in ms, key, value). The entry must have passed
+    check(). Errors inside a wrapper carry the position of the wrapper, because inflated
+    bytes have no position in the file.
 
-    Raises CorruptBatchError if a CRC inside a wrapper or its compressed bytes are
-    wrong, InvalidRecordError if the entry breaks a rule of the format, and
-    UnsupportedCodecError for compression types 5-7.
+    Args:
+        entry: one whole entry.
+        max_size: maximum size of the inflated content of a wrapper.
+        path, position: the file and the position of `entry` in it, for errors only.
+
+    Raises:
+        CorruptBatchError: a CRC or compressed bytes inside a wrapper are wrong.
+        InvalidRecordError: the entry breaks a rule of the format.
+        RecordTooLargeError: a wrapper inflates to more than `max_size` bytes.
+        UnsupportedCodecError: the compression type is 5-7.
     """
     wrapper_offset, _, _, magic, attributes = _head(entry, path, position)
     codec = codec_of(attributes, path=path, position=position)
@@ -174,7 +181,7 @@ def _inner_records(
     path: str | os.PathLike[str] | None,
     position: int | None,
 ) -> list[Record]:
-    """The entries inside a wrapper, with offsets and timestamps as they are stored."""
+    """Return the entries inside a wrapper, with their stored offsets and timestamps."""
     records: list[Record] = []
     start = 0
     end = len(inflated)
@@ -189,7 +196,7 @@ def _inner_records(
                 found=f"{size} bytes",
             )
         entry_end = start + PREFIX_SIZE_BYTES + size
-        if entry_end > end:  # cut short, see the rules above
+        if entry_end > end:  # truncated, see the rules above
             break
         inner = inflated[start:entry_end]
         offset, _, crc, magic, attributes = _HEAD.unpack_from(inner)
@@ -229,7 +236,7 @@ def _absolute(
     path: str | os.PathLike[str] | None,
     position: int | None,
 ) -> list[Record]:
-    """Records of a v1 wrapper with the offsets and timestamps they stand for."""
+    """Return the records of a v1 wrapper with absolute offsets and final timestamps."""
     last_inner_offset = records[-1][0]
     # A producer writes 0 into the wrapper and numbers its messages from 0. Their inner
     # offsets are then absolute.
@@ -238,7 +245,7 @@ def _absolute(
         base_offset = wrapper_offset - last_inner_offset
     if base_offset < 0:
         raise InvalidRecordError(
-            "the offset of a wrapper is below that of its last message",
+            "the offset of a wrapper is below the offset of its last message",
             path=path,
             position=position,
             expected=f"0, or at least {last_inner_offset}",
@@ -265,7 +272,7 @@ def _absolute(
 def _head(
     entry: memoryview, path: str | os.PathLike[str] | None, position: int | None
 ) -> tuple[int, int, int, int, int]:
-    """Offset, size, crc, magic (0 or 1) and attributes."""
+    """Return offset, size, crc, magic (0 or 1) and attributes."""
     if len(entry) < _MIN_ENTRY_SIZE_BYTES:
         raise CorruptBatchError(
             "an entry is too small",
@@ -291,7 +298,7 @@ def _timestamp_ms(entry: memoryview, magic: int) -> int:
         return NO_TIMESTAMP_MS
     timestamp_ms: int = _INT64.unpack_from(entry, _HEAD.size)[
         0
-    ]  # ends with byte 26, which _head() makes sure of
+    ]  # _head() has checked that the entry has 26 bytes
     return timestamp_ms
 
 
@@ -301,7 +308,7 @@ def _key_and_value(
     path: str | os.PathLike[str] | None,
     position: int | None,
 ) -> tuple[memoryview | None, memoryview | None, int]:
-    """Key, value, and the position in `entry` behind the value."""
+    """Return the key, the value, and the position in `entry` after the value."""
     key_position = _HEAD.size
     if magic == 1:
         key_position += _INT64.size  # the timestamp
@@ -317,8 +324,8 @@ def _sized(
     path: str | os.PathLike[str] | None,
     position: int | None,
 ) -> tuple[memoryview | None, int]:
-    """The length-prefixed bytes at `start` of `entry`, None for null, and the position
-    behind them.
+    """Return the length-prefixed bytes at `start` of `entry`, or None for null, and the
+    position after them.
     """
     left = len(entry) - start - 4
     if left < 0:

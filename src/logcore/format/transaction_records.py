@@ -1,19 +1,19 @@
-"""The records of Kafka's `__transaction_state`: how transactional ids stand, between
-bytes and values.
+"""Encode and decode the records of Kafka's `__transaction_state`: the states of
+transactional ids.
 
 Layout (storage format section 12.2): the key is an int16 0 and the transactional id.
-The value begins with its version, an int16: 0 has lengths of fixed size, 1 has varints
-of length + 1 and tagged fields. A null value takes the id away.
+The value begins with its version, an int16. Version 0 has lengths of fixed size, and
+version 1 has varints of length + 1 and tagged fields. A null value deletes the id.
 
 Rules:
-- Version 1 is written, both are read.
-- Tags 0 and 1, the producer ids before and after a change, are written though Kafka 4.1
-  does not: it reads them, and a crash between prepare and complete would else lose a
-  producer id that was promised to the client.
-- A key of an unknown version reads as None. A value that is not understood raises: to
-  pass over it would leave a transaction open for ever.
+- Version 1 is written; both versions are read.
+- Tags 0 and 1 are the producer ids before and after a change. They are written although
+  Kafka 4.1 only reads them. Without them, a crash between prepare and complete would
+  lose a producer id that was promised to the client.
+- A key of an unknown version reads as None. A value that is not understood raises an
+  error, because skipping the value would leave a transaction open forever.
 
-Nothing here knows a log or what a transition means.
+This module reads no log and makes no transitions.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ Partition = tuple[str, int]
 
 
 class Status(enum.IntEnum):
-    """How a transactional id stands, by Kafka's numbers. 6 and 7 (Dead,
-    PrepareEpochFence) are never stored.
+    """State of a transactional id, by Kafka's numbers.
+
+    6 and 7 (Dead, PrepareEpochFence) are never stored.
     """
 
     EMPTY = 0
@@ -58,18 +59,18 @@ class Status(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """Kafka's name of it: PrepareCommit."""
+        """Kafka's name of the state, such as PrepareCommit."""
         return "".join(word.capitalize() for word in self.name.split("_"))
 
 
 @attrs.frozen(kw_only=True)
 class StoredTransaction:
-    """A record's value. Times are in milliseconds since the epoch; start_ms: -1 before
-    the first partition.
+    """Value of a record.
 
-    client_version: the transaction version of who asked for the change, 0 to 2.
-    previous_producer_id and next_producer_id: -1, but where the epochs of a producer id
-    are used up.
+    Times are in milliseconds since the epoch; `start_ms` is -1 before the first
+    partition. `client_version` is the transaction version of the client that requested
+    the change, 0 to 2. `previous_producer_id` and `next_producer_id` are -1, unless all
+    epochs of a producer id are used.
     """
 
     producer_id: int
@@ -85,7 +86,11 @@ class StoredTransaction:
 
 
 def transaction_key(transactional_id: str) -> bytes:
-    """Raises ValueError for an id of more than 32,767 bytes."""
+    """Encode a key.
+
+    Raises:
+        ValueError: the id has more than 32,767 bytes.
+    """
     text = transactional_id.encode()
     if len(text) > LONGEST_ID_BYTES:
         raise ValueError(
@@ -95,7 +100,10 @@ def transaction_key(transactional_id: str) -> bytes:
 
 
 def transaction_value(stored: StoredTransaction) -> bytes:
-    """In version 1. Topics and partitions rise; in Empty they are null, as in Kafka."""
+    """Encode a value in version 1.
+
+    Topics and partitions are sorted. In the state Empty they are null, as in Kafka.
+    """
     head = _HEAD.pack(
         1, stored.producer_id, stored.producer_epoch, stored.timeout_ms, stored.status
     )
@@ -140,8 +148,9 @@ def _unsigned(number: int) -> bytes:
 
 
 def read_transaction_key(key: bytes) -> str | None:
-    """The transactional id; None for a key of another version, and for bytes that are
-    no key.
+    """Decode the transactional id of a key.
+
+    Return None for a key of another version, and for invalid bytes.
     """
     if key[:2] != b"\0\0" or len(key) < 4:
         return None
@@ -155,8 +164,10 @@ def read_transaction_key(key: bytes) -> str | None:
 
 
 def read_transaction(value: bytes) -> StoredTransaction:
-    """Raises CorruptLogError for a version or a status that is not known, and bytes
-    that do not fit the layout.
+    """Decode a value.
+
+    Raises:
+        CorruptLogError: the version or the state is unknown, or the layout is invalid.
     """
     try:
         return _read(value)
@@ -205,7 +216,7 @@ def _read(value: bytes) -> StoredTransaction:
 
 
 def _tagged(kind: struct.Struct, tags: dict[int, bytes], tag: int, default: int) -> int:
-    """The number in a tagged field; the default if the field is left out."""
+    """Return the number in a tagged field, or the default if the field is omitted."""
     if tag not in tags:
         return default
     (number,) = kind.unpack(tags[tag])
@@ -213,8 +224,9 @@ def _tagged(kind: struct.Struct, tags: dict[int, bytes], tag: int, default: int)
 
 
 def _count(value: bytes, at: int, is_flexible: bool) -> tuple[int, int]:
-    """How many elements follow, -1 for null, and where. Each takes bytes, so a loop
-    over them ends with the data.
+    """Return the number of elements, or -1 for null, and the position of the first.
+
+    Each element takes at least one byte, so a loop over them ends with the data.
     """
     if is_flexible:
         count, at = varint.decode_unsigned(value, at)

@@ -1,16 +1,15 @@
 """Variable-length integers: the field encoding inside v2 records and flexible messages.
 
-    zig-zag:  n -> (n << 1) ^ (n >> 31), so that small negative numbers stay small
-    bytes:    seven bits each, lowest group first; the high bit says that another byte follows
+    zig-zag:  n -> (n << 1) ^ (n >> 31), so that small negative numbers remain small
+    bytes:    seven bits each, lowest group first; a high bit of 1 means that another byte follows
 
-Rules (as Kafka's reader has them):
+Rules, the same as in Kafka's reader:
 - An int32 takes at most 5 bytes; a high bit on the last one is an error.
 - Bits of the last byte beyond the width of the type are ignored.
 - Longer forms than needed are accepted.
 
-This module does not know which field it decodes, and does not check lengths or counts
-against what is left. It decodes one value at a time, for a handful of values; the
-columns of a batch and all encoding are the kernels'.
+This module decodes single values and does not check lengths or counts against the
+remaining bytes. The kernels decode the columns of a batch and do all encoding.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     Bytes: TypeAlias = bytes | bytearray | memoryview
 
-#: Most bytes of one value: ceil(32 / 7).
+#: Maximum number of bytes of one value: ceil(32 / 7).
 MAX_INT32_SIZE_BYTES = 5
 
 _UINT32_MAX = (1 << 32) - 1
@@ -33,8 +32,9 @@ _UINT32_MAX = (1 << 32) - 1
 def decode_int32(data: Bytes, position: int) -> tuple[int, int]:
     """Read a varint at `position` of `data`: (value, position after it).
 
-    Raises InvalidRecordError, with the position where the value starts, if `data` ends
-    inside it or its fifth byte asks for another.
+    Raises:
+        InvalidRecordError: `data` ends inside the value, or its fifth byte has the high
+            bit. The error has the start position of the value.
     """
     groups, position = _decode_groups(data, position)
     groups &= _UINT32_MAX
@@ -43,14 +43,18 @@ def decode_int32(data: Bytes, position: int) -> tuple[int, int]:
 
 def decode_unsigned(data: Bytes, position: int) -> tuple[int, int]:
     """Read an unsigned varint at `position`: (value in 0..2^32-1, position after it).
-    Errors as decode_int32.
+
+    Raises:
+        InvalidRecordError: the conditions are the same as in decode_int32().
     """
     groups, position = _decode_groups(data, position)
     return groups & _UINT32_MAX, position
 
 
 def _decode_groups(data: Bytes, start: int) -> tuple[int, int]:
-    assert start >= 0, start  # a negative one would quietly read from the end
+    assert start >= 0, (
+        start
+    )  # a negative index would read from the end, without an error
     try:
         byte = data[start]
         if byte < 0x80:  # nearly all lengths take one byte

@@ -317,7 +317,7 @@ class Search:
         return None
 
     def _is_last_wrong(self, facts: Any) -> bool:
-        """Whether the last batch kept has a wrong offset.
+        """Return whether the last batch kept has a wrong offset.
 
         The alternative is that this one has; it begins below the end of the last one.
         """
@@ -339,7 +339,7 @@ class Search:
         return self._base_at(facts) == last + 1
 
     def _is_last_unproven(self) -> bool:
-        """Whether only its own head gives the offset of the last batch kept.
+        """Return whether only its own head gives the offset of the last batch kept.
 
         This is so if damage precedes that batch.
         """
@@ -480,7 +480,7 @@ class Search:
     def _take_back(self) -> None:
         """Remove the last batch kept, and record it as damage."""
         extent = self.found[-1]
-        assert isinstance(extent, Extent), "last_size says that a batch was kept"
+        assert isinstance(extent, Extent), "last_size is set only if a batch was kept"
         end = extent.end
         extent.end -= self.last_size
         extent.batches -= 1
@@ -621,7 +621,7 @@ class Search:
         return end, end > position and is_log
 
     def _is_whole(self, facts: Any) -> bool:
-        """Whether the CRC of a batch is right. `facts` are those of its head."""
+        """Return whether the CRC of a batch with this head is right."""
         position = int(facts["position"])
         end = position + int(facts["size_bytes"])
         is_old = int(facts["magic"]) != 2
@@ -636,7 +636,7 @@ class Search:
         return self.sums[is_old].of(start, end)
 
     def _is_like_head(self, position: int, expected: int) -> bool:
-        """Whether the bytes at a position were the head of the next batch.
+        """Return whether the bytes at a position were the head of the next batch.
 
         Two of three fields must fit, or all bytes are zeros.
         """
@@ -652,9 +652,9 @@ class Search:
         )
 
     def _candidates(self, start: int) -> Iterator[int]:
-        """Yield positions from start on with the bytes of a head.
+        """Yield positions from `start` on with the bytes of a head.
 
-        Its offset must be above those of the batches kept.
+        The offset of the head must be above the offsets of the batches kept.
         """
         size = self.stop
         piece = _SECTOR_BYTES
@@ -725,7 +725,7 @@ class _Checksums:
         return self.crc(self.data[start:end], self.fronts[start // _SECTOR_BYTES])
 
     def _product(self, one: int, other: int) -> int:
-        """Return the product of two polynomials over bits, modulo that of the CRC."""
+        """Return the product of two polynomials over bits, modulo the CRC's polynomial."""
         product = 0
         while one:
             if one & 1 << 31:
@@ -750,5 +750,5 @@ def _big_endian(data: Any, positions: Any, size: int) -> Any:
 
 
 def _is_codec(attributes: int) -> bool:
-    """Whether the lowest byte of some attributes names a codec that exists."""
+    """Return whether the lowest byte of some attributes names a codec that exists."""
     return attributes & layout.CODEC_MASK in set(Codec)

@@ -480,7 +480,7 @@ def _dump_topics(fs: FS, path: str) -> Iterator[Row]:
     for row in rows:
         if not isinstance(row, dict):
             raise CorruptLogError(
-                "the file of topics holds what no program writes",
+                "the file of topics has content that no program writes",
                 path=path,
                 found=repr(row)[:80],
             )

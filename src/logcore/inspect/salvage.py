@@ -163,7 +163,7 @@ class SalvageReport:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing was lost."""
+        """Return whether nothing was lost."""
         return not self.lost and not any(one.lost for one in self.partitions)
 
     def as_dict(self) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def salvage(
     root = fs.real_path(origin)
     if real == root or real.startswith(root + os.sep):
         raise InvalidConfigError(
-            "the target lies in the source, which is not to be changed", path=goal
+            "the target is inside the source, which must not be changed", path=goal
         )
     if found == [origin]:
         parent, name = os.path.split(real)
@@ -290,8 +290,8 @@ def salvage(
 class _Job:
     """One partition to be copied.
 
-    `key` is that of the copy. `known_as` maps a log directory to the name of the source
-    in the checkpoints there.
+    `key` is the key of the copy. `known_as` maps a log directory to the name of the
+    source in the checkpoints of that directory.
     """
 
     source: str
@@ -440,7 +440,7 @@ def _copy_directory(
             if partition_of(name) is not None and any(
                 or_else(1, fs.file_size, log) for log in logs
             ):
-                reason = "not the name that checkpoints and Kafka know such a partition by; recover it by itself"
+                reason = "the name differs from the partition's name in checkpoints and Kafka; recover it separately"
                 lost.append(Part(path=path, reason=reason))
             else:
                 left_out.append(Part(path=path, reason="not a partition directory"))
@@ -761,7 +761,7 @@ class _Partition:
         for base, next_base in itertools.pairwise(self.bases):
             if next_base <= start:
                 self._leave(
-                    file_name(base, LOG), "all of it lies below the log start offset"
+                    file_name(base, LOG), "all of it is below the log start offset"
                 )
                 found = [one for one in found if one.base != base]
         self.found = found
@@ -771,8 +771,8 @@ class _Partition:
                 name,
                 "left by a recovery, a deletion or a compaction; used to fill gaps only",
             )
-        # An extent of a spare file may have a base below that of the preceding segment,
-        # or too far below its offsets.
+        # An extent of a spare file may have a base below the base of the preceding
+        # segment, or too far below its offsets.
         base = 0
         for one in extents:
             base = max(base, one.base)
@@ -814,7 +814,7 @@ class _Partition:
         for noted in [one for one in self.noted if one.is_listed] or self.noted:
             if noted.log_start > end:
                 path = os.path.join(noted.directory, checkpoint.LOG_START)
-                reason = f"the log start offset {noted.log_start} lies behind the end of the log"
+                reason = f"the log start offset {noted.log_start} is after the end of the log"
                 self.lost.append(Part(path=path, reason=reason))
             elif self.bases:
                 begins.append(noted.begin(self.bases[0]))
@@ -1132,7 +1132,7 @@ class _Copy:
                 shown = "in the copy the next marker of that producer commits it"
             said.append(
                 f"it is not known how the transaction of producer {producer_id} ended that began at offset {first}: "
-                f"its marker may be among what is lost; {shown}"
+                f"its marker may be among the lost batches; {shown}"
             )
         return said
 

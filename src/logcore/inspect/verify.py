@@ -414,7 +414,7 @@ def _verify_front(directory: str, look: _Look) -> Iterator[Verdict]:
         end = noted.end
     detail = ""
     if begin < end:
-        detail = f"offsets {begin} to {end - 1} lie in no segment, and were not deleted"
+        detail = f"offsets {begin} to {end - 1} are in no segment, and were not deleted"
     elif not bases:
         left = [
             name
@@ -477,7 +477,7 @@ def _verify_other(fs: FS, path: str, name: str, bases: set[int]) -> Verdict | No
             path=path, kind=kind, status="warning", detail=detail, size_bytes=size
         )
     if kind is None and name.endswith(QUARANTINE):
-        detail = "what a recovery cut off; kept for you"
+        detail = "bytes that a recovery removed from the log; kept for you"
         return Verdict(
             path=path, kind="other", status="ok", detail=detail, size_bytes=size
         )
@@ -556,7 +556,7 @@ def _verify_seal(fs: FS, path: str, base: int, log_start: int) -> Verdict:
             )
         detail = checksum_file.follows(fs, directory, base, seal, log_start)
         if checksum_file.checksum(segment) != seal.crc32c:
-            detail = "the segment is not what was sealed"
+            detail = "the segment differs from its checksum file"
         if (
             detail
             and segment.is_current()
@@ -680,7 +680,7 @@ def _in_order(
     if place.next_base is not None and last >= place.next_base:
         return (
             row,
-            f"offset {last} lies in the next segment, which begins at {place.next_base}",
+            f"offset {last} belongs to the next segment, which begins at {place.next_base}",
         )
     return row, f"offset {last} is further from {base_offset} than a segment can hold"
 
@@ -790,7 +790,7 @@ def _judge_gap(
     segment: Segment, walked: _Walked, next_base: int, place: _FileContext
 ) -> dict[str, Any]:
     """Judge a segment that ends before the next one begins."""
-    gap = f"offsets {walked.end_offset} to {next_base - 1} lie in no segment"
+    gap = f"offsets {walked.end_offset} to {next_base - 1} are in no segment"
     if next_base <= place.noted.log_start:
         return {"detail": f"{gap}: deleted"}
     if any(walked.end_offset <= base < next_base for base in place.swaps):
@@ -821,7 +821,7 @@ class _Check(Protocol):
     def finish(self, size: int | None) -> None:
         """End the check.
 
-        `size` is that of the .log file, None if the walk ended early.
+        `size` is the size of the .log file, or None if the walk ended early.
         """
 
     def verdict(self) -> Verdict: ...
@@ -929,13 +929,13 @@ class _IndexCheck(_EntriesCheck):
         )
         self.fault(
             facts["last_offset"][rows] > self.offsets[first:stop],
-            "the batch it points at lies behind it",
+            "it points at a batch above its offset",
             first,
         )
 
     def finish(self, size: int | None) -> None:
         if size is not None:
-            self.fault(self.positions >= size, "points behind the end of the log")
+            self.fault(self.positions >= size, "points after the end of the log")
 
 
 class _TimeCheck(_EntriesCheck):
@@ -985,7 +985,7 @@ class _TimeCheck(_EntriesCheck):
     def finish(self, size: int | None) -> None:
         if size is None or self.reason:
             return
-        self.fault(self.offsets >= self.end, "offset behind the end of the log")
+        self.fault(self.offsets >= self.end, "offset after the end of the log")
         last = -1
         if len(self.timestamps):
             last = int(self.timestamps[-1])
@@ -993,7 +993,7 @@ class _TimeCheck(_EntriesCheck):
             self.slot = None
             self.reason = (
                 f"its last timestamp is {last}, the segment's largest {self.largest}; "
-                "retention goes by the former"
+                "retention uses the last timestamp"
             )
 
 
@@ -1029,5 +1029,5 @@ class _TxnCheck(_EntriesCheck):
         if size is not None:
             self.fault(
                 self.entries["last_offset"] >= self.end,
-                "its marker lies behind the end of the segment",
+                "its marker is after the end of the segment",
             )

@@ -7,32 +7,32 @@ no server, no thread.
     consumers.node             the node /consumers, see node_file.py; a name is percent-encoded
     consumers/g/ids/c1.node    /consumers/g/ids/c1
 
-A domain is the first name of a path, for groups the first two. It is what a change
-locks.
+A change locks one domain. The domain is the first name of a path, or the first two names
+for groups.
 
 | operation | steps under the lock of the domain and the gate of the session | killed in between |
 |---|---|---|
 | create, persistent | parents, `.tmp`, sync, rename, sync the directories | no node, or the node |
 | create, ephemeral | the domain into the session's record, O_EXCL, one write | an empty or torn file is no node |
-| set, update | one write over the older slot, sync | the newer slot stands |
+| set, update | one write over the older slot, sync | the newer valid slot counts |
 | set that grows | `.tmp`, sync, rename, sync the directory | the old node; the `.tmp` is garbage |
-| delete | rmdir of the children's directory, unlink, sync the directory | there or not |
-| end of a session | rename its file, pass its gate, delete its nodes, unlink its file | another process goes on |
+| delete | rmdir of the children's directory, unlink, sync the directory | the node, or no node |
+| end of a session | rename its file, pass its gate, delete its nodes, unlink its file | another process continues |
 
 Rules:
-- Reads take no lock. A node with a session exists only while the session lives.
-- A persistent version is on disk before the call returns, and before the slot of the
-  version before it is overwritten: a writer that was killed before its sync must not
-  cost both.
-- Ephemeral nodes are never synced: a power cut ends all sessions. The state of a group
-  and the view of topics, which can be written again from elsewhere, are not synced
-  either.
-- No two domains are locked at once. The gate of a session is locked after the domain.
-- A value that was read may be lost in a power cut if its writer was killed between its
-  write and its sync.
+- Reads acquire no lock. A node with a session exists only while the session lives.
+- A persistent version is durable before the call returns, and before the slot of the
+  previous version is overwritten. Otherwise a writer that was killed before its sync
+  could destroy both versions.
+- Ephemeral nodes are never synced, because a power cut ends all sessions. The state of a
+  group and the view of topics are not synced either, because both can be rebuilt.
+- A process never locks two domains at once. It locks the gate of its session after the
+  domain.
+- A power cut may lose a value that was read, if its writer was killed between its write
+  and its sync.
 - A damaged, foreign or newer file raises an error and is kept.
 
-This module knows no Kafka names but CONSUMERS; paths.py does.
+The only Kafka name in this module is CONSUMERS; paths.py defines the others.
 """
 
 from __future__ import annotations
@@ -103,14 +103,14 @@ _FORMAT: Final = ".format"
 _FORMAT_TEXT: Final = b"logcore registry 1\n"
 _FORMAT_WORDS: Final = b"logcore registry "
 _LOCK: Final = ".lock"
-#: The state of a group is found again in __consumer_offsets after a power cut: its
-#: writes need no sync.
+#: Writes of a group's state need no sync, because the state is restored from
+#: __consumer_offsets after a power cut.
 _UNSYNCED_NAME: Final = "group"
-#: Nodes below these show the topics of the log directory, and can be written again from
-#: there.
+#: Nodes below these paths are a view of the log directory's topics, and can be rebuilt
+#: from the directory.
 _VIEWS: Final = (("brokers", "topics"), ("config", "topics"))
-#: Nodes that live as long as a session: members of groups and what they own, brokers,
-#: the controller.
+#: Nodes that live as long as a session: members of groups and the partitions that they
+#: own, brokers, the controller.
 _OF_MEMBERS: Final = ("ids", "owners")
 _BROKERS: Final = ("brokers", "ids")
 _CONTROLLER: Final = ("controller",)
@@ -119,7 +119,7 @@ _GROUP_TOO: Final = (0o770, 0o660)
 _GROUP_WRITES: Final = 0o020
 _GARBAGE_MS: Final = 60_000
 _LOCK_TIMEOUT_MS: Final = 10_000
-#: Persistent versions that are known to be on disk are remembered for this many nodes.
+#: Maximum number of nodes whose durable version is remembered.
 _REMEMBERED: Final = 10_000
 _BYTE_BITS: Final = 62
 
@@ -128,9 +128,10 @@ Result = TypeVar("Result")
 
 
 def domain_of(names: Names) -> str:
-    """The domain that a change of a node locks, as the path of a directory below the
-    registry's: that of the first name; that of the group for a group and all nodes
-    below it.
+    """Return the domain that a change of a node locks.
+
+    A domain is the path of a directory below the registry's directory: the first name,
+    or the group for a group and all nodes below it.
     """
     depth = 1
     if names[0] == CONSUMERS:
@@ -139,15 +140,16 @@ def domain_of(names: Names) -> str:
 
 
 def domain_byte(domain: str) -> int:
-    """The byte of `.lock` that stands for a domain. A collision costs waiting and
-    nothing else.
+    """Return the byte of `.lock` that locks a domain.
+
+    If two domains have the same byte, their changes wait for each other.
     """
     digest = hashlib.sha256(domain.encode()).digest()
     return int.from_bytes(digest[:8], "big") >> (64 - _BYTE_BITS)
 
 
 def kind_of(names: Names) -> NodeKind:
-    """Whether a node that is not ephemeral is synced."""
+    """Return whether a node without a session is PERSISTENT or UNSYNCED."""
     if len(names) == 3 and names[0] == CONSUMERS and names[2] == _UNSYNCED_NAME:
         return NodeKind.UNSYNCED
     if len(names) > 2 and names[:2] in _VIEWS:
@@ -156,8 +158,9 @@ def kind_of(names: Names) -> NodeKind:
 
 
 def _is_lost_with_power(names: Names) -> bool:
-    """Whether the node of these names in paths.py is never synced. After a power cut
-    its file may hold anything, and counts as missing.
+    """Return whether the node with these names is never synced.
+
+    After a power cut, a damaged file of such a node counts as missing.
     """
     of_member = len(names) > 3 and names[0] == CONSUMERS and names[2] in _OF_MEMBERS
     return (
@@ -176,22 +179,28 @@ def open_registry(
     lock_timeout_ms: int = _LOCK_TIMEOUT_MS,
     fs: SharedFS = OS,
 ) -> FileRegistry:
-    """The registry of files beside a log directory, made if it is missing; `with`
-    closes it.
+    """Open the registry of files beside a log directory, and create it if it is missing.
 
-    directory: of the logs; the registry is `<directory>.registry`. read_only: takes no
-    session and changes nothing; LogNotFoundError if there is no registry.
-    max_poll_interval_ms: call poll() at least that often, or others declare this
-    session stuck; 0: never stuck. lock_timeout_ms: how long a change waits for another
-    process's.
+    A `with` block closes the registry.
 
-    InvalidConfigError: living sessions belong to another machine or another time
-    namespace. CorruptRegistryError: the directory holds other things.
-    UnsupportedRegistryError: a newer version made it.
+    Args:
+        directory: the directory of the logs; the registry is `<directory>.registry`.
+        read_only: open no session and change nothing.
+        max_poll_interval_ms: maximum time between two calls of poll(). After it, other
+            processes declare this session stuck. 0 means never.
+        lock_timeout_ms: maximum time that a change waits for another process's change.
+
+    Raises:
+        CorruptRegistryError: the directory holds other files.
+        InvalidConfigError: living sessions belong to another machine or another time
+            namespace.
+        LogNotFoundError: `read_only` is true, and the registry does not exist.
+        UnsupportedRegistryError: a newer version created the registry.
     """
     if max_poll_interval_ms < 0 or lock_timeout_ms < 0:
         raise InvalidConfigError(
-            "a time is not negative", found=min(max_poll_interval_ms, lock_timeout_ms)
+            "a time must not be negative",
+            found=min(max_poll_interval_ms, lock_timeout_ms),
         )
     logs = fs.real_path(os.fspath(directory))
     root = logs + ENDING
@@ -216,7 +225,10 @@ def open_registry(
 
 
 def _permissions(fs: SharedFS, logs: str, root: str) -> tuple[int, int]:
-    """Of directories and files: the group may write if it may write to the logs."""
+    """Return the permissions of directories and files.
+
+    The group may write to the registry if it may write to the logs.
+    """
     for place in (root, logs):
         if not fs.exists(place):
             continue
@@ -227,9 +239,7 @@ def _permissions(fs: SharedFS, logs: str, root: str) -> tuple[int, int]:
 
 
 def _make(fs: SharedFS, root: str, permissions: tuple[int, int]) -> None:
-    """Makes the directory of a registry, or ends what a process that was killed had
-    begun.
-    """
+    """Create the directory of a registry, or complete the work of a killed process."""
     for_directories, for_files = permissions
     with contextlib.suppress(FileExistsError):
         fs.mkdir(root, permissions=for_directories)
@@ -238,7 +248,7 @@ def _make(fs: SharedFS, root: str, permissions: tuple[int, int]) -> None:
         foreign = [name for name in fs.listdir(root) if not name.startswith(_FORMAT)]
         if foreign and not fs.exists(
             place
-        ):  # asked again: another process may have made it since
+        ):  # checked again: another process may have created it since
             raise CorruptRegistryError(
                 "the directory is no registry, and not empty",
                 path=root,
@@ -254,7 +264,7 @@ def _make(fs: SharedFS, root: str, permissions: tuple[int, int]) -> None:
         finally:
             fs.close(handle)
         fs.rename(unfinished, place)
-    # Always: the process that made it may have been killed before its syncs.
+    # Always sync: the process that created the file may have been killed before its syncs.
     fs.sync_dir(root)
     fs.sync_dir(posixpath.dirname(root))
     with contextlib.suppress(FileExistsError):
@@ -292,7 +302,7 @@ def _check_format(fs: SharedFS, root: str) -> None:
 
 
 class FileSession:
-    """The session of a FileRegistry."""
+    """Session of a FileRegistry."""
 
     def __init__(self, lease: Lease) -> None:
         self._lease = lease
@@ -309,15 +319,16 @@ class FileSession:
 
 
 class _OuterMissingError(Exception):
-    """A parent in another domain has to be made first."""
+    """A parent in another domain must be created first."""
 
 
 class FileRegistry:
-    """See protocol.Registry. Made by open_registry(); may be used by several threads.
+    """Registry of files; see protocol.Registry.
 
-    Fields that change, all under _mutex: _lease and _lock (None when closed or forked),
-    _is_busy (inside a change), _held (the domain that holding() holds), _known (file of
-    a node -> creation id and version that this process knows to be on disk).
+    open_registry() creates it. Several threads may use it. These fields change, under
+    `_mutex`: `_lease` and `_lock` (None when closed or forked), `_is_busy` (inside a
+    change), `_held` (the domain that holding() has locked), and `_known` (maps the file
+    of a node to the creation id and the version that are durable).
     """
 
     def __init__(
@@ -410,7 +421,7 @@ class FileRegistry:
         )
 
     def _state(self, values: list[Names], parents: list[Names]) -> object:
-        """Differs after each change of these nodes."""
+        """Return a value that differs after each change of these nodes."""
         versions: list[tuple[bytes, int] | None] = []
         for names in values:
             found = self._look(names)
@@ -420,7 +431,7 @@ class FileRegistry:
                 head, slot = found
                 versions.append(
                     (head.creation, slot.version)
-                )  # a node that was deleted and made again has another
+                )  # a node that was deleted and created again has another id
         return versions, [sorted(self._children(names)) for names in parents]
 
     @property
@@ -429,50 +440,54 @@ class FileRegistry:
 
     @property
     def boot_id(self) -> str:
-        """The boot of the machine: processes that wrote under another one have ended."""
+        """Id of the machine's boot. Processes that wrote under another id have ended."""
         return self._fs.boot().boot_id.hex()
 
     def is_alive(self, session: str) -> bool:
-        """Whether the process of a session lives."""
+        """Return whether the process of a session lives."""
         return self._sessions.is_alive(session)
 
     def directory_of(self, path: str) -> str:
-        """The directory of a node's file, for watching it."""
+        """Return the directory of a node's file, for watching it."""
         return posixpath.dirname(self._file(node_names(path)))
 
     def sessions(self) -> list[SessionInfo]:
-        """Every session that has left a file."""
+        """Return all sessions that have a file."""
         self._check_open()
         return self._sessions.all()
 
     def stuck(self) -> list[str]:
-        """Ids of sessions whose owner has not called poll() for its
-        max_poll_interval_ms. Call it repeatedly, more often than every third of the
-        shortest interval: this process's own looks are what is compared.
+        """Return the ids of sessions whose owner has not called poll() for its
+        max_poll_interval_ms.
+
+        Call this method repeatedly, more often than every third of the shortest
+        interval, because it compares the counts of its own calls.
         """
         self._check_open()
         with self._mutex:
             return self._observer.look(self._fs.monotonic_ms(), self._sessions.all())
 
     def _directory(self, names: Names) -> str:
-        """Of the children of a node."""
+        """Return the directory of the children of a node."""
         return posixpath.join(self.path, *map(file_name, names))
 
     def _file(self, names: Names) -> str:
         return self._directory(names) + SUFFIX
 
     def _look(self, names: Names) -> tuple[Head, Slot] | None:
-        """A node as it is now; None if it does not exist."""
+        """Read a node; return None if it does not exist."""
         return self._believed(self._file(names))
 
     def _believed(self, file: str) -> tuple[Head, Slot] | None:
-        """The node in a file. None also if its session is over, or if it is damaged and
-        was never synced: a power cut leaves such files.
+        """Read the node in a file.
+
+        Return None also if the session of the node is over, or if a file that is never
+        synced is damaged: a power cut leaves such files.
         """
         try:
             found = self._read(file)
         except CorruptRegistryError as error:
-            # The names of the layout are files of the same names.
+            # Names of the layout are stored as files of the same names.
             names = tuple(
                 posixpath.relpath(file, self.path).removesuffix(SUFFIX).split("/")
             )
@@ -516,8 +531,8 @@ class FileRegistry:
                 yield self._name(posixpath.join(directory, file), found[0])
 
     def _name(self, path: str, head: Head) -> str:
-        """The name of a node, from that of its file, or from its head where the name
-        was too long for a file.
+        """Return the name of a node from the name of its file, or from its head if the
+        name is too long for a file.
         """
         file = posixpath.basename(path).removesuffix(SUFFIX)
         if node_file.is_hashed(file):
@@ -585,7 +600,7 @@ class FileRegistry:
                 return Node(bytes(value), 0)
             slot = found[1]
             value = change(slot.value)
-            if value is None:  # leave it as it is
+            if value is None:  # keep the present value
                 return Node(slot.value, slot.version, slot.session)
             check_value(value, path)
             return Node(
@@ -596,17 +611,18 @@ class FileRegistry:
 
     @contextlib.contextmanager
     def holding(self, path: str) -> Generator[None]:
-        """Inside the `with`, no other session changes the domain of a path, and this
-        session is not expired.
+        """Lock the domain of a path for the duration of the `with` block.
 
-        For several changes that others see as one, and for a step elsewhere that
-        depends on the registry, such as a commit of a group's offsets. Inside, nodes of
-        that domain may be changed, and no others. Keep it short: others wait.
+        Inside the block, no other session changes the domain, and this session is not
+        expired. Use it for several changes that other processes must see as one, or for
+        another operation that depends on the registry, such as a commit of a group's
+        offsets. Inside the block, only nodes of this domain may be changed. Keep the
+        block short, because other processes wait.
         """
         domain = domain_of(node_names(path))
         with self._turn(domain):
-            # Changes inside the block are allowed to enter _turn() again, which finds
-            # the domain held.
+            # Changes inside the block may call _turn() again, which finds the domain
+            # locked.
             before = self._held
             self._held = domain
             self._is_busy = False
@@ -617,8 +633,9 @@ class FileRegistry:
                 self._is_busy = True
 
     def poll(self) -> None:
-        """Tells others that this session's owner is not stuck; see
-        max_poll_interval_ms. Costs one small write.
+        """Record that this session's owner is not stuck; see max_poll_interval_ms.
+
+        The cost is one small write.
         """
         with self._mutex:
             lease = self._writing()
@@ -628,15 +645,16 @@ class FileRegistry:
             lease.rewrite(attrs.evolve(facts, polls=facts.polls + 1))
 
     def _change(self, names: Names, act: Callable[[], Result]) -> Result:
-        """Carries out a change in the turn of its domain."""
+        """Make a change under the lock of its domain."""
         domain = domain_of(names)
         while True:
             try:
                 with self._turn(domain):
                     return act()
             except _OuterMissingError:
-                # /consumers, which belongs to a domain of its own: no two are locked at
-                # once, so it is made first and the change is tried again.
+                # The parent is /consumers, which has a separate domain. Two domains are
+                # never locked at once, so the parent is created first and the change is
+                # retried.
                 outer = names[:1]
                 with self._turn(domain_of(outer)):
                     if self._look(outer) is None:
@@ -644,9 +662,7 @@ class FileRegistry:
 
     @contextlib.contextmanager
     def _turn(self, domain: str) -> Generator[None]:
-        """Holds the lock of a domain and the gate of this session, which is not
-        expired.
-        """
+        """Hold the lock of a domain and the gate of this session, which is not expired."""
         with self._mutex:
             lease = self._writing()
             if self._is_busy or self._held not in (None, domain):
@@ -655,7 +671,9 @@ class FileRegistry:
                 )
             self._is_busy = True
             try:
-                if self._held is not None:  # its lock and the gate are taken already
+                if (
+                    self._held is not None
+                ):  # the lock of the domain and the gate are already held
                     yield
                     return
                 with self._locked(domain):
@@ -710,8 +728,9 @@ class FileRegistry:
         return found
 
     def _make_node(self, names: Names, value: bytes, kind: NodeKind) -> None:
-        """Under the lock. A file that exists there already does not count: it is torn,
-        or its session is over.
+        """Create a node, under the lock.
+
+        An existing file is replaced: it is torn, or its session is over.
         """
         self._make_parents(names)
         file = self._file(names)
@@ -729,14 +748,15 @@ class FileRegistry:
             domain = domain_of(names)
             domains = lease.facts.domains
             if domains is not None and domain not in domains:
-                # First, so that the process that ends this session finds the node.
+                # The record is written first, so that the process that ends this session
+                # finds the node.
                 lease.rewrite(self._facts_with(lease, (*domains, domain)))
         with contextlib.suppress(
             FileNotFoundError
-        ):  # of a session that is over, or torn
+        ):  # the file is torn, or its session is over
             self._fs.unlink(file)
-        # Not under another name first: killed before or within its one write, it leaves
-        # a file that is no node.
+        # No temporary name is needed: a process that is killed before or during this one
+        # write leaves a file that is no node.
         handle = self._fs.open(
             file, write=True, create=True, exclusive=True, permissions=self._for_files
         )
@@ -752,15 +772,17 @@ class FileRegistry:
             self._fs.close(handle)
 
     def _facts_with(self, lease: Lease, domains: tuple[str, ...]) -> Facts:
-        """The facts of this session with another domain, the last of these. If they do
-        not fit, without the domains in which it has no node any more; if the others
-        take more than half of the room, without saying which.
+        """Return the facts of this session with these domains, of which the last is new.
+
+        If the facts do not fit, domains in which the session no longer has nodes are
+        omitted. If the remaining domains take more than half of the record, the facts
+        have no list of domains.
         """
         facts = attrs.evolve(lease.facts, domains=domains)
         if lease.holds(facts):
             return facts
-        # Only this session makes nodes of its own, and under the mutex: there can come
-        # none while it looks.
+        # Only this session creates its nodes, and only under the mutex, so none can
+        # appear during this check.
         *others, last = domains
         kept = [
             one
@@ -773,7 +795,11 @@ class FileRegistry:
         return attrs.evolve(facts, domains=None)
 
     def _make_parents(self, names: Names) -> None:
-        """Under the lock. Raises InvalidNodeError below an ephemeral node."""
+        """Create the missing parents of a node, under the lock.
+
+        Raises:
+            InvalidNodeError: a parent is an ephemeral node.
+        """
         for depth in range(len(names) - 1, 0, -1):
             found = self._look(names[:depth])
             if found is not None:
@@ -785,7 +811,7 @@ class FileRegistry:
                 break
         else:
             depth = 0
-        # Those below depth are missing.
+        # Parents below this depth are missing.
         for size in range(depth + 1, len(names)):
             parent = names[:size]
             if domain_of(parent) != domain_of(names):
@@ -798,8 +824,9 @@ class FileRegistry:
                 )
 
     def _put(self, file: str, head: Head, slot: Slot) -> None:
-        """Replaces the file of a name by a whole one; on disk before it has the name,
-        if the node is persistent.
+        """Replace the file of a node.
+
+        The file of a persistent node is synced before it gets its name.
         """
         unfinished = file + UNFINISHED
         with contextlib.suppress(FileNotFoundError):
@@ -824,9 +851,7 @@ class FileRegistry:
             self._fs.close(handle)
 
     def _write(self, names: Names, head: Head, slot: Slot, value: bytes) -> int:
-        """Under the lock: writes the next version of an existing node; returns its
-        number.
-        """
+        """Write the next version of an existing node, under the lock; return its number."""
         file = self._file(names)
         new = Slot(slot.version + 1, value, slot.session)
         is_synced = head.kind is NodeKind.PERSISTENT
@@ -840,8 +865,8 @@ class FileRegistry:
         try:
             if is_synced and self._known.get(file) != (head.creation, slot.version):
                 # The process that wrote this version may have been killed before its
-                # sync. Then the older slot, which is overwritten next, may be all that
-                # a power cut would leave: sync first.
+                # sync. A power cut could then leave only the older slot, which is
+                # overwritten next. Therefore sync the newer slot first.
                 self._fs.fdatasync(handle)
                 self._sync_names(names)
             self._fs.pwrite(handle, new.pack(head), head.place(new.version))
@@ -854,9 +879,10 @@ class FileRegistry:
         return new.version
 
     def _sync(self, handle: int, head: Head, new: Slot) -> None:
-        """Syncs a version that was just written. After a failure it is taken back:
-        later it could not be told that it is not on disk, and the next writer would
-        overwrite the version before it.
+        """Sync a version that was just written; invalidate it if the sync fails.
+
+        Otherwise the version would later appear to be durable, and the next writer would
+        overwrite the previous version.
         """
         try:
             self._fs.fdatasync(handle)
@@ -868,7 +894,7 @@ class FileRegistry:
             raise
 
     def _sync_names(self, names: Names) -> None:
-        """Makes the names of a node and of its parents durable."""
+        """Make the names of a node and of its parents durable."""
         for depth in range(len(names) - 1, -1, -1):
             self._fs.sync_dir(self._directory(names[:depth]))
 
@@ -878,8 +904,8 @@ class FileRegistry:
         self._known[file] = (head.creation, version)
 
     def _remove(self, names: Names, kind: NodeKind) -> None:
-        """Under the lock: removes a node without children."""
-        # Children whose sessions are over have files still.
+        """Remove a node without children, under the lock."""
+        # Children whose sessions are over may still have files.
         self._purge(self._directory(names))
         self._fs.unlink(self._file(names))
         self._known.pop(self._file(names), None)
@@ -887,7 +913,7 @@ class FileRegistry:
             self._fs.sync_dir(self._directory(names[:-1]))
 
     def _purge(self, directory: str) -> None:
-        """Removes a directory without living nodes."""
+        """Remove a directory without living nodes."""
         try:
             names = self._fs.listdir(directory)
         except FileNotFoundError:
@@ -909,12 +935,15 @@ class FileRegistry:
     # -- the end of sessions -----------------------------------------------------------
 
     def expire(self, session: str) -> None:
-        """Declares a session over, dead or alive: when this returns, it writes nothing
-        more and its nodes are removed.
+        """Declare a session over, whether its process lives or not.
 
-        RegistryLockedError when its process is stopped inside a change. The session is
-        over then too, and its nodes do not exist any more; clean() removes their files
-        later.
+        When this method returns, the session makes no more changes, and its nodes are
+        removed.
+
+        Raises:
+            RegistryLockedError: the process of the session is stopped inside a change.
+                The session is over nevertheless, and its nodes no longer exist; clean()
+                removes their files later.
         """
         with self._mutex:
             self._writing()
@@ -926,7 +955,11 @@ class FileRegistry:
         self._sessions.forget(session)
 
     def _remove_nodes(self, session: str, domains: Iterable[str] | None) -> None:
-        """domains: those that its record names; None where the record cannot be read."""
+        """Remove the nodes of a session.
+
+        `domains` holds the domains in its record, or is None if the record cannot be
+        read.
+        """
         if domains is None:
             domains = self._all_domains()
         for domain in domains:
@@ -934,8 +967,10 @@ class FileRegistry:
                 self._sweep(domain, lambda file: self._session_of(file) == session)
 
     def _session_of(self, file: str) -> str | None:
-        """The session of the node in a file. None also for a damaged file, which must
-        not keep another session from its end.
+        """Return the session of the node in a file.
+
+        Return None also for a damaged file, which must not prevent the end of another
+        session.
         """
         try:
             found = self._read(file)
@@ -960,15 +995,13 @@ class FileRegistry:
         )
 
     def _sweep(self, domain: str, is_garbage: Callable[[str], bool]) -> None:
-        """Under the lock of a domain: unlinks the files of nodes that are garbage, and
-        those that were not finished.
-        """
+        """Unlink garbage and unfinished files of a domain, under its lock."""
         for file in self._files_of(domain):
             if file.endswith(UNFINISHED) or is_garbage(file):
                 self._fs.unlink(file)
 
     def _files_of(self, domain: str) -> list[str]:
-        """The files of the nodes of a domain, and those that were not finished."""
+        """Return the files of the nodes of a domain, including unfinished files."""
         place = posixpath.join(self.path, domain)
         files = [
             file
@@ -977,7 +1010,7 @@ class FileRegistry:
         ]
         waiting = [place]
         if domain == CONSUMERS:
-            waiting = []  # the directories below are those of groups, which are domains of their own
+            waiting = []  # the directories below belong to groups, which are separate domains
         while waiting:
             directory = waiting.pop()
             with contextlib.suppress(FileNotFoundError):
@@ -990,11 +1023,10 @@ class FileRegistry:
         return files
 
     def clean(self) -> list[str]:
-        """Removes the files of sessions that are over, and unfinished files; returns
-        the ids of the sessions.
+        """Remove the files of sessions that are over, and unfinished files.
 
-        Nothing depends on it. Call it from time to time in one process, such as the one
-        that holds /controller.
+        Return the ids of the sessions. These files only use space. Call this method from
+        time to time in one process, such as the process that holds /controller.
         """
         with self._mutex:
             self._writing()
@@ -1009,9 +1041,7 @@ class FileRegistry:
             return over
 
     def _remove_unfinished(self, directory: str) -> None:
-        """Removes the files of processes that were killed while they opened the
-        registry.
-        """
+        """Remove files of processes that were killed while they opened the registry."""
         for name in self._fs.listdir(directory):
             path = posixpath.join(directory, name)
             if name.endswith(UNFINISHED) and not name.endswith(SUFFIX + UNFINISHED):
@@ -1023,8 +1053,9 @@ class FileRegistry:
                         self._fs.unlink(path)
 
     def close(self) -> None:
-        """Deletes this session's ephemeral nodes and ends it. A second call does
-        nothing.
+        """Delete this session's ephemeral nodes and end the session.
+
+        A second call does nothing.
         """
         with self._mutex:
             lease = self._lease
@@ -1038,7 +1069,7 @@ class FileRegistry:
                 if not lease.is_expired:
                     self._end(lease.id)
             except RegistryLockedError:
-                pass  # the session is over, so its nodes do not exist any more; clean() removes their files
+                pass  # the session is over, so its nodes no longer exist; clean() removes their files
             finally:
                 self._release()
 
@@ -1053,8 +1084,9 @@ class FileRegistry:
             self._fs.close(lock)
 
     def _forget(self) -> None:
-        """In a forked child: the session and the locks are the parent's, and must not
-        outlive it here.
+        """Drop the session and the locks in a forked child.
+
+        They belong to the parent, and the child must not keep them after its end.
         """
         self._mutex = threading.RLock()
         self._release()
@@ -1062,7 +1094,7 @@ class FileRegistry:
     def _check_open(self) -> None:
         if self._fs.forks != self._forks:
             raise ForkedWriterError(
-                "a registry does not cross a fork; open it again in the child",
+                "a registry cannot be used after a fork; open it again in the child",
                 path=self.path,
             )
         if self._is_closed:

@@ -1,5 +1,4 @@
-"""The bytes of a node's file: a head and two slots, of which each change overwrites the
-older one.
+"""Format of a node's file: a head and two slots. Each change overwrites the older slot.
 
     0                head: magic `LCNODE1\\n`, head size u32, capacity u32, creation id 16 bytes, kind u8, 3 zeros,
                      length of the name u32, the name if the file's is a hash of it, CRC-32C u32; all big-endian
@@ -8,15 +7,15 @@ older one.
     + capacity       slot 1: the same
 
 Rules:
-- Version v stands in slot v & 1. So a write that is cut off hurts one slot, and the
-  other holds the version before it.
-- The CRC of a slot covers its fields, its value and the creation id: a slot of another
-  life is no slot.
-- A file is torn when its writer died before the head was whole. Then it is no node.
-  Only ephemeral and unsynced nodes are written in place; a persistent one gets its name
-  when all of it is on disk, so that a persistent node without a valid slot is damage.
+- Version v is stored in slot v & 1. An interrupted write damages one slot only, and the
+  other slot holds the previous version.
+- The CRC of a slot covers its fields, its value and the creation id. A slot of an
+  earlier node of the same name is therefore invalid.
+- A file is torn if its writer died before the head was complete. A torn file is no node.
+  Only ephemeral and unsynced nodes are written in place. A persistent node gets its name
+  after it is durable, so a persistent node without a valid slot is damaged.
 
-This module knows no disk: it is given the bytes of a file and gives back bytes.
+This module does not use the disk: it decodes and encodes the bytes of a file.
 """
 
 from __future__ import annotations
@@ -35,21 +34,22 @@ from logcore.errors import CorruptRegistryError, UnsupportedRegistryError
 from logcore.kernels.checksum import crc32c
 
 SUFFIX: Final = ".node"
-#: Of a file that will be renamed. For the holder of its domain's lock it is garbage.
+#: Suffix of a file that will be renamed. To the holder of its domain's lock, the file is
+#: garbage.
 UNFINISHED: Final = ".tmp"
 PAGE_BYTES: Final = 4096
 
 _MAGIC: Final = b"LCNODE1\n"
-#: The mark of any version; a write that a power cut garbled may begin with a part of
-#: one.
+#: Magic bytes without the version. A write that a power cut damaged may begin with a
+#: part of them.
 _ANY_MAGIC: Final = re.compile(rb"LCNODE[0-9]+\n?")
 _HEAD: Final = struct.Struct(">8sII16sB3xI")
 _SLOT: Final = struct.Struct(">QI16sH2x")
 _CRC: Final = struct.Struct(">I")
 _SLOT_BYTES: Final = _SLOT.size + _CRC.size
 _NO_SESSION: Final = bytes(16)
-#: Longer names of files are replaced by a hash: a file system takes 255 bytes, suffixes
-#: included.
+#: Longer file names are replaced by a hash, because file systems limit names to 255
+#: bytes, including suffixes.
 _LONGEST_FILE_NAME: Final = 180
 _HASH: Final = "%hash-"
 _LARGEST_HEAD: Final = 16 * PAGE_BYTES
@@ -57,8 +57,10 @@ _LARGEST_CAPACITY: Final = 1 << 21
 
 
 class NodeKind(enum.IntEnum):
-    """How long a node must last. PERSISTENT: any crash. EPHEMERAL: its session.
-    UNSYNCED: any kill, not a power cut.
+    """Lifetime of a node.
+
+    PERSISTENT nodes survive any crash, EPHEMERAL nodes end with their session, and
+    UNSYNCED nodes survive a kill but not a power cut.
     """
 
     PERSISTENT = 0
@@ -68,8 +70,10 @@ class NodeKind(enum.IntEnum):
 
 @attrs.frozen
 class Head:
-    """creation: 16 bytes that no other life of any node has. name: of the node, where
-    the file's name is a hash.
+    """Head of a node's file.
+
+    `creation` is a random id of 16 bytes, which is unique to this creation of the node.
+    `name` is the name of the node, if the file's name is a hash.
     """
 
     creation: bytes
@@ -87,14 +91,14 @@ class Head:
         return self.size + 2 * self.capacity
 
     def place(self, version: int) -> int:
-        """The position in the file of the slot of a version."""
+        """Return the position of the slot of a version in the file."""
         return self.size + (version & 1) * self.capacity
 
     def holds(self, value: bytes) -> bool:
         return _SLOT_BYTES + len(value) <= self.capacity
 
     def grown(self, value: bytes) -> Head:
-        """The same node with room for a value."""
+        """Return a head of the same node with capacity for a value."""
         capacity = self.capacity
         while capacity < _SLOT_BYTES + len(value):
             capacity *= 2
@@ -113,7 +117,10 @@ class Head:
 
 @attrs.frozen
 class Slot:
-    """One version of a node. session: 32 hex digits, None for a node without an owner."""
+    """One version of a node.
+
+    `session` has 32 hex digits, or is None for a node without an owner.
+    """
 
     version: int
     value: bytes
@@ -130,15 +137,16 @@ class Slot:
 
 
 def new_file(head: Head, slot: Slot) -> bytes:
-    """A file that holds one version, for one write."""
+    """Return the bytes of a file with one version, for one write."""
     return head.pack().ljust(head.place(slot.version), b"\0") + slot.pack(head)
 
 
 def read_head(data: bytes, path: str) -> Head | None:
-    """The head at the beginning of a file; None for a torn one.
+    """Decode the head of a file; return None for a torn file.
 
-    CorruptRegistryError for what no crash of ours leaves, UnsupportedRegistryError for
-    a newer version's.
+    Raises:
+        CorruptRegistryError: no crash of this library leaves such a file.
+        UnsupportedRegistryError: a newer version wrote the file.
     """
     written = len(data.rstrip(b"\0"))
     start = data[: len(_MAGIC)]
@@ -168,7 +176,7 @@ def read_head(data: bytes, path: str) -> Head | None:
         )
     except ValueError as error:
         raise UnsupportedRegistryError(
-            "a node of a kind that this version does not know", path=path
+            "a node of a kind that this version does not support", path=path
         ) from error
     if head.size != size or not PAGE_BYTES <= capacity <= _LARGEST_CAPACITY:
         raise CorruptRegistryError(
@@ -178,7 +186,7 @@ def read_head(data: bytes, path: str) -> Head | None:
 
 
 def read_slot(head: Head, data: bytes) -> Slot | None:
-    """The newest version in a file; None if neither slot is valid."""
+    """Return the newest version in a file, or None if neither slot is valid."""
     found = [
         slot for number in (0, 1) if (slot := _slot(head, data, number)) is not None
     ]
@@ -210,13 +218,12 @@ def _slot(head: Head, data: bytes, number: int) -> Slot | None:
 
 @functools.lru_cache(
     maxsize=1_024
-)  # five times for each change of a node: 25 us of 135
+)  # it is called five times for each change of a node: 25 us of 135
 def file_name(name: str) -> str:
-    """The name of a node's directory, and without SUFFIX of its file; no two nodes
-    share one.
+    """Return the name of a node's directory, which is also its file's name without SUFFIX.
 
-    Dots are encoded where they would hide the file or make it look like another kind of
-    file.
+    The name is unique. Dots are encoded if they would hide the file or turn it into
+    another kind of file.
     """
     encoded = quote(name, safe="")
     if name.startswith(".") or name.endswith((SUFFIX, UNFINISHED)):
@@ -227,7 +234,7 @@ def file_name(name: str) -> str:
 
 
 def name_in_head(name: str) -> str | None:
-    """The name as the head keeps it: None if the name of the file says it already."""
+    """Return the name to store in the head, or None if the file's name contains it."""
     if file_name(name).startswith(_HASH):
         return name
     return None
@@ -238,8 +245,9 @@ def is_hashed(file: str) -> bool:
 
 
 def node_name(file: str) -> str | None:
-    """The reverse of file_name(), for names that are not hashed; None for a name that
-    it does not return.
+    """Reverse file_name() for names that are not hashed.
+
+    Return None for a name that file_name() does not return.
     """
     name = unquote(file, errors="surrogateescape")
     try:

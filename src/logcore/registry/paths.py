@@ -17,12 +17,12 @@
 | `/admin/delete_topics/<t>` | empty | persistent |
 
 Rules:
-- JSON is UTF-8 without spaces. What cannot be read is CorruptRegistryError; an unpack
-  function reads what its pack function wrote.
-- A name that holds `/`, `%` or NUL, as a group's may, is percent-encoded in these three
-  signs.
-- elect() is the only function here that changes a registry; views.py has those that
-  write brokers and topics.
+- JSON is UTF-8 without spaces. An invalid value raises CorruptRegistryError. An unpack
+  function decodes the values of its pack function.
+- In a name, such as the name of a group, the characters `/`, `%` and NUL are
+  percent-encoded.
+- elect() is the only function in this module that changes a registry; views.py writes
+  brokers and topics.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ CONTROLLER: Final = "/controller"
 CONTROLLER_EPOCH: Final = "/controller_epoch"
 _CLUSTER_ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,22}")
 
-#: How a subscription is meant: names of topics, an expression that they match, one that
-#: they do not match.
+#: Kinds of subscription: names of topics, an expression that topics must match, or an
+#: expression that topics must not match.
 Pattern = Literal["static", "white_list", "black_list"]
 
 
 def element(name: str) -> str:
-    """A name as one element of a path."""
+    """Encode a name as one element of a path."""
     if not name:
-        raise InvalidNodeError("a name in a path is not empty")
+        raise InvalidNodeError("a name in a path must not be empty")
     return name.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
 
 
 def element_name(text: str) -> str:
-    """The name that element() made a text of."""
+    """Decode a name that element() encoded."""
     return text.replace("%00", "\0").replace("%2F", "/").replace("%25", "%")
 
 
@@ -76,7 +76,7 @@ def partition_state(name: str, partition: int) -> str:
 
 
 def group(name: str) -> str:
-    """The node above all of a group."""
+    """Return the path of a group's root node."""
     return f"/{CONSUMERS}/{element(name)}"
 
 
@@ -107,7 +107,7 @@ def client_config(client_id: str) -> str:
 
 
 def deletion(name: str) -> str:
-    """The request to the controller to delete a topic."""
+    """Return the path of the request to the controller to delete a topic."""
     return f"/admin/delete_topics/{element(name)}"
 
 
@@ -137,7 +137,7 @@ def unpack_json(data: bytes, path: str) -> dict[str, Any]:
 
 
 def pack_number(number: int) -> bytes:
-    """An offset or an epoch."""
+    """Encode an offset or an epoch."""
     return b"%d" % number
 
 
@@ -164,7 +164,7 @@ def unpack_cluster_id(data: bytes) -> str:
 
 
 def pack_clock(boot: str, clock_ms: int) -> bytes:
-    """What the processes of one boot of the machine add to the steady clock."""
+    """Encode the number that all processes of one boot add to the steady clock."""
     return pack_json({"boot": boot, "clock_ms": clock_ms})
 
 
@@ -192,7 +192,7 @@ def pack_broker(
 def pack_topic(
     replicas: Mapping[int, Sequence[int]], *, topic_id: str | None = None
 ) -> bytes:
-    """replicas: broker ids of each partition."""
+    """Encode a topic; `replicas` holds the broker ids of each partition."""
     partitions = {
         str(number): list(brokers) for number, brokers in sorted(replicas.items())
     }
@@ -200,7 +200,7 @@ def pack_topic(
 
 
 def unpack_topic(data: bytes, path: str) -> dict[int, list[int]]:
-    """Broker ids of each partition."""
+    """Decode the broker ids of each partition."""
     try:
         partitions = unpack_json(data, path)["partitions"].items()
         return {
@@ -228,9 +228,11 @@ def pack_partition_state(
 
 @attrs.frozen
 class ConsumerNode:
-    """A consumer as its node below `ids` shows it. subscription: topic, or the
-    expression of a pattern -> how many streams. members: number of a stream -> its
-    member id in the group; Kafka's own consumers do not say it.
+    """Content of a consumer's node below `ids`.
+
+    `subscription` maps a topic, or the expression of a pattern, to the number of
+    streams. `members` maps the number of a stream to its member id in the group. Kafka's
+    own consumers do not write `members`.
     """
 
     subscription: Mapping[str, int]
@@ -259,7 +261,7 @@ def pack_consumer(
 
 
 def unpack_consumer(data: bytes, path: str) -> ConsumerNode:
-    """Also what Kafka's consumers wrote."""
+    """Decode a consumer's node, including nodes of Kafka's own consumers."""
     values = unpack_json(data, path)
     pattern = values.get("pattern", "static")
     try:
@@ -286,12 +288,12 @@ def unpack_consumer(data: bytes, path: str) -> ConsumerNode:
 
 
 def pack_owner(consumer_id: str, number: int) -> bytes:
-    """number: of the stream of the consumer, from 0."""
+    """Encode an owner; `number` is the number of the consumer's stream, from 0."""
     return f"{consumer_id}-{number}".encode()
 
 
 def unpack_owner(data: bytes) -> tuple[str, int]:
-    """The consumer and the number of its stream."""
+    """Decode an owner to the consumer and the number of its stream."""
     consumer_id, _, number = data.decode("utf-8", "replace").rpartition("-")
     if not consumer_id or not re.fullmatch(r"[0-9]{1,9}", number):
         raise CorruptRegistryError(
@@ -309,7 +311,7 @@ def pack_controller(broker_id: int, timestamp_ms: int) -> bytes:
 
 
 def unpack_controller(data: bytes) -> int:
-    """The broker id of the controller."""
+    """Decode the broker id of the controller."""
     found = unpack_json(data, CONTROLLER).get("brokerid")
     if isinstance(found, bool) or not isinstance(found, int):
         raise CorruptRegistryError("no broker id", path=CONTROLLER, found=found)
@@ -331,12 +333,15 @@ def unpack_config(data: bytes, path: str) -> dict[str, str]:
 
 
 def elect(registry: Registry, broker_id: int, timestamp_ms: int) -> int | None:
-    """Makes this process the controller, if none lives; its epoch, or None when another
-    one is.
+    """Make this process the controller, unless another controller is running.
 
-    The node comes first and the epoch behind it, so that only a controller raises it.
-    Kafka does both in one transaction of ZooKeeper's. Raises what Registry.create() and
-    update() do: behind a SessionExpiredError another process is the controller.
+    Return the epoch, or None if another process is the controller. The node is written
+    before the epoch, so that only a controller increases the epoch. Kafka writes both in
+    one ZooKeeper transaction. Errors are the same as in Registry.create() and update().
+
+    Raises:
+        SessionExpiredError: the session ended in between; another process may be the
+            controller.
     """
     try:
         registry.create(

@@ -1,20 +1,21 @@
-"""Sessions of a registry of files: a file with a locked byte for each living one.
+"""Sessions of a registry of files: one file with a locked byte per living session.
 
     .sessions/<id>            byte 0 is locked by the session's process for life, byte 1 (the gate) during each change
-    .sessions/<id>.expired    the same file, renamed by who declared the session over
+    .sessions/<id>.expired    the same file, renamed by the process that declared the session over
 
 Rules:
 - A session lives as long as its file has its name and byte 0 is locked. The kernel
-  frees the lock when the process ends in any way, so that a death needs no timeout.
-- A session's file gets its name when the lock is held and the record is written: it is
-  never seen without either.
-- To declare a session over, rename its file, then pass through its gate. A later change
-  of the session finds the file renamed, and a change that it had begun is done by then.
-- A session is stuck if its count of polls does not move for its interval, on the clock
-  of the observer.
+  releases the lock when the process ends in any way, so that no timeout is needed.
+- A session's file gets its name after the lock is held and the record is written. Other
+  processes therefore never see a session without its lock or its record.
+- To declare a session over, a process renames its file, then acquires and releases its
+  gate. A running change of the session ends before the gate is acquired. A later change
+  finds the file renamed.
+- A session is stuck if its count of polls does not increase for its interval, on the
+  clock of the observer.
 
 The record of a session is a node's file (node_file.py) with JSON as its value.
-This module decides nothing about nodes.
+This module does not change nodes.
 """
 
 from __future__ import annotations
@@ -40,19 +41,21 @@ GATE: Final = 1
 
 _ID_BYTES: Final = 16
 _ID: Final = re.compile(r"[0-9a-f]{32}")
-#: Room for the record, whose size follows the number of domains; what is not written
-#: takes no blocks.
+#: Capacity for the record, whose size depends on the number of domains. Unwritten
+#: capacity uses no disk blocks.
 _CAPACITY: Final = 1 << 16
-#: Room that the counter of polls keeps.
+#: Bytes reserved for the counter of polls.
 _SPARE_BYTES: Final = 64
 
 
 @attrs.frozen
 class Facts:
-    """The record of a session. polls: how often its owner has called poll();
-    max_poll_interval_ms: 0 for a session that is never stuck. domains: those in which
-    it may have ephemeral nodes; None if they are too many for the record, so that it
-    may have some in any. pid: for messages.
+    """Record of a session.
+
+    `polls` counts the calls of poll() by the owner. `max_poll_interval_ms` is 0 for a
+    session that is never stuck. `domains` lists the domains in which the session may
+    have ephemeral nodes, or is None if the list is too long for the record: then any
+    domain may have some. `pid` is used in messages.
     """
 
     boot: Boot
@@ -95,8 +98,9 @@ class Facts:
 
 @attrs.frozen
 class SessionInfo:
-    """A session as others see it. facts: None where a crash garbled the record of a
-    session that is over.
+    """A session as other processes see it.
+
+    `facts` is None if the session is over and a crash damaged its record.
     """
 
     id: str
@@ -105,11 +109,15 @@ class SessionInfo:
 
 
 def read_file(fs: SharedFS, handle: int, path: str) -> tuple[Head, Slot] | None:
-    """The newest version in an open file; None for no node: a torn one, or one whose
-    writes a power cut took.
+    """Return the newest version in an open file, without a lock.
 
-    Takes no lock. A writer may be at work in one slot at a time, so bytes that show no
-    valid slot twice have none. CorruptRegistryError, UnsupportedRegistryError.
+    Return None if the file is no node: its write was torn, or was lost in a power cut.
+    A writer changes one slot at a time, so two reads without a valid slot prove that
+    there is none.
+
+    Raises:
+        CorruptRegistryError: the file is damaged.
+        UnsupportedRegistryError: a newer version wrote the file.
     """
     before: bytes | None = None
     while True:
@@ -130,7 +138,7 @@ def read_file(fs: SharedFS, handle: int, path: str) -> tuple[Head, Slot] | None:
 
 
 class Lease:
-    """This process's session. Methods are called under the registry's mutex."""
+    """Session of this process. Methods are called under the registry's mutex."""
 
     def __init__(self, fs: SharedFS, path: str, handle: int, facts: Facts) -> None:
         self._fs = fs
@@ -145,7 +153,7 @@ class Lease:
     def take(
         cls, fs: SharedFS, directory: str, facts: Facts, permissions: int
     ) -> Lease:
-        """A new session in a directory of sessions."""
+        """Create a new session in a directory of sessions."""
         name = posixpath.join(directory, fs.random_bytes(_ID_BYTES).hex())
         unfinished = name + node_file.UNFINISHED
         handle = fs.open(
@@ -171,7 +179,7 @@ class Lease:
         return not self._fs.exists(self._path)
 
     def holds(self, facts: Facts, part: int = 1) -> bool:
-        """Whether facts fit into 1/part of the record."""
+        """Return whether facts fit into 1/part of the record."""
         return part * (len(facts.pack()) + _SPARE_BYTES) <= _CAPACITY
 
     def rewrite(self, facts: Facts) -> None:
@@ -187,8 +195,10 @@ class Lease:
         self.facts = facts
 
     def enter(self, timeout_ms: int) -> bool:
-        """Takes the gate; False when a process that declares this session over held it
-        until the timeout.
+        """Acquire the gate.
+
+        Return False if a process that declares this session over held the gate until the
+        timeout.
         """
         return self._fs.lock_byte(self._handle, GATE, timeout_ms=timeout_ms)
 
@@ -196,12 +206,12 @@ class Lease:
         self._fs.unlock_byte(self._handle, GATE)
 
     def close(self) -> None:
-        """Lets go of the lock, as the end of the process does."""
+        """Release the lock, as the end of the process would."""
         self._fs.close(self._handle)
 
 
 class Sessions:
-    """The directory of all sessions of a registry."""
+    """Directory of all sessions of a registry."""
 
     def __init__(self, fs: SharedFS, directory: str) -> None:
         self._fs = fs
@@ -218,7 +228,7 @@ class Sessions:
             self._fs.close(handle)
 
     def look(self, session: str) -> SessionInfo | None:
-        """A session by its id; None if it has left no file."""
+        """Return the session with this id, or None if it has no file."""
         for suffix in ("", EXPIRED):
             path = posixpath.join(self.directory, session + suffix)
             try:
@@ -242,7 +252,7 @@ class Sessions:
         return None
 
     def all(self) -> list[SessionInfo]:
-        """Every session that has left a file, by id."""
+        """Return all sessions that have a file, sorted by id."""
         names = self._fs.listdir(self.directory)
         ids = {
             one for name in names if _ID.fullmatch(one := name.removesuffix(EXPIRED))
@@ -250,7 +260,7 @@ class Sessions:
         return [info for one in sorted(ids) if (info := self.look(one)) is not None]
 
     def _facts(self, handle: int, path: str) -> Facts | None:
-        """The record of a session; None if it cannot be read, as after a power cut."""
+        """Return the record of a session, or None if it is damaged, as after a power cut."""
         try:
             found = read_file(self._fs, handle, path)
             if found is None:
@@ -260,7 +270,7 @@ class Sessions:
             return None
 
     def changing(self) -> tuple[int, ...]:
-        """Pids of the processes that are in the middle of a change."""
+        """Return the pids of the processes that are making a change."""
         pids = []
         for info in self.all():
             path = posixpath.join(self.directory, info.id)
@@ -274,18 +284,20 @@ class Sessions:
         return tuple(pids)
 
     def declare_over(self, session: str, timeout_ms: int) -> tuple[str, ...] | None:
-        """Renames the file of a session and waits until a change that it had begun is
-        done; the domains in which it may have nodes, None for any.
+        """Rename the file of a session and wait until its running change has ended.
 
-        RegistryLockedError when the process is stopped inside a change; the session is
-        over nevertheless.
+        Return the domains in which the session may have nodes, or None for any domain.
+
+        Raises:
+            RegistryLockedError: the process is stopped inside a change. The session is
+                over nevertheless.
         """
         path = posixpath.join(self.directory, session)
         with contextlib.suppress(FileNotFoundError):
             self._fs.rename(path, path + EXPIRED)
         try:
             handle = self._fs.open(path + EXPIRED, write=True)
-        except FileNotFoundError:  # another process did all of it
+        except FileNotFoundError:  # another process has already removed the session
             return ()
         try:
             if not self._fs.lock_byte(handle, GATE, timeout_ms=timeout_ms):
@@ -298,8 +310,8 @@ class Sessions:
                     path=path,
                     pids=pids,
                 )
-            # Read with the gate held: until then the session may have made a node in
-            # another domain.
+            # The record is read after the gate was acquired: until then, the session may
+            # have created a node in another domain.
             facts = self._facts(handle, path)
         finally:
             self._fs.close(handle)
@@ -308,9 +320,7 @@ class Sessions:
         return facts.domains
 
     def forget(self, session: str) -> None:
-        """Removes the file that declare_over() left; the session's nodes are removed by
-        now.
-        """
+        """Remove the file of a session that is over and whose nodes are removed."""
         with contextlib.suppress(FileNotFoundError):
             self._fs.unlink(posixpath.join(self.directory, session + EXPIRED))
 
@@ -323,19 +333,18 @@ class _Observation:
 
 
 class Observer:
-    """Finds stuck sessions by the steady clock of this process; no other process's
-    clock is compared.
-    """
+    """Finds stuck sessions, on the steady clock of this process alone."""
 
     def __init__(self) -> None:
         self._seen: dict[str, _Observation] = {}
 
     def look(self, now_ms: int, sessions: Iterable[SessionInfo]) -> list[str]:
-        """Ids of living sessions whose count of polls has not moved for their interval,
-        by repeated looks.
+        """Return the ids of living sessions whose count of polls did not increase for
+        their interval, across repeated calls.
 
-        A look that comes more than a third of the interval after the one before begins
-        again: this process may have been stopped itself, together with the session.
+        If more than a third of the interval has passed since the previous call, the
+        measurement restarts: this process may have been stopped, together with the
+        session.
         """
         stuck = []
         seen: dict[str, _Observation] = {}

@@ -143,7 +143,7 @@ def publishing(
     view_of: Callable[[str], TopicView],
     controller_epoch: int,
 ) -> Iterator[str]:
-    """Make the topics in a registry equal to those of a directory, one topic per step.
+    """Make the topics in a registry equal to a directory's topics, one topic per step.
 
     Each step yields the name of the topic. `names` contains all topics. Raises the
     errors of view_of() and the registry.

@@ -82,8 +82,8 @@ def resume(known: KnownOffsets, *, on_gap: OnGap, on_lost: OnLost) -> Begin | St
                 found = str(committed)
             return Stop(
                 DivergedError(
-                    "the remote cluster has lost progress, and perhaps records: go on at what was noted here with "
-                    "on_lost='noted' (--on-lost noted), or ship again what is behind the progress there with "
+                    "the remote cluster has lost progress, and perhaps records: continue at the progress recorded here "
+                    "with on_lost='noted' (--on-lost noted), or ship records after the remote progress again with "
                     "on_lost='start' (--on-lost start)",
                     expected=f"offset {known.noted} or above",
                     found=found,
@@ -96,7 +96,7 @@ def resume(known: KnownOffsets, *, on_gap: OnGap, on_lost: OnLost) -> Begin | St
     if committed > known.log_end:
         return Stop(
             DivergedError(
-                "the local log ends before what was shipped of it: it was cut or recreated. Ship it to another topic",
+                "the local log ends before its shipped records: it was truncated or recreated. Use another topic",
                 expected=f"offset {committed} or above",
                 found=known.log_end,
             )
@@ -105,7 +105,7 @@ def resume(known: KnownOffsets, *, on_gap: OnGap, on_lost: OnLost) -> Begin | St
         if on_gap == "fail":
             return Stop(
                 ShippingGapError(
-                    f"offsets {committed} to {known.log_start - 1} were deleted before they were shipped: go on at "
+                    f"offsets {committed} to {known.log_start - 1} were deleted before they were shipped: continue at "
                     f"{known.log_start} with on_gap='skip' (--on-gap skip)",
                     offset=committed,
                 )
@@ -213,7 +213,7 @@ class Lane:
 
         The limit, which was reduced to find a refused record, is doubled.
         """
-        assert next_offset >= self.delivered, "progress never goes back"
+        assert next_offset >= self.delivered, "progress never decreases"
         self.confirmed = next_offset
         self.delivered = next_offset
         self.position = max(self.position, next_offset)

@@ -387,7 +387,7 @@ class Forwarder:
         self._under = None
 
     def _took_too_long(self) -> bool:
-        """Whether the batch exceeded the transaction timeout, by either clock.
+        """Return whether the batch exceeded the transaction timeout, by either clock.
 
         The monotonic clock stops while a machine sleeps.
         """
@@ -400,8 +400,8 @@ class Forwarder:
     def _fenced(self) -> ProducerFencedError:
         return ProducerFencedError(
             f"another forwarder of the name {self._settings.name!r} ships this directory now, with the transactional "
-            f"id {self.transactional_id!r}; what this one had begun is aborted. Run one of them, or give them other "
-            "names and other topics"
+            f"id {self.transactional_id!r}; the open transaction of this forwarder is aborted. Run one of them, or "
+            "give them other names and other topics"
         )
 
     # -- which partitions --------------------------------------------------------------
@@ -436,7 +436,7 @@ class Forwarder:
             sources = [name for name, its in wanted.items() if its == target]
             if len(sources) > 1:
                 raise InvalidConfigError(
-                    "two topics would be shipped to one, and their progress could not be told apart",
+                    "two topics would be shipped to one, and their progress could not be distinguished",
                     expected="names that differ",
                     found=f"{' and '.join(sources)} to {target}",
                 )

@@ -125,13 +125,15 @@ def _journal() -> logging.Logger:
 class KafkaCluster:
     """A Kafka cluster to ship to, or to mirror from.
 
-    Made by its address; a with block closes it.
+    A with block closes it. Connections are opened when they are needed.
 
-    bootstrap_servers: as clients take it, "host:port,host:port". config: more settings
-    of librdkafka, such as those of TLS and SASL. They override ours, except the
-    settings that the guarantees depend on. Raises MissingDependencyError, and
-    InvalidConfigError for a setting that librdkafka refuses. Nothing is connected
-    before it is needed.
+    bootstrap_servers: addresses of brokers, "host:port,host:port". config: additional
+    settings of librdkafka, such as settings of TLS and SASL. They override ours, except
+    the settings that the guarantees depend on.
+
+    Raises:
+        InvalidConfigError: librdkafka refuses a setting.
+        MissingDependencyError: the client library is not installed.
     """
 
     def __init__(
@@ -160,7 +162,7 @@ class KafkaCluster:
         self.close()
 
     def close(self) -> None:
-        """Ends the connections. It may be used again."""
+        """End the connections; a later call opens new ones."""
         for reader in self._readers.values():
             reader.close()
         self._readers = {}
@@ -171,7 +173,7 @@ class KafkaCluster:
         """Return the settings of a client.
 
         `fixed` has `_` in place of `.`. The guarantees depend on these settings, so
-        they override those of the user.
+        they override the user's settings.
         """
         config: dict[str, object] = {
             "bootstrap.servers": self.bootstrap_servers,
@@ -207,7 +209,7 @@ class KafkaCluster:
         )
 
     def raised(self, error: Any, transactional_id: str = "") -> LogcoreError:
-        """An exception of the client as one of ours."""
+        """Convert an exception of the client to one of ours."""
         found = error.args[0]
         if found.name() in _FENCING:
             return ProducerFencedError(
@@ -384,7 +386,7 @@ class KafkaCluster:
         return found
 
     def _is_compacted(self, topic: str) -> bool:
-        """Whether a topic is compacted.
+        """Return whether a topic is compacted.
 
         True if the cluster does not allow the question: gaps are then no error.
         """
@@ -544,7 +546,7 @@ class _PlainSender:
             self._report(one, record.offset, error.args[0])
 
     def _report(self, one: Partition, offset: int, error: Any) -> None:
-        """Notes a delivery report.
+        """Record a delivery report.
 
         Those of a partition come in order; those after an error do not count.
         """
@@ -606,7 +608,7 @@ class _TransactionalSender(_PlainSender):
         self._silent_s = 0.0
 
     def _silent(self, timeout_s: float) -> None:
-        """Counts time without progress.
+        """Count time without progress.
 
         After _SILENCE_S it raises: a new sender with the same id aborts the
         transaction.

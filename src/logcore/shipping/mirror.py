@@ -79,8 +79,8 @@ _LOOK_MS: Final = 5_000
 _FIRST_BACKOFF_MS: Final = 100
 _MOST_BACKOFF_MS: Final = 10_000
 _REFUSING: Final = (InvalidRecordError, RecordTooLargeError)
-#: How many offsets at our end are compared with the cluster's before a partition goes
-#: on.
+#: Number of offsets at our end that are compared with the cluster's before a partition
+#: continues.
 _COMPARED: Final = 16
 #: How long to wait for one record that is fetched alone.
 _ONE_RECORD_S: Final = 10.0
@@ -112,7 +112,9 @@ class _Lane:
 
     @property
     def is_settled(self) -> bool:
-        """Whether it has stopped, or has compared our last records and continues."""
+        """Return whether the partition has stopped, or continues after the comparison of
+        its last records.
+        """
         if self.failure is not None:
             return True
         return self.position is not None and self.fetch_at >= self.position
@@ -184,7 +186,7 @@ class Mirror:
         return f"<Mirror {self._settings.name} into {self._logdir.path}, {state}, {len(self._lanes)} partitions>"
 
     def close(self) -> None:
-        """Ends the mirror.
+        """End the mirror.
 
         The next one fetches the records again that were not stored. Closing twice is
         fine.
@@ -377,7 +379,7 @@ class Mirror:
         self._copy_groups()
 
     def _make(self, target: str, topic: RemoteTopic, source_id: str) -> None:
-        """Creates the local topic, or adds partitions to it.
+        """Create the local topic, or add partitions to it.
 
         Raises DivergedError if it is no mirror, or a mirror of
         another topic, or of an older topic with the same name.
@@ -497,7 +499,7 @@ class Mirror:
         return left
 
     def _diverge(self, lane: _Lane, error: DivergedError) -> None:
-        """Stops the partition, or cuts the local log to what both hold."""
+        """Stop the partition, or truncate the local log to the common records."""
         if self._settings.on_divergence != "truncate" or not self._keeps:
             self._stop(lane, error)
             return
@@ -569,7 +571,7 @@ class Mirror:
             self._diverge(
                 lane,
                 mirror_rules.diverged(
-                    "what comes does not continue the local log", "", error
+                    "the next records do not continue the local log", "", error
                 ),
             )
             return 0
@@ -652,7 +654,7 @@ class Mirror:
         }
 
     def _store_new(self, found: Mapping[Partition, Sequence[RemoteRecord]]) -> int:
-        """Stores records and progress of all partitions in one transaction.
+        """Store records and progress of all partitions in one transaction.
 
         After any failure _place_all() decides all
         positions again.
@@ -668,7 +670,7 @@ class Mirror:
     def _in_transaction(
         self, found: Mapping[Partition, Sequence[RemoteRecord]]
     ) -> LogcoreError | None:
-        """Stores records and progress in one transaction.
+        """Store records and progress in one transaction.
 
         Returns the error if a record is refused; then nothing is
         stored.
@@ -716,7 +718,7 @@ class Mirror:
     # -- groups ------------------------------------------------------------------------
 
     def _copy_groups(self) -> None:
-        """Copies the committed offsets of groups of the cluster.
+        """Copy the committed offsets of groups of the cluster.
 
         This needs offsets="keep": there the same offset means
         the same record here.

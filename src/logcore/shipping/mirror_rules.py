@@ -88,7 +88,7 @@ def judge(
         if on_gap == "fail":
             return Stopped(
                 ShippingGapError(
-                    f"offsets {end} to {span.log_start - 1} were deleted there before they were mirrored: go on at "
+                    f"offsets {end} to {span.log_start - 1} were deleted there before they were mirrored: continue at "
                     f"{span.log_start} with on_gap='skip' (--on-gap skip)",
                     offset=end,
                 )
@@ -130,8 +130,9 @@ def contradiction(
 ) -> Record | None:
     """Return a record below our end that differs or that only one log holds, if any.
 
-    `own` are our last records by offset, except those below the fetched range. `found`
-    are all remote records below `behind`.
+    `own` holds our last records by offset, except records below the fetched range.
+    `found` holds all remote records of the fetched range, which ends before the fourth
+    argument.
     """
     theirs = {record.offset: record for record, _ in found}
     for offset, record in theirs.items():

@@ -60,11 +60,11 @@ def unpacked(content: bytes, path: str) -> RecordedProgress:
         cluster_id = str(given["cluster"])
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptRegistryError(
-            "not the note of a forwarder", path=path, found=repr(content[:80])
+            "not the progress of a forwarder", path=path, found=repr(content[:80])
         ) from error
     if by not in ("cluster", "directory"):
         raise CorruptRegistryError(
-            "not the note of a forwarder", path=path, found=repr(by)
+            "not the progress of a forwarder", path=path, found=repr(by)
         )
     return RecordedProgress(by, cluster_id, progress)
 

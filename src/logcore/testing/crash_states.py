@@ -85,7 +85,7 @@ class Moment:
         if by_name and not names:
             return
         if not newest:
-            yield 0, old, "all that was not synced is gone", "power"
+            yield 0, old, "all unsynced changes are lost", "power"
         masks = self._name_masks(names)
         if by_name:
             masks = [mask for mask in masks if mask >> (names - 1) & 1]
@@ -343,8 +343,8 @@ def _garbled(file: File, rng: random.Random) -> Iterator[tuple[bytes, str, bool]
 def _random_content(file: File, rng: random.Random) -> bytes:
     """Return a random content of a file with unsynced changes.
 
-    Each sector has the result of some of the changes. Where the file grew, it may have
-    zeros or garbage. The size is one that the changes allow.
+    Each sector has the result of some of the changes. A part that was added to the file
+    may have zeros or garbage. The size is one that the changes allow.
     """
     if not file.pending:
         return file.durable

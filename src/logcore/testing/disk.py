@@ -405,7 +405,7 @@ class SimulatedDisk(Environment, DiskLocks):
         Args:
             limit: Maximum number of states: the first ones, and a random choice of
                 others.
-            seed: Seed of the random states, by default that of the disk.
+            seed: Seed of the random states, by default the disk's seed.
             kind: Only states of this kind.
             newest: Only states that depend on the last change. The others could arise
                 before it too.
@@ -645,8 +645,8 @@ class SimulatedDisk(Environment, DiskLocks):
     ) -> int | AnyFile:
         """Open a file.
 
-        With a mode, return a file object like that of the standard library's open(),
-        with `sync()` instead of a descriptor. Without a mode, return a handle, like
+        With a mode, return a file object like the standard library's open(), with
+        `sync()` instead of a descriptor. Without a mode, return a handle, like
         FS.open().
         """
         path = os.fspath(path)

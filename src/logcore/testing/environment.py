@@ -47,7 +47,7 @@ class Environment:
     def boot(self) -> Boot:
         """Return the boot id, which changes with each crash.
 
-        All disks that one crash may leave have the same id, so that equal files stay
+        All disks that one crash may leave have the same id, so that equal files remain
         equal.
         """
         return Boot(hashlib.sha256(b"%d" % self.crashes).digest()[:16], 1)

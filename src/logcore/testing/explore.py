@@ -281,7 +281,7 @@ class Explorer(Generic[Found]):
                 other = self._recover(second)
                 if self.same is not None and not self.same(found, other):
                     raise self._finding(
-                        f"a crash during recovery changes what is found: {found} without, {other} with it",
+                        f"a crash during recovery changes the result: {found} without, {other} with it",
                         second,
                     )
                 if self.same is None:

@@ -92,7 +92,7 @@ class RawFile(io.RawIOBase):
 
     @property
     def is_gone(self) -> bool:
-        """Whether the process that opened the file was killed, or its machine."""
+        """Return whether the process that opened the file, or its machine, was killed."""
         return self._disk.is_dead or not self._disk.is_open(self._handle)
 
     def readable(self) -> bool:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class LockMembers:
     """The members for which one process has locked a directory.
 
-    `handle` is that of the lock file, if other processes may lock the directory too.
+    `handle` is the handle of the lock file, if other processes may lock the directory.
     """
 
     members: set[str] = attrs.field(factory=set)

@@ -156,7 +156,7 @@ Node = File | DirectoryNode
 
 
 class Naming(NamedTuple):
-    """A change of names: `gone` is removed, then `come` is added.
+    """A change of names: the first name is removed, then the second name is added.
 
     `order` is the number of the change among all changes of the disk.
     """

@@ -344,7 +344,7 @@ class LogHistory:
         else:
             # The first records of an open transaction were deleted. The rest may be
             # attributed to an open transaction or to an unknown one.
-            assert not aborted & {*offsets}, "read_committed shows what was aborted"
+            assert not aborted & {*offsets}, "read_committed shows aborted records"
 
     def judge(self, found: FoundLog, kind: Kind) -> None:
         """Check that a crash of this kind may leave the log as found.
@@ -366,14 +366,14 @@ class LogHistory:
             f"deleted records are back: {found}, start was {self.start_low}"
         )
         assert found.start <= self.start_high, (
-            f"records are gone from the front: {found}, start was {self.start_high}"
+            f"records are missing at the front: {found}, start was {self.start_high}"
         )
         expected = self.between(found.start, found.end)
         if found.records != expected:
             self._judge_each(found, expected)
         for offset, by in self.gone.items():
             assert by is None or by < found.end or offset < found.start, (
-                f"{offset} is gone, and so is {by} after it"
+                f"{offset} is missing, and so is {by} after it"
             )
         if found.committed is not None:
             self.check_committed(found.committed, found.start, found.end)
@@ -392,16 +392,18 @@ class LogHistory:
         for offset, record in theirs.items():
             assert offset not in self.gone, f"{offset} is back, which compaction took"
             assert offset in mine, (
-                f"there is a record at {offset}, where none was appended"
+                f"there is a record at {offset}, but none was appended there"
             )
             assert record == mine[offset], (
                 f"records were changed: {record} was appended as {mine[offset]}"
             )
         for offset in mine.keys() - theirs.keys():
-            assert offset in self.may_go, f"the record at {offset} of {found} is gone"
+            assert offset in self.may_go, (
+                f"the record at {offset} of {found} is missing"
+            )
             by = self.may_go[offset]
             assert by is None or by < found.end, (
-                f"{offset} is gone, and so is {by} after it"
+                f"{offset} is missing, and so is {by} after it"
             )
 
 
@@ -455,17 +457,23 @@ def recover_log(
         if report.cut_position is not None:
             disk.note_read(report.path)
             tail = (before[report.path] or b"")[report.cut_position :]
-            assert len(tail) == report.cut_bytes, "the report does not say what was cut"
+            assert len(tail) == report.cut_bytes, (
+                "the report has the wrong number of truncated bytes"
+            )
             if any(tail):
-                assert report.quarantine_path is not None, "what was cut is nowhere"
+                assert report.quarantine_path is not None, (
+                    "the truncated bytes were not kept"
+                )
                 assert disk.content(report.quarantine_path) == tail, (
-                    "what was put aside is not what was cut"
+                    "the kept bytes differ from the truncated bytes"
                 )
         if not is_compacted:
             _check_dense(log, records)
         if shown and not is_compacted:
             seen = [record for record in shown if record.offset >= start]
-            assert records[: len(seen)] == seen, "what a reader saw was taken back"
+            assert records[: len(seen)] == seen, (
+                "records that a reader saw were removed"
+            )
         if posixpath.join(posixpath.dirname(log.path), CLEAN_SHUTDOWN) in before:
             assert report.cut_position is None, (
                 "marked as cleanly shut down, and there was something to mend"
@@ -531,7 +539,7 @@ def _judge_files(
         for index in (segment.offset_index, segment.time_index):
             if base == bases[-1] or disk.exists(index.path):
                 assert disk.content(index.path) == bytes(index.data), (
-                    f"{index.path} is not what the batches say"
+                    f"{index.path} does not match the batches"
                 )
     return list(verify(path, fs=disk))
 
@@ -636,7 +644,7 @@ def check_memory(log: Log) -> None:
             index.add(*entry)
         stored = bytes(load(log.writer.fs, segment.file(TXN_INDEX), TransactionIndex))
         assert stored == bytes(index.data), (
-            f"the transaction index of {segment} is not what its batches say"
+            f"the transaction index of {segment} does not match its batches"
         )
     with state.lock:
         remembered = log.writer.producers.known()
