@@ -400,7 +400,7 @@ class _Cluster:
         return ClusterIdentity(self._cluster_id, self.topic_id(name))
 
     def topic_id(self, name: str) -> str:
-        """The id in the last metadata; "" if there is none."""
+        """Return the id in the last metadata, or "" if it has none."""
         found = self._topics.get(name)
         topic_id = None
         if found is not None:
@@ -410,7 +410,7 @@ class _Cluster:
         return ""
 
     def _leader(self, key: TopicPartition) -> int:
-        """The leader of a partition, -1 if there is none now."""
+        """Return the leader of a partition, or -1 if there is none now."""
         if key not in self._leaders:
             self.metadata([key[0]])
         return self._leaders.get(key, -1)
@@ -608,7 +608,7 @@ class _Cluster:
     # -- error codes -------------------------------------------------------------------
 
     def is_passing(self, code: int) -> bool:
-        """Whether another attempt, perhaps on another broker, may succeed."""
+        """Return whether another attempt, perhaps on another broker, may succeed."""
         from kafka.errors import for_code
 
         return code != _UNKNOWN_TOPIC and bool(

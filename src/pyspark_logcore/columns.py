@@ -1,5 +1,5 @@
-"""The columns of a read: Kafka's eight, as Spark's types, as Arrow's, and made from
-decoded records.
+"""Columns of a read: Kafka's eight columns as Spark types and Arrow types, and their
+construction from decoded records.
 
 | column        | Spark                                   | null when                     |
 |---------------|-----------------------------------------|-------------------------------|
@@ -51,7 +51,7 @@ _MS_MAX: Final = 9_223_372_036_854_775
 
 
 def spark_schema(names: Sequence[str]) -> StructType:
-    """The columns as Spark's types, all nullable."""
+    """Return the columns as Spark types, all nullable."""
     from pyspark.sql.types import StructField, StructType
 
     types = _spark_types()
@@ -80,8 +80,10 @@ def _spark_types() -> dict[str, DataType]:
 
 
 def chosen(schema: StructType, *, include_headers: bool) -> tuple[str, ...]:
-    """The columns that a schema given to Spark asks for. Raises InvalidConfigError for
-    any that is not one of ours.
+    """Return the columns of a schema that was given to Spark.
+
+    Raises:
+        InvalidConfigError: a column of the schema is unknown.
     """
     if not schema.fields:
         raise InvalidConfigError(
@@ -120,7 +122,7 @@ def chosen(schema: StructType, *, include_headers: bool) -> tuple[str, ...]:
 
 
 def arrow_schema(names: Sequence[str]) -> pyarrow.Schema:
-    """The columns as the Arrow schema that Spark accepts for them."""
+    """Return the columns as the Arrow schema that Spark accepts for them."""
     types = _arrow_types()
     import pyarrow as pa
 

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-#: After a change is seen, a partition is checked closely for so long. The times of
-#: files have steps of some milliseconds, so a second change may leave them as they are.
+#: Time for which a partition is checked closely after a change. The times of files have
+#: steps of some milliseconds, so a second change may leave them unchanged.
 _RESTLESS_SECONDS: Final = 1.0
 
 
@@ -89,7 +89,7 @@ class _PartitionView:
 
 
 class DirectoryOrigin:
-    """See origin.Origin. Lives in one thread of one process."""
+    """Origin of a local directory; see origin.Origin. Used in one thread of one process."""
 
     def __init__(
         self, options: ReadOptions, clock: Callable[[], float] = time.monotonic
@@ -130,9 +130,7 @@ class DirectoryOrigin:
         return True
 
     def _check_same(self) -> None:
-        """Raises OtherDirectoryError when another log directory took the place of the
-        one that was there first.
-        """
+        """Raise OtherDirectoryError if another log directory has replaced the first one."""
         found = directory_ids(self._options.path)
         if self._ids is None:
             self._ids = found
@@ -161,9 +159,7 @@ class DirectoryOrigin:
         return found
 
     def _look(self, key: TopicPartition, starts: tuple[Any, ...]) -> _PartitionView:
-        """Looks at a partition closely where its files have changed, or did so a moment
-        ago.
-        """
+        """Check a partition closely if its files have changed now or a moment ago."""
         look = self._looks.get(key)
         now = self._clock()
         if look is None:
@@ -285,8 +281,9 @@ class DirectoryOrigin:
 
 
 def _file_facts(path: str) -> tuple[Any, ...]:
-    """What differs when a file was replaced or written to, within the steps of its
-    times; () for none.
+    """Return facts that differ after a file was replaced or written, or () for no file.
+
+    A change within one step of the file's times may not be visible.
     """
     try:
         found = os.stat(path)

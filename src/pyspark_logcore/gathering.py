@@ -121,7 +121,7 @@ class _Batch:
 
 @attrs.frozen
 class Gathering:
-    """The steps of gather()."""
+    """Steps of gather()."""
 
     fs: FS
     into: str

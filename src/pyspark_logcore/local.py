@@ -114,7 +114,10 @@ class TaskReport:
         return checkpoint.pack_checked(facts, copies=2)
 
     def receipts(self, path: str, tasks: int) -> list[WriteReceipt]:
-        """For each partition with records; of a task without any, one with 0 records."""
+        """Return a receipt per partition with records.
+
+        A task without any records has one receipt with 0 records.
+        """
         held = {
             number: sealed for number, sealed in self.partitions.items() if sealed
         } or {0: []}
@@ -148,8 +151,10 @@ def checksum_of(sealed: Sequence[Sealed]) -> int:
 
 
 def read_note(fs: FS, path: str) -> TaskReport | None:
-    """The note in a directory; None when there is none. Raises CorruptLogError for one
-    that is damaged.
+    """Read the report file in a directory; return None if it is missing.
+
+    Raises:
+        CorruptLogError: the file is damaged.
     """
     content = checkpoint.read(fs, path, NOTE)
     if content is None:
@@ -256,7 +261,9 @@ def _query_here(spark: Any) -> tuple[str, int] | None:
 
 @attrs.frozen(kw_only=True)
 class LocalWriter:
-    """Function of a task, pickled: takes the rows of its partition and yields receipts."""
+    """Pickled function of a task, which writes the rows of its partition and yields
+    receipts.
+    """
 
     options: WriteOptions
     topic: str
@@ -279,7 +286,11 @@ class LocalWriter:
         config: Mapping[str, object] | None = None,
         options: Mapping[str, object] | None = None,
     ) -> LocalWriter:
-        """Checks all of it. Raises LogcoreError."""
+        """Check all options and columns.
+
+        Raises:
+            LogcoreError: an option or a column is unsuitable.
+        """
         given = {name: _text(value) for name, value in (options or {}).items()}
         for name in given:
             if name.lower() in (
@@ -366,9 +377,13 @@ class LocalWriter:
         attempt: int,
         fs: FS = OS,
     ) -> list[WriteReceipt]:
-        """Writes rows as that attempt of that task. Raises LogcoreError.
+        """Write rows as the given attempt of the given task.
 
-        The receipts have 0 tasks: only the driver knows how many there are.
+        The receipts have 0 as the number of tasks, because only the driver has the
+        number.
+
+        Raises:
+            LogcoreError: a row cannot be written.
         """
         parent = os.path.join(
             self.options.path, f"{app_name(self.job)}@{self.batch:020d}", self.topic
@@ -398,8 +413,9 @@ class LocalWriter:
     def _fill(
         self, batches: Iterator[pyarrow.RecordBatch], task: int, part: str, fs: FS
     ) -> dict[int, list[Sealed]]:
-        """Writes a log directory, closed and on disk when this returns; the segments of
-        its partitions.
+        """Write a log directory and return the segments of its partitions.
+
+        The directory is closed and durable when this method returns.
         """
         count = self.options.partitions
         # Closing syncs, and nothing names the directory before.
@@ -513,7 +529,7 @@ def _text(value: object) -> str:
 
 
 def remove_directory(fs: FS, path: str) -> None:
-    """Removes a directory and all below it, its note last; not being there is fine."""
+    """Remove a directory and its content, the report file last, if it exists."""
     if not fs.is_directory(path):
         return
     with contextlib.suppress(FileNotFoundError):

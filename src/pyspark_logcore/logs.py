@@ -89,8 +89,9 @@ def columns_of(
 
 
 def _offset_of(fs: FS, error: LogcoreError, start: int, end: int) -> int:
-    """The offset in the head of the batch that an error is about, if that can be right,
-    else where reading began.
+    """Return the offset in the head of the batch that caused an error, if it is plausible.
+
+    Otherwise return the start of the read.
     """
     if error.path is not None and error.position is not None:
         with contextlib.suppress(OSError, LogcoreError):
@@ -105,7 +106,7 @@ def _offset_of(fs: FS, error: LogcoreError, start: int, end: int) -> int:
 
 
 def marks_of(log: LogReader, start: int, end: int) -> Marks:
-    """The entries of the offset indexes in a stretch of a log."""
+    """Entries of the offset indexes in a range of a log."""
     stretch = segments_between(log, start, end)
     empty = np.zeros(0, np.int64)
     total = 0

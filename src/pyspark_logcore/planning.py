@@ -22,7 +22,11 @@ from pyspark_logcore.tasks import into_tasks
 
 
 def plan(options: ReadOptions, origin: Origin) -> list[list[OffsetRange]]:
-    """The ranges of each task of a batch read, none empty. Raises LogcoreError."""
+    """Return the ranges of each task of a batch read, without empty ranges.
+
+    Raises:
+        LogcoreError: the offsets cannot be read, or records were deleted.
+    """
     wanted = wanted_partitions(options, origin)
     check_names(options.start, wanted, "startingOffsets")
     check_names(options.end, wanted, "endingOffsets")
@@ -66,8 +70,10 @@ def _is_wanted(options: ReadOptions, topic: str) -> bool:
 
 
 def wanted_partitions(options: ReadOptions, origin: Origin) -> list[TopicPartition]:
-    """The partitions that assign, subscribe or subscribePattern name, as they are now.
-    Raises TopicNotFoundError.
+    """Return the present partitions that assign, subscribe or subscribePattern name.
+
+    Raises:
+        TopicNotFoundError: a named topic does not exist.
     """
     if options.assign is not None:
         pairs = list(options.assign)
@@ -94,7 +100,7 @@ def wanted_partitions(options: ReadOptions, origin: Origin) -> list[TopicPartiti
 
 
 def check_names(where: RangeEnd, wanted: Iterable[TopicPartition], name: str) -> None:
-    """Kafka: JSON must name each partition that is read, and no other."""
+    """Check that JSON offsets name exactly the partitions to read, as in Kafka's source."""
     for given in (where.offsets, where.timestamps_ms):
         if isinstance(given, Mapping) and given.keys() != set(wanted):
             missing = sorted(set(wanted) - given.keys())
@@ -141,7 +147,7 @@ def starting_offsets(
 def _within(
     options: ReadOptions, origin: Origin, key: TopicPartition, asked: int, bound: Bounds
 ) -> int:
-    """An offset that was asked for, or the next one that exists if losses are allowed."""
+    """Return the requested offset, or the next existing one if losses are allowed."""
     if asked < bound.start:
         _report(
             options,
