@@ -124,9 +124,7 @@ def test_an_interrupted_append_says_what_is_stored(tmp_path: Path) -> None:
         writer.send_signal(signal.SIGINT)
         _, errors = writer.communicate(timeout=20)
         assert writer.returncode == 130
-        assert (
-            errors == b"interrupted: 2 records (offsets 1 to 2) remain appended\n"
-        )
+        assert errors == b"interrupted: 2 records (offsets 1 to 2) remain appended\n"
 
 
 def test_a_pipe_gets_json_of_all_files(path: Path) -> None:

@@ -593,8 +593,14 @@ print(sum(batch.num_rows for part in parts for batch in reader.read(part)))
         ({"subscribe": "a", "startingOffsets": '{"a": 1}'}, "JSON like"),
         ({"subscribe": "a", "minPartitions": "0"}, "from 1 on"),
         ({"subscribe": "a", "failOnDataLoss": "maybe"}, "true or false"),
-        ({"subscribe": "a", "kafka.security.protocol": "SSL"}, "only by their permissions"),
-        ({"subscribe": "a", "kafka.sasl.mechanism": "PLAIN"}, "only by their permissions"),
+        (
+            {"subscribe": "a", "kafka.security.protocol": "SSL"},
+            "only by their permissions",
+        ),
+        (
+            {"subscribe": "a", "kafka.sasl.mechanism": "PLAIN"},
+            "only by their permissions",
+        ),
         ({"subscribe": "a", "kafka.auto.offset.reset": "latest"}, "not supported"),
         ({"subscribe": "a", "kafka.isolation.level": "none"}, "read_committed"),
         ({"subscribePattern": "("}, "subscribePattern"),

@@ -407,7 +407,9 @@ def test_which_options_a_store_takes() -> None:
         with pytest.raises(InvalidConfigError, match=says) as caught:
             parse(**wrong)
         assert "hush" not in str(caught.value)
-    with pytest.raises(InvalidConfigError, match="does not support this file system") as caught:
+    with pytest.raises(
+        InvalidConfigError, match="does not support this file system"
+    ) as caught:
         stores.open_store(
             attrs.evolve(
                 STORE, location="nosuch://h", uri="nosuch://u:hush@h", is_s3=False
@@ -427,7 +429,9 @@ def test_an_archive_on_an_s3_server(s3_server: dict[str, str], data: Path) -> No
         {"subscribe": "plain", "startingTimestamp": T0 + 500},
     ):
         assert rows(URI, **asked, **s3_server) == rows(str(data), **asked)
-    with pytest.raises(LogNotFoundError, match="the bucket does not exist, or it has no objects"):
+    with pytest.raises(
+        LogNotFoundError, match="the bucket does not exist, or it has no objects"
+    ):
         rows("s3://elsewhere/logs", subscribe="plain", **s3_server)
     name = f"plain-0/{segment(data, 'plain-0', 1).name}"
     with system.open_output_stream(f"bucket/logs/{name}") as stream:
