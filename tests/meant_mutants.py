@@ -221,7 +221,7 @@ MISTAKES: Final = (
     Mistake(
         "recovery_point_stays_above_a_cut", "logcore/partition/truncation.py",
         "        writer.progress.set_recovery_point(offset)\n", "        pass\n",
-        "directory/test_logdir.py::test_a_recovery_point_that_was_gathered_is_not_written_for_what_came_since",
+        "directory/test_logdir.py::test_stale_recovery_point_is_not_saved_above_the_end",
     ),
     Mistake(
         "name_before_content", "logcore/metadata/checkpoint.py",

@@ -1,5 +1,5 @@
-"""The controller of a directory that processes share: who it is, and what it shows of
-the topics in the registry.
+"""Tests of the controller of a shared directory: its election, and the topics that it
+publishes in the registry.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def shown(disk: SimulatedDisk) -> dict[str, tuple[int, dict[str, str]]]:
         return found
 
 
-def test_topics_are_in_the_registry_as_they_are_in_the_directory() -> None:
+def test_controller_publishes_topics_of_directory_in_registry() -> None:
     disk = SimulatedDisk({"data": None})
     with logcore.open_dir("data", create=True, shared=True, fs=disk) as data:
         data.create_topic("a", 2, {"retention.ms": 5_000})
@@ -75,7 +75,7 @@ def test_topics_are_in_the_registry_as_they_are_in_the_directory() -> None:
             )
 
 
-def test_many_topics_are_shown_little_by_little() -> None:
+def test_controller_publishes_many_topics_in_chunks() -> None:
     disk = SimulatedDisk({"data": None})
     with logcore.open_dir("data", create=True, shared=True, fs=disk) as data:
         data.create_topics({f"t{number}": (1, None) for number in range(25)})
@@ -86,7 +86,7 @@ def test_many_topics_are_shown_little_by_little() -> None:
         assert counts == [10, 20, 25, 25]
 
 
-def test_what_dead_sessions_left_is_removed() -> None:
+def test_controller_removes_nodes_of_dead_sessions() -> None:
     disk = SimulatedDisk({"data": None})
     with (
         logcore.open_dir("data", create=True, shared=True, fs=disk) as data,
@@ -103,7 +103,7 @@ def test_what_dead_sessions_left_is_removed() -> None:
         assert "7.node" not in disk.listdir("data.registry/brokers/ids")
 
 
-def test_a_registry_of_another_cluster_is_an_incident_and_is_kept() -> None:
+def test_registry_of_another_cluster_is_reported_and_kept() -> None:
     disk = SimulatedDisk({"data": None})
     with open_registry("data", fs=disk) as registry:
         registry.create(paths.CLUSTER_ID, paths.pack_cluster_id("other"))
@@ -116,7 +116,7 @@ def test_a_registry_of_another_cluster_is_an_incident_and_is_kept() -> None:
             assert data.append("a", b"1").offset == 0
 
 
-def test_whoever_is_not_elected_shows_nothing() -> None:
+def test_process_that_is_not_elected_publishes_nothing() -> None:
     disk = SimulatedDisk({"data": None})
     with (
         logcore.open_dir("data", create=True, shared=True, fs=disk) as data,
@@ -132,7 +132,7 @@ def test_whoever_is_not_elected_shows_nothing() -> None:
         assert shown(disk) == {"a": (1, {})}
 
 
-def test_what_could_not_be_shown_is_shown_later() -> None:
+def test_failed_publication_is_retried_later() -> None:
     disk = SimulatedDisk({"data": None})
     with (
         logcore.open_dir("data", create=True, shared=True, fs=disk) as data,
@@ -202,7 +202,7 @@ def keeping(machine: Machine, fs: SharedFS) -> None:
 
 
 @pytest.mark.parametrize("kill", [0.0, 0.0015], ids=["quiet", "kills"])
-def test_whoever_is_killed_the_registry_shows_the_topics_in_the_end(
+def test_registry_matches_topics_after_any_process_is_killed(
     kill: float,
 ) -> None:
     for seed in range(ROUNDS):

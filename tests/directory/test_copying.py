@@ -39,7 +39,7 @@ def rows(log: logcore.Log) -> list[tuple[int, bytes | None, bytes | None]]:
 
 
 @pytest.mark.parametrize("at", [0, 1, 7, 12, 13, 40, 79, 80, None])
-def test_a_fork_has_what_lies_below(tmp_path: Path, at: int | None) -> None:
+def test_fork_contains_records_below_its_offset(tmp_path: Path, at: int | None) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as logdir:
         fill(logdir)
         before = [rows(logdir.partition("src", part)) for part in range(2)]
@@ -97,7 +97,7 @@ def test_sealed_segments_are_shared_until_one_side_replaces_them(
         assert rows(copy)[-1][:2] == (66, b"k3")
 
 
-def test_transactions_and_producers_go_along(tmp_path: Path) -> None:
+def test_fork_copies_transactions_and_producers(tmp_path: Path) -> None:
     more: dict[str, Any] = {
         "producer_id": 5,
         "producer_epoch": 1,
@@ -200,7 +200,7 @@ def test_a_fork_that_fails_is_undone(operation: str, number: int) -> None:
             return
 
 
-def test_a_snapshot_opens_as_it_is(tmp_path: Path) -> None:
+def test_snapshot_has_the_content_at_its_creation(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as logdir:
         fill(logdir)
         logdir.partition("src", 1).delete_records(30)
@@ -224,8 +224,8 @@ def test_a_snapshot_opens_as_it_is(tmp_path: Path) -> None:
         assert copy.partition("src", 0).append(b"on").offset == 80
 
 
-def test_a_snapshot_is_whole_or_not_there() -> None:
-    """Half of one opened as a directory with some of the topics."""
+def test_snapshot_is_complete_or_absent_after_crash() -> None:
+    """Half of a snapshot opened as a directory with some of the topics."""
     disk = SimulatedDisk()
     with logcore.open_dir("data", create=True, fs=disk) as logdir:
         for topic in ("a", "b"):
@@ -266,8 +266,8 @@ def test_a_snapshot_that_fails_leaves_nothing() -> None:
 
 @pytest.mark.parametrize("way", ["snapshot", "fork"])
 def test_copy_has_records_acknowledged_without_a_sync(tmp_path: Path, way: str) -> None:
-    """The high watermark was read before the sync that moves it: the copy lacked every
-    record appended at "os".
+    """copy() read the high watermark before the sync that advances it, so the copy
+    lacked every record appended with durability "os".
     """
     with logcore.open_dir(tmp_path / "data", create=True) as source:
         source.create_topic("t")

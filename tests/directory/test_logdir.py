@@ -62,7 +62,7 @@ def test_a_directory_keeps_topics_settings_and_records(data: str) -> None:
         assert logdir.partition("orders", 2) is logdir.partition("orders", 2)
 
 
-def test_a_directory_says_what_is_in_it(data: str) -> None:
+def test_repr_of_directory_lists_its_content(data: str) -> None:
     with logcore.open_dir(data, create=True) as logdir:
         assert repr(logdir) == f"<LogDir {logdir.path} writing; no topics>"
         logdir.create_topics({f"t{number}": (2, None) for number in range(10)})
@@ -76,7 +76,7 @@ def test_a_directory_says_what_is_in_it(data: str) -> None:
     assert "closed; t0, t1, " in repr(logdir)
 
 
-def test_kafkas_files_are_there(data: str) -> None:
+def test_directory_has_the_files_of_kafka(data: str) -> None:
     with logcore.open_dir(data, create=True) as logdir:
         logdir.create_topic("t", partitions=2)
         logdir.partition("t", 0).append_many([(None, b"x")] * 5)
@@ -165,7 +165,7 @@ def test_bad_names_are_refused_before_any_effect(data: str, name: Any) -> None:
         assert sorted(os.listdir(data)) == before
 
 
-def test_names_kafka_cannot_tell_apart(data: str) -> None:
+def test_topic_names_that_collide_in_kafka_are_refused(data: str) -> None:
     with logcore.open_dir(data, create=True) as logdir:
         logdir.create_topic("a.b")
         with pytest.raises(logcore.InvalidNameError, match=r"a\.b"):
@@ -196,7 +196,7 @@ def test_bad_topics_leave_nothing(data: str, partitions: Any, config: Any) -> No
         ]
 
 
-def test_topics_that_exist_or_do_not(data: str) -> None:
+def test_missing_or_existing_topic_raises(data: str) -> None:
     with logcore.open_dir(data, create=True) as logdir:
         logdir.create_topic("t", partitions=2)
         with pytest.raises(logcore.TopicExistsError):
@@ -311,9 +311,9 @@ def test_a_damaged_file_of_topics_is_refused_not_guessed(data: str, flip: int) -
             assert "logcore.topics" in str(error)
 
 
-def _look_beside(disk: SimulatedDisk) -> None:
-    """What a reader finds that no opening has repaired anything for: topics that are
-    whole, and no others.
+def _check_reader_sees_complete_topics(disk: SimulatedDisk) -> None:
+    """Check that a reader, which opens the directory without repairing anything, finds
+    only complete topics.
     """
     whole = {
         "t": {(0, 1), (0, 1, 2, 3, 4)},
@@ -325,8 +325,8 @@ def _look_beside(disk: SimulatedDisk) -> None:
         for topic in reader.topics():
             assert reader.partitions(topic) in whole[topic]
             for number in reader.partitions(topic):
-                # A fork whose start was not noted yet showed records that had been
-                # deleted.
+                # A fork whose start offset was not saved yet exposed records that had
+                # been deleted.
                 first = 1 if topic in ("t", "copy") and number == 0 else 0
                 assert reader.partition(topic, number).log_start_offset == first
 
@@ -369,8 +369,8 @@ def _is_whole_or_not_at_all(disk: SimulatedDisk, act: str) -> None:
 def test_topic_changes_are_whole_or_not_at_all_after_a_crash_anywhere(
     act: str, limit: int
 ) -> None:
-    """limit: how many of the disks are judged that each crash may leave; the first is
-    that of a killed process.
+    """limit: how many of the possible disks of each crash are judged. The first is the
+    disk after the process was killed.
     """
     for stop in itertools.count():
         disk = SimulatedDisk()
@@ -387,7 +387,7 @@ def test_topic_changes_are_whole_or_not_at_all_after_a_crash_anywhere(
         except SimulatedCrash:
             for at, state in enumerate(disk.after_crash(limit=limit)):
                 if at == 0:
-                    _look_beside(state)
+                    _check_reader_sees_complete_topics(state)
                 _is_whole_or_not_at_all(state, act)
             continue
         disk.crash_in(None)
@@ -423,7 +423,7 @@ def test_ids_as_text(value: Any) -> None:
     assert parse_id(id_text(value)) == value and len(id_text(value)) == 22
 
 
-def test_closed_directories_say_so(data: str) -> None:
+def test_closed_directory_raises(data: str) -> None:
     logdir = logcore.open_dir(data, create=True)
     logdir.create_topic("t")
     logdir.close()
@@ -523,9 +523,9 @@ def test_a_creation_that_fails_leaves_nothing(data: str) -> None:
         assert logdir.topics() == ["t", "u"]
 
 
-def test_producer_ids_begin_above_those_that_the_logs_know(data: str) -> None:
-    """A directory that Kafka wrote has no note of them: a batch of an id given out
-    again would look like a retry.
+def test_producer_ids_start_above_ids_found_in_logs(data: str) -> None:
+    """A directory that Kafka wrote has no file of producer ids. If an id were assigned
+    again, a batch with it would look like a retry.
     """
 
     def batch(producer_id: int) -> bytes:
@@ -540,7 +540,7 @@ def test_producer_ids_begin_above_those_that_the_logs_know(data: str) -> None:
         logdir.partition("t", 1).append_batch(batch(7))
         logdir.partition("t", 1).append_batch(
             batch(2**63 - 1)
-        )  # which nobody gives out, but any client may write
+        )  # the library never assigns this id, but any client may write it
     with logcore.open_dir(data) as logdir:
         assert not os.path.exists(name), "opening does not ask for ids"
         assert logdir.next_producer_id() == 8
@@ -558,11 +558,11 @@ def test_producer_ids_begin_above_those_that_the_logs_know(data: str) -> None:
     with logcore.open_dir(data) as logdir:
         logdir.partition("t", 0).append_batch(batch(5_000))
         assert logdir.next_producer_id() == given + 1 + 1_000, (
-            "the note decides where there is one"
+            "the file of producer ids decides if it exists"
         )
 
 
-def test_a_log_whose_producers_are_not_known_is_reported(
+def test_log_with_unknown_producers_is_reported(
     data: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(writer: object) -> NoReturn:
@@ -598,7 +598,7 @@ def test_a_forked_child_changes_nothing(data: str) -> None:
         assert logdir.topics() == ["t"]
 
 
-def test_a_log_that_somebody_else_here_writes_is_not_deleted_under_them(
+def test_log_open_for_writing_elsewhere_is_not_deleted(
     data: str,
 ) -> None:
     with logcore.open_dir(data, create=True) as logdir:
@@ -618,7 +618,7 @@ def test_names_that_differ_by_case_are_refused(data: str) -> None:
             logdir.create_topic("orders")
 
 
-def test_settings_of_time_reach_the_segment_that_is_written(data: str) -> None:
+def test_time_settings_apply_to_the_active_segment(data: str) -> None:
     with logcore.open_dir(data, create=True) as logdir:
         logdir.create_topic("t", config={"segment.ms": 1_000})
         log = logdir.partition("t", 0)
@@ -632,10 +632,10 @@ def test_settings_of_time_reach_the_segment_that_is_written(data: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["truncate", "delete"])
-def test_a_recovery_point_that_was_gathered_is_not_written_for_what_came_since(
+def test_stale_recovery_point_is_not_saved_above_the_end(
     what: str,
 ) -> None:
-    """A point above the end of the log would keep it from being opened."""
+    """If the recovery point were above the end, the log could not be opened."""
     disk = SimulatedDisk()
     with logcore.open_dir("/d", create=True, fs=disk) as logdir:
         logdir.create_topic("t")
@@ -670,9 +670,9 @@ def test_a_path_that_no_file_system_holds(data: str) -> None:
             logcore.open_dir(path, create=True)
 
 
-def test_a_partition_whose_directory_is_gone_is_not_made_anew() -> None:
-    """Its checkpoint says that it had records: created again, it would give their
-    offsets to other records.
+def test_partition_with_missing_directory_is_not_recreated() -> None:
+    """The checkpoint proves that the partition had records. If it were created again,
+    it would give their offsets to other records.
     """
     disk = SimulatedDisk()
     with logcore.open_dir("/d", create=True, fs=disk) as logdir:
@@ -747,8 +747,8 @@ HOSTILE_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
 def test_a_hostile_file_of_topics_has_no_effect(
     tmp_path: Path, rows: list[Any], read_only: bool
 ) -> None:
-    """Its names became paths, its counts memory, and its types errors that are not the
-    library's.
+    """Names from the file were used as paths, and counts from it as sizes of memory.
+    Wrong types raised errors that are not of the library.
     """
     (tmp_path / "victim" / "home-0").mkdir(parents=True)
     data = tmp_path / "data"
@@ -767,8 +767,8 @@ def test_a_hostile_file_of_topics_has_no_effect(
 
 
 def test_links_inside_a_directory_are_not_followed(tmp_path: Path) -> None:
-    """What they led to was removed, renamed and written to, with the rights of whoever
-    opened the directory.
+    """The targets of links were removed, renamed and written to, with the rights of the
+    user who opened the directory.
     """
     victim = tmp_path / "victim"
     data = tmp_path / "data"
@@ -796,8 +796,10 @@ def test_links_inside_a_directory_are_not_followed(tmp_path: Path) -> None:
     assert os.listdir(victim) == ["precious"]
 
 
-def test_a_partition_that_came_meanwhile_stays(data: str) -> None:
-    """A topic that could not be made over it was undone, and its records went with it."""
+def test_failed_topic_creation_keeps_existing_partition(data: str) -> None:
+    """Undoing the failed creation of a topic deleted the records of a partition that
+    already existed at its path.
+    """
     with logcore.open_dir(data, create=True) as logdir:
         logdir.create_topic("t")
         logdir.partition("t", 0).append(b"kept")
@@ -836,7 +838,7 @@ def test_a_directory_of_something_else_is_not_one_without_topics(
 @pytest.mark.parametrize(
     "left", [checkpoint.RESERVE, checkpoint.META_PROPERTIES + ".tmp"]
 )
-def test_a_directory_whose_making_was_cut_off_is_one_without_topics(
+def test_directory_with_interrupted_creation_opens_without_topics(
     tmp_path: Path, left: str, read_only: bool
 ) -> None:
     (tmp_path / left).write_bytes(b"")
@@ -859,7 +861,7 @@ def test_a_directory_of_something_else_is_not_an_empty_log(tmp_path: Path) -> No
     logcore.open(tmp_path / "new-0", read_only=True).close()
 
 
-def test_a_topic_that_does_not_exist_is_guessed(data: str) -> None:
+def test_missing_topic_error_suggests_similar_name(data: str) -> None:
     with logcore.open_dir(data, create=True) as logdir:
         logdir.create_topic("orders")
         with pytest.raises(TopicNotFoundError, match="did you mean 'orders'") as caught:
@@ -887,7 +889,7 @@ def _filled(**more: Any) -> tuple[SimulatedDisk, Any]:
     for path in (
         "/data/t-0/fill",
         "/data/u-0/fill",
-    ):  # other programs take what is left, to the last byte
+    ):  # other programs fill the rest, to the last byte
         handle = disk.open(path, write=True, create=True)
         with contextlib.suppress(logcore.DiskFullError):
             disk.pwrite(handle, bytes(disk.free_bytes("/")), 0)
@@ -898,7 +900,7 @@ def _filled(**more: Any) -> tuple[SimulatedDisk, Any]:
 
 @pytest.mark.parametrize("how", ["delete_records", "retain", "delete_topic"])
 def test_a_full_disk_can_be_emptied(how: str) -> None:
-    """What goes before a deletion is a file, for which there was no room."""
+    """A deletion first writes a file, and the disk had no room for that file."""
     disk, logdir = _filled()
     log = logdir.partition("t", 0)
     with pytest.raises(logcore.DiskFullError):
@@ -919,8 +921,8 @@ def test_a_full_disk_can_be_emptied(how: str) -> None:
 
 
 def test_a_directory_on_a_full_disk_is_closed_and_opened_by_any_policy() -> None:
-    """close() ended at the first file without room, and left every log open and locked
-    for ever.
+    """close() stopped at the first file that did not fit, and left every log open and
+    locked until the process ended.
     """
     disk, logdir = _filled()
     end = logdir.partition("t", 0).log_end_offset
@@ -934,7 +936,7 @@ def test_a_directory_on_a_full_disk_is_closed_and_opened_by_any_policy() -> None
 @pytest.mark.parametrize(
     "operation", ["pwrite", "fsync", "rename", "unlink", "sync_dir"]
 )
-def test_close_lets_go_of_everything_whatever_fails(operation: str) -> None:
+def test_close_releases_everything_when_any_operation_fails(operation: str) -> None:
     disk = SimulatedDisk()
     for number in range(3):
         logdir = logcore.open_dir("data", create=True, fs=disk)
@@ -958,9 +960,9 @@ def test_close_lets_go_of_everything_whatever_fails(operation: str) -> None:
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
-def test_the_start_is_on_disk_before_files_go_on_a_full_disk_too(step: int) -> None:
-    """The reserve becomes the checkpoint; a crash in between leaves the old start or
-    the new one, and no hole.
+def test_start_offset_is_durable_before_deletion_on_full_disk(step: int) -> None:
+    """The reserve file becomes the checkpoint. A crash in between leaves the old start
+    offset or the new one, and no hole.
     """
     disk, logdir = _filled()
     logdir.close()
@@ -990,7 +992,7 @@ def test_the_start_is_on_disk_before_files_go_on_a_full_disk_too(step: int) -> N
 
 
 def test_two_threads_that_need_the_reserve_do_not_write_to_one_file() -> None:
-    """At each step of the one, the other does all of its work."""
+    """At each step of the first thread, the second thread does all of its work."""
 
     class Other(FaultPlan):
         def __init__(self, disk: SimulatedDisk, at: int) -> None:
@@ -1026,8 +1028,8 @@ def test_two_threads_that_need_the_reserve_do_not_write_to_one_file() -> None:
 
 
 def test_a_file_that_only_has_the_name_of_the_reserve_is_not_written_to() -> None:
-    """After a crash two names may stand for one file, and one of them be the checkpoint
-    in force.
+    """After a crash two names may refer to one file, and that file may be the current
+    checkpoint.
     """
     disk = SimulatedDisk(
         {"/d/logcore.reserve": b"0\n1\nt 0 5\n", "/d/x": b"old"}, capacity_bytes=20
@@ -1037,7 +1039,7 @@ def test_a_file_that_only_has_the_name_of_the_reserve_is_not_written_to() -> Non
     assert disk.files() == {"/d/logcore.reserve": b"0\n1\nt 0 5\n", "/d/x": b"old"}
 
 
-def test_a_scrub_goes_on_past_what_it_cannot_open(data: str) -> None:
+def test_scrub_continues_after_a_log_that_cannot_be_opened(data: str) -> None:
     with logcore.open_dir(data, create=True, config={"segment.bytes": 300}) as logdir:
         for topic in ("a", "b", "c"):
             logdir.create_topic(topic)
@@ -1083,7 +1085,7 @@ class Counted(int):
     st.sets(st.integers(0, 50)),
     st.one_of(st.integers(-1, 51), st.floats(), st.none(), st.text(), st.booleans()),
 )
-def test_partition_numbers_hold_what_a_tuple_of_them_holds(those, asked):
+def test_partition_numbers_equal_a_tuple_of_them(those, asked):
     numbers = PartitionNumbers(sorted(those))
     assert (asked in numbers) == (asked in tuple(numbers))
     assert (np.int64(7) in numbers) == (7 in those)
@@ -1105,8 +1107,8 @@ def test_a_partition_is_found_among_many_without_a_walk():
 
 
 def test_removed_directory_raises_errors_of_the_library_only(tmp_path: Path) -> None:
-    """Methods raised a bare FileNotFoundError, and close() did, after another program
-    had removed the directory.
+    """After another program had removed the directory, methods and close() raised a
+    bare FileNotFoundError.
     """
     data = logcore.open_dir(tmp_path / "data", create=True)
     data.create_topic("t")

@@ -10,7 +10,7 @@ from logcore.metadata.filenames import FileName
 FORTY_TWO = "00000000000000000042"
 LARGEST = str(INT64_MAX).zfill(20)
 
-#: The name of a file, and what it says.
+#: The name of a file, and its parsed form.
 FILES = [
     *((FORTY_TWO + suffix, FileName(42, suffix)) for suffix in filenames.SUFFIXES),
     *(
@@ -31,7 +31,7 @@ NO_FILES = [
 
 
 @pytest.mark.parametrize(("name", "said"), FILES)
-def test_a_file_name_says_what_it_was_made_of(name, said):
+def test_file_name_parses_into_its_parts(name, said):
     assert filenames.parse_file_name(name) == said
     assert str(said) == name
     assert filenames.base_offset_of(name, said.suffix + said.state) == said.base_offset
@@ -40,7 +40,7 @@ def test_a_file_name_says_what_it_was_made_of(name, said):
 
 
 @pytest.mark.parametrize("name", NO_FILES)
-def test_other_names_are_no_files_of_a_log(name):
+def test_foreign_file_names_are_rejected(name):
     assert filenames.parse_file_name(name) is None
     assert filenames.base_offset_of(name) is None
 
@@ -60,7 +60,7 @@ def test_a_segment_beyond_all_offsets_is_misnamed(name, is_misnamed):
     assert filenames.is_misnamed(name) == is_misnamed
 
 
-def test_the_bases_of_a_directory_are_those_of_its_logs_and_rise():
+def test_base_offsets_come_from_log_files_in_order():
     listed = [
         filenames.file_name(base, suffix)
         for base in (300, 7, 42)
@@ -85,7 +85,7 @@ def test_the_bases_of_a_directory_are_those_of_its_logs_and_rise():
         ("__consumer_offsets-49", ("__consumer_offsets", 49)),
     ],
 )
-def test_a_partition_name_says_what_it_was_made_of(name, said):
+def test_partition_name_parses_into_its_parts(name, said):
     assert filenames.partition_of(name) == filenames.parse_partition_name(name) == said
     assert filenames.partition_name(*said) == name
 
@@ -95,7 +95,7 @@ def test_a_partition_name_says_what_it_was_made_of(name, said):
     ["", "orders", "orders-", "-0", ".-0", "..-1", "orders--", "o/s-0", "ö-0", "orders-2147483648", "x" * 250 + "-0",
      "x" * 249 + "-1234567", "orders-0.recovering", "orders-0." + "0" * 32 + "-delete"],
 )  # fmt: skip
-def test_other_names_are_no_partitions(name):
+def test_foreign_partition_names_are_rejected(name):
     assert filenames.partition_of(name) is None
     with pytest.raises(InvalidNameError):
         filenames.parse_partition_name(name)
@@ -124,7 +124,7 @@ def test_an_unfinished_copy_has_a_name_that_fits_and_is_no_partition(name):
 
 
 @pytest.mark.parametrize("number", [0, 1, 12])
-def test_a_quarantined_file_says_where_it_lay(number):
+def test_quarantined_file_name_contains_its_position(number):
     name = filenames.quarantine_name(42, 1234, number)
     assert filenames.quarantined_position(name) == 1234
     assert filenames.leading_offset(name) == 42
@@ -135,7 +135,7 @@ def test_a_quarantined_file_says_where_it_lay(number):
     "name",
     ["", FORTY_TWO + ".log", FORTY_TWO + ".quarantine", ".quarantine", "quarantine"],
 )
-def test_other_files_are_not_quarantined(name):
+def test_foreign_names_are_not_quarantined_files(name):
     assert filenames.quarantined_position(name) is None
 
 

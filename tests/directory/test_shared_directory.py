@@ -28,8 +28,8 @@ _CONTEXT = multiprocessing.get_context("fork")
 
 
 class Other:
-    """Another process with the directory open, which calls what it is sent with its
-    LogDir.
+    """Another process that has the directory open, and calls the functions sent to it
+    with its LogDir.
     """
 
     def __init__(self, path: Path) -> None:
@@ -117,7 +117,9 @@ def test_two_processes_append_to_one_partition(data: LogDir, other: Other) -> No
     assert other.call(values, "t") == expected
 
 
-def test_each_sees_the_topics_of_the_other(data: LogDir, other: Other) -> None:
+def test_topics_created_by_one_process_are_visible_in_another(
+    data: LogDir, other: Other
+) -> None:
     other.call(create, "theirs")
     assert data.topics() == ["t", "theirs"]
     assert append(data, "theirs", b"1") == 0
@@ -145,7 +147,9 @@ def test_a_change_keeps_the_topics_that_others_have_made_since(
         assert reader.settings("theirs").retention_ms == 777
 
 
-def test_a_topic_that_another_deletes_is_gone(data: LogDir, other: Other) -> None:
+def test_topic_deleted_by_another_process_is_missing(
+    data: LogDir, other: Other
+) -> None:
     other.call(append, "t", b"1")
     append(data, "t", b"2")
     data.delete_topic("t")
@@ -157,7 +161,7 @@ def test_a_topic_that_another_deletes_is_gone(data: LogDir, other: Other) -> Non
     assert values(data, "t") == [b"new"]
 
 
-def test_what_a_killed_process_left_half_made_is_no_obstacle(
+def test_topic_half_created_by_killed_process_can_be_created(
     data: LogDir, other: Other
 ) -> None:
     rows = read_topics(OS, data.path)
@@ -173,7 +177,7 @@ def test_what_a_killed_process_left_half_made_is_no_obstacle(
     assert other.call(values, "half") == [b"1"]
 
 
-def test_what_a_killed_process_left_half_deleted_leaves_no_offsets(
+def test_topic_half_deleted_by_killed_process_leaves_no_offsets(
     data: LogDir, other: Other
 ) -> None:
     with data.consumer(group_id="g") as consumer:
@@ -194,10 +198,12 @@ def test_what_a_killed_process_left_half_deleted_leaves_no_offsets(
         assert consumer.committed([("t", 0)]) == {("t", 0): None}
 
 
-def test_a_deletion_that_another_has_finished_takes_nothing_of_a_new_topic(
+def test_deletion_finished_elsewhere_keeps_recreated_topic(
     data: LogDir, other: Other
 ) -> None:
-    """The other took the one who deletes for dead, and made the topic again."""
+    """The second process assumed that the deleting process was dead, finished the
+    deletion, and created the topic again.
+    """
     topic = data._registry.topic("t")
     data._registry.start_deleting(topic)
     data.close_logs({"t"})
@@ -209,14 +215,14 @@ def test_a_deletion_that_another_has_finished_takes_nothing_of_a_new_topic(
     assert values(data, "t") == [b"new"]
 
 
-def test_a_killed_process_holds_up_nobody(data: LogDir, other: Other) -> None:
+def test_killed_process_blocks_no_other_process(data: LogDir, other: Other) -> None:
     other.call(append, "t", b"1")
     other.kill()
     assert append(data, "t", b"2") == 1
     assert values(data, "t") == [b"1", b"2"]
 
 
-def test_who_has_it_alone_and_who_shares_it_exclude_each_other(
+def test_exclusive_and_shared_opening_exclude_each_other(
     data: LogDir, other: Other
 ) -> None:
     path = data.path
@@ -234,7 +240,9 @@ def test_who_has_it_alone_and_who_shares_it_exclude_each_other(
             Other(Path(path))
 
 
-def test_all_have_to_give_the_same_durability(data: LogDir, other: Other) -> None:
+def test_processes_with_different_durability_are_refused(
+    data: LogDir, other: Other
+) -> None:
     path = data.path
     other.call(append, "t", b"1")
     data.close()
@@ -245,7 +253,7 @@ def test_all_have_to_give_the_same_durability(data: LogDir, other: Other) -> Non
         append(looser, "t", b"2")
 
 
-def test_a_stopped_process_outside_its_turn_holds_up_nobody(
+def test_stopped_process_without_the_write_lock_blocks_no_other(
     data: LogDir, other: Other
 ) -> None:
     other.call(append, "t", b"1")
@@ -256,7 +264,7 @@ def test_a_stopped_process_outside_its_turn_holds_up_nobody(
     assert other.call(append, "t", b"3") == 2
 
 
-def test_who_decides_about_transactions_keeps_others_from_it(
+def test_transaction_coordinator_excludes_other_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("logcore.fs.byte_lock.TURN_SECONDS", 0)
@@ -272,10 +280,10 @@ def test_who_decides_about_transactions_keeps_others_from_it(
     claim.release()
 
 
-def test_a_claim_without_a_turn_decides_alone(
+def test_claim_without_write_lock_succeeds_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waits for nobody, since no other process has the directory."""
+    """It does not wait, because no other process has the directory open."""
     fs = OsFS()
     claim = claim_directory(fs, str(tmp_path), "t-0")
     monkeypatch.setattr(fs, "lock_byte", None)
@@ -284,8 +292,8 @@ def test_a_claim_without_a_turn_decides_alone(
     claim.release()
 
 
-def test_one_process_alone_does_what_is_due_by_time(tmp_path: Path) -> None:
-    """The first that asks, until it leaves."""
+def test_only_one_process_runs_timed_maintenance(tmp_path: Path) -> None:
+    """The first process that asks does the work, until it leaves."""
     claims = [
         claim_directory(OsFS(), str(tmp_path), "t-0", shared=True) for _ in range(2)
     ]
@@ -316,9 +324,9 @@ def recreate(data: LogDir, topic: str) -> None:
 def test_recreated_topic_replaces_open_log_after_any_change(
     data: LogDir, other: Other, change: Callable[[LogDir], None]
 ) -> None:
-    """A change of another topic took in the file of topics, and nothing compared the
-    open logs with it afterwards: the process read deleted records, and its appends
-    failed, until it was restarted.
+    """A change of another topic reloaded the file of topics without comparing the open
+    logs with it. The process then read deleted records, and its appends failed until it
+    was restarted.
     """
     data.create_topic("u")
     data.append("t", b"old", partition=0)
@@ -342,8 +350,8 @@ def test_append_to_deleted_topic_names_the_deletion(data: LogDir, other: Other) 
 def test_close_with_unusable_lock_record_releases_the_claim(
     operation: str, code: int
 ) -> None:
-    """close() needed the record that could not be read, and left the claim and the lock
-    to the end of the process.
+    """close() needed the record that could not be read, and kept the claim and the lock
+    until the process ended.
     """
     disk = SimulatedDisk()
     directory = logcore.open_dir("/data", create=True, fs=disk, shared=True)

@@ -1,5 +1,5 @@
-"""logcore.directory.maintenance: what tick() does and when, and which failures are told that
-no caller waits for.
+"""Tests of logcore.directory.maintenance: which work tick() does and when, and how it
+reports failures that have no caller.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def test_many_ticks_visit_every_log(data: str) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_an_idle_tick_asks_nothing_of_quiet_logs(
+def test_idle_tick_skips_quiet_logs(
     data: str, shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broker ticks twenty times a second: a look at each of 1,000 logs would cost a
+    """A broker ticks twenty times a second: visiting each of 1,000 logs would cost a
     seventh of a core.
     """
     with logcore.open_dir(data, create=True, durability="os", shared=shared) as logdir:
@@ -94,10 +94,10 @@ def visits_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     "durability", ["group", "always", "os", "every(2)", "interval(100)"]
 )
-def test_tick_visits_only_logs_that_have_something_due(
+def test_tick_visits_only_logs_with_due_work(
     monkeypatch: pytest.MonkeyPatch, durability: str
 ) -> None:
-    """It visited every open log twenty times a second: a broker with 1,000 idle
+    """tick() visited every open log twenty times a second: a broker with 1,000 idle
     partitions used 14 % of a core.
     """
     visited = visits_of(monkeypatch)
@@ -112,7 +112,7 @@ def test_tick_visits_only_logs_that_have_something_due(
             disk.advance(50)
             logdir.tick()
         visited.clear()
-        for _ in range(200):  # before the first look at retention
+        for _ in range(200):  # before the first check of retention
             disk.advance(45)
             logdir.tick()
         assert visited == []
@@ -127,9 +127,7 @@ def test_tick_visits_only_logs_that_have_something_due(
             0 if durability == "os" else 2
         )
         visited.clear()
-        for _ in range(
-            20 * 60
-        ):  # 20 minutes: retention looks at each of them every five
+        for _ in range(20 * 60):  # 20 minutes: retention checks each log every five
             disk.advance(1_000)
             logdir.tick()
         assert 3 * 50 <= len(visited) <= 6 * 50
@@ -138,7 +136,7 @@ def test_tick_visits_only_logs_that_have_something_due(
 @pytest.mark.parametrize(
     "change", ["roll by time", "a setting", "a retired file", "the wall clock was set"]
 )
-def test_tick_comes_in_time_to_a_log_that_rested(
+def test_tick_visits_a_rested_log_on_time(
     monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     disk = SimulatedDisk(now_ms=10_000)
@@ -188,7 +186,7 @@ def test_tick_comes_in_time_to_a_log_that_rested(
         max_size=60,
     )
 )
-def test_an_agenda_gives_each_thing_once_when_it_is_due(steps: list[Any]) -> None:
+def test_deadline_queue_returns_each_task_once_when_due(steps: list[Any]) -> None:
     agenda: Agenda[int] = Agenda()
     times: dict[int, int] = {}
     now = 0
@@ -208,7 +206,7 @@ def test_an_agenda_gives_each_thing_once_when_it_is_due(steps: list[Any]) -> Non
             times = {thing: time for thing, time in times.items() if time > now}
 
 
-def test_what_an_append_left_unsynced_is_shown_by_tick(data: str) -> None:
+def test_tick_makes_unsynced_append_visible(data: str) -> None:
     with logcore.open_dir(data, create=True) as logdir:
         logdir.create_topic("t")
         log = logdir.partition("t", 0)
@@ -243,7 +241,7 @@ def test_recovery_points_are_written_once_for_all_logs(
         assert len(checkpoint.read_offsets(OS, data, checkpoint.RECOVERY_POINT)) == 30
 
 
-def test_a_log_that_is_opened_while_another_thread_ticks_is_visited_later() -> None:
+def test_log_opened_during_tick_is_visited_later() -> None:
     disk = SimulatedDisk()
     with logcore.open_dir(
         "data", create=True, fs=disk, config={"segment.ms": 1_000}
@@ -265,7 +263,7 @@ def test_a_log_that_is_opened_while_another_thread_ticks_is_visited_later() -> N
         assert log.statistics().rolls == 1
 
 
-def test_a_tick_that_is_interrupted_forgets_no_log(
+def test_interrupted_tick_visits_remaining_logs_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     disk = SimulatedDisk()
@@ -290,7 +288,7 @@ def test_a_tick_that_is_interrupted_forgets_no_log(
             disk.advance(1_500)
         logdir.tick()
         assert [log.high_watermark for log in logs] == [1, 1, 1], (
-            "what one append left to the system is synced"
+            "the unsynced append is synced"
         )
 
 
@@ -320,7 +318,7 @@ def _tick_for(logdir: Any, disk: SimulatedDisk, minutes: int) -> None:
             logdir.tick()
 
 
-def test_damage_that_compaction_meets_is_told() -> None:
+def test_damage_found_by_compaction_is_reported() -> None:
     disk = SimulatedDisk()
     told = list[Any]()
     with _compacted(disk, told) as logdir:
@@ -332,10 +330,10 @@ def test_damage_that_compaction_meets_is_told() -> None:
         assert logdir.incidents() == tuple(told)
 
 
-def test_a_compaction_that_fails_is_told_and_comes_again(
+def test_failed_compaction_is_reported_and_retried(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It was swallowed, and the partition was never compacted again."""
+    """The error was swallowed, and the partition was never compacted again."""
     disk = SimulatedDisk()
     told = list[Any]()
     with _compacted(disk, told) as logdir:
@@ -350,7 +348,7 @@ def test_a_compaction_that_fails_is_told_and_comes_again(
         assert (incident.where, incident.kind) == ("t-0", "StorageWriteError")
         assert incident.count > 1, "it was tried again"
         assert [(one.work, one.count) for one in told] == [("compaction", 1)], (
-            "and told of once"
+            "and reported once"
         )
         assert any(record.name == "logcore.compaction" for record in caplog.records)
         disk.faults = None
@@ -358,7 +356,7 @@ def test_a_compaction_that_fails_is_told_and_comes_again(
         assert log.statistics().size_bytes < size
 
 
-def test_what_fails_in_tick_is_an_incident_and_ends_nothing() -> None:
+def test_failure_in_tick_is_an_incident_and_stops_nothing() -> None:
     disk = SimulatedDisk()
     told = list[Any]()
     with _compacted(disk, told) as logdir:
@@ -399,7 +397,7 @@ def test_a_directory_that_cannot_be_removed_is_an_incident(data: str) -> None:
         logdir.partition("t", 0).append(b"x")
 
 
-def test_what_the_library_does_by_itself_is_told_to_loggers(
+def test_background_work_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     disk = SimulatedDisk()
@@ -433,14 +431,14 @@ def test_what_the_library_does_by_itself_is_told_to_loggers(
     assert "refuses writes until it is opened again" in said["logcore.log"]
 
 
-def test_loggers_are_silent_by_default_and_not_imported() -> None:
+def test_logging_is_silent_and_not_imported_by_default() -> None:
     code = """
 import sys, logcore
 from logcore.reporting import tell
-tell("tick", 30, "nobody listens")
+tell("tick", 30, "no logger")
 print("logging" in sys.modules)
 import logging
-tell("tick", 30, "nobody has asked for it on standard error")
+tell("tick", 30, "no handler for standard error")
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -449,9 +447,7 @@ tell("tick", 30, "nobody has asked for it on standard error")
 
 
 @pytest.mark.parametrize("closing", ["deleted", "closed"])
-def test_a_log_that_is_deleted_before_its_tick_is_no_incident(
-    data: str, closing: str
-) -> None:
+def test_log_deleted_before_its_tick_is_no_incident(data: str, closing: str) -> None:
     """Each deletion of a topic that was written logged `LogClosedError`, 40 lines for
     60 partitions.
     """

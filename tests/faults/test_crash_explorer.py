@@ -1,19 +1,19 @@
-"""Every disk that a crash may leave of a log opens with what was acknowledged,
-unchanged, and with nothing else.
+"""Every disk that a crash may leave of a log opens with exactly the acknowledged
+records, unchanged.
 
-Programs of a few calls on a log run on a simulated disk; at each change of the disk,
-and inside each write, all disks that a crash then may leave are opened and judged
+The tests run programs of a few calls on a log on a simulated disk. At each change of
+the disk, and inside each write, they open and judge all disks that a crash may leave
 (logcore.testing.explore, logcore.testing.oracle; docs/crashes.md has the rules and the
-figures). Three ways to get programs: all sequences of at most three calls, random
-longer ones, and each with one operation of the disk failing. What happens to data later
-(retention, compaction, transactions, leader epochs) is among the calls. Directories of
-topics are in tests/faults/test_directory_crashes.py.
+figures). There are three kinds of programs: all sequences of at most three calls, random
+longer ones, and each program with one failing operation of the disk. The calls include
+later changes of data: retention, compaction, transactions, leader epochs.
+tests/faults/test_directory_crashes.py does the same with directories of topics.
 
-That the explorer sees something is shown in tests/faults/test_seeded_bugs.py.
+tests/faults/test_seeded_bugs.py shows that the explorer detects bugs.
 
-LOGCORE_EXPLORE_STATES=n looks at n states instead of 1,500, or 50,000 in `make slow`,
-which also goes on where it ended last time, towards 20,000,000; LOGCORE_EXPLORE_SECONDS
-says how long. A failure prints the program and its seed.
+LOGCORE_EXPLORE_STATES=n explores n states instead of 1,500, or 50,000 in `make slow`.
+`make slow` also continues a longer search from its last stop, towards 20,000,000 states;
+LOGCORE_EXPLORE_SECONDS limits its time. A failure prints the program and its seed.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ WORLDS: dict[str, tuple[Sequence[str], Sequence[str], dict[str, Any]]] = {
     [(world, durability) for world in WORLDS for durability in WORLDS[world][1]],
 )
 def test_small_world(world: str, durability: str, count: int) -> None:
-    """Sequences share their beginnings, so equal disks are opened once for all of a
-    policy.
+    """Sequences share their prefixes, so the search opens equal disks once for all
+    sequences of a policy.
     """
     calls, policies, config = WORLDS[world]
     total = Report()
@@ -147,7 +147,7 @@ def test_small_world(world: str, durability: str, count: int) -> None:
 @each_count
 @pytest.mark.parametrize("part", range(2))
 def test_random_programs(part: int, count: int) -> None:
-    """Every second one is of a compacted log."""
+    """Every second program is of a compacted log."""
     total = Report()
     began = time.perf_counter()
     for seed in itertools.count(part * 3_000_000):
@@ -157,11 +157,11 @@ def test_random_programs(part: int, count: int) -> None:
     tell(f"random programs {part}", total, began)
 
 
-# -- what is not opened ----------------------------------------------------------------
+# -- disks that are not opened ----------------------------------------------------------
 
 
-class Doubting(ResultCache[Any]):
-    """Runs what is known once more, and compares."""
+class VerifyingCache(ResultCache[Any]):
+    """Runs the function again for each cached result, and compares."""
 
     hits = 0
 
@@ -172,10 +172,10 @@ class Doubting(ResultCache[Any]):
         known = super().get(disk.view(), disk.now_ms())
         if known is None:
             return super().run(disk, function)
-        Doubting.hits += 1
+        VerifyingCache.hits += 1
         found = ResultCache[Any]().run(disk, function)
         assert found == known, (
-            f"{found} is found, and {known} was on a disk that was taken for the same"
+            f"{found} is found, and the cache had {known} for an equal disk"
         )
         return found
 
@@ -188,23 +188,23 @@ class Doubting(ResultCache[Any]):
         pytest.param("os", COMPACTED, 14, marks=pytest.mark.slow),
     ],
 )
-def test_disks_that_are_not_opened_are_like_those_that_were(
+def test_disks_that_the_cache_skips_equal_opened_disks(
     durability: str, config: dict[str, Any], limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Doubting, "hits", 0)
-    seen = Seen[FoundLog](known=Doubting(), thoroughly=Doubting())
-    met = Met(seen, Afterwards(opened=Doubting(), verified=Doubting()))
+    monkeypatch.setattr(VerifyingCache, "hits", 0)
+    seen = Seen[FoundLog](known=VerifyingCache(), thoroughly=VerifyingCache())
+    met = Met(seen, Afterwards(opened=VerifyingCache(), verified=VerifyingCache()))
     for actions in (
         ["append_big", "append_os", "truncate"],
         ["transact", "append_big", "commit", "compact", "append"],
     ):
         explored(actions, durability, config=config, met=met, limit=limit)
-    assert Doubting.hits > len(seen.states) > 30 * limit
+    assert VerifyingCache.hits > len(seen.states) > 30 * limit
 
 
-def test_disks_differ_in_what_is_asked_of_them() -> None:
-    """The content of one file, the size of another, the new content of a third: all
-    else may be as it likes.
+def test_cache_compares_only_what_the_function_read() -> None:
+    """The cache compares the content of one file, the size of another, and the new
+    content of a third. Everything else may differ.
     """
     called: list[SimulatedDisk] = []
 
@@ -260,7 +260,9 @@ def explored_or_why(seed: int) -> Report | str:
 
 @pytest.mark.slow
 def test_towards_twenty_million_states() -> None:
-    """Goes on where it ended last time: the counts are kept in a file. All cores."""
+    """Continues where the last run ended: the counts are kept in a file. Uses all
+    cores.
+    """
     goal = int(os.environ.get("LOGCORE_EXPLORE_STATES", "20000000"))
     seconds = float(os.environ.get("LOGCORE_EXPLORE_SECONDS", "1800"))
     file = Path(os.environ.get("LOGCORE_EXPLORE_FILE", "build/explored.json"))
@@ -293,13 +295,13 @@ def test_towards_twenty_million_states() -> None:
     assert total.states - before >= 300 * (seed - first_seed)
 
 
-# -- what was found --------------------------------------------------------------------
+# -- bugs that the search found ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("durability", ["os", "every(3)", "interval(20)"])
-def test_records_deleted_before_they_are_on_disk(durability: str) -> None:
-    """The log start was on disk and the records below it were not: after a power cut
-    the log ended below its start, and refused to open.
+def test_records_deleted_before_they_are_durable(durability: str) -> None:
+    """The log start was durable and the records below it were not: after a power cut
+    the log ended below its start, and could not be opened.
     """
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, durability=durability, fs=disk)
@@ -311,10 +313,10 @@ def test_records_deleted_before_they_are_on_disk(durability: str) -> None:
         assert log.log_start_offset == 1 <= log.log_end_offset
 
 
-def test_the_indexes_of_a_segment_that_a_truncation_took() -> None:
-    """Killed between the .log file and the others of a segment, a truncation left its
-    .txnindex, and the next segment that began there would have had it: Kafka took
-    committed records for aborted ones.
+def test_interrupted_truncation_leaves_no_stale_txnindex() -> None:
+    """A truncation that was killed between the deletion of the .log file and of the
+    other files of a segment left its .txnindex. The next segment at that offset would
+    have used it: Kafka treated committed records as aborted ones.
     """
     disk = SimulatedDisk()
     config = {"segment.bytes": 250}
@@ -347,9 +349,9 @@ def test_the_indexes_of_a_segment_that_a_truncation_took() -> None:
 
 
 @pytest.mark.parametrize("lost", [8, 9, 10, 11])
-def test_a_batch_that_a_sector_edge_cuts_in_its_offset(lost: int) -> None:
-    """The first sector of the write is lost, the rest is there: the head then says
-    offset 0, and all was called damage to what had been on disk.
+def test_batch_torn_inside_its_offset_field_is_recovered(lost: int) -> None:
+    """The first sector of the write is lost, and the rest is on disk. The head then
+    contains offset 0, and recovery treated everything as damage to durable data.
     """
     size = 1
     for _ in range(4):
@@ -380,9 +382,9 @@ def test_a_batch_that_a_sector_edge_cuts_in_its_offset(lost: int) -> None:
     raise AssertionError("no such size")
 
 
-def test_a_truncation_into_a_gap_that_a_crash_cuts_off() -> None:
-    """Compaction left nothing below the offset: once the segments above it were gone
-    the log ended below its recovery point, and refused to open.
+def test_truncation_into_compacted_gap_survives_crash() -> None:
+    """Compaction left nothing below the offset. Once the segments above it were lost,
+    the log ended below its recovery point, and could not be opened.
     """
     config = {"segment.bytes": 300, "cleanup.policy": "compact"}
     for changes in itertools.count():
@@ -405,9 +407,9 @@ def test_a_truncation_into_a_gap_that_a_crash_cuts_off() -> None:
         return
 
 
-def test_opening_with_no_room_for_one_more_name() -> None:
-    """Recovery writes what it keeps into a new file; with no room for its name it is to
-    go on with the old one.
+def test_opening_without_room_for_a_file_name_succeeds() -> None:
+    """Recovery writes the records that it keeps into a new file. If the disk has no
+    room for the file's name, recovery continues with the old file.
     """
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, fs=disk) as log:
@@ -432,11 +434,11 @@ def test_opening_with_no_room_for_one_more_name() -> None:
         ),
     ],
 )
-def test_every_operation_fails_once_and_for_ever(
+def test_every_operation_fails_once_and_forever(
     durability: str, step: int, turns: Sequence[int]
 ) -> None:
-    """step: only every so manieth call. turns: where in the list of errors to begin,
-    which each call meets in turn.
+    """step: the distance between the calls that fail. turns: for each run, the position
+    in the list of errors at which it starts; the errors then rotate from call to call.
     """
     cases = 0
     recoveries = Recoveries(durability, CONFIG)

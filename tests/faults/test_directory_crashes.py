@@ -1,14 +1,14 @@
-"""Every disk that a crash may leave of a directory of topics has what was promised of
-each topic, and no other.
+"""Every disk that a crash may leave of a directory of topics holds every topic that was
+promised, and no other topic.
 
-As tests/faults/test_crash_explorer.py does with the calls of one log: random programs
-on a LogDir run on a simulated disk (topics are made, grown, changed, forked and
-deleted, writes are staged, ticks do retention and compaction), and each disk that a
-crash leaves on the way is opened and judged. A topic is there whole or not at all, and
-so is a staged write; what logs hold, LogHistory says.
+The tests do with a directory what tests/faults/test_crash_explorer.py does with one log.
+Random programs run on a LogDir on a simulated disk: topics are created, extended,
+changed, forked and deleted, writes are staged, and ticks run retention and compaction.
+Each disk that a crash may leave is opened and judged. A topic exists completely or not
+at all, and so does a staged write. LogHistory describes the content of logs.
 
-LOGCORE_DIRECTORY_STATES=n looks at n disks; `make slow` at 500,000. A failure prints
-how to repeat it.
+LOGCORE_DIRECTORY_STATES=n explores n disks; `make slow` explores 500,000. A failure
+prints how to repeat it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from support.programs import POLICIES
 STATES = int(os.environ.get("LOGCORE_DIRECTORY_STATES", "300"))
 MANY = int(os.environ.get("LOGCORE_DIRECTORY_STATES", "500000"))
 DEFAULTS = {"segment.bytes": 300, "index.interval.bytes": 100, "batch.size": 200}
-#: Settings of topics: what lives for ever, what is deleted when there is more, what is
-#: compacted at each chance.
+#: Settings of topics: one keeps all records, one deletes records above a size, one
+#: compacts at each chance.
 KEPT: dict[str, Any] = {}
 DELETED: dict[str, Any] = {"retention.bytes": 400}
 COMPACTED: dict[str, Any] = {
@@ -54,10 +54,10 @@ COMPACTED: dict[str, Any] = {
 
 @attrs.define
 class Topic:
-    """What is asked of a topic. topic_id: None while it is made. counts: of partitions,
-    the old and the new one while some are added. retentions: its retention.ms,
-    likewise. may_lack: whether it need not be there, because it is being made or
-    deleted.
+    """A topic that the program expects. topic_id: None while it is being created.
+    counts: partition counts, the old and the new one while partitions are added.
+    retentions: possible values of its retention.ms. may_lack: whether the topic may be
+    missing, because it is being created or deleted.
     """
 
     config: dict[str, Any]
@@ -135,7 +135,7 @@ def recover(
                     b"probe", key=b"probe", timestamp_ms=0
                 )
                 assert receipt.offset == log.end, (
-                    f"{name}-{number} ends at {log.end}, and goes on at {receipt.offset}"
+                    f"{name}-{number} ends at {log.end}, and continues at {receipt.offset}"
                 )
         producer_id = logdir.next_producer_id()
     partitions = {
@@ -163,7 +163,7 @@ def recover(
 
 
 class Program:
-    """Calls on a directory. What they are about is drawn."""
+    """Calls on a directory. The program draws their arguments."""
 
     def __init__(self, seed: int, durability: str, *, limit: int) -> None:
         self.rng = random.Random(seed)
@@ -234,8 +234,8 @@ class Program:
         """A topic."""
         return self.rng.choice(sorted(self.topics)) if self.topics else None
 
-    # Each does one thing, if there is something to do it with: says what may come, does
-    # it, says what has come.
+    # Each action does one thing, if there is an object to do it with: it declares the
+    # possible outcomes, makes the call, and records the outcome.
 
     def open(self) -> None:
         if self.logdir is None:
@@ -256,7 +256,7 @@ class Program:
         self.open()
 
     def kill(self) -> None:
-        """The process dies and starts again; the machine goes on."""
+        """The process dies and starts again; the machine keeps running."""
         self.disk.kill()
         self.logdir = None
         logdir = self.opened()
@@ -396,7 +396,7 @@ class Program:
         for number, history in topic.logs.items():
             logdir.partition(
                 name, number
-            ).flush()  # or it may come to lie lower, after what is then not lost
+            ).flush()  # or it may end lower, after records that are then not lost
             history.acknowledge(ends[number], "disk")
             values = [
                 b"%d-%d;" % (self.count, at) * 5

@@ -1,5 +1,5 @@
-"""A disk that fails: what was acknowledged stays, what was not leaves no byte, and
-nothing is pretended afterwards.
+"""A failing disk: acknowledged records remain, other records leave no byte, and the log
+reports nothing false afterwards.
 
 At the end each operation of the disk fails at each of its calls, in a script of
 producers, transactions, compaction and retention; tests/faults/test_crash_explorer.py
@@ -73,14 +73,14 @@ def test_a_full_disk_is_cut_back_and_may_be_retried(code: int, policy: str) -> N
                 call()
             assert met.value.retriable
             assert isinstance(met.value.__cause__, OSError)
-            assert len(disk.content(LOG)) == size, "no byte of it stays"
+            assert len(disk.content(LOG)) == size, "no byte of it remains"
             assert log.log_end_offset == 1
         disk.faults = None
         assert log.append(b"second").offset == 1
     assert stored(disk) == [b"first", b"second"]
 
 
-def test_a_full_disk_in_the_middle_of_a_large_append_takes_back_all_of_it() -> None:
+def test_disk_full_inside_large_append_undoes_the_whole_append() -> None:
     disk = SimulatedDisk()
     with open_log(PARTITION, create=True, durability="group", fs=disk) as log:
         log.append(b"first")
@@ -121,10 +121,10 @@ def test_a_write_that_cannot_be_cut_back_poisons() -> None:
 
 
 @pytest.mark.parametrize("is_sound", [True, False])
-def test_an_interrupted_append_is_taken_back_or_the_log_refuses_writes(
+def test_interrupted_append_is_undone_or_log_refuses_writes(
     monkeypatch: pytest.MonkeyPatch, is_sound: bool
 ) -> None:
-    """Else the next append would get the offset of a record that is in the file."""
+    """Otherwise the next append would get the offset of a record that is in the file."""
 
     def interrupt(*arguments: object) -> None:
         monkeypatch.undo()
@@ -153,9 +153,9 @@ def test_an_interrupted_append_is_taken_back_or_the_log_refuses_writes(
         assert again.append(b"last").offset == len(found)
 
 
-def test_a_taking_back_that_lacks_memory_poisons() -> None:
-    """Half of what is known of the segment would be written over its indexes, and Kafka
-    believes the aborted ones.
+def test_undo_without_memory_poisons_the_log() -> None:
+    """Otherwise the indexes of the segment would be overwritten from incomplete memory,
+    and Kafka trusts the index of aborted transactions.
     """
 
     def no_memory(*arguments: object) -> None:
@@ -241,9 +241,9 @@ def test_under_always_at_most_one_batch_is_unsynced() -> None:
         assert log.durable_end_offset == log.log_end_offset
 
 
-def test_an_error_that_is_kept_does_not_stop_later_appends() -> None:
-    """Its traceback holds views of the encoder's buffer, which must be able to grow all
-    the same.
+def test_kept_exception_does_not_block_later_appends() -> None:
+    """The error's traceback holds views of the encoder's buffer, which must be able to
+    grow nevertheless.
     """
     disk = SimulatedDisk()
     with open_log(PARTITION, create=True, fs=disk) as log:
@@ -256,7 +256,7 @@ def test_an_error_that_is_kept_does_not_stop_later_appends() -> None:
     assert len(stored(disk)) == 5_000
 
 
-def test_every_waiter_of_a_failed_sync_is_told() -> None:
+def test_failed_sync_raises_in_every_waiting_thread() -> None:
     def work(at: int) -> None:
         try:
             log.append(b"%d" % at)
@@ -312,8 +312,8 @@ def test_an_error_at_any_call_loses_nothing_acknowledged(operation: str) -> None
         disk.faults = None
         with logcore.open(PARTITION, create=True, fs=disk) as log:
             found = [record.value for record in log.read(0)]
-            # What was not acknowledged may be there or not, but only in the order it
-            # was sent.
+            # A record that was not acknowledged may be in the log or not, but only in
+            # the order in which it was sent.
             assert (
                 found[: len(acknowledged)] == acknowledged or found == acknowledged[:11]
             ), (nth, code)
@@ -349,7 +349,7 @@ def test_a_failing_read_at_opening_changes_nothing() -> None:
         assert log.log_end_offset == 20
 
 
-def test_running_out_of_descriptors_is_told_and_passes(partition: Path) -> None:
+def test_running_out_of_descriptors_raises_and_is_temporary(partition: Path) -> None:
     with logcore.open(partition, create=True) as log:
         log.append(b"x")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -431,9 +431,9 @@ def test_partitions_of_one_directory_share_their_checkpoints_safely(
 
 
 @pytest.mark.parametrize("operation", ["pwrite", "fsync"])
-def test_a_note_that_cannot_be_written_does_not_fail_an_append(operation: str) -> None:
-    """The durable end for other processes, and the recovery point: the record itself is
-    on disk.
+def test_failed_metadata_write_does_not_fail_an_append(operation: str) -> None:
+    """The failing writes are the durable end for other processes, and the recovery
+    point: the record itself is durable.
     """
     disk = SimulatedDisk()
     with open_log(
@@ -451,8 +451,8 @@ def test_a_note_that_cannot_be_written_does_not_fail_an_append(operation: str) -
     assert len(stored(disk)) == 6
 
 
-def test_recovery_puts_what_it_keeps_into_a_new_file() -> None:
-    """After a failed sync the system may take pages for clean that never reached the
+def test_recovery_writes_kept_records_to_a_new_file() -> None:
+    """After a failed sync the system may mark pages as clean that never reached the
     disk; a new file has none.
     """
     disk = SimulatedDisk(faults=failing_always("fdatasync"))
@@ -472,8 +472,10 @@ def test_recovery_puts_what_it_keeps_into_a_new_file() -> None:
     assert stored(disk) == [b"perhaps on disk", b"next"]
 
 
-def test_a_sync_that_fails_in_recovery_is_noted_for_the_next() -> None:
-    """Memory may show data from then on that the disk does not have, and call it clean."""
+def test_failed_sync_in_recovery_is_recorded_for_the_next() -> None:
+    """After the failure, memory may show data that the disk does not have, and mark it
+    clean.
+    """
     disk = SimulatedDisk()
     log = open_log(PARTITION, create=True, durability="os", fs=disk)
     log.append(b"perhaps on disk")
@@ -485,16 +487,16 @@ def test_a_sync_that_fails_in_recovery_is_noted_for_the_next() -> None:
     disk.faults = None
     assert disk.identity(LOG) == before
     with open_log(PARTITION, fs=disk) as again:
-        assert disk.identity(LOG) != before, "what is kept went into a new file"
+        assert disk.identity(LOG) != before, "the kept records are in a new file"
         assert again.append(b"next").offset == 1
     assert stored(disk) == [b"perhaps on disk", b"next"]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 def test_a_marker_that_cannot_be_written_or_indexed(code: int) -> None:
-    """Not written: the transaction stays open, and may be ended once there is room.
-    Written, but not in the index that Kafka believes: no more appends until an opening
-    has rebuilt it.
+    """If the marker is not written, the transaction remains open, and can be ended once
+    the disk has room. If it is written, but missing in the index that Kafka trusts, the
+    log refuses appends until an opening has rebuilt the index.
     """
     disk = SimulatedDisk()
     log = open_log("t-0", create=True, fs=disk)
@@ -545,8 +547,10 @@ def test_recovery_on_a_full_disk_still_opens() -> None:
     assert not [path for path in disk.files() if path.endswith(".tmp")]
 
 
-def test_closing_while_others_append_harms_no_other_file(tmp_path: Path) -> None:
-    """A handle closed under a sync in another thread could be the next file's."""
+def test_close_during_appends_harms_no_other_file(tmp_path: Path) -> None:
+    """If a sync in another thread used a closed handle, it could hit the next file that
+    got that number.
+    """
     for round_ in range(10):
         log = logcore.open(tmp_path / f"t-{round_}", create=True)
 
@@ -607,8 +611,8 @@ class LaterProgram(Program):
             self.is_unsure = False
 
     def failed(self) -> None:
-        """A call failed. Takes what the log says now, which is read from a disk that is
-        well for so long.
+        """Record the state of the log after a failed call. The disk does not fail while
+        the log is read.
         """
         self.is_unsure = True
         log = self.log
@@ -649,7 +653,7 @@ def failing_later(fault: Fault, durability: str, recoveries: Recoveries) -> bool
         for after in disk.after_crash(limit=3, kind="power"):
             again = recoveries.find(after)
             assert again.records[: len(found.records)] == found.records, (
-                "what was served after an opening is lost"
+                "records that were served after an opening are lost"
             )
     except BaseException as error:
         disk.crash()
@@ -668,10 +672,12 @@ def failing_later(fault: Fault, durability: str, recoveries: Recoveries) -> bool
         ),
     ],
 )
-def test_every_operation_of_a_later_life_fails_once_and_for_ever(
+def test_every_operation_on_later_data_fails_once_and_forever(
     durability: str, step: int, errnos: int
 ) -> None:
-    """step: only every so manieth call. errnos: how many of them at each call."""
+    """step: the distance between the calls that fail. errnos: how many errors each call
+    gets.
+    """
     cases = 0
     recoveries = Recoveries(durability, COMPACTED)
     for operation, times in itertools.product(FAILING, (1, None)):
@@ -686,9 +692,10 @@ def test_every_operation_of_a_later_life_fails_once_and_for_ever(
     assert cases >= 1_600 * errnos // step
 
 
-def test_a_compaction_that_failed_is_ended_in_order() -> None:
-    """Its names were not durable yet when it failed. The next opening took them for
-    durable, removed what they were to replace, and a power cut then left neither.
+def test_failed_compaction_is_completed_in_durable_order() -> None:
+    """Its file names were not durable yet when the compaction failed. The next opening
+    treated them as durable and removed the files that they replace, and after a power
+    cut neither existed.
     """
     config = {"segment.bytes": 300, "cleanup.policy": "compact"}
     for syncs, changes in itertools.product(range(1, 12, 2), range(0, 40, 8)):
@@ -721,10 +728,10 @@ def test_a_compaction_that_failed_is_ended_in_order() -> None:
 
 
 @pytest.mark.parametrize("durability", ["group", "os"])
-def test_what_a_failed_append_left_does_not_come_back_after_a_clean_close(
+def test_failed_append_is_still_undone_after_clean_close(
     durability: str,
 ) -> None:
-    """Kafka looks at nothing in a directory that was marked as clean."""
+    """Kafka checks nothing in a directory that was marked as clean."""
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, fs=disk, durability=durability) as log:
         log.append(b"first")
@@ -740,7 +747,7 @@ def test_what_a_failed_append_left_does_not_come_back_after_a_clean_close(
             ), state.what
 
 
-def test_a_close_whose_sync_fails_says_so_and_calls_nothing_clean() -> None:
+def test_close_with_failed_sync_raises_and_marks_nothing_clean() -> None:
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, fs=disk, durability="os")
     log.append(b"perhaps")
@@ -755,7 +762,7 @@ def test_a_close_whose_sync_fails_says_so_and_calls_nothing_clean() -> None:
 
 
 @pytest.mark.parametrize("policy", ["os", "every(100)", "interval(1000000)", "always"])
-def test_what_was_stored_before_the_disk_was_full_is_shown(policy: str) -> None:
+def test_records_stored_before_disk_full_are_visible(policy: str) -> None:
     disk = SimulatedDisk(
         faults=FaultPlan(Fault("pwrite", errno.ENOSPC, path="*[1-9].log"))
     )
@@ -775,10 +782,10 @@ def test_what_was_stored_before_the_disk_was_full_is_shown(policy: str) -> None:
         ]
 
 
-def test_what_memory_alone_has_after_a_sync_that_failed_is_kept() -> None:
-    """Acknowledged as "os", which a kill is not to lose. The failure was noted, so
-    memory is copied: to sync it once more would succeed without the data, and to let go
-    of it would lose them.
+def test_data_only_in_memory_after_failed_sync_is_kept() -> None:
+    """The records were acknowledged with durability "os", so a kill must not lose them.
+    The failed sync was recorded, so recovery copies memory. Another sync would succeed
+    without the data, and dropping the pages would lose the data.
     """
     disk = SimulatedDisk(faults=FaultPlan(Fault("fdatasync", errno.EIO, path="*.log")))
     log = logcore.open("t-0", create=True, durability="os", fs=disk)
@@ -796,11 +803,11 @@ def test_what_memory_alone_has_after_a_sync_that_failed_is_kept() -> None:
 
 
 @pytest.mark.parametrize("which", ["exists", "poison"])
-def test_a_roll_of_which_nobody_can_say_how_far_it_came_ends_the_writing(
+def test_roll_with_unknown_outcome_fails_the_log(
     monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
-    """The new file was there, and no memory to look: the next append would give its
-    offset out in the old segment.
+    """The new file existed, and a check for it failed without memory: the next append
+    would assign its offset in the old segment.
     """
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, fs=disk, durability="os")
@@ -836,11 +843,11 @@ def test_a_roll_of_which_nobody_can_say_how_far_it_came_ends_the_writing(
         assert [record.value for record in log.read(0)] == [b"one", b"two"]
 
 
-def test_a_write_that_could_not_be_taken_back_ends_the_writing(
+def test_write_that_cannot_be_undone_fails_the_log(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It was in the file, with no memory to note it or to call what takes it back: the
-    next one got its offset.
+    """The record was in the file, and there was no memory to record that or to undo the
+    write: the next record got its offset.
     """
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, fs=disk, durability="os")

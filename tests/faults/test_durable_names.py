@@ -16,9 +16,9 @@ from logcore.testing import Fault, FaultPlan, SimulatedDisk
 
 
 def test_reader_after_clean_close_and_power_cut_sees_every_record() -> None:
-    """close() removes logcore.durable without a sync. A power cut brought it back as it
-    was last synced, and readers stopped there: 0, 8 or 9 of 10 records, in a directory
-    that was marked as clean.
+    """close() removes logcore.durable without a sync. A power cut restored the file as
+    of its last sync, and readers stopped there: they saw 0, 8 or 9 of 10 records, in a
+    directory that was marked as clean.
     """
     disk = SimulatedDisk()
     with logcore.open_dir(

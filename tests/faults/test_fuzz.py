@@ -457,8 +457,8 @@ def _rest(kind: Any) -> dict[str, Any]:
 
 
 def run(name: str, data: bytes) -> bool:
-    """Whether the decoder accepted the data. Raises what is no error of the tree, and
-    ResourceError: memory ran out.
+    """Return whether the decoder accepted the data. Raises errors that are not of the
+    library's tree, and ResourceError: memory ran out.
     """
     try:
         decoders()[name][0](data)
@@ -564,7 +564,7 @@ def test_foreign_bytes_cause_nothing_but_errors_of_the_tree(
         for path in sorted((DATA / "fuzz").glob("*.bin"))
     ],
 )
-def test_what_once_went_wrong(path: Path) -> None:
+def test_input_that_once_failed(path: Path) -> None:
     run(path.name.rpartition("-")[0], path.read_bytes())
 
 
@@ -579,7 +579,7 @@ def kibibytes(field):
     return int(re.search(field + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
 
 import logcore
-# What is loaded and laid out at the first use is not measured.
+# The first use loads and allocates more, so it is not measured.
 codec, body = BOMBS["gzip"]
 try:
     RecordBatch.parse(test_fuzz.bomb(codec, body)).records()
@@ -610,7 +610,7 @@ def bomb(codec: Codec, data: bytes) -> bytes:
     not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's /proc"
 )
 def test_a_gibibyte_of_zeros_in_a_batch_takes_the_cap_and_little_more() -> None:
-    """With the cap that users get, by way of a batch; tests/format/test_compression.py
+    """With the cap that users get, through a batch; tests/format/test_compression.py
     tests the codecs alone.
     """
     environment = {

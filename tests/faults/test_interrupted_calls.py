@@ -1,8 +1,8 @@
 """Ctrl-C at any line of any public call: records are returned or not committed, no
-claim is kept, no member stays.
+claim is kept, and no member is left in a group.
 
-`make test` interrupts each call at a few lines, taken evenly; `make slow` at every
-line. LOGCORE_INTERRUPTS=n says how many lines of a call.
+`make test` interrupts each call at a few evenly spaced lines; `make slow` interrupts at
+every line. LOGCORE_INTERRUPTS=n sets the number of lines per call.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def test_interrupted_call_breaks_no_promise(case: type[calls.Case], most: int) -
 
 def test_interrupted_opening_of_a_partition_keeps_no_claim(tmp_path: Path) -> None:
     """A partition whose first use was interrupted could not be used again for the life
-    of the process: the claim was taken, and nobody had it who could release it.
+    of the process: the claim was acquired, and no object could release it.
     """
     nth = left = 0
     while not left:
@@ -116,7 +116,7 @@ def test_interrupted_deletion_of_a_topic_keeps_no_claim(tmp_path: Path) -> None:
 def test_second_close_completes_an_interrupted_close(
     tmp_path: Path, shared: bool
 ) -> None:
-    """Real files have another class of lock than the simulated disk has."""
+    """Real files use a different lock class than the simulated disk."""
     nth = left = 0
     while not left:
         nth += 1
@@ -146,8 +146,8 @@ def test_second_close_completes_an_interrupted_close(
 def test_poll_interrupted_at_any_line_of_the_fetcher_passes_no_record_over(
     how: str,
 ) -> None:
-    """Those lines take records, move positions, and hand the records out. The same
-    consumer goes on.
+    """Those lines take records, advance positions, and return the records. The same
+    consumer continues.
     """
     nth = left = 0
     while not left:

@@ -1,17 +1,17 @@
-"""An allocation that fails, and Ctrl-C, at any point of a log's life: the log goes on
+"""An allocation that fails, and Ctrl-C, at any point of a log's life: the log continues
 or refuses, and loses nothing.
 
-Two ways to stop in the middle of append (with and without a new segment), roll,
-truncate, clean, read, close and recovery, at the nth point for every n:
+There are two ways to stop in the middle of append (with and without a new segment),
+roll, truncate, clean, read, close and recovery, at the nth point for every n:
 - KeyboardInterrupt at the nth line that runs inside the library;
 - the nth allocation fails (`_testcapi.set_nomemory`), alone or with some after it, in a
   child.
 
-Afterwards the same log takes another append or refuses it for good, is closed, and is
-opened by the rules of logcore.testing.oracle. Half the points are lines, where an
-action has so many, and the rest allocations. Points are taken evenly from the whole of
-an action; only those are counted that were met. LOGCORE_INTERRUPTS=n meets n instead of
-150; `make slow` meets 20,000.
+Afterwards the same log accepts another append or refuses all appends, is closed, and is
+opened by the rules of logcore.testing.oracle. Half the points are lines, if an action
+has enough lines, and the rest are allocations. Points are spread evenly over the whole
+action, and only points that were reached are counted. LOGCORE_INTERRUPTS=n reaches n
+instead of 150; `make slow` reaches 20,000.
 """
 
 from __future__ import annotations
@@ -111,14 +111,14 @@ class Life:
         self.log.close()
 
     def recover(self) -> None:
-        """Another process has died; this one opens what it left."""
+        """Open the files that a process left when it died."""
         self.disk.kill()
         self.log = None
         self.log = self.open()
 
     def go_on(self) -> None:
-        """What the program does that caught the error: another append, the end, and a
-        new beginning.
+        """Continue as the program that caught the error: append again, close, and
+        reopen.
         """
         if self.log is not None and not self.log.is_closed:
             self.history.take_end(
@@ -200,11 +200,11 @@ def test_an_interrupt_at_any_line(action: Callable[[Life], None], count: int) ->
 
 # -- allocations -----------------------------------------------------------------------
 
-#: How many allocations in a row fail. Not all: Python 3.11 to 3.13 may look for ever
+#: How many allocations in a row fail. Not all: Python 3.11 to 3.13 may search forever
 #: for the memory to handle an error.
 WIDTHS = (1, 4, 20)
-#: What may come of it. Beside ours: "can't allocate lock", and what C code did not
-#: expect and numpy did not pass on.
+#: Errors that a failed allocation may cause. Besides errors of the library: "can't
+#: allocate lock", and errors that C code did not expect and numpy did not pass on.
 FAILURES = (
     MemoryError,
     logcore.LogcoreError,
@@ -215,7 +215,7 @@ FAILURES = (
 BATCH = 200  # points for one child
 GOLDEN = (
     5**0.5 - 1
-) / 2  # its multiples, less the whole part, lie evenly in 0..1 wherever one stops
+) / 2  # the fractional parts of its multiples are even in 0..1 after any number of them
 
 
 class RealLife(Life):
@@ -324,7 +324,7 @@ def starve(
 def test_any_allocation_fails(
     action: Callable[[Life], None], count: int, tmp_path: Path
 ) -> None:
-    """In children, which a missing allocation may end."""
+    """Runs in child processes, because a failed allocation may end the process."""
     _, share = shares(action, count)
     for first in range(0, share, BATCH):
         said = in_child(
@@ -337,7 +337,7 @@ def test_any_allocation_fails(
 
 
 def in_child(work: Callable[[Callable[[str], object]], None]) -> str | None:
-    """Runs it in a child; when it failed, what it told last."""
+    """Runs it in a child; if it failed, returns its last message."""
     receive, send = os.pipe()
     child = os.fork()
     if child == 0:

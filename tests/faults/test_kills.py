@@ -54,8 +54,8 @@ SECONDS = float(os.environ.get("LOGCORE_KILL_SECONDS", "3000"))
 
 @pytest.fixture
 def ram(tmp_path: Path) -> Iterator[Path]:
-    """A directory in memory where there is one: a kill loses nothing of the page cache,
-    so no disk is needed.
+    """A directory in memory, if the system has one: a kill loses nothing of the page
+    cache, so no disk is needed.
     """
     shared = "/dev/shm"
     if not os.access(shared, os.W_OK):
@@ -67,11 +67,11 @@ def ram(tmp_path: Path) -> Iterator[Path]:
 
 @attrs.define
 class Campaign:
-    """Scenarios struck at many places, each in a directory of its own that is judged
-    and removed.
+    """Scenarios that are killed at many places, each in a directory of its own that is
+    judged and removed.
 
-    A scenario is a workload, a policy and a seed, on an empty disk or on what a first
-    kill has left.
+    A scenario is a workload, a policy and a seed, on an empty disk or on the files that
+    a first kill left.
     """
 
     root: Path
@@ -128,8 +128,8 @@ class Campaign:
             scenario.witness_after(outcome).check(thorough=self.kills % 10 == 0)
 
     def torn(self, scenario: Scenario, rng: random.Random) -> Scenario:
-        """What comes after a first kill: the scenario of recovering from it, which is
-        not judged before.
+        """Return the scenario of the recovery from a first kill. The disk is not judged
+        before that recovery.
         """
         strike, site = rng.choice(self.strikes(scenario))
         path = self.root / f"torn-{self.number}"
@@ -182,8 +182,8 @@ def told(scenario: Scenario, strike: Strike, site: Site) -> Iterator[None]:
 
 
 def scenarios(campaign: Campaign, seed: int) -> Iterator[Scenario]:
-    """Every workload, each under a policy; and, for each, what comes after a kill of
-    it.
+    """Every workload, each under a policy, and for each workload the recovery from a
+    kill of it.
     """
     rng = random.Random(seed)
     for slot, workload in enumerate(WORKLOADS.values()):
@@ -195,7 +195,7 @@ def scenarios(campaign: Campaign, seed: int) -> Iterator[Scenario]:
 
 
 def test_kills_at_every_kind_of_place(ram: Path) -> None:
-    """First a kill at each place that is like no other, then anywhere."""
+    """First a kill at each distinct kind of place, then at random places."""
     count = int(os.environ.get("LOGCORE_KILLS", "18"))
     campaign = Campaign(ram)
     rng = random.Random(SEED)
@@ -234,7 +234,7 @@ def test_a_hundred_thousand_kills(ram: Path) -> None:
 
 
 def late_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each append writes what the one before it was given."""
+    """Each append writes the batch of the previous append."""
     write = Writer.write_locked
     held = []
 
@@ -255,8 +255,8 @@ def no_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "_copy_tail", lambda *_: None)
 
 
-def topics_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The directories of a topic are made before the file that says that there is one."""
+def save_topics_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directories of a topic are created before the file that lists the topic."""
     save = TopicRegistry.save
 
     def late_save(
@@ -279,13 +279,13 @@ def topics_last(monkeypatch: pytest.MonkeyPatch) -> None:
         ("appends", late_write),
         ("deletes", no_checkpoint),
         pytest.param("rolls", no_quarantine, marks=pytest.mark.slow),
-        ("topics", topics_last),
+        ("topics", save_topics_last),
     ],
 )
 def test_a_broken_log_is_found_out(
     ram: Path, workload: str, lie: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The canary: with a bug that only a crash shows, some kill shows it."""
+    """The canary: with a bug that only a crash reveals, some kill reveals it."""
     lie(monkeypatch)
     campaign = Campaign(ram)
     scenario = Scenario(WORKLOADS[workload], "os", SEED)

@@ -1,15 +1,15 @@
 """Power cuts, failed syncs and full disks of real file systems: ext4 and xfs on loop
 devices, a small tmpfs.
 
-A cut is FS_IOC_SHUTDOWN, which makes a mounted file system forget all that is not on
-its device, then SIGKILL, umount and mount. A failed sync is one that the device
-refuses: the blocks that it would write are punched out of the image, and the tmpfs
-under the image is full, so that there is no place for them; afterwards there is, and
-what was punched out is put back. So the sync fails once, as on a device with a fault
-that passes, and the page cache goes on showing the data.
+A cut is FS_IOC_SHUTDOWN, which makes a mounted file system forget all data that is not
+on its device, then SIGKILL, umount and mount. A failed sync is one that the device
+refuses: the test punches the blocks that the sync would write out of the image. The
+tmpfs under the image is full, so the blocks have no place. Afterwards there is room, and
+the test restores the punched blocks. So the sync fails once, as on a device with a
+temporary fault, and the page cache continues to show the data.
 
-What the tests need and do not find (root, loop devices, mkfs.ext4, mkfs.xfs, unshare)
-they name and are skipped.
+If something that the tests need is missing (root, loop devices, mkfs.ext4, mkfs.xfs,
+unshare), they are skipped and name it.
 
     LOGCORE_POWER_CUTS     how many
     LOGCORE_TEST_SEED      to repeat
@@ -65,7 +65,7 @@ from support.seeded import believe_memory
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or 20_261_121
 
 FS_IOC_SHUTDOWN = 0x8004587D  # XFS_IOC_GOINGDOWN and EXT4_IOC_SHUTDOWN
-# what it writes before: the journal, or nothing
+# the data that it writes first: the journal, or nothing
 LOG_FLUSHED = 1
 NOTHING_FLUSHED = 2
 FITRIM = 0xC0185879
@@ -81,15 +81,15 @@ SYSTEMS = {
     ),
     "xfs": (320 << 20, ["mkfs.xfs", "-q", "-f", "-K"]),
 }
-#: Of the policies those that promise something when the power goes.
+#: The policies that promise something when the power fails.
 PROMISING = ("always", "group", "every(3)")
 
 
 @functools.cache
 def own_mounts() -> None:
-    """From here on this process has its mounts to itself: a namespace that another
-    process makes meanwhile, as any container does, would otherwise take a copy of them,
-    and what was unmounted here would stay mounted there.
+    """Give this process a private set of mounts. Otherwise a namespace that another
+    process creates while the test runs, as any container does, would copy the mounts,
+    and file systems that were unmounted here would remain mounted there.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNS) or libc.mount(b"none", b"/", None, MS_REC_SLAVE, None):
@@ -99,7 +99,7 @@ def own_mounts() -> None:
 
 
 class LoopDisk:
-    """A file system in an image in memory. `at` is where it is mounted."""
+    """A file system in an image in memory. `at` is its mount point."""
 
     def __init__(self, root: Path, system: str) -> None:
         self.system = system
@@ -167,7 +167,7 @@ class LoopDisk:
         self._call("umount", self.at)
 
     def restart(self) -> None:
-        """What it has in memory is gone."""
+        """Restart the file system: everything that was only in memory is lost."""
         self.umount()
         self.mount()
 
@@ -191,7 +191,7 @@ class LoopDisk:
 
     @contextlib.contextmanager
     def cut(self, mode: int, operation: str, file: int | str) -> Iterator[None]:
-        """The power goes, and with it the process."""
+        """Cut the power, which also ends the process."""
         self.shut_down(mode)
         os.kill(os.getpid(), signal.SIGKILL)
         yield
@@ -213,14 +213,14 @@ class LoopDisk:
         try:
             time.sleep(
                 0.05
-            )  # xfs frees the blocks of files that are gone a moment later, and would use them again
+            )  # xfs frees the blocks of deleted files a moment later, and would reuse them
             fcntl.ioctl(handle, FITRIM, struct.pack("QQQ", 0, (1 << 64) - 1, 0))
             for position, size in extents(file):
                 saved.append((position, os.pread(image, size, position)))
                 punch(image, position, size)
             with self.ballast.open("wb") as ballast:
                 full = 0
-                while full < 3:  # what was trimmed comes free bit by bit
+                while full < 3:  # trimmed space becomes free bit by bit
                     free = os.statvfs(self.memory)
                     if free.f_bavail:
                         os.posix_fallocate(
@@ -279,7 +279,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LoopDisk]:
 def judged(
     workload: Workload, policy: str, outcome: Outcome, before: Any = None
 ) -> Any:
-    """What must be there after this, once it was found to be there."""
+    """Check the disk against an outcome, and return the witness with its content."""
     witness = before or workload.witness(policy, "power")
     for message in outcome.messages:
         witness.hear(*message)
@@ -288,8 +288,8 @@ def judged(
 
 
 def cut_at(disk: LoopDisk, workload: Workload, policy: str, rng: random.Random) -> None:
-    """The power goes in the middle of a workload, at one of its changes or inside one
-    of its writes.
+    """Cut the power in the middle of a workload, at one of its changes or inside one of
+    its writes.
     """
     seed = rng.randrange(1 << 30)
     mode = rng.choice([LOG_FLUSHED, NOTHING_FLUSHED, NOTHING_FLUSHED])
@@ -321,7 +321,7 @@ def waiting(pipe: int) -> int:
 
 
 def endless(w: LogWorker) -> None:
-    """Until somebody else ends it."""
+    """Runs until it is killed."""
     while True:
         choice = w.rng.random()
         if choice < 0.8:
@@ -339,8 +339,8 @@ def endless(w: LogWorker) -> None:
 
 
 def cut_from_outside(disk: LoopDisk, policy: str, rng: random.Random) -> int:
-    """The power goes while a process works, whatever it is at; returns how many answers
-    it had been given.
+    """Cut the power at any point of a running process; return how many answers the
+    process had received.
     """
     seed = rng.randrange(1 << 30)
     after = rng.randrange(1, 120)
@@ -358,10 +358,10 @@ def cut_from_outside(disk: LoopDisk, policy: str, rng: random.Random) -> int:
         said = b""
         while (answered := len(list(heard(io.BytesIO(said))))) < after:
             more = os.read(pipe.fileno(), 1 << 16)
-            assert more, "it has ended by itself"
+            assert more, "the process has ended early"
             said += more
-        # What is in the pipe by now was said before the cut; a sync that is under way
-        # during it may lie.
+        # Messages that are in the pipe by now were sent before the cut. A sync that runs
+        # during the cut may report a false success.
         said += os.read(pipe.fileno(), waiting(pipe.fileno()))
         disk.shut_down(rng.choice([LOG_FLUSHED, NOTHING_FLUSHED, NOTHING_FLUSHED]))
         os.kill(child, signal.SIGKILL)
@@ -404,7 +404,7 @@ def test_thousands_of_power_cuts(disk: LoopDisk) -> None:
 def test_syncs_that_only_pretend_are_found_out(
     disk: LoopDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The canary: a cut takes what was not synced, and the judge notices."""
+    """The canary: a cut loses unsynced data, and the judge notices."""
     monkeypatch.setattr(OsFS, "fdatasync", lambda *_: None)
     rng = random.Random(SEED)
     with pytest.raises((AssertionError, LogcoreError)) as met:
@@ -418,11 +418,11 @@ def test_syncs_that_only_pretend_are_found_out(
 SYNCS = ("fdatasync", "fsync", "sync_dir")
 
 
-def torn_places(
+def torn_starts(
     disk: LoopDisk, workload: Workload, policy: str
 ) -> Iterator[tuple[Workload, Path | None, Any, int]]:
-    """(workload, what it starts from, what must be in it, seed): from nothing; and
-    opening what a kill has left.
+    """Yield (workload, directory it starts from, witness of its content, seed): an
+    empty directory, and openings of files that a kill left.
     """
     yield workload, None, None, SEED
     with contextlib.chdir(disk.directory()):
@@ -452,17 +452,17 @@ def torn_places(
 
 
 def fail_syncs(disk: LoopDisk, way: str) -> tuple[int, set[str]]:
-    """Fails each sync site of the workloads once; then what is there is opened,
-    restarted, and opened again.
+    """Fail each sync site of the workloads once, then open the remaining files, restart,
+    and open them again.
 
-    Returns how many were failed, and the lines that had nothing to write whenever they
-    were to fail.
+    Returns how many were failed, and the lines that had nothing to write each time they
+    should have failed.
     """
     failed: set[Site] = set()
     idle: set[Site] = set()
     poisoned = 0
     for workload, policy in itertools.product(WORKLOADS.values(), PROMISING):
-        for then, torn, before, seed in list(torn_places(disk, workload, policy)):
+        for then, torn, before, seed in list(torn_starts(disk, workload, policy)):
             for at, site in enumerate(calm(disk, then, policy, seed, torn)):
                 if (
                     site.operation not in SYNCS
@@ -486,7 +486,7 @@ def fail_syncs(disk: LoopDisk, way: str) -> tuple[int, set[str]]:
                         failed.add(site)
                         if (
                             way == "fail_once"
-                        ):  # the page cache still shows what the device has not
+                        ):  # the page cache still shows data that the device lacks
                             witness = judged(
                                 then, policy, outcome, copy.deepcopy(before)
                             )
@@ -498,7 +498,7 @@ def fail_syncs(disk: LoopDisk, way: str) -> tuple[int, set[str]]:
                             )
                         witness.check(
                             thorough=True
-                        )  # and what was served is still there
+                        )  # and records that were served still exist
                         if site.file == "N.log" and site.caller.startswith(
                             ("log", "segment.seal")
                         ):
@@ -530,7 +530,7 @@ def calm(
 
 
 @pytest.mark.slow
-def test_each_sync_fails_for_ever(disk: LoopDisk) -> None:
+def test_each_sync_fails_forever(disk: LoopDisk) -> None:
     assert fail_syncs(disk, "fail")[0] > 30
 
 
@@ -538,12 +538,12 @@ def test_each_sync_fails_for_ever(disk: LoopDisk) -> None:
 def test_each_sync_of_a_file_fails_once(disk: LoopDisk) -> None:
     failed, idle = fail_syncs(disk, "fail_once")
     assert failed > 15
-    assert idle <= {"recovery.check_sealed"}, "what a log sealed was synced then"
+    assert idle <= {"recovery.check_sealed"}, "the sync followed a seal of the segment"
 
 
 def test_a_sync_that_failed_once_then_succeeds_without_the_data(disk: LoopDisk) -> None:
-    """Why a failed sync is not tried again: what the tests above rely on, of file
-    systems as they are.
+    """The reason why a failed sync is not retried: the tests above rely on this behavior
+    of real file systems.
     """
     path = disk.directory() / "file"
     fs = OsFS()
@@ -577,8 +577,8 @@ class RefusingFS(OsFS):
 
 
 def fail_under_an_append(disk: LoopDisk) -> None:
-    """A sync fails once over several pages; the log is opened again, as found in the
-    page cache, and goes on.
+    """A sync over several pages fails once; the log is opened again from the page
+    cache, and continues.
     """
     path = disk.directory() / "t-0"
     fs = RefusingFS()
@@ -602,14 +602,14 @@ def fail_under_an_append(disk: LoopDisk) -> None:
         assert [record.value for record in again.read(0)] == [*found, b"next"]
 
 
-def test_what_is_served_after_a_failed_sync_is_on_disk(disk: LoopDisk) -> None:
+def test_records_served_after_failed_sync_are_durable(disk: LoopDisk) -> None:
     fail_under_an_append(disk)
 
 
 def test_a_recovery_that_trusts_the_page_cache_is_found_out(
     disk: LoopDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The canary: it syncs the old file, and believes what memory shows of it."""
+    """The canary: it syncs the old file, and trusts the content in memory."""
     monkeypatch.setattr(recovery, "_settle", believe_memory)
     with pytest.raises((AssertionError, LogcoreError)) as met:
         fail_under_an_append(disk)
@@ -620,8 +620,8 @@ def test_a_recovery_that_trusts_the_page_cache_is_found_out(
 
 
 def on_small_disk(path: Path, options: str, *arguments: str) -> str:
-    """Runs real_faults.py on a tmpfs of its own, in a mount namespace of its own;
-    returns what it prints.
+    """Run real_faults.py on its own tmpfs, in its own mount namespace; return its
+    output.
     """
     if shutil.which("unshare") is None:
         pytest.skip("needs unshare (Debian: apt install util-linux)")
@@ -674,7 +674,7 @@ NAMES = "size=1m,nr_inodes=40"
 def test_a_disk_that_is_full_to_the_brim(
     tmp_path: Path, policy: str, options: str
 ) -> None:
-    """Filled, emptied by deleting, filled again; by bytes, and by names."""
+    """The disk is filled, emptied by deleting, and filled again; by bytes, and by names."""
     print(policy, options, on_small_disk(tmp_path, options, "fill", policy, str(SEED)))
 
 
@@ -683,14 +683,14 @@ def test_a_disk_that_is_full_to_the_brim(
 def test_a_file_size_limit_at_every_byte_of_an_append(
     tmp_path: Path, policy: str, count: int
 ) -> None:
-    """RLIMIT_FSIZE: the kernel writes what fits and then refuses. No byte stays; with
-    room it is as if never tried.
+    """RLIMIT_FSIZE: the kernel writes up to the limit and then refuses. No byte remains,
+    and once there is room the log is as if the append had never been tried.
     """
 
     def run(pipe: int) -> int:
         config = (
             {} if policy == "always" else {"batch.size": 80}
-        )  # which goes batch by batch, and keeps the first
+        )  # which writes batch by batch, and keeps the first batches
         log = logcore.open(
             tmp_path / "t-0", create=True, durability=policy, config=config
         )

@@ -42,7 +42,7 @@ with logcore.open(sys.argv[1], create=True) as log:
 """
 
 
-def test_a_second_writer_is_told_who_holds_the_log(partition: Path) -> None:
+def test_second_writer_error_names_the_lock_holder(partition: Path) -> None:
     holder = run(HOLD, partition)
     assert holder.stdout is not None
     assert holder.stdout.readline() == "open\n"
@@ -163,8 +163,8 @@ def test_B38_a_lock_that_goes_with_another_close_is_found(
 def test_a_killed_writer_loses_nothing_acknowledged(
     partition: Path, policy: str
 ) -> None:
-    """SIGKILL while it appends; what it had reported over a pipe must be there, and
-    nothing that was never sent.
+    """SIGKILL while it appends: every record that it had reported over a pipe must be in
+    the log, and no record that was never sent.
     """
     program = """
 import sys, logcore
@@ -195,7 +195,7 @@ with logcore.open(sys.argv[1], create=True, durability=sys.argv[2], config={"seg
                 b"value %d" % at for at in range(len(found))
             ]
             assert [record.value for record in found[: len(seen)]] == seen, (
-                "what was shown is not taken back"
+                "visible records are not withdrawn"
             )
 
 
@@ -246,7 +246,7 @@ def test_tail_wakes_in_its_own_process(partition: Path) -> None:
     assert not ended.is_alive(), "closing the log ends the tail"
 
 
-def test_readers_in_another_process_see_only_what_is_on_disk(partition: Path) -> None:
+def test_readers_in_another_process_see_only_durable_records(partition: Path) -> None:
     with logcore.open(partition, create=True, durability="group") as log:
         log.append(b"on disk")
         log.append(b"only written", durability="os")
@@ -262,7 +262,7 @@ def test_readers_in_another_process_see_only_what_is_on_disk(partition: Path) ->
             assert not reader.refresh()
 
 
-def test_a_reader_follows_a_log_whose_front_goes(partition: Path) -> None:
+def test_reader_follows_log_with_deleted_segments(partition: Path) -> None:
     config = {"segment.bytes": 250, "file.delete.delay.ms": 0}
     with logcore.open(partition, create=True, config=config) as log:
         for at in range(8):
@@ -287,7 +287,7 @@ def test_a_reader_follows_a_log_whose_front_goes(partition: Path) -> None:
 def test_the_lock_excludes_a_java_broker_both_ways(
     partition: Path, tmp_path: Path
 ) -> None:
-    """Kafka takes FileChannel.tryLock on .lock; so does this program."""
+    """Kafka acquires FileChannel.tryLock on .lock, and so does this program."""
     if shutil.which("javac") is None:
         pytest.skip("needs a JDK: apt-get install default-jdk-headless")
     (tmp_path / "Lock.java").write_text(
@@ -323,7 +323,7 @@ public class Lock {
         pass
 
 
-def test_the_note_of_the_owner_is_only_a_courtesy(partition: Path) -> None:
+def test_lock_file_content_is_only_informative(partition: Path) -> None:
     with logcore.open(partition, create=True):
         note = partition.parent / "logcore.owner"
         assert json.loads(note.read_text())["pid"] == os.getpid()
@@ -334,7 +334,7 @@ def test_the_note_of_the_owner_is_only_a_courtesy(partition: Path) -> None:
     assert not note.exists()
 
 
-def test_a_reader_follows_a_log_that_is_truncated_and_goes_on(partition: Path) -> None:
+def test_reader_follows_truncated_log_that_continues(partition: Path) -> None:
     with logcore.open(partition, create=True, config={"segment.bytes": 400}) as log:
         log.append_many([(None, b"old %d" % at) for at in range(30)])
         with logcore.open(partition, read_only=True) as reader:
@@ -376,8 +376,8 @@ CALLS: dict[str, Callable[[logcore.LogDir, logcore.Log], object]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_child_waits_for_no_thread_of_its_parent(tmp_path: Path, name: str) -> None:
-    """The thread that holds a lock at the moment of a fork is not there in the child to
-    release it.
+    """The thread that holds a lock at the moment of a fork does not exist in the child,
+    so it cannot release the lock there.
     """
     with logcore.open_dir(tmp_path / "data", create=True) as logdir:
         logdir.create_topic("t", 2)

@@ -1,16 +1,16 @@
-"""Rot: bits that turn, blocks that are zeroed or swapped, files that are cut, gone or
-there twice (T11, promise 3).
+"""Bit rot: flipped bits, zeroed or swapped blocks, and files that are truncated, missing
+or duplicated (T11, promise 3).
 
-Whoever reads a damaged log gets what was written, or a typed error. Never other
-records, and never fewer without an error; what lies above the recovery point may be cut
-when the log is opened for writing, which its report then says.
+A reader of a damaged log gets the written records, or a typed error. It never gets other
+records, and never fewer records without an error. An opening for writing may cut records
+above the recovery point, and its report then contains that.
 
-A CRC covers a batch from its attributes on. Not covered are base offset, length, leader
-epoch and magic, 17 of the 61 bytes of a head: in the logs below 4 % of the flips. The
-length and the magic lead to an error of their own, the epoch changes no record, and the
-offsets are held against those of the neighbours.
+A CRC covers a batch from its attributes on. It does not cover base offset, length,
+leader epoch and magic, 17 of the 61 bytes of a head: in the logs below 4 % of the flips.
+A wrong length or magic causes an error of its own, the epoch changes no record, and
+offsets are compared with their neighbours.
 
-LOGCORE_FLIPS says how many bits are turned: 50,000 by default, 100,000,000 in `make
+LOGCORE_FLIPS sets how many bits are flipped: 50,000 by default, 100,000,000 in `make
 slow`.
 """
 
@@ -60,8 +60,8 @@ def batches() -> dict[str, bytes]:
 
 
 def contents(data: bytes) -> list[Any]:
-    """What a reader finds in whole batches: offsets, times, keys, values, headers;
-    control types.
+    """Content of the complete batches: offsets, times, keys, values, headers; control
+    types.
     """
     at = 0
     found = []
@@ -80,8 +80,8 @@ def without_offsets(found: list[Any]) -> list[Any]:
     return [one if isinstance(one, str) else one[1:] for one in found]
 
 
-def heads_of(data: bytes) -> list[int]:
-    """Where each batch begins."""
+def batch_positions(data: bytes) -> list[int]:
+    """Start position of each batch."""
     found = []
     at = 0
     while (batch := RecordBatch.parse(data, at)) is not None:
@@ -94,13 +94,13 @@ def heads_of(data: bytes) -> list[int]:
     "count",
     [FLIPS, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(36000)])],
 )
-def test_no_bit_of_a_batch_turns_unseen(count: int) -> None:
-    """Every single bit, or a choice where there is no time for all; then a few at once
-    of what the CRC covers.
+def test_flipped_bit_in_batch_is_detected(count: int) -> None:
+    """Flip every single bit, or a sample if there is no time for all; then a few at once
+    in the part that the CRC covers.
     """
     samples = batches()
     sound = {name: contents(data) for name, data in samples.items()}
-    heads = {name: heads_of(data) for name, data in samples.items()}
+    heads = {name: batch_positions(data) for name, data in samples.items()}
     every = [
         (name, [bit]) for name, data in samples.items() for bit in range(len(data) * 8)
     ]
@@ -142,7 +142,7 @@ def test_no_bit_of_a_batch_turns_unseen(count: int) -> None:
 def test_a_bit_that_makes_a_batch_a_control_batch_hides_none_of_its_records(
     way: str,
 ) -> None:
-    """Control batches are passed over, and a batch with that bit turned would be one."""
+    """Readers skip control batches, and a batch with that bit flipped would be one."""
     disk = SimulatedDisk(now_ms=T0)
     with logcore.open("/data/t-0", create=True, durability="os", fs=disk) as log:
         log.append(b"first", timestamp_ms=T0)
@@ -218,8 +218,8 @@ def look_up(log: logcore.Log) -> Answers:
 def answers(
     files: Files, questions: Callable[[logcore.Log], Answers], *, read_only: bool
 ) -> Answers:
-    """What a log answers, LogcoreError where it refuses; "cut": what its opening says
-    it cut. Raises LogcoreError.
+    """Answers of a log, LogcoreError for each refusal; "cut": the number of bytes that
+    its opening reports as cut. Raises LogcoreError.
     """
     disk = SimulatedDisk(files, now_ms=T0)
     found: Answers = {}
@@ -264,23 +264,27 @@ def judge(
     return "error" if wrong else "same"
 
 
-#: Kafka's checkpoint of the log start has no CRC, and says what was deleted: its rot
-#: may show.
+#: Kafka's checkpoint of the log start has no CRC, and records which offsets were
+#: deleted: its rot may be visible.
 EXEMPT = (checkpoint.LOG_START,)
-#: One whole log is opened for so many flips of single batches.
+#: One whole log is opened per this number of flips of single batches.
 SHARE = 800
 
 
 def flips(files: Files, count: int) -> Iterator[tuple[str, int]]:
-    """Bits to turn, each once: as many in heads of batches as elsewhere; all of them
-    where there are not that many.
+    """Bits to flip, each once: as many in heads of batches as elsewhere, or all bits if
+    there are fewer.
     """
     heads = []
     others = []
     for path, data in files.items():
         if os.path.basename(path) not in EXEMPT:
             inside = (
-                {bit for at in heads_of(data) for bit in range(at * 8, at * 8 + 488)}
+                {
+                    bit
+                    for at in batch_positions(data)
+                    for bit in range(at * 8, at * 8 + 488)
+                }
                 if ".log" in path
                 else set()
             )
@@ -291,9 +295,9 @@ def flips(files: Files, count: int) -> Iterator[tuple[str, int]]:
         yield from rng.sample(bits, min(len(bits), count // 2))
 
 
-def blows(files: Files, count: int) -> Iterator[tuple[str, Files]]:
-    """Larger damage: blocks zeroed or swapped, files cut, gone, or another one's
-    content under their name.
+def large_damages(files: Files, count: int) -> Iterator[tuple[str, Files]]:
+    """Larger damage: blocks zeroed or swapped, files truncated, missing, or replaced by
+    the content of another file.
     """
     rng = random.Random(SEED)
     paths = [path for path in files if os.path.basename(path) not in EXEMPT]
@@ -343,14 +347,14 @@ def turned(files: Files, count: int) -> Iterator[tuple[str, Files]]:
     ("questions", "damages"),
     [
         pytest.param(read_through, turned, id="read-bits"),
-        pytest.param(read_through, blows, id="read-blows"),
+        pytest.param(read_through, large_damages, id="read-large_damages"),
         pytest.param(look_up, turned, id="lookup-bits"),
     ],
 )
 @pytest.mark.parametrize(
     "count", [FLIPS // SHARE, pytest.param(MANY // SHARE, marks=pytest.mark.slow)]
 )
-def test_no_rot_of_a_log_of_ours_is_silent(
+def test_rot_of_own_log_is_never_silent(
     questions: Any, damages: Any, read_only: bool, count: int
 ) -> None:
     files = own()
@@ -413,8 +417,8 @@ def transactional() -> Files:
 
 
 def losses(files: Files) -> Iterator[tuple[str, Files]]:
-    """Segments that are gone, with their other files or without, that are empty, lack a
-    batch or end before one.
+    """Segments that are missing, with or without their other files, that are empty, or
+    that lack a batch or end before one.
     """
     for path in sorted(path for path in files if path.endswith(".log")):
         raw = files[path]
@@ -428,7 +432,7 @@ def losses(files: Files) -> Iterator[tuple[str, Files]]:
             {name: data for name, data in files.items() if not name.startswith(stem)},
         )
         yield f"{path} emptied", {**files, path: b""}
-        heads = [*heads_of(raw), len(raw)]
+        heads = [*batch_positions(raw), len(raw)]
         for at, behind in itertools.pairwise(heads):
             yield f"{path} cut at {at}", {**files, path: raw[:at]}
             yield (
@@ -484,11 +488,11 @@ def _sent(log: logcore.Log, offset: int) -> bytes:
 @pytest.mark.parametrize("read_only", [True, False], ids=["read", "written"])
 @pytest.mark.parametrize("made", [own, compacted, transactional])
 @pytest.mark.parametrize("step", [2, pytest.param(1, marks=pytest.mark.slow)])
-def test_no_batch_or_segment_is_missing_in_silence(
+def test_missing_batch_or_segment_is_never_silent(
     made: Callable[[], Files], read_only: bool, step: int
 ) -> None:
-    """Whatever is asked of a log that lacks something: the answer of the whole log, or
-    an error.
+    """Every question to a log with missing parts returns the answer of the complete log,
+    or raises an error.
     """
     files = made()
     sound = answers(files, everything, read_only=read_only)
@@ -505,13 +509,13 @@ def test_no_batch_or_segment_is_missing_in_silence(
 
 
 @pytest.mark.parametrize("read_only", [True, False], ids=["read", "written"])
-@pytest.mark.parametrize("damages", [turned, blows])
+@pytest.mark.parametrize("damages", [turned, large_damages])
 @pytest.mark.parametrize("name", ["clean", "crash", "compact-after"])
 def test_rot_of_kafkas_logs_changes_no_value(
     name: str, damages: Any, read_only: bool
 ) -> None:
-    """Their offsets may have gaps, so that a larger one at the end cannot be told from
-    the truth; values can.
+    """Their offsets may have gaps, so a larger offset at the end is indistinguishable
+    from a valid one. Wrong values are detectable.
     """
     files = kafkas(name)
     sound = answers(files, read_through, read_only=read_only)

@@ -1,8 +1,8 @@
 """Schedules of simulated processes that share a directory, a registry and groups, all
 kinds in turn.
 
-`make slow` goes on towards 1,000,000, from where it stopped (build/schedules.json);
-LOGCORE_SCHEDULES is another goal, LOGCORE_SCHEDULES_SECONDS says how long. A failure
+`make slow` continues towards 1,000,000 from its last stop (build/schedules.json);
+LOGCORE_SCHEDULES sets another goal, LOGCORE_SCHEDULES_SECONDS limits the time. A failure
 names the kind and the seed: support.schedules.run() repeats it.
 """
 

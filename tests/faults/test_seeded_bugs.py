@@ -416,7 +416,7 @@ CRASH_BUGS: tuple[Seeder, ...] = (
     b30_retention_takes_the_active, b31_recovery_not_idempotent, b32_served_before_it_is_synced,
     b34_clean_marker_before_sync, b36_target_read_after_sync, b40_nothing_put_aside,
 )  # fmt: skip
-#: Those that only some calls show, with calls and settings to look among.
+#: Bugs that only some calls reveal, with the calls and settings to explore.
 LIFE_BUGS: dict[Seeder, tuple[Sequence[str], dict[str, Any]]] = {
     b16_scan_continues_past_bad: (
         ("append_big", "append", "append_os"),
@@ -514,7 +514,7 @@ def test_a_seeded_bug_of_later_lives_is_found(
 
 
 @pytest.mark.slow  # `make test` finds others of its kind
-def test_B42_a_marker_that_goes_before_its_data_is_found(
+def test_B42_a_marker_written_before_its_data_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     actions = ["transact", "commit", "append", "compact", "append", "compact", "append"]
@@ -529,8 +529,8 @@ def test_B18_a_cut_that_is_not_synced_is_found(
     is_synced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second of three batches was torn, so two were cut. The next append is as long
-    as the second; a crash that keeps it and not the cut would bring the third back
-    behind it.
+    as the second. A crash that keeps the append and not the cut would restore the third
+    batch after it.
     """
     with logcore.open(
         "t-0", create=True, fs=(disk := SimulatedDisk()), durability="os"
@@ -563,15 +563,15 @@ def test_B18_a_cut_that_is_not_synced_is_found(
 
 
 @pytest.mark.parametrize("limit", [1, pytest.param(10, marks=pytest.mark.slow)])
-def test_the_index_of_aborted_transactions_is_there_before_the_next_segment(
+def test_txnindex_is_durable_before_the_next_segment(
     limit: int,
 ) -> None:
     actions = ["transact", "append_big", "abort", "compact", "append"]
     explored(actions, "group", config=CONFIG, limit=limit, thorough_every=1)
 
 
-# What no crash of an honest disk shows, on one that is not: it says synced and it is
-# not, or it turns bits.
+# Bugs that no crash of an honest disk reveals: this disk reports a sync that it did not
+# make, or flips bits.
 
 
 def lying(glob: str) -> Callable[[], SimulatedDisk]:
@@ -625,7 +625,7 @@ LIES: dict[str, tuple[Seeder, Sequence[str], str]] = {
 
 
 @pytest.mark.parametrize("name", [pytest.param("B22", marks=pytest.mark.slow), "B27"])
-def test_a_bug_that_a_lying_disk_shows_is_found(
+def test_bug_revealed_by_lying_disk_is_found(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seed_bug, actions, glob = LIES[name]
@@ -653,7 +653,7 @@ def turned_offsets() -> None:
         for bit in range(64):
             disk = SimulatedDisk(files)
             disk.flip(path, at + bit // 8, bit % 8)
-            with contextlib.suppress(logcore.CorruptBatchError):  # where it is met
+            with contextlib.suppress(logcore.CorruptBatchError):  # if the read meets it
                 refuses_or_is_right(program.history, disk)
         at += 12 + int.from_bytes(files[path][at + 8 : at + 12], "big")
 
@@ -688,14 +688,14 @@ def test_B19_a_short_write_that_is_ignored_is_found(
 def test_B35_a_waiter_of_the_next_sync_that_is_woken_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its append came while the disk worked on a sync that does not cover it."""
+    """Its append came while the disk ran a sync that does not cover it."""
 
     class Slow(SimulatedDisk):
         while_syncing: Callable[[], None] = staticmethod(lambda: None)
 
         def fdatasync(self, handle: int) -> None:
             super().fdatasync(handle)
-            self.while_syncing()  # what it covers is decided
+            self.while_syncing()  # the range of the sync is fixed
 
     def two_appends() -> None:
         disk = Slow()
@@ -769,8 +769,8 @@ def test_a_seeded_bug_is_found_by_a_failing_disk(
     [1, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
 )
 def test_the_sound_log_is_not_accused(programs: int) -> None:
-    """The canary's other half: what finds the seeded bugs finds nothing in the log as
-    it is.
+    """The canary's other half: the search that finds the seeded bugs finds nothing in
+    the log without them.
     """
     hunt(lambda: None, programs=programs)
     hunt(lambda: SkippingDisk(lambda disk, name, path: False), programs=programs)

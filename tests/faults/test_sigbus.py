@@ -1,9 +1,9 @@
-"""Mapped files whose pages vanish: shortened by another program, or on a disk that
-cannot read them.
+"""Mapped files whose pages vanish, because another program shortened the file or the
+disk cannot read it.
 
-The system's answer to a look at such a page is a signal that ends the process. Here it
-has to be StorageReadError, and a broker has to serve everything else. Each case runs in
-a child, because a failure ends it.
+An access to such a page raises a signal that ends the process. The library must raise
+StorageReadError instead, and a broker must serve everything else. Each case runs in a
+child, because a failure ends it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ READINGS: dict[str, Callable[[logcore.Log], Any]] = {
 
 
 def outcome(child: Callable[[], int]) -> int:
-    """What a forked child returns, or the negative number of the signal that ended it."""
+    """Return the result of a forked child, or the negative number of the signal that
+    ended it.
+    """
     pid = os.fork()
     if not pid:
         code = 99
@@ -89,8 +91,8 @@ def test_a_file_that_was_shortened_is_an_error(
     assert outcome(child) == 0
 
 
-def test_what_was_handed_out_before_turns_to_zeros(tmp_path: Path) -> None:
-    """Borrowed memory belongs to the file: its lost pages cannot be read, but the
+def test_borrowed_memory_of_lost_pages_reads_as_zeros(tmp_path: Path) -> None:
+    """Borrowed memory belongs to the file. Its lost pages cannot be read, but the
     process survives.
     """
     first = made(tmp_path / "t-0")
@@ -111,14 +113,14 @@ def test_what_was_handed_out_before_turns_to_zeros(tmp_path: Path) -> None:
     assert outcome(child) == 0
 
 
-def test_a_file_of_others_ends_the_process_as_before(tmp_path: Path) -> None:
-    """Only mappings of logs are guarded: what other libraries rely on stays."""
+def test_sigbus_in_foreign_file_still_ends_the_process(tmp_path: Path) -> None:
+    """Only mappings of logs are guarded, so other libraries can rely on the signal."""
     made(tmp_path / "t-0")
     other = tmp_path / "other"
     other.write_bytes(bytes(1 << 16))
 
     def child() -> int:
-        faulthandler.enable(open(os.devnull, "w"))  # noqa: SIM115  # what Python says when it dies
+        faulthandler.enable(open(os.devnull, "w"))  # noqa: SIM115  # Python's report of the signal
         with logcore.open(tmp_path / "t-0", read_only=True) as log:
             list(log.read(0))
             with open(other, "r+b") as file:
@@ -129,7 +131,7 @@ def test_a_file_of_others_ends_the_process_as_before(tmp_path: Path) -> None:
     assert outcome(child) == -signal.SIGBUS
 
 
-def test_a_mapping_that_is_gone_guards_nothing(tmp_path: Path) -> None:
+def test_closed_mapping_guards_nothing(tmp_path: Path) -> None:
     guard = fs._guard
     handle = fs.OS.open(str(tmp_path / "file"), write=True, create=True)
     fs.OS.pwrite(handle, bytes(1 << 16), 0)
@@ -186,9 +188,9 @@ def test_a_broker_serves_all_other_partitions(tmp_path: Path) -> None:
 
 
 @runs_compiled
-def test_a_checked_batch_whose_pages_vanish_is_an_error(tmp_path: Path) -> None:
-    """It is not checked again when one record of it is read; what lies in the lost
-    pages must not be read as zeros.
+def test_lost_page_of_checked_batch_raises(tmp_path: Path) -> None:
+    """The batch is not checked again when one of its records is read, so records in the
+    lost pages must not be read as zeros.
     """
     rows = [(b"%d" % number, b"v" * 120) for number in range(100)]
     with logcore.open(tmp_path / "t-0", create=True, durability="os") as log:
@@ -208,7 +210,7 @@ def test_a_checked_batch_whose_pages_vanish_is_an_error(tmp_path: Path) -> None:
             ]
             os.truncate(first, 4096)
             assert log.get(5).key == rows[5][0], (
-                "of what is there still, and was checked"
+                "in pages that still exist, and checked before"
             )
             for offset in (torn, 5):
                 with pytest.raises(logcore.StorageReadError):
