@@ -49,19 +49,25 @@ def values(log: logcore.Log) -> list[bytes | None]:
     return [record.value for record in log.read(0)]
 
 
+def refusal(append: Callable[[], object]) -> str:
+    """Return the text of the LogLockedError that append() raises.
+
+    The error is not kept: its traceback refers to views of the written bytes.
+    """
+    try:
+        append()
+    except LogLockedError as error:
+        return str(error)
+    return "no error"
+
+
 def test_append_inside_append_of_same_thread_raises(
     log: logcore.Log, fs: Interrupted
 ) -> None:
-    raised = []
-
-    def append() -> None:
-        with pytest.raises(LogLockedError, match="signal handler") as caught:
-            log.append(b"inside")
-        raised.append(caught.value)
-
-    fs.handler = append
+    found: list[str] = []
+    fs.handler = lambda: found.append(refusal(lambda: log.append(b"inside")))
     assert log.append(b"second").offset == 1
-    assert len(raised) == 1
+    assert len(found) == 1 and "signal handler" in found[0]
     assert log.append(b"third").offset == 2
     assert values(log) == [b"first", b"second", b"third"]
 
@@ -75,8 +81,7 @@ def test_append_of_signal_handler_inside_append_raises(
     before = signal.signal(signal.SIGUSR1, handle)
     try:
         fs.handler = lambda: signal.raise_signal(signal.SIGUSR1)
-        with pytest.raises(LogLockedError, match="signal handler"):
-            log.append(b"second")
+        assert "signal handler" in refusal(lambda: log.append(b"second"))
     finally:
         signal.signal(signal.SIGUSR1, before)
     log.append(b"third")
@@ -84,8 +89,8 @@ def test_append_of_signal_handler_inside_append_raises(
 
 
 def test_append_while_generator_holds_lock_raises(log: logcore.Log) -> None:
-    with adopting(log.writer), pytest.raises(LogLockedError, match="signal handler"):
-        log.append(b"inside")
+    with adopting(log.writer):
+        assert "signal handler" in refusal(lambda: log.append(b"inside"))
     assert log.append(b"second").offset == 1
     assert values(log) == [b"first", b"second"]
 
