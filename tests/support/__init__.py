@@ -1,1 +1,1 @@
-"""What the tests share. They import from here and never from each other."""
+"""Code shared by the tests. Test modules import from here and never from each other."""

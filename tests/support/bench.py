@@ -18,8 +18,8 @@ SESSION = ClientSession("127.0.0.1", 9092, "127.0.0.1")
 
 
 class Bench:
-    """A broker and what it has been asked. What is submitted waits until it is told to
-    run(), or is done at once.
+    """A broker that handles requests without sockets. Submitted work runs at once, or
+    waits for run() if at_once is false.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Bench:
         return reply
 
     def ask(self, api: Any, version: int, request: Any, client_id: str = "test") -> Any:
-        """The response; what it waits for has to be there."""
+        """Return the response; the work that it waits for must be finished."""
         return self.read(api, version, self.send(api, version, request, client_id))
 
     @staticmethod
@@ -118,8 +118,8 @@ class Bench:
         return answer.responses[0].partition_responses[0]
 
     def epochs(self, topic: str = "t") -> set[int]:
-        """The leader epochs that the partition is told to have; how a client that knows
-        one of them gets on.
+        """Return the leader epochs that three requests report for the partition, after
+        checking that the broker accepts each request with the current epoch.
         """
         metadata = wire.METADATA.Request
         told = (

@@ -39,7 +39,7 @@ def lz4_frame(
 
 
 def xxh32(data: bytes) -> int:
-    """XXH32 with seed 0, from LZ4 itself: the content checksum behind a frame is one."""
+    """XXH32 with seed 0, from LZ4 itself: a frame ends with it as content checksum."""
     return int.from_bytes(
         lz4.frame.compress(data, content_checksum=True, store_size=False)[-4:], "little"
     )

@@ -1,8 +1,8 @@
 """Cancels a coroutine at each of its awaits.
 
 cancelled(make, at, late) runs a coroutine in a task, and cancels the task when it
-awaits for the at-th time: at once, or, if late, when what it awaits is done and before
-the task has heard of it.
+awaits for the at-th time: at once, or, if late, after the awaited future is done and
+before the task resumes.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Cancelling:
 async def cancelled(
     make: Callable[[], Awaitable[Any]], at: int, *, late: bool
 ) -> tuple[bool, Any]:
-    """Whether the task was cancelled before it had ended, and else its result. Raises
-    what the coroutine raises.
+    """Return whether the task was cancelled before it had ended, or else its result.
+    Raises every exception of the coroutine.
     """
     cancelling = Cancelling(make(), at, late=late)
 
@@ -66,8 +66,8 @@ async def cancelled(
 
 
 async def at_each_await(trial: Callable[[int, bool], Awaitable[bool]]) -> int:
-    """Calls trial(at, late) until nothing is left to cancel; returns at how many awaits
-    it was. trial says whether it cancelled anything.
+    """Call trial(at, late) until nothing is left to cancel; return the number of awaits.
+    trial returns whether it cancelled anything.
     """
     for late in (False, True):
         at = 0

@@ -1,4 +1,4 @@
-"""A client of a broker on a raw socket, which sends what it is told."""
+"""A client of a broker on a raw socket, which sends exactly the given bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEADLINE_S = 60
 
 
 class Client:
-    """A well-behaved client that says what it thinks."""
+    """A well-behaved client with methods for single requests."""
 
     def __init__(self, port: int) -> None:
         self.sock = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S)

@@ -1,4 +1,4 @@
-"""Logs to compact, and what is in them."""
+"""Logs for compaction, and functions that read their content."""
 
 from __future__ import annotations
 

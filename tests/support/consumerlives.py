@@ -1,9 +1,9 @@
-"""Lives of groups of the consumer protocol: members as clients are, and what may happen
-to them and to a coordinator that loses power. No tests.
+"""Lives of groups of the consumer protocol: realistic members, and events that may
+happen to them and to a coordinator that loses power. No tests.
 
-Chance decides what happens next. Client does what a client does with the answers; after
-each step the partitions that clients use are compared with each other and with what the
-coordinator knows.
+Chance decides the next event. Client handles answers as real clients do. After each step
+the partitions that clients use are compared with each other and with the state of the
+coordinator.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ MOST_CLIENTS = 5
 
 
 class Client:
-    """One member, as clients are: it stops using what it is not assigned any more
-    before it says so, and only then begins to use what is new.
+    """One member that acts as clients do. It stops using a partition that is no longer
+    assigned before it reports that, and uses new partitions only afterwards.
 
-    told: what it is assigned, None while it waits to hear all. owned: what it uses.
-    waiter: of the heartbeat that is not answered yet. is_passed_over: the group goes on
-    without it, and it has not heard of that.
+    told: the assignment, None while it waits for a complete answer. owned: the
+    partitions in use. waiter: of the unanswered heartbeat. is_passed_over: the group
+    continues without the member, and the member has not learned of that.
     """
 
     def __init__(self, life: Life, number: int, instance_id: str | None) -> None:
@@ -50,11 +50,11 @@ class Client:
     def __repr__(self) -> str:
         return f"{self.member_id} at {self.epoch} owns {sorted(self.owned)}"
 
-    # -- what it does
+    # -- its actions
 
     def beat(self) -> None:
-        """Sends a heartbeat; the answer to one before is lost, and then it says
-        everything.
+        """Send a heartbeat. If the answer to an earlier one is lost, the heartbeat is
+        complete.
         """
         fields: dict[str, Any] = {"instance_id": self.instance_id}
         if self.waiter is not None or self.told is None:
@@ -71,7 +71,7 @@ class Client:
         self.waiter = self.life.world.send(self.member_id, self.epoch, **fields)
 
     def hear(self) -> None:
-        """Takes the answer, if it is there."""
+        """Take the answer, if it has come."""
         result = self.life.world.replies.get(self.waiter)  # type: ignore[arg-type]
         if self.waiter is None or result is None:
             return
@@ -81,7 +81,7 @@ class Client:
             if result.assigned is not None:
                 self.told = result.assigned
             assert result.assigned is not None or not self.said_all, (
-                "who says everything is told everything"
+                "a complete heartbeat gets a complete answer"
             )
             if self.told is not None and self.owned <= self.told:
                 self.settle()
@@ -93,7 +93,7 @@ class Client:
                 self.drop_all()
             case (
                 GroupError.GROUP_ID_NOT_FOUND
-            ):  # the group is of the classic protocol meanwhile
+            ):  # the group has changed to the classic protocol
                 self.drop_all()
             case GroupError.UNRELEASED_INSTANCE_ID:
                 assert self.epoch == 0
@@ -103,7 +103,7 @@ class Client:
                 raise AssertionError(f"{self}: {error}")
 
     def settle(self) -> None:
-        """Stops using what it is not assigned any more, then uses what is new."""
+        """Stop using partitions that are no longer assigned, then use the new ones."""
         if self.told is not None and self.told != self.owned:
             self.owned = self.told
             self.says_owned = True
@@ -268,7 +268,7 @@ class Life:
                 self.world.coordinator.leave("g", leaving, self.world.now_ms)[1]
             )
 
-    # -- what has to hold
+    # -- invariants
 
     def check(self) -> None:
         group = self.group
@@ -288,7 +288,7 @@ class Life:
                 )
                 users[partition] = client.member_id
                 assert group.owners.get(partition) == client.member_id, (
-                    f"{client} uses what it does not own"
+                    f"{client} uses partitions that it does not own"
                 )
         if group is not None:
             ours = [
@@ -332,8 +332,8 @@ class Life:
         self.calm_down()
 
     def calm_down(self) -> None:
-        """Nothing goes wrong any more; members that are gone are noticed, and all that
-        is wanted is assigned.
+        """From here on no failure happens; lost members are noticed, and every
+        subscribed partition is assigned.
         """
         self.classic_members_leave()
         self.world.set_topic("t", 5)

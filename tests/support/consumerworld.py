@@ -1,9 +1,9 @@
 """A coordinator of consumer groups (KIP-848) with its time, its disk, its topics and
-those who wait. No tests.
+its waiting requests. No tests.
 
 Requests are answered at once unless `holds` is set: then records wait until disk() is
-called, as on a slow disk. What is on disk is kept batch by batch, so that a power cut
-leaves some first of them.
+called, as on a slow disk. The durable records are kept batch by batch, so that a power
+cut leaves a prefix of the batches.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def compile_pattern(pattern: str) -> Callable[[str], bool]:
 
 
 class World:
-    """One coordinator, started again by restart() with what is on disk."""
+    """One coordinator; restart() starts it again from its durable records."""
 
     def __init__(self, **rules: Any) -> None:
         self.version = 1
@@ -119,7 +119,7 @@ class World:
                     self.timers.at(at_ms, (group, timeout))
                 case CancelTimer(group, timeout):
                     assert (group, timeout) in self.timers, (
-                        "only what is set is cancelled"
+                        "only an existing timer is cancelled"
                     )
                     self.timers.cancel((group, timeout))
                 case _:
@@ -148,7 +148,7 @@ class World:
         self.now_ms = end_ms
 
     def restart(self) -> None:
-        """The process ends, and another one starts with what is on disk."""
+        """End the process, and start another one from the durable records."""
         latest: dict[bytes, bytes | None] = {}
         for batch in self.batches:
             latest.update(batch)
@@ -178,8 +178,8 @@ class World:
         may_lack_id: bool = False,
         **more: Any,
     ) -> int:
-        """Sends a heartbeat and returns its waiter. With epoch 0 it says what somebody
-        who joins has to say.
+        """Send a heartbeat and return its waiter. With epoch 0 it contains the fields
+        that a joining member must send.
         """
         if epoch == 0:
             more.setdefault("rebalance_timeout_ms", REBALANCE_MS)
@@ -197,8 +197,8 @@ class World:
         return waiter
 
     def join(self, member_id: str = "", **more: Any) -> int:
-        """Sends what somebody says who joins by the classic protocol, and returns its
-        waiter.
+        """Send the request of a member that joins by the classic protocol, and return
+        its waiter.
         """
         fields: dict[str, Any] = {
             "instance_id": None,
@@ -237,8 +237,8 @@ class World:
     def beat(
         self, member_id: str, epoch: int, **more: Any
     ) -> tuple[int, list[int] | None]:
-        """The answer: member epoch and the numbers of the partitions of topic t, None
-        where nothing is said of them.
+        """Return the answer: member epoch and the numbers of the partitions of topic t,
+        None if the answer contains no assignment.
         """
         result = self.replies[self.send(member_id, epoch, **more)]
         assert isinstance(result, Beaten), result
@@ -257,7 +257,7 @@ class World:
         assert result.text
         return result.error.name
 
-    # -- looking
+    # -- observation
 
     def group(self, group_id: str = "g") -> Group:
         found = self.coordinator.get(group_id)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def environment(name: str, *wanted: str) -> Path:
     """The Python of an environment with these packages, as pip names them. Skips the
-    test where it cannot be made.
+    test if the environment cannot be created.
     """
     uv = Path(sys.executable).with_name("uv")
     folder = ROOT / "build" / name

@@ -37,7 +37,7 @@ def explored(actions: Sequence[str], durability: str, **options: Any) -> Report:
     try:
         return program.run(actions)
     except BaseException as error:
-        program.disk.crash()  # what was not closed stays silent
+        program.disk.crash()  # objects that were not closed are dropped silently
         error.add_note(
             f"program: durability {durability!r}, {options.get('config', CONFIG)}, {list(actions)}"
         )
@@ -89,7 +89,7 @@ def failing(fault: Fault, durability: str, recoveries: Recoveries) -> bool:
         for after in program.disk.after_crash(limit=2, kind="power"):
             again = recoveries.find(after)
             assert again.records[: len(found.records)] == found.records, (
-                "what was served after an opening is lost"
+                "records that were served after an opening are lost"
             )
     except BaseException as error:
         program.disk.crash()

@@ -1,5 +1,5 @@
-"""Sends twenty messages to a topic and puts what a handler makes of each into another,
-with FastStream.
+"""Sends twenty messages to a topic with FastStream, and writes the results of a handler
+to another topic.
 
 python faststream_job.py ADDRESS CLIENT, in an environment that has faststream; CLIENT:
 confluent or aiokafka.

@@ -1,8 +1,8 @@
 """The records of `__consumer_offsets` as tables of the wire codec: a second opinion on
 logcore.format.group_records.
 
-No tests: the tests of the wire compare these with what Kafka and other clients wrote,
-and those of grouprecords compare that module with these.
+No tests: the tests of the wire compare these with records that Kafka and other clients
+wrote, and those of grouprecords compare that module with these.
 """
 
 from netshim.wire.codec import Message, data

@@ -1,8 +1,8 @@
 """Random lives of several consumers over one directory on the simulated disk, with its
 clock, in one process.
 
-They poll, process, commit, are stopped for long, close, and end without a word; topics
-grow. After each step a model checks what must hold.
+They poll, process, commit, pause for long, close, and end abruptly; topics grow. After
+each step a model checks the invariants.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def opened(disk: SimulatedDisk) -> LogDir:
 
 
 class Worker:
-    """A consumer and what it knows. hand: what it was given and has not processed.
-    polled_ms: of its last poll.
+    """A consumer and its state. hand: records that it was given and has not processed.
+    polled_ms: the time of its last poll.
     """
 
     def __init__(self, consumer: Consumer, *, is_automatic: bool) -> None:
@@ -137,7 +137,7 @@ class Life:
         error: Exception | None,
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
     ) -> None:
-        """Notes only: what a callback raises is passed over."""
+        """Only records the event: an exception of a callback would be ignored."""
         if error is None:
             self.heard.append(
                 {one.partition: each.offset for one, each in offsets.items()}
@@ -170,8 +170,8 @@ class Life:
                 worker.consumer.leave_unfinished()
 
     def close(self, worker: Worker) -> None:
-        """What a member has processed is committed when it is closed, in the middle of
-        a rebalance too.
+        """A member's processed records are committed when it is closed, in the middle
+        of a rebalance too.
         """
         self.process(worker)
         positions = self.positions(worker)
@@ -181,7 +181,7 @@ class Life:
             stored = self.stored()
             for partition, offset in positions.items():
                 assert stored.get(partition, 0) >= offset, (
-                    f"closing lost what was processed of {partition}"
+                    f"closing lost processed records of {partition}"
                 )
 
     def wait(self) -> None:
@@ -194,7 +194,7 @@ class Life:
             )
 
     def crash(self) -> None:
-        """The power fails: all consumers are gone, and what was acknowledged is there."""
+        """The power fails: all consumers are lost, and acknowledged data must remain."""
         states = list(self.disk.after_crash(limit=6, seed=self.rng.randrange(1000)))
         self.disk.crash()
         self.disk = self.rng.choice(states)
@@ -238,8 +238,8 @@ class Life:
         }
 
     def finish(self) -> None:
-        """With no more disturbances every record is processed, and somebody owns each
-        partition.
+        """Without further disturbances every record is processed, and each partition
+        has an owner.
         """
         self.disk.advance(2 * INTERVAL_MS)
         self.start()

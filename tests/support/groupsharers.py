@@ -1,37 +1,37 @@
-"""Simulated processes whose consumers share one group, and what has to hold whatever
-happens to them.
+"""Simulated processes whose consumers share one group, and the invariants of every
+schedule.
 
-A ledger outlives the processes: which records were processed, which commits were
-acknowledged, who had what.
+A ledger outlives the processes. It records which records were processed, which commits
+were acknowledged, and which partitions each member had.
 
 The invariants, by name; the numbers are those of crashes.md:
 - owned once (C01): at most one member has a partition in one generation.
-- one living owner (C02): no other member reads a partition whose records a member is
-  handed, in any generation, and its node below `owners` names that member. A member
-  that the group has removed does not count.
-- generation (C03): after a power cut no generation is used that a member has heard of.
+- one living owner (C02): while a member is handed records of a partition, no other
+  member reads that partition in any generation, and its node below `owners` names the
+  member. A member that the group has removed does not count.
+- generation (C03): after a power cut no generation is reused that a member has learned.
 - never back (C05, C06): when a commit is acknowledged, no lower offset is stored than
-  was acknowledged by then. It may itself be lower: a commit that was stored before
-  another one may be told of after it.
-- kept (C04, C11, C30): what is committed at the end is at least what was acknowledged,
-  and at most what was processed.
-- seen (C04, C06): nor is it less than any member was told that the group had committed,
-  by whomever.
+  was acknowledged by then. The commit itself may be lower: the acknowledgement of a
+  commit may arrive after a later commit is acknowledged.
+- kept (C04, C11, C30): the committed offset at the end is at least the acknowledged one,
+  and at most the processed one.
+- seen (C04, C06): it is also at least every offset that any member has read as committed
+  by the group, whichever member committed it.
 - all (C07): every record is processed, at least once, while one process lives.
-- heirs (C08): a second after a process died, the next poll of any other has removed its
-  members.
+- heirs (C08): a second after a process died, the next poll of any other process has
+  removed its members.
 - absence: a static member whose process died keeps its place for its session timeout,
-  but for one that comes under its name. The poll that removes others notes it as
-  absent; a second after its time the next poll removes it.
-- patience (C09, C10): no member is removed before two thirds of its interval, and no
-  clock that jumps counts, nor the time while all stood still, be it in the middle of a
-  rebalance.
+  unless a new member joins under its name. The poll that removes other members marks it
+  as absent; a second after its timeout the next poll removes it.
+- patience (C09, C10): no member is removed before two thirds of its interval. Clock
+  jumps do not count, nor does time in which all processes were paused, even in the
+  middle of a rebalance.
 - in order (C14): a member is handed each record of a partition once, in the order of
   offsets, from where it began.
 - no second owner (C27): a cooperative assignment gives no partition to a member while
   another member has it.
-- again: the first ones hold behind a rewind to the beginning, whatever the members
-  commit meanwhile.
+- again: the first invariants hold after a rewind to the beginning, whatever the members
+  commit concurrently.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _STATIC: Final[dict[str, Any]] = {
 }
 #: Most schedules take 5,000; where all are stopped, steps pass too.
 _MOST_STEPS: Final = 300_000
-#: Any process looks for dead members more often than that (clients reference, C08).
+#: Every process checks for dead members at least this often (clients reference, C08).
 _HEIRS_MS: Final = 1_000
 
 
@@ -100,8 +100,8 @@ class HastyAssignor:
 
 
 class Ownership(RebalanceListener):
-    """Tells the ledger what a member begins with. is_late: commits when partitions are
-    to be given up.
+    """Reports to the ledger the partitions a member starts with. is_late: commits when
+    partitions must be given up.
     """
 
     def __init__(
@@ -170,8 +170,8 @@ class Group:
         self.leaving: set[logcore.Consumer] = set()
         self.freed_ms: dict[
             SimulatedProcess, int
-        ] = {}  # when the locks of a killed process were free
-        self.generation = -1  # the highest that a member has heard of
+        ] = {}  # the time at which the locks of a killed process were free
+        self.generation = -1  # the highest that a member has learned
         self.rng = random.Random(seed)
         self.disk = SimulatedDisk({"data": None}, seed=seed)
         self.machine = Machine(self.disk, seed=seed, chances=chances)
@@ -317,8 +317,8 @@ class Group:
             self._note_commit(positions)
 
     def _note_seen(self, consumer: logcore.Consumer) -> None:
-        """What the group has committed by now is as good as acknowledged, for others
-        have gone on from there.
+        """Treat the offsets that the group has committed by now as acknowledged, because
+        other members have continued from them.
         """
         for one, each in consumer.committed(self.partitions).items():
             if each is not None:
@@ -329,7 +329,7 @@ class Group:
         error: Exception | None,
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
     ) -> None:
-        """Notes only: what a callback raises is passed over."""
+        """Only records the event: an exception of a callback would be ignored."""
         if error is None:
             self.heard.append({one: each.offset for one, each in offsets.items()})
 
@@ -338,15 +338,15 @@ class Group:
             self._note_commit(self.heard.pop(0))
 
     def _awake_ms(self) -> int:
-        """The steady time without that in which all processes stood still."""
+        """The steady time without the time in which all processes were paused."""
         return self.disk.monotonic_ms() - self.machine.paused_ms
 
     def _check_group(
         self, consumer: logcore.Consumer, handed: set[TopicPartition], began_ms: int
     ) -> None:
-        """What holds behind a poll that began then and handed records of some
-        partitions out. The look at the registry is no step: it meets the moment as it
-        is.
+        """Check the group after a poll that began at that time and returned records of
+        some partitions. Reading the registry is no step of the schedule: it sees the
+        present state.
         """
         with open_registry(PATH, read_only=True, fs=self.disk) as registry:
             try:
@@ -513,8 +513,8 @@ class Group:
             self.acked[one] = max(offset, self.acked.get(one, 0))
 
     def _stored(self) -> dict[TopicPartition, int]:
-        """What the group has committed, the larger of log and registry. The look is no
-        step, as in _check_owners().
+        """The committed offsets of the group, the larger of log and registry. Reading
+        them is no step, as in _check_owners().
         """
         found: dict[TopicPartition, int] = {}
         with logcore.open_dir(PATH, read_only=True, fs=self.disk) as data:
@@ -533,7 +533,7 @@ class Group:
                 found[one] = max(offset, found.get(one, 0))
         return found
 
-    # -- what has to hold --------------------------------------------------------------
+    # -- invariants --------------------------------------------------------------------
 
     def judge(self, disk: Any, *, after_power: bool) -> None:
         settings = {**SETTINGS, **self.stores[-1]}
@@ -558,7 +558,7 @@ class Group:
             )
 
     def _judge_generation(self, disk: Any) -> None:
-        """Of the first member that comes behind a power cut."""
+        """Judge the generation of the first member that joins after a power cut."""
         disk.seed += 1_000_003  # chance does not begin again with the machine
         with (
             logcore.open_dir(PATH, shared=True, fs=disk) as data,

@@ -1,10 +1,10 @@
 """Frames of requests that strangers may send: valid ones with changes in their bytes,
 or in the values of their fields.
 
-What is changed in its bytes is mostly refused by the decoder. What is changed in its
-values is a request that nobody would ask: it is decoded, and its handler has to cope. A
-batch of records inside gets the CRC that fits its bytes most of the time, so that what
-lies behind the CRC is reached.
+The decoder refuses most frames with changed bytes. A frame with changed values is a
+request that no client would send: it is decoded, and its handler must cope. A batch of
+records inside mostly gets the CRC that fits its bytes, so that the code after the CRC
+check is reached.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _VARINTS = (
     b"\1",
 )
 _TEXTS = ("", "x", "\0", "a b", "..", "\u00e9" * 20, "x" * 250, "x" * 2_000)
-#: Who may delete topics may delete these, and all groups with them; so DeleteTopics is
-#: not tried on them.
+#: A client that may delete topics may delete these, and all groups with them, so
+#: DeleteTopics is not tried on them.
 _INTERNAL = ("__consumer_offsets", "__transaction_state")
 #: A batch has this many bytes before its records.
 _BATCH_HEAD_BYTES = 61
@@ -46,7 +46,7 @@ _BATCH_HEAD_BYTES = 61
 def changed(
     data: bytes, others: Sequence[bytes], chance: random.Random, least: int = 0
 ) -> bytes:
-    """Bytes with a few changes, all of them behind the first `least`."""
+    """Bytes with a few changes, all of them after the first `least`."""
     made = bytearray(data)
     for _ in range(chance.choice((1, 1, 1, 2, 2, 5))):
         at = chance.randint(min(least, len(made)), len(made))
@@ -77,7 +77,7 @@ def changed(
 
 
 class Variants:
-    """What may be made of one valid frame (without its size in front)."""
+    """Variants of one valid frame (without its size in front)."""
 
     def __init__(
         self, frame: bytes, others: Sequence[bytes], chance: random.Random

@@ -1,21 +1,20 @@
-"""A whole broker without sockets, strangers who send it changed frames, and one honest
-client beside them.
+"""A whole broker without sockets, strangers that send changed frames to it, and one
+honest client.
 
 The broker is on a simulated disk, and time is a number. The scripts of
-support/conformance/ talk to it: they ask every API in every version that is served,
-with topics, groups, members and transactions that exist. Each frame they have sent is
-then sent many times by strangers, with changes. So a changed frame meets a broker in
-which the rest of it makes sense. What the strangers do may spoil a script, which then
-ends early.
+support/conformance/ talk to it: they send requests of every API in every version that is
+served, with topics, groups, members and transactions that exist. Strangers then send
+each of these frames many times, with changes. So the rest of a changed frame makes sense
+to the broker. The strangers may spoil a script, which then ends early.
 
-What must hold, whatever is sent:
+Invariants, for any frame:
     answers     a frame is answered in the form of its API and version, or waits, or ends its connection
     errors      nothing but the connection's end is raised, and no error of ours is logged
     others      the honest client is answered at once, its records, offsets, membership and transactions are its own
-    memory      what connections hold is given back; a broker's memory does not grow with the frames it was sent
-    hang        every frame ends in finite time: whoever runs this has a time limit
+    memory      memory held by connections is given back; a broker's memory does not grow with the frames it was sent
+    hang        every frame ends in finite time: the caller of this module sets a time limit
 
-Not here: sockets and their limits (tests/netshim/test_hostile.py), decoders alone
+Tested elsewhere: sockets and their limits (tests/netshim/test_hostile.py), decoders alone
 (tests/faults/test_fuzz.py).
 """
 
@@ -54,15 +53,15 @@ _PATIENCE_MS = 6_000
 _STEP_MS = 500
 #: How much time passes with each round.
 _ROUND_MS = 2_000
-#: The honest client, which has a session of 30 s, is heard so often at least.
+#: The honest client, which has a session of 30 s, sends at least this often.
 _HONEST_MS = 10_000
 #: Changed frames between two rounds of the honest client.
 _ROUND_FRAMES = 400
-#: What one frame may take at once, of at most 1 MiB itself.
+#: Memory that one frame, of at most 1 MiB itself, may allocate at once.
 _FRAME_BYTES = 64 << 20
 #: Connections whose requests wait; above it the oldest is ended by its client.
 _MOST_PARKED = 40
-#: Where the time of records begins: the scripts' batches are of that day.
+#: Start of the time of records: the scripts' batches are of that day.
 _T0_MS = 1_767_225_600_000
 
 
@@ -71,7 +70,7 @@ class Harm(AssertionError):
 
 
 class Errors(logging.Handler):
-    """Notes what is logged as an error of ours."""
+    """Collects log records that report an error of ours."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -82,13 +81,13 @@ class Errors(logging.Handler):
 
 
 class Line:
-    """A connection to the broker, and what came back on it."""
+    """A connection to the broker, and the answers that came back on it."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.asked: deque[tuple[int, int, int]] = (
             deque()
-        )  # key, version, correlation id of what may be answered
+        )  # key, version, correlation id of requests that may be answered
         self.connection = Connection(
             world.handle,
             world.broker.state.settings,
@@ -116,8 +115,8 @@ class Line:
         world.run()
 
     def answers(self) -> Iterator[tuple[int, Any]]:
-        """What has come since: (correlation id, response), each decoded by the API and
-        version of its request.
+        """Yield the new answers: (correlation id, response), each decoded by the API
+        and version of its request.
         """
         came = bytearray()
         while (piece := self.connection.take()) is not None:
@@ -175,8 +174,8 @@ class Line:
 
 
 class Scripted(Asker):
-    """Runs a script of support/conformance/ over a Line; what it asks is first given to
-    strangers.
+    """Runs a script of support/conformance/ over a Line; strangers first send changed
+    copies of its requests.
     """
 
     def __init__(
@@ -225,8 +224,8 @@ class ScriptedLine(Line):
 
 
 class Honest:
-    """A client that produces, reads, commits, stays in its group, and ends
-    transactions; all of it comes true.
+    """A client that produces, reads, commits, remains in its group, and ends
+    transactions; each call must succeed.
     """
 
     def __init__(self, world: World) -> None:
@@ -269,7 +268,7 @@ class Honest:
         return self.line.ask(api, version, build(api.request.shape, fields))
 
     def round(self) -> None:
-        """Each answer is there at once, and what it should be."""
+        """Each answer comes at once, and has the expected content."""
         self.rounds += 1
         self.seen_ms = self.world.now_ms
         try:
@@ -427,7 +426,7 @@ class World:
         self.submitted.append((work, done))
 
     def run(self) -> None:
-        """What is beside the loop is done once the broker can do nothing else."""
+        """Run submitted work once the broker can do nothing else."""
         while self.submitted:
             work, done = self.submitted.popleft()
             try:

@@ -1,9 +1,9 @@
-"""Calls of the public API that are interrupted at any line, and what must hold
-afterwards. No tests.
+"""Calls of the public API that are interrupted at any line, and the invariants that must
+hold afterwards. No tests.
 
-A Case is made afresh for each line. act() is the call, or a few, in which the interrupt
-comes. judge() is the program that caught it: it closes what it has open, goes on, and
-compares.
+A new Case is created for each line. act() is the call, or a few, that is interrupted.
+judge() is the program that caught the interrupt: it closes its open objects, continues,
+and compares.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Reading(Case):
 
 
 class ReadingOn(Reading):
-    """The same consumer goes on after the interrupt."""
+    """The same consumer continues after the interrupt."""
 
     def judge(self) -> None:
         for _ in range(10):
@@ -169,7 +169,7 @@ class Streaming(Reading):
 
 
 class Committing(Reading):
-    """Commits in each way, and calls that change what is read."""
+    """Commits in each way, and calls that change which partitions are read."""
 
     options: ClassVar[dict[str, Any]] = {"enable_auto_commit": False}
 
@@ -216,7 +216,7 @@ class Committing(Reading):
 
 class Leaving(Reading):
     """A close() that was interrupted leaves the group, at the latest when it is called
-    again. What it has not committed comes again.
+    again. Records without a commit are read again.
     """
 
     def __init__(self) -> None:
@@ -238,7 +238,7 @@ class Leaving(Reading):
 
 
 class Rebalancing(Reading):
-    """A second member comes and goes while the first one reads."""
+    """A second member joins and leaves while the first one reads."""
 
     def act(self) -> None:
         self.second = self.make()
@@ -275,8 +275,8 @@ class SharingOn(Sharing, ReadingOn):
 
 
 class Producing(Case):
-    """Each record whose future has a result is stored once, at the offset that the
-    result says.
+    """Each record whose future has a result is stored once, at the offset of that
+    result.
     """
 
     kind: ClassVar[dict[str, Any]] = {}
@@ -317,7 +317,7 @@ class Producing(Case):
 
 class Transacting(Case):
     """The records of a transaction are visible together or not at all, and no
-    transaction stays open.
+    transaction remains open.
     """
 
     def __init__(self) -> None:
@@ -367,8 +367,8 @@ class Transacting(Case):
 
 
 class Directing(Case):
-    """Topics are as before a call or as behind it, every append that returned is
-    stored, and all can be used.
+    """Topics are in the state before or after a call, every append that returned is
+    stored, and all topics are usable.
     """
 
     def __init__(self) -> None:
@@ -489,8 +489,8 @@ def count_lines(case: Callable[[], Case]) -> int:
 
 
 def interrupt_at(case: Callable[[], Case], nth: int) -> bool:
-    """Whether the call had an nth line. Raises what a broken promise raises, with the
-    line.
+    """Return whether the call had an nth line. A broken promise raises its exception,
+    with the line.
     """
     made = case()
     trace = interrupted(made.act, nth)

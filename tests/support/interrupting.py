@@ -1,8 +1,8 @@
 """A tracer that interrupts a thread at the nth line of some files, or of the library:
 sys.settrace(Interrupt(7)).
 
-Only lines are met at which CPython itself handles a signal: it does so behind calls of
-C functions, at the beginning of Python functions and in loops, and nowhere else.
+It interrupts only at lines at which CPython itself handles a signal: after calls of C
+functions, at the beginning of Python functions and in loops, and nowhere else.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Interrupt:
 
     def __init__(self, nth: int, *files: str | None) -> None:
         self.left = nth
-        self.place = ""  # where it has raised
+        self.place = ""  # file and line at which it raised
         self._files = files
 
     def __call__(self, frame: Any, event: str, _: Any) -> Any:
         code = frame.f_code
-        # Python only prints what a finalizer raises.
+        # Python only prints exceptions of a finalizer.
         if (
             event == "call"
             and frame.f_back is not None
@@ -54,8 +54,8 @@ class Interrupt:
 
 
 def interrupted(call: Callable[[], object], nth: int, *files: str | None) -> Interrupt:
-    """Makes a call and interrupts it at its nth line. Raises what the call raises
-    otherwise.
+    """Make a call and interrupt it at its nth line. Other exceptions of the call are
+    raised.
     """
     tracer = Interrupt(nth, *files)
     sys.settrace(tracer)
@@ -86,8 +86,8 @@ def is_traced(code: Any) -> bool:
 
 @functools.cache
 def is_edge(path: str, line: int) -> bool:
-    """A tracer may raise where the interpreter itself handles no signal, such as
-    between an assignment and the return behind it.
+    """A tracer may raise at a point at which the interpreter itself handles no signal,
+    such as between an assignment and the return after it.
     """
     text = linecache.getline(path, line).strip()
     if text.startswith(_EDGES):

@@ -1,8 +1,8 @@
 """Apache Kafka in a Java process of its own, for the tests that are marked interop.
 
-classes() has Maven fetch Kafka's jars once; Storage speaks with
+classes() has Maven fetch Kafka's jars once; Storage communicates with
 tests/data/kafka/Storage.java, which holds Kafka's own log, loader and cleaner.
-Everything is skipped, with what to install, where Java or Maven is missing.
+If Java or Maven is missing, every test is skipped with the name of the missing program.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ import pytest
 from support.vectors import DATA
 
 SOURCES = DATA / "kafka"
-#: For Java, where it is to be up soon and not fast.
+#: For Java, when it must start soon and need not be fast.
 _QUICK_START: Final = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
 def classes() -> Path:
-    """A folder of jars: Kafka, of the version in pom.xml, and what it needs."""
+    """A folder of jars: Kafka, of the version in pom.xml, and its dependencies."""
     return jars("pom.xml", "kafka", "kafka_2.13")
 
 
@@ -49,8 +49,9 @@ def clients(version: str) -> Path:
 
 @functools.cache
 def jars(pom: str, name: str, artifact: str, version: str = "") -> Path:
-    """A folder of the jars that a pom of tests/data/kafka names, with what they need.
-    artifact: whose version is the folder's. version: replaces VERSION in the pom.
+    """A folder of the jars that a pom of tests/data/kafka names, with their
+    dependencies. artifact: whose version is the folder's. version: replaces VERSION in
+    the pom.
     """
     for program, package in (("java", "default-jdk-headless"), ("mvn", "maven")):
         if shutil.which(program) is None:
@@ -138,7 +139,7 @@ def dump(path: Path, *options: str) -> str:
 
 
 class KafkaError(Exception):
-    """What Kafka threw; name: of its class, without the package."""
+    """An exception of Kafka; name: of its class, without the package."""
 
     def __init__(self, name: str, trace: str) -> None:
         super().__init__(trace)
@@ -205,8 +206,8 @@ class Broker:
     """A broker of one node in KRaft mode, on loopback; its partitions are in folder /
     "data".
 
-    A second Broker on the same folder goes on with what the first one left. options:
-    for Java; by default those for a quick start.
+    A second Broker on the same folder continues with the files of the first one.
+    options: for Java; by default those for a quick start.
     """
 
     def __init__(

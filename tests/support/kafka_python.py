@@ -1,9 +1,9 @@
-"""kafka-python's sockets, under a name of their own.
+"""kafka-python's sockets, as a class with its own name.
 
 A client that is closed while it connects forgets the socket (kafka/net/inet.py keeps it
-in a local variable of a coroutine that never goes on). The garbage collector then warns
-in whichever test runs at that moment. pyproject.toml ignores the warning for this class
-alone, so that a forgotten socket of ours still fails a test.
+in a local variable of a coroutine that is never resumed). The garbage collector then
+warns in whichever test runs at that moment. pyproject.toml ignores the warning for this
+class alone, so that a forgotten socket of ours still fails a test.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Logs for tests: their settings, their rows and what is read back."""
+"""Logs for tests: their settings, their rows and functions that read them back."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def segments(partition: Path) -> list[int]:
 
 
 def done(operations: Sequence[Operation]) -> str:
-    """Without the directory and most zeros of names; what is written beside and
-    renamed, durably, is replaced.
+    """Operations without the directory and most zeros of names. A file that is written
+    beside its target and renamed durably is shown as replaced.
     """
     text = "; ".join(map(str, operations)).replace("/t-0/", "").replace("0" * 17, "")
     return re.sub(

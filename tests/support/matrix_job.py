@@ -1,9 +1,10 @@
-"""A Spark job that any pyspark from 4.0 on runs: batch and stream, in and out.
+"""A Spark job that runs on any pyspark from 4.0: batch and stream, in and out.
 
 python -m support.matrix_job DIRECTORY WORK [SERVERS JARS]
 
-It prints a line of JSON: what it has read, and by which pyspark. With SERVERS, it does
-the same by Spark's Kafka connector, whose JARS are given, against a broker.
+It prints a line of JSON: the rows that it has read, and the version of pyspark. With
+SERVERS, it does the same with Spark's Kafka connector, whose JARS are given, against a
+broker.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Lives of groups whose clients are exchanged while they run: members of both
 protocols, as clients are. No tests.
 
-ClassicClient does what a client of the classic protocol does, eager or cooperative.
-When it leads, it assigns as the cooperative assignors do: what a member still has goes
-to no other before that has given it up.
+ClassicClient acts as a client of the classic protocol, eager or cooperative. When it
+leads, it assigns as the cooperative assignors do: no member gets a partition before its
+present owner has given it up.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ LATER = (GroupError.REBALANCE_IN_PROGRESS, GroupError.COORDINATOR_NOT_AVAILABLE)
 
 
 class ClassicClient(Client):
-    """keeps: what it has is kept while it joins (cooperative); others give all up first
-    (eager). generation: -1 when it is in none. joined: the generation it has yet to ask
-    its assignment of. asks: what the waiter is of. led_version: of the topics that it
-    assigned when it led, for a leader looks after them; None for others.
+    """keeps: whether it keeps its partitions while it joins (cooperative); other clients
+    first give up all (eager). generation: -1 when it is in none. joined: the generation
+    whose assignment it has yet to request. asks: the kind of request of the waiter.
+    led_version: version of the topics that it assigned as leader, because a leader
+    watches them; None for other members.
     """
 
     def __init__(
@@ -69,11 +70,11 @@ class ClassicClient(Client):
     def __repr__(self) -> str:
         return f"{self.member_id} at {self.generation} owns {sorted(self.owned)}"
 
-    # -- what it does
+    # -- its actions
 
     def beat(self) -> None:
-        """Goes on with what it has to do next. An answer that has not come yet is
-        waited for, or lost with a crash.
+        """Take the next step. If an answer has not come yet, the client waits for it,
+        or the answer was lost in a crash.
         """
         if self.waiter is not None:
             return
@@ -119,10 +120,10 @@ class ClassicClient(Client):
     def sync(self, joined: Joined) -> None:
         world = self.life.world
         assignments: dict[str, bytes] = {}
-        # When it asks again, the answer may be what it assigned the first time.
+        # When it asks again, the answer may be the first assignment that it made.
         if joined.leader == joined.member_id and self.led_version is None:
             self.led_version = world.version
-            if joined.skip_assignment:  # it came back as an instance: others may be assigned what it knows nothing of
+            if joined.skip_assignment:  # it came back as an instance: other members may have partitions unknown to it
                 self.led_version = -1
         if joined.leader == joined.member_id and not joined.skip_assignment:
             assignments = self.assigned_to_all(joined)
@@ -189,7 +190,7 @@ class ClassicClient(Client):
         else:
             assert error is GroupError.REBALANCE_IN_PROGRESS, f"{self}: {error}"
 
-    # -- what it hears
+    # -- answers
 
     def hear(self) -> None:
         result = self.life.world.replies.get(self.waiter)  # type: ignore[arg-type]
@@ -276,7 +277,7 @@ class MixedLife(Life):
         self.classic_share = self.chance.choice([0.5, 1.0])
 
     def step(self) -> None:
-        """Now and then others are wanted: those of the other protocol leave one by one."""
+        """Sometimes the group is migrated: members of the other protocol leave one by one."""
         if self.chance.random() < 1 / 50:
             self.classic_share = self.chance.choice([0.0, 0.5, 1.0])
         super().step()
@@ -359,8 +360,9 @@ class MixedLife(Life):
                 and found.state != "PreparingRebalance"
                 and isinstance(client, ClassicClient)
             ):
-                # Only static members are not waited for and stay. They use what they
-                # had until they hear of it: a weakness of the classic protocol.
+                # The group does not wait only for static members, and keeps them. They
+                # use their partitions until their next answer: a weakness of the classic
+                # protocol.
                 client.is_passed_over |= (
                     client.instance_id is not None
                     and client.generation != found.generation

@@ -1,8 +1,8 @@
 """Runs the examples of a page of the documents.
 
 A line of a shell block that is one plain `logcore` command runs in this process: a page
-has dozens of them, and a new process takes a third of a second to import what it needs.
-Everything else is given to `sh`, with `logcore` on the path.
+has dozens of them, and a new process takes a third of a second for its imports.
+Everything else is passed to `sh`, with `logcore` on the path.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def blocks(page: Path) -> list[Block]:
 
 
 def shell(text: str, directory: Path) -> None:
-    """Runs the lines one after the other. A block that goes on from line to line is
-    left to sh as a whole.
+    """Run the lines one after the other. A block with a command of several lines is
+    passed to sh as a whole.
     """
     lines = [line for line in text.splitlines() if line.strip()]
     if re.search(r"\\\n|<<|\bdo\b|\bthen\b|^\w+=", text, flags=re.MULTILINE):
@@ -92,8 +92,8 @@ def _sh(text: str, directory: Path) -> None:
     )
     (commands / "logcore").chmod(0o755)
     environment = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}"}
-    # A page starts logcore dozens of times; compiling it and what it imports each time
-    # takes a second or two.
+    # A page starts logcore dozens of times; compiling it and its imports each time takes
+    # a second or two.
     if environment.pop("PYTHONDONTWRITEBYTECODE", None):
         environment["PYTHONPYCACHEPREFIX"] = str(commands / "compiled")
     done = subprocess.run(

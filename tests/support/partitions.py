@@ -1,5 +1,5 @@
-"""Kafka's choice of a partition, written down a second time: what the library is held
-against.
+"""Kafka's choice of a partition, implemented a second time: the tests compare the library
+with it.
 """
 
 from __future__ import annotations

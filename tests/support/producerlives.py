@@ -1,13 +1,13 @@
 """Producers on a simulated disk that fills up, fails and loses its power, against a
-ledger of what was sent and told.
+ledger of the records that were sent and acknowledged.
 
 Invariants:
-- C15: what a producer was acknowledged is in the log once, at the offset it was told,
-  in order per producer and partition.
+- C15: an acknowledged record is in the log once, at the acknowledged offset, in order
+  per producer and partition.
 - C28: every future and every callback gets one outcome; flush() returns after all of
   them.
-- C29: the memory of the queues stays within buffer_memory.
-- What failed with another error than "unknown" is not in the log.
+- C29: the memory of the queues never exceeds buffer_memory.
+- A record that failed with another error than "unknown" is not in the log.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Life:
         self.disk = SimulatedDisk()
         self.policy = self.rng.choice(["group", "os", "always", "every(3)"])
         self.data = self.opened(create=True)
-        # Small segments, so that batches of one round come to lie in several.
+        # Small segments, so that the batches of one round span several.
         config = {
             "segment.bytes": self.rng.choice([300, 1_000, 1 << 20]),
             "max.message.bytes": self.rng.choice([250, 1 << 20]),
@@ -257,12 +257,12 @@ class Life:
             self.reached["disturbed"] += 1
 
     def crash(self) -> None:
-        """The power fails. Who was told that a record is on disk finds it."""
+        """The power fails. A record that was acknowledged as durable must be found."""
         if self.rng.random() < 0.5:
             return
         states = list(self.disk.after_crash(limit=4, seed=self.rng.randrange(1000)))
         for worker in self.workers:
-            worker.producer._work.is_closing = True  # its process is gone
+            worker.producer._work.is_closing = True  # its process is dead
         self.disk.crash()
         self.disk = self.rng.choice(states)
         self.workers = []
@@ -303,7 +303,7 @@ class Life:
                     continue
                 if one.is_acked:
                     assert one.name in offsets, (
-                        f"{one.name} was acknowledged and is gone"
+                        f"{one.name} was acknowledged and is missing"
                     )
                     assert offsets[one.name] == one.told[0][1].offset
                 elif one.told and not isinstance(

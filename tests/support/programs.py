@@ -52,14 +52,14 @@ TRANSACTIONAL = 200
 
 @attrs.define
 class Met:
-    """What is known of disks, for programs that share policy, settings and seed."""
+    """Cached results for disks, shared by programs with equal policy, settings and seed."""
 
     seen: Seen[FoundLog] = attrs.field(factory=Seen)
     afterwards: Afterwards = attrs.field(factory=Afterwards)
 
 
 class Program:
-    """Calls on one log, with its history and its explorer. Values tell the calls apart,
+    """Calls on one log, with its history and its explorer. Values identify the calls,
     so that the same calls leave equal disks and other calls do not.
     """
 
@@ -118,7 +118,7 @@ class Program:
             self.explorer.promised()
         return self.explorer.finish()
 
-    # Each action does one thing to the log and notes what it was promised.
+    # Each action makes one call to the log and records the promise of that call.
 
     def open(self) -> None:
         if self.log is None:
@@ -233,7 +233,9 @@ class Program:
         self.history.truncated()
         for role, producer_id in self.producers.items():
             if producer_id in self.sent and self.sent[producer_id][1] >= offset:
-                self.producers[role] += 1  # what it sent is gone, and it does not know
+                self.producers[role] += (
+                    1  # its records are deleted, and it does not know
+                )
 
     def retain(self) -> None:
         log = self.opened()
@@ -295,7 +297,7 @@ class Program:
         self._send(IDEMPOTENT, 35)
 
     def again(self) -> None:
-        """What was sent last comes once more; while it is there it is not stored twice."""
+        """Send the last batch again; while the batch exists, it is not stored twice."""
         log = self.opened()
         _, offset, data = self.sent.get(self.producers[IDEMPOTENT], (0, -1, b""))
         if offset >= log.log_start_offset:
@@ -326,19 +328,17 @@ class Program:
         self.open()
 
     def kill(self) -> None:
-        """The process dies and starts again; the machine goes on."""
+        """The process dies and starts again; the machine keeps running."""
         self.opened()
         self.disk.kill()
         self.log = None
         log = self.opened()
         found = FoundLog.of(log)
         self.history.judge(found, "kill")
-        self.history.take(found)  # what is served after an opening is on disk
+        self.history.take(found)  # records that are served after an opening are durable
 
     def append_in_sync(self) -> None:
-        """Another append comes while the disk works on the sync of the first; then what
-        was written is asked for.
-        """
+        """Make another append while the disk runs the sync of the first; then flush."""
         log = self.opened()
         before = self.disk.observer
         if log.durability.kind not in ("group", "os"):
@@ -392,5 +392,5 @@ class Recoveries:
         )
 
     def find(self, disk: SimulatedDisk) -> FoundLog:
-        """For a disk that is not looked at afterwards."""
+        """For a disk that is not examined afterwards."""
         return self.known.run(disk, self.run)

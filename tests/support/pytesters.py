@@ -8,5 +8,5 @@ from __future__ import annotations
 
 from typing import Final
 
-#: Options of an inner run that leaves nothing behind.
+#: Options of an inner run that leave no files.
 ALONE: Final = ("-p", "no:cacheprovider", "-p", "no:faulthandler")

@@ -1,23 +1,23 @@
-"""Crashes and errors of a real operating system: what runs, where it is struck, and how
-the outcome is judged.
+"""Crashes and errors of a real operating system: the workloads, the places of the strikes,
+and the judgement of the outcome.
 
 A workload runs in a process of its own on a `StrikingFS`, the operating system's files
-with their changes counted; at the one chosen something happens to it: the process kills
-itself, the power is cut, the disk fails. It tells its parent over a pipe what it is
-about to ask for and what it was told. The parent judges what is left with the oracle of
-logcore.testing.
+with their changes counted. At the chosen change a fault strikes: the process kills
+itself, the power is cut, or the disk fails. The process sends each request and each
+answer to its parent over a pipe. The parent judges the remaining files with the oracle
+of logcore.testing.
 
 Rules:
-- A message is sent before a call and after it, so whatever arrived is true: the
-  striking is done by the process itself, between two of its messages.
+- A message is sent before a call and after it, so every message that arrived is true:
+  the process itself strikes, between two of its messages.
 - Everything follows from a workload's name, a policy, a seed and the place of the
   strike; a failure names all four.
 - Paths are relative to the working directory, which is the disk: "./t-0/..." for a log,
   "./d/..." for topics.
 
-To add a workload: a function that takes its worker, and a line in WORKLOADS; what a log
-must hold is known to LogWorker and LogWitness. This module starts no threads, and does
-not know how power is cut (test_power.py).
+To add a workload: write a function that takes its worker, and add a line to WORKLOADS.
+LogWorker and LogWitness know the required content of a log. This module starts no
+threads, and does not know how power is cut (test_power.py).
 
 As a program, it runs one workload and sends the messages to its standard output;
 test_kills.py runs it under strace.
@@ -63,8 +63,8 @@ Trouble = Callable[[str, int | str], AbstractContextManager[object]]
 
 
 class RealDisk(OsFS):
-    """The files below the working directory, with what the oracle of the simulated disk
-    asks of a disk.
+    """The files below the working directory, with the methods of a simulated disk that
+    the oracle calls.
     """
 
     skipped_ms = 0
@@ -172,8 +172,8 @@ class StrikingFS(RealDisk):
     def pwrite(self, handle: int, data: Data, position: int) -> None:
         strike = self.strike
         number = len(self.sites)
-        # A signal ends a write between two pages at most, so what lies in one already
-        # is replaced whole.
+        # A signal ends a write between two pages at most, so bytes inside one existing
+        # page are replaced together.
         is_growing = position + len(data) > self.size(handle)
         if strike is not None and strike.at == number and strike.part and is_growing:
             os.pwrite(
@@ -215,12 +215,12 @@ class StrikingFS(RealDisk):
             super().sync_dir(path)
 
 
-# -- one log: the process that writes it, and the parent that knows what it must hold ---
+# -- one log: the process that writes it, and the parent that knows its required content
 
 
 class LogWorker:
-    """Calls on one log, each told before and after. Values name the seed, so that no
-    two stages write the same.
+    """Calls on one log, each reported before and after. Values contain the seed, so that
+    no two stages write the same.
     """
 
     def __init__(self, fs: RealDisk, durability: str, seed: int, tell: Tell) -> None:
@@ -345,8 +345,8 @@ class LogWorker:
         self.tell("truncated")
 
     def after(self, error: LogcoreError) -> None:
-        """A call has failed. A poisoned log stays so; any other goes on. Then it is
-        closed.
+        """Handle a failed call. A poisoned log remains poisoned; any other continues.
+        Then it is closed.
         """
         log = self.log
         self.log = None
@@ -369,7 +369,9 @@ class LogWorker:
 
 
 class LogWitness:
-    """The parent's side: what one log must hold. kind: of the crash, "kill" or "power"."""
+    """The parent's side: the required content of one log. kind: of the crash, "kill" or
+    "power".
+    """
 
     def __init__(self, durability: str, kind: Any) -> None:
         self.durability = durability
@@ -390,14 +392,14 @@ class LogWitness:
             getattr(self.history, name)(*args)
 
     def hear_late(self, name: str, *args: Any) -> None:
-        """What a process says that is dying by another's hand: what it asks for may be
-        there, no answer counts.
+        """Record a message of a process that another process is killing: the data of a
+        request may be on disk, and no answer counts.
         """
         if name in ("issue", "delete"):
             self.hear(name, *args)
 
     def check(self, *, thorough: bool) -> None:
-        """Opens what is left, as its owner would."""
+        """Open the remaining files, as their owner would."""
         found = recover_log(
             DISK, "t-0", config=CONFIG, durability=self.durability, thorough=thorough
         )  # type: ignore[arg-type]
@@ -416,8 +418,8 @@ class LogWitness:
 
 
 class TopicsWorker:
-    """Topics that come and go, with records in them. What is said of a partition's log
-    is sent under its name.
+    """Topics that are created and deleted, with records in them. Messages about a
+    partition's log are sent under the partition's name.
     """
 
     def __init__(self, fs: RealDisk, durability: str, seed: int, tell: Tell) -> None:
@@ -532,7 +534,7 @@ class TopicsWitness:
             self.may = self.may - {args[0]}
 
     def check(self, *, thorough: bool) -> None:
-        """Opens what is left, as its owner would, and once more."""
+        """Open the remaining files, as their owner would, and once more."""
         for is_again in (False, True):
             before = DISK.files()
             with open_dir(
@@ -628,7 +630,7 @@ def sequences(w: LogWorker) -> None:
 
 
 def goes_on(w: LogWorker) -> None:
-    """Mostly what opening does, and so the recovery from the stage before."""
+    """Mostly the work of opening, and so the recovery from the stage before."""
     w.append()
     w.close()
 
@@ -658,8 +660,8 @@ def goes_on_with_topics(w: TopicsWorker) -> None:
 
 @attrs.frozen
 class Workload:
-    """A function and who runs and judges it. then: what comes after a crash of it, to
-    be crashed as well.
+    """A function, with the worker that runs it and the witness that judges it. then: the
+    workload after a crash of this one, which is crashed as well.
     """
 
     run: Callable[[Any], None]
@@ -701,9 +703,7 @@ WORKLOADS = {
 
 @attrs.frozen
 class Outcome:
-    """What a process said, the changes it made on disk if it came to its end, and how
-    it ended.
-    """
+    """The messages of a process, its changes on disk if it completed, and how it ended."""
 
     messages: list[tuple[Any, ...]]
     sites: list[Site]
@@ -799,8 +799,8 @@ def run_forked(
 
 
 def fill(durability: str, seed: int) -> int:
-    """Fills the file system of the working directory to the brim, again and again;
-    prints what it met.
+    """Fill the file system of the working directory to the brim, again and again; print
+    the errors that it met.
     """
     rng = random.Random(seed)
     config = {
@@ -831,19 +831,17 @@ def fill(durability: str, seed: int) -> int:
             full += 1
             assert error.retriable
             assert not log.has_failed, (
-                "a full disk is no reason to refuse what comes later"
+                "a full disk is no reason to refuse later appends"
             )
             some = (
                 log.log_end_offset - end
-            )  # under "always" the first batches may stay, and the error says so
+            )  # under "always" the first batches may remain, and the error contains that
             assert not some or (
                 durability == "always" and error.offset == log.log_end_offset
             )
             kept.extend(value for _, value in rows[:some])
             stored += some
-            assert some or bytes_of_logs() == before, (
-                "bytes of an append that failed stay"
-            )
+            assert some or bytes_of_logs() == before, "bytes of a failed append remain"
             return False
         assert receipt.offset == end
         kept.extend(value for _, value in rows)
@@ -928,7 +926,7 @@ def fill(durability: str, seed: int) -> int:
                 check(log)
                 release("deleting")
                 start = log.delete_records(middle)
-            log.tick()  # which removes what the delay has kept
+            log.tick()  # which removes the files that the delay has kept
             reserve()
             check(log)
             assert tried(log, 1), "there is room again"

@@ -530,7 +530,7 @@ def test_a_closed_registry_refuses_everything(registries: Registries) -> None:
 # -- watches ---------------------------------------------------------------------------
 
 QUIET_SECONDS = 0.05
-LONG_SECONDS = 300  # for what must happen at all
+LONG_SECONDS = 300  # for events that must happen eventually
 
 
 def settle(registry: Registry, watch: object) -> None:
@@ -667,7 +667,7 @@ def test_a_change_between_two_waits_is_not_lost(registries: Registries) -> None:
 def test_the_end_of_an_owner_wakes_who_waits_for_its_name(
     registries: Registries,
 ) -> None:
-    """What a group does: wait for a watch, look, claim."""
+    """The steps of a group member: wait for a watch, read, claim."""
     one = registries()
     other = registries()
     one.create("/owners/t/0", b"one", ephemeral=True)

@@ -50,7 +50,7 @@ class Life:
 
 
 class World:
-    """One run: a machine, its programs, what they did."""
+    """One run: a machine, its programs, their calls."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class World:
     def run(self) -> None:
         self.machine.run()
 
-    # -- what a process does -----------------------------------------------------------
+    # -- actions of a process -----------------------------------------------------------
 
     def program(self, number: int, fs: SharedFS) -> None:
         registry = self.open(number, fs)
@@ -328,7 +328,7 @@ class World:
         self.judge_garbage()
 
     def judge_garbage(self) -> None:
-        """clean: what the ended left is removed by clean(), and nothing else."""
+        """clean: the nodes of ended sessions are removed by clean(), and no others."""
         with open_registry(DIRECTORY, fs=self.disk) as registry:
             self.disk.advance(120_000)
             before = {path: self.found(registry, path) for path in self.paths}
@@ -358,9 +358,7 @@ class World:
             return None
 
     def judge_after_power(self, state: CrashState) -> None:
-        """What a power cut left: every acked change of what is synced is there, nothing
-        else is.
-        """
+        """After a power cut every acked change of synced files exists, and nothing else."""
         disk = state.disk()
         disk.seed += 1_000_003  # chance does not begin again with the machine
         end = self.now + 10
@@ -380,7 +378,7 @@ class World:
                 try:
                     found: Any = attrs.astuple(registry.get(path))
                 except CorruptRegistryError:
-                    # Garbage in a file that was never synced is not told from damage.
+                    # Garbage in a file that was never synced is indistinguishable from damage.
                     assert (
                         ephemerals or kind_of(split(path)) is not NodeKind.PERSISTENT
                     ), f"damaged: {path}"
@@ -394,8 +392,8 @@ class World:
                 self.go_on(registry, path)
 
     def ended(self, calls: list[Call], end: int) -> list[Call]:
-        """All sessions have ended by now. fence says nothing: writes of the past are in
-        the past.
+        """All sessions have ended by now. fence reports nothing, because earlier
+        writes are already in the past.
         """
         return [
             Call("gone", path, (), session, -1, self.began_to_end(life), end - 1, None)

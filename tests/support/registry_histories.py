@@ -1,16 +1,16 @@
-"""Whether what some processes were told by a registry fits a registry at all: each node
-is a register of its own.
+"""Checks whether the answers of a registry to some processes are possible for a registry
+in which each node is a register of its own.
 
-A history is what was asked and answered, and when. It is right if the operations on
-each node can be put in one order, each between its call and its answer, in which a
-plain model gives the same answers: linearizability. Names of what may be wrong come
-first, so that a failure says more than "no order fits":
+A history contains calls, answers, and their times. It is right if the operations on each
+node can be put in one order, each between its call and its answer, in which a plain
+model gives the same answers: linearizability. Specific mistakes are checked first, so
+that a failure reports more than "no order fits":
 
-    complete      a value that was read was written as a whole by somebody
-    monotonic     what one process reads of one life of a node never goes back
+    complete      a value that was read was written as a whole by some process
+    monotonic     the values that one process reads of one life of a node only advance
     one_creator   of creators without a deletion between them one wins
-    lease         a node of a session that is over is not believed, and none of a living one is missed
-    fenced        a session that is over writes nothing
+    lease         a node of an ended session is never returned, and none of a living one is missed
+    fenced        an ended session writes nothing
     order         everything else: lost updates, lost or doubled changes, stale reads
 """
 
@@ -33,7 +33,7 @@ class Call:
     """One operation on one node. kind: create, get, set, delete, update, exists, gone,
     fence. arguments: see apply().
     session: of the caller; for gone and fence the session that ends. result: an answer,
-    or the name of an error, or UNKNOWN where the caller was killed or told nothing.
+    or the name of an error, or UNKNOWN if the caller was killed or got no answer.
     returned: the last step at which it may have had its effect.
     """
 
@@ -53,15 +53,15 @@ class Call:
 
 
 State = tuple[Any, frozenset[str]]
-#: Node: (value, version, session) or None. With the sessions that are gone, and those
-#: that are fenced.
+#: Node: (value, version, session) or None. With the sets of sessions that have ended,
+#: and of sessions that are fenced.
 EMPTY: tuple[Any, frozenset[str], frozenset[str]] = (None, frozenset(), frozenset())
 
 
 def apply(
     call: Call, state: tuple[Any, frozenset[str], frozenset[str]]
 ) -> tuple[Any, Any]:
-    """(answer, state behind it) of the plain model."""
+    """Return (answer, next state) of the plain model."""
     node, gone, fenced = state
     kind = call.kind
     if kind == "gone":
@@ -82,7 +82,7 @@ def apply(
         if node is not None:
             return "NodeExistsError", state
         made = (value, 0, call.session if is_ephemeral else None)
-        # Of a session that is gone already it is not believed.
+        # A node of a session that has ended already is not returned.
         return 0, (
             None if is_ephemeral and call.session in gone else made,
             gone,
@@ -135,7 +135,7 @@ def fits(calls: Sequence[Call]) -> bool:
 
 
 def check(calls: Iterable[Call]) -> None:
-    """AssertionError with the name of what is wrong, and the history of that node."""
+    """Raise AssertionError with the name of the mistake and the history of that node."""
     by_path: dict[str, list[Call]] = {}
     for call in calls:
         if call.result not in SILENT:

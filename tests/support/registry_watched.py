@@ -1,5 +1,5 @@
-"""A simulated process that looks whenever its watch of a registry reports, beside two
-that change things.
+"""A simulated process that reads a node whenever its watch reports a change, while two
+other processes change the node.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LOOK_SECONDS = 1.0
 
 
 class Watched:
-    """A process that looks whenever its watch reports, and two that change things and
+    """A process that reads whenever its watch reports, and two processes that write and
     are killed.
     """
 
@@ -72,7 +72,7 @@ class Watched:
             while True:
                 if (
                     self.rng.random() < 0.5
-                ):  # a new one counts from the look behind it on
+                ):  # a new report counts from the read after it on
                     watch.close()
                     watch = registry.watch(["/t/a", "/t/deep/c"], children=["/t"])
                 is_last = self.are_done()
@@ -98,8 +98,8 @@ class Watched:
             )
 
     def is_reported(self, watch: Watch) -> bool:
-        """Waits for a report, or for so long that each change of before has been
-        reported. The two looks are no steps: they meet the moment as it is.
+        """Wait for a report, or until each earlier change must have been reported. The
+        two reads are no steps: they see the present state.
         """
         before = self.now()
         if watch.wait(LOOK_SECONDS):
@@ -117,8 +117,8 @@ class Watched:
             return self.state(registry)
 
     def are_done(self) -> bool:
-        """Until the locks of a killed writer are free, its nodes are there; then they
-        are gone.
+        """Until the locks of a killed writer are free, its nodes exist; afterwards they
+        are removed.
         """
         return all(
             writer in self.freed or (writer.has_ended and not writer.is_killed)

@@ -1,8 +1,8 @@
-"""A broker's groups without sockets: time is a number, the disk is done when the test
-says so.
+"""A broker's groups without sockets: time is a number, and the disk finishes a sync when
+the test decides.
 
 Requests and responses pass through their wire forms in the version that a client would
-use, so what a version cannot say fails here too.
+use, so a value that a version cannot express fails here too.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class _Steered:
 
 
 class Rig:
-    """A broker's groups over a directory. With holds_disk set, syncs are done when
+    """A broker's groups over a directory. With holds_disk set, syncs complete when
     finish_disk() is called.
 
     is_shared: whether other processes may write the directory too. late_ms: how much
-    later a session may end then, as it is counted from one look to the next.
+    later a session may end then, because it is counted from one check to the next.
     """
 
     def __init__(self, path: Path, *, is_shared: bool = False, **settings: Any) -> None:
@@ -302,8 +302,8 @@ class Rig:
     def form(
         self, count: int = 1, *, group: str = "g", **more: Any
     ) -> tuple[list[str], int]:
-        """A Stable group of so many members, the first of them its leader: (ids,
-        generation).
+        """A Stable group with that number of members, the first of them its leader:
+        (ids, generation).
         """
         first = self.join(group=group, **more).value
         ids = [first.member_id]

@@ -1,4 +1,4 @@
-"""Damaged logs for logcore recover, and judgements of what it saved."""
+"""Damaged logs for logcore recover, and judgements of the saved records."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ DENSE = {
 
 
 def tree(path: Path) -> dict[str, tuple[str, int]]:
-    """Every file: what is in it, and when it was written."""
+    """Every file: its content, and when it was written."""
     return {
         str(file.relative_to(path)): (
             hashlib.sha256(file.read_bytes()).hexdigest(),

@@ -6,8 +6,8 @@ judged at its end.
     numbered(1_000_000)          the kind and the seed of a schedule, where all kinds are tried in turn
 
 The same functions serve the tests that try some schedules of each kind, the search
-without an end, and the seeded bugs. Which invariants are judged stands at the top of
-groupsharers.py, sharers.py, transactors.py and registry_histories.py.
+without an end, and the seeded bugs. The docstrings of groupsharers.py, sharers.py,
+transactors.py and registry_histories.py list the invariants.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ GROUPS: Final = {
 #: say.
 FREEZES: Final = Chances(switch=0.3, stop=0.01, stop_steps=(5, 50, 500, 3_000))
 POLICIES: Final = ("group", "os", "always", "every(3)")
-#: What the processes do with a partition that they share; the letters are those of
+#: The actions of processes on a partition that they share; the letters are those of
 #: Sharers.
 ACTS: Final = {
     "appends": "amo",
@@ -62,8 +62,8 @@ ACTS: Final = {
 _DUAL: Final = {"dual_commit": True}
 _REGISTRY: Final = {"offsets_storage": "registry"}
 _BACK: Final = {"offsets_storage": "registry", "dual_commit": True}
-#: Where the members of a group commit while its offsets move; the last one reads what
-#: all commit.
+#: When the members of a group commit while its offsets advance; the last one reads the
+#: commits of all.
 STORES: Final[dict[str, list[dict[str, Any]]]] = {
     "to the log": [_REGISTRY, _DUAL],
     "in the log": [{}, _DUAL],
@@ -120,8 +120,8 @@ def sharing_power(seed: int) -> int:
 
 
 def sharing_acks(seed: int, acts: str) -> None:
-    """What is acknowledged is on disk at that moment, whatever a sync that began before
-    a truncation says.
+    """Acknowledged records are durable at that moment, even if a sync that began before
+    a truncation reports otherwise.
     """
     chances = Chances(switch=0.2, stop=0.04)
     world = Sharers(

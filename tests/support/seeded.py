@@ -6,8 +6,8 @@ from typing import Any
 
 
 def believe_memory(fs: Any, segment: Any, position: int) -> bool:
-    """In the place of recovery._settle: syncs a segment, and takes what memory shows of
-    it for what the disk has.
+    """A replacement of recovery._settle: syncs a segment, and assumes that the disk has
+    the content that memory shows.
     """
     handle = fs.open(segment.path)
     fs.fsync(handle)

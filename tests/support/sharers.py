@@ -1,21 +1,21 @@
-"""Simulated processes that write one partition together, and what has to hold whatever
-happens to them.
+"""Simulated processes that write one partition together, and the invariants of every
+schedule.
 
-A ledger outlives the processes: what was tried, what was acknowledged and how, and from
-which offset on truncations may have taken something. Each process has a producer id of
-its own; one that is killed is followed by another of its name, which sends again what
-was not acknowledged.
+A ledger outlives the processes. It records the attempted appends, the acknowledgements
+with their kind, and the offset from which truncations may have removed records. Each
+process has a producer id of its own. A killed process is followed by another of its
+name, which sends unacknowledged records again.
 
 The invariants, by name; the numbers are those of crashes.md:
-- dense (C16): the offsets of the log have no gaps, and none is there twice.
-- acked (C15, C18, C20): what was acknowledged is at its offset, with its value, unless
+- dense (C16): the offsets of the log have no gaps, and each exists once.
+- acked (C15, C18, C20): an acknowledged record is at its offset, with its value, unless
   the log was cut below it since the append began.
-- once (C15): no value is there twice; in the order in which its process sent it.
+- once (C15): each value exists once; values are in the order in which their process sent
+  them.
 - stable (C17, C19): a reader never sees another record at an offset, unless the log was
   cut below it.
-- innocent: no call fails where no process dies, no disk fails, and nothing is
-  truncated.
-- committed (C25): who reads committed records sees all of a transaction that was
+- innocent: no call fails unless a process dies, a disk fails, or the log is truncated.
+- committed (C25): a reader of committed records sees all of a transaction that was
   committed, and nothing of an aborted one.
 """
 
@@ -170,7 +170,7 @@ class Sharers:
         except (
             logcore.LogFailedError,
             logcore.StorageWriteError,
-        ):  # opened again, as the error says
+        ):  # opened again, as the error demands
             if not self.has_causes:
                 raise
         finally:
@@ -205,7 +205,7 @@ class Sharers:
             before = self.acked.get(offset)
             if (
                 before is None or before.began <= began
-            ):  # else what was cut off meanwhile is told of late
+            ):  # otherwise this is the late answer of a truncated append
                 self.acked[offset] = Acked(value, receipt.durability, began)
         if receipt.durability == "disk":
             self._judge_ack()
@@ -279,7 +279,7 @@ class Sharers:
             sender.open_values = []
 
     def _flush(self, log: logcore.Log, sender: Sender) -> None:
-        """What was acknowledged before the call, by any process, is on disk behind it."""
+        """Records acknowledged before the call, by any process, are durable after it."""
         before = dict(self.acked)
         log.flush()
         for offset, acked in before.items():
@@ -292,7 +292,9 @@ class Sharers:
         if log.high_watermark > log.log_start_offset + 12:
             offset = log.high_watermark - 10
             self.log_start = max(self.log_start, offset)
-            with contextlib.suppress(logcore.OffsetOutOfRangeError):  # cut meanwhile
+            with contextlib.suppress(
+                logcore.OffsetOutOfRangeError
+            ):  # truncated concurrently
                 log.delete_records(offset)
 
     def _truncate(self, log: logcore.Log, sender: Sender) -> None:
@@ -304,7 +306,7 @@ class Sharers:
             self.cuts.append(cut)
             with contextlib.suppress(
                 logcore.OffsetOutOfRangeError
-            ):  # deleted meanwhile
+            ):  # deleted concurrently
                 log.truncate(offset)
             cut.ended = self.machine.steps
 
@@ -323,19 +325,19 @@ class Sharers:
                             f"stable: {record.offset} was {value!r} and is {record.value!r}"
                         )
 
-    # -- what has to hold --------------------------------------------------------------
+    # -- invariants --------------------------------------------------------------------
 
     def judge(self, fs: Any, *, after_power: bool) -> None:
         """On a disk that all processes have left."""
         if not fs.exists(f"{PATH}"):
-            assert after_power or not self.acked, "acked: the partition is gone"
+            assert after_power or not self.acked, "acked: the partition is missing"
             return
         with logcore.open(
             PATH, create=True, durability=self.durability, config=self.config, fs=fs
         ) as log:
             for sender in (
                 self.senders if "x" in self.kinds else ()
-            ):  # what a kill has left open hides what follows
+            ):  # a transaction that a kill left open hides later records
                 log.end_transaction(500 + sender.number, 0, commit=False)
             records = list(log.read(log.log_start_offset))
             committed = {

@@ -3,7 +3,7 @@ any cluster.
 
     python -m support.shippers KIND DATA BOOTSTRAP
 
-A shipper says `ready` when it has begun to ship, and goes on until it is killed, or
+A shipper prints `ready` when it has begun to ship, and continues until it is killed, or
 until all is shipped with `end` as fourth argument. Batches are small, so that a kill
 falls between or into them.
 """
@@ -91,8 +91,8 @@ def kill_often(
     seed: int,
     before_each: Callable[[int], None],
 ) -> list[int]:
-    """Starts and kills a shipper so often, and then lets one come to the end. Returns
-    what each process was killed by.
+    """Start and kill a shipper that many times, and then let one complete. Return the
+    signal that killed each process.
 
     before_each: called with the number of the round before a process starts; it may add
     records.
@@ -129,15 +129,15 @@ def fill(log: logcore.Log, count: int) -> None:
 
 
 def check_repeats(found: list[Record], wanted: list[Record]) -> int:
-    """Judges what an at-least-once forwarder has left: no record before one that comes
-    before it. Returns how many came more than once.
+    """Judge the output of an at-least-once forwarder: no record may precede its
+    predecessor. Return how many records came more than once.
     """
     values = [record.value for record in wanted]
     place = {value: at for at, value in enumerate(values)}
     before = -1
     for record in found:
         at = place[record.value]
-        assert at <= before + 1, f"{record} comes before what stands before it"
+        assert at <= before + 1, f"{record} comes before its predecessor"
         before = at
     assert set(place) == {record.value for record in found}, "none is missing"
     return len(found) - len(wanted)

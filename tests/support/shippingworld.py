@@ -3,13 +3,13 @@ step towards it may be cut off.
 
 Clients are made by ModelCluster.client(); all of them see the same cluster. At each
 step of a sender chance may
-    kill        the process ends there (Killed), before the effect, half-way or behind it
-    lose        the answer is lost (RemoteUnavailableError), before or behind the effect
+    kill        the process ends there (Killed), before the effect, half-way or after it
+    lose        the answer is lost (RemoteUnavailableError), before or after the effect
     wait        the step is not over yet (None)
 
 The cluster keeps Kafka's rules: no reader sees records of an open transaction; the next
-producer of a transactional id aborts what is open and fences the one before; offsets in
-a transaction count with it.
+producer of a transactional id aborts the open transaction and fences the earlier
+producer; offsets in a transaction count with it.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Transaction:
 
 @attrs.define(eq=False)
 class ModelCluster:
-    """What is in the cluster. visible: what readers of committed records see, by
-    partition. meanwhile: called behind each answer about progress, for what others do
+    """The state of the cluster. visible: the records that read_committed readers see, by
+    partition. meanwhile: called after each answer about progress, for actions of others
     before the next question.
     """
 
@@ -260,8 +260,8 @@ class ModelTransactionalSender(ModelSender):
 
 @attrs.define(eq=False)
 class ModelLog:
-    """A partition that is mirrored. records: with gaps where there were markers,
-    aborted or compacted records.
+    """A partition that is mirrored. records: with gaps in the place of markers, aborted
+    or compacted records.
     """
 
     start: int = 0

@@ -23,8 +23,8 @@ from support.tasks import frame, source
 
 QUERY = "5a0c3a4e-query"
 PARTITIONS = 2
-#: Of each batch, how many rows a partition gets, and how many bytes the first and the
-#: other half of them have: below what a task may carry, above it, and both.
+#: Of each batch, how many rows a partition gets, and how many bytes each row of the
+#: first half and of the second half has: below what a task may carry, above it, and both.
 BATCHES = ((5, 10, 10), (12, 90, 90), (12, 10, 90))
 CARRY_BYTES = 400
 TYPES = sql.StructType(
@@ -33,8 +33,8 @@ TYPES = sql.StructType(
         sql.StructField("partition", sql.IntegerType()),
     ]
 )
-#: Where pieces are appended to the active segment, and where they become segments of
-#: their own.
+#: Settings with which pieces are appended to the active segment, and with which they
+#: become segments of their own.
 CONFIGS: dict[str, dict[str, Any]] = {
     "appended": {},
     "moved": {"segment.bytes": 2000, "index.interval.bytes": 200},
@@ -52,7 +52,7 @@ def expected(batch_id: int, partition: int, query: str = QUERY) -> list[bytes]:
     ]
 
 
-#: What the topic holds when so many batches are written.
+#: The content of the topic after that number of written batches.
 WHOLE: Sequence[Content] = [
     tuple(
         tuple(itertools.chain(*(expected(batch, one) for batch in range(end))))
@@ -120,9 +120,7 @@ class Stream:
         tasks: int,
         query: str | None = None,
     ) -> list[Any]:
-        """What the tasks do with a batch; each has a share of the rows of each
-        partition.
-        """
+        """Run the tasks of a batch; each has a share of the rows of each partition."""
         messages = []
         for task in range(tasks):
             values = []
@@ -143,7 +141,7 @@ class Stream:
     def content(
         self, fs: FS, opening: Callable[..., Any] | None = None, **how: Any
     ) -> Content:
-        """What each partition holds; offsets have no gap."""
+        """Return the content of each partition; offsets have no gap."""
         found = []
         with (opening or self.opening)(self.path, fs=fs, **how) as directory:
             for partition in range(PARTITIONS):

@@ -1,13 +1,12 @@
-"""The data source `slowcore`: logcore, which stops for a moment at each step that is
-worth a kill.
+"""The data source `slowcore`: logcore, with a pause at each step that is worth a kill.
 
-Where LOGCORE_TEST_STEPS has a file `wanted.<topic>.<step>`, it tells that it is there
-by making `<topic>.<step>.<pid>`, and goes on when that is removed, or after a second or
-two.
+If LOGCORE_TEST_STEPS has a file `wanted.<topic>.<step>`, the source reports the step by
+creating `<topic>.<step>.<pid>`, and continues when that file is removed, or after a
+second or two.
 
 | step | |
 |---|---|
-| task | a task has staged its rows, and has not said so |
+| task | a task has staged its rows, and has not reported it |
 | staged | all tasks have; the commit begins |
 | manifest | the manifest is published; nothing of it is in the log |
 | done | the log has the batch; Spark does not know it |

@@ -1,4 +1,4 @@
-"""Staged writes for tests: what the tasks and the driver of a host do."""
+"""Staged writes for tests: the work of the tasks and the driver of a host."""
 
 from __future__ import annotations
 

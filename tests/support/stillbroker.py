@@ -1,5 +1,5 @@
-"""A broker without sockets on a simulated disk. What it submits is done when it can do
-nothing else, in order.
+"""A broker without sockets on a simulated disk. Submitted work runs in order, once the
+broker can do nothing else.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class StillBroker:
         self.run()
 
     def ask(self, api: Any, version: int, **fields: Any) -> Any:
-        """The response, which has to be there at once. It and the request pass through
-        their wire forms.
+        """Return the response, which must come at once. The response and the request
+        pass through their wire forms.
         """
         frame = memoryview(
             wire.encode_request(api, version, 1, "me", api.Request(**fields))

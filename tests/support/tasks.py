@@ -54,8 +54,8 @@ def spark_types(batch: Any) -> sql.StructType:
 
 
 def write(path: Path, *tasks: Any, **given: object) -> Any:
-    """Plays a write of one batch for each task; what crosses processes goes through
-    pickle.
+    """Simulate a write of one batch for each task; values that cross processes are
+    pickled.
     """
     writer = source(path, **given).writer(spark_types(tasks[0]), False)
     messages = []

@@ -21,8 +21,8 @@ SOURCE = str(Path(logcore.__file__).resolve().parents[1])
 def at_terminal(
     *arguments: object, columns: int = 80, typed: str = "", module: str = "logcore"
 ) -> tuple[int, str]:
-    """The exit code and what the terminal showed; typed: what the user types, all at
-    once.
+    """Return the exit code and the output on the terminal; typed: the user's input, all
+    at once.
     """
     ours, theirs = pty.openpty()
     try:

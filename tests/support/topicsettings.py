@@ -171,7 +171,7 @@ def ask(port: int) -> dict[str, dict[str, bool]]:
 
 
 def stored() -> dict[str, dict[str, bool]]:
-    """What Kafka answered when it was last asked."""
+    """Return Kafka's answers of the last query."""
     verdicts: dict[str, dict[str, bool]] = json.loads(VERDICTS.read_text("utf-8"))
     return verdicts
 

@@ -1,17 +1,17 @@
 """Transactions without a broker: a coordinator, its disk, partitions and producers, in
 an order drawn by chance.
 
-A record of `__transaction_state` waits until the world syncs it; a crash keeps some of
-those that wait, in order. Each marker of a transaction is written, refused for now, or
-lost in a crash by itself. Producers lose requests and answers, send again, fall asleep
+A record of `__transaction_state` waits until the world syncs it; a crash keeps a prefix
+of the waiting records. Each marker of a transaction is written, refused for now, or
+lost alone in a crash. Producers lose requests and answers, send again, fall asleep
 and wake up as zombies. Time is a number.
 
-What must hold at any time:
-    known       what the coordinator knows of an id is what is on disk: nothing runs ahead of its record
-    alike       whoever asks for the same end again gets the same answer, or an error
-and once everybody had time to end:
+Invariants at any time:
+    known       the coordinator's state of an id is the durable state: nothing runs ahead of its record
+    alike       every client that repeats the request for an end gets the same answer, or an error
+and once all transactions had time to end:
     whole       the records of a transaction are all committed, or none is
-    answered    what was answered as committed is, what was answered as aborted is not
+    answered    a transaction answered as committed is committed, and one answered as aborted is not
     none hangs  no partition has an open transaction
 """
 
@@ -61,7 +61,7 @@ class Broken(AssertionError):
 
 @attrs.define
 class PartitionLog:
-    """What a log does with data and markers (storage format sections 5.2 and 5.3)."""
+    """A log's handling of data and markers (storage format sections 5.2 and 5.3)."""
 
     epochs: dict[int, int] = attrs.Factory(dict[int, int])
     open: dict[int, list[int]] = attrs.Factory(dict[int, list[int]])
@@ -85,8 +85,8 @@ class PartitionLog:
 
 @attrs.define(eq=False)
 class Producer:
-    """A client. request: what it has asked and will ask again until it is answered,
-    waiter: the present try.
+    """A client. request: its request, which it repeats until it is answered, waiter: the
+    present try.
     """
 
     name: str
@@ -132,10 +132,10 @@ class World:
         ] = {}  # attempt -> where its records were acknowledged
         self.ends: dict[
             tuple[str, int, int, bool], ProducerIdAndEpoch
-        ] = {}  # what was answered to each request for an end
+        ] = {}  # the answers to each request for an end
         self.outcomes: dict[
             int, bool
-        ] = {}  # attempt -> whether its producer was told that it is committed
+        ] = {}  # attempt -> whether its producer got the answer that it is committed
         self.producers = [
             Producer("ab"[n % 2], 2 if n % 3 == 0 else 1) for n in range(4)
         ]
@@ -232,7 +232,7 @@ class World:
         self.start()
 
     def fail_sync(self) -> None:
-        """A sync failed: what it was to store is there or not."""
+        """A sync failed: the records that it covers may be stored or not."""
         if not self.stores:
             return
         effect = self.stores[0]
@@ -242,7 +242,7 @@ class World:
         if not self.coordinator.is_over:
             self.stores.remove(
                 effect
-            )  # it went on as if the record were there; a crash shows what comes of it
+            )  # it continues as if the record existed; a crash reveals the result
             self.judge_knowledge()
             for _ in range(12):
                 self.step(self.chance.choice(self.producers))
@@ -423,7 +423,7 @@ class World:
                 )
 
     def finish(self) -> None:
-        """All producers are gone, but for what they have asked; then the invariants."""
+        """All producers end, except for their open requests; then check the invariants."""
         for _ in range(400):
             for producer in self.producers:
                 self.step(

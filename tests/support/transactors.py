@@ -1,17 +1,17 @@
-"""Simulated processes that consume, transform and produce in transactions, and what has
-to hold whatever happens.
+"""Simulated processes that consume, transform and produce in transactions, and the
+invariants of every schedule.
 
-Each takes records of topic "in" as a member of group "g", and sends what it made of
-them to topic "out" in one transaction with its offsets. A ledger outlives the
-processes: which transactions were acknowledged, and which failed.
+Each takes records of topic "in" as a member of group "g", and sends the results to topic
+"out" in one transaction with its offsets. A ledger outlives the processes: which
+transactions were acknowledged, and which failed.
 
 The invariants, by name:
 - once: at the end, readers of committed records see the result of each input once, and
-  of no other.
+  no other result.
 - whole: readers see all results of a transaction, or none.
 - kept: the results of an acknowledged transaction are seen.
-- dropped: those of a transaction that was aborted are not.
-- ended: once the time-outs have passed nothing is open.
+- dropped: the results of an aborted transaction are not seen.
+- ended: once the time-outs have passed no transaction is open.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ CONSUMING: Final[dict[str, Any]] = {
     "isolation_level": "read_committed",
     "max_poll_interval_ms": 3_000,
 }
-#: After these a transaction is aborted, or its outcome is found out by whoever has its
-#: id next.
+#: After these a transaction is aborted, or the next user of its id determines its
+#: outcome.
 _ENDED: Final = (
     CommitFailedError,
     DeliveryTimeoutError,
@@ -85,7 +85,7 @@ class Pipeline:
         self.ids = ids
         self.records = records
         self.made = 0
-        self.sent: dict[bytes, Counter[bytes]] = {}  # transaction -> what it sent
+        self.sent: dict[bytes, Counter[bytes]] = {}  # transaction -> its results
         self.acked: set[bytes] = set()
         self.aborted: set[bytes] = set()
         with logcore.open_dir(PATH, create=True, fs=self.disk) as data:
@@ -230,15 +230,15 @@ class Pipeline:
             self.aborted.add(name)
 
     def _go_back(self, consumer: logcore.Consumer) -> None:
-        """To what the group has committed: positions are ahead of a transaction that
-        was aborted.
+        """Seek to the offsets that the group has committed: the positions are ahead of
+        them after an abort.
         """
         with contextlib.suppress(*_ENDED):
             stored = consumer.committed(consumer.assignment())
             for one, found in stored.items():
                 consumer.seek(one, 0 if found is None else found.offset)
 
-    # -- what has to hold --------------------------------------------------------------
+    # -- invariants --------------------------------------------------------------------
 
     def judge(self, disk: SimulatedDisk, *, after_power: bool) -> None:
         with logcore.open_dir(PATH, fs=disk) as data:

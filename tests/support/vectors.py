@@ -1,5 +1,5 @@
-"""The files that Kafka and its clients wrote, and what they hold;
-tests/data/vectors/README.md tells of each.
+"""The files that Kafka and its clients wrote, and their content;
+tests/data/vectors/README.md describes each.
 """
 
 from __future__ import annotations

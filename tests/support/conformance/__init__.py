@@ -1,16 +1,16 @@
 """Raw requests of every API and version for two brokers, and their answers in a form
 that can be compared.
 
-A script asks one API in one version. It gets an Asker, and its steps have names: what
-differs is told by API, version and step. Each script uses names of its own for topics,
-groups and transactions, so that none sees another's.
+A script sends requests of one API in one version. It gets an Asker, and its steps have
+names: a difference is reported by API, version and step. Each script uses its own names
+for topics, groups and transactions, so no script sees the objects of another.
 
-What two brokers may answer differently without a difference that counts is masked
-(`plain`): ids that are drawn, ports, times, texts of errors. Lists of structs are
-compared without their order, for Kafka's come out of hash tables.
+`plain` masks values that two brokers may answer differently without a relevant
+difference: random ids, ports, times, texts of errors. Lists of structs are compared
+without their order, because Kafka's come out of hash tables.
 
-Here: how is asked and masked. The scripts: data.py, groups.py, admin.py,
-transactions.py. What comes of it: report.py.
+This module sends requests and masks answers. The scripts are in data.py, groups.py,
+admin.py and transactions.py, and report.py compares the results.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _UNREADY = {
     codes.COORDINATOR_NOT_AVAILABLE,
 }
 _PATIENCE_S = 60
-#: Who has not answered by then will not.
+#: A broker that has not answered by then will not answer.
 _SILENCE_S = 6
 
 
@@ -74,10 +74,10 @@ def build(shape: Struct, given: Any) -> Any:
 
 
 def plain(shape: Struct, value: Any, version: int, names: dict[str, str]) -> Any:
-    """A value of the wire as dicts and lists, with the fields of a version; what is
-    drawn is masked.
+    """A value of the wire as dicts and lists, with the fields of a version. Random
+    values are masked.
 
-    names: of members, by the id that was drawn for them; what is new here is added.
+    names: of members, by their random id; ids that are new here are added.
     """
     found = {}
     for field in shape.fields:
@@ -113,8 +113,8 @@ def _masked(value: Any) -> Any:
 
 
 class Asker:
-    """Asks one broker one API in one version. noted: (step, answer), in the order in
-    which they were asked.
+    """Sends requests of one API in one version to one broker. noted: list of
+    (step, answer), in the order of the requests.
     """
 
     def __init__(
@@ -171,13 +171,13 @@ class Asker:
         return client
 
     def other(self, api: Api[Any, Any], version: int, **fields: Any) -> Any:
-        """Asks something else, for what comes next; nothing is noted."""
+        """Send a request of another API as a preparation; its answer is not compared."""
         client = self._admin or self._client
         return client.ask(api, version, build(api.request.shape, fields))
 
     def until_ready(self, ask: Callable[[], tuple[int, Any]]) -> Any:
-        """Asks until the code is none of those with which a coordinator says that it is
-        not ready.
+        """Repeat a request until its error code is none of those by which a coordinator
+        reports that it is not ready.
         """
         until = time.monotonic() + _PATIENCE_S
         while True:
@@ -190,8 +190,8 @@ class Asker:
     # -- what scripts need
 
     def topic(self, suffix: str = "", partitions: int = 2, **config: str) -> str:
-        """Makes a topic, and returns its name once it can be written to. Its records
-        stay, however old they are.
+        """Create a topic, and return its name once it accepts records. The topic keeps
+        its records, however old they are.
         """
         name = f"{self.name}{suffix}"
         config = {"retention_ms": "-1", **config}
@@ -211,8 +211,8 @@ class Asker:
         return name
 
     def wait_for(self, name: str, partitions: int) -> bytes:
-        """The id of a topic, once the broker leads all its partitions: what it says of
-        itself may come before.
+        """Return the id of a topic, once the broker leads all its partitions: the broker
+        may describe the topic earlier.
         """
         until = time.monotonic() + _PATIENCE_S
         asked = [

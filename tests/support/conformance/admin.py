@@ -1,4 +1,4 @@
-"""What is asked of topics, settings, the cluster and access."""
+"""Requests about topics, settings, the cluster and access."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ KNOWN = [
 
 
 def api_versions(asker: Asker) -> None:
-    """What is served is compared in a table of its own, see report.py; here is how it
-    is told.
+    """report.py compares the served versions in a table of its own; this script checks
+    how they are reported.
     """
     named = {"client_software_name": "tests", "client_software_version": "1.0"}
     steps: list[tuple[str, dict[str, Any]]] = [("asked", named)]

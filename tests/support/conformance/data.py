@@ -1,4 +1,4 @@
-"""What is asked of produce, fetch, and of offsets of logs."""
+"""Requests to produce, fetch, and list offsets of logs."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def batch(*values: bytes, time_ms: int = NOW_MS, **more: Any) -> bytes:
 
 
 def _with(records: bytes, position: int, form: str, value: int) -> bytes:
-    """A batch with another number at a position behind its CRC, and the CRC that then
-    fits.
+    """Return a batch with another number at a position after its CRC, and the matching
+    CRC.
     """
     from crc32c import crc32c
 
@@ -322,7 +322,7 @@ def metadata(asker: Asker) -> None:
     ask("no topic", [])
     step, noted = (
         asker.noted.pop()
-    )  # in version 0 it means all topics, also those of other scripts
+    )  # in version 0 it means all topics, including topics of other scripts
     asker.noted.append(
         (
             step,

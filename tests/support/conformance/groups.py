@@ -1,4 +1,4 @@
-"""What is asked of groups of both protocols, and of their offsets."""
+"""Requests to groups of both protocols, and about their offsets."""
 
 from __future__ import annotations
 
@@ -389,8 +389,8 @@ def _beaten(asker: Asker, group_id: str) -> None:
 
 
 def consumer_group_heartbeat(asker: Asker) -> None:
-    """Its steps are in test_interop_consumer_groups.py; here are both versions, and
-    what is refused.
+    """test_interop_consumer_groups.py tests the steps of this protocol; this script
+    covers both versions, and refused requests.
     """
     group_id = asker.name
     _beaten(asker, group_id)

@@ -1,9 +1,9 @@
-"""Where our answers differ from those of a broker of Kafka's, and why: asked, compared,
-and written as a page.
+"""Compares our answers with the answers of a Kafka broker, explains each difference, and
+writes both as a page.
 
 Kafka's answers are kept in tests/data/kafka/answers.json.gz, so that each run of the
-tests compares with them. Who has Java asks again: `make interop` does, and writes that
-file and docs/conformance.md.
+tests compares with them. On a machine with Java, `make interop` queries Kafka again, and
+writes that file and docs/conformance.md.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ SETTINGS: dict[str, Any] = {
 Answers = dict[str, list[tuple[str, Any]]]
 
 _SESSIONS = "fetch sessions are not kept: each fetch names its partitions, which every client accepts"
-#: (API, step) -> why our answer is another. A step that ends in * stands for all that
-#: begin so.
+#: (API, step) -> the reason why our answer differs. A step that ends in * covers every
+#: step with that prefix.
 REASONS: Mapping[tuple[str, str], str] = {
     (
         "Produce",
@@ -82,7 +82,7 @@ REASONS: Mapping[tuple[str, str], str] = {
         "an empty group id",
     ): "Kafka takes it, and refuses each commit of that group",
 }
-#: APIs of Kafka 4.1 that we do not serve: by key, what they are and why not.
+#: APIs of Kafka 4.1 that we do not serve: by key, the name of the API and the reason.
 NOT_SERVED: Mapping[str, str] = {
     "34": "AlterReplicaLogDirs: a broker has one directory",
     "38-41": "delegation tokens",
@@ -145,7 +145,7 @@ def ask_all(
 
 
 def _draw_producer_id(port: int) -> None:
-    """The first id of a broker is 0, which could not be told from none."""
+    """The first id of a broker is 0, which is indistinguishable from no id."""
     asker = Asker(port, wire.INIT_PRODUCER_ID, wire.INIT_PRODUCER_ID.max_version)
     try:
         asker.other(

@@ -1,4 +1,4 @@
-"""What is asked of transactions and their producers."""
+"""Requests about transactions and their producers."""
 
 from __future__ import annotations
 
