@@ -6,6 +6,7 @@ appends to the same log, the second change must not begin inside the first one.
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -110,3 +111,16 @@ def test_append_after_interrupted_exit_of_generator_succeeds(
     monkeypatch.undo()
     assert log.append(b"second").offset == 1
     assert values(log) == [b"first", b"second"]
+
+
+def test_append_leaves_no_reference_cycle(log: logcore.Log) -> None:
+    """A cycle of frames kept the writer and its views until a full collection."""
+    log.append(b"second")
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(10):
+            log.append(b"more")
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

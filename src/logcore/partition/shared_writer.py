@@ -123,7 +123,7 @@ class SharedLock:
     # -- as a lock ---------------------------------------------------------------------
 
     def __enter__(self) -> bool:
-        return self.acquire()
+        return self._acquire(True, _holder_above(inspect.currentframe()))
 
     def __exit__(
         self,
@@ -145,11 +145,14 @@ class SharedLock:
             StorageReadError, CorruptLogError and others of open_partition(): the state
                 could not be brought up to date.
         """
+        return self._acquire(blocking, _holder_above(inspect.currentframe()))
+
+    def _acquire(self, blocking: bool, holder: FrameType) -> bool:
         thread = threading.get_ident()
         former = self._frames.get(thread)
         if former is not None:
             # The earlier change is unfinished, and another inside it would corrupt it.
-            if _is_running(former):
+            if _is_above(former, inspect.currentframe()):
                 raise LogLockedError(
                     "this thread is changing the log already; "
                     "a signal handler or finalizer cannot write to it",
@@ -158,7 +161,7 @@ class SharedLock:
             # The earlier frame has ended: Ctrl-C came at the entry of __exit__().
             if self._mutex._is_owned():
                 self.release()
-        self._frames[thread] = _holding_frame()
+        self._frames[thread] = holder
         # Threads first, then processes, because record locks do not exclude threads.
         if not self._mutex.acquire(blocking):
             self._frames.pop(thread, None)
@@ -171,7 +174,7 @@ class SharedLock:
                 self._give()
                 return False
             self._has_turn = True
-            # look() returns the same objects while the file is unchanged, so the usual
+            # The call returns the same objects while the file is unchanged, so the usual
             # case costs one read.
             note, synced = self._turn.look()
             if note is not self._note or synced is not self._synced:
@@ -588,31 +591,32 @@ def say_deleted(fs: FS, handle: int, key: Key, path: str) -> None:
         turn.give()
 
 
-def _holding_frame() -> FrameType:
-    """Return the frame outside of this file whose `with` block will hold the lock.
+# A function that kept its own frame in a variable would leave a reference cycle.
+
+
+def _holder_above(frame: FrameType | None) -> FrameType:
+    """Return the frame whose `with` block will hold the lock that `frame` acquires.
 
     A generator that contextlib entered is suspended, and on no stack, while the block
     of its caller runs. The result is then the frame of that caller.
     """
-    frame = inspect.currentframe()
-    assert frame is not None, "Python has no frames"
-    found: FrameType = frame
-    skipped = (__file__, contextlib.__file__)
-    while found.f_back is not None:
-        parent = found.f_back
-        is_entered = (
-            found.f_code.co_flags & inspect.CO_GENERATOR
-            and parent.f_code.co_filename == contextlib.__file__
-        )
-        if not is_entered and found.f_code.co_filename not in skipped:
-            return found
-        found = parent
-    return found
+    assert frame is not None and frame.f_back is not None, "nothing called the lock"
+    holder = frame.f_back
+    while True:
+        is_generator = holder.f_code.co_flags & inspect.CO_GENERATOR
+        is_contextlib = holder.f_code.co_filename == contextlib.__file__
+        if not (is_generator or is_contextlib):  # the usual case
+            return holder
+        above = holder.f_back
+        if above is None:
+            return holder
+        if is_generator and above.f_code.co_filename != contextlib.__file__:
+            return holder
+        holder = above
 
 
-def _is_running(frame: FrameType) -> bool:
-    """Return whether `frame` is on the stack of the calling thread."""
-    caller = inspect.currentframe()
-    while caller is not None and caller is not frame:
-        caller = caller.f_back
-    return caller is not None
+def _is_above(frame: FrameType, start: FrameType | None) -> bool:
+    """Return whether `frame` is `start` or one of its callers."""
+    while start is not None and start is not frame:
+        start = start.f_back
+    return start is not None
