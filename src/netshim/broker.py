@@ -286,11 +286,14 @@ class Broker:
         def complete(value: Any) -> Any:
             if isinstance(value, CloseConnection):
                 return value
-            if value is not None and not isinstance(value, Exception):
-                for step in steps:
-                    value = step(value)
-            if state.security.quotas.keys:
-                value = throttling.throttle(value, call, size, used_ns, state)
+            try:
+                if value is not None and not isinstance(value, Exception):
+                    for step in steps:
+                        value = step(value)
+                if state.security.quotas.keys:
+                    value = throttling.throttle(value, call, size, used_ns, state)
+            except Exception as error:  # without a response, the client would wait
+                return error
             return value
 
         return response, complete

@@ -263,7 +263,7 @@ class _Peer(asyncio.BufferedProtocol):
     def is_unauthenticated(self) -> bool:
         """Whether the client must still authenticate."""
         if self.session is None:
-            return self.listener.uses_tls
+            return self.listener.uses_tls or self.listener.uses_sasl
         return self.session.gate is not None and not self.session.gate.is_open
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -465,7 +465,12 @@ class _TlsListening:
                 continue
             peer = _Peer(server, self._listener)
             peer.address = str(address[0])
-            delay_s = server.admit(peer)
+            try:
+                delay_s = server.admit(peer)
+            except Exception:  # the listener must not end with it
+                server.say(logging.ERROR, "accept", "an internal error", error=True)
+                peer.discard(sock)
+                continue
             if delay_s is None:
                 peer.handshake = server.loop.create_task(peer.shake_hands(sock))
             else:

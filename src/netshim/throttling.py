@@ -124,7 +124,8 @@ def _changed_partitions(topic: Any, call: Call, state: BrokerState) -> int:
             return len(topic.assignments)
         if topic.num_partitions < 0:
             return state.settings.num_partitions
-        return int(topic.num_partitions)
+        # The handler refuses more, and a refused number must not fill the quota.
+        return min(int(topic.num_partitions), state.settings.max_partitions_per_request)
     name = topic
     if not isinstance(topic, str):
         name = topic.name

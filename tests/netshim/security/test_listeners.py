@@ -197,6 +197,21 @@ def test_half_open_handshakes_do_not_stop_others(
             assert time.monotonic() < deadline_s, "the connections were not released"
 
 
+def test_idle_logins_without_tls_count_as_unauthenticated(tmp_path: Path) -> None:
+    security = netshim.SecuritySettings(mechanisms=("PLAIN",))
+    listeners = ["SASL_PLAINTEXT://127.0.0.1:0"]
+    with netshim.serve(
+        tmp_path / "data", listeners=listeners, security=security
+    ) as server:
+        address = "127.0.0.1", server.port
+        opened = [socket.create_connection(address, timeout=60) for _ in range(257)]
+        try:
+            assert is_closed(opened[-1])
+        finally:
+            for sock in opened:
+                sock.close()
+
+
 def test_large_frame_before_authentication_closes(kafka_secured: SecuredKafka) -> None:
     with encrypted(kafka_secured) as sock:
         sock.sendall((524_289).to_bytes(4, "big"))
