@@ -628,6 +628,12 @@ class Server:
         self.workload = Workload(self.settings.max_requests_in_work, self.budget)
         if self._tls is not None:
             self.tls_context = self._tls.context()
+        self.security = Security(
+            self._security_settings,
+            open_store=partial(SecurityStore, self.path, self._fs),
+            random=self._fs.random_bytes,
+            wall_ms=self._clock.now_ms,
+        )
         self._pool = ThreadPoolExecutor(
             _SYNC_THREADS, thread_name_prefix="netshim-disk"
         )
@@ -643,12 +649,6 @@ class Server:
             self._logins.shutdown()
             raise
         try:
-            self.security = Security(
-                self._security_settings,
-                open_store=partial(SecurityStore, self.path, self._fs),
-                random=self._fs.random_bytes,
-                wall_ms=self._clock.now_ms,
-            )
             facts = await self.loop.run_in_executor(self._pool, self._read_security)
             if facts is not None:
                 self.security.publish(facts)
