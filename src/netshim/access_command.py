@@ -25,6 +25,7 @@ from netshim.security.acls import (
     Permission,
     ResourceType,
 )
+from netshim.security.sasl import MOST_PASSWORD_BYTES
 from netshim.security.stored import (
     DEFAULT,
     OPERATION_NAMES,
@@ -95,15 +96,18 @@ def add_user(
     if not name or "\0" in name:
         raise InvalidConfigError("user name", expected="a name", found=repr(name))
     if password_file is not None:
-        lines = Path(password_file).read_text("utf-8").splitlines()
-        password = lines[0] if lines else ""
+        data = Path(password_file).read_bytes()
+        password = data.partition(b"\n")[0].rstrip(b"\r").decode(errors="replace")
     else:
         password = click.prompt(
             f"Password of {name}", hide_input=True, confirmation_prompt=True
         )
-    if not password or "\0" in password:
+    is_text = "\0" not in password and "\ufffd" not in password
+    if not is_text or not 0 < len(password.encode()) <= MOST_PASSWORD_BYTES:
         raise InvalidConfigError(
-            "password", expected="at least one character, no NUL", found="another"
+            "password",
+            expected=f"UTF-8 without NUL, 1 to {MOST_PASSWORD_BYTES} bytes",
+            found="another",
         )
     changes: dict[str, scram.Credential | None] = {}
     for mechanism in scram.HASHES:

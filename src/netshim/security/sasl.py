@@ -30,7 +30,7 @@ MECHANISMS: Final = (PLAIN, *scram.HASHES, OAUTHBEARER)
 #: How long a correct password of PLAIN is remembered.
 _REMEMBER_MS: Final = 60_000
 _MOST_REMEMBERED: Final = 10_000
-_MOST_PASSWORD_BYTES: Final = 1_024
+MOST_PASSWORD_BYTES: Final = 1_024
 _MOST_TOKEN_BYTES: Final = 64 << 10
 
 
@@ -190,7 +190,7 @@ class _Plain:
     mechanism: str = PLAIN
 
     def step(self, token: bytes, now_ms: int) -> Step:
-        if len(token) > 4 * _MOST_PASSWORD_BYTES:
+        if len(token) > 4 * MOST_PASSWORD_BYTES:
             return Rejected(f"a token of {len(token)} bytes")
         try:
             authorization_id, user, password = token.decode().split("\0")
@@ -198,7 +198,7 @@ class _Plain:
             return Rejected("the token has not the form of RFC 4616")
         if not user or not password or authorization_id not in ("", user):
             return Rejected("an empty name or password, or another authorization id")
-        if len(password.encode()) > _MOST_PASSWORD_BYTES:
+        if len(password.encode()) > MOST_PASSWORD_BYTES:
             return Rejected("a password that is too long", user)
         mechanism = next(
             (

@@ -150,9 +150,9 @@ class Security:
         is_old = self._loaded_ms is None or now_ms - self._loaded_ms >= _RELOAD_MS
         if not is_old and not self._store.has_changed():
             return None
-        facts = self._store.load()
+        # Set first, so that a load that fails is not repeated at every call.
         self._loaded_ms = now_ms
-        return facts
+        return self._store.load()
 
     def close(self) -> None:
         """Close the store's watch."""

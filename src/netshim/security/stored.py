@@ -116,6 +116,9 @@ class SecurityStore:
         """
         self._registry = open_registry(directory, fs=cast("SharedFS", fs))
         self._watch: FileWatch | None = None
+        #: The parents of the watched nodes.
+        self._watched: list[str] = []
+        self._is_new_watch = False
 
     # -- reading -----------------------------------------------------------------------
 
@@ -171,7 +174,7 @@ class SecurityStore:
 
     def has_changed(self) -> bool:
         """Return whether something may have changed since load(). Does not block."""
-        return self._watch is None or self._watch.wait(0)
+        return self._watch is None or self._is_new_watch or self._watch.wait(0)
 
     def close(self) -> None:
         """Close the registry."""
@@ -180,13 +183,21 @@ class SecurityStore:
             self._watch = None
         self._registry.close()
 
-    def _watch_again(self, parents: Iterable[str]) -> None:
-        before = self._watch
-        # Armed before the old one is closed, and compared with the nodes by the next
-        # load(): a change in between is reported by one of the two.
+    def _watch_again(self, parents: list[str]) -> None:
+        """Watch the nodes that load() has read.
+
+        An unchanged watch reports changes since the load began. After a new watch, a
+        change between the load and the watch would be missed, so has_changed() is True
+        once more.
+        """
+        if parents == self._watched and self._watch is not None:
+            self._is_new_watch = False
+            return
+        if self._watch is not None:
+            self._watch.close()
         self._watch = self._registry.watch((), children=parents)
-        if before is not None:
-            before.close()
+        self._watched = parents
+        self._is_new_watch = True
 
     def _config(self, path: str) -> Mapping[str, str]:
         try:

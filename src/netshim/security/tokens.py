@@ -12,6 +12,7 @@ Rules:
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 import urllib.error
@@ -25,6 +26,7 @@ import attrs
 from logcore.errors import InvalidConfigError
 from netshim.security.sasl import Accepted, Rejected
 
+_log = logging.getLogger("netshim")
 _ALGORITHMS: Final = (
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512",
     "EdDSA",
@@ -118,7 +120,15 @@ class JwtVerifier:
                     "verify_iat": False,
                 },
             )
-        except (jwt.PyJWTError, OSError, ValueError, RecursionError) as error:
+        except (
+            jwt.PyJWTError,
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             return Rejected(f"{type(error).__name__}: {error}")
         return self._checked(claims, now_ms / 1000)
 
@@ -144,8 +154,13 @@ class JwtVerifier:
             may_try = self._tried_s is None or now_s - self._tried_s > _AGAIN_S
             if may_try and (is_old or key_id not in self._keys):
                 self._tried_s = now_s
-                self._read()
-                self._read_s = now_s
+                try:
+                    self._read()
+                    self._read_s = now_s
+                except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                    if not self._keys:
+                        raise
+                    _log.exception("the former keys of %s remain in use", self.jwks)
             if key_id is None and len(self._keys) == 1:
                 return next(iter(self._keys.values()))
             return self._keys.get(key_id)

@@ -56,10 +56,10 @@ def test_password_is_replaced_by_a_second_add(data: Path, tmp_path: Path) -> Non
     assert stored(data).users["alice"]["SCRAM-SHA-256"].salt != before.salt
 
 
-@pytest.mark.parametrize("text", ["", "\n", "a\0b\n"])
-def test_unusable_password_is_refused(data: Path, tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("text", [b"", b"\n", b"a\0b\n", b"\xff\n", b"x" * 1_025])
+def test_unusable_password_is_refused(data: Path, tmp_path: Path, text: bytes) -> None:
     file = tmp_path / "password"
-    file.write_text(text)
+    file.write_bytes(text)
     run("user", "add", data, "alice", "--password-file", file, code=2)
 
 

@@ -145,6 +145,20 @@ def test_failing_download_is_not_repeated_at_each_login() -> None:
     assert len(calls) == 1 or time.monotonic() - began_s > 10
 
 
+def test_former_keys_remain_in_use_if_they_cannot_be_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = [jwks().encode(), b'{"other": 1}']
+    verifier = JwtVerifier(
+        "https://example.com/keys", download=lambda _: answers.pop(0)
+    )
+    assert isinstance(verifier.verify(token({"aud": None}), NOW_MS), Accepted)
+    later_s = time.monotonic() + 4_000
+    monkeypatch.setattr("netshim.security.tokens.time.monotonic", lambda: later_s)
+    assert isinstance(verifier.verify(token({"aud": None}), NOW_MS), Accepted)
+    assert answers == []
+
+
 @pytest.mark.parametrize("source", ["http://example.com/keys", "ftp://x/y"])
 def test_keys_come_by_https_or_from_a_file(source: str) -> None:
     with pytest.raises(InvalidConfigError):
