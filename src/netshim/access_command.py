@@ -341,14 +341,14 @@ def _entity(options: dict[str, object]) -> Entity:
         if options[f"{kind}_default"]:
             name = DEFAULT
         names.append(None if name is None else str(name))
-    who, client_id, address = names
-    if not any(names) or (address is not None and (who or client_id)):
+    user_name, client_id, address = names
+    if not any(names) or (address is not None and (user_name or client_id)):
         raise InvalidConfigError(
             "entity",
             expected="--user, --client-id or both; or --ip",
             found="another combination",
         )
-    return who, client_id, address
+    return user_name, client_id, address
 
 
 @quota.command("set")

@@ -23,8 +23,8 @@ from support.tasks import frame, source
 
 QUERY = "5a0c3a4e-query"
 PARTITIONS = 2
-#: Of each batch, how many rows a partition gets, and how many bytes each row of the
-#: first half and of the second half has: below what a task may carry, above it, and both.
+#: For each batch: rows per partition, bytes of each row in the first half, and bytes of
+#: each row in the second half. The sizes are below the limit of a task, above it, and both.
 BATCHES = ((5, 10, 10), (12, 90, 90), (12, 10, 90))
 CARRY_BYTES = 400
 TYPES = sql.StructType(

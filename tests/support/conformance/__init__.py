@@ -113,8 +113,9 @@ def _masked(value: Any) -> Any:
 
 
 class Asker:
-    """Sends requests of one API in one version to one broker. noted: list of
-    (step, answer), in the order of the requests.
+    """Sends requests of one API in one version to one broker.
+
+    The answers are recorded as a list of (step, answer), in the order of the requests.
     """
 
     def __init__(
