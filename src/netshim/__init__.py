@@ -10,6 +10,7 @@ Inside a running event loop: `async with netshim.Server("data") as server`. From
 shell: `netshim serve data`. docs/netshim.md lists the requests that it answers.
 """
 
+import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,6 +19,18 @@ if TYPE_CHECKING:
     from netshim.server import Server
     from netshim.server_thread import ServerThread, serve
     from netshim.settings import Settings
+
+#: Public names with their modules, which are imported at the first use: pytest imports
+#: this package in every run for its fixtures, and most runs start no broker.
+_MODULES = {
+    "Listener": "listeners",
+    "SecuritySettings": "security.service",
+    "Server": "server",
+    "ServerThread": "server_thread",
+    "Settings": "settings",
+    "TlsSettings": "listeners",
+    "serve": "server_thread",
+}
 
 __all__ = [
     "Listener",
@@ -31,9 +44,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # Imports at the first use: pytest imports this package in every run for its
-    # fixtures, and most runs start no broker.
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import logcore
 
@@ -42,6 +53,5 @@ def __getattr__(name: str) -> object:
             "the installed package 'logcore' is an unrelated logging library. "
             "Run: pip uninstall -y logcore logcore-db; pip install logcore-db"
         )
-    from netshim import server_thread
-
-    return getattr(server_thread, name)
+    module = importlib.import_module(f"netshim.{_MODULES[name]}")
+    return getattr(module, name)

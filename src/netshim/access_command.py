@@ -39,7 +39,6 @@ _DIRECTORY: Final = click.argument(
 _OPERATIONS: Final = {
     name.lower(): operation for operation, name in OPERATION_NAMES.items()
 }
-_SALT_BYTES: Final = 24
 
 
 @contextlib.contextmanager
@@ -109,13 +108,9 @@ def add_user(
             expected=f"UTF-8 without NUL, 1 to {MOST_PASSWORD_BYTES} bytes",
             found="another",
         )
-    changes: dict[str, scram.Credential | None] = {}
-    for mechanism in scram.HASHES:
-        salt = os.urandom(_SALT_BYTES)
-        salted = scram.salted_password(mechanism, password, salt, iterations)
-        changes[mechanism] = scram.credential_of(mechanism, salted, salt, iterations)
+    credentials = scram.credentials_of(password, iterations, os.urandom)
     with _opened(directory, creates=True) as store:
-        store.set_credentials(name, changes)
+        store.set_credentials(name, credentials)
     click.echo(f"user {name}: {', '.join(scram.HASHES)}")
 
 

@@ -135,15 +135,8 @@ class SecuredKafka(Kafka):
         """
         if password is None:
             password = os.urandom(12).hex()
-        changes: dict[str, scram.Credential | None] = {}
-        for mechanism in scram.HASHES:
-            salt = os.urandom(scram.SALT_BYTES)
-            iterations = scram.LEAST_ITERATIONS
-            salted = scram.salted_password(mechanism, password, salt, iterations)
-            changes[mechanism] = scram.credential_of(
-                mechanism, salted, salt, iterations
-            )
-        self._change(lambda store: store.set_credentials(name, changes))
+        credentials = scram.credentials_of(password, scram.LEAST_ITERATIONS, os.urandom)
+        self._change(lambda store: store.set_credentials(name, credentials))
         self._passwords[name] = password
         return password
 

@@ -15,21 +15,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from logcore import LogDir
-from netshim.listeners import Listener, TlsSettings
-from netshim.security.service import SecuritySettings
 from netshim.server import Server, loop_factory
-from netshim.settings import Settings
-
-#: The public names of the package.
-__all__ = [
-    "Listener",
-    "SecuritySettings",
-    "Server",
-    "ServerThread",
-    "Settings",
-    "TlsSettings",
-    "serve",
-]
 
 _T = TypeVar("_T")
 

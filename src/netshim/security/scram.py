@@ -15,6 +15,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+from collections.abc import Callable
 from typing import Final
 
 import attrs
@@ -63,6 +64,21 @@ def credential_of(
         server_key=hmac.digest(salted, b"Server Key", name),
         iterations=iterations,
     )
+
+
+def credentials_of(
+    password: str, iterations: int, random: Callable[[int], bytes]
+) -> dict[str, Credential]:
+    """Return credentials for a password, one for each mechanism.
+
+    `random` returns that many random bytes, for the salts.
+    """
+    found = {}
+    for mechanism in HASHES:
+        salt = random(SALT_BYTES)
+        salted = salted_password(mechanism, password, salt, iterations)
+        found[mechanism] = credential_of(mechanism, salted, salt, iterations)
+    return found
 
 
 def made_up_credential(
