@@ -12,6 +12,7 @@ import pytest
 
 import logcore
 from logcore.consumer import TopicPartition
+from logcore.consumer.assignment import Assignment
 from logcore.errors import ConsumerStateError, InvalidConfigError
 from logcore.kernels import TopicRecord
 from logcore.legacy import Blacklist, Stream, Whitelist
@@ -176,6 +177,28 @@ def test_request_for_the_next_record_finishes_the_last(data: LogDir) -> None:
         stored = observer.committed([("u", 0)])[TopicPartition("u", 0)]
     assert stored is not None
     assert stored.offset >= 3
+
+
+def test_stream_ends_while_shutdown_closes_its_consumer(
+    data: LogDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread asks for a record at that moment, finds the consumer busy, and ends."""
+    fill(data, "u", 1)
+    connector = data.connector("g", auto_offset_reset="earliest")
+    stream = connector.create_message_streams({"u": 1})["u"][0]
+    assert next(stream).offset == 0
+    rest: list[list[TopicRecord]] = []
+    leave = Assignment.leave
+
+    def leave_slowly(assignment: Assignment, timeout: float | None) -> None:
+        reading = threading.Thread(target=lambda: rest.append(list(stream)))
+        reading.start()
+        reading.join()
+        leave(assignment, timeout)
+
+    monkeypatch.setattr(Assignment, "leave", leave_slowly)
+    connector.shutdown()
+    assert rest == [[]]
 
 
 def test_failed_stream_continues_at_the_same_record(data: LogDir) -> None:

@@ -33,7 +33,7 @@ import attrs
 from logcore.consumer.consumer import Consumer
 from logcore.consumer.registry_identity import Registration
 from logcore.consumer.settings import ConsumerOptions, topic_pattern
-from logcore.errors import ConsumerStateError, InvalidConfigError
+from logcore.errors import ConsumerBusyError, ConsumerStateError, InvalidConfigError
 from logcore.kernels import TopicRecord
 from logcore.registry.paths import Pattern
 
@@ -108,7 +108,10 @@ class Stream:
             self._records = iter(self._consumer)  # the same record is tried again
             raise
         if self._is_over:
-            self._consumer.close()  # what was handed out is finished, for the next was asked for
+            # The caller asked for the next record, so it has finished the last one. If
+            # the consumer is busy, shutdown() is closing it at this moment.
+            with contextlib.suppress(ConsumerBusyError):
+                self._consumer.close()
         raise StopIteration
 
     def commit(self) -> None:
