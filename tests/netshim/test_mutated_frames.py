@@ -54,7 +54,9 @@ def errors() -> Iterator[Errors]:
         each.setLevel(level)
 
 
-def run_world(seed: int, strangers: int, errors: Errors) -> World:
+def run_world(
+    seed: int, strangers: int, errors: Errors, *, is_secured: bool = False
+) -> World:
     """Run a world. With an odd seed, requests of more than three partitions are
     processed in chunks.
     """
@@ -62,7 +64,7 @@ def run_world(seed: int, strangers: int, errors: Errors) -> World:
     with pytest.MonkeyPatch.context() as patch:
         if seed % 2:
             patch.setattr(scheduling, "PIECE", 3)
-        world = World(seed, strangers, errors)
+        world = World(seed, strangers, errors, is_secured=is_secured)
         try:
             world.live()
         except Exception as error:
@@ -74,13 +76,21 @@ def run_world(seed: int, strangers: int, errors: Errors) -> World:
     return world
 
 
-@pytest.mark.parametrize("seed", range(11, 18))
+@pytest.mark.parametrize("seed", range(11, 17))
 def test_mutated_frames_harm_neither_the_broker_nor_other_clients(
     seed: int, errors: Errors
 ) -> None:
     world = run_world(seed, 10, errors)
     assert world.met["answered"] > 10_000, world.met
     assert world.met["cut"] > 5_000, world.met
+    assert world.honest.rounds > 50
+
+
+def test_mutated_frames_do_not_pass_access_control(errors: Errors) -> None:
+    """Some strangers have not logged in, and some copy the honest client's requests."""
+    world = run_world(17, 10, errors, is_secured=True)
+    assert world.met["answered"] > 10_000, world.met
+    assert world.met["unknown, cut"] > 1_000, world.met
     assert world.honest.rounds > 50
 
 
@@ -120,7 +130,8 @@ def test_hundred_million_mutated_frames(errors: Errors) -> None:
     before = kept["frames"]
     first_bytes = 0
     while kept["frames"] < GOAL and time.perf_counter() - began < SECONDS:
-        world = run_world(kept["seed"], 100, errors)
+        seed = kept["seed"]
+        world = run_world(seed, 100, errors, is_secured=seed % 4 < 2)
         kept["seed"] += 1
         kept["frames"] += world.frames
         kept["rounds"] += world.honest.rounds

@@ -1,6 +1,10 @@
 """A whole broker without sockets, strangers that send changed frames to it, and one
 honest client.
 
+With `is_secured`, users log in, and access control lists and quotas are enforced. Some
+strangers have not logged in, the others are one user, who may do nothing to the
+resources of the honest client. So they also send changed copies of its requests.
+
 The broker is on a simulated disk, and time is a number. The scripts of
 support/conformance/ talk to it: they send requests of every API in every version that is
 served, with topics, groups, members and transactions that exist. Strangers then send
@@ -38,13 +42,27 @@ from logcore.testing import SimulatedDisk
 from netshim import wire
 from netshim.broker import Broker
 from netshim.connection import Budget, Connection, Workload
+from netshim.handlers.authentication import SaslGate
 from netshim.scheduling import CloseConnection
-from netshim.session import ClientSession
+from netshim.security import scram
+from netshim.security.acls import (
+    CLUSTER_NAME,
+    WILDCARD,
+    Acl,
+    AclOperation,
+    Pattern,
+    Permission,
+    ResourceType,
+)
+from netshim.security.quotas import CLIENT_KEYS
+from netshim.security.service import Security, SecuritySettings
+from netshim.security.stored import DEFAULT, SecurityStore
+from netshim.session import UNAUTHENTICATED_BYTES, ClientSession
 from netshim.settings import Settings
 from netshim.wire.codec import Api
 from support.conformance import Asker, Script, build
 from support.conformance.report import SCRIPTS, served
-from support.hostileframes import Variants
+from support.hostileframes import Variants, changed
 
 PATH = "/data"
 #: How long a script waits for an answer, in the broker's time, and how much of that
@@ -63,6 +81,21 @@ _FRAME_BYTES = 64 << 20
 _MOST_PARKED = 40
 #: Start of the time of records: the scripts' batches are of that day.
 _T0_MS = 1_767_225_600_000
+#: The users of a world with security, and their password.
+_HONEST = "honest"
+_STRANGER = "stranger"
+_PASSWORD = "a password"
+#: All names of the honest client's resources end with this.
+_HONEST_NAME = "of-the-honest-client"
+#: One stranger in so many has not logged in.
+_UNKNOWN_SHARE = 5
+#: Operations on the cluster by which a stranger could reach all resources, or slow
+#: everyone down.
+_POWERFUL = (
+    AclOperation.ALTER,
+    AclOperation.ALTER_CONFIGS,
+    AclOperation.CLUSTER_ACTION,
+)
 
 
 class Harm(AssertionError):
@@ -80,22 +113,137 @@ class Errors(logging.Handler):
         self.found.append(self.format(record))
 
 
-class Line:
-    """A connection to the broker, and the answers that came back on it."""
+def _rules() -> list[Acl]:
+    """The stranger may do everything, but nothing to resources of the honest client."""
 
-    def __init__(self, world: World) -> None:
+    def rule(
+        kind: ResourceType,
+        pattern: Pattern,
+        name: str,
+        operation: AclOperation,
+        permission: Permission,
+    ) -> Acl:
+        return Acl(
+            kind, pattern, name, f"User:{_STRANGER}", WILDCARD, operation, permission
+        )
+
+    rules = [
+        rule(
+            ResourceType.CLUSTER,
+            Pattern.LITERAL,
+            CLUSTER_NAME,
+            operation,
+            Permission.ALLOW,
+        )
+        for operation in AclOperation
+        if operation > AclOperation.ALL and operation not in _POWERFUL
+    ]
+    for kind, prefix in (
+        (ResourceType.TOPIC, ""),
+        (ResourceType.GROUP, "group-"),
+        (ResourceType.TRANSACTIONAL_ID, "id-"),
+    ):
+        everything = AclOperation.ALL
+        rules.append(
+            rule(kind, Pattern.LITERAL, WILDCARD, everything, Permission.ALLOW)
+        )
+        rules.append(
+            rule(
+                kind,
+                Pattern.PREFIXED,
+                prefix + _HONEST_NAME,
+                everything,
+                Permission.DENY,
+            )
+        )
+    return rules
+
+
+def _login_frames() -> list[bytes]:
+    """Requests of clients that try to log in and do not know the password."""
+    frames = []
+    tokens = [
+        f"\0{_HONEST}\0wrong".encode(),
+        f"n,,n={_HONEST},r={'r' * 24}".encode(),
+        b"c=biws,r=" + b"r" * 48 + b",p=" + b"A" * 43 + b"=",
+    ]
+    for mechanism in ("PLAIN", *scram.HASHES):
+        chosen = wire.SASL_HANDSHAKE.Request(mechanism=mechanism)
+        frames += [
+            wire.encode_request(wire.SASL_HANDSHAKE, version, 7, "test", chosen)[4:]
+            for version in (0, 1)
+        ]
+    for token in tokens:
+        passed = wire.SASL_AUTHENTICATE.Request(auth_bytes=token)
+        frames += [
+            wire.encode_request(wire.SASL_AUTHENTICATE, version, 7, "test", passed)[4:]
+            for version in (0, 1, 2)
+        ]
+    return [*frames, *tokens]
+
+
+def _security(disk: SimulatedDisk) -> Security:
+    """Two users, the rules of the strangers, and quotas that nobody reaches."""
+    settings = SecuritySettings(
+        mechanisms=("PLAIN", *scram.HASHES),
+        super_users=(f"User:{_HONEST}",),
+        enforces_acls=True,
+    )
+    security = Security(
+        settings,
+        open_store=lambda: SecurityStore(PATH, disk),
+        random=disk.random_bytes,
+        wall_ms=disk.now_ms,
+    )
+    store = security.store()
+    credentials = scram.credentials_of(
+        _PASSWORD, scram.LEAST_ITERATIONS, disk.random_bytes
+    )
+    for user in (_HONEST, _STRANGER):
+        store.set_credentials(user, credentials)
+    store.add_acls(_rules())
+    store.set_quotas((DEFAULT, None, None), dict.fromkeys(CLIENT_KEYS, 1e12))
+    security.publish(store.load())
+    return security
+
+
+class Line:
+    """A connection to the broker, and the answers that came back on it.
+
+    With security, `user` logs in. None: the client does not.
+    """
+
+    def __init__(self, world: World, user: str | None = _STRANGER) -> None:
         self.world = world
+        self.session = ClientSession("127.0.0.1", 9092, "127.0.0.1")
+        self.is_unknown = world.is_secured and user is None
+        if world.is_secured:
+            self.session.gate = SaslGate(self.session, world.broker.state)
+            self.session.frame_limit_bytes = UNAUTHENTICATED_BYTES
         self.asked: deque[tuple[int, int, int]] = (
             deque()
         )  # key, version, correlation id of requests that may be answered
         self.connection = Connection(
-            world.handle,
+            partial(world.broker.handle, self.session),
             world.broker.state.settings,
             world.budget,
             world.workload,
             world.now_ms,
             lambda: None,
+            session=self.session,
         )
+        if world.is_secured and user is not None:
+            self.log_in(user)
+
+    def log_in(self, user: str) -> None:
+        self.ask(
+            wire.SASL_HANDSHAKE, 1, wire.SASL_HANDSHAKE.Request(mechanism="PLAIN")
+        )
+        token = f"\0{user}\0{_PASSWORD}".encode()
+        done = self.ask(
+            wire.SASL_AUTHENTICATE, 1, wire.SASL_AUTHENTICATE.Request(auth_bytes=token)
+        )
+        assert not done.error_code, done
 
     def feed(self, frame: bytes) -> None:
         """Sends one frame. Raises CloseConnection."""
@@ -230,12 +378,14 @@ class Honest:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.line = Line(world)
-        self.topic = "of-the-honest-client"
-        self.group = "group-of-the-honest-client"
+        self.line = Line(world, _HONEST)
+        self.topic = _HONEST_NAME
+        self.group = f"group-{_HONEST_NAME}"
         self.written: list[bytes] = []
         self.decided: list[bytes] = []
         self.rounds = 0
+        #: Requests that were sent last.
+        self.sent: deque[bytes] = deque(maxlen=30)
         self.seen_ms = world.now_ms
         made = {"name": self.topic, "num_partitions": 2, "replication_factor": 1}
         made["configs"] = [{"name": "retention.ms", "value": "-1"}]
@@ -265,7 +415,9 @@ class Honest:
         )
 
     def ask(self, api: Api[Any, Any], version: int, **fields: Any) -> Any:
-        return self.line.ask(api, version, build(api.request.shape, fields))
+        request = build(api.request.shape, fields)
+        self.sent.append(wire.encode_request(api, version, 7, "test", request)[4:])
+        return self.line.ask(api, version, request)
 
     def round(self) -> None:
         """Each answer comes at once, and has the expected content."""
@@ -386,14 +538,22 @@ class World:
     """One broker's life. strangers: changed frames for each frame of a script."""
 
     def __init__(
-        self, seed: int, strangers: int, errors: Errors, durability: str = "os"
+        self,
+        seed: int,
+        strangers: int,
+        errors: Errors,
+        durability: str = "os",
+        *,
+        is_secured: bool = False,
     ) -> None:
+        self.is_secured = is_secured
         self.chance = random.Random(seed)
         self.strangers = strangers
         self.errors = errors
         self.now_ms = _T0_MS
         self.submitted: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
         self.correlation_id = 1_000_000_000
+        self.login_frames = _login_frames()
         self.met: Counter[str] = Counter()
         self.frames = 0
         self.most_bytes = 0
@@ -410,17 +570,18 @@ class World:
         )
         ids = itertools.count()
         self.broker = Broker(
-            self.logdir, settings, self.submit, lambda: f"id-{next(ids)}"
-        )
-        self.handle = partial(
-            self.broker.handle, ClientSession("127.0.0.1", 9092, "127.0.0.1")
+            self.logdir,
+            settings,
+            self.submit,
+            lambda: f"id-{next(ids)}",
+            security=_security(disk) if is_secured else None,
         )
         self.budget = Budget(64 << 20)
         self.workload = Workload(8, self.budget)
         self.broker.tick(self.now_ms)
         self.run()
         self.honest = Honest(self)
-        self.line = Line(self)
+        self.line = self.new_line()
 
     def submit(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
         self.submitted.append((work, done))
@@ -444,11 +605,33 @@ class World:
 
     # -- strangers
 
+    def new_line(self) -> Line:
+        if self.is_secured and not self.chance.randrange(_UNKNOWN_SHARE):
+            return self.unknown_line()
+        return Line(self)
+
+    def unknown_line(self) -> Line:
+        """A client that sends up to two requests of a login, and has not logged in."""
+        while True:
+            line = Line(self, None)
+            try:
+                for _ in range(self.chance.randrange(3)):
+                    self.send_unknown(line, self.chance.choice(self.login_frames))
+                return line
+            except CloseConnection:
+                line.close()
+
     def let_strangers_send(self, frame: bytes) -> None:
-        variants = Variants(frame, self.seen, self.chance)
+        sources = [Variants(frame, self.seen, self.chance)]
+        if self.is_secured and self.honest.sent:
+            honest = self.chance.choice(self.honest.sent)
+            sources.append(Variants(honest, self.seen, self.chance))
         self.seen.append(frame)
-        for _ in range(self.strangers):
-            sent = variants.draw()
+        for number in range(self.strangers):
+            sent = sources[number % len(sources)].draw()
+            if self.line.is_unknown and self.chance.randrange(4):
+                login = self.chance.choice(self.login_frames)
+                sent = changed(login, self.login_frames, self.chance)
             self.frames += 1
             most_before = most_resident_bytes()
             try:
@@ -470,24 +653,49 @@ class World:
         """What became of a frame."""
         line = self.line
         try:
+            if line.is_unknown:
+                self.send_unknown(line, frame)
+                return "unknown"
             line.feed(frame)
             answered = sum(1 for _ in line.answers())
         except CloseConnection:
             self._end(line)
-            return "cut"
+            return "unknown, cut" if line.is_unknown else "cut"
         if line.connection.overdue(self.now_ms) is not None:
             self._end(line)
             return "cut later"
         if not line.connection.is_idle:
             self.parked.append(line)
-            self.line = Line(self)
+            self.line = self.new_line()
             return "waiting"
         return "answered" if answered else "silent"
+
+    def send_unknown(self, line: Line, frame: bytes) -> None:
+        """Send a frame of a client that is not logged in. It reaches no handler.
+
+        The answers are not decoded, because some are tokens without a header.
+
+        Raises CloseConnection.
+        """
+        self.broker.last_asked = "none"
+        try:
+            line.feed(frame)
+        finally:
+            if self.broker.last_asked not in ("none", "ApiVersions"):
+                raise Harm(f"a request reached {self.broker.last_asked} without login")
+        gate = line.session.gate
+        if gate is None or gate.is_open:
+            raise Harm("a client without a password is logged in")
+        while line.connection.take() is not None:
+            pass
+        # A failed login is answered after a delay, and then ends.
+        if line.session.is_ending or not line.connection.is_idle:
+            raise CloseConnection("the login has failed")
 
     def _end(self, line: Line) -> None:
         line.close()
         if line is self.line:
-            self.line = Line(self)
+            self.line = self.new_line()
 
     def round(self) -> None:
         self.pass_time(_ROUND_MS)
