@@ -86,6 +86,12 @@ _UNSYNCED_BYTES: Final = 64 << 20
 
 #: Time for the TLS handshake, and for the authentication after it.
 _HANDSHAKE_S: Final = 10.0
+#: How long the end of a TLS connection waits for the client to confirm it. asyncio's
+#: own limit is 30 s, in which a client that does not answer keeps its connection.
+_GOODBYE_S: Final = 5.0
+#: The same when the broker stops. Clients that read their socket confirm in a
+#: millisecond.
+_STOP_GOODBYE_S: Final = 0.25
 #: Maximum number of connections that are not authenticated yet.
 _MOST_UNAUTHENTICATED: Final = 256
 #: Maximum time that a connection above a quota is held before it is closed.
@@ -190,6 +196,7 @@ class _Peer(asyncio.BufferedProtocol):
                 sock,
                 ssl=server.tls_context,
                 ssl_handshake_timeout=_HANDSHAKE_S,
+                ssl_shutdown_timeout=_GOODBYE_S,
             )
         except OSError as error:
             self._report_handshake(error)
@@ -361,10 +368,12 @@ class _Peer(asyncio.BufferedProtocol):
 
     def close(self) -> None:
         """Close the connection after the bytes that were passed to its transport."""
-        if self.is_open:
-            self.transport.close()
-        else:
+        if not self.is_open:
             self.abort()
+        elif not self.transport.is_closing():
+            # Once only: after a second close(), asyncio's TLS transport cannot be
+            # aborted, and its methods raise AttributeError.
+            self.transport.close()
 
     def abort(self) -> None:
         """Close the connection at once."""
@@ -858,7 +867,11 @@ class Server:
         for peer in list(self._peers):
             peer.close()
         await asyncio.sleep(0)
+        goodbye_s = self.loop.time() + _STOP_GOODBYE_S
         while self._peers and self.loop.time() < self._deadline:
+            has_unread = any(peer.is_open and peer.unread_bytes for peer in self._peers)
+            if not has_unread and self.loop.time() >= goodbye_s:
+                break
             await asyncio.sleep(0.005)
         for peer in list(self._peers):
             peer.abort()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import ssl
+from pathlib import Path
 from typing import Any
 
 from logcore import recordbatch
@@ -44,6 +46,11 @@ class Client:
                 raise EOFError(data)
             data += got
         return data
+
+    def use_tls(self, ca_file: Path) -> None:
+        """Continue with TLS, and check the certificate of `localhost`."""
+        context = ssl.create_default_context(cafile=str(ca_file))
+        self.sock = context.wrap_socket(self.sock, server_hostname="localhost")
 
     def log_in(self, user: str, password: str) -> None:
         """Authenticate with PLAIN."""

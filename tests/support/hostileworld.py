@@ -236,9 +236,7 @@ class Line:
             self.log_in(user)
 
     def log_in(self, user: str) -> None:
-        self.ask(
-            wire.SASL_HANDSHAKE, 1, wire.SASL_HANDSHAKE.Request(mechanism="PLAIN")
-        )
+        self.ask(wire.SASL_HANDSHAKE, 1, wire.SASL_HANDSHAKE.Request(mechanism="PLAIN"))
         token = f"\0{user}\0{_PASSWORD}".encode()
         done = self.ask(
             wire.SASL_AUTHENTICATE, 1, wire.SASL_AUTHENTICATE.Request(auth_bytes=token)

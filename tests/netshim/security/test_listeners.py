@@ -17,6 +17,7 @@ from netshim.listeners import Listener, TlsSettings, check_exposure
 from netshim.secured_testing import SecuredKafka
 from netshim.security.principals import CertificateError, MappingRules, subject_of
 from netshim.security.stored import SecurityStore
+from netshim.server import Server
 from support.client import Client
 
 
@@ -210,6 +211,15 @@ def test_idle_logins_without_tls_count_as_unauthenticated(tmp_path: Path) -> Non
         finally:
             for sock in opened:
                 sock.close()
+
+
+def test_stop_does_not_wait_for_a_client_that_does_not_read(
+    kafka_secured: SecuredKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It never confirms the end of its TLS connection."""
+    monkeypatch.setattr(Server.stop, "__defaults__", (3_600.0,))
+    with encrypted(kafka_secured):
+        kafka_secured.stop()
 
 
 def test_large_frame_before_authentication_closes(kafka_secured: SecuredKafka) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -36,11 +35,10 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
 @pytest.fixture(scope="module")
 def connect(kafka: SecuredKafka) -> Callable[[], Client]:
     password = kafka.add_user(ADMIN)
-    context = ssl.create_default_context(cafile=str(kafka.ca_file))
 
     def connected() -> Client:
         client = Client(kafka.port)
-        client.sock = context.wrap_socket(client.sock, server_hostname="localhost")
+        client.use_tls(kafka.ca_file)
         client.log_in(ADMIN, password)
         return client
 
