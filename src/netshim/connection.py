@@ -609,6 +609,8 @@ class Connection:
         self._handle = _answer_nothing
         self._ready = _do_nothing
         self._session.wake = None
+        if self._session.gate is not None:
+            self._session.gate.close()
         self._workload.leave_line(self)
         for slot in self._slots:
             if isinstance(slot, PendingResponse):

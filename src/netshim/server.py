@@ -92,6 +92,8 @@ _GOODBYE_S: Final = 5.0
 #: The same when the broker stops. Clients that read their socket confirm in a
 #: millisecond.
 _STOP_GOODBYE_S: Final = 0.25
+#: Time between two looks for the first stored user, rule or quota of a directory.
+_FIRST_FACTS_MS: Final = 1_000
 #: Maximum number of connections that are not authenticated yet.
 _MOST_UNAUTHENTICATED: Final = 256
 #: Maximum time that a connection above a quota is held before it is closed.
@@ -133,6 +135,10 @@ class Clock(Protocol):
     def monotonic_ms(self) -> int:
         """Return a clock that never moves backwards, for waits and sessions."""
         ...
+
+
+#: The protocol of connections that have ended.
+_NO_PROTOCOL: Final = asyncio.BufferedProtocol()
 
 
 class _Peer(asyncio.BufferedProtocol):
@@ -200,10 +206,13 @@ class _Peer(asyncio.BufferedProtocol):
             )
         except OSError as error:
             self._report_handshake(error)
-        finally:
-            if not self.is_open:
-                sock.close()
-                server.dismiss(self)
+            # Its frames and the error refer to each other. They hold the TLS state.
+            error.__traceback__ = None
+
+    def end_handshake(self, sock: socket.socket, _: asyncio.Task[None]) -> None:
+        """Close the socket of a handshake that has failed or was cancelled."""
+        if not self.is_open:
+            self.discard(sock)
 
     def discard(self, sock: socket.socket) -> None:
         """Close an accepted connection that is not served."""
@@ -277,6 +286,10 @@ class _Peer(asyncio.BufferedProtocol):
         if self.is_open:
             self.is_open = False
             self.connection.close()
+        if self.listener.uses_tls:
+            # uvloop's TLS transport refers to its protocol forever. The cycle would
+            # keep some 30 KB until a full garbage collection, which a broker rarely has.
+            self.transport.set_protocol(_NO_PROTOCOL)
         self.server.dismiss(self)
 
     # -- in
@@ -482,6 +495,9 @@ class _TlsListening:
                 continue
             if delay_s is None:
                 peer.handshake = server.loop.create_task(peer.shake_hands(sock))
+                # Not at the end of shake_hands(): a task that is cancelled before its
+                # first step runs no line of it.
+                peer.handshake.add_done_callback(partial(peer.end_handshake, sock))
             else:
                 server.loop.call_later(delay_s, peer.discard, sock)
 
@@ -643,6 +659,8 @@ class Server:
             random=self._fs.random_bytes,
             wall_ms=self._clock.now_ms,
         )
+        #: When the first stored facts were last looked for.
+        self._looked_ms = self._clock.monotonic_ms()
         self._pool = ThreadPoolExecutor(
             _SYNC_THREADS, thread_name_prefix="netshim-disk"
         )
@@ -739,6 +757,7 @@ class Server:
         """
         if self._tls is not None:
             self._tls.load_into(self.tls_context)
+            _log.info("the TLS certificate was renewed from %s", self._tls.cert)
 
     # -- stored users, rules and quotas ------------------------------------------------
 
@@ -784,8 +803,13 @@ class Server:
 
         now_ms = self._clock.monotonic_ms()
         state = self.broker.state
-        if self.security.has_store and not state.has_turns(SECURITY):
+        if state.has_turns(SECURITY):
+            return
+        if self.security.has_store:
             state.in_turn(SECURITY, lambda: self.security.refresh(now_ms), done)
+        elif now_ms - self._looked_ms >= _FIRST_FACTS_MS:
+            self._looked_ms = now_ms
+            state.in_turn(SECURITY, self._read_security, done)
 
     def _open(self) -> LogDir:
         return logcore.open_dir(

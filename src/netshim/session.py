@@ -33,6 +33,10 @@ class Gate(Protocol):
         """Record a successful ApiVersions request."""
         ...
 
+    def close(self) -> None:
+        """The connection has ended. A login that is in progress has no effect."""
+        ...
+
 
 @attrs.define(eq=False)
 class ClientSession:

@@ -8,9 +8,13 @@ every second.
 from __future__ import annotations
 
 import gc
+import socket
+import struct
+import sys
+import time
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +24,14 @@ from logcore import LogFailedError
 from logcore.recordbatch import encode
 from netshim import wire
 from netshim.scheduling import LoopTimers, PendingResponse, Waiting
+from netshim.secured_testing import SecuredKafka
 from netshim.wire.codec import Api
 from support.bench import Bench
+from support.client import DEADLINE_S, Client
 from support.conformance.report import SCRIPTS, served
 from support.hostileworld import Errors, Line, World
 
+PASSWORD = "a password"
 OUTCOMES = ["answered", "disconnected", "failed"]
 
 
@@ -223,3 +230,72 @@ def test_finished_waiters_are_released(kind: str) -> None:
         assert not waiting.waited_for()
     del waiter
     assert reference() is None
+
+
+def plain_bytes(client: Client, kafka: SecuredKafka) -> None:
+    client.sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+
+
+def nothing(client: Client, kafka: SecuredKafka) -> None:
+    """The client leaves before its handshake."""
+
+
+def no_login(client: Client, kafka: SecuredKafka) -> None:
+    client.use_tls(kafka.ca_file)
+
+
+def wrong_password(client: Client, kafka: SecuredKafka) -> None:
+    client.use_tls(kafka.ca_file)
+    with pytest.raises(AssertionError, match="SaslAuthenticate"):
+        client.log_in("alice", "wrong")
+
+
+def login(client: Client, kafka: SecuredKafka) -> None:
+    client.use_tls(kafka.ca_file)
+    client.log_in("alice", PASSWORD)
+    client.ask(wire.METADATA, 1, wire.METADATA.Request(topics=[]))
+
+
+def reset(client: Client, kafka: SecuredKafka) -> None:
+    login(client, kafka)
+    linger = struct.pack("ii", 1, 0)
+    client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop of brokers that are started later."""
+    if request.param == "uvloop":
+        monkeypatch.delitem(sys.modules, "uvloop")
+        pytest.importorskip("uvloop")
+
+
+@pytest.mark.parametrize(
+    "use", [nothing, plain_bytes, no_login, wrong_password, login, reset]
+)
+def test_tls_connections_leave_no_cycles(
+    loop: None,
+    kafka_secured: SecuredKafka,
+    no_collector: None,
+    use: Callable[[Client, SecuredKafka], None],
+) -> None:
+    """30 KB of each connection remained until a full collection."""
+    kafka_secured.add_user("alice", PASSWORD)
+    peers = kafka_secured.server.server._peers
+    for _ in range(2):  # the first one also imports modules
+        cyclic()
+        client = Client(kafka_secured.port)
+        use(client, kafka_secured)
+        client.close()
+        # Accepted after it, so that the first one was accepted too.
+        last = Client(kafka_secured.port)
+        last.use_tls(kafka_secured.ca_file)
+        last.close()
+        until = time.monotonic() + DEADLINE_S
+        while peers:
+            assert time.monotonic() < until, "the connection has not ended"
+            time.sleep(0.01)
+        kafka_secured.server.call(lambda: None)
+        found = cyclic()
+    kept = {"_Peer", "SSLProtocol", "SSLObject", "Connection", "ClientSession"}
+    assert not kept & found.keys(), found

@@ -33,7 +33,6 @@ from netshim.testing import Kafka
 from netshim.wire import codes
 from support.client import DEADLINE_S, Client
 
-
 LIMITS: dict[str, Any] = {
     "request_timeout_ms": 400,
     "idle_timeout_ms": 60_000,

@@ -6,7 +6,9 @@ consume, transform and produce in transactions, and create and delete topics. Ot
 connections open and close beside them, some with garbage. Retention removes old
 records, so that nothing has a reason to grow.
 
-`make slow` runs it for 30 minutes; LOGCORE_SOAK_SECONDS changes the duration. It does
+It runs without security, and with TLS, logins, rules and quotas.
+
+`make slow` runs each for 30 minutes; LOGCORE_SOAK_SECONDS changes the duration. It does
 not test speed: the clients pause.
 """
 
@@ -16,14 +18,13 @@ import contextlib
 import itertools
 import os
 import random
-import socket
 import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ import pytest
 import logcore
 from netshim import wire
 from support.client import Client
+from support.secured_process import secured_process
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 from confluent_kafka.admin import AdminClient, NewTopic  # noqa: E402
@@ -43,7 +45,6 @@ SAMPLE_S = 2.0
 #: second makes 2 MB.
 SLACK_BYTES = 6 << 20
 SLACK_DESCRIPTORS = 8
-QUIET: dict[str, Any] = {"log_level": 0}
 CONFIG = {
     "segment.bytes": 1 << 20,
     "retention.bytes": 2 << 20,
@@ -82,9 +83,9 @@ class Crowd:
     done: how often each kind of work was done.
     """
 
-    def __init__(self, port: int) -> None:
-        self.port = port
-        self.address = f"127.0.0.1:{port}"
+    def __init__(self, connect: Callable[[], Client], settings: dict[str, Any]) -> None:
+        self.connect = connect
+        self.settings = {**settings, "log_level": 0}
         self.is_over = threading.Event()
         self.done: Counter[str] = Counter()
         self.failures: list[str] = []
@@ -120,10 +121,9 @@ class Crowd:
     def produce(self) -> None:
         """Run a producer for some time."""
         settings = {
-            "bootstrap.servers": self.address,
+            **self.settings,
             "enable.idempotence": True,
             "linger.ms": 5,
-            **QUIET,
         }
         producer = confluent_kafka.Producer(settings)
         for _ in range(500):
@@ -138,11 +138,10 @@ class Crowd:
     def consume(self, protocol: str) -> None:
         """Run a member of a group for some time."""
         settings = {
-            "bootstrap.servers": self.address,
+            **self.settings,
             "group.id": f"of-the-{protocol}-protocol",
             "group.protocol": protocol,
             "auto.offset.reset": "latest",
-            **QUIET,
         }
         consumer = confluent_kafka.Consumer(settings)
         consumer.subscribe(["in"])
@@ -157,10 +156,9 @@ class Crowd:
         """Consume, transform and produce for some time, and abort each fifth
         transaction.
         """
-        common = {"bootstrap.servers": self.address, **QUIET}
         consumer = confluent_kafka.Consumer(
             {
-                **common,
+                **self.settings,
                 "group.id": "of-transactions",
                 "enable.auto.commit": False,
                 "isolation.level": "read_committed",
@@ -168,7 +166,7 @@ class Crowd:
         )
         consumer.subscribe(["in"])
         producer = confluent_kafka.Producer(
-            {**common, "transactional.id": "soaked", "linger.ms": 1}
+            {**self.settings, "transactional.id": "soaked", "linger.ms": 1}
         )
         producer.init_transactions(30)
         for turn in range(150):
@@ -194,7 +192,7 @@ class Crowd:
         consumer.close()
 
     def administer(self) -> None:
-        admin = AdminClient({"bootstrap.servers": self.address, **QUIET})
+        admin = AdminClient(self.settings)
         for number in range(10):
             name = f"for-now-{number}"
             for made in admin.create_topics([NewTopic(name, 3)]).values():
@@ -214,7 +212,7 @@ class Crowd:
         for number in itertools.count():
             if self.is_over.wait(0.1):
                 return
-            client = Client(self.port)
+            client = self.connect()
             with contextlib.suppress(OSError, EOFError):
                 if number % 3 == 0:
                     client.ask(wire.METADATA, 1, wire.METADATA.Request(topics=None))
@@ -226,23 +224,33 @@ class Crowd:
             self.done["connections"] += 1
 
 
-def served(path: Path) -> tuple[subprocess.Popen[bytes], int]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    command = [sys.executable, "-m", "netshim", "serve", str(path), "--port", str(port)]
+@attrs.frozen
+class Served:
+    """A broker that everyone may use, in a process of its own."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+
+    def connect(self) -> Client:
+        return Client(self.port)
+
+    def client_config(self) -> dict[str, Any]:
+        return {"bootstrap.servers": f"127.0.0.1:{self.port}"}
+
+
+@contextlib.contextmanager
+def open_process(data: Path) -> Iterator[Served]:
+    command = [sys.executable, "-m", "netshim", "serve", str(data), "--port", "0"]
     process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
-    until = time.monotonic() + 60
-    while True:
-        assert process.poll() is None, process.returncode
-        assert time.monotonic() < until, "the broker does not listen"
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return process, port
-        except OSError:
-            time.sleep(0.01)
+    assert process.stdout is not None
+    try:
+        yield Served(process, int(process.stdout.readline().rpartition(b":")[2]))
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 @pytest.mark.slow
@@ -251,30 +259,29 @@ def served(path: Path) -> tuple[subprocess.Popen[bytes], int]:
     not Path("/proc/self/status").exists(),
     reason="memory of a process is read from /proc",
 )
-def test_memory_and_descriptors_of_a_broker_do_not_grow(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", [open_process, secured_process])
+def test_memory_and_descriptors_of_a_broker_do_not_grow(
+    tmp_path: Path, start: Callable[[Path], Any]
+) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as data:
         data.create_topic("in", 2, CONFIG)
         data.create_topic("out", 2, CONFIG)
-    process, port = served(tmp_path / "data")
     samples: list[Sample] = []
-    try:
-        crowd = Crowd(port)
+    with start(tmp_path / "data") as broker:
+        crowd = Crowd(broker.connect, broker.client_config())
         until = time.monotonic() + SECONDS
         before_end = Counter[str]()
         while time.monotonic() < until:
             time.sleep(SAMPLE_S)
-            assert process.poll() is None, process.returncode
+            assert broker.process.poll() is None, broker.process.returncode
             assert not crowd.failures, crowd.failures
-            samples.append(sample(process.pid))
+            samples.append(sample(broker.process.pid))
             if time.monotonic() < until - SECONDS / 4:
                 before_end = Counter(crowd.done)
         crowd.end()
         assert not crowd.failures, crowd.failures
         idle = crowd.done.keys() - (crowd.done - before_end).keys()
         assert not idle, f"no longer done at the end: {idle}"
-    finally:
-        process.kill()
-        process.wait()
     part = len(samples) // 10
     early = samples[3 * part : 5 * part]
     late = samples[-2 * part :]

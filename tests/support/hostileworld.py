@@ -2,7 +2,7 @@
 honest client.
 
 With `is_secured`, users log in, and access control lists and quotas are enforced. Some
-strangers have not logged in, the others are one user, who may do nothing to the
+strangers have not logged in. The others are one user, which is denied everything on the
 resources of the honest client. So they also send changed copies of its requests.
 
 The broker is on a simulated disk, and time is a number. The scripts of
@@ -87,7 +87,7 @@ _STRANGER = "stranger"
 _PASSWORD = "a password"
 #: All names of the honest client's resources end with this.
 _HONEST_NAME = "of-the-honest-client"
-#: One stranger in so many has not logged in.
+#: One in this number of strangers has not logged in.
 _UNKNOWN_SHARE = 5
 #: Operations on the cluster by which a stranger could reach all resources, or slow
 #: everyone down.
@@ -183,7 +183,7 @@ def _login_frames() -> list[bytes]:
 
 
 def _security(disk: SimulatedDisk) -> Security:
-    """Two users, the rules of the strangers, and quotas that nobody reaches."""
+    """Two users, the rules of the strangers, and quotas above all use."""
     settings = SecuritySettings(
         mechanisms=("PLAIN", *scram.HASHES),
         super_users=(f"User:{_HONEST}",),

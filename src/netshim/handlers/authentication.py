@@ -95,6 +95,13 @@ class SaslGate:
         """Record a successful ApiVersions request. Another one closes the connection."""
         self._has_versions = True
 
+    def close(self) -> None:
+        """Detach from the session, so that a late result of a login changes nothing.
+
+        A session and its gate refer to each other.
+        """
+        self._session = ClientSession("", 0, self._session.peer)
+
     def handle(self, frame: memoryview, now_ms: int) -> Reply | bool:
         """Handle a frame. True: pass it to its handler.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 from netshim.command import main
 from netshim.security.acls import AclOperation, Pattern, Permission, ResourceType
 from netshim.security.stored import SecurityStore
+from support.client import DEADLINE_S
 
 
 @pytest.fixture
@@ -139,6 +141,17 @@ def test_quotas_are_set_listed_and_removed(data: Path) -> None:
     run("quota", "remove", data, "--user-default")
     run("quota", "remove", data, "--ip", "10.0.0.1", "connection_creation_rate")
     assert len(stored(data).quotas) == 1
+
+
+def test_running_broker_uses_the_first_quota(kafka_factory: Any, data: Path) -> None:
+    """Its directory had no user, rule or quota when the broker started."""
+    kafka = kafka_factory(data)
+    run("quota", "set", data, "--user-default", "producer_byte_rate=1e6")
+    quotas = kafka.server.server.security.quotas
+    until = time.monotonic() + DEADLINE_S
+    while not quotas.keys:
+        assert time.monotonic() < until, "the quota has no effect"
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import ssl
 import time
@@ -19,6 +20,7 @@ from netshim.security.principals import CertificateError, MappingRules, subject_
 from netshim.security.stored import SecurityStore
 from netshim.server import Server
 from support.client import Client
+from support.secured_process import secured_process
 
 
 @pytest.mark.parametrize(
@@ -250,6 +252,28 @@ def test_new_connections_use_a_renewed_certificate(
     with pytest.raises(InvalidConfigError):
         server.call(server.server.reload_certificates)
     assert shown() == after
+
+
+def test_signal_renews_the_certificate(tmp_path: Path) -> None:
+    with secured_process(tmp_path / "data") as broker:
+
+        def shown() -> bytes | None:
+            client = broker.connect()
+            try:
+                return client.sock.getpeercert(binary_form=True)
+            finally:
+                client.close()
+
+        before = shown()
+        broker.renew_certificate()
+        broker.process.send_signal(signal.SIGHUP)
+        broker.wait_for_line("renewed")
+        after = shown()
+        assert after != before
+        broker.cert_file.write_text("junk")
+        broker.process.send_signal(signal.SIGHUP)
+        broker.wait_for_line("the former certificate remains")
+        assert shown() == after
 
 
 @pytest.mark.parametrize(
