@@ -92,8 +92,8 @@ _GOODBYE_S: Final = 5.0
 #: The same when the broker stops. Clients that read their socket confirm in a
 #: millisecond.
 _STOP_GOODBYE_S: Final = 0.25
-#: Time between two looks for the first stored user, rule or quota of a directory.
-_FIRST_FACTS_MS: Final = 1_000
+#: Time between two checks whether a directory has its first user, rule or quota.
+_FIRST_CHECK_MS: Final = 1_000
 #: Maximum number of connections that are not authenticated yet.
 _MOST_UNAUTHENTICATED: Final = 256
 #: Maximum time that a connection above a quota is held before it is closed.
@@ -659,8 +659,8 @@ class Server:
             random=self._fs.random_bytes,
             wall_ms=self._clock.now_ms,
         )
-        #: When the first stored facts were last looked for.
-        self._looked_ms = self._clock.monotonic_ms()
+        #: Time of the last check whether the first facts are stored.
+        self._first_check_ms = self._clock.monotonic_ms()
         self._pool = ThreadPoolExecutor(
             _SYNC_THREADS, thread_name_prefix="netshim-disk"
         )
@@ -807,8 +807,8 @@ class Server:
             return
         if self.security.has_store:
             state.in_turn(SECURITY, lambda: self.security.refresh(now_ms), done)
-        elif now_ms - self._looked_ms >= _FIRST_FACTS_MS:
-            self._looked_ms = now_ms
+        elif now_ms - self._first_check_ms >= _FIRST_CHECK_MS:
+            self._first_check_ms = now_ms
             state.in_turn(SECURITY, self._read_security, done)
 
     def _open(self) -> LogDir:
