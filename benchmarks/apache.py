@@ -12,25 +12,37 @@ served for some seconds before. Needs Java and Maven.
   limit in all of them.
 - Transactions of one record each of Kafka's Java producer, one after the other: from
   begin to commit, and requests.
+- With TLS and SCRAM-SHA-256: a connection with its login, until it is closed, and
+  records of 1,000 bytes as fast as the client sends them. netshim also enforces access
+  control lists and quotas here, and Kafka has none. The clients' costs of SCRAM are
+  computed once and not in the measured time.
+- Access control lists and quotas without TLS, beside netshim without security.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
+import hmac
 import os
 import shutil
+import socket
+import ssl
 import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
 import common
 from common import Result, Settings
+
+from netshim import wire
 
 sys.path.insert(0, str(common.ROOT / "tests"))
 
@@ -50,6 +62,12 @@ class Served:
     name: str
     address: str
     pid: int
+    #: Settings of the clients besides the address.
+    security: Mapping[str, Any] = attrs.Factory(dict)
+
+    @property
+    def client_config(self) -> dict[str, Any]:
+        return {"bootstrap.servers": self.address, "log_level": 0, **self.security}
 
     def cpu_seconds(self) -> float:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
@@ -76,6 +94,15 @@ def run(settings: Settings) -> Iterator[Result]:
             yield from _throughput(
                 ours, theirs, value_bytes, size if value_bytes == 1_000 else size // 4
             )
+    with common.scratch(settings, "kafka") as path, contextlib.ExitStack() as stack:
+        theirs = stack.enter_context(_secured_kafka(path / "theirs"))
+        ours = stack.enter_context(_secured_netshim(path / "tls", "SASL_SSL"))
+        yield from _connections(ours, theirs, 20 if settings.quick else 200)
+        yield _secured_produce(ours, theirs, size, 0.6, "over TLS")
+    with common.scratch(settings, "kafka") as path, contextlib.ExitStack() as stack:
+        plain = stack.enter_context(_netshim(path / "plain", "os"))
+        ours = stack.enter_context(_secured_netshim(path / "acls", "SASL_PLAINTEXT"))
+        yield _secured_produce(ours, plain, size, 1.05, "rules and quotas")
 
 
 @contextlib.contextmanager
@@ -126,18 +153,16 @@ def _latency(
     count = int(_PACE * seconds)
     consumer = confluent_kafka.Consumer(
         {
-            "bootstrap.servers": served.address,
+            **served.client_config,
             "group.id": topic,
             "auto.offset.reset": "earliest",
-            "log_level": 0,
         }
     )
     producer = confluent_kafka.Producer(
         {
-            "bootstrap.servers": served.address,
+            **served.client_config,
             "acks": "all",
             "linger.ms": 0,
-            "log_level": 0,
         }
     )
     producer.produce(topic, b"0")
@@ -272,12 +297,11 @@ def _produce(
 
     producer = confluent_kafka.Producer(
         {
-            "bootstrap.servers": served.address,
+            **served.client_config,
             "acks": "all",
             "linger.ms": 5,
             "batch.size": 1_000_000,
             "queue.buffering.max.messages": 1_000_000,
-            "log_level": 0,
         }
     )
     producer.produce(topic, value)
@@ -301,10 +325,9 @@ def _consume(served: Served, topic: str, count: int) -> tuple[float, float]:
 
     consumer = confluent_kafka.Consumer(
         {
-            "bootstrap.servers": served.address,
+            **served.client_config,
             "group.id": "g",
             "enable.auto.commit": False,
-            "log_level": 0,
         }
     )
     consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
@@ -372,3 +395,166 @@ def _throughput(
             bound="at most",
             method="The least of turns; less is better.",
         )
+
+
+# -- with security ---------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _secured_netshim(path: Path, protocol: str) -> Iterator[Served]:
+    """Start netshim with logins, access control lists and quotas."""
+    from support.secured_process import secured_process
+
+    path.mkdir()
+    with secured_process(path / "data", protocol, "--durability", "os") as broker:
+        config = broker.client_config()
+        address = config.pop("bootstrap.servers")
+        yield Served("netshim", address, broker.process.pid, config)
+
+
+@contextlib.contextmanager
+def _secured_kafka(folder: Path) -> Iterator[Served]:
+    """Start Apache Kafka with TLS and SCRAM-SHA-256, and create a user."""
+    import trustme
+    from confluent_kafka.admin import (
+        AdminClient,
+        ScramCredentialInfo,
+        ScramMechanism,
+        UserScramCredentialUpsertion,
+    )
+    from cryptography.hazmat.primitives import serialization
+
+    from support.kafka_jvm import Broker, free_port
+    from support.secured_process import PASSWORD, USER
+
+    folder.mkdir()
+    authority = trustme.CA()
+    ca_file = folder / "ca.pem"
+    authority.cert_pem.write_to_path(ca_file)
+    certificate = authority.issue_cert("localhost", "127.0.0.1")
+    key = serialization.load_pem_private_key(
+        certificate.private_key_pem.bytes(), password=None
+    ).private_bytes(  # Kafka reads no other form
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    keystore = folder / "broker.pem"
+    chain = b"".join(one.bytes() for one in certificate.cert_chain_pems)
+    keystore.write_bytes(key + chain)
+    port = free_port()
+    login = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+    settings = {
+        "listeners": "PLAINTEXT://{address},CONTROLLER://{controller},"
+        f"SECURED://127.0.0.1:{port}",
+        "advertised.listeners": f"PLAINTEXT://{{address}},SECURED://localhost:{port}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,"
+        "CONTROLLER:PLAINTEXT,SECURED:SASL_SSL",
+        "inter.broker.listener.name": "PLAINTEXT",
+        "sasl.enabled.mechanisms": "SCRAM-SHA-256",
+        "listener.name.secured.scram-sha-256.sasl.jaas.config": login,
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": keystore,
+    }
+    with Broker(folder / "kafka", _KAFKA_OPTIONS, settings) as broker:
+        admin = AdminClient({"bootstrap.servers": broker.address})
+        info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4_096)
+        user = UserScramCredentialUpsertion(USER, info, PASSWORD.encode())
+        for done in admin.alter_user_scram_credentials([user]).values():
+            done.result(60)
+        config = {
+            "security.protocol": "SASL_SSL",
+            "ssl.ca.location": str(ca_file),
+            "sasl.mechanism": "SCRAM-SHA-256",
+            "sasl.username": USER,
+            "sasl.password": PASSWORD,
+        }
+        address = f"localhost:{port}"
+        yield Served("Apache Kafka", address, broker.process.pid, config)
+
+
+class _Login:
+    """Opens TLS connections to a broker, and authenticates with SCRAM-SHA-256."""
+
+    def __init__(self, served: Served) -> None:
+        self.port = int(served.address.rpartition(":")[2])
+        self.context = ssl.create_default_context(
+            cafile=served.security["ssl.ca.location"]
+        )
+        self.user = served.security["sasl.username"]
+        self.password = served.security["sasl.password"]
+        #: The salted passwords, by salt and iterations.
+        self.salted: dict[tuple[bytes, int], bytes] = {}
+
+    def connect(self) -> None:
+        raw = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        with self.context.wrap_socket(raw, server_hostname="localhost") as sock:
+            _ask(sock, wire.SASL_HANDSHAKE, mechanism="SCRAM-SHA-256")
+            bare = f"n={self.user},r={os.urandom(12).hex()}"
+            server = self._token(sock, f"n,,{bare}")
+            parts = dict(one.split("=", 1) for one in server.split(","))
+            final = f"c=biws,r={parts['r']}"
+            signed = f"{bare},{server},{final}".encode()
+            salted = self._salted(base64.b64decode(parts["s"]), int(parts["i"]))
+            key = hmac.digest(salted, b"Client Key", "sha256")
+            stored = hashlib.sha256(key).digest()
+            signature = hmac.digest(stored, signed, "sha256")
+            proof = bytes(a ^ b for a, b in zip(key, signature, strict=True))
+            self._token(sock, f"{final},p={base64.b64encode(proof).decode()}")
+
+    def _salted(self, salt: bytes, iterations: int) -> bytes:
+        found = self.salted.get((salt, iterations))
+        if found is None:
+            password = self.password.encode()
+            found = hashlib.pbkdf2_hmac("sha256", password, salt, iterations)
+            self.salted[salt, iterations] = found
+        return found
+
+    def _token(self, sock: ssl.SSLSocket, token: str) -> str:
+        response = _ask(sock, wire.SASL_AUTHENTICATE, auth_bytes=token.encode())
+        assert not response.error_code, response
+        return bytes(response.auth_bytes).decode()
+
+
+def _ask(sock: ssl.SSLSocket, api: wire.Api[Any, Any], **fields: Any) -> Any:
+    sock.sendall(wire.encode_request(api, 1, 1, "b", api.Request(**fields)))
+    answer = b""
+    while len(answer) < 4 or len(answer) < 4 + int.from_bytes(answer[:4], "big"):
+        answer += sock.recv(4_096)
+    return wire.decode_response(api, 1, answer[4:])[1]
+
+
+def _connections(ours: Served, theirs: Served, count: int) -> Iterator[Result]:
+    seconds: dict[str, list[float]] = {}
+    cpu: dict[str, list[float]] = {}
+    logins = {one.name: _Login(one) for one in (ours, theirs)}
+    for login in logins.values():
+        for _ in range(count * 5):  # Kafka compiles its code meanwhile
+            login.connect()
+    for _ in range(_TURNS):
+        for one in (ours, theirs):
+            before = one.cpu_seconds()
+            began = time.perf_counter()
+            for _ in range(count):
+                logins[one.name].connect()
+            taken = time.perf_counter() - began
+            seconds.setdefault(one.name, []).append(taken / count)
+            cpu.setdefault(one.name, []).append((one.cpu_seconds() - before) / count)
+    names = ours.name, theirs.name
+    name = "TLS connection with a SCRAM login"
+    yield _cost(name, "ms", 1e3, seconds, *names, 1.0)
+    yield _cost(f"{name}, CPU of the broker", "ms", 1e3, cpu, *names, 1.0)
+
+
+def _secured_produce(
+    ours: Served, other: Served, size_bytes: int, target: float, name: str
+) -> Result:
+    """Compare the processor time of two brokers for the same records."""
+    count = size_bytes // 1_000
+    cpu: dict[str, list[float]] = {}
+    for turn in range(_TURNS):
+        for one in (ours, other):
+            _, taken = _produce(one, f"secured-{turn}", b"x" * 1_000, count)
+            cpu.setdefault(one.name, []).append(taken / size_bytes * 1e9)
+    question = f"produce, 1,000 bytes a record, {name}, CPU of the broker for each GB"
+    return _cost(question, "s", 1, cpu, ours.name, other.name, target)

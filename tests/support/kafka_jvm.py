@@ -221,8 +221,8 @@ class Broker:
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.data = folder / "data"
-        self.address = f"127.0.0.1:{_free_port()}"
-        controller = f"127.0.0.1:{_free_port()}"
+        self.address = f"127.0.0.1:{free_port()}"
+        controller = f"127.0.0.1:{free_port()}"
         settings = {
             "process.roles": "broker,controller",
             "node.id": 1,
@@ -313,7 +313,7 @@ class Broker:
         return Path(self._output.name).read_text()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])

@@ -21,7 +21,7 @@ import trustme
 from support.client import DEADLINE_S, Client
 
 USER = "alice"
-_PASSWORD = "a password of alice"
+PASSWORD = "a password of alice"
 #: Bounds that no client of the tests reaches.
 _QUOTAS = (
     "producer_byte_rate=1e12",
@@ -36,6 +36,8 @@ class SecuredProcess:
     """A running broker."""
 
     process: subprocess.Popen[str]
+    #: SASL_SSL or SASL_PLAINTEXT.
+    protocol: str
     port: int
     authority: trustme.CA
     ca_file: Path
@@ -46,19 +48,20 @@ class SecuredProcess:
     def connect(self) -> Client:
         """Return a client that is logged in."""
         client = Client(self.port)
-        client.use_tls(self.ca_file)
-        client.log_in(USER, _PASSWORD)
+        if self.protocol == "SASL_SSL":
+            client.use_tls(self.ca_file)
+        client.log_in(USER, PASSWORD)
         return client
 
     def client_config(self) -> dict[str, Any]:
         """Return the settings of a client of librdkafka."""
         return {
             "bootstrap.servers": f"localhost:{self.port}",
-            "security.protocol": "SASL_SSL",
+            "security.protocol": self.protocol,
             "ssl.ca.location": str(self.ca_file),
             "sasl.mechanism": "SCRAM-SHA-256",
             "sasl.username": USER,
-            "sasl.password": _PASSWORD,
+            "sasl.password": PASSWORD,
         }
 
     def renew_certificate(self) -> None:
@@ -83,8 +86,13 @@ def _run(*arguments: object) -> None:
 
 
 @contextmanager
-def secured_process(data: Path) -> Iterator[SecuredProcess]:
-    """Run a broker over a directory. Its user may do everything but change security."""
+def secured_process(
+    data: Path, protocol: str = "SASL_SSL", *options: str
+) -> Iterator[SecuredProcess]:
+    """Run a broker over a directory. Its user may do everything but change security.
+
+    `options` are further options of netshim serve.
+    """
     authority = trustme.CA()
     ca_file = data.with_name("ca.pem")
     authority.cert_pem.write_to_path(ca_file)
@@ -93,7 +101,7 @@ def secured_process(data: Path) -> Iterator[SecuredProcess]:
     certificate = authority.issue_cert("localhost", "127.0.0.1")
     certificate.private_key_and_cert_chain_pem.write_to_path(cert_file)
     password_file = data.with_name("password")
-    password_file.write_text(_PASSWORD)
+    password_file.write_text(PASSWORD)
     _run("user", "add", data, USER, "--password-file", password_file)
     names = ("--topic", "*", "--group", "*", "--transactional-id", "*")
     _run("acl", "add", data, f"User:{USER}", "--operation", "all", *names)
@@ -102,8 +110,10 @@ def secured_process(data: Path) -> Iterator[SecuredProcess]:
     _run("acl", "add", data, f"User:{USER}", *operations, "--cluster")
     _run("quota", "set", data, "--user-default", *_QUOTAS)
     command = [sys.executable, "-m", "netshim", "serve", str(data)]
-    command += ["--listener", "SASL_SSL://127.0.0.1:0", "--tls-cert", str(cert_file)]
-    command += ["--sasl", "PLAIN,SCRAM-SHA-256", "--acls"]
+    command += ["--listener", f"{protocol}://127.0.0.1:0", "--acls", *options]
+    command += ["--sasl", "PLAIN,SCRAM-SHA-256"]
+    if protocol == "SASL_SSL":
+        command += ["--tls-cert", str(cert_file)]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -121,8 +131,9 @@ def secured_process(data: Path) -> Iterator[SecuredProcess]:
         first = process.stdout.readline()
         found = re.search(r":(\d+)\s*$", first)
         assert found is not None, (first, process.poll())
+        port = int(found[1])
         yield SecuredProcess(
-            process, int(found[1]), authority, ca_file, cert_file, lines
+            process, protocol, port, authority, ca_file, cert_file, lines
         )
     finally:
         process.kill()
