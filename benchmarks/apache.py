@@ -529,7 +529,7 @@ def _connections(ours: Served, theirs: Served, count: int) -> Iterator[Result]:
     cpu: dict[str, list[float]] = {}
     logins = {one.name: _Login(one) for one in (ours, theirs)}
     for login in logins.values():
-        for _ in range(count * 5):  # Kafka compiles its code meanwhile
+        for _ in range(count * 5):  # Kafka compiles its code
             login.connect()
     for _ in range(_TURNS):
         for one in (ours, theirs):
