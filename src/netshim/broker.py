@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 from logcore import LogDir
-from netshim import scheduling, throttling, wire
+from netshim import scheduling, wire
 from netshim.groups import BrokerGroups
 from netshim.handlers import HANDLERS, NOT_SHARED, Handler, served_versions
 from netshim.handlers.authentication import Reply
@@ -22,12 +22,12 @@ from netshim.request_log import errors_in, shown
 from netshim.scheduling import CloseConnection, Later, PendingResponse, Submit
 from netshim.security.asker import Asker
 from netshim.security.guards import GUARDS
-from netshim.security.quotas import REQUEST
 from netshim.security.service import Security
 from netshim.session import ClientSession
 from netshim.settings import Settings
 from netshim.sharing import GroupsBesideOthers, TransactionsBesideOthers
 from netshim.state import BrokerState, Call
+from netshim.throttling import Throttle
 from netshim.transactions import TransactionHost
 from netshim.wire import codes
 
@@ -254,8 +254,13 @@ class Broker:
         """
         state = self.state
         steps: list[Callable[[Any], Any]] = []
+        throttle = None
+        gate = call.session.gate
+        # ApiVersions before authentication is free.
+        if state.security.quotas.keys and (gate is None or gate.is_open):
+            throttle = Throttle(call, size, state)
         # Reading the processor time costs a system call, 0.5 us or more.
-        is_timed = REQUEST in state.security.quotas.keys
+        is_timed = throttle is not None and throttle.counts_time
         began_ns = time.thread_time_ns() if is_timed else 0
         response = None
         # The API's guard removes the parts that the user is not allowed to do.
@@ -275,23 +280,20 @@ class Broker:
                 steps.append(guarded)
             else:
                 response = guarded
+        if throttle is not None:
+            throttle.begin(request, is_refused=response is not None)
+            steps.append(throttle.complete)
         if response is None:
-            if state.security.quotas.keys:
-                limited = throttling.limit_request(request, call, state)
-                if limited is not None:
-                    steps.append(limited)
             response = handler(request, call, state)
-        used_ns = time.thread_time_ns() - began_ns if is_timed else 0
+        if throttle is not None and is_timed:
+            throttle.count_time(time.thread_time_ns() - began_ns)
 
         def complete(value: Any) -> Any:
-            if isinstance(value, CloseConnection):
+            if value is None or isinstance(value, Exception):
                 return value
             try:
-                if value is not None and not isinstance(value, Exception):
-                    for step in steps:
-                        value = step(value)
-                if state.security.quotas.keys:
-                    value = throttling.throttle(value, call, size, used_ns, state)
+                for step in steps:
+                    value = step(value)
             except Exception as error:  # without a response, the client would wait
                 return error
             return value

@@ -1,8 +1,8 @@
 """Applies quotas to requests: the amount that each one counts, and the delays.
 
 Rules (as Apache Kafka 4.1.1):
-- A client over a quota is answered with throttle_time_ms, and its connection is not read
-  for that time.
+- A client over a quota is answered with throttle_time_ms, and no other request is taken
+  from its connection for that time.
 - A fetch over its quota is answered without records, which are then not counted.
 - Changes of topics over their quota are refused with THROTTLING_QUOTA_EXCEEDED in the
   versions that know the error. Older versions are delayed only.
@@ -13,12 +13,10 @@ The arithmetic is in security/quotas.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 from netshim import wire
 from netshim.security import quotas
-from netshim.session import ClientSession
 from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
@@ -35,85 +33,141 @@ _STRICT_SINCE: Final = {
 }
 
 
-def _user(session: ClientSession) -> str:
-    return session.principal.removeprefix("User:")
+class Throttle:
+    """The quotas of one request.
 
-
-def limit_request(
-    request: Any, call: Call, state: BrokerState
-) -> Callable[[Any], Any] | None:
-    """Apply quotas before the handler; return a function that completes its response.
-
-    Called only if any quota is set. The function must be called even if no part of the
-    request is left.
+    Created only if any quota is set. A request counts at its arrival and its processor
+    time when its handler returns, before later requests of the same connection. A
+    response may be ready much later; only a fetch counts then, because its size is not
+    known before.
     """
-    bounds = state.security.quotas
-    if call.api_key == wire.FETCH.key:
-        most_bytes = bounds.most_fetch_bytes(_user(call.session), call.client_id)
-        if most_bytes is not None:
-            request.max_bytes = min(request.max_bytes, most_bytes)
-        return None
-    if call.api_key not in _STRICT_SINCE or quotas.MUTATION not in bounds.keys:
-        return None
-    return _limit_changes(request, call, state)
 
+    def __init__(self, call: Call, request_bytes: int, state: BrokerState) -> None:
+        """Create the quotas of a request of that size."""
+        self._call = call
+        self._request_bytes = request_bytes
+        self._state = state
+        self._bounds = state.security.quotas
+        self._user = call.session.principal.removeprefix("User:")
+        #: The throttle_time_ms of the response.
+        self._delay_ms = 0
+        #: Changes of topics that are refused, and the field that contained them.
+        self._refused: list[Any] = []
 
-def _limit_changes(
-    request: Any, call: Call, state: BrokerState
-) -> Callable[[Any], Any] | None:
-    """Count the partitions that a request creates or deletes, topic by topic."""
-    is_strict = call.version >= _STRICT_SINCE[call.api_key]
-    field = "topics"
-    if call.api_key == wire.DELETE_TOPICS.key and call.version < 6:
-        field = "topic_names"
-    allowed: list[Any] = []
-    refused: list[Any] = []
-    delay_ms = 0
-    for topic in getattr(request, field):
-        topic_delay_ms = state.security.quotas.mutate(
-            _user(call.session),
-            call.client_id,
-            _changed_partitions(topic, call, state),
-            call.now_ms,
-            is_strict=is_strict,
+    def begin(self, request: Any, *, is_refused: bool) -> None:
+        """Count or limit the request. Parts over a quota are removed from it.
+
+        The handler must be called even if no part is left. With `is_refused`, access
+        control has refused the whole request.
+        """
+        call = self._call
+        if call.api_key == wire.PRODUCE.key:
+            self._record(quotas.PRODUCE, self._request_bytes)
+        elif is_refused:
+            return
+        elif call.api_key == wire.FETCH.key:
+            most_bytes = self._bounds.most_fetch_bytes(self._user, call.client_id)
+            if most_bytes is not None:
+                request.max_bytes = min(request.max_bytes, most_bytes)
+        elif call.api_key in _STRICT_SINCE and quotas.MUTATION in self._bounds.keys:
+            self._count_changes(request)
+
+    @property
+    def counts_time(self) -> bool:
+        """Whether count_time() is required."""
+        return quotas.REQUEST in self._bounds.keys and self._call.api_key not in _FREE
+
+    def count_time(self, used_ns: int) -> None:
+        """Count the processor time of the handler."""
+        self._record(quotas.REQUEST, used_ns * 100 / 1e9)
+
+    def complete(self, response: Any) -> Any:
+        """Return the response with its throttle time and the refused parts."""
+        call = self._call
+        if call.api_key == wire.FETCH.key and hasattr(response, "responses"):
+            size = sum(
+                len(one.records or b"")
+                for topic in response.responses
+                for one in topic.partitions
+            )
+            if self._record(quotas.FETCH, size):
+                self._bounds.take_out(
+                    quotas.FETCH, self._user, call.client_id, size, self._now_ms()
+                )
+                response = wire.FETCH.Response(session_id=response.session_id)
+        if self._refused:
+            _add_refused(call, response, self._refused)
+        if self._delay_ms and hasattr(response, "throttle_time_ms"):
+            response.throttle_time_ms = max(response.throttle_time_ms, self._delay_ms)
+        return response
+
+    def _now_ms(self) -> int:
+        return max(self._call.now_ms, self._state.now_ms)
+
+    def _record(self, key: str, amount: float) -> int:
+        """Count an amount, and delay the client if it is over its quota."""
+        call = self._call
+        delay_ms = self._bounds.record(
+            key, self._user, call.client_id, amount, self._now_ms()
         )
-        delay_ms = max(delay_ms, topic_delay_ms)
-        if is_strict and topic_delay_ms:
-            refused.append(topic)
-        else:
-            allowed.append(topic)
-    if not delay_ms:
-        return None
-    setattr(request, field, allowed)
+        self._delay(delay_ms)
+        return delay_ms
+
+    def _delay(self, delay_ms: int) -> None:
+        if delay_ms:
+            self._delay_ms = max(self._delay_ms, delay_ms)
+            mute(self._call, delay_ms, self._state)
+
+    def _count_changes(self, request: Any) -> None:
+        """Count the partitions that a request creates or deletes, topic by topic."""
+        call = self._call
+        is_strict = call.version >= _STRICT_SINCE[call.api_key]
+        field = "topics"
+        if call.api_key == wire.DELETE_TOPICS.key and call.version < 6:
+            field = "topic_names"
+        allowed: list[Any] = []
+        delay_ms = 0
+        for topic in getattr(request, field):
+            topic_delay_ms = self._bounds.mutate(
+                self._user,
+                call.client_id,
+                _changed_partitions(topic, call, self._state),
+                call.now_ms,
+                is_strict=is_strict,
+            )
+            delay_ms = max(delay_ms, topic_delay_ms)
+            if is_strict and topic_delay_ms:
+                self._refused.append(topic)
+            else:
+                allowed.append(topic)
+        setattr(request, field, allowed)
+        self._delay(delay_ms)
+
+
+def _add_refused(call: Call, response: Any, refused: list[Any]) -> None:
+    """Add topics whose change exceeds the quota to a response."""
     error: dict[str, Any] = {
         "error_code": codes.THROTTLING_QUOTA_EXCEEDED,
         "error_message": "the quota of changed partitions is exceeded",
     }
-
-    def complete(response: Any) -> Any:
-        response.throttle_time_ms = delay_ms
-        mute(call, delay_ms, state)
-        parts: list[Any]
-        topic_type: Any
-        if call.api_key == wire.CREATE_PARTITIONS.key:
-            parts = response.results
-            topic_type = wire.CREATE_PARTITIONS.Response.Topic
-        elif call.api_key == wire.CREATE_TOPICS.key:
-            parts = response.topics
-            topic_type = wire.CREATE_TOPICS.Response.Topic
+    parts: list[Any]
+    topic_type: Any
+    if call.api_key == wire.CREATE_PARTITIONS.key:
+        parts = response.results
+        topic_type = wire.CREATE_PARTITIONS.Response.Topic
+    elif call.api_key == wire.CREATE_TOPICS.key:
+        parts = response.topics
+        topic_type = wire.CREATE_TOPICS.Response.Topic
+    else:
+        parts = response.responses
+        topic_type = wire.DELETE_TOPICS.Response.Topic
+    for topic in refused:
+        if isinstance(topic, str):
+            parts.append(topic_type(name=topic, **error))
         else:
-            parts = response.responses
-            topic_type = wire.DELETE_TOPICS.Response.Topic
-        for topic in refused:
-            if isinstance(topic, str):
-                parts.append(topic_type(name=topic, **error))
-            else:
-                parts.append(topic_type(name=topic.name, **error))
-            if hasattr(parts[-1], "topic_id") and hasattr(topic, "topic_id"):
-                parts[-1].topic_id = topic.topic_id
-        return response
-
-    return complete
+            parts.append(topic_type(name=topic.name, **error))
+        if hasattr(parts[-1], "topic_id") and hasattr(topic, "topic_id"):
+            parts[-1].topic_id = topic.topic_id
 
 
 def _changed_partitions(topic: Any, call: Call, state: BrokerState) -> int:
@@ -137,49 +191,6 @@ def _changed_partitions(topic: Any, call: Call, state: BrokerState) -> int:
     if call.api_key == wire.CREATE_PARTITIONS.key:
         return max(0, int(topic.count) - count)
     return count
-
-
-def throttle(
-    response: Any, call: Call, request_bytes: int, used_ns: int, state: BrokerState
-) -> Any:
-    """Count a request that was handled, and return its response.
-
-    `used_ns` is the processor time of its handler. Called only if any quota is set.
-    """
-    gate = call.session.gate
-    if gate is not None and not gate.is_open:
-        return response
-    bounds = state.security.quotas
-    user = _user(call.session)
-    now_ms = max(call.now_ms, state.now_ms)
-    delay_ms = 0
-    if call.api_key == wire.PRODUCE.key:
-        delay_ms = bounds.record(
-            quotas.PRODUCE, user, call.client_id, request_bytes, now_ms
-        )
-    elif call.api_key == wire.FETCH.key and hasattr(response, "responses"):
-        size = sum(
-            len(one.records or b"")
-            for topic in response.responses
-            for one in topic.partitions
-        )
-        delay_ms = bounds.record(quotas.FETCH, user, call.client_id, size, now_ms)
-        if delay_ms:
-            bounds.take_out(quotas.FETCH, user, call.client_id, size, now_ms)
-            response = wire.FETCH.Response(session_id=response.session_id)
-    if quotas.REQUEST in bounds.keys and call.api_key not in _FREE:
-        percent_seconds = used_ns * 100 / 1e9
-        delay_ms = max(
-            delay_ms,
-            bounds.record(
-                quotas.REQUEST, user, call.client_id, percent_seconds, now_ms
-            ),
-        )
-    if delay_ms:
-        if hasattr(response, "throttle_time_ms"):
-            response.throttle_time_ms = max(response.throttle_time_ms, delay_ms)
-        mute(call, delay_ms, state)
-    return response
 
 
 def mute(call: Call, delay_ms: int, state: BrokerState) -> None:

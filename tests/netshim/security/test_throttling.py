@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,10 @@ from logcore import recordbatch
 from netshim import wire
 from netshim.security import quotas
 from netshim.security.stored import Entity
+from netshim.testing import Kafka
 from netshim.wire import codes
 from support.bench import SESSION, Bench
+from support.client import Client
 
 RECORDS = recordbatch.encode([(None, b"x" * 1_000)], base_offset=0)
 ANONYMOUS: Entity = ("ANONYMOUS", None, None)
@@ -50,6 +52,26 @@ def test_producer_above_its_quota_is_delayed_and_muted(bench: Bench) -> None:
     bench.now_ms += 1
     bench.broker.tick(bench.now_ms)
     assert SESSION.mutes == 0
+
+
+def test_pipelined_producer_is_delayed_at_the_first_excess(
+    kafka_factory: Callable[..., Kafka],
+) -> None:
+    """Its later requests are not taken while the first one waits for the disk."""
+    kafka = kafka_factory(durability="group")
+    kafka.create_topic("t", 1)
+    bounds = {ANONYMOUS: {quotas.PRODUCE: 1.0}}
+    kafka.server.call(lambda: kafka.server.server.security.quotas.set_bounds(bounds))
+    client = Client(kafka.port)
+    part = wire.PRODUCE.Request.Topic.Partition(index=0, records=RECORDS)
+    topic = wire.PRODUCE.Request.Topic(name="t", partition_data=[part])
+    request = wire.PRODUCE.Request(acks=-1, timeout_ms=1_000, topic_data=[topic])
+    frame = wire.encode_request(wire.PRODUCE, 9, 1, "c", request)
+    client.sock.sendall(frame * 20)
+    response = client.answer(wire.PRODUCE, 9)
+    assert response.throttle_time_ms > 100_000
+    assert kafka.logdir.partition("t", 0).log_end_offset == 1
+    client.close()
 
 
 def fetch(bench: Bench) -> Any:
