@@ -210,7 +210,7 @@ def test_records_survive_reauthentication(
         connections = set(handshakes)
         while sum(count > LIFETIMES for count in handshakes.values()) < 2:
             found += exchange(RECORDS)
-        assert set(handshakes) == connections, "a client has connected again"
+            assert set(handshakes) == connections, "a client has connected again"
         assert found == [str(number) for number in range(len(found))]
         stored = kafka.wait_for(TOPIC, len(found))
         assert [(one.value or b"").decode() for one in stored] == found
