@@ -1,14 +1,15 @@
-"""kafka-python's sockets, as a class with its own name.
+"""kafka-python's sockets, as classes with their own names.
 
 A client that is closed while it connects forgets the socket (kafka/net/inet.py keeps it
 in a local variable of a coroutine that is never resumed). The garbage collector then
-warns in whichever test runs at that moment. pyproject.toml ignores the warning for this
-class alone, so that a forgotten socket of ours still fails a test.
+warns in whichever test runs at that moment. pyproject.toml ignores the warning for these
+classes alone, so that a forgotten socket of ours still fails a test.
 """
 
 from __future__ import annotations
 
 import socket
+import ssl
 from typing import Any
 
 from kafka.net.inet import KafkaNetSocket
@@ -18,8 +19,19 @@ class KafkaPythonSocket(socket.socket):
     """A socket that kafka-python opened."""
 
 
+class KafkaPythonTlsSocket(ssl.SSLSocket):
+    """A socket that kafka-python wrapped in TLS, with the context of tls_context()."""
+
+
+def tls_context(ca_file: str) -> ssl.SSLContext:
+    """Return a context for kafka-python that trusts one authority."""
+    context = ssl.create_default_context(cafile=ca_file)
+    context.sslsocket_class = KafkaPythonTlsSocket
+    return context
+
+
 def name_sockets() -> None:
-    """Let kafka-python open sockets of the class above in this process."""
+    """Let kafka-python open sockets of KafkaPythonSocket in this process."""
     KafkaNetSocket.socket = _open
 
 

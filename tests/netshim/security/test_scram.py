@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hmac
 
 import pytest
 from hypothesis import given
@@ -46,6 +47,34 @@ def test_challenge_has_salt_iterations_and_both_nonces() -> None:
     nonce, salt, iterations = state.challenge.decode().split(",")
     assert nonce.startswith("r=" + first.nonce) and len(nonce) > len(first.nonce) + 20
     assert (salt, iterations) == ("s=W22ZaJ0SNY7soEsUEjb6gQ==", "i=4096")
+
+
+def final_message(state: ScramState, nonce: str) -> bytes:
+    """Return a client's final message with a correct proof for its own nonce."""
+    salted = scram.salted_password(state.mechanism, PASSWORD, SALT, 4_096)
+    name = scram.HASHES[state.mechanism]
+    client_key = hmac.digest(salted, b"Client Key", name)
+    without_proof = f"c=biws,r={nonce}".encode()
+    signed = b",".join((state.first.bare.encode(), state.challenge, without_proof))
+    signature = hmac.digest(credential(state.mechanism).stored_key, signed, name)
+    proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
+    return without_proof + b",p=" + base64.b64encode(proof)
+
+
+def test_nonce_that_repeats_the_clients_part_is_accepted() -> None:
+    """librdkafka before 2.6.1, and so kcat of Debian 12, could not log in with SCRAM."""
+    state = rfc_state()
+    assert scram.verify(state, final_message(state, state.first.nonce + NONCE))
+
+
+@pytest.mark.parametrize(
+    "nonce",
+    ["", NONCE[:-1], NONCE + "x", "x" + NONCE, NONCE + NONCE, NONCE[20:], NONCE[:20]],
+)
+def test_another_nonce_with_a_correct_proof_is_refused(nonce: str) -> None:
+    state = rfc_state()
+    with pytest.raises(ScramError, match="nonce"):
+        scram.verify(state, final_message(state, nonce))
 
 
 @given(st.integers(0, len(FINAL) - 1), st.integers(1, 255))
