@@ -25,6 +25,7 @@ from logcore.cli.options import CommandGroup, config_option, fail, setting
 from logcore.config import INT32_MAX
 from logcore.errors import InvalidConfigError
 from netshim.access_command import acl, quota, user
+from netshim.follow_command import follow, promote_command
 from netshim.listeners import CLIENT_CERTIFICATES, Listener, TlsSettings
 from netshim.request_log import Repeated
 from netshim.security.principals import MappingRules
@@ -52,8 +53,8 @@ def main() -> None:
     """A Kafka broker over a directory of logs."""
 
 
-for _group in (user, acl, quota):
-    main.add_command(_group)
+for _command in (user, acl, quota, follow, promote_command):
+    main.add_command(_command)
 
 
 def _settings_options(command: Callable[..., Any]) -> Callable[..., Any]:

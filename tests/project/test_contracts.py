@@ -48,6 +48,7 @@ EXEMPT = {
     "logcore.__main__": "a program, as above",
     "netshim.command": "a program, as above",
     "netshim.access_command": "a program, as above",
+    "netshim.follow_command": "a program, as above",
 }
 
 #: Modules that read the disk, the clock or chance, or start something. `threading` is

@@ -1,4 +1,4 @@
-"""What one poll found as an Arrow table: the columns of a scan, with topic and
+"""The records of one poll as an Arrow table: the columns of a scan, with topic and
 partition as dictionaries.
 
 A dictionary holds each name once, and each row an index into it: a row of a topic costs

@@ -1,5 +1,5 @@
-"""Where a consumer commits, and what it reads: the log `__consumer_offsets`, the
-registry, or both while offsets move.
+"""The places of committed offsets: the log `__consumer_offsets`, the registry, or both
+while offsets move.
 
 | offsets_storage | dual_commit | commits to | reads |
 |---|---|---|---|

@@ -1,5 +1,4 @@
-"""What a consumer is told and tells: its settings, its listener, records by partition,
-offsets to commit.
+"""Values of a consumer: settings, listener, records by partition, offsets to commit.
 
 Rules:
 - Settings are checked when they are given, before anything is read. `config=` takes

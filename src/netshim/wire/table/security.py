@@ -1,6 +1,6 @@
-"""Messages about who may do what, and how much: authentication, access lists, quotas.
+"""Messages about authentication, access control lists and quotas.
 
-How a row reads is said in wire/fields.py.
+wire/fields.py describes the rows.
 """
 
 from __future__ import annotations

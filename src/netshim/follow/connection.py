@@ -1,0 +1,342 @@
+"""A connection to a broker of the source, with TLS and SASL.
+
+Rules:
+- Settings have librdkafka's names and defaults.
+- A request gets the newest version that both sides know.
+- Every wait has a limit. An error closes the connection, because the next bytes could
+  belong to an earlier request.
+
+This module blocks. It knows the requests of a login, and no others.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import os
+import socket
+import ssl
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+
+from logcore.errors import (
+    InvalidConfigError,
+    RemoteUnavailableError,
+    ShippingError,
+)
+from netshim import wire
+from netshim.wire import codes
+from netshim.wire.codec import Api
+
+_CLIENT: Final = "logcore-follow"
+_PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+_SCRAM: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
+_MECHANISMS: Final = ("PLAIN", *_SCRAM)
+#: Largest response. Kafka's own clients have no limit; a peer that is no broker would
+#: otherwise make us allocate 2 GiB.
+_MOST_RESPONSE_BYTES: Final = 512 << 20
+_TIMEOUT_S: Final = 30.0
+
+
+class LoginError(ShippingError):
+    """The source refuses the login or the TLS connection."""
+
+
+@attrs.frozen
+class ClientSettings:
+    """Settings of connections to the source."""
+
+    protocol: str = "PLAINTEXT"
+    mechanism: str = "PLAIN"
+    username: str = ""
+    password: str = attrs.field(default="", repr=False)
+    ca_file: str | None = None
+    certificate_file: str | None = None
+    key_file: str | None = None
+    key_password: str | None = attrs.field(default=None, repr=False)
+    checks_name: bool = True
+
+    @classmethod
+    def parse(cls, settings: Mapping[str, str]) -> ClientSettings:
+        """Return the settings with librdkafka's names.
+
+        Raises:
+            InvalidConfigError: a name is unknown, or a value is not served.
+        """
+        left = dict(settings)
+        found = cls(
+            protocol=left.pop("security.protocol", "PLAINTEXT").upper(),
+            mechanism=left.pop("sasl.mechanism", left.pop("sasl.mechanisms", "PLAIN")),
+            username=left.pop("sasl.username", ""),
+            password=left.pop("sasl.password", ""),
+            ca_file=left.pop("ssl.ca.location", None),
+            certificate_file=left.pop("ssl.certificate.location", None),
+            key_file=left.pop("ssl.key.location", None),
+            key_password=left.pop("ssl.key.password", None),
+            checks_name=left.pop("ssl.endpoint.identification.algorithm", "https")
+            != "none",
+        )
+        if left:
+            raise InvalidConfigError(
+                "unknown client settings",
+                expected="names of librdkafka for security.protocol, ssl.* and sasl.*",
+                found=", ".join(sorted(left)),
+            )
+        if found.protocol not in _PROTOCOLS:
+            raise InvalidConfigError(
+                "security.protocol",
+                expected=", ".join(_PROTOCOLS),
+                found=found.protocol,
+            )
+        if found.uses_sasl and found.mechanism not in _MECHANISMS:
+            raise InvalidConfigError(
+                "sasl.mechanism",
+                expected=", ".join(_MECHANISMS),
+                found=found.mechanism,
+            )
+        return found
+
+    @property
+    def uses_tls(self) -> bool:
+        return self.protocol.endswith("SSL")
+
+    @property
+    def uses_sasl(self) -> bool:
+        return self.protocol.startswith("SASL")
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Return the TLS context.
+
+        Raises:
+            InvalidConfigError: a file cannot be used.
+        """
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+            if self.certificate_file is not None:
+                context.load_cert_chain(
+                    self.certificate_file, self.key_file, self.key_password
+                )
+        except (OSError, ssl.SSLError) as error:
+            raise InvalidConfigError(
+                f"a certificate file cannot be used: {error}",
+                expected="PEM files in ssl.ca.location, ssl.certificate.location and ssl.key.location",
+            ) from error
+        context.check_hostname = self.checks_name
+        return context
+
+
+class SourceConnection:
+    """An authenticated connection to one broker. Used by one thread."""
+
+    def __init__(self, host: str, port: int, settings: ClientSettings) -> None:
+        """Connect and log in.
+
+        Raises:
+            RemoteUnavailableError: the broker does not answer.
+            LoginError: the broker refuses the login, or one side the other's
+                certificate.
+            InvalidConfigError: a certificate file cannot be used.
+        """
+        self._address = f"{host}:{port}"
+        self._correlation_id = 0
+        self._versions: dict[int, tuple[int, int]] = {}
+        self._buffer = bytearray(1 << 16)
+        self._waiting: list[tuple[int, Api[Any, Any], int]] = []
+        try:
+            self._sock = self._connect(host, port, settings)
+        except ssl.SSLError as error:
+            raise LoginError(
+                f"no TLS connection with {self._address}: {error}"
+            ) from error
+        except OSError as error:
+            raise self._unavailable(error) from error
+        try:
+            self._log_in(settings)
+        except BaseException:
+            self.close()
+            raise
+
+    @staticmethod
+    def _connect(host: str, port: int, settings: ClientSettings) -> socket.socket:
+        context = settings.tls_context() if settings.uses_tls else None
+        sock = socket.create_connection((host, port), timeout=_TIMEOUT_S)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if context is not None:
+                return context.wrap_socket(sock, server_hostname=host)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def close(self) -> None:
+        """Close the connection. A request without a response is given up."""
+        self._sock.close()
+
+    # -- requests ----------------------------------------------------------------------
+
+    def ask(self, api: Api[Any, Any], request: Any, *, most_version: int = 99) -> Any:
+        """Send a request and return its response.
+
+        Records in it are views of a buffer that the next response overwrites.
+
+        Raises:
+            RemoteUnavailableError: the broker does not answer, or its answer is
+                malformed.
+        """
+        self.send(api, request, most_version=most_version)
+        return self.receive()
+
+    def version_of(self, api: Api[Any, Any], most_version: int = 99) -> int:
+        """Return the version in which an API is asked.
+
+        Raises:
+            ShippingError: the broker serves no version that this module knows.
+        """
+        least, most = self._versions.get(api.key, (0, -1))
+        version = min(most, api.max_version, most_version)
+        if version < max(least, api.min_version):
+            raise ShippingError(
+                f"{self._address} serves no usable version of {api.name}",
+                expected=f"a version from {api.min_version} to {api.max_version}",
+                found=f"{least} to {most}",
+            )
+        return version
+
+    def send(self, api: Api[Any, Any], request: Any, *, most_version: int = 99) -> None:
+        """Send a request. receive() returns its response."""
+        self._send(api, self.version_of(api, most_version), request)
+
+    def _send(self, api: Api[Any, Any], version: int, request: Any) -> None:
+        self._correlation_id += 1
+        frame = wire.encode_request(
+            api, version, self._correlation_id, _CLIENT, request
+        )
+        try:
+            self._sock.sendall(frame)
+        except OSError as error:
+            raise self._unavailable(error) from error
+        self._waiting.append((self._correlation_id, api, version))
+
+    def receive(self) -> Any:
+        """Return the response to the oldest request without one.
+
+        Raises what ask() raises.
+        """
+        expected, api, version = self._waiting.pop(0)
+        try:
+            frame = self._frame()
+            correlation_id, response = wire.decode_response(api, version, frame)
+        except (OSError, wire.ProtocolError) as error:
+            raise self._unavailable(error) from error
+        if correlation_id != expected:
+            raise self._unavailable("a response to another request")
+        return response
+
+    def _frame(self) -> memoryview:
+        size = int.from_bytes(self._exactly(4), "big", signed=True)
+        if not 4 <= size <= _MOST_RESPONSE_BYTES:
+            raise ConnectionError(f"a response of {size} bytes")
+        return self._exactly(size)
+
+    def _exactly(self, size: int) -> memoryview:
+        if len(self._buffer) < size:
+            self._buffer = bytearray(size)
+        view = memoryview(self._buffer)[:size]
+        done = 0
+        while done < size:
+            count = self._sock.recv_into(view[done:])
+            if not count:
+                raise ConnectionError("the connection was closed")
+            done += count
+        return view
+
+    def _unavailable(self, reason: object) -> RemoteUnavailableError:
+        if hasattr(self, "_sock"):
+            self.close()
+        return RemoteUnavailableError(f"{self._address}: {reason}")
+
+    # -- login -------------------------------------------------------------------------
+
+    def _log_in(self, settings: ClientSettings) -> None:
+        self._send(wire.API_VERSIONS, 0, wire.API_VERSIONS.Request())
+        served = self.receive()
+        self._versions = {
+            one.api_key: (one.min_version, one.max_version) for one in served.api_keys
+        }
+        if not settings.uses_sasl:
+            return
+        chosen = self.ask(
+            wire.SASL_HANDSHAKE,
+            wire.SASL_HANDSHAKE.Request(mechanism=settings.mechanism),
+        )
+        if chosen.error_code:
+            raise LoginError(
+                f"{self._address} does not serve {settings.mechanism}",
+                expected=", ".join(chosen.mechanisms),
+                found=settings.mechanism,
+            )
+        if settings.mechanism == "PLAIN":
+            self._token(f"\0{settings.username}\0{settings.password}".encode())
+        else:
+            self._log_in_with_scram(settings)
+
+    def _log_in_with_scram(self, settings: ClientSettings) -> None:
+        """Authenticate by RFC 5802, and check that the broker knows the password."""
+        digest = _SCRAM[settings.mechanism]
+        name = settings.username.replace("=", "=3D").replace(",", "=2C")
+        nonce = base64.b64encode(os.urandom(24)).decode()
+        first = f"n={name},r={nonce}"
+        challenge = self._token(f"n,,{first}".encode()).decode()
+        try:
+            parts = dict(part.split("=", 1) for part in challenge.split(","))
+            salt, iterations = base64.b64decode(parts["s"]), int(parts["i"])
+            final = f"c=biws,r={parts['r']}"
+        except (KeyError, ValueError) as error:
+            raise LoginError(f"{self._address}: a malformed challenge") from error
+        if not parts["r"].startswith(nonce) or iterations < 4_096:
+            raise LoginError(f"{self._address}: an insecure challenge")
+        salted = hashlib.pbkdf2_hmac(
+            digest, settings.password.encode(), salt, iterations
+        )
+        signed = f"{first},{challenge},{final}".encode()
+        client_key = hmac.digest(salted, b"Client Key", digest)
+        stored_key = hashlib.new(digest, client_key).digest()
+        signature = hmac.digest(stored_key, signed, digest)
+        proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
+        text = f"{final},p={base64.b64encode(proof).decode()}"
+        answer = self._token(text.encode())
+        server_key = hmac.digest(salted, b"Server Key", digest)
+        expected = base64.b64encode(hmac.digest(server_key, signed, digest))
+        if not hmac.compare_digest(answer, b"v=" + expected):
+            raise LoginError(f"{self._address} does not know the password")
+
+    def _token(self, token: bytes) -> bytes:
+        response = self.ask(
+            wire.SASL_AUTHENTICATE, wire.SASL_AUTHENTICATE.Request(auth_bytes=token)
+        )
+        if response.error_code:
+            raise LoginError(
+                f"{self._address}: {response.error_message or codes.name(response.error_code)}"
+            )
+        return bytes(response.auth_bytes)
+
+
+def parse_addresses(text: str) -> list[tuple[str, int]]:
+    """Return the addresses in `HOST:PORT[,...]`.
+
+    Raises:
+        InvalidConfigError: an address is malformed.
+    """
+    found = []
+    for one in text.split(","):
+        host, _, port = one.strip().rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+            raise InvalidConfigError(
+                "address of the source", expected="HOST:PORT[,...]", found=repr(one)
+            )
+        found.append((host.strip("[]"), int(port)))
+    return found

@@ -1,0 +1,521 @@
+"""Copies topics of a source into a log directory, and promotes the copy.
+
+Rules:
+- The only progress is the end of each copy, so that a crash repeats or loses nothing.
+- A copied topic has the setting `mirror.source`, with the ids of the cluster and the
+  topic. Nobody else can write to it.
+- The file `follow.json` records whether the copy has ever caught up. A partial copy is
+  promoted only on request.
+- A partition that cannot continue stops with an error, and the others continue.
+
+rules.py decides. step() does one piece of work in the thread of the caller.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import attrs
+
+from logcore.config import LogConfig
+from logcore.errors import (
+    DivergedError,
+    InvalidConfigError,
+    LogcoreError,
+    RemoteTopicError,
+    RemoteUnavailableError,
+    ShippingError,
+)
+from logcore.log import Log
+from logcore.logdir import LogDir
+from logcore.reporting import WARNING, tell
+from netshim.follow import rules
+from netshim.follow.rules import (
+    Append,
+    AwaitMetadata,
+    CopyPosition,
+    Policies,
+    SkipGap,
+    StopCopy,
+    Truncate,
+)
+from netshim.follow.source import FetchPosition, Partition, Source, SourceTopic
+
+_NOTE: Final = "follow.json"
+_REFRESH_S: Final = 5.0
+_FIRST_RETRY_S: Final = 0.1
+_MOST_RETRY_S: Final = 10.0
+
+State = Literal["connecting", "copying", "idle", "waiting", "stopped"]
+
+
+@attrs.define(eq=False)
+class _PartitionCopy:
+    """One copied partition."""
+
+    topic_id: bytes
+    log: Log
+    leader: int = -1
+    source_start: int = 0
+    #: The source's high watermark.
+    source_end: int = 0
+    #: The offset after a gap at which the copy continues.
+    skip_to: int | None = None
+    failure: LogcoreError | None = None
+
+    @property
+    def next_offset(self) -> int:
+        if self.skip_to is not None:
+            return self.skip_to
+        if self._is_empty:
+            return max(self.log.log_end_offset, self.source_start)
+        return self.log.log_end_offset
+
+    @property
+    def _is_empty(self) -> bool:
+        return self.log.log_start_offset == self.log.log_end_offset
+
+    @property
+    def position(self) -> FetchPosition:
+        epoch = -1
+        if self.skip_to is None and not self._is_empty:
+            epoch = self.log.leader_epoch
+        return FetchPosition(self.topic_id, self.next_offset, epoch)
+
+    @property
+    def lag(self) -> int:
+        return max(0, self.source_end - self.next_offset)
+
+
+@attrs.frozen(kw_only=True)
+class FollowMetrics:
+    """The progress of a follower."""
+
+    state: State
+    #: Bytes appended since the follower was created.
+    size_bytes: int
+    #: Offsets of the source that the copies lack, in all and by partition.
+    lag_records: int
+    lags: Mapping[Partition, int]
+    #: Truncations after an unclean election in the source.
+    truncation_count: int
+    #: Offsets that the source deleted before they were copied.
+    skipped_offsets: int
+    #: Stopped partitions, with the reason.
+    failures: Mapping[Partition, str]
+    #: Why the follower waits.
+    reason: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the metrics for JSON."""
+        facts = attrs.asdict(self)
+        for field in ("lags", "failures"):
+            facts[field] = {
+                f"{topic}-{number}": value
+                for (topic, number), value in facts[field].items()
+            }
+        return facts
+
+
+class Follower:
+    """Copies topics; see the top of this module. Used by one thread."""
+
+    def __init__(
+        self,
+        logdir: LogDir,
+        source: Source,
+        *,
+        topics: Iterable[str],
+        with_internal: bool = False,
+        on_divergence: Literal["truncate", "stop"] = "truncate",
+        on_gap: Literal["stop", "skip"] = "stop",
+    ) -> None:
+        """Create a follower of the topics whose names match patterns with * and ?.
+
+        `with_internal` adds `__consumer_offsets` and `__transaction_state`.
+
+        Raises:
+            InvalidConfigError: the directory is read-only or shared, or a choice is
+                unknown.
+        """
+        if logdir.is_read_only or logdir.is_shared:
+            raise InvalidConfigError(
+                "a follower needs a directory of its own, open for writing"
+            )
+        self._patterns = list(topics)
+        if not self._patterns:
+            raise InvalidConfigError("at least one topic is needed")
+        if on_divergence not in ("truncate", "stop") or on_gap not in ("stop", "skip"):
+            raise InvalidConfigError(
+                "unknown choice",
+                expected="on_divergence truncate or stop, on_gap stop or skip",
+                found=f"{on_divergence}, {on_gap}",
+            )
+        self._logdir = logdir
+        self._source = source
+        self._with_internal = with_internal
+        self._policies = Policies(on_divergence, on_gap)
+        self._copies: dict[Partition, _PartitionCopy] = {}
+        self._topics: dict[str, SourceTopic] = {}
+        self._refresh_at = 0.0
+        self._retry_at = 0.0
+        self._retries = 0
+        self._state: State = "connecting"
+        self._reason = ""
+        self._size_bytes = 0
+        self._truncation_count = 0
+        self._skipped_offsets = 0
+        self._note = _read_note(logdir.path)
+
+    # -- work --------------------------------------------------------------------------
+
+    def run(
+        self, *, until_end: bool = False, after_step: Callable[[], None] | None = None
+    ) -> None:
+        """Copy until an exception ends it, such as KeyboardInterrupt.
+
+        With `until_end`, it ends once all records that existed at the beginning are
+        copied. `after_step` is called after each step.
+
+        Raises:
+            LogcoreError: all partitions have stopped. With `until_end`, also if some
+                have.
+        """
+        ends: dict[Partition, int] | None = None
+        while True:
+            self.step()
+            if after_step is not None:
+                after_step()
+            copies = self._copies
+            failures = [one.failure for one in copies.values() if one.failure]
+            if failures and len(failures) == len(copies):
+                raise failures[0]
+            if not until_end or self._state in ("connecting", "waiting"):
+                continue
+            if ends is None:
+                ends = {name: one.source_end for name, one in copies.items()}
+            if all(
+                copies[name].failure or copies[name].next_offset >= end
+                for name, end in ends.items()
+            ):
+                if failures:
+                    raise failures[0]
+                return
+
+    def step(self) -> int:
+        """Do one piece of work, and return the number of appended bytes.
+
+        If the source cannot be reached, the step waits for a moment, and the state
+        becomes "waiting".
+
+        Raises:
+            ShippingError: the source refuses the login or is too old, or a topic was
+                created again.
+            LogcoreError: the directory cannot be written.
+        """
+        now = time.monotonic()
+        if now < self._retry_at:
+            time.sleep(min(0.1, self._retry_at - now))
+            return 0
+        try:
+            if now >= self._refresh_at:
+                self._refresh()
+                self._refresh_at = time.monotonic() + _REFRESH_S
+            count = self._fetch()
+        except RemoteUnavailableError as error:
+            self._wait(error)
+            return 0
+        self._retries = 0
+        self._reason = ""
+        self._state = "copying" if any(one.lag for one in self._going()) else "idle"
+        if self._copies and not any(True for _ in self._going()):
+            self._state = "stopped"
+        self._note_progress()
+        self._logdir.tick()
+        return count
+
+    def _going(self) -> Iterable[_PartitionCopy]:
+        return (one for one in self._copies.values() if one.failure is None)
+
+    def _wait(self, error: LogcoreError) -> None:
+        """Try again later, with new connections and metadata."""
+        self._source.close()
+        if self._state != "waiting":
+            tell("follow", WARNING, "the source does not answer: %s", error)
+        self._state = "waiting"
+        self._reason = str(error)
+        delay_s = min(_MOST_RETRY_S, _FIRST_RETRY_S * 2**self._retries)
+        self._retries = min(self._retries + 1, 10)
+        self._retry_at = time.monotonic() + delay_s
+        self._refresh_at = 0.0
+
+    # -- topics ------------------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        """Read the topics, leaders, settings and log starts of the source."""
+        found = self._source.topics(self._patterns, with_internal=self._with_internal)
+        missing = [
+            name
+            for name in self._patterns
+            if name not in found and not set("*?[") & set(name)
+        ]
+        if missing:
+            raise RemoteTopicError(
+                f"topics are missing in the source: {', '.join(missing)}"
+            )
+        settings = self._source.settings(found)
+        for topic in found.values():
+            self._place(topic, settings[topic.name])
+            for number, leader in topic.leaders.items():
+                copy = self._copies.get((topic.name, number))
+                if copy is None:
+                    log = self._logdir.partition(topic.name, number)
+                    copy = _PartitionCopy(topic.topic_id, log)
+                    self._copies[topic.name, number] = copy
+                copy.leader = leader
+        self._topics = found
+        for name, offset in self._source.ends(found).items():
+            self._copies[name].source_end = offset
+        for name, offset in self._source.starts(found).items():
+            self._follow_start(self._copies[name], offset)
+
+    def _place(self, topic: SourceTopic, settings: Mapping[str, str]) -> None:
+        """Create or adapt the local topic.
+
+        Raises:
+            DivergedError: the local topic is no copy, or a copy of another topic.
+        """
+        name = topic.name
+        identity = f"{self._source.cluster_id}/{uuid.UUID(bytes=topic.topic_id)}"
+        wanted = {**_known_settings(settings), "mirror.source": identity}
+        count = max(topic.leaders) + 1
+        if name not in self._logdir:
+            self._logdir.create_topic(name, count, wanted)
+            return
+        known = self._logdir.settings(name).mirror_source
+        if known != identity:
+            raise DivergedError(
+                f"topic {name!r} of this directory is no copy of the source's topic",
+                expected=f"mirror.source={identity}",
+                found=known
+                or "no mirror.source: the topic was created here or promoted",
+            )
+        if len(self._logdir.partitions(name)) < count:
+            self._logdir.add_partitions(name, count)
+        present = self._logdir.describe_topic(name).overrides
+        changes: dict[str, object | None] = dict.fromkeys(
+            present.keys() - wanted.keys()
+        )
+        changes |= {
+            key: value for key, value in wanted.items() if present.get(key) != value
+        }
+        if changes:
+            self._logdir.alter_topic(name, changes)
+
+    def _follow_start(self, copy: _PartitionCopy, offset: int) -> None:
+        """Delete the records that the source has deleted."""
+        copy.source_start = offset
+        if copy.failure is None and (
+            copy.log.log_start_offset < offset <= copy.log.log_end_offset
+        ):
+            copy.log.delete_records(offset)
+
+    # -- records -----------------------------------------------------------------------
+
+    def _fetch(self) -> int:
+        wanted: dict[int, dict[Partition, FetchPosition]] = {}
+        for name, copy in self._copies.items():
+            if copy.failure is None and copy.leader >= 0:
+                wanted.setdefault(copy.leader, {})[name] = copy.position
+        if not wanted:
+            time.sleep(0.1)
+            return 0
+        total = 0
+        for name, answer in self._source.fetch(wanted):
+            copy = self._copies[name]
+            if answer.high_watermark >= 0:
+                copy.source_end = answer.high_watermark
+            try:
+                total += self._apply(name, copy, answer)
+            except LogcoreError as error:
+                self._stop(name, copy, error)
+        self._size_bytes += total
+        return total
+
+    def _apply(self, name: Partition, copy: _PartitionCopy, answer: Any) -> int:
+        """Carry out the decision about an answer; return the number of appended bytes."""
+        position = CopyPosition(
+            f"{name[0]}-{name[1]}", copy.next_offset, copy.source_start, copy.source_end
+        )
+        match rules.decide(answer, position, self._policies):
+            case Append(data):
+                copy.log.append_as_follower(data)
+                copy.skip_to = None
+                if copy.log.log_start_offset < copy.source_start:
+                    self._follow_start(copy, copy.source_start)
+                return len(data)
+            case Truncate(epoch, end_offset):
+                before = copy.log.log_end_offset
+                after = copy.log.truncate_to_epoch(epoch, end_offset)
+                self._truncation_count += 1
+                tell(
+                    "follow",
+                    WARNING,
+                    "%s: an unclean election in the source; offsets %d to %d were removed",
+                    position.name,
+                    after,
+                    before - 1,
+                )
+            case SkipGap(offset):
+                self._skipped_offsets += offset - copy.next_offset
+                copy.skip_to = offset
+            case AwaitMetadata():
+                self._refresh_at = min(
+                    self._refresh_at, time.monotonic() + _FIRST_RETRY_S
+                )
+            case StopCopy(error):
+                self._stop(name, copy, error)
+        return 0
+
+    def _stop(self, name: Partition, copy: _PartitionCopy, error: LogcoreError) -> None:
+        copy.failure = error
+        tell("follow", WARNING, "%s-%d stopped: %s", *name, error)
+
+    # -- progress ----------------------------------------------------------------------
+
+    def _note_progress(self) -> None:
+        """Record the source, and whether the copy has caught up once."""
+        is_partial = self._note.get("partial", True) and not (
+            self._copies
+            and all(not one.lag and not one.failure for one in self._copies.values())
+        )
+        note = {
+            "from": self._source.addresses,
+            "cluster_id": self._source.cluster_id,
+            "topics": self._patterns,
+            "with_internal": self._with_internal,
+            "partial": is_partial,
+        }
+        if note != self._note:
+            _write_note(self._logdir.path, note)
+            self._note = note
+
+    def metrics(self) -> FollowMetrics:
+        """Return the progress."""
+        lags = {name: one.lag for name, one in self._copies.items()}
+        return FollowMetrics(
+            state=self._state,
+            size_bytes=self._size_bytes,
+            lag_records=sum(lags.values()),
+            lags=lags,
+            truncation_count=self._truncation_count,
+            skipped_offsets=self._skipped_offsets,
+            failures={
+                name: str(one.failure)
+                for name, one in self._copies.items()
+                if one.failure is not None
+            },
+            reason=self._reason,
+        )
+
+
+def _known_settings(settings: Mapping[str, str]) -> dict[str, str]:
+    """Leave out settings that logcore does not have, such as remote storage."""
+    known = {}
+    for name, value in settings.items():
+        try:
+            LogConfig.parse({name: value})
+        except InvalidConfigError:
+            tell("follow", WARNING, "the setting %s=%s is not copied", name, value)
+        else:
+            known[name] = value
+    return known
+
+
+def _read_note(directory: str) -> dict[str, Any]:
+    path = Path(directory, _NOTE)
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise InvalidConfigError(f"{path} is damaged: {error}") from error
+    if not isinstance(found, dict):
+        raise InvalidConfigError(f"{path} is damaged: it contains no object")
+    return found
+
+
+def _write_note(directory: str, note: Mapping[str, Any]) -> None:
+    path = Path(directory, _NOTE)
+    new = path.with_suffix(".tmp")
+    new.write_text(json.dumps(note, indent=1))
+    new.replace(path)
+
+
+# -- promotion -------------------------------------------------------------------------
+
+
+def promote(
+    logdir: LogDir, source: Source | None = None, *, anyway: bool = False
+) -> list[str]:
+    """Make the copies in a directory normal topics; return their names.
+
+    Each partition begins a new leader epoch, so that the source and the promoted copy
+    differ from there on. `source` is asked whether it has more records; None if it cannot
+    be asked. A promotion that was interrupted can be repeated.
+
+    Raises:
+        ShippingError: the source is ahead, cannot be asked, or the copy has never
+            caught up, and `anyway` is not set.
+        InvalidConfigError: the directory contains no copy.
+    """
+    names = [name for name in logdir.topics() if logdir.settings(name).mirror_source]
+    if not names:
+        raise InvalidConfigError(
+            "nothing to promote",
+            expected="a directory of netshim follow",
+            found=logdir.path,
+        )
+    if not anyway:
+        _check_complete(logdir, names, source)
+    for name in names:
+        for number in logdir.partitions(name):
+            log = logdir.partition(name, number)
+            log.begin_epoch(log.leader_epoch + 1)
+            log.flush()
+        logdir.alter_topic(name, {"mirror.source": None})
+    Path(logdir.path, _NOTE).unlink(missing_ok=True)
+    return names
+
+
+def _check_complete(logdir: LogDir, names: list[str], source: Source | None) -> None:
+    advice = "--anyway to promote the copy as it is"
+    if _read_note(logdir.path).get("partial", True):
+        raise ShippingError(
+            "the copy has never caught up with its source", expected=advice
+        )
+    if source is None:
+        raise ShippingError("the source is unknown", expected=advice)
+    try:
+        topics = source.topics(names)
+        ends = source.ends(topics)
+    except RemoteUnavailableError as error:
+        raise ShippingError(
+            f"the source does not say whether it is ahead: {error}", expected=advice
+        ) from error
+    ahead = [
+        f"{name}-{number}"
+        for (name, number), end in ends.items()
+        if number not in logdir.partitions(name)
+        or logdir.partition(name, number).log_end_offset < end
+    ]
+    if ahead:
+        raise ShippingError(
+            f"the source is ahead in {', '.join(ahead[:5])}{', ...' * (len(ahead) > 5)}",
+            expected=f"a follower that has caught up, or {advice}",
+        )

@@ -1,0 +1,331 @@
+"""The cluster that is copied: topics, leaders, settings, offsets and fetches.
+
+Rules:
+- The leader of a partition gets the requests about it. One fetch is outstanding for each
+  leader.
+- Partitions are fetched by topic id, so that a topic that was created again under the
+  same name is not read into the old copy (KAFKA-14616).
+
+This module blocks, and decides nothing.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Final, Self
+
+import attrs
+
+from logcore.errors import RemoteTopicError, RemoteUnavailableError, ShippingError
+from netshim import wire
+from netshim.follow.connection import (
+    ClientSettings,
+    SourceConnection,
+    parse_addresses,
+)
+from netshim.wire import codes
+
+#: Topic and number of a partition.
+Partition = tuple[str, int]
+
+#: First version of Metadata with topic ids, and the version of Fetch that uses them:
+#: Kafka 2.8 and 3.1.
+_METADATA_WITH_IDS: Final = 10
+_FETCH_WITH_IDS: Final = 13
+#: The newest version of Fetch in which a consumer is known by `replica_id`.
+_FETCH_VERSION: Final = 16
+_TOPIC: Final = 2
+#: The source of a setting that was set for the topic.
+_SET_FOR_TOPIC: Final = 1
+_EARLIEST: Final = -2
+_LATEST: Final = -1
+_WAIT_MS: Final = 500
+_PARTITION_BYTES: Final = 4 << 20
+_MOST_BYTES: Final = 32 << 20
+_INTERNAL: Final = ("__consumer_offsets", "__transaction_state")
+
+
+@attrs.frozen
+class SourceTopic:
+    """A topic of the source."""
+
+    name: str
+    topic_id: bytes
+    #: The leader of each partition; -1 if there is none.
+    leaders: Mapping[int, int]
+
+
+@attrs.frozen
+class FetchPosition:
+    """The place at which a copy continues. The epoch is -1 if the copy is empty."""
+
+    topic_id: bytes
+    offset: int
+    last_epoch: int
+
+
+class Source:
+    """A Kafka cluster. A with block closes it; used by one thread."""
+
+    def __init__(
+        self, addresses: str, settings: Mapping[str, str] | None = None
+    ) -> None:
+        """Prepare connections to the brokers at `HOST:PORT[,...]`.
+
+        `settings` have librdkafka's names, such as security.protocol.
+
+        Raises:
+            InvalidConfigError: an address or a setting is invalid.
+        """
+        #: The addresses as given.
+        self.addresses = addresses
+        self._bootstrap = parse_addresses(addresses)
+        self._settings = ClientSettings.parse(settings or {})
+        self._brokers: dict[int, tuple[str, int]] = {}
+        self._connections: dict[int, SourceConnection] = {}
+        self._any: SourceConnection | None = None
+        self.cluster_id = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections. A later call opens new ones."""
+        for one in self._connections.values():
+            one.close()
+        self._connections.clear()
+        if self._any is not None:
+            self._any.close()
+            self._any = None
+
+    # -- connections -------------------------------------------------------------------
+
+    def _bootstrapped(self) -> SourceConnection:
+        """Return a connection to some broker.
+
+        Raises:
+            RemoteUnavailableError: no broker answers.
+        """
+        if self._any is not None:
+            return self._any
+        failure: RemoteUnavailableError | None = None
+        for host, port in [*self._bootstrap, *self._brokers.values()]:
+            try:
+                self._any = SourceConnection(host, port, self._settings)
+            except RemoteUnavailableError as error:
+                failure = error
+            else:
+                return self._any
+        assert failure is not None, "there is no address"
+        raise failure
+
+    def _connection(self, broker: int) -> SourceConnection:
+        found = self._connections.get(broker)
+        if found is None:
+            if broker not in self._brokers:
+                raise RemoteUnavailableError(f"broker {broker} is unknown")
+            host, port = self._brokers[broker]
+            found = SourceConnection(host, port, self._settings)
+            self._connections[broker] = found
+        return found
+
+    # -- metadata ----------------------------------------------------------------------
+
+    def topics(
+        self, patterns: Iterable[str], *, with_internal: bool = False
+    ) -> dict[str, SourceTopic]:
+        """Return the topics with matching names.
+
+        A pattern is a name, in which * and ? match any characters. Kafka's own topics
+        are found only by their names or with `with_internal`.
+
+        Raises:
+            RemoteUnavailableError: no broker answers.
+            ShippingError: the brokers are older than Kafka 3.1.
+        """
+        connection = self._bootstrapped()
+        request = wire.METADATA.Request(topics=None, allow_auto_topic_creation=False)
+        if connection.version_of(wire.METADATA) < _METADATA_WITH_IDS:
+            raise ShippingError("the source needs Apache Kafka 3.1 or later")
+        response = connection.ask(wire.METADATA, request)
+        self.cluster_id = response.cluster_id or ""
+        self._brokers = {one.node_id: (one.host, one.port) for one in response.brokers}
+        patterns = list(patterns)
+        found = {}
+        for topic in response.topics:
+            if topic.error_code or not _is_wanted(
+                topic.name, topic.is_internal, patterns, with_internal
+            ):
+                continue
+            found[topic.name] = SourceTopic(
+                topic.name,
+                bytes(topic.topic_id),
+                {one.partition_index: one.leader_id for one in topic.partitions},
+            )
+        return found
+
+    def settings(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
+        """Return the settings that were set for topics.
+
+        Raises:
+            RemoteUnavailableError: no broker answers.
+            RemoteTopicError: the settings of a topic may not be read.
+        """
+        resource = wire.DESCRIBE_CONFIGS.Request.Resource
+        request = wire.DESCRIBE_CONFIGS.Request(
+            resources=[
+                resource(
+                    resource_type=_TOPIC, resource_name=name, configuration_keys=None
+                )
+                for name in names
+            ]
+        )
+        response = self._bootstrapped().ask(wire.DESCRIBE_CONFIGS, request)
+        found = {}
+        for one in response.results:
+            if one.error_code:
+                raise RemoteTopicError(
+                    f"the settings of topic {one.resource_name} cannot be read: "
+                    f"{codes.name(one.error_code)}"
+                )
+            found[one.resource_name] = {
+                config.name: config.value
+                for config in one.configs
+                if config.config_source == _SET_FOR_TOPIC and config.value is not None
+            }
+        return found
+
+    def starts(self, topics: Mapping[str, SourceTopic]) -> dict[Partition, int]:
+        """Return the log start offsets of all partitions that have a leader."""
+        return self._offsets(topics, _EARLIEST)
+
+    def ends(self, topics: Mapping[str, SourceTopic]) -> dict[Partition, int]:
+        """Return the high watermarks of all partitions that have a leader."""
+        return self._offsets(topics, _LATEST)
+
+    def _offsets(
+        self, topics: Mapping[str, SourceTopic], timestamp: int
+    ) -> dict[Partition, int]:
+        """Partitions whose leader has just moved are left out.
+
+        Raises:
+            RemoteUnavailableError: a leader does not answer.
+        """
+        by_leader: dict[int, dict[str, list[int]]] = {}
+        for topic in topics.values():
+            for number, leader in topic.leaders.items():
+                if leader >= 0:
+                    asked = by_leader.setdefault(leader, {})
+                    asked.setdefault(topic.name, []).append(number)
+        found = {}
+        kind = wire.LIST_OFFSETS.Request.Topic
+        for leader, wanted in by_leader.items():
+            request = wire.LIST_OFFSETS.Request(
+                replica_id=-1,
+                topics=[
+                    kind(
+                        name=name,
+                        partitions=[
+                            kind.Partition(partition_index=number, timestamp=timestamp)
+                            for number in numbers
+                        ],
+                    )
+                    for name, numbers in wanted.items()
+                ],
+            )
+            response = self._ask(leader, wire.LIST_OFFSETS, request)
+            for topic in response.topics:
+                for one in topic.partitions:
+                    if not one.error_code:
+                        found[topic.name, one.partition_index] = one.offset
+        return found
+
+    def _ask(self, broker: int, api: Any, request: Any) -> Any:
+        try:
+            return self._connection(broker).ask(api, request)
+        except RemoteUnavailableError:
+            self._connections.pop(broker, None)
+            raise
+
+    # -- records -----------------------------------------------------------------------
+
+    def fetch(
+        self, wanted: Mapping[int, Mapping[Partition, FetchPosition]]
+    ) -> Iterator[tuple[Partition, Any]]:
+        """Fetch partitions, grouped by leader; yield each with its part of a response.
+
+        Records are views, valid until the next one is taken from the iterator. All
+        leaders are asked before the first response is read.
+
+        Raises:
+            RemoteUnavailableError: a leader does not answer.
+            ShippingError: a leader is older than Kafka 3.1.
+        """
+        try:
+            for leader, positions in wanted.items():
+                connection = self._connection(leader)
+                if connection.version_of(wire.FETCH) < _FETCH_WITH_IDS:
+                    raise ShippingError("the source needs Apache Kafka 3.1 or later")
+                connection.send(
+                    wire.FETCH, _fetch_request(positions), most_version=_FETCH_VERSION
+                )
+            for leader, positions in wanted.items():
+                names = {one.topic_id: name for (name, _), one in positions.items()}
+                response = self._connection(leader).receive()
+                if response.error_code:
+                    raise RemoteUnavailableError(
+                        f"broker {leader}: {codes.name(response.error_code)}"
+                    )
+                for topic in response.responses:
+                    name = names[bytes(topic.topic_id)]
+                    for part in topic.partitions:
+                        yield (name, part.partition_index), part
+        except BaseException:
+            # Unread responses would be mistaken for responses to later requests.
+            self.close()
+            raise
+
+
+def _fetch_request(positions: Mapping[Partition, FetchPosition]) -> Any:
+    kind = wire.FETCH.Request.Topic
+    topics: dict[bytes, Any] = {}
+    for (_, number), position in positions.items():
+        topic = topics.get(position.topic_id)
+        if topic is None:
+            topic = kind(topic_id=position.topic_id, partitions=[])
+            topics[position.topic_id] = topic
+        topic.partitions.append(
+            kind.Partition(
+                partition=number,
+                fetch_offset=position.offset,
+                last_fetched_epoch=position.last_epoch,
+                partition_max_bytes=_PARTITION_BYTES,
+            )
+        )
+    return wire.FETCH.Request(
+        max_wait_ms=_WAIT_MS,
+        min_bytes=1,
+        max_bytes=_MOST_BYTES,
+        isolation_level=0,
+        topics=list(topics.values()),
+    )
+
+
+def _is_wanted(
+    name: str, is_internal: bool, patterns: list[str], with_internal: bool
+) -> bool:
+    if name in patterns:
+        return True
+    if is_internal or name in _INTERNAL:
+        return with_internal and name in _INTERNAL
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,0 +1,333 @@
+"""A follower of a running broker: equal bytes, restarts, gaps, and promotion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import confluent_kafka
+import pytest
+
+import logcore
+from logcore import InvalidConfigError, ReadOnlyLogError
+from logcore.errors import (
+    DivergedError,
+    RemoteTopicError,
+    ShippingError,
+    ShippingGapError,
+)
+from logcore.logdir import LogDir
+from netshim.follow import Follower, Source, promote
+from netshim.follow.connection import LoginError
+from netshim.secured_testing import SecuredKafka
+from netshim.testing import Kafka
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Iterator[LogDir]:
+    with logcore.open_dir(tmp_path / "copy", create=True) as logdir:
+        yield logdir
+
+
+@pytest.fixture
+def source(kafka: Kafka) -> Iterator[Source]:
+    with Source(kafka.bootstrap_servers) as found:
+        yield found
+
+
+def stored(logdir: LogDir, topic: str, number: int = 0) -> bytes:
+    """Return the bytes of all segments of a partition, in order."""
+    folder = Path(logdir.path, f"{topic}-{number}")
+    files = sorted(folder.glob("*.log"))
+    end = logdir.partition(topic, number).log_end_offset
+    assert end >= 0
+    return b"".join(one.read_bytes() for one in files)
+
+
+def follow(logdir: LogDir, source: Source, *topics: str, **options: object) -> Follower:
+    follower = Follower(logdir, source, topics=topics or ("*",), **options)  # type: ignore[arg-type]
+    follower.run(until_end=True)
+    return follower
+
+
+def fill(kafka: Kafka, topic: str, count: int = 100, partition: int = 0) -> None:
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 1}
+    )
+    for number in range(count):
+        producer.produce(topic, b"value %d" % number, partition=partition)
+    assert not producer.flush(30)
+
+
+def transact(kafka: Kafka, topic: str, *, commits: bool) -> None:
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": "t"}
+    )
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, b"in a transaction", partition=0)
+    producer.flush(30)
+    if commits:
+        producer.commit_transaction(30)
+    else:
+        producer.abort_transaction(30)
+
+
+def test_copy_has_the_bytes_of_the_source(
+    kafka: Kafka, copy: LogDir, source: Source
+) -> None:
+    """Transactions, their markers, settings and partitions too."""
+    kafka.create_topic("orders", 2, {"max.message.bytes": "2000000"})
+    kafka.create_topic("other", 1)
+    for partition in range(2):
+        fill(kafka, "orders", partition=partition)
+    transact(kafka, "orders", commits=True)
+    transact(kafka, "orders", commits=False)
+    follower = follow(copy, source, "ord*")
+    assert copy.topics() == ["orders"]
+    for partition in range(2):
+        assert stored(copy, "orders", partition) == stored(
+            kafka.logdir, "orders", partition
+        )
+    assert copy.settings("orders").max_message_bytes == 2_000_000
+    assert follower.metrics().state == "idle"
+    assert follower.metrics().lag_records == 0
+    committed = [
+        one.value
+        for one in copy.partition("orders", 0).read(0, isolation="read_committed")
+    ]
+    assert committed.count(b"in a transaction") == 1
+
+
+def test_follower_continues_after_a_restart_of_both_sides(
+    kafka_factory: Callable[..., Kafka], tmp_path: Path
+) -> None:
+    path = tmp_path / "source"
+    for turn in range(3):
+        kafka = kafka_factory(path)
+        if not turn:
+            kafka.create_topic("t", 1)
+        fill(kafka, "t", 50)
+        with (
+            logcore.open_dir(tmp_path / "copy", create=True) as copy,
+            Source(kafka.bootstrap_servers) as source,
+        ):
+            follow(copy, source, "t")
+            assert stored(copy, "t") == stored(kafka.logdir, "t")
+        kafka.stop()
+
+
+def test_new_partitions_topics_and_settings_are_followed(
+    kafka: Kafka, copy: LogDir, source: Source
+) -> None:
+    kafka.create_topic("t1", 1)
+    follow(copy, source, "t*")
+    kafka.logdir.add_partitions("t1", 3)
+    kafka.logdir.alter_topic("t1", {"retention.ms": "5000"})
+    kafka.create_topic("t2", 1)
+    fill(kafka, "t1", partition=2)
+    follow(copy, source, "t*")
+    assert copy.topics() == ["t1", "t2"]
+    assert stored(copy, "t1", 2) == stored(kafka.logdir, "t1", 2)
+    assert copy.settings("t1").retention_ms == 5_000
+
+
+def test_copies_cannot_be_written(kafka: Kafka, copy: LogDir, source: Source) -> None:
+    kafka.create_topic("t", 1)
+    follow(copy, source, "t")
+    with pytest.raises(ReadOnlyLogError):
+        copy.append("t", b"mine")
+
+
+def test_deleted_records_are_deleted_in_the_copy(
+    kafka: Kafka, copy: LogDir, source: Source
+) -> None:
+    kafka.create_topic("t", 1)
+    fill(kafka, "t")
+    follow(copy, source, "t")
+    kafka.logdir.partition("t", 0).delete_records(60)
+    follow(copy, source, "t")
+    assert copy.partition("t", 0).log_start_offset == 60
+
+
+def test_empty_copy_begins_at_the_start_of_the_source(
+    kafka: Kafka, copy: LogDir, source: Source
+) -> None:
+    """The first batch begins below that offset, and is copied whole."""
+    kafka.create_topic("t", 1)
+    fill(kafka, "t")
+    kafka.logdir.partition("t", 0).delete_records(60)
+    follow(copy, source, "t")
+    ours = copy.partition("t", 0)
+    assert (ours.log_start_offset, ours.log_end_offset) == (60, 100)
+    assert [one.offset for one in ours.read(60)] == list(range(60, 100))
+
+
+def test_gap_stops_or_is_skipped(kafka: Kafka, copy: LogDir, source: Source) -> None:
+    kafka.create_topic("t", 1, {"segment.bytes": "1048576"})
+    fill(kafka, "t", 10)
+    follow(copy, source, "t")
+    log = kafka.logdir.partition("t", 0)
+    log.roll()
+    fill(kafka, "t", 10)
+    log.roll()
+    fill(kafka, "t", 10)
+    log.delete_records(20)
+    with pytest.raises(ShippingGapError, match="offsets 10 to 19"):
+        follow(copy, source, "t")
+    follower = follow(copy, source, "t", on_gap="skip")
+    assert follower.metrics().skipped_offsets == 10
+    ours = copy.partition("t", 0)
+    assert [one.offset for one in ours.read(ours.log_start_offset)] == list(
+        range(20, 30)
+    )
+
+
+@pytest.mark.parametrize("choice", ["truncate", "stop"])
+def test_unclean_election_in_the_source(
+    kafka: Kafka, copy: LogDir, source: Source, choice: str
+) -> None:
+    """The source loses records that were copied, and gets others in a new epoch."""
+    kafka.create_topic("t", 1)
+    fill(kafka, "t", 20)
+    follow(copy, source, "t")
+    log = kafka.logdir.partition("t", 0)
+    log.truncate(0)
+    log.begin_epoch(log.leader_epoch + 1)
+    fill(kafka, "t", 5)
+    if choice == "stop":
+        with pytest.raises(DivergedError):
+            follow(copy, source, "t", on_divergence="stop")
+        return
+    follower = follow(copy, source, "t")
+    assert follower.metrics().truncation_count == 1
+    assert stored(copy, "t") == stored(kafka.logdir, "t")
+
+
+def test_topic_that_was_created_again_stops_the_follower(
+    kafka: Kafka, copy: LogDir, source: Source
+) -> None:
+    kafka.create_topic("t", 1)
+    fill(kafka, "t")
+    follow(copy, source, "t")
+    kafka.logdir.delete_topic("t")
+    kafka.create_topic("t", 1)
+    with pytest.raises(DivergedError, match="no copy"):
+        follow(copy, source, "t")
+
+
+def test_topic_of_the_directory_is_not_overwritten(
+    kafka: Kafka, copy: LogDir, source: Source
+) -> None:
+    kafka.create_topic("t", 1)
+    copy.create_topic("t")
+    with pytest.raises(DivergedError):
+        follow(copy, source, "t")
+
+
+def test_missing_topic_is_an_error(copy: LogDir, source: Source) -> None:
+    with pytest.raises(RemoteTopicError, match="nothing"):
+        follow(copy, source, "nothing")
+
+
+def test_unreachable_source_is_waited_for(copy: LogDir) -> None:
+    with Source("127.0.0.1:1") as source:
+        follower = Follower(copy, source, topics=["t"])
+        follower.step()
+        assert follower.metrics().state == "waiting"
+        assert "127.0.0.1:1" in follower.metrics().reason
+
+
+@pytest.mark.parametrize(
+    ("addresses", "settings"),
+    [
+        ("localhost", {}),
+        ("localhost:0", {}),
+        ("", {}),
+        ("localhost:1", {"security.protocol": "TLS"}),
+        ("localhost:1", {"security.protocol": "SASL_SSL", "sasl.mechanism": "GSSAPI"}),
+        ("localhost:1", {"compression.type": "zstd"}),
+    ],
+)
+def test_invalid_settings_of_a_source_are_refused(
+    addresses: str, settings: dict[str, str]
+) -> None:
+    with pytest.raises(InvalidConfigError):
+        Source(addresses, settings)
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_secured_source_is_followed(
+    kafka_secured: SecuredKafka, copy: LogDir, mechanism: str
+) -> None:
+    kafka_secured.create_topic("t", 1)
+    kafka_secured.allow("alice", "read", "describe_configs", topic="t")
+    config = kafka_secured.client_config("alice", mechanism=mechanism)  # type: ignore[arg-type]
+    kafka_secured.logdir.append("t", b"value", partition=0)
+    addresses = config.pop("bootstrap.servers")
+    with Source(addresses, config) as source:
+        follow(copy, source, "t")
+    assert stored(copy, "t") == stored(kafka_secured.logdir, "t")
+    with (
+        Source(addresses, {**config, "sasl.password": "wrong"}) as source,
+        pytest.raises(LoginError),
+    ):
+        follow(copy, source, "t")
+
+
+def test_unknown_authority_of_a_source_is_refused(
+    kafka_secured: SecuredKafka, copy: LogDir
+) -> None:
+    config = kafka_secured.client_config("alice")
+    del config["ssl.ca.location"]
+    addresses = config.pop("bootstrap.servers")
+    with Source(addresses, config) as source, pytest.raises(LoginError):
+        follow(copy, source, "t")
+
+
+# -- promotion -------------------------------------------------------------------------
+
+
+def test_promoted_copy_takes_records_in_a_new_epoch(
+    kafka: Kafka, copy: LogDir, source: Source
+) -> None:
+    kafka.create_topic("t", 2)
+    fill(kafka, "t")
+    follow(copy, source, "t")
+    before = copy.partition("t", 0).leader_epoch
+    assert promote(copy, source) == ["t"]
+    copy.append("t", b"mine", partition=0)
+    log = copy.partition("t", 0)
+    assert log.end_of_epoch(before + 1) == (before + 1, 101)
+    assert log.end_of_epoch(before) == (before, 100)
+    with pytest.raises(DivergedError, match="promoted"):
+        follow(copy, source, "t")
+
+
+def test_promotion_waits_for_a_source_that_is_ahead(
+    kafka: Kafka, copy: LogDir, source: Source
+) -> None:
+    kafka.create_topic("t", 1)
+    follow(copy, source, "t")
+    fill(kafka, "t")
+    with pytest.raises(ShippingError, match="t-0"):
+        promote(copy, source)
+    with pytest.raises(ShippingError, match="source"):
+        promote(copy, None)
+    assert promote(copy, None, anyway=True) == ["t"]
+
+
+def test_partial_copy_is_not_promoted(
+    kafka: Kafka, copy: LogDir, source: Source
+) -> None:
+    kafka.create_topic("t", 1)
+    fill(kafka, "t", 10)
+    follower = Follower(copy, source, topics=["t"])
+    follower._refresh()
+    with pytest.raises(ShippingError, match="never caught up"):
+        promote(copy, source)
+
+
+def test_directory_without_copies_is_not_promoted(copy: LogDir) -> None:
+    with pytest.raises(InvalidConfigError):
+        promote(copy, None)
