@@ -1,0 +1,218 @@
+"""`netshim follow` behind Apache Kafka: equal bytes, kills, and a promoted copy.
+
+Needs Java 17 or later and Maven. Run by `make interop`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+import logcore
+from netshim.follow import Follower, Source, promote
+from netshim.testing import start
+from support import kafka_jvm
+
+pytestmark = pytest.mark.interop
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kafka_jvm.Broker]:
+    with kafka_jvm.Broker(tmp_path_factory.mktemp("kafka")) as broker:
+        yield broker
+
+
+def create(
+    kafka: kafka_jvm.Broker, name: str, partitions: int = 1, **config: str
+) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka.address})
+    settings = {key.replace("_", "."): value for key, value in config.items()}
+    topic = NewTopic(name, partitions, 1, config=settings)
+    admin.create_topics([topic])[name].result(60)
+
+
+def producer(kafka: kafka_jvm.Broker, **config: Any) -> confluent_kafka.Producer:
+    settings = {key.replace("_", "."): value for key, value in config.items()}
+    return confluent_kafka.Producer({"bootstrap.servers": kafka.address, **settings})
+
+
+def content(folder: Path, name: str) -> bytes:
+    """Return the bytes of all segments of a partition, in order."""
+    files = sorted(Path(folder, name).glob("*.log"))
+    assert files, name
+    return b"".join(one.read_bytes() for one in files)
+
+
+def follow(data: Path, kafka: kafka_jvm.Broker, *topics: str, **options: Any) -> None:
+    with (
+        logcore.open_dir(data, create=True) as logdir,
+        Source(kafka.address) as source,
+    ):
+        Follower(logdir, source, topics=topics, **options).run(until_end=True)
+
+
+def test_copy_of_every_codec_and_of_transactions(
+    kafka: kafka_jvm.Broker, tmp_path: Path
+) -> None:
+    create(kafka, "mixed", 3, segment_bytes="1048576")
+    for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
+        client = producer(kafka, compression_type=codec, linger_ms=5)
+        for number in range(2_000):
+            client.produce(
+                "mixed",
+                os.urandom(200) + bytes(300),
+                b"%d" % number,
+                partition=number % 3,
+                headers={"number": str(number)},
+            )
+            if number % 500 == 0:
+                client.poll(0)
+        assert not client.flush(60)
+    client = producer(kafka, transactional_id="of-the-test")
+    client.init_transactions(60)
+    for turn in range(10):
+        client.begin_transaction()
+        for partition in range(3):
+            client.produce("mixed", b"turn %d" % turn, partition=partition)
+        client.flush(60)
+        if turn % 3:
+            client.commit_transaction(60)
+        else:
+            client.abort_transaction(60)
+    data = tmp_path / "copy"
+    follow(data, kafka, "mix*")
+    for partition in range(3):
+        name = f"mixed-{partition}"
+        assert content(data, name) == content(kafka.data, name)
+    with logcore.open_dir(data, read_only=True) as logdir:
+        for partition in range(3):
+            log = logdir.partition("mixed", partition)
+            values = [
+                one.value
+                for one in log.read(0, isolation="read_committed")
+                if one.value is not None and one.value.startswith(b"turn")
+            ]
+            assert values == [b"turn %d" % turn for turn in range(10) if turn % 3]
+
+
+def test_compacted_topic_is_copied_with_its_gaps(
+    kafka: kafka_jvm.Broker, tmp_path: Path
+) -> None:
+    create(
+        kafka,
+        "table",
+        cleanup_policy="compact",
+        segment_ms="200",
+        min_cleanable_dirty_ratio="0.001",
+        delete_retention_ms="100000",
+    )
+    client = producer(kafka)
+    until = time.monotonic() + 120
+    written: dict[bytes, bytes] = {}
+    turn = 0
+    while len(list(Path(kafka.data, "table-0").glob("*.log"))) < 2 or turn < 20:
+        assert time.monotonic() < until, "the topic is not compacted"
+        for number in range(50):
+            key, value = b"key %d" % number, b"%d" % turn
+            written[key] = value
+            client.produce("table", value, key)
+        assert not client.flush(30)
+        turn += 1
+        time.sleep(0.3)
+    data = tmp_path / "copy"
+    follow(data, kafka, "table")
+    with logcore.open_dir(data, read_only=True) as logdir:
+        found = {
+            one.key: one.value
+            for one in logdir.partition("table", 0).read(
+                logdir.partition("table", 0).log_start_offset
+            )
+        }
+    assert found == written
+
+
+def test_follower_that_is_killed_copies_everything_once(
+    kafka: kafka_jvm.Broker, tmp_path: Path
+) -> None:
+    create(kafka, "killed", 2)
+    data = tmp_path / "copy"
+    command = [sys.executable, "-m", "netshim", "follow", str(data)]
+    command += ["--from", kafka.address, "--topic", "killed"]
+    client = producer(kafka, linger_ms=1)
+    chance = random.Random(7)
+    for _ in range(8):
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        until = time.monotonic() + chance.uniform(0.3, 2.0)
+        while time.monotonic() < until:
+            for partition in range(2):
+                client.produce("killed", os.urandom(2_000), partition=partition)
+            client.poll(0.001)
+        process.kill()
+        process.wait()
+    assert not client.flush(60)
+    subprocess.run(
+        [*command, "--until-end"], check=True, timeout=120, stdout=subprocess.DEVNULL
+    )
+    for partition in range(2):
+        name = f"killed-{partition}"
+        assert content(data, name) == content(kafka.data, name)
+
+
+def test_groups_continue_on_the_promoted_copy(
+    kafka: kafka_jvm.Broker, tmp_path: Path
+) -> None:
+    create(kafka, "moved", 2)
+    client = producer(kafka)
+    for number in range(100):
+        client.produce("moved", b"%d" % number, partition=number % 2)
+    assert not client.flush(60)
+    group = {
+        "group.id": "movers",
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+    }
+    before = confluent_kafka.Consumer({"bootstrap.servers": kafka.address, **group})
+    before.subscribe(["moved"])
+    seen = []
+    while len(seen) < 40:
+        seen += before.consume(40 - len(seen), 1.0)
+    before.commit(asynchronous=False)
+    before.close()
+    data = tmp_path / "copy"
+    follow(data, kafka, "moved", with_internal=True)
+    with logcore.open_dir(data) as logdir, Source(kafka.address) as source:
+        assert "moved" in promote(logdir, source)
+    ours = start(data)
+    try:
+        address = ours.bootstrap_servers
+        after = confluent_kafka.Consumer({"bootstrap.servers": address, **group})
+        after.subscribe(["moved"])
+        while len(seen) < 100:
+            seen += after.consume(100 - len(seen), 1.0)
+        after.close()
+        assert all(one.error() is None for one in seen)
+        assert sorted(int(one.value()) for one in seen) == list(range(100))
+        late = confluent_kafka.Producer({"bootstrap.servers": address})
+        offsets = []
+        late.produce(
+            "moved",
+            b"late",
+            partition=0,
+            on_delivery=lambda error, one: offsets.append((error, one.offset())),
+        )
+        assert not late.flush(30)
+        assert offsets == [(None, 50)]
+    finally:
+        ours.stop()
