@@ -10,6 +10,7 @@ served for some seconds before. Needs Java and Maven.
 - As fast as the client sends and reads, records of 1,000 and of 100 bytes, not
   compressed: rate, and the broker's processor time for each GB. The client is near its
   limit in all of them.
+- A copy of a topic by netshim follow, beside a consumer of the same topic.
 - Transactions of one record each of Kafka's Java producer, one after the other: from
   begin to commit, and requests.
 - With TLS and SCRAM-SHA-256: a connection with its login, until it is closed, and
@@ -42,7 +43,9 @@ import attrs
 import common
 from common import Result, Settings
 
+import logcore
 from netshim import wire
+from netshim.follow import Follower, Source
 
 sys.path.insert(0, str(common.ROOT / "tests"))
 
@@ -94,6 +97,8 @@ def run(settings: Settings) -> Iterator[Result]:
             yield from _throughput(
                 ours, theirs, value_bytes, size if value_bytes == 1_000 else size // 4
             )
+            if value_bytes == 1_000:
+                yield _follow(theirs, "fast-1000-0", size // 1_000, path)
     with common.scratch(settings, "kafka") as path, contextlib.ExitStack() as stack:
         theirs = stack.enter_context(_secured_kafka(path / "theirs"))
         ours = stack.enter_context(_secured_netshim(path / "tls", "SASL_SSL"))
@@ -395,6 +400,34 @@ def _throughput(
             bound="at most",
             method="The least of turns; less is better.",
         )
+
+
+def _follow(theirs: Served, topic: str, count: int, path: Path) -> Result:
+    """Copy a topic into a directory, beside a consumer that drops the records."""
+    seconds: dict[str, list[float]] = {"follow": [], "consume": []}
+    for turn in range(_TURNS):
+        seconds["consume"].append(_consume(theirs, topic, count)[0])
+        with (
+            logcore.open_dir(
+                path / f"copy-{turn}", create=True, durability="os"
+            ) as copy,
+            Source(theirs.address) as source,
+        ):
+            began = time.perf_counter()
+            Follower(copy, source, topics=[topic]).run(until_end=True)
+            seconds["follow"].append(time.perf_counter() - began)
+    best = {name: min(times) for name, times in seconds.items()}
+    return Result(
+        question="netshim follow, from Apache Kafka, 1,000 bytes a record",
+        unit="MB/s",
+        ours=count / best["follow"] / 1e3,
+        peer_name="confluent-kafka that consumes",
+        peer=count / best["consume"] / 1e3,
+        ratio=best["consume"] / best["follow"],
+        turns=common.ratios(seconds["consume"], seconds["follow"]),
+        target=1.0,
+        method="The copy is stored, the consumed records are dropped; the best of turns.",
+    )
 
 
 # -- with security ---------------------------------------------------------------------

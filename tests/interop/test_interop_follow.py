@@ -1,4 +1,4 @@
-"""`netshim follow` behind Apache Kafka: equal bytes, kills, and a promoted copy.
+"""`netshim follow` with Apache Kafka: equal bytes, kills, and a promoted copy.
 
 Needs Java 17 or later and Maven. Run by `make interop`.
 """

@@ -4,7 +4,7 @@ Rules:
 - The only progress is the end of each copy, so that a crash repeats or loses nothing.
 - A copied topic has the setting `mirror.source`, with the ids of the cluster and the
   topic. Nobody else can write to it.
-- The file `follow.json` records whether the copy has ever caught up. A partial copy is
+- The file `logcore.follow` records whether the copy has ever caught up. A partial copy is
   promoted only on request.
 - A partition that cannot continue stops with an error, and the others continue.
 
@@ -13,11 +13,11 @@ rules.py decides. step() does one piece of work in the thread of the caller.
 
 from __future__ import annotations
 
-import json
+import contextlib
+import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import attrs
@@ -33,6 +33,7 @@ from logcore.errors import (
 )
 from logcore.log import Log
 from logcore.logdir import LogDir
+from logcore.metadata import checkpoint
 from logcore.reporting import WARNING, tell
 from netshim.follow import rules
 from netshim.follow.rules import (
@@ -46,7 +47,7 @@ from netshim.follow.rules import (
 )
 from netshim.follow.source import FetchPosition, Partition, Source, SourceTopic
 
-_NOTE: Final = "follow.json"
+_NOTE: Final = "logcore.follow"
 _REFRESH_S: Final = 5.0
 _FIRST_RETRY_S: Final = 0.1
 _MOST_RETRY_S: Final = 10.0
@@ -170,7 +171,7 @@ class Follower:
         self._size_bytes = 0
         self._truncation_count = 0
         self._skipped_offsets = 0
-        self._note = _read_note(logdir.path)
+        self._note = _read_note(logdir)
 
     # -- work --------------------------------------------------------------------------
 
@@ -402,7 +403,8 @@ class Follower:
             "partial": is_partial,
         }
         if note != self._note:
-            _write_note(self._logdir.path, note)
+            content = checkpoint.pack_checked(note)
+            checkpoint.write(self._logdir.fs, self._logdir.path, _NOTE, content)
             self._note = note
 
     def metrics(self) -> FollowMetrics:
@@ -437,24 +439,10 @@ def _known_settings(settings: Mapping[str, str]) -> dict[str, str]:
     return known
 
 
-def _read_note(directory: str) -> dict[str, Any]:
-    path = Path(directory, _NOTE)
-    try:
-        found = json.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise InvalidConfigError(f"{path} is damaged: {error}") from error
-    if not isinstance(found, dict):
-        raise InvalidConfigError(f"{path} is damaged: it contains no object")
-    return found
-
-
-def _write_note(directory: str, note: Mapping[str, Any]) -> None:
-    path = Path(directory, _NOTE)
-    new = path.with_suffix(".tmp")
-    new.write_text(json.dumps(note, indent=1))
-    new.replace(path)
+def _read_note(logdir: LogDir) -> dict[str, Any]:
+    """Return the progress note; empty if there is none or it is damaged."""
+    content = checkpoint.read(logdir.fs, logdir.path, _NOTE)
+    return checkpoint.unpack_checked(content or b"") or {}
 
 
 # -- promotion -------------------------------------------------------------------------
@@ -489,13 +477,14 @@ def promote(
             log.begin_epoch(log.leader_epoch + 1)
             log.flush()
         logdir.alter_topic(name, {"mirror.source": None})
-    Path(logdir.path, _NOTE).unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        logdir.fs.unlink(os.path.join(logdir.path, _NOTE))
     return names
 
 
 def _check_complete(logdir: LogDir, names: list[str], source: Source | None) -> None:
     advice = "--anyway to promote the copy as it is"
-    if _read_note(logdir.path).get("partial", True):
+    if _read_note(logdir).get("partial", True):
         raise ShippingError(
             "the copy has never caught up with its source", expected=advice
         )
