@@ -4,7 +4,7 @@ serves an honest client.
 Goal: no crash, no hang, no unbounded memory, and no harm to another client. Method:
 support/hostileworld.py runs a broker, and support/hostileframes.py creates the frames.
 
-`make test` sends some 210,000 frames, of which one core processes 5,000 a second. `make
+`make test` sends some 170,000 frames, of which one core processes 5,000 a second. `make
 slow` continues where it ended, up to 100,000,000. LOGCORE_FRAMES sets another goal, and
 LOGCORE_FRAMES_SECONDS limits the time. A failure prints the seed of the run and the
 frame.
@@ -76,7 +76,7 @@ def run_world(
     return world
 
 
-@pytest.mark.parametrize("seed", range(11, 17))
+@pytest.mark.parametrize("seed", range(11, 15))
 def test_mutated_frames_harm_neither_the_broker_nor_other_clients(
     seed: int, errors: Errors
 ) -> None:
@@ -88,7 +88,7 @@ def test_mutated_frames_harm_neither_the_broker_nor_other_clients(
 
 def test_mutated_frames_do_not_pass_access_control(errors: Errors) -> None:
     """Some strangers have not logged in, and some copy the honest client's requests."""
-    world = run_world(17, 10, errors, is_secured=True)
+    world = run_world(15, 10, errors, is_secured=True)
     assert world.met["answered"] > 10_000, world.met
     assert world.met["unknown, cut"] > 1_000, world.met
     assert world.honest.rounds > 50
