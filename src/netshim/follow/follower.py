@@ -162,7 +162,6 @@ class Follower:
         self._with_internal = with_internal
         self._policies = Policies(on_divergence, on_gap)
         self._copies: dict[Partition, _PartitionCopy] = {}
-        self._topics: dict[str, SourceTopic] = {}
         self._refresh_at = 0.0
         self._retry_at = 0.0
         self._retries = 0
@@ -279,11 +278,17 @@ class Follower:
                     copy = _PartitionCopy(topic.topic_id, log)
                     self._copies[topic.name, number] = copy
                 copy.leader = leader
-        self._topics = found
-        for name, offset in self._source.ends(found).items():
-            self._copies[name].source_end = offset
-        for name, offset in self._source.starts(found).items():
-            self._follow_start(self._copies[name], offset)
+        for partition, one in self._copies.items():
+            if partition[0] not in found and one.failure is None:
+                error = RemoteTopicError(
+                    f"topic {partition[0]} no longer exists in the source; "
+                    "the copy is kept"
+                )
+                self._stop(partition, one, error)
+        for partition, offset in self._source.ends(found).items():
+            self._copies[partition].source_end = offset
+        for partition, offset in self._source.starts(found).items():
+            self._follow_start(self._copies[partition], offset)
 
     def _place(self, topic: SourceTopic, settings: Mapping[str, str]) -> None:
         """Create or adapt the local topic.

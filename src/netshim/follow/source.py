@@ -163,10 +163,12 @@ class Source:
         patterns = list(patterns)
         found = {}
         for topic in response.topics:
-            if topic.error_code or not _is_wanted(
-                topic.name, topic.is_internal, patterns, with_internal
-            ):
+            if not _is_wanted(topic.name, topic.is_internal, patterns, with_internal):
                 continue
+            if topic.error_code:
+                raise RemoteUnavailableError(
+                    f"topic {topic.name}: {codes.name(topic.error_code)}"
+                )
             found[topic.name] = SourceTopic(
                 topic.name,
                 bytes(topic.topic_id),

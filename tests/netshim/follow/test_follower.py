@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import random
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import confluent_kafka
 import pytest
+from click.testing import CliRunner
 
 import logcore
 from logcore import InvalidConfigError, ReadOnlyLogError
@@ -17,8 +22,9 @@ from logcore.errors import (
     ShippingGapError,
 )
 from logcore.logdir import LogDir
+from netshim.command import main
 from netshim.follow import Follower, Source, promote
-from netshim.follow.connection import LoginError
+from netshim.follow.connection import LoginError, SourceConnection
 from netshim.secured_testing import SecuredKafka
 from netshim.testing import Kafka
 
@@ -216,6 +222,23 @@ def test_topic_that_was_created_again_stops_the_follower(
         follow(copy, source, "t")
 
 
+def test_copy_of_a_deleted_topic_is_kept(
+    kafka: Kafka, copy: LogDir, source: Source
+) -> None:
+    for topic in ("t1", "t2"):
+        kafka.create_topic(topic, 1)
+        fill(kafka, topic)
+    follower = follow(copy, source, "t*")
+    kafka.logdir.delete_topic("t1")
+    follower._refresh()
+    fill(kafka, "t2")
+    while copy.partition("t2", 0).log_end_offset < 200:
+        follower.step()
+    assert list(follower.metrics().failures) == [("t1", 0)]
+    assert copy.partition("t1", 0).log_end_offset == 100
+    assert copy.partition("t2", 0).log_end_offset == 200
+
+
 def test_topic_of_the_directory_is_not_overwritten(
     kafka: Kafka, copy: LogDir, source: Source
 ) -> None:
@@ -331,3 +354,74 @@ def test_partial_copy_is_not_promoted(
 def test_directory_without_copies_is_not_promoted(copy: LogDir) -> None:
     with pytest.raises(InvalidConfigError):
         promote(copy, None)
+
+
+# -- faults and commands ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_lost_connections_repeat_and_lose_nothing(
+    kafka: Kafka,
+    copy: LogDir,
+    source: Source,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+) -> None:
+    """One read in twenty fails. The copy is stored at once, or fetched again."""
+    kafka.create_topic("t", 3)
+    for partition in range(3):
+        fill(kafka, "t", 200, partition=partition)
+    monkeypatch.setattr("netshim.follow.follower._FIRST_RETRY_S", 0.001)
+    chance = random.Random(seed)
+    exactly = SourceConnection._exactly
+
+    def unreliable(connection: SourceConnection, size: int) -> memoryview:
+        if not chance.randrange(20):
+            raise ConnectionError("a lost connection")
+        return exactly(connection, size)
+
+    monkeypatch.setattr(SourceConnection, "_exactly", unreliable)
+    monkeypatch.setattr("netshim.follow.source._PARTITION_BYTES", 2_000)
+    follower = follow(copy, source, "t")
+    assert follower.metrics().lag_records == 0
+    for partition in range(3):
+        assert stored(copy, "t", partition) == stored(kafka.logdir, "t", partition)
+
+
+@pytest.mark.parametrize(
+    "answer", [b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\0\1x", b"", b"HTTP/1.1"]
+)
+def test_peer_that_is_no_broker_is_reported(copy: LogDir, answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            peer, _ = server.accept()
+            with peer:
+                peer.recv(1_000)
+                peer.sendall(answer)
+
+        peer = threading.Thread(target=serve)
+        peer.start()
+        with Source(f"127.0.0.1:{server.getsockname()[1]}") as source:
+            follower = Follower(copy, source, topics=["t"])
+            follower.step()
+            assert follower.metrics().state == "waiting"
+        peer.join()
+
+
+def test_commands_follow_and_promote(kafka: Kafka, tmp_path: Path) -> None:
+    kafka.create_topic("t", 1)
+    fill(kafka, "t", 10)
+    data = str(tmp_path / "copy")
+    options = ["--from", kafka.bootstrap_servers]
+    found = CliRunner().invoke(
+        main, ["follow", data, *options, "--topic", "t", "--until-end", "--json"]
+    )
+    assert found.exit_code == 0, found.output
+    facts = json.loads(found.stdout.splitlines()[-1])
+    assert facts["lags"] == {"t-0": 0} and facts["state"] == "idle"
+    found = CliRunner().invoke(main, ["promote", data, *options])
+    assert (found.exit_code, found.stdout) == (0, "promoted t\n")
+    found = CliRunner().invoke(main, ["promote", data, *options])
+    assert found.exit_code != 0
+    assert "nothing to promote" in str(found.exception) + found.output
