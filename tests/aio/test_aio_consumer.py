@@ -443,9 +443,7 @@ def test_a_reader_hears_of_another_writer(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_processes_share(tmp_path: Path) -> None:
-    """Each look may wait for the turn of another process, so it is a step in the
-    thread.
-    """
+    """Each check may wait for the lock of another process, so it runs in the thread."""
 
     async def main() -> None:
         async with aio.open_dir(
@@ -643,7 +641,7 @@ def test_commit_stores_the_positions_at_its_call(tmp_path: Path) -> None:
 def test_reading_finishes_what_the_call_before_returned(
     tmp_path: Path, how: str
 ) -> None:
-    """A block that an exception leaves commits that, and not what was returned last."""
+    """A block that an exception leaves commits that, and not the records returned last."""
 
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
         await fill(data, 0, 2)

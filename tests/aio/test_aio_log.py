@@ -1,5 +1,5 @@
-"""Logs and directories in an event loop: what is appended together, what is followed,
-and which loop it is.
+"""Logs and directories in an event loop: appends that share a batch, followers, and the
+loop of each call.
 """
 
 from __future__ import annotations
@@ -152,8 +152,8 @@ def test_appends_keep_what_each_asks_for(tmp_path: Path) -> None:
 def test_expected_offset_is_checked_among_appends_of_other_tasks(
     tmp_path: Path,
 ) -> None:
-    """It may not join the batch of the appends before it, nor those behind it join its
-    own.
+    """It must not join the batch of earlier appends, and later ones must not join its
+    batch.
     """
 
     async def main(log: aio.Log) -> None:
@@ -202,7 +202,7 @@ def test_calls_come_behind_what_was_appended_before(tmp_path: Path) -> None:
 
 def test_an_append_does_not_go_past_a_call_that_came_before_it(tmp_path: Path) -> None:
     async def main(log: aio.Log) -> None:
-        with log.sync._state.lock:  # the thread is busy with the first meanwhile
+        with log.sync._state.lock:  # the first append waits in the thread
             appending = [asyncio.ensure_future(log.append(b"0"))]
             await asyncio.sleep(0)
             await until(lambda: not log._appending._waiting)

@@ -257,7 +257,7 @@ def test_a_small_record_does_not_overtake_one_that_waits_for_memory(
     tmp_path: Path,
 ) -> None:
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:
-        with producer._sync._work.writing:  # nothing is written meanwhile
+        with producer._sync._work.writing:  # no batch is written in this block
             await producer.send("t", b"x" * 400, partition=0)
             large = asyncio.ensure_future(producer.send("t", b"x" * 400, partition=0))
             await asyncio.sleep(0)
@@ -277,7 +277,7 @@ def test_memory_that_stays_full_is_an_error(
     tmp_path: Path, room: dict[str, int]
 ) -> None:
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:
-        with producer._sync._work.writing:  # nothing is written meanwhile
+        with producer._sync._work.writing:  # no batch is written in this block
             await producer.send("t", b"x" * 400, partition=0)
             with pytest.raises(BufferFullError):
                 await producer.send("t", b"x" * 400, partition=0)

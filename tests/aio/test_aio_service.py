@@ -19,7 +19,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "orders_service.py"
 
 
 class Call:
-    """One request. parts: what the service has sent of the answer's body."""
+    """One request. parts: the parts of the response body that the service has sent."""
 
     def __init__(
         self,

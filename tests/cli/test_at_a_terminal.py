@@ -1,6 +1,4 @@
-"""What a person sees: the commands at a pseudo-terminal, where a pipe would get JSON
-lines.
-"""
+"""The commands at a pseudo-terminal. In a pipe they print JSON lines."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ T0 = 1700000000000
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines that stay, without colors and without bars that were taken away again."""
+    """The final lines, without colors and without progress bars that were erased."""
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
     return [
         line

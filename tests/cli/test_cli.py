@@ -1,4 +1,4 @@
-"""The command line as its users meet it: what it prints, where, and how it exits."""
+"""The command line: its output, the stream of each line, and its exit status."""
 
 import json
 import os
@@ -614,7 +614,7 @@ def test_scrub_finds_what_no_crc_covers(path):
 
 
 def test_scrub_goes_on_past_a_partition_that_does_not_open(path):
-    """It stopped there, and did not say what it had found before."""
+    """It stopped there, and did not report its earlier findings."""
     with logcore.open_dir(path.parent) as logdir:
         for topic in ("a", "z"):
             logdir.create_topic(topic)
@@ -794,7 +794,7 @@ def test_a_command_imports_no_other(path):
 
 
 def modules_after(*arguments):
-    """What a process has imported when a command is over."""
+    """Return the modules that a process has imported at the end of a command."""
     command = "import sys; from logcore.cli.commands import main; main(standalone_mode=False); print(*sys.modules)"
     environment = {**os.environ, "PYTHONPATH": SOURCE}
     done = subprocess.run(

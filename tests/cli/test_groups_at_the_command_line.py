@@ -1,4 +1,4 @@
-"""`logcore consume` and `logcore group`: what they print, commit, change and refuse."""
+"""`logcore consume` and `logcore group`: output, commits, changes and refusals."""
 
 from __future__ import annotations
 
@@ -397,9 +397,7 @@ def test_members_of_processes_that_share_the_directory(
 
 
 def test_members_of_a_broker_are_those_that_it_stored(data: Path) -> None:
-    """Of the classic protocol and of the consumer protocol: what Kafka's coordinator
-    writes.
-    """
+    """The records of Kafka's coordinator, of the classic and the consumer protocol."""
     member = StoredMember(
         member_id="m",
         instance_id="i",
@@ -454,8 +452,8 @@ def test_members_of_a_broker_are_those_that_it_stored(data: Path) -> None:
 
 
 def elsewhere(*arguments: object, code: int = 0) -> str:
-    """What a command in another process says on stderr: this one has the directory
-    open.
+    """Return the stderr of a command in another process, while this one has the
+    directory open.
     """
     command = [sys.executable, "-m", "logcore", *map(str, arguments)]
     done = subprocess.run(

@@ -1,5 +1,5 @@
-"""`read`, `tail` and `append` with a topic: which partitions, in which order, and what
-is said when it is not there.
+"""`read`, `tail` and `append` with a topic: the partitions, their order, and the error
+for a missing topic.
 """
 
 from __future__ import annotations

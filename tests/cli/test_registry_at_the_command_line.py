@@ -1,4 +1,4 @@
-"""`logcore registry`: what it prints, and that it changes nothing."""
+"""`logcore registry`: its output, and that it changes nothing."""
 
 from __future__ import annotations
 

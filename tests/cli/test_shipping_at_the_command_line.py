@@ -1,6 +1,4 @@
-"""`logcore forward` and `logcore mirror` against a broker of ours: what they ship, what
-they say.
-"""
+"""`logcore forward` and `logcore mirror` with a netshim broker: records and output."""
 
 from __future__ import annotations
 

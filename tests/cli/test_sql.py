@@ -1,5 +1,5 @@
-"""`logcore sql`: topics as tables, what is read of them, and what is said when a query
-is wrong.
+"""`logcore sql`: topics as tables, the parts of them that are read, and the errors of
+invalid queries.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""`logcore transactions`: what is shown of open transactions, and how they are decided
-by hand.
-"""
+"""`logcore transactions`: the list of open transactions, and ending one by hand."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_which_records_pass(log: logcore.Log, text: str, offsets: list[int]) -> 
     passing = [record for part in log.scan() for record in where.select(part).records()]
     assert [record.offset for record in passing] == offsets
     assert passing == [log.get(offset) for offset in offsets], (
-        "all else of a record stays with it"
+        "the other fields of a record are unchanged"
     )
 
 

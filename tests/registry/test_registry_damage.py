@@ -44,7 +44,7 @@ def registry_with(
 
 
 def refused(content: bytes, kind: type[Exception]) -> None:
-    """Every call on a node with this file raises, and the file stays as it is."""
+    """Every call on a node with this file raises, and the file does not change."""
     disk, registry = registry_with(content)
     with registry:
         acts: list[Callable[[], object]] = [
@@ -127,7 +127,7 @@ def test_a_slot_of_another_life_is_no_slot() -> None:
 
 
 def test_a_torn_read_is_repeated() -> None:
-    """Both slots may look torn to one look, while two changes pass by: B61's relative."""
+    """While two changes are written, both slots may appear torn to one read; see B61."""
     disk = SimulatedDisk(
         {
             "f": new_file(HEAD, Slot(2, b"two")).ljust(HEAD.place(1), b"\0")
@@ -177,8 +177,8 @@ def test_a_torn_read_is_repeated() -> None:
 def test_what_a_power_cut_leaves_of_a_node_that_is_never_synced_is_no_node(
     path: str, content: bytes
 ) -> None:
-    """A group that met such a file of an owner could not have this partition until
-    somebody deleted the file.
+    """A group that read such a file of an owner could not acquire this partition until
+    the file was deleted.
     """
     disk, registry = registry_with(content, path[1:] + ".node")
     with registry:

@@ -23,8 +23,8 @@ ROUNDS = int(os.environ.get("LOGCORE_REGISTRY_ROUNDS", "15"))
 
 
 def test_who_was_declared_over_writes_nothing_more() -> None:
-    """One process writes, and stops anywhere. Another declares it over: two reads
-    behind that are the same.
+    """One process writes, and stops anywhere. Another expires its session. Two reads
+    after that return the same.
     """
     for seed in range(ROUNDS):
         machine = Machine(

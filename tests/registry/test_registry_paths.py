@@ -1,4 +1,4 @@
-"""What lies where in a registry: paths, values, the election of a controller."""
+"""Layout of a registry: paths, values, the election of a controller."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ LARGE = b"x" * 6_000
 
 
 def life(disk: SimulatedDisk, promise: Promiser) -> None:
-    """A persistent node is made, changed, grown and deleted; each promise is what must
-    be found from then on.
+    """A persistent node is created, changed, enlarged and deleted. Each promise is the
+    state that must be read from then on.
     """
     with open_registry("/data", fs=disk) as registry:
         promise((0, None))
@@ -45,7 +45,7 @@ def found(disk: SimulatedDisk) -> Any:
             value = registry.get("/a/p").value
         except NodeNotFoundError:
             value = None
-        # Life goes on, whatever is there.
+        # The registry can be used, whatever it contains.
         registry.update("/a/p", lambda before: before or b"made")
         registry.set("/a/p", b"later")
         assert registry.get("/a/p").value == b"later"
@@ -108,7 +108,9 @@ def test_a_sync_that_failed_is_taken_back() -> None:
         disk.faults = FaultPlan(Fault("fdatasync", errno.EIO, path="*p.node"))
         with pytest.raises(StorageWriteError):
             one.set("/p", b"2")
-        assert other.get("/p") == Node(b"1", 1), "what may not be on disk is not shown"
+        assert other.get("/p") == Node(b"1", 1), (
+            "a value that may not be on disk is visible"
+        )
         # The next writer must not overwrite the only version that is on disk.
         for after in disk.after_crash(limit=60, kind="power"):
             with open_registry("/data", fs=after) as registry:
@@ -125,8 +127,8 @@ def test_a_sync_that_failed_is_taken_back() -> None:
 )
 @pytest.mark.parametrize("at", range(1, 12))
 def test_a_failing_call_leaves_a_state_between(operation: str, at: int) -> None:
-    """An error at any operation: the next opening finds the state before the call or
-    the one behind it.
+    """After an error at any operation, the next opening finds the state before or after
+    the call.
     """
     disk = SimulatedDisk(
         {"data": None}, faults=FaultPlan(Fault(operation, errno.EIO, at=at))

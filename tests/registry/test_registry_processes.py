@@ -36,7 +36,7 @@ MANY = int(os.environ.get("LOGCORE_PROCESS_ROUNDS", "500"))
 
 
 class Child:
-    """A forked process that runs a function and tells lines."""
+    """A forked process that runs a function and prints lines."""
 
     def __init__(self, run: Callable[[Callable[[object], None]], None]) -> None:
         read, write = os.pipe()
@@ -54,12 +54,12 @@ class Child:
         os.kill(self.pid, number)
 
     def end_without_reading(self) -> None:
-        """Its own children may still hold what it tells to open."""
+        """Its children may still have its pipe open."""
         self.send(signal.SIGKILL)
         os.waitpid(self.pid, 0)
 
     def end(self) -> str:
-        """Kills it and returns what it had told and was not read."""
+        """Kill it and return the lines that were not read."""
         if self.lines.closed:
             return ""
         self.send(signal.SIGKILL)
@@ -75,7 +75,7 @@ def next_count(value: bytes | None) -> bytes:
 
 
 def count_up(place: Path, tell: Callable[[object], None]) -> None:
-    """Raises a counter and tells each value; holds an ephemeral node meanwhile."""
+    """Increase a counter, print each value, and hold an ephemeral node."""
     registry = open_registry(place, lock_timeout_ms=20_000)
     tell("ready")
     try:
@@ -130,8 +130,8 @@ def counts(told: str) -> list[int]:
 
 
 def rounds(place: Path, seed: int, count: int) -> None:
-    """Processes count together and are killed; no count is told twice, and the last one
-    told is there.
+    """Processes share a counter and are killed. No value is printed twice, and the
+    counter has at least the last printed value.
     """
     rng = random.Random(seed)
     told: list[int] = []
@@ -148,10 +148,10 @@ def rounds(place: Path, seed: int, count: int) -> None:
             processes[victim] = start(place)
         for process in processes:
             told += counts(process.end())
-    assert len(told) == len(set(told)), "a count was told twice: an update was lost"
+    assert len(told) == len(set(told)), "a value was printed twice: an update was lost"
     with open_registry(place) as registry:
         last = int(registry.get("/count").value.split()[0])
-        # One that was killed behind its write told nothing of it.
+        # A process that was killed after its write did not print the value.
         assert max(told) <= last <= max(told) + count + 2
         assert registry.children("/owners") == []
         registry.clean()

@@ -1,5 +1,5 @@
-"""Stuck sessions: counted by the looks of whoever asks, on a steady clock; and what a
-session's record holds.
+"""Stuck sessions, which each caller detects on its own steady clock, and the content of
+a session's record.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ def test_holding_keeps_others_out_and_reads() -> None:
 def test_behind_holding_others_change_the_domain_and_this_session_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A block that leaves its domain noted as held lets later changes of it pass
-    without the lock.
+    """If a block left its domain marked as held, later changes of the domain would not
+    take the lock.
     """
     disk = SimulatedDisk({"data": None})
     with (
@@ -233,7 +233,7 @@ def test_a_living_session_of_another_machine_is_an_error(boot: Boot) -> None:
         assert disk.files() == before
     with open_registry(
         "/data", fs=Elsewhere(disk, boot)
-    ) as registry:  # the other one is gone
+    ) as registry:  # the other one has ended
         assert registry.get("/a").value == b"x"
 
 
@@ -275,7 +275,7 @@ def test_a_living_session_is_never_declared_over_by_cleaning() -> None:
 
 
 class Reports:
-    """A watch that tells what it was given."""
+    """A watch that returns the given reports."""
 
     def __init__(self, reports: list[bool]) -> None:
         self.reports = reports

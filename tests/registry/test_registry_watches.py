@@ -1,8 +1,8 @@
-"""Watches of a registry of files: whoever looks behind each report sees the last state,
-whatever came between.
+"""Watches of a registry of files: a reader that reads after each report sees the last
+state.
 
-The processes and their disk are simulated: reports come late, twice or, where a test
-says so, not at all.
+The processes and their disk are simulated. Reports are late, repeated or, in some
+tests, lost.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def test_many_watches_see_the_last_state() -> None:
 
 
 def test_without_events_the_state_is_compared() -> None:
-    """The disk's own watch tells nothing of which file changed, and has no descriptor."""
+    """The disk's own watch does not name the changed file, and has no descriptor."""
     disk = SimulatedDisk({"data": None})
     with (
         open_registry("/data", fs=disk) as one,

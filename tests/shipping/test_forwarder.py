@@ -69,7 +69,7 @@ def numbers(start: int, stop: int) -> list[bytes | None]:
     return [b"%d" % at for at in range(start, stop)]
 
 
-# -- what is shipped -------------------------------------------------------------------
+# -- shipped records -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("at_least_once", [False, True])
@@ -147,7 +147,7 @@ def test_limits_bound_each_transaction(
     with Forwarder(data, cluster.client(), buffer_memory=200, fs=disk) as forwarder:
         forwarder.run(
             until_end=True
-        )  # a record that is larger than the memory goes alone
+        )  # a record that is larger than the memory is shipped alone
     assert cluster.values(ORDERS)[-1] == b"x" * 1000
 
 
@@ -401,7 +401,7 @@ def test_a_refused_record_is_kept_with_its_origin(
     notes.close()
     assert note is not None
     assert note.progress[ORDERS].offset == 20, (
-        "also behind the last one, which was left out"
+        "also after the last one, which was left out"
     )
     if not at_least_once:
         assert list(cluster.offsets().values()) == [20]
@@ -422,9 +422,9 @@ def test_a_refused_record_is_kept_with_its_origin(
     ) as forwarder:  # type: ignore[arg-type]
         forwarder.run(until_end=True)
     assert len(list(data.read("orders.dlq"))) == 3, (
-        "what was kept before is not kept again"
+        "a record in quarantine is stored there again"
     )
-    assert "orders.dlq" not in cluster.counts, "what was refused is not shipped"
+    assert "orders.dlq" not in cluster.counts, "a refused record is shipped"
 
 
 def test_a_refused_record_fails_a_run_when_the_others_are_shipped(
@@ -511,9 +511,9 @@ def test_a_log_that_was_cut_and_grew_again_stops_the_partition(
     disk: SimulatedDisk,
     at_least_once: bool,
 ) -> None:
-    """What a power cut leaves of a log whose appends do not wait for the disk: other
-    records at offsets that were shipped. To go on behind them would leave them out in
-    silence.
+    """If appends do not wait for the disk, a power cut may leave other records at
+    offsets that were shipped. A forwarder that continued after them would skip them
+    silently.
     """
     fill(data, 10)
     with Forwarder(
@@ -704,8 +704,8 @@ def live(seed: int, at_least_once: bool) -> None:
 
 
 def repeated_in_order(found: list[bytes | None]) -> int:
-    """Judges that each repetition goes back to some record and goes on from there;
-    returns how many there are.
+    """Check that each repetition starts at an earlier record and continues from there;
+    return the number of repetitions.
     """
     reached = 0
     before = -1

@@ -182,7 +182,7 @@ def test_retention_that_passed_us_stops_the_partition(
     log = data.partition(*ORDERS)
     log.close()
     assert here(data) == before + there(source), (
-        "the gap is noted, so opening takes it for no damage"
+        "the gap is stored, so opening does not report it as damage"
     )
 
 
@@ -209,7 +209,7 @@ def test_a_remote_log_that_lost_its_end_stops_the_partition(
             confirm=lambda text: bool(asked.append(text)),
         )
     assert asked == ["cut orders-0 from offset 10 to 8?"]
-    assert here(data) == before, "who says no keeps his log"
+    assert here(data) == before, "a refused truncation changed the log"
     mirrored(data, source, on_divergence="truncate")
     assert here(data) == there(source)
     assert epochs(data)[-1] == (1 if regrown else 0)
@@ -395,9 +395,7 @@ def test_a_record_that_cannot_be_stored_stops_its_partition_or_is_kept(
 def test_what_was_fetched_and_not_stored_is_fetched_again(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
-    """An error that ends step() in the middle of storing, Ctrl-C for instance, must
-    leave no gap behind it.
-    """
+    """An error that ends step() during a store, such as Ctrl-C, must leave no gap."""
     with Mirror(data, source, topics=["orders"], fs=source.disk) as mirror:
         mirror.step()
         stored = data.partition(*ORDERS).append_as_follower
@@ -465,7 +463,7 @@ def live(seed: int, offsets: str) -> None:
                     mirror.step()
                 mirror.close()
             except Killed:
-                pass  # its producer is gone with it, and fenced by the next
+                pass  # its producer ended with it, and is fenced by the next
         source.faults = Faults()
         with Mirror(data, source, **options) as last:
             last.run(until_end=True)
@@ -493,8 +491,9 @@ def test_every_record_comes_once_whatever_is_cut_off(offsets: str, rounds: int) 
 
 
 def lose(seed: int) -> None:
-    """Remote logs lose their ends, grow again, are cut in front and compacted: a mirror
-    that may cut follows, and one that may not never holds what the remote log does not.
+    """Remote logs lose their ends, grow again, lose their beginnings and are compacted.
+    A mirror that may truncate follows. Another one never has records that the remote
+    log lacks.
     """
     chance = random.Random(seed)
     disk = SimulatedDisk({"copy": None}, seed=seed)

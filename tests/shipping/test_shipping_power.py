@@ -1,5 +1,5 @@
-"""The power goes in the middle of forwarding or mirroring: what counted in the cluster
-is still here, and what comes back goes on without a gap or a repetition.
+"""The power fails during forwarding or mirroring: every record that was shipped still
+exists here, and a restarted one continues without a gap or a repetition.
 
 LOGCORE_SHIPPING_ROUNDS=n tries n schedules of each kind instead of 20; `make slow`
 tries 2,000.
@@ -112,7 +112,7 @@ def forward_through_power_cuts(seed: int, at_least_once: bool) -> None:
         found = cluster.values(ORDERS)
         if at_least_once:
             assert set(found) == set(wanted), (
-                "nothing that was shipped is gone here, and nothing is missing there"
+                "a shipped record is lost here, or missing there"
             )
         else:
             assert found == wanted

@@ -28,7 +28,7 @@ from support.shippers import (
 
 pytest.importorskip("confluent_kafka")
 
-#: Retention goes by the times of the records, which are old.
+#: Retention uses the timestamps of the records, which are old.
 KEEPS_ALL = {"retention.ms": -1}
 KILLS = int(os.environ.get("LOGCORE_SHIPPING_KILLS", "1"))
 MANY = int(os.environ.get("LOGCORE_SHIPPING_KILLS", "25"))
@@ -70,7 +70,7 @@ def test_a_killed_forwarder_goes_on(
                 assert contents(found) == contents(wanted)
             else:
                 assert check_repeats(found, wanted) <= 40 * kills, (
-                    "what was under way, and no more"
+                    "more than the unfinished batch was repeated"
                 )
 
 
@@ -114,7 +114,7 @@ def test_a_killed_mirror_goes_on(
 def test_a_broker_that_goes_and_comes_again_is_waited_for(
     tmp_path: Path, at_least_once: bool
 ) -> None:
-    """For the forwarder and for a mirror of what it ships."""
+    """For the forwarder, and for a mirror of the shipped records."""
     with contextlib.ExitStack() as stack:
         data = stack.enter_context(
             logcore.open_dir(tmp_path / "data", create=True, durability="os")
