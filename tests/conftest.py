@@ -1,8 +1,8 @@
-"""Shared set-up: hypothesis profiles, the vectors that other people's encoders wrote,
-partitions to look at or damage.
+"""Shared set-up: hypothesis profiles, vectors of other encoders, partitions to read or
+damage.
 
-HYPOTHESIS_PROFILE=thorough looks for minutes instead of seconds; every run prints how
-to repeat what it found. The profile "random" is for tests/project/test_random_seeds.py,
+HYPOTHESIS_PROFILE=thorough searches for minutes instead of seconds; every run prints how
+to repeat a failure. The profile "random" is for tests/project/test_random_seeds.py,
 which gives it a seed and LOGCORE_RANDOM_EXAMPLES.
 
 Syncs of real files return at once: where no power is cut, waiting for the disk shows
@@ -56,8 +56,8 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_collections() -> None:
-    """What modules have left stays. Most of a garbage collection would be spent on it,
-    and many tests ask for one.
+    """Exclude the objects of modules from garbage collection. A collection would spend
+    most of its time on them, and many tests start one.
     """
     gc.collect()
     gc.freeze()
@@ -90,8 +90,8 @@ LONGEST = 300
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share a Spark go first and stay together: idle workers take over the
-    tests at the end of a queue. The longest comes next, so that it does not run alone
+    """Tests that share a Spark run first and in one worker: idle workers take over the
+    tests at the end of a queue. The longest test is next, so that it does not run alone
     at the end.
     """
     for item in items:

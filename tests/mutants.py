@@ -66,7 +66,7 @@ LEFT_OUT: Final = (
     "later_life or every_bit or flipped_bit or rotten_digit or crash_at_any or while_rolling or seeded "
     "or no_crash_leaves or duckdb"
 )
-#: Fewer rounds of what goes on for as long as it is told.
+#: Fewer rounds of tests whose length is a setting.
 ROUNDS: Final = {"LOGCORE_EXPLORE_STATES": "3000", "LOGCORE_MACHINES": "120"}
 SWAPS: Final[dict[type[ast.AST], type[ast.AST]]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -83,7 +83,7 @@ MEMORY_BYTES: Final = 12 << 30
 
 
 class Mutant(NamedTuple):
-    """Where a node stands in the tree of a module, and what is to stand there."""
+    """The place of a node in the tree of a module, and its replacement."""
 
     path: str
     tree: ast.Module
@@ -115,8 +115,8 @@ def functions_in(code: CodeType) -> Iterator[tuple[tuple[str, int], CodeType]]:
 
 
 def alternatives(node: Any) -> Iterator[tuple[str, ast.AST]]:
-    """What may stand in the place of a node. What is dropped stays in dead code, so
-    that closures have their names.
+    """Return the replacements of a node. Removed code is kept as dead code, so that
+    closures have their names.
     """
     if type(node) in SWAPS:
         new = SWAPS[type(node)]()
@@ -201,7 +201,7 @@ def places_in(path: Path) -> Iterator[list[Mutant]]:
 
 
 class Trial:
-    """A pytest plugin that takes the place of the run: finds out what each test
+    """A pytest plugin that replaces the run: it records the lines that each test
     reaches, then tries the mutants.
     """
 
@@ -288,8 +288,8 @@ class Trial:
     def reach(
         self, items: list[pytest.Item]
     ) -> tuple[dict[tuple[str, int], set[int]], dict[int, float]]:
-        """Who reaches each line, and how long each test takes. Tests that fail without
-        any change are left out.
+        """Return the tests that reach each line, and the time of each test. Tests that
+        fail without any change are left out.
         """
         lines: dict[tuple[str, int], set[int]] = defaultdict(set)
         seconds: dict[int, float] = {}
@@ -315,7 +315,7 @@ class Trial:
                 say(f"{item.nodeid} fails unchanged")
                 continue
             seconds[slot] = time.monotonic() - began
-            for line in seen.copy():  # a finalizer may run code meanwhile
+            for line in seen.copy():  # a finalizer may run code here
                 lines[line].add(slot)
         return dict(lines), seconds
 

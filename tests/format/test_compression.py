@@ -1,9 +1,9 @@
-"""Compressed bodies: what we write others read, what they write we read, and nothing
-foreign gets out of hand.
+"""Compressed bodies: other clients read ours, we read theirs, and hostile ones are
+limited.
 
-Vectors under data/vectors come from Kafka's own classes and three clients; kafka-python
-and aiokafka are asked again here, both ways. Hostile bodies are built by hand, since no
-compressor makes them.
+Vectors under data/vectors come from Kafka's own classes and three clients. kafka-python
+and aiokafka also run here, in both directions. Hostile bodies are built by hand,
+because no compressor produces them.
 """
 
 from __future__ import annotations
@@ -350,7 +350,9 @@ def test_snappy_block_lengths_beyond_the_body_are_refused(length):
 
 
 def test_snappy_length_that_the_block_cannot_hold_is_refused_before_memory_is_taken():
-    block = b"\x80\x80\x80\x1e" + b"\xfe\x01\x00" * 100  # says 60 MiB, below the cap
+    block = (
+        b"\x80\x80\x80\x1e" + b"\xfe\x01\x00" * 100
+    )  # declares 60 MiB, below the limit
     with (
         traced_peak() as peak,
         pytest.raises(CorruptBatchError, match="cannot inflate"),
@@ -583,7 +585,7 @@ def test_zstd_frame_that_needs_a_dictionary_is_an_error():
 
 
 class traced_peak:
-    """Bytes of Python memory at most in use inside the block, beyond what was before."""
+    """Largest number of bytes of Python memory that the block adds."""
 
     def __enter__(self):
         tracemalloc.start()
@@ -652,12 +654,12 @@ for name, (codec, body) in (t.BOMBS | honest).items():
     not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's /proc"
 )
 def test_memory_outside_python_stays_within_the_limit_too():
-    """tracemalloc does not see what the C libraries take; the kernel does."""
+    """tracemalloc does not count the memory of C libraries, but the kernel does."""
     lines = run_python(RESIDENT_MEMORY, str(Path(__file__).parent)).splitlines()
     peaks = {line.split(maxsplit=1)[1]: int(line.split()[0]) for line in lines}
     assert peaks.keys() == {*BOMBS, "honest"}
     assert max(peaks.values()) <= 16 + 8, peaks
-    assert peaks["gzip"] > 8, "what is measured must be what was inflated"
+    assert peaks["gzip"] > 8, "the measurement does not contain the inflated bytes"
 
 
 def run_python(code: str, *arguments: str) -> str:

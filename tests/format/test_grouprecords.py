@@ -96,7 +96,7 @@ def test_records_are_kafkas_byte_for_byte() -> None:
 
 @pytest.mark.parametrize(
     ("group_id", "partition"),
-    # "my-group" -> 12 of 50 is what Kafka answers; "polygenelubricants" hashes to
+    # "my-group" -> 12 of 50 is Kafka's result; "polygenelubricants" hashes to
     # -2^31, whose absolute value is 0.
     [
         ("my-group", 12),

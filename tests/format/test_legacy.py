@@ -1,5 +1,5 @@
-"""Formats v0 and v1: every vector of four writers, then wrappers built by hand for what
-no writer sends.
+"""Formats v0 and v1: every vector of four writers, then wrappers built by hand that no
+writer sends.
 """
 
 from __future__ import annotations

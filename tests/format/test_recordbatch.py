@@ -1,8 +1,8 @@
 """Batches against the vectors that Kafka and its clients wrote, and the leader's rules
 against Kafka's verdicts.
 
-Accept and reject must be Kafka's, byte for byte: section 1.9 of the format notes lists
-what its validator did with each mutation when it was run, and that list is a table
+Batches must be accepted and refused exactly as by Kafka. Section 1.9 of the format
+notes lists the verdict of its validator for each mutation, and that list is a table
 here.
 """
 
@@ -140,7 +140,7 @@ def test_a_control_batch_of_no_known_type_says_so() -> None:
     (batch,) = read_batches(
         encode([(struct.pack(">hhq", 9, 0, -1), b"")], control=True)
     )
-    assert batch.control_type() == "ABORT", "whatever later versions put behind it"
+    assert batch.control_type() == "ABORT", "later versions may add bytes after it"
     (batch,) = read_batches(encode([(struct.pack(">hh", 0, 1), b"")]))
     assert batch.control_type() == "UNKNOWN", (
         "a key that looks like a marker's in a batch of data"
@@ -181,7 +181,7 @@ def test_nothing_is_decoded_whose_crc_is_wrong(name: str, decode: str) -> None:
     )
     bad = bytearray(good)
     bad[next(read_batches(good)).size_bytes - 1] ^= (
-        1  # of a value: what is decoded would look right
+        1  # of a value: the decoded record would seem right
     )
     batch = next(read_batches(bytes(bad)))
     if decode == "control_type" and name != "v2":
@@ -249,8 +249,8 @@ def test_an_incomplete_tail_ends_reading_quietly() -> None:
 def test_every_single_bit_flip_of_a_vector_is_noticed_or_harmless(
     name: str, step: int
 ) -> None:
-    """Outside the CRC lie base offset, length, leader epoch and magic (v2), offset and
-    size (v0 and v1).
+    """The CRC does not cover base offset, length, leader epoch and magic (v2), offset
+    and size (v0 and v1).
     """
     data = vector(name)
     sound = [
@@ -328,7 +328,7 @@ def test_random_bytes_raise_nothing_undeclared(
         for ask in (
             batch.records,
             batch.columns,
-        ):  # each by itself: what the one refuses the other has to refuse too
+        ):  # each by itself: both must refuse the same
             with contextlib.suppress(LogcoreError):
                 ask()
 
@@ -342,7 +342,7 @@ def test_a_bomb_stops_at_the_cap(codec: str) -> None:
     assert len(batch.records()[0].value or b"") == 8 << 20
 
 
-# -- what a leader accepts -------------------------------------------------------------
+# -- accepted by a leader -------------------------------------------------------------
 
 TWO = [(b"k1", b"hello", (), T0), (b"k2", b"world!", (), T0 + 5)]
 HEAD = {
@@ -458,7 +458,7 @@ OUTCOMES: list[tuple[str, bytes, dict[str, object], type[LogcoreError] | None]] 
         {},
         None,
     ),
-    ("7 bytes behind the batch", mutated(tail=b"garbage"), {}, None),
+    ("7 bytes after the batch", mutated(tail=b"garbage"), {}, None),
     (
         "a wrong CRC",
         mutated(crc=False, count=2, max_timestamp=T0 + 6),
@@ -620,7 +620,7 @@ def test_a_leader_takes_no_record_that_only_some_readers_take(
     ):
         return
     assert stored.records()[0].value in (b"v", None), (
-        "what is stored already is read as Kafka reads it"
+        "a stored batch is not read as Kafka reads it"
     )
 
 
@@ -786,8 +786,8 @@ def test_what_a_leader_stores_is_what_was_sent(
     limits: tuple[int | None, int | None],
     data: st.DataObject,
 ) -> None:
-    """The records, who sent them and with which codec, at the offsets and times that
-    the topic gives.
+    """The records, their producer and codec, at the offsets and times that the topic
+    gives.
     """
     time = st.just(-1) | st.integers(T0, T0 + 15)
     sent = [
@@ -1151,7 +1151,7 @@ def test_slices_of_a_batch_are_the_batch(
 def test_a_damaged_slice_is_an_error_of_the_tree(
     kernel: Any, data: st.DataObject
 ) -> None:
-    """As the whole batch would be: what comes before the damage is right."""
+    """Equal to the whole batch: the part before the damage is right."""
     rows = [(b"k%d" % at, b"v" * at, [("h", b"x")], T0 + at) for at in range(9)]
     raw = bytearray(encode(rows))
     at = data.draw(st.integers(61, len(raw) - 1))

@@ -1,5 +1,5 @@
-"""dump() against what the vectors' README says they hold; the vectors were written by
-Kafka's own classes.
+"""dump() against the contents of the vectors by their README; Kafka's own classes wrote
+the vectors.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""What `logcore recover` saves of damaged logs: every sound batch, no other, and an
-account of the rest.
+"""`logcore recover` saves every sound batch of a damaged log, no other, and reports the
+rest.
 
-A log is damaged in every way a disk knows. What is saved is compared, batch by batch,
-with what was written; what is not there has to be in the report, by its offsets.
+A log is damaged in every way that a disk can fail. The saved batches are compared with
+the written ones. The report must contain the offsets of all others.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def offsets(raw: bytes) -> set[int]:
 def judge(
     written: dict[int, bytes], report: PartitionReport, saved: dict[int, bytes]
 ) -> set[int]:
-    """Nothing invented, nothing silent: base offsets of the batches that are gone."""
+    """Check that no batch is invented or silently lost; return the lost base offsets."""
     assert all(written.get(base) == raw for base, raw in saved.items()), (
-        "saved what was never written"
+        "a saved batch was never written"
     )
     gone = set(written) - set(saved)
     missing = {offset for base in gone for offset in offsets(written[base])}
@@ -187,9 +187,7 @@ def test_a_flipped_bit_costs_at_most_its_batch(
     """
     data = SEGMENTS[path_of(base)]
     for batch in read_batches(data):
-        size = (
-            batch.size_bytes if dense else 21
-        )  # what a CRC covers does not depend on how offsets rise
+        size = batch.size_bytes if dense else 21  # the CRC does not cover the offsets
         for bit in itertools.chain(
             range(0, 21 * 8, head_step), range(21 * 8, size * 8, step)
         ):
@@ -199,10 +197,10 @@ def test_a_flipped_bit_costs_at_most_its_batch(
                 changed({path_of(base): bytes(bad)}, dense=dense), quick=True
             )
             hit = batch.base_offset
-            if 12 <= bit // 8 < 16:  # the leader epoch, which says nothing of records
+            if 12 <= bit // 8 < 16:  # the leader epoch, which does not change records
                 assert saved[hit][16:] == WRITTEN[hit][16:] and not report.lost
             elif hit == 14 and bit < 64 and not dense and set(saved) - set(WRITTEN):
-                # A larger last offset cannot be told from the truth where there may be
+                # A larger last offset cannot be distinguished from the truth if there may be
                 # gaps.
                 (moved,) = set(saved) - set(WRITTEN)
                 assert moved > 14 and saved[moved][8:] == WRITTEN[14][8:]
@@ -211,8 +209,8 @@ def test_a_flipped_bit_costs_at_most_its_batch(
 
 
 def test_a_length_that_leads_to_the_batch_after_the_next_hides_none() -> None:
-    """In batches of 128 bytes one bit of the length makes it 256: a sound batch stands
-    there, and one in between.
+    """In batches of 128 bytes one bit of the length makes it 256. Another sound batch
+    begins there, and one in between.
     """
     data = log_of(*((at, b"x" * 58) for at in range(4)))
     assert len(data) == 4 * 128
@@ -229,7 +227,9 @@ def test_no_cut_of_the_last_segment_loses_more_than_what_is_cut(step: int) -> No
         report, saved = recover(changed({path_of(12): data[:cut]}))
         whole = {batch.base_offset for batch in read_batches(data[:cut])}
         assert judge(WRITTEN, report, saved) == {12, 13, 14} - whole
-        assert report.log_end_offset == 15, "what was given out is not given out again"
+        assert report.log_end_offset == 15, (
+            "an offset that was assigned is assigned again"
+        )
 
 
 @pytest.mark.parametrize("step", [12007, pytest.param(1501, marks=pytest.mark.slow)])
@@ -278,7 +278,7 @@ def test_a_missing_segment_or_index_or_codec_is_no_trouble(codec: str) -> None:
     report, saved = recover(
         {path: data for path, data in segments.items() if path == path_of(0)}
     )
-    assert not report.lost and len(saved) == 2, "nothing says that there ever was more"
+    assert not report.lost and len(saved) == 2, "the lost part has left no trace"
 
 
 def test_zeros_behind_the_end_are_no_loss_and_garbage_is() -> None:
@@ -307,8 +307,8 @@ def test_the_same_offsets_twice_are_kept_once() -> None:
     "spare", [".log.swap", ".log.deleted", ".log.cleaned", ".77.quarantine"]
 )
 def test_what_a_recovery_or_compaction_left_fills_gaps_only(spare: str) -> None:
-    """But what a recovery cut off of a log that went on was written again, and a new
-    segment that has begun to take the place of the old ones is the log.
+    """Records that a recovery truncated were written again. A new segment that has begun
+    to replace the old ones is the log.
     """
     other = log_of((6, b"OTHER"), (9, b"OTHER"), size=3)
     for gone, lost in ((None, {6, 9}), (SEGMENTS[path_of(6)][:-1], {9})):
@@ -330,8 +330,8 @@ def test_what_a_recovery_or_compaction_left_fills_gaps_only(spare: str) -> None:
 def test_a_compaction_that_a_crash_ended_loses_nothing_that_opening_finds(
     step: int,
 ) -> None:
-    """After the first old segment was taken away the new one under its .swap name is
-    the log, also where it is the first; the others that it replaces may still be there.
+    """After the first old segment was removed, the new one with its .swap name is the
+    log, even if it is the first. The other replaced segments may still exist.
     """
     disk = SimulatedDisk()
     config = {
@@ -457,7 +457,7 @@ def test_a_sector_that_cannot_be_read_costs_its_batches() -> None:
     )
     report, saved = recover(
         {name: data}, plan
-    )  # the first is the look at all of it, the others go by sectors
+    )  # the first reads all of it, the others read sectors
     gone = judge(batches_of({name: data}), report, saved)
     assert 4 <= len(gone) <= 6
     assert report.lost[0].reason == "a part of it cannot be read"
@@ -561,7 +561,7 @@ def test_random_damage_never_invents(tmp_path: Path) -> None:
         judge(written, report, saved)
 
 
-# -- what is noted beside the files ----------------------------------------------------
+# -- files of metadata -----------------------------------------------------------------
 
 
 def partition_of_ten(path: Path) -> Path:
@@ -585,8 +585,8 @@ def lines(path: Path, name: str) -> set[str]:
 def test_a_partition_that_was_moved_aside_keeps_start_and_end(
     tmp_path: Path, place: str
 ) -> None:
-    """The log directory's checkpoints go on speaking of it by the name it had and is to
-    have again.
+    """The log directory's checkpoints still contain its name, which it will get
+    again.
     """
     data = tmp_path / "data"
     own = partition_of_ten(data)
@@ -683,8 +683,8 @@ def test_first_segments_that_are_gone_are_lost_and_those_that_were_deleted_are_n
 
 @pytest.mark.parametrize("end", ["commit", "abort", "open"])
 def test_a_transaction_whose_marker_is_lost_is_named(end: str) -> None:
-    """What an aborted transaction wrote would be read as if it had been committed with
-    the next one.
+    """The records of an aborted transaction would be read as if the next one had
+    committed them.
     """
     disk = SimulatedDisk()
     with logcore.open(SOURCE, create=True, fs=disk) as log:

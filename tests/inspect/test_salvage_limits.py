@@ -50,7 +50,7 @@ from logcore.cli.commands import main  # noqa: E402
 
 
 class Counted:
-    """The kernels, and how many bytes they were asked to look at with CRCs."""
+    """The kernels, with a count of the bytes whose CRC they check."""
 
     def __init__(self) -> None:
         self.size_bytes = 0
@@ -124,8 +124,8 @@ def test_heads_that_claim_all_of_the_rest_do_not_make_the_work_grow_with_its_squ
 
 @pytest.mark.parametrize("kind", ["partition", "directory"])
 def test_a_copy_that_was_cut_off_is_no_log(kind: str) -> None:
-    """At every change of the disk: the copy is all there, or whoever opens it or makes
-    it again is told.
+    """After a crash at any change of the disk, the copy is complete, or opening it and
+    making it again report an error.
     """
     disk = SimulatedDisk()
     with logcore.open_dir("/data", create=True, fs=disk) as directory:
@@ -459,8 +459,8 @@ def test_a_partition_under_a_name_that_nothing_knows_is_lost(tmp_path: Path) -> 
 
 
 def test_an_offset_that_damage_reached_is_not_believed() -> None:
-    """A torn sector ended in the offset of the next head, which no CRC covers: the
-    batch came back with another offset, and the sound one behind it went.
+    """A torn sector ended in the offset of the next header, which no CRC covers. The
+    batch returned with another offset, and the sound one after it was lost.
     """
     disk = SimulatedDisk()
     with logcore.open("/d/t-0", create=True, fs=disk) as log:
@@ -483,7 +483,7 @@ def test_an_offset_that_damage_reached_is_not_believed() -> None:
 def test_gaps_look_only_at_the_spare_files_that_reach_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each gap looked at each spare file: 4,000 of both took ten seconds."""
+    """Each gap was compared with each spare file: 4,000 of both took ten seconds."""
     count = 200
     looked = 0
     real = batch_search.Extent.cut

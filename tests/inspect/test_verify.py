@@ -1,7 +1,7 @@
 """verify() against directories that are damaged on purpose.
 
-The oracle is the recovery of the log itself: what verify() calls torn, opening must
-cut; what it calls damaged, opening must refuse or lose data over.
+The oracle is the recovery of the log itself. Opening must truncate a log that verify()
+reports as torn, and must refuse or lose data of one that it reports as damaged.
 """
 
 import itertools
@@ -88,9 +88,7 @@ def test_a_partition_without_segments_is_judged(own):
         ):
             logcore.open(own, read_only=read_only)
     (own.parent / "recovery-point-offset-checkpoint").unlink()
-    assert "log" not in {one.kind for one in verify(own)}, (
-        "nothing says that there ever was one"
-    )
+    assert "log" not in {one.kind for one in verify(own)}, "the file has left no trace"
     (own / f"{FIRST}.timeindex").write_bytes(b"")
     assert {one.kind for one in verify(own) if one.status == "damaged"} == {"log"}
 
@@ -185,8 +183,8 @@ def test_zeros_at_the_end_are_a_torn_tail(own):
 
 
 def test_losing_what_was_on_disk_is_damage(own):
-    """The same cut as in a torn tail, but the recovery point says that the bytes were
-    on disk; so opening refuses.
+    """As in a torn tail, but by the recovery point the bytes were on disk. So opening
+    refuses.
     """
     path = own / "00000000000000000012.log"
     path.write_bytes(path.read_bytes()[:-5])
@@ -229,7 +227,7 @@ def test_damage_in_a_sealed_segment_is_damage(crash):
     (6, 0, "offsets 6 to 11 are in no segment: the log has no gaps there"),
 ])  # fmt: skip
 def test_a_segment_of_a_dense_log_that_is_gone_is_damage(own, gone, path, words):
-    """Without its seal too; reading says the same. What was deleted or compacted is no
+    """Without its seal too; reading agrees. Deleted and compacted records are no
     loss.
     """
     for name in own.glob(f"{gone:020d}.*"):
@@ -260,8 +258,8 @@ def test_a_batch_missing_in_a_sealed_segment_of_a_dense_log_is_damage(own):
 
 
 def test_a_torn_transaction_index_that_opening_mends_is_a_warning(tmp_path):
-    """That of the active segment, after a crash. After a clean close it is not rebuilt;
-    that of a sealed segment never is.
+    """The index of the active segment is rebuilt after a crash, and not after a clean
+    close. The index of a sealed segment is never rebuilt.
     """
     with logcore.open(
         tmp_path / "t-0", create=True, config={"segment.ms": 10**12}
@@ -291,8 +289,8 @@ def test_a_torn_transaction_index_that_opening_mends_is_a_warning(tmp_path):
 
 
 class Meddling(OsFS):
-    """A disk on which something happens after the nth look at a directory, or at the
-    names of a segment.
+    """A disk that changes after the nth listing of a directory, or after the names of a
+    segment were read.
     """
 
     def __init__(self, happens, after):
@@ -503,8 +501,8 @@ def test_a_checkpoint_that_cannot_be_understood_is_damage(tmp_path):
 
 
 def test_a_batch_missing_in_the_middle_is_found(own):
-    """Cut out whole, it leaves no bad CRC: only the offsets tell, and only of our own
-    logs, which have no gaps.
+    """A batch that is removed whole leaves no bad CRC. Only the offsets show it, and
+    only in logs of our own, which have no gaps.
     """
     (own.parent / "recovery-point-offset-checkpoint").unlink()
     path = own / "00000000000000000012.log"
@@ -562,8 +560,8 @@ def test_old_formats_are_counted(tmp_path):
 
 
 def test_an_old_entry_that_cannot_be_decoded_is_damage(tmp_path):
-    """Its CRC may be right and the compressed bytes be nonsense all the same: here,
-    behind a good one.
+    """A batch may have the right CRC and malformed compressed bytes. Here it follows a
+    good one.
     """
     path = tmp_path / "old-0"
     path.mkdir()
@@ -589,8 +587,8 @@ def test_what_is_no_file_is_a_verdict(crash):
 
 
 def test_twenty_digits_that_are_no_offset_are_no_segment(crash):
-    """Kafka parses them as a long and gives up on the whole directory, so verify() says
-    so and judges the rest.
+    """Kafka parses them as a long and refuses the whole directory, so verify() reports
+    them and checks the rest.
     """
     for name in ("99999999999999999999.log", "09223372036854775808.index"):
         (crash / name).write_bytes(b"12345678")
@@ -614,7 +612,7 @@ def test_twenty_digits_that_are_no_offset_are_no_segment(crash):
 
 
 def survive(path):
-    """dump and verify give rows, verdicts and LogcoreErrors, whatever stands in the
+    """dump and verify return rows, verdicts and LogcoreErrors for every content of the
     file.
     """
     try:

@@ -1,9 +1,9 @@
-"""The quick way to append, compiled, against the slow way in Python: which appends it
-takes, and what it leaves.
+"""The compiled fast path of append() against the path in Python: the appends that it
+accepts, and their results.
 
-Two logs get the same operations, one on OsFS and one on a subclass of it, which is
-never offered the quick way and whose clock shows what the receipts of the other say.
-Files and fields then have to be the same.
+Two logs get the same operations, one on OsFS and one on a subclass of it. The subclass
+never uses the fast path, and its clock repeats the times of the other log's receipts.
+Files and fields must be equal.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def files(log: logcore.Log) -> dict[str, bytes]:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[logcore.Log]:
-    """A log whose next plain append goes the quick way."""
+    """A log whose next plain append uses the fast path."""
     with logcore.open(tmp_path / "t-0", create=True, durability="os", fs=OsFS()) as log:
         log.append(b"first")
         yield log
@@ -96,13 +96,13 @@ def log(tmp_path: Path) -> Iterator[logcore.Log]:
 def quickly(
     log: logcore.Log, value: object = b"v", key: object = b"k", **given: object
 ) -> logcore.Receipt | None:
-    """What the quick way alone makes of an append."""
+    """The result of an append by the fast path alone."""
     names = ("headers", "timestamp_ms", "durability", "expected_offset")
     found = {"headers": (), **given}
     return log.writer.append_quickly(value, key, *(found.get(name) for name in names))
 
 
-# -- what it takes ---------------------------------------------------------------------
+# -- accepted --------------------------------------------------------------------------
 
 
 def test_a_plain_append_goes_the_quick_way(log: logcore.Log) -> None:
@@ -310,7 +310,7 @@ def test_a_tail_is_woken_by_each_append(log: logcore.Log) -> None:
     assert ends == [2, 3, 4]
 
 
-# -- what it leaves --------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------
 
 pieces = st.none() | st.binary(max_size=30) | st.integers(0, 5000).map(bytes)
 steps = st.one_of(
@@ -344,7 +344,7 @@ steps = st.one_of(
         ),
     ),
 )
-#: Where both logs would look at the clock by themselves.
+#: Operations in which both logs would read the clock.
 CONFIG = {"retention.ms": "-1", "segment.ms": "1000000"}
 
 
@@ -428,7 +428,7 @@ def test_both_ways_leave_the_same_files(program: list[tuple[Any, ...]]) -> None:
 
 
 class PlainSegment(ActiveSegment):
-    """Takes note of batches by the plain kernels."""
+    """Record batches with the plain kernels."""
 
     is_full = appending.SegmentFields.is_full
     note = appending.SegmentFields.note
@@ -456,7 +456,7 @@ class PlainSegment(ActiveSegment):
 def test_both_kernels_note_the_same_of_a_batch(
     batches: list[tuple[int, int]], config: dict[str, int], first: int
 ) -> None:
-    """first: how many of them are noted one by one, before the rest together."""
+    """first: the number of batches that are recorded singly, before the rest together."""
     noted = list[list[Any]]()
     for kind in (ActiveSegment, PlainSegment):
         disk = SimulatedDisk({"t-0": None})
@@ -563,7 +563,7 @@ def test_a_write_that_cannot_be_cut_back_poisons_the_log(
     assert log.log_end_offset == 2
 
 
-# -- what it stands on -----------------------------------------------------------------
+# -- conditions -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""The quick way to one record, compiled, against reading all: what it answers, and what
-it leaves to the slow way.
+"""The compiled fast path to one record against a full read: its results, and the
+records that it leaves to the slow path.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def rows(count: int, at: int = 0) -> list[tuple[Any, ...]]:
 
 
 def agree(log: logcore.Log) -> int:
-    """Each offset is answered as reading says, the first time and later; returns how
-    many were answered quickly.
+    """Check that each offset returns the record of a full read, the first time and
+    later; return the number of fast results.
     """
     expected = {record.offset: record for record in log.read(log.log_start_offset)}
     quick = 0
@@ -73,7 +73,7 @@ def test_plain_records_are_found_quickly(log: logcore.Log) -> None:
     with logcore.open(PATH, read_only=True, fs=log._fs) as reader:
         in_sealed = log._state.segments[-1].base_offset
         assert agree(reader) == in_sealed, (
-            "a reader does not map what another process writes"
+            "a reader maps a file that another process writes"
         )
 
 
@@ -194,8 +194,8 @@ def test_batches_are_told_apart_by_their_positions(tmp_path: Path) -> None:
 @runs_compiled
 @pytest.mark.parametrize("damaged", [0, 1, 2])
 def test_one_batch_of_each_4_kib_is_noted(tmp_path: Path, damaged: int) -> None:
-    """Two batches lie in the first 4 KiB, and only the third, which reaches beyond
-    them, is checked once for all.
+    """Two batches are in the first 4 KiB. Only the third, which continues after them,
+    is checked once for all.
     """
     with logcore.open(tmp_path / PATH, create=True, durability="os") as log:
         for at in range(0, 60, 20):
@@ -229,7 +229,7 @@ def test_what_another_program_has_written_is_checked(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[100] ^= 1
     with logcore.open(tmp_path / PATH, durability="os") as log:
-        path.write_bytes(data)  # behind the back of its writer
+        path.write_bytes(data)  # without its writer
         log.append_many(rows(300, 300))
         for _ in range(2):
             assert log.get(300 + 7) == log_record(307)
@@ -279,8 +279,8 @@ def test_records_of_any_size_are_found(tmp_path: Path, size: int) -> None:
 def test_what_was_taken_back_is_not_found(
     log: logcore.Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An interrupt behind the write of a batch; others are appended in its place, over
-    the same bytes of the file.
+    """An interrupt after the write of a batch. Other batches then replace it, in the
+    same bytes of the file.
     """
 
     def interrupt(*_: object) -> None:
@@ -300,7 +300,7 @@ def test_what_was_taken_back_is_not_found(
 
 
 def test_batches_of_other_processes_are_checked(tmp_path: Path) -> None:
-    """A writer of a shared log believes only what it has appended since another did."""
+    """A writer of a shared log trusts only its own appends since the last of another."""
     how: Any = {"create": True, "shared": True, "durability": "os"}
     with (
         logcore.open(tmp_path / PATH, fs=OsFS(), **how) as mine,
@@ -322,7 +322,7 @@ def test_batches_of_other_processes_are_checked(tmp_path: Path) -> None:
 
 @runs_compiled
 def test_records_whose_offsets_are_not_in_order_go_the_slow_way(tmp_path: Path) -> None:
-    """The head says that there are no gaps, and two of the records have changed places."""
+    """The header promises no gaps, and two of the records are exchanged."""
     with logcore.open(tmp_path / PATH, create=True, durability="os") as log:
         log.append_many([(None, b"%d" % number) for number in range(30)])
         log.roll()

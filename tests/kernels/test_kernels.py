@@ -89,7 +89,7 @@ def columns_of(kernel: Any, data: bytes, rows: int) -> Any:
 
 
 def everything(kernel: Any, data: bytes) -> list[Any]:
-    """What every reading kernel says of some bytes."""
+    """Return the results of every reading kernel for some bytes."""
     size = len(data)
     stop, rows, _ = kernel.plan_run(data, 0, size, 1 << 20, 1 << 20, 2**62)
     return [
@@ -191,7 +191,7 @@ def test_both_kernels_say_the_same_of_bodies_with_any_byte_changed(
 
 
 def with_crc(batch: bytearray) -> bytes:
-    """The batch with the CRC of what it holds, as a broken producer would send it."""
+    """Return the batch with the CRC of its content, as a broken producer would send it."""
     batch[17:21] = crc32c(bytes(batch[layout.CRC_START :])).to_bytes(4, "big")
     return bytes(batch)
 
@@ -201,8 +201,8 @@ def with_crc(batch: bytearray) -> bytes:
 def test_both_kernels_find_the_same_record_even_in_bytes_that_lie(
     rows: Any, before: int, base_offset: int, draw: st.DataObject
 ) -> None:
-    """Records may be skipped by their lengths when the head promises dense offsets;
-    both may lie.
+    """If the header promises dense offsets, records may be skipped by their lengths.
+    Both may be wrong.
     """
     batch = bytearray(encode(plain, rows, base_offset=base_offset))
     for _ in range(draw.draw(st.integers(0, 3))):

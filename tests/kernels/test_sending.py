@@ -1,8 +1,8 @@
-"""The quick way to send, compiled, against the slow way in Python: which records it
-takes, and what it leaves.
+"""The compiled fast path of send() against the path in Python: the records that it
+accepts, and their results.
 
-Two producers get the same records, one of which is never offered the quick way. Their
-queues, their memory and their futures then have to be the same, and so do the logs.
+Two producers get the same records. One of them never uses the fast path. Their queues,
+memory and futures must be equal, and so must the logs.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def directory(tmp_path: Path) -> Iterator[logcore.LogDir]:
 
 @pytest.fixture
 def producer(directory: logcore.LogDir) -> Iterator[Producer]:
-    """A producer whose next plain record goes the quick way, with a key or to partition
+    """A producer whose next plain record uses the fast path, with a key or to partition
     0.
     """
     with directory.producer(**SETTINGS) as producer:
@@ -65,7 +65,7 @@ def producer(directory: logcore.LogDir) -> Iterator[Producer]:
 def quickly(
     producer: Producer, topic: object = "t", value: object = b"v", **given: object
 ) -> RecordFuture | None:
-    """What the quick way alone makes of a record."""
+    """The result of a record sent by the fast path alone."""
     found = {"headers": (), **given}
     names = ("key", "partition", "headers", "timestamp_ms", "on_delivery")
     future: RecordFuture | None = producer._send_quickly(
@@ -75,7 +75,7 @@ def quickly(
 
 
 def facts(producer: Producer, topic: str) -> dict[str, Any]:
-    """What a send changes, but for times."""
+    """The changes of a send, without times."""
     accumulator = producer._accumulator
     found: dict[str, Any] = {
         "used": accumulator.used_bytes,
@@ -106,7 +106,7 @@ def parts(future: RecordFuture) -> tuple[Any, ...]:
     )
 
 
-# -- what it takes ---------------------------------------------------------------------
+# -- accepted --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_a_full_memory_or_a_closed_producer_is_left_to_the_slow_way(
         assert producer._accumulator.used_records == 5
 
 
-# -- what it leaves --------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------
 
 
 @given(

@@ -325,8 +325,8 @@ def test_garbage_goes_after_a_day_and_nothing_else(data: Path) -> None:
 
 @pytest.mark.parametrize("first", ["publisher", "another"])
 def test_a_clock_that_jumps_a_day_takes_no_staged_file(data: Path, first: str) -> None:
-    """publish() removed what the clock said was older than a day: its own files, and
-    those of jobs that run.
+    """By the clock, its own files and the files of running jobs were older than a day,
+    and publish() removed them.
     """
     days = [0]
 
@@ -397,7 +397,7 @@ def test_a_rotten_digit_of_a_manifest_is_never_carried_out(
 def test_a_manifest_that_a_power_cut_brings_back_is_not_carried_out_again(
     data: Path,
 ) -> None:
-    """Its removal was not on disk, the state that says that it was carried out was."""
+    """Its removal was not on disk, but the state that records its end was."""
     publish(data, "first", count=3)
     path = Path(staging_path(str(data)))
     name = manifest_name("app", 0, ".json")
@@ -435,7 +435,7 @@ def test_an_assigned_manifest_that_is_no_more_is_an_error_and_closes_nothing(
         ) as caught:
             ask()
     one.abort("app", 0, "first")
-    assert (root / "first").is_dir(), "what it named is for a person to look at"
+    assert (root / "first").is_dir(), "the named directory was removed"
     assert caught.value.path is not None
     os.unlink(caught.value.path)
     one.publish(again)
@@ -446,7 +446,7 @@ def test_an_assigned_manifest_that_is_no_more_is_an_error_and_closes_nothing(
 def test_files_that_are_gone_close_the_partitions_that_wait_for_them(
     data: Path,
 ) -> None:
-    """No directory could be opened whose staged pieces somebody had removed."""
+    """A directory could not be opened after its staged pieces were removed."""
     one = publish(data, "first", carries=True)
     root = Path(one.path)
     ready = root / manifest_name("app", 0, ".json")
@@ -536,7 +536,7 @@ PLACE = {
 @pytest.mark.parametrize(
     ("suffix", "wrong"),
     [
-        (".assigned", {}),  # who has claimed a write has said where it goes
+        (".assigned", {}),  # a claimed write has a target
         (".assigned", {"places": []}),
         (".assigned", {"places": [{**PLACE, "partition": 1}]}),
         (".assigned", {"places": [{**PLACE, "base": "1"}]}),
@@ -622,8 +622,8 @@ def test_a_failure_half_way_stops_the_logs_until_they_are_opened_again(
 def test_a_later_version_waits_for_an_earlier_one_that_failed(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the state of the later one says that the earlier one is done, and its rows
-    are gone.
+    """Otherwise the state of the later one records that the earlier one is done, and
+    its rows are lost.
     """
     with logcore.open_dir(data) as directory:
         publish(data, "one", version=1)
@@ -672,8 +672,8 @@ def test_a_state_stays_while_a_manifest_of_it_does(data: Path) -> None:
 
 
 def test_offsets_are_written_around_the_lengths(tmp_path: Path) -> None:
-    """A crash may leave zeros of what is written over; a head without its length would
-    hide all behind it.
+    """A crash may replace overwritten bytes with zeros. A header without its length
+    would hide everything after it.
     """
 
     class Recorder(OsFS):
@@ -697,7 +697,7 @@ def test_offsets_are_written_around_the_lengths(tmp_path: Path) -> None:
 def test_links_in_the_staging_directory_are_not_followed(
     data: Path, tmp_path: Path
 ) -> None:
-    """What they led to was collected as garbage."""
+    """The objects that they created were collected as garbage."""
     victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "precious").touch()

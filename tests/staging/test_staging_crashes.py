@@ -33,7 +33,7 @@ from support.staged import PARTITIONS, SMALL, create, publish, rows, staged, val
 PATH = Path("/data")
 CONFIGS = [None, SMALL]
 CONFIG_NAMES = ["appended", "moved"]
-#: So many rows in each partition.
+#: Rows in each partition.
 COUNT = 60
 ALL = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -41,8 +41,8 @@ ALL = [pytest.mark.slow, pytest.mark.timeout(3600)]
 def drive(
     disk: SimulatedDisk, config: dict[str, str] | None, *, carries: bool = False
 ) -> None:
-    """What driver and tasks do: stage, publish, open the directory, and append behind
-    it.
+    """Do the work of driver and tasks: stage, publish, open the directory, and append
+    more.
     """
     publish(PATH, "first", fs=disk, config=config, count=COUNT, carries=carries)
     with logcore.open_dir(PATH, fs=disk) as directory:
@@ -132,7 +132,7 @@ def test_a_crash_at_any_operation_leaves_all_or_nothing(
             assert counts == [COUNT, COUNT], state.what
         elif not has_manifest:
             assert counts == [0, 0], state.what
-        else:  # its name is on disk by chance, perhaps without those of the files: then it is refused
+        else:  # its name may be on disk without the names of the files: then it is refused
             assert counts in ([0, 0], [COUNT, COUNT]), state.what
         outcomes.add(tuple(counts))
         assert Staging(disk, str(PATH)).is_done("app", 0) == bool(counts[0]), state.what
@@ -162,8 +162,8 @@ def test_a_crash_at_any_operation_leaves_all_or_nothing(
 def test_readers_after_any_crash_see_a_whole_write_or_none_of_it(
     config: dict[str, str] | None, durability: str, step: int, limit: int
 ) -> None:
-    """A driver that was killed between two partitions left readers in other processes
-    with a part of the write, until somebody opened the directory for writing.
+    """A driver was killed between two partitions. Readers in other processes then got a
+    part of the write, until the directory was opened for writing.
     """
 
     def driven(crash_at: int | None) -> SimulatedDisk:
@@ -208,7 +208,7 @@ def publishes_at(config: dict[str, str] | None, *, carries: bool) -> int:
 
 
 def assigned_at(config: dict[str, str] | None) -> int:
-    """The number of the operation that says which offsets the staged rows get."""
+    """The number of the operation that decides the offsets of the staged rows."""
     return rename_at(life(config).operations, ".assigned")
 
 
@@ -262,7 +262,7 @@ def test_another_programs_records_are_not_overwritten(
         other.create_topic("x")
         other.partition("x", 0).append_many([(None, b"foreign"), (None, b"too")])
     foreign = bytearray(elsewhere.content(f"/data/x-0/{0:020d}.log"))
-    foreign[:8] = (1).to_bytes(8, "big")  # behind "before"
+    foreign[:8] = (1).to_bytes(8, "big")  # after "before"
     content = disk.content(last) + foreign
     disk.put(last, content)
     with logcore.open_dir(PATH, fs=disk) as directory:

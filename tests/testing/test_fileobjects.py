@@ -1,5 +1,5 @@
-"""Files that programs keep on the simulated disk: as those of open(), but for what a
-crash leaves of them.
+"""Files of programs on the simulated disk: equal to files of open(), except after a
+crash.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from logcore.testing import (
 
 
 def do(file: Any, rng: random.Random, is_text: bool) -> Any:
-    """One random call; what it answers, with an error as its type."""
+    """Make one random call; return its result, or the type of its error."""
     data: Any = "".join(rng.choice("aä\n") for _ in range(rng.randrange(20)))
     if not is_text:
         data = data.encode()

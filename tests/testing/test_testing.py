@@ -1,8 +1,8 @@
 """The simulated disk does all that a disk may do; the kit on it finds the faulty code
 and accuses no other.
 
-The disk is compared with the operating system's under the same calls (what programs
-see), and with the rules at the top of logcore/testing/disk.py (what a crash may leave).
+The disk is compared with the operating system's under the same calls, and with the
+rules for crashes at the top of logcore/testing/disk.py.
 The crash explorer over the log is in test_crash_explorer.py.
 """
 
@@ -46,7 +46,7 @@ SOURCES = Path(logcore.__file__).resolve().parents[1]
 
 
 def contents(disk: SimulatedDisk, path: str, **options: Any) -> set[bytes | None]:
-    """What a crash may leave of one file."""
+    """The contents that one file may have after a crash."""
     return {state.files.get(path) for state in disk.crash_states(**options)}
 
 
@@ -62,7 +62,7 @@ def written(disk: SimulatedDisk, path: str, data: bytes, *, sync: bool = False) 
 
 
 def do(fs: FS, root: str, rng: random.Random, handles: list[int]) -> Any:
-    """One random call; what it answers, with an error as its type."""
+    """Make one random call; return its result, or the type of its error."""
     path, other = (
         f"{root}/{rng.choice(['a', 'b', 'd/a', 'd/c', 'd', 'e'])}" for _ in range(2)
     )
@@ -120,7 +120,7 @@ def test_programs_see_what_the_operating_system_shows(
 
 
 def share(fs: SharedFS, root: str, rng: random.Random, handles: list[int]) -> Any:
-    """One random call about byte locks; what it answers."""
+    """Make one random call about byte locks; return its result."""
     path = f"{root}/{rng.choice('ab')}"
     byte = rng.choice([0, 1, 17, (1 << 62) - 1])
     if len(handles) < 3 or rng.random() < 0.1:
@@ -230,7 +230,7 @@ def test_a_mapping_shows_later_writes_and_ruins_behind_a_cut() -> None:
     assert bytes(view[:5]) == b"later"
     disk.truncate(handle, 4000)
     assert bytes(view[3899:3902]) == b"x\0\0", "the rest of the page is zeros"
-    assert set(view[4096:]) == {0xDE}, "pages that are gone"
+    assert set(view[4096:]) == {0xDE}, "pages that were lost"
     with pytest.raises(TypeError):
         view[0] = 1
 
@@ -256,7 +256,7 @@ def test_a_killed_process_leaves_what_it_wrote_and_no_lock() -> None:
     with logcore.open("t-0", fs=disk) as again:
         assert again.log_end_offset == 1
     del log
-    gc.collect()  # no ResourceWarning: the process it belonged to is gone
+    gc.collect()  # no ResourceWarning: the process it belonged to has ended
 
 
 def test_time_passes_when_told_or_waited_for() -> None:
@@ -296,7 +296,7 @@ def test_the_same_seed_gives_the_same_disks() -> None:
     assert left(1) != left(2)
 
 
-# -- what a crash may leave ------------------------------------------------------------
+# -- files after a crash ---------------------------------------------------------------
 
 
 def test_what_was_not_synced_may_be_there_or_not() -> None:
@@ -366,7 +366,7 @@ def test_a_failed_sync_loses_the_data_and_the_next_one_succeeds() -> None:
     with pytest.raises(logcore.StorageWriteError):
         disk.fsync(handle)
     disk.fsync(handle)
-    assert disk.files() == {"/a": b"data"}, "programs go on to see it"
+    assert disk.files() == {"/a": b"data"}, "programs still read it"
     assert contents(disk, "/a", kind="power") == {b"\0\0\0\0"}
 
 
@@ -726,8 +726,8 @@ def plugin() -> list[str]:
 
 
 def pytest_run(path: Path, expected: str, basetemp: Path, *options: str) -> None:
-    """basetemp: without one of its own, an inner run first removes what earlier runs of
-    the whole suite left behind.
+    """basetemp: without one of its own, an inner run first removes the directories of
+    earlier runs of the whole suite.
     """
     command = [
         sys.executable,
