@@ -799,16 +799,16 @@ MISTAKES: Final = (
     # -- groups in several processes
     # -- a broker beside other processes
     Mistake(
-        "old_logs_are_served", "netshim/state.py",
+        "old_logs_are_served", "netshim/logs.py",
         "                return log.has_failed or (\n"
-        "                    self.is_shared and log.writer.state.is_behind()\n"
+        "                    self._logdir.is_shared and log.writer.state.is_behind()\n"
         "                )",
         "                return log.has_failed",
         "netshim/test_shared_broker.py::test_waiting_fetch_gets_records_of_another_process",
     ),
     Mistake(
-        "appends_of_others_wake_nobody", "netshim/state.py",
-        "self.in_turn(key, log.refresh, partial(self._followed, key, now_ms))",
+        "appends_of_others_wake_nobody", "netshim/fetch_wakeups.py",
+        "self._queues.submit(key, log.refresh, partial(self._followed, key, now_ms))",
         "pass",
         "netshim/test_shared_broker.py::test_waiting_fetch_gets_records_of_another_process",
     ),
@@ -1154,15 +1154,16 @@ MISTAKES: Final = (
         "netshim/test_pieces.py",
     ),
     Mistake(
-        "later_pieces_know_no_failures", "netshim/state.py",
+        "later_pieces_know_no_failures", "netshim/logs.py",
         "        if self._failures:\n            steps",
         "        if False:\n            steps",
         "netshim/test_pieces.py",
     ),
     Mistake(
-        "produce_in_pieces_leaves_its_line_at_once", "netshim/state.py",
+        "produce_in_pieces_leaves_its_line_at_once", "netshim/logs.py",
         "                    return (yield from begin())\n",
-        "                    self._leave(own)\n                    return (yield from begin())\n",
+        "                    self._requests.leave(own)\n"
+        "                    return (yield from begin())\n",
         "netshim/test_pieces.py",
     ),
     Mistake(
@@ -1456,8 +1457,8 @@ MISTAKES: Final = (
         "netshim/test_cycles.py",
     ),
     Mistake(
-        "turns_that_came_meanwhile_are_forgotten", "netshim/state.py",
-        "        if self._turns[key]:\n            self._start_turns(key)\n        else:\n    ",
+        "turns_that_came_meanwhile_are_forgotten", "netshim/request_order.py",
+        "        if self._waiting[key]:\n            self._start(key)\n        else:\n    ",
         "    ",
         "netshim/test_produce.py",
     ),
@@ -1468,11 +1469,11 @@ MISTAKES: Final = (
         "netshim/test_cycles.py",
     ),
     Mistake(
-        "logs_in_use_are_closed_for_room", "netshim/state.py",
+        "logs_in_use_are_closed_for_room", "netshim/logs.py",
         "            if key not in busy\n"
         "            and key[0] not in INTERNAL_TOPICS\n"
-        "            and not self.syncs.is_waiting_for(log)",
-        "            if key[0] not in INTERNAL_TOPICS and not self.syncs.is_waiting_for(log)",
+        "            and not self._syncs.is_waiting_for(log)",
+        "            if key[0] not in INTERNAL_TOPICS and not self._syncs.is_waiting_for(log)",
         "netshim/test_memory.py",
     ),
     Mistake(
@@ -2007,15 +2008,15 @@ MISTAKES: Final = (
         "coordination/test_transactions_coordinated.py",
     ),
     Mistake(
-        "append_overtakes_those_that_wait", "netshim/state.py",
-        "        if key in self._lines or key in self._turns:\n",
-        "        if key in self._lines:\n",
+        "append_overtakes_those_that_wait", "netshim/logs.py",
+        "        if self._requests.is_busy(key) or self._work.is_busy(key):\n",
+        "        if self._requests.is_busy(key):\n",
         "netshim/test_produce.py",
     ),
     Mistake(
-        "turns_taken_from_the_wrong_end", "netshim/state.py",
-        "        taken = [turns.popleft() for",
-        "        taken = [turns.pop() for",
+        "turns_taken_from_the_wrong_end", "netshim/request_order.py",
+        "        taken = [waiting.popleft() for",
+        "        taken = [waiting.pop() for",
         "netshim/test_produce.py",
     ),
     Mistake(

@@ -304,7 +304,7 @@ class BrokerGroups:
         return answer
 
     def in_pieces(self, steps: Steps[T]) -> T | PendingResponse:
-        """Run State.in_pieces(), for functions that when_known() calls."""
+        """Run BrokerState.in_pieces(), for functions that when_known() calls."""
         return self._state.in_pieces(steps)
 
     def load(self, now_ms: int, done: Failed) -> None:

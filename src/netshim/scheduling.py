@@ -44,6 +44,18 @@ Submit = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 Later = Callable[[Callable[[], None]], object]
 
 
+class Lifecycle:
+    """Facts that the host reports: the latest time, and whether the broker stops."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0
+        self.is_stopping = False
+
+    def hear(self, now_ms: int) -> None:
+        """Set the latest time. An earlier time has no effect."""
+        self.now_ms = max(self.now_ms, now_ms)
+
+
 class CloseConnection(Exception):
     """Raised to close the connection.
 

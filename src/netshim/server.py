@@ -45,6 +45,7 @@ from logcore.registry.files import ENDING as REGISTRY_ENDING
 from logcore.registry.views import register_broker
 from netshim.broker import Broker, tells
 from netshim.connection import Budget, Connection, Workload
+from netshim.groups import BrokerGroups
 from netshim.handlers.authentication import SaslGate
 from netshim.listeners import Listener, TlsSettings, check_exposure, check_listeners
 from netshim.request_log import LINES
@@ -666,7 +667,7 @@ class Server:
                 self.security,
             )
             self.broker.state.submit_login = self._submit_login
-            self.broker.state.most_logs = self._most_logs
+            self.broker.state.logs.most_logs = self._most_logs
             self._thread_id = threading.get_ident()
             if not self._shared:
                 self.logdir.forget_topic = self._forget_topic
@@ -775,8 +776,8 @@ class Server:
 
         now_ms = self._clock.monotonic_ms()
         state = self.broker.state
-        if self.security.has_store and not state.has_turns(SECURITY):
-            state.in_turn(SECURITY, lambda: self.security.refresh(now_ms), done)
+        if self.security.has_store and not state.work.is_busy(SECURITY):
+            state.work.submit(SECURITY, lambda: self.security.refresh(now_ms), done)
 
     def _open(self) -> LogDir:
         return logcore.open_dir(
@@ -1067,6 +1068,7 @@ class Server:
                 [key for key in state.fetches.waited_for() if key[0] == name],
                 self.now_ms(),
             )
+            assert isinstance(state.groups, BrokerGroups)
             state.groups.topics_deleted({name}, self.now_ms(), told.set_result)
 
         if threading.get_ident() == self._thread_id:
@@ -1128,7 +1130,7 @@ class Server:
         if refusal is None:
             self._peers.add(peer)
             self._addresses[peer.address] += 1
-            self.broker.state.make_room()
+            self.broker.state.logs.make_room()
             delay_ms = self.security.quotas.connect(peer.address, self.now_ms())
             if delay_ms:
                 return min(_MOST_HELD_S, delay_ms / 1000)

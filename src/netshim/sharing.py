@@ -6,7 +6,7 @@ groups, and all transactions have one coordinator state.
 Rules:
 - A decision is a step of logcore.coordinators.shared_groups or of
   logcore.coordinators.transactions, which may block on other processes and on the disk. So a
-  request runs, with its handler, in another thread, through State.in_turn().
+  request runs, with its handler, in another thread, through WorkQueues.submit().
 - Callers are answered in the broker's thread, as in every other module.
 - Any process may complete the request of a waiting member. So the broker polls at short
   intervals while a member waits.
@@ -61,7 +61,7 @@ from netshim.transactions import Markers
 _log = logging.getLogger("netshim")
 
 _T = TypeVar("_T")
-#: Keys of in_turn() for requests about groups, and about transactions.
+#: Keys of WorkQueues.submit() for requests about groups, and about transactions.
 _GROUPS: Final = "groups that are shared"
 _TRANSACTIONS: Final = "transactions that are shared"
 #: Intervals of polling for changes by other processes: while a member waits for others,
@@ -129,7 +129,7 @@ class GroupsBesideOthers:
             self._open()
             return handle()
 
-        self._state.in_turn(_GROUPS, turn, done)
+        self._state.work.submit(_GROUPS, turn, done)
         return answer
 
     def in_pieces(self, steps: Steps[_T]) -> _T:
@@ -200,7 +200,7 @@ class GroupsBesideOthers:
                 _log.error("the groups cannot be read: %s", result)
             self._settle()
 
-        self._state.in_turn(_GROUPS, self._open().look, done)
+        self._state.work.submit(_GROUPS, self._open().look, done)
 
     def _later(
         self,
@@ -399,7 +399,7 @@ class TransactionsBesideOthers:
                 self._is_loaded = True
             done(self._is_loaded)
 
-        self._state.in_turn(_TRANSACTIONS, lambda: self._open().all(), loaded)
+        self._state.work.submit(_TRANSACTIONS, lambda: self._open().all(), loaded)
 
     def ask(
         self, request: Request, now_ms: int, done: Callable[[TransactionResult], None]
@@ -415,7 +415,7 @@ class TransactionsBesideOthers:
                 result = TransactionError.COORDINATOR_NOT_AVAILABLE
             _tell(done, result)
 
-        self._state.in_turn(_TRANSACTIONS, lambda: self._open().ask(request), asked)
+        self._state.work.submit(_TRANSACTIONS, lambda: self._open().ask(request), asked)
 
     def verified(
         self, who: tuple[str, int, int], partition: Partition, write: Callable[[], _T]
@@ -444,7 +444,7 @@ class TransactionsBesideOthers:
                 _log.error("transactions cannot be read: %s", result)
             done(result)
 
-        self._state.in_turn(_TRANSACTIONS, work, looked)
+        self._state.work.submit(_TRANSACTIONS, work, looked)
 
     def write_markers(
         self,

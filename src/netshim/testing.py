@@ -255,7 +255,7 @@ class Kafka:
 
         def wake() -> None:
             server = self.server.server
-            server.broker.state.wake_readers(server.now_ms())
+            server.broker.state.fetches.wake_readers(server.now_ms())
 
         self.server.call(
             wake

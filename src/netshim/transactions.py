@@ -271,7 +271,7 @@ class TransactionHost:
             self._has_begun = True
             if self._topic.exists:
                 read = partial(self._read, self._coordinator, now_ms)
-                self._state.in_turn(TRANSACTIONS_TOPIC, read, self._have_loaded)
+                self._state.work.submit(TRANSACTIONS_TOPIC, read, self._have_loaded)
             else:
                 self._have_loaded([])
 
@@ -456,7 +456,7 @@ class Markers:
             self._when_open(partition)
 
     def _when_open(self, partition: Partition) -> None:
-        answer = self._state.when_open([partition], lambda: self._enter(partition))
+        answer = self._state.logs.when_open([partition], lambda: self._enter(partition))
         if answer is not None:
             answer.then(partial(self._opened, partition))
 
@@ -472,7 +472,7 @@ class Markers:
             return
         topic, number = partition
         try:
-            log = state.log(topic, number)
+            log = state.logs.log(topic, number)
         except LogcoreError as error:
             self._settle(partition, error)
             return
@@ -481,10 +481,10 @@ class Markers:
             key = topic  # commits to all its partitions share one queue
         work = partial(self._append, log)
         then = partial(self._written, partition, log)
-        if state.has_turns(key) or log.writer.may_wait(
+        if state.work.is_busy(key) or log.writer.may_wait(
             _MARKER_BYTES, self._now_ms, has_producer=True
         ):
-            state.in_turn(key, work, then)
+            state.work.submit(key, work, then)
             return
         try:
             result: Any = work()
@@ -522,7 +522,7 @@ class Markers:
             self._settle(partition, result)
             return
         end = result.last_offset + 1
-        self._state.appended(*partition, log, end, self._now_ms)
+        self._state.fetches.appended(*partition, log, end, self._now_ms)
         self._state.syncs.when_safe(log, end, partial(self._settle, partition))
 
     def _settle(self, partition: Partition, error: Exception | None) -> None:
