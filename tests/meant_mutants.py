@@ -1869,9 +1869,9 @@ MISTAKES: Final = (
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(
-        "offsets_count_without_their_transaction", "logcore/coordinators/local_groups.py",
-        "            if producer is None:\n                return self._coordinator.commit_as(",
-        "            if who:\n                return self._coordinator.commit_as(",
+        "offsets_count_without_their_transaction", "logcore/coordinators/group_host.py",
+        "        if producer is None:\n            return coordinator.commit_as(",
+        "        if who:\n            return coordinator.commit_as(",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(
@@ -2137,14 +2137,18 @@ MISTAKES: Final = (
     # -- what the search of schedules has to find
     Mistake(
         "commit_checked_outside_the_lock", "logcore/coordinators/shared_groups.py",
-        "        def ask(coordinator: Coordinator, now_ms: int) -> list[Effect]:\n            if producer is None:\n"
-        "                return coordinator.commit_as(who, offsets, commit.waiter, now_ms)\n",
+        "        request = commit_request(who, offsets, producer)\n\n"
+        "        def step(coordinator: Coordinator, now_ms: int) -> Iterable[Effect]:\n"
+        "            return request(coordinator, commit.waiter, now_ms)\n",
         "        with self._lock:\n            seen = self._peek(who.group_id)\n"
         "        if seen is not None and producer is None:\n"
         "            wrong = seen.group.check_committer(who.member_id, who.instance_id, who.generation)\n"
         "            if wrong is not None:\n                return wrong\n\n"
-        "        def ask(coordinator: Coordinator, now_ms: int) -> list[Effect]:\n            if producer is None:\n"
-        "                return coordinator.commit(who.group_id, offsets, commit.waiter)\n",
+        "        request = commit_request(who, offsets, producer)\n\n"
+        "        def step(coordinator: Coordinator, now_ms: int) -> Iterable[Effect]:\n"
+        "            if producer is None:\n"
+        "                return coordinator.commit(who.group_id, offsets, commit.waiter)\n"
+        "            return request(coordinator, commit.waiter, now_ms)\n",
         "consumer/test_shared_groups_exploration.py::test_member_that_froze_in_a_commit_changes_nothing",
     ),
     Mistake(

@@ -4,103 +4,89 @@ Each has two implementations: one for a directory that only this broker writes
 (groups.py, transactions.py), and one for a directory that it shares with other
 processes (sharing.py).
 
-In all methods, `done` may be called before the method returns.
+A callback may be called before the method that got it returns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol, TypeVar
+from abc import abstractmethod
+from collections.abc import Callable, Collection
+from typing import Any, Protocol, TypeVar
 
 from logcore.coordination.classic_group import Group
-from logcore.coordination.effects import (
-    Committer,
-    GroupError,
-    Join,
-    OffsetKey,
-    Result,
-    Sync,
-)
+from logcore.coordination.effects import GroupError
 from logcore.coordination.transaction_effects import (
     Request,
     TransactionError,
     WriteMarkers,
 )
 from logcore.coordination.transaction_effects import Result as TransactionResult
-from logcore.format.group_records import Committed
+from logcore.coordinators.group_host import GroupHost
 from logcore.format.transaction_records import Partition, StoredTransaction
 from netshim.scheduling import PendingResponse, Steps
 
 _T = TypeVar("_T")
+#: Called with the result of a request about a group. The coordinator identifies the
+#: request by this callable.
+Done = Callable[[Any], None]
 #: Called with None for success, or with the error.
 GroupOutcome = Callable[[GroupError | None], None]
 #: Called with stored transactions by transactional id, or with the error.
 FoundTransactions = Callable[[dict[str, StoredTransaction] | Exception], None]
 
 
-class GroupService(Protocol):
+class GroupService(GroupHost[Done]):
     """All groups of a broker.
 
-    Handlers call all methods except load() and stop() inside of when_known().
+    Handlers call the methods of GroupHost inside of when_known(), which loads the groups
+    and sets the time.
     """
 
     @property
+    @abstractmethod
     def is_loaded(self) -> bool: ...
-    def load(self, now_ms: int, done: GroupOutcome) -> None: ...
+
+    @abstractmethod
+    def load(self, now_ms: int, done: GroupOutcome) -> None:
+        """Read the stored groups. Call done(None), or done(error) if that failed."""
+
+    @abstractmethod
     def when_known(
         self,
         handle: Callable[[], _T | PendingResponse],
         refuse: Callable[[GroupError], _T],
         now_ms: int,
-    ) -> _T | PendingResponse: ...
-    def in_pieces(self, steps: Steps[_T]) -> _T | PendingResponse: ...
+    ) -> _T | PendingResponse:
+        """Call handle() once the stored groups are known, and return its result.
+
+        The result is refuse(error) if they cannot be read.
+        """
+
+    @abstractmethod
+    def in_pieces(self, steps: Steps[_T]) -> _T | PendingResponse:
+        """Return the response of a request that runs in steps inside of when_known()."""
+
+    @abstractmethod
     def get(self, group_id: str) -> Group | None: ...
+
+    @abstractmethod
     def all(self) -> list[Group]: ...
-    def create_topic(self) -> None: ...
-    def join(
-        self, request: Join, now_ms: int, done: Callable[[Result], None]
-    ) -> None: ...
-    def sync(
-        self, request: Sync, now_ms: int, done: Callable[[Result], None]
-    ) -> None: ...
-    def heartbeat(
-        self,
-        group_id: str,
-        member_id: str,
-        instance_id: str | None,
-        generation: int,
-        now_ms: int,
-    ) -> GroupError | None: ...
-    def leave(
-        self, group_id: str, members: Sequence[tuple[str, str | None]], now_ms: int
-    ) -> list[GroupError | None]: ...
-    def commit(
-        self,
-        who: Committer,
-        offsets: Mapping[OffsetKey, Committed],
-        now_ms: int,
-        done: GroupOutcome,
-    ) -> None: ...
-    def commit_in_transaction(
-        self,
-        who: Committer,
-        producer: tuple[int, int],
-        offsets: Mapping[OffsetKey, Committed],
-        now_ms: int,
-        done: GroupOutcome,
-    ) -> None: ...
-    def transaction_ended(
-        self, producer_id: int, number: int, *, commit: bool
-    ) -> None: ...
-    def delete_offsets(
-        self,
-        group_id: str,
-        keys: Sequence[OffsetKey],
-        now_ms: int,
-        done: GroupOutcome,
-    ) -> None: ...
-    def delete(self, group_id: str, now_ms: int, done: GroupOutcome) -> None: ...
-    def stop(self, now_ms: int) -> None: ...
+
+    @abstractmethod
+    def create_topic(self) -> None:
+        """Create `__consumer_offsets` if it does not exist. This blocks on the disk.
+
+        Raises:
+            LogcoreError: the topic could not be created.
+        """
+
+    @abstractmethod
+    def transaction_ended(self, producer_id: int, number: int, *, commit: bool) -> None:
+        """Handle the marker of a producer in a partition of `__consumer_offsets`."""
+
+    @abstractmethod
+    def stop(self, now_ms: int) -> None:
+        """Answer all requests that wait for other members."""
 
 
 class TransactionService(Protocol):

@@ -18,7 +18,7 @@ import hashlib
 import logging
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -30,29 +30,26 @@ from logcore.coordination.effects import (
     AppendRecords,
     Beat,
     CancelTimer,
-    Committer,
     Effect,
     GroupConverted,
     GroupEmptied,
     GroupError,
     GroupFormed,
     GroupRebalances,
-    Join,
     LateMemberRemoved,
-    OffsetKey,
     Reply,
     Result,
     RevocationEnded,
     Rules,
     SessionEnded,
     SetTimer,
-    Sync,
     TargetsChanged,
     Timeout,
 )
+from logcore.coordinators.group_host import GroupRequest, GroupStep
 from logcore.directory.group_settings import GroupSettings
-from logcore.format.group_records import Committed
 from logcore.metadata.filenames import OFFSETS_TOPIC
+from netshim.coordinators import Done, GroupOutcome, GroupService
 from netshim.request_log import shown
 from netshim.scheduling import PendingResponse, Steps, answer_with
 from netshim.settings import Settings
@@ -62,10 +59,6 @@ from netshim.topic_patterns import ServedTopics, compile_pattern
 
 _log = logging.getLogger("netshim")
 
-#: Called with the result of a request. The coordinator identifies the request by this
-#: callable.
-Done = Callable[[Any], None]
-Failed = Callable[[GroupError | None], None]
 T = TypeVar("T")
 
 
@@ -170,12 +163,12 @@ class _Several:
     called. The argument is the first error, or None.
     """
 
-    def __init__(self, done: Failed) -> None:
+    def __init__(self, done: GroupOutcome) -> None:
         self._done = done
         self._left = 1
         self._error: GroupError | None = None
 
-    def another(self) -> Failed:
+    def another(self) -> GroupOutcome:
         self._left += 1
         return self.told
 
@@ -186,7 +179,7 @@ class _Several:
             self._done(self._error)
 
 
-class BrokerGroups:
+class BrokerGroups(GroupService):
     """All groups of a broker.
 
     `new_id` returns the unique part of a member id. Call load() first: all other
@@ -210,7 +203,7 @@ class BrokerGroups:
         self._is_acting = False
         self._is_loaded = False
         # Waiting callers of load(); None while it does not run.
-        self._loading: list[Failed] | None = None
+        self._loading: list[GroupOutcome] | None = None
 
     # -- effects
 
@@ -286,10 +279,7 @@ class BrokerGroups:
         refuse: Callable[[GroupError], T],
         now_ms: int,
     ) -> T | PendingResponse:
-        """Call handle() once the stored groups are loaded, and return its result.
-
-        The result is refuse(error) if they cannot be read.
-        """
+        self._state.hear(now_ms)
         if self._is_loaded:
             return handle()
         answer = PendingResponse()
@@ -304,11 +294,9 @@ class BrokerGroups:
         return answer
 
     def in_pieces(self, steps: Steps[T]) -> T | PendingResponse:
-        """Run BrokerState.in_pieces(), for functions that when_known() calls."""
         return self._state.in_pieces(steps)
 
-    def load(self, now_ms: int, done: Failed) -> None:
-        """Read the stored groups once. Call done(None), or done(error) if that failed."""
+    def load(self, now_ms: int, done: GroupOutcome) -> None:
         self._state.hear(now_ms)
         if self._is_loaded:
             done(None)
@@ -370,34 +358,20 @@ class BrokerGroups:
         return self._coordinator.all()
 
     def create_topic(self) -> None:
-        """Create `__consumer_offsets` if it does not exist. This blocks on the disk.
-
-        Raises:
-            LogcoreError: the topic could not be created.
-        """
         self._topic.topic.create()
 
     # -- requests
 
-    def join(self, request: Join, now_ms: int, done: Callable[[Result], None]) -> None:
-        """Add a member and call done(Joined or JoinRefused).
+    def ask(self, group_id: str, request: GroupRequest, done: Done) -> None:
+        self._act(request(self._coordinator, done, self._state.now_ms))
 
-        In this method and the following ones, `done` may be called before the method
-        returns.
-        """
-        self._state.hear(now_ms)
-        self._act(self._coordinator.join(request, done, now_ms))
-
-    def sync(self, request: Sync, now_ms: int, done: Callable[[Result], None]) -> None:
-        """Store or await an assignment and call done(Synced or GroupError)."""
-        self._state.hear(now_ms)
-        self._act(self._coordinator.sync(request, done, now_ms))
+    def step(self, group_id: str, step: GroupStep) -> None:
+        self._act(step(self._coordinator, self._state.now_ms))
 
     def beat(
         self,
         request: Beat,
-        now_ms: int,
-        done: Callable[[Result], None],
+        done: Done,
         *,
         may_lack_id: bool,
     ) -> None:
@@ -406,72 +380,20 @@ class BrokerGroups:
         Call done(Beaten or BeatRefused). With `may_lack_id`, a new member without an id
         gets one of 22 characters, as in Kafka.
         """
-        self._state.hear(now_ms)
         if may_lack_id and not request.member_id and request.member_epoch == 0:
             digest = hashlib.blake2b(self._new_id().encode(), digest_size=16).digest()
             request = attrs.evolve(
                 request, member_id=base64.urlsafe_b64encode(digest).decode().rstrip("=")
             )
-        self._act(
-            self._coordinator.beat(request, done, now_ms, may_lack_id=may_lack_id)
-        )
-
-    def heartbeat(
-        self,
-        group_id: str,
-        member_id: str,
-        instance_id: str | None,
-        generation: int,
-        now_ms: int,
-    ) -> GroupError | None:
-        self._state.hear(now_ms)
-        error, effects = self._coordinator.heartbeat(
-            group_id, member_id, instance_id, generation, now_ms
-        )
-        self._act(effects)
-        return error
-
-    def leave(
-        self, group_id: str, members: Sequence[tuple[str, str | None]], now_ms: int
-    ) -> list[GroupError | None]:
-        self._state.hear(now_ms)
-        results, effects = self._coordinator.leave(group_id, members, now_ms)
-        self._act(effects)
-        return results
-
-    def commit(
-        self,
-        who: Committer,
-        offsets: Mapping[OffsetKey, Committed],
-        now_ms: int,
-        done: Failed,
-    ) -> None:
-        """Commit offsets. Call done(None) once they are durable and visible.
-
-        Call done(error) if that failed, or if the member may not commit.
-        """
-        self._state.hear(now_ms)
-        self._act(self._coordinator.commit_as(who, offsets, done, now_ms))
-
-    def commit_in_transaction(
-        self,
-        who: Committer,
-        producer: tuple[int, int],
-        offsets: Mapping[OffsetKey, Committed],
-        now_ms: int,
-        done: Failed,
-    ) -> None:
-        """Commit offsets that become valid when the producer's transaction commits.
-
-        `producer` is an id and an epoch. Otherwise, this is commit().
-        """
-        self._state.hear(now_ms)
-        self._act(
-            self._coordinator.commit_in_transaction_as(who, producer, offsets, done)
+        self.ask(
+            request.group_id,
+            lambda coordinator, waiter, now_ms: coordinator.beat(
+                request, waiter, now_ms, may_lack_id=may_lack_id
+            ),
+            done,
         )
 
     def transaction_ended(self, producer_id: int, number: int, *, commit: bool) -> None:
-        """Apply the marker of a producer in a partition of `__consumer_offsets`."""
         topic = self._topic.topic
         self._coordinator.transaction_ended(
             producer_id,
@@ -479,22 +401,8 @@ class BrokerGroups:
             is_there=lambda group_id: topic.partition_of(group_id) == number,
         )
 
-    def delete_offsets(
-        self, group_id: str, keys: Sequence[OffsetKey], now_ms: int, done: Failed
-    ) -> None:
-        """Delete offsets of an existing group."""
-        self._state.hear(now_ms)
-        group = self._coordinator.get(group_id)
-        assert group is not None, group_id
-        self._act(self._coordinator.delete_offsets(group, keys, done))
-
-    def delete(self, group_id: str, now_ms: int, done: Failed) -> None:
-        """Delete an empty group with its offsets."""
-        self._state.hear(now_ms)
-        self._act(self._coordinator.delete(group_id, done))
-
     def topics_deleted(
-        self, names: set[str], now_ms: int, done: Failed = _unheard
+        self, names: set[str], now_ms: int, done: GroupOutcome = _unheard
     ) -> None:
         """Delete the offsets of deleted topics.
 

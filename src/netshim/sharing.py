@@ -20,7 +20,7 @@ shares its directory has none.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -28,17 +28,12 @@ import attrs
 
 from logcore import LogcoreError, LogDir
 from logcore.coordination.classic_group import Group
-from logcore.coordination.coordinator import Coordinator
 from logcore.coordination.effects import (
-    Committer,
     Effect,
     GroupError,
     Join,
     JoinRefused,
-    OffsetKey,
-    Reply,
     Result,
-    Sync,
 )
 from logcore.coordination.transaction_effects import (
     Request,
@@ -46,13 +41,14 @@ from logcore.coordination.transaction_effects import (
     WriteMarkers,
 )
 from logcore.coordination.transaction_effects import Result as TransactionResult
-from logcore.coordinators import local_groups as process_groups
+from logcore.coordinators.group_host import GroupRequest, GroupStep
+from logcore.coordinators.process_groups import PendingResult, home_of
 from logcore.coordinators.shared_groups import SharedGroups
 from logcore.coordinators.transactions import TransactionCoordinator
 from logcore.errors import InvalidNodeError, NodeTooLargeError
-from logcore.format.group_records import Committed
 from logcore.format.transaction_records import Partition, StoredTransaction
 from logcore.metadata.filenames import TRANSACTIONS_TOPIC
+from netshim.coordinators import Done, GroupService
 from netshim.groups import group_rules, news_of
 from netshim.scheduling import PendingResponse, Steps, pass_on, whole
 from netshim.state import BrokerState
@@ -72,16 +68,15 @@ _LATER_MS: Final = 50
 
 @attrs.define
 class _Wait:
-    """A client that waits for an answer."""
+    """A client that waits for an answer. If the broker stops first, it is refused."""
 
-    answer: process_groups.PendingResult
+    answer: PendingResult
     #: Called with the result in the broker's thread.
     deliver: Callable[[Any], None]
-    refusal: Any  # delivered if the broker stops first
 
 
-class GroupsBesideOthers:
-    """The methods of netshim.groups.Groups for a shared directory.
+class GroupsBesideOthers(GroupService):
+    """The groups of a directory that other processes write too.
 
     A handler calls the methods that take a request, in the thread that when_known()
     uses.
@@ -106,10 +101,7 @@ class GroupsBesideOthers:
         refuse: Callable[[GroupError], _T],
         now_ms: int,
     ) -> _T | PendingResponse:
-        """Run handle() in a worker thread, in order, and return its result.
-
-        The result is refuse(error) if the groups cannot be read now.
-        """
+        """Run handle() in a worker thread, after earlier calls. See GroupService."""
         self._now_ms = max(self._now_ms, now_ms)
         answer = PendingResponse()
 
@@ -202,14 +194,6 @@ class GroupsBesideOthers:
 
         self._state.work.submit(_GROUPS, self._open().look, done)
 
-    def _later(
-        self,
-        answer: process_groups.PendingResult,
-        done: Callable[[Any], None],
-        refusal: object,
-    ) -> None:
-        self._waits.append(_Wait(answer, done, refusal))
-
     # -- requests, called in the worker thread
 
     @property
@@ -221,12 +205,7 @@ class GroupsBesideOthers:
         done(None)
 
     def create_topic(self) -> None:
-        """Create `__consumer_offsets` if it does not exist. This blocks on the disk.
-
-        Raises:
-            LogcoreError: the topic could not be created.
-        """
-        process_groups.home_of(self._state.logdir, "")
+        home_of(self._state.logdir, "")
 
     def get(self, group_id: str) -> Group | None:
         if group_id:
@@ -236,117 +215,34 @@ class GroupsBesideOthers:
     def all(self) -> list[Group]:
         return self._open().all()
 
-    def join(self, request: Join, now_ms: int, done: Callable[[Result], None]) -> None:
-        if not request.group_id:
-            self._outcomes.append(
-                partial(
-                    done, JoinRefused(GroupError.INVALID_GROUP_ID, request.member_id)
-                )
-            )
-            return
-        stopped = JoinRefused(GroupError.NOT_COORDINATOR, request.member_id)
-        self._later(self._open().join(request), done, stopped)
-
-    def sync(self, request: Sync, now_ms: int, done: Callable[[Result], None]) -> None:
-        self._ask(
-            request.group_id,
-            lambda coordinator, waiter, at_ms: coordinator.sync(request, waiter, at_ms),
-            done,
-        )
-
-    def _ask(
-        self,
-        group_id: str,
-        ask: Callable[[Coordinator, str, int], Sequence[Effect]],
-        done: Callable[[Any], None],
-    ) -> None:
+    def ask(self, group_id: str, request: GroupRequest, done: Done) -> None:
         if not group_id:
             self._outcomes.append(partial(done, GroupError.INVALID_GROUP_ID))
             return
-        self._later(self._open().ask(group_id, ask), done, GroupError.NOT_COORDINATOR)
+        answer = PendingResult()
+        self._open().ask(group_id, request, answer)
+        self._waits.append(_Wait(answer, done))
+
+    def step(self, group_id: str, step: GroupStep) -> None:
+        self._open().step(group_id, step)
+
+    def join(self, request: Join, done: Done) -> None:
+        def joined(result: Result) -> None:
+            if isinstance(result, GroupError):
+                result = JoinRefused(result, request.member_id)
+            done(result)
+
+        super().join(request, joined)
 
     def heartbeat(
-        self,
-        group_id: str,
-        member_id: str,
-        instance_id: str | None,
-        generation: int,
-        now_ms: int,
+        self, group_id: str, member_id: str, instance_id: str | None, generation: int
     ) -> GroupError | None:
         if not group_id:
             return GroupError.INVALID_GROUP_ID
         return self._open().heartbeat(group_id, member_id, instance_id, generation)
 
-    def leave(
-        self, group_id: str, members: Sequence[tuple[str, str | None]], now_ms: int
-    ) -> list[GroupError | None]:
-        results: list[GroupError | None] = []
-
-        def step(coordinator: Coordinator, at_ms: int) -> Sequence[Effect]:
-            found, effects = coordinator.leave(group_id, members, at_ms)
-            results[:] = found
-            return effects
-
-        self._open().step(group_id, step)
-        return results
-
-    def commit(
-        self,
-        who: Committer,
-        offsets: Mapping[OffsetKey, Committed],
-        now_ms: int,
-        done: Callable[[GroupError | None], None],
-    ) -> None:
-        self._ask(
-            who.group_id,
-            lambda coordinator, waiter, at_ms: coordinator.commit_as(
-                who, offsets, waiter, at_ms
-            ),
-            done,
-        )
-
-    def commit_in_transaction(
-        self,
-        who: Committer,
-        producer: tuple[int, int],
-        offsets: Mapping[OffsetKey, Committed],
-        now_ms: int,
-        done: Callable[[GroupError | None], None],
-    ) -> None:
-        self._ask(
-            who.group_id,
-            lambda coordinator, waiter, _: coordinator.commit_in_transaction_as(
-                who, producer, offsets, waiter
-            ),
-            done,
-        )
-
     def transaction_ended(self, producer_id: int, number: int, *, commit: bool) -> None:
         """Do nothing: the groups read the marker from the log."""
-
-    def delete_offsets(
-        self,
-        group_id: str,
-        keys: Sequence[OffsetKey],
-        now_ms: int,
-        done: Callable[[GroupError | None], None],
-    ) -> None:
-        def ask(coordinator: Coordinator, waiter: str, at_ms: int) -> Sequence[Effect]:
-            group = coordinator.get(group_id)
-            if group is None:
-                return [Reply(waiter, GroupError.GROUP_ID_NOT_FOUND)]
-            return coordinator.delete_offsets(group, keys, waiter)
-
-        self._ask(group_id, ask, done)
-
-    def delete(
-        self, group_id: str, now_ms: int, done: Callable[[GroupError | None], None]
-    ) -> None:
-        self._ask(
-            group_id,
-            lambda coordinator, waiter, _: coordinator.delete(group_id, waiter),
-            done,
-        )
 
     def stop(self, now_ms: int) -> None:
         """Answer all requests that wait for other members.
@@ -356,7 +252,7 @@ class GroupsBesideOthers:
         waits = self._waits[:]
         del self._waits[: len(waits)]
         for wait in waits:
-            _tell(wait.deliver, wait.refusal)
+            _tell(wait.deliver, GroupError.NOT_COORDINATOR)
 
 
 class TransactionsBesideOthers:

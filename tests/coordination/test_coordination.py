@@ -682,7 +682,9 @@ def test_offset_deletion_affects_only_earlier_commits() -> None:
     world.commit_in_transaction(2, partition=1)
     world.settle()
     keys = [("orders", 0), ("orders", 1)]
-    world.act(world.coordinator.delete_offsets(world.group, keys, world.waiter()))
+    world.act(
+        world.coordinator.delete_offsets(world.group.group_id, keys, world.waiter())
+    )
     world.commit_in_transaction(77)
     world.settle()
     world.commit_transaction()
@@ -699,7 +701,9 @@ def test_offset_deletion_does_not_affect_a_commit_reported_first() -> None:
     world.commit(1)
     world.settle()
     world.act(
-        world.coordinator.delete_offsets(world.group, [("orders", 0)], world.waiter())
+        world.coordinator.delete_offsets(
+            world.group.group_id, [("orders", 0)], world.waiter()
+        )
     )
     world.commit_in_transaction(77)
     deletion, commit = world.stores
@@ -739,7 +743,7 @@ def _delete_group(world: World) -> None:
 def _delete_offsets(world: World) -> None:
     world.act(
         world.coordinator.delete_offsets(
-            world.group, world.group.offset_keys(), world.waiter()
+            world.group.group_id, world.group.offset_keys(), world.waiter()
         )
     )
 

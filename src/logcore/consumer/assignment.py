@@ -35,7 +35,7 @@ from logcore.consumer.positions import Readings
 from logcore.consumer.registry_identity import Ownership, Registration
 from logcore.consumer.settings import ConsumerSettings, RebalanceListener
 from logcore.consumer.topic_partition import TopicPartition
-from logcore.coordinators.local_groups import GroupDirectory, LocalGroups
+from logcore.coordinators.process_groups import GroupDirectory, ProcessGroups
 from logcore.coordinators.shared_groups import SharedGroups
 from logcore.errors import ConsumerStateError, LogcoreError, TopicNotFoundError
 from logcore.fs import FS, SharedFS
@@ -66,7 +66,7 @@ class Assignment:
         fs: FS,
         directory: AssignmentDirectory,
         settings: ConsumerSettings,
-        groups: LocalGroups | SharedGroups | None,
+        groups: ProcessGroups | None,
         readings: Readings,
         commits: Commits,
     ) -> None:

@@ -54,8 +54,7 @@ from logcore.consumer.settings import (
     topic_pattern,
 )
 from logcore.consumer.topic_partition import TopicPartition
-from logcore.coordinators.local_groups import LocalGroups
-from logcore.coordinators.shared_groups import SharedGroups
+from logcore.coordinators.process_groups import ProcessGroups
 from logcore.errors import (
     CommitFailedError,
     ConsumerBusyError,
@@ -102,7 +101,7 @@ class Consumer:
         self,
         fs: FS,
         directory: AssignmentDirectory,
-        groups: LocalGroups | SharedGroups | None,
+        groups: ProcessGroups | None,
         settings: ConsumerSettings,
         registry: Registry | None = None,
     ) -> None:

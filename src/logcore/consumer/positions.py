@@ -24,7 +24,7 @@ from typing import NamedTuple
 import attrs
 
 from logcore.consumer.topic_partition import TopicPartition
-from logcore.coordinators.local_groups import GroupDirectory
+from logcore.coordinators.process_groups import GroupDirectory
 from logcore.errors import LogClosedError, LogcoreError, TopicNotFoundError
 from logcore.kernels import TopicRecord
 from logcore.log import Log

@@ -588,8 +588,12 @@ class Coordinator:
                     self._drop_if_dead(group)
 
     def delete_offsets(
-        self, group: Group, keys: Sequence[OffsetKey], waiter: Waiter
+        self, group_id: str, keys: Sequence[OffsetKey], waiter: Waiter
     ) -> list[Effect]:
+        """Delete committed offsets of an existing group."""
+        group = self._groups.get(group_id)
+        if group is None:
+            return [Reply(waiter, GroupError.GROUP_ID_NOT_FOUND)]
         return offsets.delete(group, keys, waiter)
 
     def delete(self, group_id: str, waiter: Waiter) -> list[Effect]:

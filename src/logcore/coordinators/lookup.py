@@ -22,8 +22,8 @@ from logcore.fs import FS, SharedFS
 from logcore.metadata.filenames import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 
 if TYPE_CHECKING:
-    from logcore.coordinators.local_groups import GroupDirectory as GroupsDirectory
     from logcore.coordinators.local_groups import LocalGroups
+    from logcore.coordinators.process_groups import GroupDirectory as GroupsDirectory
     from logcore.coordinators.shared_groups import SharedGroups
     from logcore.coordinators.transactions import TransactionCoordinator
     from logcore.coordinators.transactions import (
@@ -154,7 +154,7 @@ class Coordinators:
         Raises:
             LogcoreError: the offsets cannot be read or deleted.
         """
-        from logcore.coordinators.local_groups import forget_stored
+        from logcore.coordinators.process_groups import forget_stored
 
         forget_stored(directory, topics)
         self.forget_registered(directory, topics)

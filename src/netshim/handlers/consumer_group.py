@@ -77,7 +77,6 @@ def consumer_group_heartbeat(
     answer = PendingResponse()
     groups.beat(
         beat,
-        call.now_ms,
         lambda result: answer.set(_beat_response(result, call)),
         may_lack_id=call.version < _OWN_ID_SINCE,
     )

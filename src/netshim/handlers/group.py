@@ -261,9 +261,7 @@ def join_group(
         may_skip_assignment=call.version >= _SKIP_ASSIGNMENT_SINCE,
     )
     answer = PendingResponse()
-    groups.join(
-        join, call.now_ms, lambda result: answer.set(_join_response(result, call))
-    )
+    groups.join(join, lambda result: answer.set(_join_response(result, call)))
     return answer
 
 
@@ -304,9 +302,7 @@ def sync_group(
         assignments={each.member_id: each.assignment for each in request.assignments},
     )
     answer = PendingResponse()
-    groups.sync(
-        sync, call.now_ms, lambda result: answer.set(_sync_response(result, call))
-    )
+    groups.sync(sync, lambda result: answer.set(_sync_response(result, call)))
     return answer
 
 
@@ -330,7 +326,6 @@ def heartbeat(
         request.member_id,
         request.group_instance_id,
         request.generation_id,
-        call.now_ms,
     )
     return wire.HEARTBEAT.Response(error_code=_code_of(error, call))
 
@@ -346,12 +341,10 @@ def leave_group(
     if not request.group_id:
         return response_type(error_code=codes.INVALID_GROUP_ID)
     if call.version < 3:
-        (error,) = groups.leave(
-            request.group_id, [(request.member_id, None)], call.now_ms
-        )
+        (error,) = groups.leave(request.group_id, [(request.member_id, None)])
         return response_type(error_code=_code_of(error, call))
     asked = [(member.member_id, member.group_instance_id) for member in request.members]
-    results = groups.leave(request.group_id, asked, call.now_ms)
+    results = groups.leave(request.group_id, asked)
     return response_type(
         members=[
             response_type.Member(
@@ -419,7 +412,7 @@ def offset_commit(
             result.error_code = code or result.error_code
         answer.set(response)
 
-    groups.commit(who, offsets, call.now_ms, done)
+    groups.ask_commit(who, offsets, done)
     return answer
 
 
@@ -657,7 +650,7 @@ def offset_delete(
             result.error_code = _code_of(error, call)
         answer.set(response_type(topics=topics))
 
-    groups.delete_offsets(request.group_id, keys, call.now_ms, done)
+    groups.ask_delete_offsets(request.group_id, keys, done)
     return answer
 
 
@@ -800,5 +793,5 @@ def delete_groups(
     for result in response.results:
         if pace.is_over():
             yield
-        groups.delete(result.group_id, call.now_ms, partial(done, result))
+        groups.ask_delete(result.group_id, partial(done, result))
     return answer

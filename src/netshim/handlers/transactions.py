@@ -452,9 +452,7 @@ def _commit_offsets(
     error = state.transactions.verified(
         (request.transactional_id, *producer),
         _home_of(request.group_id, state),
-        lambda: state.groups.commit_in_transaction(
-            committer, producer, offsets, call.now_ms, done
-        ),
+        lambda: state.groups.ask_commit(committer, offsets, done, producer),
     )
     if error is not None:
         refuse_all(code_for_writer(error, call.version, 4))
