@@ -1464,8 +1464,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "actions_of_cancelled_timers_are_kept", "netshim/scheduling.py",
-        "        if self._actions.pop(token, None) is not None:\n            self._timers.cancel(token)\n",
-        "        self._timers.cancel(token)\n",
+        "        if self._actions.pop(name, None) is not None:\n            self._timers.cancel(name)\n",
+        "        self._timers.cancel(name)\n",
         "netshim/test_cycles.py",
     ),
     Mistake(
@@ -1871,7 +1871,7 @@ MISTAKES: Final = (
     Mistake(
         "offsets_count_without_their_transaction", "logcore/coordinators/group_host.py",
         "        if producer is None:\n            return coordinator.commit_as(",
-        "        if who:\n            return coordinator.commit_as(",
+        "        if True:\n            return coordinator.commit_as(",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(
@@ -1987,7 +1987,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "orphans_of_a_power_cut_stay_open", "netshim/transactions.py",
-        "            effects += coordinator.adopt(left_open(self._state.logdir), now_ms)\n",
+        "            effects += self._coordinator.adopt(left_open(self._state.logdir), now_ms)\n",
         "            pass\n",
         "netshim/test_transaction_crashes.py",
     ),

@@ -47,8 +47,8 @@ class GroupService(GroupHost[Done]):
     def is_loaded(self) -> bool: ...
 
     @abstractmethod
-    def load(self, now_ms: int, done: GroupOutcome) -> None:
-        """Read the stored groups. Call done(None), or done(error) if that failed."""
+    def load(self, now_ms: int, done: Callable[[bool], None]) -> None:
+        """Read the stored groups. Call done(True), or done(False) if that failed."""
 
     @abstractmethod
     def when_known(

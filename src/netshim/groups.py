@@ -17,8 +17,7 @@ import base64
 import hashlib
 import logging
 import uuid
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -38,7 +37,6 @@ from logcore.coordination.effects import (
     GroupRebalances,
     LateMemberRemoved,
     Reply,
-    Result,
     RevocationEnded,
     Rules,
     SessionEnded,
@@ -50,8 +48,9 @@ from logcore.coordinators.group_host import GroupRequest, GroupStep
 from logcore.directory.group_settings import GroupSettings
 from logcore.metadata.filenames import OFFSETS_TOPIC
 from netshim.coordinators import Done, GroupOutcome, GroupService
+from netshim.loop_host import LoopHost
 from netshim.request_log import shown
-from netshim.scheduling import PendingResponse, Steps, answer_with
+from netshim.scheduling import PendingResponse, Steps, answer_with, guarded
 from netshim.settings import Settings
 from netshim.state import BrokerState
 from netshim.stored_offsets import OffsetsTopic
@@ -179,7 +178,7 @@ class _Several:
             self._done(self._error)
 
 
-class BrokerGroups(GroupService):
+class BrokerGroups(LoopHost[Effect], GroupService):
     """All groups of a broker.
 
     `new_id` returns the unique part of a member id. Call load() first: all other
@@ -187,8 +186,8 @@ class BrokerGroups(GroupService):
     """
 
     def __init__(self, state: BrokerState, new_id: Callable[[], str] = _new_id) -> None:
-        self._state = state
-        self._topic = OffsetsTopic(state)
+        self._offsets = OffsetsTopic(state)
+        super().__init__(state, self._offsets.topic, EXPIRY_CHECK_MS)
         self._coordinator = Coordinator(
             group_rules(state.settings, state.group_settings),
             new_id,
@@ -198,37 +197,17 @@ class BrokerGroups(GroupService):
         )
         state.remembered.holders.append(self._coordinator.held_bytes)
         self._new_id = new_id
-        self._timers: dict[tuple[Group, Timeout], int] = {}  # tokens of timers
-        self._effects: deque[Effect] = deque()  # effects to execute, in order
-        self._is_acting = False
-        self._is_loaded = False
-        # Waiting callers of load(); None while it does not run.
-        self._loading: list[GroupOutcome] | None = None
 
     # -- effects
-
-    def _act(self, effects: Iterable[Effect]) -> None:
-        """Execute effects after the earlier ones.
-
-        Nested calls only queue their effects.
-        """
-        self._effects.extend(effects)
-        if self._is_acting:
-            return
-        self._is_acting = True
-        try:
-            while self._effects:
-                self._carry_out(self._effects.popleft())
-        finally:
-            self._is_acting = False
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Reply(waiter, result):
-                _tell(waiter, result)
+                assert callable(waiter), waiter
+                guarded(waiter, result)
             case AppendRecords(group, records):
                 done = partial(self._have_stored, effect)
-                self._topic.append(
+                self._offsets.append(
                     group.group_id,
                     [*records],
                     self._state.now_ms,
@@ -236,13 +215,11 @@ class BrokerGroups(GroupService):
                     effect.producer,
                 )
             case SetTimer(group, timeout, at_ms):
-                self._cancel(group, timeout)
-                token = self._state.timers.at(
-                    at_ms, partial(self._time_out, group, timeout)
+                self._state.timers.set(
+                    (group, timeout), at_ms, partial(self._time_out, group, timeout)
                 )
-                self._timers[group, timeout] = token
             case CancelTimer(group, timeout):
-                self._cancel(group, timeout)
+                self._state.timers.cancel((group, timeout))
             case news:
                 self._say(news)
 
@@ -257,21 +234,11 @@ class BrokerGroups(GroupService):
     def _have_stored(self, effect: AppendRecords, error: GroupError | None) -> None:
         self._act(self._coordinator.stored(effect, error, self._state.now_ms))
 
-    def _cancel(self, group: Group, timeout: Timeout) -> None:
-        token = self._timers.pop((group, timeout), None)
-        if token is not None:
-            self._state.timers.cancel(token)
-
     def _time_out(self, group: Group, timeout: Timeout, now_ms: int) -> None:
         self._state.hear(now_ms)
-        del self._timers[group, timeout]
         self._act(self._coordinator.timed_out(group, timeout, now_ms))
 
     # -- loading
-
-    @property
-    def is_loaded(self) -> bool:
-        return self._is_loaded
 
     def when_known(
         self,
@@ -284,11 +251,11 @@ class BrokerGroups(GroupService):
             return handle()
         answer = PendingResponse()
 
-        def go_on(error: GroupError | None) -> None:
-            if error is not None:
-                answer.set(refuse(error))
-            else:
+        def go_on(is_loaded: bool) -> None:
+            if is_loaded:
                 answer_with(handle, answer)
+            else:
+                answer.set(refuse(GroupError.COORDINATOR_NOT_AVAILABLE))
 
         self.load(now_ms, go_on)
         return answer
@@ -296,58 +263,18 @@ class BrokerGroups(GroupService):
     def in_pieces(self, steps: Steps[T]) -> T | PendingResponse:
         return self._state.in_pieces(steps)
 
-    def load(self, now_ms: int, done: GroupOutcome) -> None:
-        self._state.hear(now_ms)
-        if self._is_loaded:
-            done(None)
-        elif self._loading is not None:
-            self._loading.append(done)
-        else:
-            self._loading = [done]
-            if self._topic.exists:
-                self._state.submit(self._read, self._have_loaded)
-            else:
-                self._have_loaded(None)
-
-    def _read(self) -> None:
-        """Load the records of the topic into the coordinator.
-
-        This runs in another thread, because a million offsets would block the event
-        loop for long. No other thread uses the coordinator at that time.
-
-        Raises:
-            LogcoreError: the topic cannot be read.
-        """
-        found = self._topic.read()
+    def _read(self) -> list[Effect]:
+        found = self._offsets.read()
         self._coordinator.take(
             found.groups, found.offsets, found.unstable, found.consumers
         )
+        return []
 
-    def _have_loaded(self, found: Any) -> None:
-        waiting = self._loading or []
-        self._loading = None
-        error = None
-        if found is None:
-            self._act(self._coordinator.begin_sessions(self._state.now_ms))
-            self._is_loaded = True
-            self._check_later(self._state.now_ms)
-        else:
-            _log.error(
-                "%s cannot be read, so no group can be served: %s", OFFSETS_TOPIC, found
-            )
-            error = GroupError.COORDINATOR_NOT_AVAILABLE
-        for done in waiting:
-            done(error)
+    def _begin(self, effects: list[Effect]) -> list[Effect]:
+        return self._coordinator.begin_sessions(self._state.now_ms)
 
-    def _check_later(self, now_ms: int) -> None:
-        self._state.timers.at(now_ms + EXPIRY_CHECK_MS, self._check_expiry)
-
-    def _check_expiry(self, now_ms: int) -> None:
-        self._state.hear(now_ms)
-        self._check_later(now_ms)
-        self._act(
-            self._coordinator.expire_offsets(self._state.logdir.trusted_ms(now_ms))
-        )
+    def _expire(self, trusted_ms: int) -> list[Effect]:
+        return self._coordinator.expire_offsets(trusted_ms)
 
     # -- queries
 
@@ -358,7 +285,7 @@ class BrokerGroups(GroupService):
         return self._coordinator.all()
 
     def create_topic(self) -> None:
-        self._topic.topic.create()
+        self._topic.create()
 
     # -- requests
 
@@ -394,11 +321,10 @@ class BrokerGroups(GroupService):
         )
 
     def transaction_ended(self, producer_id: int, number: int, *, commit: bool) -> None:
-        topic = self._topic.topic
         self._coordinator.transaction_ended(
             producer_id,
             commit=commit,
-            is_there=lambda group_id: topic.partition_of(group_id) == number,
+            is_there=lambda group_id: self._topic.partition_of(group_id) == number,
         )
 
     def topics_deleted(
@@ -414,9 +340,9 @@ class BrokerGroups(GroupService):
             done(None)
             return
 
-        def forget(error: GroupError | None) -> None:
-            if error is not None:
-                done(error)
+        def forget(is_loaded: bool) -> None:
+            if not is_loaded:
+                done(GroupError.COORDINATOR_NOT_AVAILABLE)
                 return
             waiting = _Several(done)
             self._act(self._coordinator.forget_topics(names, waiting.another))
@@ -431,11 +357,3 @@ class BrokerGroups(GroupService):
         """
         self._state.hear(now_ms)
         self._act(self._coordinator.stop())
-
-
-def _tell(waiter: Any, result: Result) -> None:
-    """Call a waiter and log its exception, which must not stop the next effects."""
-    try:
-        waiter(result)
-    except Exception:
-        _log.exception("an answer to a request about a group")

@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Hashable, Iterable
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -277,26 +277,33 @@ class Pieces:
 
 
 class LoopTimers:
-    """Actions that run at a deadline. A timer is cancelled by its token."""
+    """Actions that run at a deadline. Each timer has a name, by which it is cancelled."""
 
     def __init__(self) -> None:
-        self._timers: deadlines.Timers[int] = deadlines.Timers()
-        self._actions: dict[int, Callable[[int], None]] = {}
+        self._timers: deadlines.Timers[Hashable] = deadlines.Timers()
+        self._actions: dict[Hashable, Callable[[int], None]] = {}
         self._tokens = itertools.count(1)
 
-    def at(self, deadline_ms: int, action: Callable[[int], None]) -> int:
-        """Schedule action(now_ms) for a deadline, and return the timer's token.
+    def set(
+        self, name: Hashable, deadline_ms: int, action: Callable[[int], None]
+    ) -> None:
+        """Schedule action(now_ms) for a deadline, instead of the earlier one of that name.
 
         The action runs at the deadline or later.
         """
+        self._actions[name] = action
+        self._timers.at(deadline_ms, name)
+
+    def at(self, deadline_ms: int, action: Callable[[int], None]) -> int:
+        """Schedule action(now_ms) for a deadline, and return a new name of the timer."""
         token = next(self._tokens)
-        self._actions[token] = action
-        self._timers.at(deadline_ms, token)
+        self.set(token, deadline_ms, action)
         return token
 
-    def cancel(self, token: int) -> None:
-        if self._actions.pop(token, None) is not None:
-            self._timers.cancel(token)
+    def cancel(self, name: Hashable) -> None:
+        """Cancel a timer. This has no effect if no timer has the name."""
+        if self._actions.pop(name, None) is not None:
+            self._timers.cancel(name)
 
     @property
     def next_ms(self) -> int | None:
@@ -304,8 +311,8 @@ class LoopTimers:
         return self._timers.next_ms
 
     def run(self, now_ms: int) -> None:
-        for token in self._timers.due(now_ms):
-            guarded(self._actions.pop(token), now_ms)
+        for name in self._timers.due(now_ms):
+            guarded(self._actions.pop(name), now_ms)
 
 
 class Waiting:

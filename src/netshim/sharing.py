@@ -200,9 +200,9 @@ class GroupsBesideOthers(GroupService):
     def is_loaded(self) -> bool:
         return True
 
-    def load(self, now_ms: int, done: Callable[[GroupError | None], None]) -> None:
-        """Call done(None) immediately: each request reads new records."""
-        done(None)
+    def load(self, now_ms: int, done: Callable[[bool], None]) -> None:
+        """Call done(True) immediately: each request reads new records."""
+        done(True)
 
     def create_topic(self) -> None:
         home_of(self._state.logdir, "")

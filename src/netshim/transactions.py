@@ -21,7 +21,6 @@ does), and maps no requests and codes (handlers/transactions.py does).
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -67,7 +66,9 @@ from logcore.format.transaction_records import (
 )
 from logcore.metadata.filenames import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from logcore.partition.coordinator_append import marker_epoch
+from netshim.coordinators import FoundTransactions
 from netshim.internal_topics import InternalTopic
+from netshim.loop_host import LoopHost
 from netshim.request_log import shown
 from netshim.scheduling import Pace, Steps, as_value, guarded
 from netshim.state import BrokerState
@@ -88,26 +89,23 @@ Done = Callable[[Result], None]
 T = TypeVar("T")
 
 
-class TransactionHost:
+class TransactionHost(LoopHost[Effect]):
     """The transaction coordinator of a broker."""
 
     def __init__(self, state: BrokerState) -> None:
-        self._state = state
-        self._topic = InternalTopic(
+        super().__init__(
             state,
-            TRANSACTIONS_TOPIC,
-            state.settings.transactions_partitions,
-            TRANSACTIONS_CONFIG,
-            when_stored=state.syncs.when_safe,
+            InternalTopic(
+                state,
+                TRANSACTIONS_TOPIC,
+                state.settings.transactions_partitions,
+                TRANSACTIONS_CONFIG,
+                when_stored=state.syncs.when_safe,
+            ),
+            EXPIRY_CHECK_MS,
         )
         self._coordinator = self._new()
         state.remembered.holders.append(self.held_bytes)
-        self._timers: dict[str, int] = {}  # tokens of timers by transactional id
-        # Effects to execute, in order.
-        self._effects: deque[tuple[TransactionMachine, Effect]] = deque()
-        self._is_acting = False
-        self._is_loaded = False
-        self._loading: list[Callable[[bool], None]] | None = None
         self._has_begun = False
         # A power loss may have left transactions open.
         self._expects_orphans = not state.logdir.was_clean
@@ -125,59 +123,41 @@ class TransactionHost:
     # -- effects
 
     def _act(self, effects: Iterable[Effect]) -> None:
-        """Execute effects after the earlier ones.
-
-        Nested calls only queue their effects.
-        """
-        self._effects.extend((self._coordinator, effect) for effect in effects)
-        if self._is_acting:
-            return
-        self._is_acting = True
-        try:
-            while self._effects:
-                self._carry_out(*self._effects.popleft())
-        finally:
-            self._is_acting = False
-        if self._coordinator.is_over and not self._state.is_stopping:
+        super()._act(effects)
+        is_nested = self._is_acting
+        if self._coordinator.is_over and not (is_nested or self._state.is_stopping):
             self._begin_again()
 
-    def _carry_out(self, coordinator: TransactionMachine, effect: Effect) -> None:
+    def _carry_out(self, effect: Effect) -> None:
+        state = self._state
         match effect:
             case TransactionReply(waiter, result):
-                _tell(waiter, result)
+                assert callable(waiter), waiter
+                guarded(waiter, result)
             case StoreTransaction():
-                self._append(coordinator, effect)
+                self._append(self._coordinator, effect)
             case WriteMarkers():
-                Markers(
-                    self._state,
-                    coordinator,
-                    effect,
-                    self._state.now_ms,
-                    partial(self._have_marked, effect),
-                ).write()
+                marked = partial(self._have_marked, effect)
+                Markers(state, self._coordinator, effect, state.now_ms, marked).write()
             case AbortOrphan(producer_id, epoch, partitions):
                 markers = WriteMarkers(
                     Transaction(""), producer_id, epoch, False, partitions
                 )
-                Markers(
-                    self._state, None, markers, self._state.now_ms, lambda *_: None
-                ).write()
+                Markers(state, None, markers, state.now_ms, lambda *_: None).write()
             case TakeProducerId():
-                self._state.take_producer_id(
-                    partial(self._have_taken, coordinator, effect)
+                state.take_producer_id(
+                    partial(self._have_taken, self._coordinator, effect)
                 )
             case SetTransactionTimer(name, at_ms):
-                self._cancel(name)
-                self._timers[name] = self._state.timers.at(
-                    at_ms, partial(self._time_out, name)
-                )
+                timer = partial(self._time_out, name)
+                state.timers.set((self, name), at_ms, timer)
             case CancelTransactionTimer(name):
-                self._cancel(name)
+                state.timers.cancel((self, name))
             case TimedOut(name):
-                self._state.journal.say(
+                state.journal.say(
                     logging.WARNING,
                     "transaction timed out",
-                    self._state.now_ms,
+                    state.now_ms,
                     "the transaction of %s was open too long and is aborted",
                     shown(name),
                 )
@@ -225,29 +205,20 @@ class TransactionHost:
         producer_id = result if isinstance(result, int) else None
         self._act(coordinator.taken(effect, producer_id, self._state.now_ms))
 
-    def _cancel(self, name: str) -> None:
-        token = self._timers.pop(name, None)
-        if token is not None:
-            self._state.timers.cancel(token)
-
     def _time_out(self, name: str, now_ms: int) -> None:
         self._state.hear(now_ms)
-        del self._timers[name]
         self._act(self._coordinator.timed_out(name, now_ms))
 
     def _begin_again(self) -> None:
         self._coordinator = self._new()
         self._is_loaded = False
+        self._stop_expiry()
         self._state.timers.at(
             self._state.now_ms + RETRY_MS,
             lambda now_ms: self.load(now_ms, lambda _: None),
         )
 
     # -- loading
-
-    @property
-    def is_loaded(self) -> bool:
-        return self._is_loaded
 
     def begin(self, now_ms: int) -> None:
         """Load the stored transactions if their topic exists.
@@ -259,71 +230,24 @@ class TransactionHost:
             if self._topic.exists:
                 self.load(now_ms, lambda _: None)
 
-    def load(self, now_ms: int, done: Callable[[bool], None]) -> None:
-        """Load the stored transactions. Call done(True), or done(False) if that failed."""
-        self._state.hear(now_ms)
-        if self._is_loaded:
-            done(True)
-        elif self._loading is not None:
-            self._loading.append(done)
-        else:
-            self._loading = [done]
-            self._has_begun = True
-            if self._topic.exists:
-                read = partial(self._read, self._coordinator, now_ms)
-                self._state.work.submit(TRANSACTIONS_TOPIC, read, self._have_loaded)
-            else:
-                self._have_loaded([])
-
-    def _read(self, coordinator: TransactionMachine, now_ms: int) -> list[Effect]:
-        """Load the current records of the topic into a coordinator.
-
-        This runs outside the event loop, because 100,000 ids would block the loop. The
-        coordinator gets no other calls while it runs.
-
-        Raises:
-            LogcoreError: the topic cannot be read, or a record cannot be decoded.
-        """
+    def _read(self) -> list[Effect]:
+        now_ms = self._state.now_ms
         logs = list(self._topic.logs())
         for log in logs:
             # The next records will depend on records that were not synced before a
             # failure.
             sync_present(log)
-        effects = coordinator.load(stored_transactions(logs), now_ms)
+        effects = self._coordinator.load(stored_transactions(logs), now_ms)
         if self._expects_orphans:
-            effects += coordinator.adopt(left_open(self._state.logdir), now_ms)
+            effects += self._coordinator.adopt(left_open(self._state.logdir), now_ms)
         return effects
 
-    def _have_loaded(self, found: Any) -> None:
-        waiting = self._loading or []
-        self._loading = None
-        if isinstance(found, list):
-            is_first = not self._is_loaded
-            self._is_loaded = True
-            self._expects_orphans = False
-            self._act(found)
-            if is_first:
-                self._state.timers.at(
-                    self._state.now_ms + EXPIRY_CHECK_MS,
-                    partial(self._check_expiry, self._coordinator),
-                )
-        else:
-            _log.error(
-                "%s cannot be read, so no transaction can be served: %s",
-                TRANSACTIONS_TOPIC,
-                found,
-            )
-        for done in waiting:
-            guarded(done, self._is_loaded)
+    def _begin(self, effects: list[Effect]) -> list[Effect]:
+        self._expects_orphans = False
+        return effects
 
-    def _check_expiry(self, coordinator: TransactionMachine, now_ms: int) -> None:
-        if coordinator is not self._coordinator:
-            return
-        self._state.hear(now_ms)
-        self._state.timers.at(
-            now_ms + EXPIRY_CHECK_MS, partial(self._check_expiry, coordinator)
-        )
-        self._act(coordinator.expire(self._state.logdir.trusted_ms(now_ms)))
+    def _expire(self, trusted_ms: int) -> list[Effect]:
+        return self._coordinator.expire(trusted_ms)
 
     # -- requests
 
@@ -352,7 +276,7 @@ class TransactionHost:
         error = self._coordinator.verify(*who, partition)
         return write() if error is None else error
 
-    def look(self, names: Collection[str] | None, done: Callable[[Any], None]) -> None:
+    def look(self, names: Collection[str] | None, done: FoundTransactions) -> None:
         """Find the last durable records of transactional ids.
 
         Call done() with a dict by transactional id, or with an error. `names` selects
@@ -449,11 +373,11 @@ class Markers:
             else:
                 self._when_open(partition)
 
-    def _when_groups_are_known(self, partition: Partition, error: object) -> None:
-        if error is not None:
-            self._settle(partition, LogcoreError("the groups cannot be read"))
-        else:
+    def _when_groups_are_known(self, partition: Partition, is_loaded: bool) -> None:
+        if is_loaded:
             self._when_open(partition)
+        else:
+            self._settle(partition, LogcoreError("the groups cannot be read"))
 
     def _when_open(self, partition: Partition) -> None:
         answer = self._state.logs.when_open([partition], lambda: self._enter(partition))
@@ -556,11 +480,3 @@ class Markers:
 def _say_failure(result: Any) -> None:
     if isinstance(result, Exception):
         _log.error("markers of a transaction were not begun", exc_info=result)
-
-
-def _tell(waiter: Any, result: Result) -> None:
-    """Call a waiter and log its exception, which must not stop the next effects."""
-    try:
-        waiter(result)
-    except Exception:
-        _log.exception("an answer to a request about a transaction")
