@@ -51,7 +51,6 @@ from logcore.coordination.transaction_effects import (
 from logcore.coordination.transactions import (
     EXPIRY_CHECK_MS,
     RETRY_MS,
-    Transaction,
     TransactionMachine,
 )
 from logcore.coordinators.durable_queue import sync_present
@@ -124,8 +123,9 @@ class TransactionHost(LoopHost[Effect]):
 
     def _act(self, effects: Iterable[Effect]) -> None:
         super()._act(effects)
-        is_nested = self._is_acting
-        if self._coordinator.is_over and not (is_nested or self._state.is_stopping):
+        if self._is_acting or self._state.is_stopping:
+            return
+        if self._coordinator.is_over:
             self._begin_again()
 
     def _carry_out(self, effect: Effect) -> None:
@@ -140,9 +140,7 @@ class TransactionHost(LoopHost[Effect]):
                 marked = partial(self._have_marked, effect)
                 Markers(state, self._coordinator, effect, state.now_ms, marked).write()
             case AbortOrphan(producer_id, epoch, partitions):
-                markers = WriteMarkers(
-                    Transaction(""), producer_id, epoch, False, partitions
-                )
+                markers = WriteMarkers("", producer_id, epoch, False, partitions)
                 Markers(state, None, markers, state.now_ms, lambda *_: None).write()
             case TakeProducerId():
                 state.take_producer_id(
@@ -165,7 +163,7 @@ class TransactionHost(LoopHost[Effect]):
     def _append(
         self, coordinator: TransactionMachine, effect: StoreTransaction
     ) -> None:
-        name = effect.transaction.transactional_id
+        name = effect.transactional_id
         key = transaction_key(name)
         value = None if effect.stored is None else transaction_value(effect.stored)
         now_ms = self._state.now_ms
@@ -431,7 +429,7 @@ class Markers:
 
     def _home_epoch(self) -> int:
         """Return the leader epoch of the log of the transaction, or 0."""
-        name = self._effect.transaction.transactional_id
+        name = self._effect.transactional_id
         logdir = self._state.logdir
         if not name or TRANSACTIONS_TOPIC not in logdir:
             return 0

@@ -189,7 +189,7 @@ class World:
     # -- the disk
 
     def keep(self, effect: StoreTransaction) -> None:
-        key = transaction_key(effect.transaction.transactional_id)
+        key = transaction_key(effect.transactional_id)
         self.durable[key] = (
             None if effect.stored is None else transaction_value(effect.stored)
         )

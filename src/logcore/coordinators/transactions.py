@@ -378,7 +378,7 @@ class TransactionCoordinator:
     def _store(self, machine: TransactionMachine, effect: StoreTransaction) -> None:
         if machine.is_over:  # an earlier record failed
             return
-        name = effect.transaction.transactional_id
+        name = effect.transactional_id
         if effect.stored is None:
             value = None
         else:
@@ -411,7 +411,7 @@ class TransactionCoordinator:
         failure: Exception | None,
     ) -> None:
         if failure is not None and not machine.is_over:
-            name = effect.transaction.transactional_id
+            name = effect.transactional_id
             tell(
                 "transactions",
                 ERROR,
@@ -429,9 +429,7 @@ class TransactionCoordinator:
         ends: dict[Log, int] = {}
         for partition in sorted(effect.partitions):
             try:
-                home_epoch = self._home(
-                    effect.transaction.transactional_id
-                ).leader_epoch
+                home_epoch = self._home(effect.transactional_id).leader_epoch
                 log = self._marked(partition)
                 receipt = log.end_transaction(
                     effect.producer_id,

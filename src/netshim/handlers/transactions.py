@@ -26,7 +26,6 @@ from logcore.coordination.transaction_effects import (
     TransactionError,
     WriteMarkers,
 )
-from logcore.coordination.transactions import Transaction
 from logcore.format.group_records import partition_of
 from logcore.format.transaction_records import Partition, Status, StoredTransaction
 from logcore.metadata.filenames import OFFSETS_TOPIC
@@ -507,7 +506,7 @@ def write_txn_markers(
 
     for marker, places in work:
         effect = WriteMarkers(
-            Transaction(""),
+            "",
             marker.producer_id,
             marker.producer_epoch,
             marker.transaction_result,
