@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from logcore import Log, LogcoreError
-from logcore.coordination import deadlines
+from logcore.deadlines import Deadlines
 from logcore.metadata.checkpoint import Key
 
 _log = logging.getLogger("netshim")
@@ -280,7 +280,7 @@ class LoopTimers:
     """Actions that run at a deadline. Each timer has a name, by which it is cancelled."""
 
     def __init__(self) -> None:
-        self._timers: deadlines.Timers[Hashable] = deadlines.Timers()
+        self._timers: Deadlines[Hashable] = Deadlines()
         self._actions: dict[Hashable, Callable[[int], None]] = {}
         self._tokens = itertools.count(1)
 

@@ -26,7 +26,6 @@ from logcore.coordination.classic_group import (
     Group,
 )
 from logcore.coordination.coordinator import Coordinator
-from logcore.coordination.deadlines import Timers
 from logcore.coordination.effects import (
     AppendRecords,
     Assigned,
@@ -50,6 +49,7 @@ from logcore.coordination.effects import (
     Timeout,
 )
 from logcore.coordinators.stored_offsets import StoredGroups
+from logcore.deadlines import Deadlines
 from logcore.format.group_records import (
     Committed,
     commit_key,
@@ -99,7 +99,7 @@ class World:
 
     def start(self) -> None:
         self.coordinator = Coordinator(self.rules, self.new_id)
-        self.timers: Timers[tuple[Group, Timeout]] = Timers()
+        self.timers: Deadlines[tuple[Group, Timeout]] = Deadlines()
         self.set: set[tuple[Group, Timeout]] = set()
         self.stores: list[AppendRecords] = []
         # waiter -> the member id of the request, or "" if it has none
@@ -1099,7 +1099,7 @@ def test_invariants_hold_in_any_order_and_every_request_is_answered(
 
 
 def test_timers_are_due_in_order_and_can_be_replaced_or_cancelled() -> None:
-    timers: Timers[str] = Timers()
+    timers: Deadlines[str] = Deadlines()
     assert timers.next_ms is None
     timers.at(5, "b")
     timers.at(5, "c")
@@ -1124,7 +1124,7 @@ def test_timers_are_due_in_order_and_can_be_replaced_or_cancelled() -> None:
     )
 )
 def test_timers_agree_with_a_dict(calls: list[tuple[int, int, bool]]) -> None:
-    timers: Timers[int] = Timers()
+    timers: Deadlines[int] = Deadlines()
     model: dict[int, int] = {}
     for name, deadline_ms, is_set in calls:
         if is_set:

@@ -15,7 +15,6 @@ from typing import Any
 from logcore.coordination.classic_group import Group
 from logcore.coordination.consumer_group import ConsumerGroup
 from logcore.coordination.coordinator import Coordinator
-from logcore.coordination.deadlines import Timers
 from logcore.coordination.effects import (
     AppendRecords,
     Beat,
@@ -32,6 +31,7 @@ from logcore.coordination.effects import (
     Timeout,
 )
 from logcore.coordinators.stored_offsets import StoredGroups
+from logcore.deadlines import Deadlines
 from logcore.format.consumer_group_records import (
     Partitions,
     RecordKind,
@@ -80,7 +80,7 @@ class World:
 
     def start(self) -> None:
         self.coordinator = Coordinator(self.rules, self._new_id, self, compile_pattern)
-        self.timers: Timers[tuple[Group, Timeout]] = Timers()
+        self.timers: Deadlines[tuple[Group, Timeout]] = Deadlines()
         self.stores: list[AppendRecords] = []
         self.replies: dict[int, Any] = {}
         self.events: list[Effect] = []

@@ -26,7 +26,6 @@ from typing import Final
 from logcore.config import LogConfig
 from logcore.coordination.classic_group import Group
 from logcore.coordination.coordinator import Coordinator
-from logcore.coordination.deadlines import Timers
 from logcore.coordination.effects import (
     AppendRecords,
     Beat,
@@ -49,6 +48,7 @@ from logcore.coordinators.process_groups import (
     check_forgotten,
 )
 from logcore.coordinators.stored_offsets import stored_groups
+from logcore.deadlines import Deadlines
 from logcore.errors import LogcoreError
 from logcore.format.group_records import RECORD_HEAD_BYTES, Committed
 from logcore.fs import FS
@@ -78,7 +78,7 @@ class LocalGroups(ProcessGroups):
         self._coordinator = Coordinator(self.rules, self._new_id)
         # The answer to the request that is being executed.
         self._naming: PendingResult | None = None
-        self._timers: Timers[tuple[Group, Timeout]] = Timers()
+        self._timers: Deadlines[tuple[Group, Timeout]] = Deadlines()
         self._effects: deque[Effect] = deque()
         self._steps = Combined(self._lock, self._flush, self._unsynced.settle)
         self._unwritten: deque[AppendRecords] = deque()  # in the order of the decisions

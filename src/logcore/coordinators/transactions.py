@@ -30,7 +30,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Final, Protocol, TypeVar
 
-from logcore.coordination.deadlines import Timers
 from logcore.coordination.transaction_effects import (
     AbortOrphan,
     CancelTransactionTimer,
@@ -50,6 +49,7 @@ from logcore.coordination.transactions import EXPIRY_CHECK_MS, TransactionMachin
 from logcore.coordinators.durable_queue import Settling, sync_present
 from logcore.coordinators.orphans import left_open
 from logcore.coordinators.stored_transactions import stored_transactions
+from logcore.deadlines import Deadlines
 from logcore.errors import (
     InvalidProducerEpochError,
     InvalidTransactionStateError,
@@ -148,7 +148,7 @@ class TransactionCoordinator:
         self._unsynced = Settling(self._lock)
         # The following fields are written under the lock.
         self._machine = TransactionMachine(is_two_phase=True)
-        self._timers: Timers[str] = Timers()
+        self._timers: Deadlines[str] = Deadlines()
         self._effects: deque[Effect] = deque()
         self._is_loaded = False
         # partition -> its log, and how far that was read or written
@@ -305,7 +305,7 @@ class TransactionCoordinator:
         self._effects.clear()  # effects of an interrupted operation
         self._act(self._machine.end())
         self._machine = TransactionMachine(is_two_phase=True)
-        self._timers = Timers()
+        self._timers = Deadlines()
         self._is_loaded = True
         self._note_ends()
         self._act(self._machine.load(found, now_ms))
