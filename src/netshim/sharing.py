@@ -42,7 +42,8 @@ from logcore.coordination.transaction_effects import (
 )
 from logcore.coordination.transaction_effects import Result as TransactionResult
 from logcore.coordinators.group_host import GroupRequest, GroupStep
-from logcore.coordinators.process_groups import PendingResult, home_of
+from logcore.coordinators.pending_result import PendingResult
+from logcore.coordinators.process_groups import home_of
 from logcore.coordinators.shared_groups import SharedGroups
 from logcore.coordinators.transactions import TransactionCoordinator
 from logcore.errors import InvalidNodeError, NodeTooLargeError

@@ -55,7 +55,10 @@ from logcore.coordination.transactions import (
 )
 from logcore.coordinators.durable_queue import sync_present
 from logcore.coordinators.orphans import left_open
-from logcore.coordinators.stored_transactions import stored_transactions
+from logcore.coordinators.stored_transactions import (
+    TRANSACTIONS_CONFIG,
+    stored_transactions,
+)
 from logcore.format.group_records import partition_of
 from logcore.format.transaction_records import (
     Partition,
@@ -74,12 +77,6 @@ from netshim.state import BrokerState
 
 _log = logging.getLogger("netshim")
 
-#: Settings of the topic, as Kafka creates it.
-TRANSACTIONS_CONFIG: Final = {
-    "cleanup.policy": "compact",
-    "compression.type": "uncompressed",
-    "segment.bytes": 104_857_600,
-}
 _MARKER_BYTES: Final = 100
 
 #: Called with the result of a request. The coordinator identifies a request by this

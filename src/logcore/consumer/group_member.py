@@ -40,7 +40,8 @@ from logcore.coordination.effects import (
     Sync,
     SyncResult,
 )
-from logcore.coordinators.process_groups import PendingResult, ProcessGroups
+from logcore.coordinators.pending_result import PendingResult
+from logcore.coordinators.process_groups import ProcessGroups
 from logcore.errors import (
     ConsumerStateError,
     FencedInstanceError,

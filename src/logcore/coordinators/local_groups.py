@@ -40,9 +40,9 @@ from logcore.coordination.effects import (
 )
 from logcore.coordinators.flat_combining import Combined
 from logcore.coordinators.group_host import GroupRequest, GroupStep
+from logcore.coordinators.pending_result import PendingResult
 from logcore.coordinators.process_groups import (
     GroupDirectory,
-    PendingResult,
     ProcessGroups,
     append,
     check_forgotten,
@@ -267,8 +267,7 @@ class LocalGroups(ProcessGroups):
             effect = self._effects[0]
             match effect:
                 case Reply(PendingResult() as answer, result):
-                    answer.result = result
-                    answer.is_there = True
+                    answer.set(result)
                     is_news = is_news or answer.is_awaited
                 case AppendRecords() as store:
                     self._unwritten.append(store)

@@ -13,7 +13,7 @@ import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from logcore.coordination.classic_group import Group
 from logcore.coordination.coordinator import Coordinator
@@ -29,6 +29,7 @@ from logcore.coordination.effects import (
 from logcore.coordination.offsets import forget_topics
 from logcore.coordinators.durable_queue import Settling
 from logcore.coordinators.group_host import GroupHost
+from logcore.coordinators.pending_result import PendingResult
 from logcore.coordinators.stored_offsets import OFFSETS_CONFIG, stored_groups
 from logcore.errors import ConsumerStateError, DurabilityUnknownError
 from logcore.format.group_records import Committed, partition_of
@@ -57,23 +58,6 @@ class GroupDirectory(Protocol):
     def partition(self, topic: str, number: int) -> Log: ...
     def open_again(self, topic: str, number: int) -> Log: ...
     def trusted_ms(self, wall_ms: int) -> int: ...
-
-
-class PendingResult:
-    """The future result of a request. It is set under the lock of the groups."""
-
-    def __init__(self, *, is_awaited: bool = True, is_kept: bool = False) -> None:
-        #: Whether other threads may sleep until the result is available.
-        self.is_awaited = is_awaited
-        #: Whether withdraw() must find the request after it was interrupted or failed.
-        #: The member then holds this object before it sends the request.
-        self.is_kept = is_kept
-        #: The end of the member id that a request to join was given, in a group of this
-        #: process.
-        self.id_end = ""
-        #: Whether `result` is set.
-        self.is_there = False
-        self.result: Any = None
 
 
 class ProcessGroups(GroupHost[PendingResult]):

@@ -62,9 +62,9 @@ from logcore.coordination.effects import (
 from logcore.coordinators.durable_queue import sync_present
 from logcore.coordinators.group_codec import GroupNode
 from logcore.coordinators.group_host import GroupRequest, GroupStep, commit_request
+from logcore.coordinators.pending_result import PendingResult
 from logcore.coordinators.process_groups import (
     GroupDirectory,
-    PendingResult,
     ProcessGroups,
     append,
     check_forgotten,
@@ -470,9 +470,7 @@ class SharedGroups(ProcessGroups):
         """Fetch the answers in the node for members of this process."""
         waiting = self._answers.get(group_id, {})
         for waiter in [waiter for waiter in waiting if waiter in node.mail]:
-            answer = waiting[waiter]
-            answer.result = node.mail[waiter]
-            answer.is_there = True
+            waiting[waiter].set(node.mail[waiter])
             # This is last, so that after an interrupt the next call finds the answer.
             del waiting[waiter]
             self._tell()

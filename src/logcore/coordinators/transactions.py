@@ -48,7 +48,11 @@ from logcore.coordination.transaction_effects import (
 from logcore.coordination.transactions import EXPIRY_CHECK_MS, TransactionMachine
 from logcore.coordinators.durable_queue import Settling, sync_present
 from logcore.coordinators.orphans import left_open
-from logcore.coordinators.stored_transactions import stored_transactions
+from logcore.coordinators.pending_result import PendingResult
+from logcore.coordinators.stored_transactions import (
+    TRANSACTIONS_CONFIG,
+    stored_transactions,
+)
 from logcore.deadlines import Deadlines
 from logcore.errors import (
     InvalidProducerEpochError,
@@ -72,12 +76,6 @@ from logcore.metadata.filenames import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from logcore.partition.coordinator_append import marker_epoch
 from logcore.reporting import ERROR, WARNING, tell
 
-#: Settings of the topic, as Kafka creates it.
-TRANSACTIONS_CONFIG: Final = {
-    "cleanup.policy": "compact",
-    "compression.type": "uncompressed",
-    "segment.bytes": 104_857_600,
-}
 _COMPLETE: Final = frozenset({Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT})
 #: Errors after which a marker is not retried: its partition was deleted, or has a later
 #: marker. CoordinatorFencedError is not included, because there is no other
@@ -109,15 +107,6 @@ class TransactionDirectory(Protocol):
     def open_again(self, topic: str, number: int) -> Log: ...
     def trusted_ms(self, wall_ms: int) -> int: ...
     def next_producer_id(self) -> int: ...
-
-
-class _Answer:
-    """The future result of a request. It is set under the lock of the coordinator."""
-
-    def __init__(self) -> None:
-        self.is_there = False
-        #: Valid once is_there is True.
-        self.result: Result = None
 
 
 class TransactionCoordinator:
@@ -175,10 +164,11 @@ class TransactionCoordinator:
             LogLockedError: another process decides.
             LogcoreError: `__transaction_state` could not be read.
         """
-        answer = _Answer()
+        answer = PendingResult()
         self._do(lambda now_ms: self._machine.ask(request, answer, now_ms))
         assert answer.is_there, request
-        return answer.result
+        result: Result = answer.result
+        return result
 
     def look(self) -> None:
         """End transactions that are overdue, or that a process that died began to end.
@@ -350,10 +340,9 @@ class TransactionCoordinator:
         self._effects.extend(effects)
         while self._effects:
             match self._effects.popleft():
-                case TransactionReply(_Answer() as answer, result):
-                    answer.result = result
-                    answer.is_there = True
-                case TransactionReply():  # only requests with an _Answer exist
+                case TransactionReply(PendingResult() as answer, result):
+                    answer.set(result)
+                case TransactionReply():  # only requests with a PendingResult exist
                     raise AssertionError("a reply without a request")
                 case StoreTransaction() as store:
                     self._store(self._machine, store)

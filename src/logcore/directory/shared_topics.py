@@ -61,6 +61,7 @@ class Sharing:
         # Weak, so that a directory that was not closed warns as soon as it is dropped.
         self._directory: SharedTopicsDirectory = weakref.proxy(directory)
         self._claim = claim
+        self.is_shared = claim is not None and claim.is_shared
         self._registry = registry
         self._incidents = incidents
         # State of the file of topics when it was last read.
@@ -69,10 +70,6 @@ class Sharing:
         #: under the lock. Every append reads it without the lock, so it is a plain
         #: attribute.
         self.is_behind = self.is_shared
-
-    @property
-    def is_shared(self) -> bool:
-        return self._claim is not None and self._claim.is_shared
 
     @contextlib.contextmanager
     def changing(self) -> Generator[None, None, None]:
