@@ -30,7 +30,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
-from logcore.consumer.assignment import Assignment, AssignmentDirectory
+from logcore.consumer.assignment import Assignment
 from logcore.consumer.commits import Commits, GroupPlace, OnCommit
 from logcore.consumer.fetcher import (
     MAX_COLUMN_BYTES,
@@ -55,6 +55,7 @@ from logcore.consumer.settings import (
 )
 from logcore.consumer.topic_partition import TopicPartition
 from logcore.coordinators.process_groups import ProcessGroups
+from logcore.directory.interface import ClientDirectory
 from logcore.errors import (
     CommitFailedError,
     ConsumerBusyError,
@@ -100,7 +101,7 @@ class Consumer:
     def __init__(
         self,
         fs: FS,
-        directory: AssignmentDirectory,
+        directory: ClientDirectory,
         groups: ProcessGroups | None,
         settings: ConsumerSettings,
         registry: Registry | None = None,

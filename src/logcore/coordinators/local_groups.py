@@ -42,13 +42,13 @@ from logcore.coordinators.flat_combining import Combined
 from logcore.coordinators.group_host import GroupRequest, GroupStep
 from logcore.coordinators.pending_result import PendingResult
 from logcore.coordinators.process_groups import (
-    GroupDirectory,
     ProcessGroups,
     append,
     check_forgotten,
 )
 from logcore.coordinators.stored_offsets import stored_groups
 from logcore.deadlines import Deadlines
+from logcore.directory.interface import ClientDirectory
 from logcore.errors import LogcoreError
 from logcore.format.group_records import RECORD_HEAD_BYTES, Committed
 from logcore.fs import FS
@@ -73,7 +73,7 @@ class LocalGroups(ProcessGroups):
     The constructor raises the errors of reading `__consumer_offsets`.
     """
 
-    def __init__(self, fs: FS, directory: GroupDirectory) -> None:
+    def __init__(self, fs: FS, directory: ClientDirectory) -> None:
         super().__init__(fs, directory)
         self._coordinator = Coordinator(self.rules, self._new_id)
         # The answer to the request that is being executed.

@@ -9,11 +9,10 @@ This module does not execute effects (local_groups.py and shared_groups.py do).
 from __future__ import annotations
 
 import threading
-import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Final, Protocol
+from typing import Final
 
 from logcore.coordination.classic_group import Group
 from logcore.coordination.coordinator import Coordinator
@@ -31,6 +30,7 @@ from logcore.coordinators.durable_queue import Settling
 from logcore.coordinators.group_host import GroupHost
 from logcore.coordinators.pending_result import PendingResult
 from logcore.coordinators.stored_offsets import OFFSETS_CONFIG, stored_groups
+from logcore.directory.interface import ClientDirectory
 from logcore.errors import ConsumerStateError, DurabilityUnknownError
 from logcore.format.group_records import Committed, partition_of
 from logcore.fs import FS
@@ -44,22 +44,6 @@ from logcore.reporting import ERROR, tell
 _LONGEST_MS: Final = 2**31 - 1
 
 
-class GroupDirectory(Protocol):
-    """The methods of LogDir that this module uses."""
-
-    @property
-    def path(self) -> str: ...
-    def __contains__(self, topic: object) -> bool: ...
-    def ensure_topic(
-        self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None
-    ) -> bool: ...
-    def partitions(self, name: str) -> tuple[int, ...]: ...
-    def topic_id(self, name: str) -> uuid.UUID: ...
-    def partition(self, topic: str, number: int) -> Log: ...
-    def open_again(self, topic: str, number: int) -> Log: ...
-    def trusted_ms(self, wall_ms: int) -> int: ...
-
-
 class ProcessGroups(GroupHost[PendingResult]):
     """All groups of one directory. The first consumer with a group creates this object.
 
@@ -67,7 +51,7 @@ class ProcessGroups(GroupHost[PendingResult]):
     COORDINATOR_NOT_AVAILABLE.
     """
 
-    def __init__(self, fs: FS, directory: GroupDirectory) -> None:
+    def __init__(self, fs: FS, directory: ClientDirectory) -> None:
         self._fs = fs
         self._directory = directory
         self._lock = threading.RLock()
@@ -247,7 +231,7 @@ class ProcessGroups(GroupHost[PendingResult]):
         return GroupError.COORDINATOR_NOT_AVAILABLE
 
 
-def home_of(directory: GroupDirectory, group_id: str) -> tuple[str, int]:
+def home_of(directory: ClientDirectory, group_id: str) -> tuple[str, int]:
     """Return the partition of a group's offsets, and create the topic if necessary.
 
     Raises:
@@ -284,7 +268,7 @@ def check_forgotten(
         ) from failure
 
 
-def forget_stored(directory: GroupDirectory, topics: set[str]) -> None:
+def forget_stored(directory: ClientDirectory, topics: set[str]) -> None:
     """Delete the committed offsets of topics from the log only.
 
     The deletion is durable when this function returns.

@@ -64,7 +64,6 @@ from logcore.coordinators.group_codec import GroupNode
 from logcore.coordinators.group_host import GroupRequest, GroupStep, commit_request
 from logcore.coordinators.pending_result import PendingResult
 from logcore.coordinators.process_groups import (
-    GroupDirectory,
     ProcessGroups,
     append,
     check_forgotten,
@@ -72,6 +71,7 @@ from logcore.coordinators.process_groups import (
 )
 from logcore.coordinators.stall_detector import Observations
 from logcore.coordinators.stored_offsets import StoredGroups, stored_groups
+from logcore.directory.interface import ClientDirectory
 from logcore.errors import LogcoreError, NodeExistsError, NodeNotFoundError
 from logcore.format.group_records import (
     Committed,
@@ -110,7 +110,7 @@ class SharedGroups(ProcessGroups):
     """
 
     def __init__(
-        self, fs: FS, directory: GroupDirectory, registry: FileRegistry
+        self, fs: FS, directory: ClientDirectory, registry: FileRegistry
     ) -> None:
         super().__init__(fs, directory)
         self._registry = registry
@@ -856,7 +856,7 @@ class _Offsets:
     It is used under the lock of the groups.
     """
 
-    def __init__(self, directory: GroupDirectory) -> None:
+    def __init__(self, directory: ClientDirectory) -> None:
         self._directory = directory
         self._found: dict[int, StoredGroups] = {}  # by partition
         # By partition: the log, and the offset up to which it was read.

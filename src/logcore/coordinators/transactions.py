@@ -28,7 +28,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from logcore.coordination.transaction_effects import (
     AbortOrphan,
@@ -54,6 +54,7 @@ from logcore.coordinators.stored_transactions import (
     stored_transactions,
 )
 from logcore.deadlines import Deadlines
+from logcore.directory.interface import HostDirectory
 from logcore.errors import (
     InvalidProducerEpochError,
     InvalidTransactionStateError,
@@ -86,29 +87,6 @@ _SETTLED: Final = (TopicNotFoundError, InvalidProducerEpochError)
 T = TypeVar("T")
 
 
-class TransactionDirectory(Protocol):
-    """The methods of LogDir that this module uses."""
-
-    has_coordinator: bool
-
-    @property
-    def path(self) -> str: ...
-    @property
-    def is_shared(self) -> bool: ...
-    @property
-    def was_clean(self) -> bool: ...
-    def topics(self) -> list[str]: ...
-    def __contains__(self, topic: object) -> bool: ...
-    def ensure_topic(
-        self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None
-    ) -> bool: ...
-    def partitions(self, name: str) -> tuple[int, ...]: ...
-    def partition(self, topic: str, number: int) -> Log: ...
-    def open_again(self, topic: str, number: int) -> Log: ...
-    def trusted_ms(self, wall_ms: int) -> int: ...
-    def next_producer_id(self) -> int: ...
-
-
 class TransactionCoordinator:
     """All transactions of one directory.
 
@@ -123,7 +101,7 @@ class TransactionCoordinator:
     def __init__(
         self,
         fs: FS,
-        directory: TransactionDirectory,
+        directory: HostDirectory,
         deciding: Callable[[], AbstractContextManager[None]],
         ended: Callable[[int, bool], None],
         clock_ms: int,

@@ -22,13 +22,14 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 import attrs
 
 from logcore.claim import Claim
-from logcore.config import DEDUPE_BYTES, LogConfig
+from logcore.config import DEDUPE_BYTES
 from logcore.directory.incidents import Incidents
+from logcore.directory.interface import HostDirectory
 from logcore.directory.visit_queue import VisitQueue
 from logcore.errors import InvalidConfigError, LogcoreError
 from logcore.fs import FS
@@ -106,25 +107,6 @@ class Upkeep:
                 )
 
 
-class MaintainedDirectory(Protocol):
-    """The methods of logdir.LogDir that Upkeeper uses.
-
-    known_logs() returns the logs that were opened; a user may have closed some of them.
-    """
-
-    path: str
-
-    def __contains__(self, topic: object) -> bool: ...
-    def topics(self) -> list[str]: ...
-    def partitions(self, name: str) -> tuple[int, ...]: ...
-    def settings(self, name: str) -> LogConfig: ...
-    def partition(self, topic: str, number: int) -> Log: ...
-    def opened(self, topic: str, number: int) -> Log | None: ...
-    def open_logs(self) -> dict[Key, Log]: ...
-    def known_logs(self) -> Mapping[Key, Log]: ...
-    def size_bytes(self, topic: str, number: int) -> int: ...
-
-
 class Upkeeper:
     """Does the maintenance of one directory that is open for writing.
 
@@ -135,14 +117,14 @@ class Upkeeper:
     def __init__(
         self,
         fs: FS,
-        directory: MaintainedDirectory,
+        directory: HostDirectory,
         claim: Claim | None,
         incidents: Incidents,
         settings: Upkeep,
     ) -> None:
         self._fs = fs
         # Weak, so that a directory that was not closed warns as soon as it is dropped.
-        self._directory: MaintainedDirectory = weakref.proxy(directory)
+        self._directory: HostDirectory = weakref.proxy(directory)
         self._claim = claim
         self._incidents = incidents
         self.settings = settings
