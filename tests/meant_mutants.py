@@ -1943,13 +1943,12 @@ MISTAKES: Final = (
     ),
     Mistake(
         "all_wait_for_all_appends", "logcore/coordinators/durable_queue.py",
-        "                logs = {\n"
+        "                logs = [\n"
         "                    log\n"
-        "                    for one in self._waiting\n"
-        "                    if one.number <= last\n"
-        "                    for log in one.ends\n"
-        "                }",
-        "                logs = {log for one in self._waiting for log in one.ends}",
+        "                    for log, waiting in self._waiting.items()\n"
+        "                    if any(one.number <= last for one in waiting)\n"
+        "                ]",
+        "                logs = list(self._waiting)",
         "log/test_settling.py",
     ),
     Mistake(
@@ -1960,8 +1959,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "append_behind_a_sync_counts_as_lost", "logcore/coordinators/durable_queue.py",
-        "        if log.durable_end_offset < end <= log.log_end_offset and failure is None:\n"
-        "            return\n",
+        "                    if failure is None and end <= log.log_end_offset:\n"
+        "                        continue\n",
         "",
         "log/test_settling.py",
     ),

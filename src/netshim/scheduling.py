@@ -14,6 +14,7 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 from collections import deque
@@ -22,6 +23,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from logcore import Log, LogcoreError
+from logcore.coordinators.durable_queue import DurableQueue
 from logcore.deadlines import Deadlines
 from logcore.metadata.checkpoint import Key
 
@@ -360,14 +362,13 @@ class Syncs:
         """
         self._submit = submit
         self._policy_waits = policy_waits
-        self._waiting: dict[
-            Log, list[tuple[int, Callable[[LogcoreError | None], None]]]
-        ] = {}
+        # Only the broker's thread uses the queue, so no lock is necessary.
+        self._queue = DurableQueue(contextlib.nullcontext())
         self._running: set[Log] = set()
 
     def is_waiting_for(self, log: Log) -> bool:
         """Return whether a sync of the log is running or has waiters."""
-        return log in self._running or log in self._waiting
+        return log in self._running or self._queue.is_waiting_for(log)
 
     def when_durable(
         self, log: Log, end: int, done: Callable[[LogcoreError | None], None]
@@ -379,8 +380,9 @@ class Syncs:
         if log.durable_end_offset >= end:
             done(None)
             return
-        self._waiting.setdefault(log, []).append((end, done))
-        self._start(log)
+        self._queue.add({log: end}, lambda failures: guarded(done, failures.get(log)))
+        if log not in self._running:
+            self._start(log)
 
     def when_safe(
         self, log: Log, end: int, done: Callable[[LogcoreError | None], None]
@@ -397,28 +399,17 @@ class Syncs:
             done(None)
 
     def _start(self, log: Log) -> None:
-        if log in self._running or not self._waiting.get(log):
-            return
         self._running.add(log)
         self._submit(log.flush, lambda result: self._finished(log, result))
 
-    def _finished(self, log: Log, result: Any) -> None:
+    def _finished(self, log: Log, result: object) -> None:
         self._running.discard(log)
-        error = None
-        if isinstance(result, BaseException):
-            error = result
-        waiting = self._waiting.pop(log, [])
-        durable_end = log.durable_end_offset
-        kept = []
-        if error is not None and not isinstance(error, LogcoreError):
-            error = LogcoreError(f"a sync failed: {error!r}")
-        for end, done in waiting:
-            if durable_end >= end:
-                guarded(done, None)
-            elif error is not None:
-                guarded(done, error)
-            else:  # Added while the sync was running: it may not cover these records.
-                kept.append((end, done))
-        if kept:
-            self._waiting.setdefault(log, [])[:0] = kept
+        failure = None
+        if isinstance(result, LogcoreError):
+            failure = result
+        elif isinstance(result, BaseException):
+            failure = LogcoreError(f"a sync failed: {result!r}")
+        self._queue.hear(log, failure)
+        # Appends that were added while the sync was running may need another one.
+        if self._queue.is_waiting_for(log) and log not in self._running:
             self._start(log)

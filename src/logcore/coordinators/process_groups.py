@@ -26,7 +26,7 @@ from logcore.coordination.effects import (
     Waiter,
 )
 from logcore.coordination.offsets import forget_topics
-from logcore.coordinators.durable_queue import Settling
+from logcore.coordinators.durable_queue import DurableQueue
 from logcore.coordinators.group_host import GroupHost
 from logcore.coordinators.pending_result import PendingResult
 from logcore.coordinators.stored_offsets import OFFSETS_CONFIG, stored_groups
@@ -55,7 +55,7 @@ class ProcessGroups(GroupHost[PendingResult]):
         self._fs = fs
         self._directory = directory
         self._lock = threading.RLock()
-        self._unsynced = Settling(self._lock)
+        self._unsynced = DurableQueue(self._lock)
         self._listeners: tuple[Callable[[], None], ...] = ()
         #: Limits for the requests of this process.
         self.rules = Rules(min_session_timeout_ms=1, max_session_timeout_ms=_LONGEST_MS)

@@ -46,7 +46,7 @@ from logcore.coordination.transaction_effects import (
     WriteMarkers,
 )
 from logcore.coordination.transactions import EXPIRY_CHECK_MS, TransactionMachine
-from logcore.coordinators.durable_queue import Settling, sync_present
+from logcore.coordinators.durable_queue import DurableQueue, sync_present
 from logcore.coordinators.orphans import left_open
 from logcore.coordinators.pending_result import PendingResult
 from logcore.coordinators.stored_transactions import (
@@ -112,7 +112,7 @@ class TransactionCoordinator:
         self._ended = ended
         self._lock = threading.RLock()
         self._clock_ms = clock_ms
-        self._unsynced = Settling(self._lock)
+        self._unsynced = DurableQueue(self._lock)
         # The following fields are written under the lock.
         self._machine = TransactionMachine(is_two_phase=True)
         self._timers: Deadlines[str] = Deadlines()
