@@ -9,16 +9,15 @@ A callback may be called before the method that got it returns.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from logcore.coordination.classic_group import Group
 from logcore.coordination.effects import GroupError
 from logcore.coordination.transaction_effects import (
     Request,
     TransactionError,
-    WriteMarkers,
 )
 from logcore.coordination.transaction_effects import Result as TransactionResult
 from logcore.coordinators.group_host import GroupHost
@@ -89,25 +88,41 @@ class GroupService(GroupHost[Done]):
         """Answer all requests that wait for other members."""
 
 
-class TransactionService(Protocol):
+class TransactionService(ABC):
     """All transactions of a broker."""
 
     @property
+    @abstractmethod
     def is_loaded(self) -> bool: ...
-    def begin(self, now_ms: int) -> None: ...
-    def load(self, now_ms: int, done: Callable[[bool], None]) -> None: ...
+
+    @abstractmethod
+    def begin(self, now_ms: int) -> None:
+        """Load the stored transactions if their topic exists, when the broker starts."""
+
+    @abstractmethod
+    def load(self, now_ms: int, done: Callable[[bool], None]) -> None:
+        """Load the stored transactions. Call done(True), or done(False) if that failed."""
+
+    @abstractmethod
     def ask(
         self, request: Request, now_ms: int, done: Callable[[TransactionResult], None]
-    ) -> None: ...
+    ) -> None:
+        """Execute a request after load(), and deliver its result."""
+
+    @abstractmethod
     def verified(
         self, who: tuple[str, int, int], partition: Partition, write: Callable[[], _T]
-    ) -> _T | TransactionError: ...
-    def look(self, names: Collection[str] | None, done: FoundTransactions) -> None: ...
-    def write_markers(
-        self,
-        effect: WriteMarkers,
-        coordinator_epoch: int,
-        now_ms: int,
-        told: Callable[[Partition, Exception | None], None],
-    ) -> None: ...
-    def stop(self, now_ms: int) -> None: ...
+    ) -> _T | TransactionError:
+        """Call write() and return its result if a producer may write now.
+
+        Otherwise, return the error. The producer is identified by a transactional id, a
+        producer id and its epoch.
+        """
+
+    @abstractmethod
+    def look(self, names: Collection[str] | None, done: FoundTransactions) -> None:
+        """Find the last durable records of transactional ids, or of all for None."""
+
+    @abstractmethod
+    def stop(self, now_ms: int) -> None:
+        """Answer all requests that wait."""

@@ -38,7 +38,6 @@ from logcore.coordination.effects import (
 from logcore.coordination.transaction_effects import (
     Request,
     TransactionError,
-    WriteMarkers,
 )
 from logcore.coordination.transaction_effects import Result as TransactionResult
 from logcore.coordinators.group_host import GroupRequest, GroupStep
@@ -49,11 +48,15 @@ from logcore.coordinators.transactions import TransactionCoordinator
 from logcore.errors import InvalidNodeError, NodeTooLargeError
 from logcore.format.transaction_records import Partition, StoredTransaction
 from logcore.metadata.filenames import TRANSACTIONS_TOPIC
-from netshim.coordinators import Done, GroupService
+from netshim.coordinators import (
+    Done,
+    FoundTransactions,
+    GroupService,
+    TransactionService,
+)
 from netshim.groups import group_rules, news_of
-from netshim.scheduling import PendingResponse, Steps, pass_on, whole
+from netshim.scheduling import PendingResponse, Steps, guarded, pass_on, whole
 from netshim.state import BrokerState
-from netshim.transactions import Markers
 
 _log = logging.getLogger("netshim")
 
@@ -154,7 +157,7 @@ class GroupsBesideOthers(GroupService):
         there = [wait for wait in self._waits if wait.answer.is_there]
         for wait in there:
             self._waits.remove(wait)
-            _tell(wait.deliver, wait.answer.result)
+            guarded(wait.deliver, wait.answer.result)
         news = self._news[:]
         del self._news[: len(news)]
         for effect in news:
@@ -253,11 +256,11 @@ class GroupsBesideOthers(GroupService):
         waits = self._waits[:]
         del self._waits[: len(waits)]
         for wait in waits:
-            _tell(wait.deliver, GroupError.NOT_COORDINATOR)
+            guarded(wait.deliver, GroupError.NOT_COORDINATOR)
 
 
-class TransactionsBesideOthers:
-    """The methods of netshim.transactions.TransactionHost for a shared directory."""
+class TransactionsBesideOthers(TransactionService):
+    """The transactions of a directory that other processes write too."""
 
     def __init__(self, state: BrokerState) -> None:
         self._state = state
@@ -275,12 +278,10 @@ class TransactionsBesideOthers:
         return self._is_loaded
 
     def begin(self, now_ms: int) -> None:
-        """Load the stored transactions if their topic exists."""
         if not self._is_loaded and TRANSACTIONS_TOPIC in self._state.logdir:
             self.load(now_ms, lambda _: None)
 
     def load(self, now_ms: int, done: Callable[[bool], None]) -> None:
-        """Load the stored transactions. Call done(True), or done(False) if that failed."""
         if self._is_loaded:
             done(True)
             return
@@ -301,35 +302,21 @@ class TransactionsBesideOthers:
     def ask(
         self, request: Request, now_ms: int, done: Callable[[TransactionResult], None]
     ) -> None:
-        """Answer a request: call done() later, in the broker's thread.
-
-        The result is an Identity, None or a TransactionError.
-        """
-
         def asked(result: Any) -> None:
             if isinstance(result, Exception):
                 _log.error("transactions cannot be asked: %s", result)
                 result = TransactionError.COORDINATOR_NOT_AVAILABLE
-            _tell(done, result)
+            guarded(done, result)
 
         self._state.work.submit(_TRANSACTIONS, lambda: self._open().ask(request), asked)
 
     def verified(
         self, who: tuple[str, int, int], partition: Partition, write: Callable[[], _T]
     ) -> _T | TransactionError:
-        """Call TransactionCoordinator.verified(), which blocks.
-
-        Call this in a worker thread.
-        """
+        """Call TransactionCoordinator.verified(), which blocks, in a worker thread."""
         return self._open().verified(who, partition, write)
 
-    def look(self, names: Collection[str] | None, done: Callable[[Any], None]) -> None:
-        """Find stored transactions, like the method of TransactionHost.
-
-        The result is always delivered later, because another process may hold the
-        transactions.
-        """
-
+    def look(self, names: Collection[str] | None, done: FoundTransactions) -> None:
         def work() -> dict[str, StoredTransaction]:
             found = self._open().all()
             if names is None:
@@ -342,23 +329,6 @@ class TransactionsBesideOthers:
             done(result)
 
         self._state.work.submit(_TRANSACTIONS, work, looked)
-
-    def write_markers(
-        self,
-        effect: WriteMarkers,
-        coordinator_epoch: int,
-        now_ms: int,
-        told: Callable[[Partition, Exception | None], None],
-    ) -> None:
-        Markers(
-            self._state,
-            None,
-            effect,
-            now_ms,
-            lambda *_: None,
-            coordinator_epoch=coordinator_epoch,
-            told=told,
-        ).write()
 
     def stop(self, now_ms: int) -> None:
         """Do nothing: each request in progress is answered when its work completes."""
@@ -374,14 +344,3 @@ def _error_of(error: Exception) -> GroupError:
     if isinstance(error, InvalidNodeError):
         return GroupError.INVALID_GROUP_ID
     return GroupError.COORDINATOR_NOT_AVAILABLE
-
-
-def _tell(done: Callable[[Any], None], result: Any) -> None:
-    """Call a waiter and log its exception.
-
-    The exception must not keep other waiters from their answers.
-    """
-    try:
-        done(result)
-    except Exception:
-        _log.exception("an answer to a request about a group or a transaction")

@@ -68,7 +68,7 @@ from logcore.format.transaction_records import (
 )
 from logcore.metadata.filenames import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from logcore.partition.coordinator_append import marker_epoch
-from netshim.coordinators import FoundTransactions
+from netshim.coordinators import FoundTransactions, TransactionService
 from netshim.internal_topics import InternalTopic
 from netshim.loop_host import LoopHost
 from netshim.request_log import shown
@@ -85,7 +85,7 @@ Done = Callable[[Result], None]
 T = TypeVar("T")
 
 
-class TransactionHost(LoopHost[Effect]):
+class TransactionHost(LoopHost[Effect], TransactionService):
     """The transaction coordinator of a broker."""
 
     def __init__(self, state: BrokerState) -> None:
@@ -138,7 +138,7 @@ class TransactionHost(LoopHost[Effect]):
                 Markers(state, self._coordinator, effect, state.now_ms, marked).write()
             case AbortOrphan(producer_id, epoch, partitions):
                 markers = WriteMarkers("", producer_id, epoch, False, partitions)
-                Markers(state, None, markers, state.now_ms, lambda *_: None).write()
+                Markers(state, None, markers, state.now_ms).write()
             case TakeProducerId():
                 state.take_producer_id(
                     partial(self._have_taken, self._coordinator, effect)
@@ -216,10 +216,6 @@ class TransactionHost(LoopHost[Effect]):
     # -- loading
 
     def begin(self, now_ms: int) -> None:
-        """Load the stored transactions if their topic exists.
-
-        Call this when the broker starts. Further calls have no effect.
-        """
         if not self._has_begun:
             self._has_begun = True
             if self._topic.exists:
@@ -247,11 +243,6 @@ class TransactionHost(LoopHost[Effect]):
     # -- requests
 
     def ask(self, request: Request, now_ms: int, done: Done) -> None:
-        """Answer a request: call done(), possibly before this method returns.
-
-        The result is an Identity, None or a TransactionError. load() must have
-        succeeded before.
-        """
         self._state.hear(now_ms)
         if self._is_loaded:
             self._act(self._coordinator.ask(request, done, now_ms))
@@ -261,22 +252,12 @@ class TransactionHost(LoopHost[Effect]):
     def verified(
         self, who: tuple[str, int, int], partition: Partition, write: Callable[[], T]
     ) -> T | TransactionError:
-        """Call write() and return its result if a producer may write now.
-
-        Otherwise, return the error. The producer is identified by a transactional id, a
-        producer id and its epoch.
-        """
         if not self._is_loaded:
             return TransactionError.COORDINATOR_NOT_AVAILABLE
         error = self._coordinator.verify(*who, partition)
         return write() if error is None else error
 
     def look(self, names: Collection[str] | None, done: FoundTransactions) -> None:
-        """Find the last durable records of transactional ids.
-
-        Call done() with a dict by transactional id, or with an error. `names` selects
-        the ids. None selects all.
-        """
         if names is None:
             done(self._coordinator.all())
             return
@@ -287,34 +268,8 @@ class TransactionHost(LoopHost[Effect]):
                 found[name] = stored
         done(found)
 
-    def write_markers(
-        self,
-        effect: WriteMarkers,
-        coordinator_epoch: int,
-        now_ms: int,
-        told: Callable[[Partition, Exception | None], None],
-    ) -> None:
-        """Write markers for an admin tool.
-
-        The coordinator's state of the producer is ignored. `told` is called with the
-        result for each partition.
-        """
-        self._state.hear(now_ms)
-        Markers(
-            self._state,
-            None,
-            effect,
-            now_ms,
-            lambda *_: None,
-            coordinator_epoch=coordinator_epoch,
-            told=told,
-        ).write()
-
     def stop(self, now_ms: int) -> None:
-        """Answer all waiting requests.
-
-        The next broker reads the records that are being written.
-        """
+        # The next broker reads the records that are being written.
         self._state.hear(now_ms)
         self._act(self._coordinator.end())
 
@@ -333,7 +288,7 @@ class Markers:
         coordinator: TransactionMachine | None,
         effect: WriteMarkers,
         now_ms: int,
-        done: Callable[[Any, frozenset[Partition]], None],
+        done: Callable[[Any, frozenset[Partition]], None] | None = None,
         *,
         coordinator_epoch: int | None = None,
         told: Callable[[Partition, Exception | None], None] | None = None,
@@ -459,7 +414,7 @@ class Markers:
             )
             self._left.add(partition)
         self._waits_for.discard(partition)
-        if not self._waits_for:
+        if not self._waits_for and self._done is not None:
             self._done(self._coordinator, frozenset(self._left))
 
     def _is_refused(self, error: Exception) -> bool:

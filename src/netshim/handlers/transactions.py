@@ -36,6 +36,7 @@ from netshim.handlers.group import code_of_group, offsets_in
 from netshim.scheduling import Pace, PendingResponse, Steps, answer_with
 from netshim.state import BrokerState, Call
 from netshim.topic_patterns import compile_pattern
+from netshim.transactions import Markers
 from netshim.wire import codes
 
 if TYPE_CHECKING:
@@ -512,12 +513,14 @@ def write_txn_markers(
             marker.transaction_result,
             frozenset(places),
         )
-        state.transactions.write_markers(
+        Markers(
+            state,
+            None,
             effect,
-            marker.coordinator_epoch,
             call.now_ms,
-            partial(told, places),
-        )
+            coordinator_epoch=marker.coordinator_epoch,
+            told=partial(told, places),
+        ).write()
     return answer
 
 
