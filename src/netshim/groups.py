@@ -214,12 +214,11 @@ class BrokerGroups(LoopHost[Effect], GroupService):
                     done,
                     effect.producer,
                 )
-            case SetTimer(group, timeout, at_ms):
-                self._state.timers.set(
-                    (group, timeout), at_ms, partial(self._time_out, group, timeout)
-                )
-            case CancelTimer(group, timeout):
-                self._state.timers.cancel((group, timeout))
+            case SetTimer(group_id, timeout, at_ms):
+                timer = partial(self._time_out, group_id, timeout)
+                self._state.timers.set((group_id, timeout), at_ms, timer)
+            case CancelTimer(group_id, timeout):
+                self._state.timers.cancel((group_id, timeout))
             case news:
                 self._say(news)
 
@@ -234,9 +233,9 @@ class BrokerGroups(LoopHost[Effect], GroupService):
     def _have_stored(self, effect: AppendRecords, error: GroupError | None) -> None:
         self._act(self._coordinator.stored(effect, error, self._state.now_ms))
 
-    def _time_out(self, group: Group, timeout: Timeout, now_ms: int) -> None:
+    def _time_out(self, group_id: str, timeout: Timeout, now_ms: int) -> None:
         self._state.hear(now_ms)
-        self._act(self._coordinator.timed_out(group, timeout, now_ms))
+        self._act(self._coordinator.timed_out(group_id, timeout, now_ms))
 
     # -- loading
 

@@ -99,8 +99,8 @@ class World:
 
     def start(self) -> None:
         self.coordinator = Coordinator(self.rules, self.new_id)
-        self.timers: Deadlines[tuple[Group, Timeout]] = Deadlines()
-        self.set: set[tuple[Group, Timeout]] = set()
+        self.timers: Deadlines[tuple[str, Timeout]] = Deadlines()
+        self.set: set[tuple[str, Timeout]] = set()
         self.stores: list[AppendRecords] = []
         # waiter -> the member id of the request, or "" if it has none
         self.asked: dict[int, str] = {}
@@ -136,15 +136,15 @@ class World:
                         self.check_synced(self.asked[waiter], result)  # type: ignore[index]
                 case AppendRecords():
                     self.stores.append(effect)
-                case SetTimer(group, timeout, at_ms):
-                    self.timers.at(at_ms, (group, timeout))
-                    self.set.add((group, timeout))
-                case CancelTimer(group, timeout):
-                    assert (group, timeout) in self.set, (
+                case SetTimer(group_id, timeout, at_ms):
+                    self.timers.at(at_ms, (group_id, timeout))
+                    self.set.add((group_id, timeout))
+                case CancelTimer(group_id, timeout):
+                    assert (group_id, timeout) in self.set, (
                         "only a timer that is set is cancelled"
                     )
-                    self.timers.cancel((group, timeout))
-                    self.set.remove((group, timeout))
+                    self.timers.cancel((group_id, timeout))
+                    self.set.remove((group_id, timeout))
         self.check()
 
     def disk(self, error: GroupError | None = None) -> None:
@@ -193,9 +193,9 @@ class World:
             if next_ms is None or next_ms > end_ms:
                 break
             self.now_ms = max(self.now_ms, next_ms)
-            for group, timeout in self.timers.due(self.now_ms):
-                self.set.remove((group, timeout))
-                self.act(self.coordinator.timed_out(group, timeout, self.now_ms))
+            for group_id, timeout in self.timers.due(self.now_ms):
+                self.set.remove((group_id, timeout))
+                self.act(self.coordinator.timed_out(group_id, timeout, self.now_ms))
         self.now_ms = end_ms
 
     # -- requests
@@ -342,8 +342,8 @@ class World:
                     assert stored == commit_value(committed), "stored first"
             assert self.generations.get(group, 0) <= group.generation, "no way back"
             self.generations[group] = group.generation
-        known = set(self.coordinator.all())
-        assert all(group in known for group, _ in self.set), (
+        known = {group.group_id for group in self.coordinator.all()}
+        assert all(group_id in known for group_id, _ in self.set), (
             "a timer each: none for a deleted group"
         )
         assert len(self.timers) == len(self.set)
@@ -387,9 +387,8 @@ class World:
         )
         if group.state == COMPLETING and group.unsynced:
             assert group.sync_timer is not None, "a timer each: for a generation"
-        assert {timeout for each, timeout in self.set if each is group} == expected, (
-            "a timer each"
-        )
+        timeouts = {timeout for each, timeout in self.set if each == group.group_id}
+        assert timeouts == expected, "a timer each"
 
 
 # -- transitions, one by one -----------------------------------------------------------

@@ -255,8 +255,9 @@ class Coordinator:
         self._drop_if_dead(group)
         return effects
 
-    def timed_out(self, group: Group, timeout: Timeout, now_ms: int) -> list[Effect]:
-        """Handle the expiry of an At timer. A Dead group has cancelled its timers."""
+    def timed_out(self, group_id: str, timeout: Timeout, now_ms: int) -> list[Effect]:
+        """Handle the expiry of a timer. A group that was dropped has cancelled its own."""
+        group = self._groups[group_id]
         if group.consumers is not None:
             assert isinstance(
                 timeout, SessionEnds | RevocationEnds | RejoinEnds | FirstSyncEnds

@@ -397,14 +397,14 @@ class AppendRecords:
 
 @attrs.frozen
 class SetTimer:
-    group: Group
+    group_id: str
     timeout: Timeout
     at_ms: int
 
 
 @attrs.frozen
 class CancelTimer:
-    group: Group
+    group_id: str
     timeout: Timeout
 
 

@@ -565,7 +565,7 @@ class _ClassicStep(consumer_transitions.HeartbeatStep):
     def _set_timer(self, timeout: RejoinEnds | FirstSyncEnds, member_id: str) -> None:
         timeout_ms = max(0, self.consumers.members[member_id].rebalance_timeout_ms)
         self.effects.append(
-            SetTimer(self.group, timeout, self.around.now_ms + timeout_ms)
+            SetTimer(self.group.group_id, timeout, self.around.now_ms + timeout_ms)
         )
 
     def leave(self, member_id: str, instance_id: str | None) -> GroupError | None:

@@ -78,7 +78,7 @@ class LocalGroups(ProcessGroups):
         self._coordinator = Coordinator(self.rules, self._new_id)
         # The answer to the request that is being executed.
         self._naming: PendingResult | None = None
-        self._timers: Deadlines[tuple[Group, Timeout]] = Deadlines()
+        self._timers: Deadlines[tuple[str, Timeout]] = Deadlines()
         self._effects: deque[Effect] = deque()
         self._steps = Combined(self._lock, self._flush, self._unsynced.settle)
         self._unwritten: deque[AppendRecords] = deque()  # in the order of the decisions
@@ -251,8 +251,8 @@ class LocalGroups(ProcessGroups):
     def _do(self, step: Callable[[int], Iterable[Effect]]) -> None:
         def take() -> None:
             now_ms = self.now_ms()
-            for group, timeout in self._timers.due(now_ms):
-                self._act(self._coordinator.timed_out(group, timeout, now_ms))
+            for group_id, timeout in self._timers.due(now_ms):
+                self._act(self._coordinator.timed_out(group_id, timeout, now_ms))
             self._act(step(now_ms))
 
         self._steps.take(take)
@@ -271,10 +271,10 @@ class LocalGroups(ProcessGroups):
                     is_news = is_news or answer.is_awaited
                 case AppendRecords() as store:
                     self._unwritten.append(store)
-                case SetTimer(group, timeout, at_ms):
-                    self._timers.at(at_ms, (group, timeout))
-                case CancelTimer(group, timeout):
-                    self._timers.cancel((group, timeout))
+                case SetTimer(group_id, timeout, at_ms):
+                    self._timers.at(at_ms, (group_id, timeout))
+                case CancelTimer(group_id, timeout):
+                    self._timers.cancel((group_id, timeout))
                 case _:
                     is_news = True
             # If the effect is different, a signal handler ran in between.

@@ -597,7 +597,7 @@ class SharedGroups(ProcessGroups):
             run.act(coordinator.absent(node.group.group_id, static, now_ms))
         for timeout in self._due(node):
             if node.timers.pop(timeout, None) is not None:
-                run.act(coordinator.timed_out(node.group, timeout, now_ms))
+                run.act(coordinator.timed_out(node.group.group_id, timeout, now_ms))
 
     def _opened(self, group_id: str, node: GroupNode | None) -> GroupNode:
         """Return the node with its offsets.
@@ -820,8 +820,10 @@ class _Run:
                     )
                     now_ms = node.clock_ms + self._monotonic_ms()
                     self._effects.extend(self._coordinator.stored(store, error, now_ms))
-                case SetTimer(group, timeout, at_ms):
-                    self._take(group)
+                case SetTimer(group_id, timeout, at_ms):
+                    found = self._coordinator.get(group_id)
+                    if found is not None:
+                        self._take(found)
                     node.timers[timeout] = at_ms
                 case CancelTimer(_, timeout):
                     node.timers.pop(timeout, None)
