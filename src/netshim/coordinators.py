@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 from logcore.coordination.classic_group import Group
-from logcore.coordination.effects import GroupError
+from logcore.coordination.group_requests import GroupError
 from logcore.coordination.transaction_effects import (
     Request,
     TransactionError,

@@ -27,21 +27,23 @@ from logcore.coordination.classic_group import Group
 from logcore.coordination.coordinator import EXPIRY_CHECK_MS, Coordinator
 from logcore.coordination.effects import (
     AppendRecords,
-    Beat,
     CancelTimer,
     Effect,
     GroupConverted,
     GroupEmptied,
-    GroupError,
     GroupFormed,
     GroupRebalances,
     LateMemberRemoved,
     Reply,
     RevocationEnded,
-    Rules,
     SessionEnded,
     SetTimer,
     TargetsChanged,
+)
+from logcore.coordination.group_requests import (
+    Beat,
+    GroupError,
+    Rules,
     Timeout,
 )
 from logcore.coordinators.group_host import GroupRequest, GroupStep

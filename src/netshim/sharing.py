@@ -28,8 +28,8 @@ import attrs
 
 from logcore import LogcoreError, LogDir
 from logcore.coordination.classic_group import Group
-from logcore.coordination.effects import (
-    Effect,
+from logcore.coordination.effects import Effect
+from logcore.coordination.group_requests import (
     GroupError,
     Join,
     JoinRefused,

@@ -19,7 +19,7 @@ import logcore
 from logcore import LogDir
 from logcore.consumer import OffsetAndMetadata
 from logcore.coordination.classic_group import STABLE, ClassicGroupMember, Group
-from logcore.coordination.effects import (
+from logcore.coordination.group_requests import (
     GroupError,
     Joined,
     JoinedMember,

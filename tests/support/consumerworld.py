@@ -17,16 +17,18 @@ from logcore.coordination.consumer_group import ConsumerGroup
 from logcore.coordination.coordinator import Coordinator
 from logcore.coordination.effects import (
     AppendRecords,
+    CancelTimer,
+    Effect,
+    Reply,
+    SetTimer,
+)
+from logcore.coordination.group_requests import (
     Beat,
     Beaten,
     BeatRefused,
-    CancelTimer,
-    Effect,
     GroupError,
     Join,
-    Reply,
     Rules,
-    SetTimer,
     Sync,
     Timeout,
 )

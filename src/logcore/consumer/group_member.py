@@ -32,7 +32,7 @@ import attrs
 from logcore.callbacks import call
 from logcore.consumer.assignors import Assignor
 from logcore.consumer.topic_partition import Member, TopicPartition
-from logcore.coordination.effects import (
+from logcore.coordination.group_requests import (
     GroupError,
     Join,
     Joined,

@@ -33,7 +33,11 @@ from typing import Final
 import attrs
 
 from logcore.consumer.settings import OffsetAndMetadata, OffsetsStorage, checked_offset
-from logcore.coordination.effects import Committer, GroupError, OffsetKey
+from logcore.coordination.group_requests import (
+    Committer,
+    GroupError,
+    OffsetKey,
+)
 from logcore.coordinators.process_groups import ProcessGroups
 from logcore.format.group_records import Committed
 from logcore.registry import Registry, offsets

@@ -45,17 +45,19 @@ from logcore.coordination.consumer_group import ConsumerGroup, Fact, Topics
 from logcore.coordination.consumer_transitions import Refused, StepContext
 from logcore.coordination.effects import (
     AppendRecords,
-    Beat,
     Effect,
-    FirstSyncEnds,
     GroupConverted,
+    Reply,
+    SetTimer,
+)
+from logcore.coordination.group_requests import (
+    Beat,
+    FirstSyncEnds,
     GroupError,
     Join,
     Joined,
     JoinRefused,
     RejoinEnds,
-    Reply,
-    SetTimer,
     Sync,
     SyncResult,
     Waiter,

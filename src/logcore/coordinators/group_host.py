@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from logcore.coordination.coordinator import Coordinator
-from logcore.coordination.effects import (
+from logcore.coordination.effects import Effect
+from logcore.coordination.group_requests import (
     Committer,
-    Effect,
     GroupError,
     Join,
     OffsetKey,

@@ -28,14 +28,16 @@ from logcore.coordination.classic_group import Group
 from logcore.coordination.coordinator import Coordinator
 from logcore.coordination.effects import (
     AppendRecords,
-    Beat,
     CancelTimer,
-    Committer,
     Effect,
-    GroupError,
-    OffsetKey,
     Reply,
     SetTimer,
+)
+from logcore.coordination.group_requests import (
+    Beat,
+    Committer,
+    GroupError,
+    OffsetKey,
     Timeout,
 )
 from logcore.coordinators.flat_combining import Combined

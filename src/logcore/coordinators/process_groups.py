@@ -18,8 +18,10 @@ from logcore.coordination.classic_group import Group
 from logcore.coordination.coordinator import Coordinator
 from logcore.coordination.effects import (
     AppendRecords,
-    Committer,
     Effect,
+)
+from logcore.coordination.group_requests import (
+    Committer,
     GroupError,
     OffsetKey,
     Rules,

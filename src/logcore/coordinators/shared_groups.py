@@ -44,18 +44,20 @@ from logcore.coordination.coordinator import Coordinator
 from logcore.coordination.effects import (
     AppendRecords,
     CancelTimer,
-    Committer,
     Effect,
+    OffsetsCommitted,
+    OffsetsPending,
+    Reply,
+    SetTimer,
+)
+from logcore.coordination.group_requests import (
+    Committer,
     GroupError,
     Joined,
     JoinRefused,
     OffsetKey,
-    OffsetsCommitted,
-    OffsetsPending,
-    Reply,
     Result,
     SessionEnds,
-    SetTimer,
     Timeout,
     Waiter,
 )

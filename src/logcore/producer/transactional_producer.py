@@ -24,7 +24,11 @@ import contextlib
 from collections.abc import Generator, Mapping
 from typing import Any, Protocol, Self
 
-from logcore.coordination.effects import Committer, GroupError, OffsetKey
+from logcore.coordination.group_requests import (
+    Committer,
+    GroupError,
+    OffsetKey,
+)
 from logcore.coordinators.transactions import TransactionCoordinator
 from logcore.directory.interface import ClientDirectory
 from logcore.errors import (

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from logcore.coordination.classic_group import Group
 from logcore.coordination.consumer_group import NOTHING, ConsumerGroup
-from logcore.coordination.effects import Beat, Beaten, BeatRefused, Result
+from logcore.coordination.group_requests import (
+    Beat,
+    Beaten,
+    BeatRefused,
+    Result,
+)
 from logcore.format.consumer_group_records import Partitions
 from netshim import wire
 from netshim.coordinators import GroupService

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from logcore.coordination.classic_group import DEAD, EMPTY, STABLE, Group
-from logcore.coordination.effects import (
+from logcore.coordination.group_requests import (
     Committer,
     GroupError,
     Join,

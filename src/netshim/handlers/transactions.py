@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from logcore import CoordinatorFencedError, InvalidProducerEpochError, LogcoreError
 from logcore.coordination.classic_transitions import is_too_long
-from logcore.coordination.effects import Committer, GroupError
+from logcore.coordination.group_requests import (
+    Committer,
+    GroupError,
+)
 from logcore.coordination.transaction_effects import (
     AddPartitions,
     End,
