@@ -19,7 +19,7 @@ import logging
 import uuid
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import attrs
 
@@ -51,7 +51,7 @@ from logcore.directory.group_settings import GroupSettings
 from logcore.metadata.filenames import OFFSETS_TOPIC
 from netshim.coordinators import Done, GroupOutcome, GroupService
 from netshim.loop_host import LoopHost
-from netshim.request_log import shown
+from netshim.request_log import Journal, shown
 from netshim.scheduling import PendingResponse, Steps, answer_with, guarded
 from netshim.settings import Settings
 from netshim.state import BrokerState
@@ -96,61 +96,61 @@ def group_rules(settings: Settings, own: GroupSettings | None = None) -> Rules:
     )
 
 
-def news_of(effect: Effect) -> tuple[str, str, tuple[object, ...]] | None:
-    """Return the log line for an event of a group as (kind, text, values), or None.
+#: For each kind of event: the kind of its log line, the text, and the fields in it.
+_LINES: Final[dict[type, tuple[str, str, tuple[str, ...]]]] = {
+    GroupFormed: (
+        "formed",
+        "group %s formed: generation %d, %d members, %s",
+        ("group_id", "generation", "member_count", "protocol"),
+    ),
+    GroupRebalances: (
+        "rebalances",
+        "group %s rebalances: members came, left or changed",
+        ("group_id",),
+    ),
+    GroupEmptied: ("emptied", "group %s has no members any more", ("group_id",)),
+    SessionEnded: (
+        "session",
+        "group %s: the session of member %s ended",
+        ("group_id", "member_id"),
+    ),
+    RevocationEnded: (
+        "session",
+        "group %s: member %s did not give up its partitions in time, and is removed",
+        ("group_id", "member_id"),
+    ),
+    LateMemberRemoved: (
+        "session",
+        "group %s: member %s did not join again, or ask for its partitions, in time, and is removed",
+        ("group_id", "member_id"),
+    ),
+    GroupConverted: (
+        "converted",
+        "group %s continues with the %s protocol",
+        ("group_id", "to"),
+    ),
+    TargetsChanged: (
+        "formed",
+        "group %s: partitions assigned again: epoch %d, %d members, %s",
+        ("group_id", "epoch", "member_count", "assignor"),
+    ),
+}
+#: Fields with text from clients.
+_CLIENT_FIELDS: Final = frozenset(("group_id", "member_id", "protocol"))
 
-    Other effects have no line.
-    """
-    match effect:
-        case GroupFormed() as formed:
-            text = "group %s formed: generation %d, %d members, %s"
-            values = (
-                shown(formed.group_id),
-                formed.generation,
-                formed.member_count,
-                shown(formed.protocol),
-            )
-            return "formed", text, values
-        case GroupRebalances(group_id):
-            return (
-                "rebalances",
-                "group %s rebalances: members came, left or changed",
-                (shown(group_id),),
-            )
-        case GroupEmptied(group_id):
-            return "emptied", "group %s has no members any more", (shown(group_id),)
-        case SessionEnded(group_id, member_id):
-            return (
-                "session",
-                "group %s: the session of member %s ended",
-                (shown(group_id), shown(member_id)),
-            )
-        case RevocationEnded(group_id, member_id):
-            text = "group %s: member %s did not give up its partitions in time, and is removed"
-            return "session", text, (shown(group_id), shown(member_id))
-        case LateMemberRemoved(group_id, member_id):
-            text = "group %s: member %s did not join again, or ask for its partitions, in time, and is removed"
-            return "session", text, (shown(group_id), shown(member_id))
-        case GroupConverted(group_id, protocol):
-            return (
-                "converted",
-                "group %s continues with the %s protocol",
-                (shown(group_id), protocol),
-            )
-        case TargetsChanged() as changed:
-            text = "group %s: partitions assigned again: epoch %d, %d members, %s"
-            return (
-                "formed",
-                text,
-                (
-                    shown(changed.group_id),
-                    changed.epoch,
-                    changed.member_count,
-                    changed.assignor,
-                ),
-            )
-        case _:
-            return None
+
+def report(effect: Effect, journal: Journal, now_ms: int) -> None:
+    """Log an event of a group. Other effects have no line."""
+    if type(effect) not in _LINES:
+        return
+    kind, text, fields = _LINES[type(effect)]
+    values = [
+        shown(getattr(effect, name))
+        if name in _CLIENT_FIELDS
+        else getattr(effect, name)
+        for name in fields
+    ]
+    journal.say(logging.INFO, f"group {kind}", now_ms, text, *values)
 
 
 def _unheard(_: GroupError | None) -> None:
@@ -221,16 +221,8 @@ class BrokerGroups(LoopHost[Effect], GroupService):
                 self._state.timers.set((group_id, timeout), at_ms, timer)
             case CancelTimer(group_id, timeout):
                 self._state.timers.cancel((group_id, timeout))
-            case news:
-                self._say(news)
-
-    def _say(self, effect: Effect) -> None:
-        line = news_of(effect)
-        if line is not None:
-            kind, text, values = line
-            self._state.journal.say(
-                logging.INFO, f"group {kind}", self._state.now_ms, text, *values
-            )
+            case event:
+                report(event, self._state.journal, self._state.now_ms)
 
     def _have_stored(self, effect: AppendRecords, error: GroupError | None) -> None:
         self._act(self._coordinator.stored(effect, error, self._state.now_ms))

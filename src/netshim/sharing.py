@@ -54,7 +54,7 @@ from netshim.coordinators import (
     GroupService,
     TransactionService,
 )
-from netshim.groups import group_rules, news_of
+from netshim.groups import group_rules, report
 from netshim.scheduling import PendingResponse, Steps, guarded, pass_on, whole
 from netshim.state import BrokerState
 
@@ -161,16 +161,8 @@ class GroupsBesideOthers(GroupService):
         news = self._news[:]
         del self._news[: len(news)]
         for effect in news:
-            self._say(effect)
+            report(effect, self._state.journal, self._now_ms)
         self._look_later()
-
-    def _say(self, effect: Effect) -> None:
-        line = news_of(effect)
-        if line is not None:
-            kind, text, values = line
-            self._state.journal.say(
-                logging.INFO, f"group {kind}", self._now_ms, text, *values
-            )
 
     def _look_later(self) -> None:
         groups = self._groups
