@@ -799,16 +799,16 @@ MISTAKES: Final = (
     # -- groups in several processes
     # -- a broker beside other processes
     Mistake(
-        "old_logs_are_served", "netshim/state.py",
+        "old_logs_are_served", "netshim/logs.py",
         "                return log.has_failed or (\n"
-        "                    self.is_shared and log.writer.state.is_behind()\n"
+        "                    self._logdir.is_shared and log.writer.state.is_behind()\n"
         "                )",
         "                return log.has_failed",
         "netshim/test_shared_broker.py::test_waiting_fetch_gets_records_of_another_process",
     ),
     Mistake(
-        "appends_of_others_wake_nobody", "netshim/state.py",
-        "self.in_turn(key, log.refresh, partial(self._followed, key, now_ms))",
+        "appends_of_others_wake_nobody", "netshim/fetch_wakeups.py",
+        "self._queues.submit(key, log.refresh, partial(self._followed, key, now_ms))",
         "pass",
         "netshim/test_shared_broker.py::test_waiting_fetch_gets_records_of_another_process",
     ),
@@ -1154,15 +1154,16 @@ MISTAKES: Final = (
         "netshim/test_pieces.py",
     ),
     Mistake(
-        "later_pieces_know_no_failures", "netshim/state.py",
+        "later_pieces_know_no_failures", "netshim/logs.py",
         "        if self._failures:\n            steps",
         "        if False:\n            steps",
         "netshim/test_pieces.py",
     ),
     Mistake(
-        "produce_in_pieces_leaves_its_line_at_once", "netshim/state.py",
+        "produce_in_pieces_leaves_its_line_at_once", "netshim/logs.py",
         "                    return (yield from begin())\n",
-        "                    self._leave(own)\n                    return (yield from begin())\n",
+        "                    self._requests.leave(own)\n"
+        "                    return (yield from begin())\n",
         "netshim/test_pieces.py",
     ),
     Mistake(
@@ -1456,23 +1457,23 @@ MISTAKES: Final = (
         "netshim/test_cycles.py",
     ),
     Mistake(
-        "turns_that_came_meanwhile_are_forgotten", "netshim/state.py",
-        "        if self._turns[key]:\n            self._start_turns(key)\n        else:\n    ",
+        "turns_that_came_meanwhile_are_forgotten", "netshim/request_order.py",
+        "        if self._waiting[key]:\n            self._start(key)\n        else:\n    ",
         "    ",
         "netshim/test_produce.py",
     ),
     Mistake(
         "actions_of_cancelled_timers_are_kept", "netshim/scheduling.py",
-        "        if self._actions.pop(token, None) is not None:\n            self._timers.cancel(token)\n",
-        "        self._timers.cancel(token)\n",
+        "        if self._actions.pop(name, None) is not None:\n            self._timers.cancel(name)\n",
+        "        self._timers.cancel(name)\n",
         "netshim/test_cycles.py",
     ),
     Mistake(
-        "logs_in_use_are_closed_for_room", "netshim/state.py",
+        "logs_in_use_are_closed_for_room", "netshim/logs.py",
         "            if key not in busy\n"
         "            and key[0] not in INTERNAL_TOPICS\n"
-        "            and not self.syncs.is_waiting_for(log)",
-        "            if key[0] not in INTERNAL_TOPICS and not self.syncs.is_waiting_for(log)",
+        "            and not self._syncs.is_waiting_for(log)",
+        "            if key[0] not in INTERNAL_TOPICS and not self._syncs.is_waiting_for(log)",
         "netshim/test_memory.py",
     ),
     Mistake(
@@ -1868,9 +1869,9 @@ MISTAKES: Final = (
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(
-        "offsets_count_without_their_transaction", "logcore/coordinators/local_groups.py",
-        "            if producer is None:\n                return self._coordinator.commit_as(",
-        "            if who:\n                return self._coordinator.commit_as(",
+        "offsets_count_without_their_transaction", "logcore/coordinators/group_host.py",
+        "        if producer is None:\n            return coordinator.commit_as(",
+        "        if True:\n            return coordinator.commit_as(",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(
@@ -1942,13 +1943,12 @@ MISTAKES: Final = (
     ),
     Mistake(
         "all_wait_for_all_appends", "logcore/coordinators/durable_queue.py",
-        "                logs = {\n"
+        "                logs = [\n"
         "                    log\n"
-        "                    for one in self._waiting\n"
-        "                    if one.number <= last\n"
-        "                    for log in one.ends\n"
-        "                }",
-        "                logs = {log for one in self._waiting for log in one.ends}",
+        "                    for log, waiting in self._waiting.items()\n"
+        "                    if any(one.number <= last for one in waiting)\n"
+        "                ]",
+        "                logs = list(self._waiting)",
         "log/test_settling.py",
     ),
     Mistake(
@@ -1959,8 +1959,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "append_behind_a_sync_counts_as_lost", "logcore/coordinators/durable_queue.py",
-        "        if log.durable_end_offset < end <= log.log_end_offset and failure is None:\n"
-        "            return\n",
+        "                    if failure is None and end <= log.log_end_offset:\n"
+        "                        continue\n",
         "",
         "log/test_settling.py",
     ),
@@ -1986,7 +1986,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "orphans_of_a_power_cut_stay_open", "netshim/transactions.py",
-        "            effects += coordinator.adopt(left_open(self._state.logdir), now_ms)\n",
+        "            effects += self._coordinator.adopt(left_open(self._state.logdir), now_ms)\n",
         "            pass\n",
         "netshim/test_transaction_crashes.py",
     ),
@@ -2007,15 +2007,15 @@ MISTAKES: Final = (
         "coordination/test_transactions_coordinated.py",
     ),
     Mistake(
-        "append_overtakes_those_that_wait", "netshim/state.py",
-        "        if key in self._lines or key in self._turns:\n",
-        "        if key in self._lines:\n",
+        "append_overtakes_those_that_wait", "netshim/logs.py",
+        "        if self._requests.is_busy(key) or self._work.is_busy(key):\n",
+        "        if self._requests.is_busy(key):\n",
         "netshim/test_produce.py",
     ),
     Mistake(
-        "turns_taken_from_the_wrong_end", "netshim/state.py",
-        "        taken = [turns.popleft() for",
-        "        taken = [turns.pop() for",
+        "turns_taken_from_the_wrong_end", "netshim/request_order.py",
+        "        taken = [waiting.popleft() for",
+        "        taken = [waiting.pop() for",
         "netshim/test_produce.py",
     ),
     Mistake(
@@ -2136,14 +2136,18 @@ MISTAKES: Final = (
     # -- what the search of schedules has to find
     Mistake(
         "commit_checked_outside_the_lock", "logcore/coordinators/shared_groups.py",
-        "        def ask(coordinator: Coordinator, now_ms: int) -> list[Effect]:\n            if producer is None:\n"
-        "                return coordinator.commit_as(who, offsets, commit.waiter, now_ms)\n",
+        "        request = commit_request(who, offsets, producer)\n\n"
+        "        def step(coordinator: Coordinator, now_ms: int) -> Iterable[Effect]:\n"
+        "            return request(coordinator, commit.waiter, now_ms)\n",
         "        with self._lock:\n            seen = self._peek(who.group_id)\n"
         "        if seen is not None and producer is None:\n"
         "            wrong = seen.group.check_committer(who.member_id, who.instance_id, who.generation)\n"
         "            if wrong is not None:\n                return wrong\n\n"
-        "        def ask(coordinator: Coordinator, now_ms: int) -> list[Effect]:\n            if producer is None:\n"
-        "                return coordinator.commit(who.group_id, offsets, commit.waiter)\n",
+        "        request = commit_request(who, offsets, producer)\n\n"
+        "        def step(coordinator: Coordinator, now_ms: int) -> Iterable[Effect]:\n"
+        "            if producer is None:\n"
+        "                return coordinator.commit(who.group_id, offsets, commit.waiter)\n"
+        "            return request(coordinator, commit.waiter, now_ms)\n",
         "consumer/test_shared_groups_exploration.py::test_member_that_froze_in_a_commit_changes_nothing",
     ),
     Mistake(

@@ -75,11 +75,8 @@ class Claim:
         self._fs = fs
         self._lock = lock
         self._common = common
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether other processes may write to the directory too."""
-        return self._common.turn is not None
+        #: Whether other processes may write to the directory too.
+        self.is_shared = common.turn is not None
 
     @property
     def lock_handle(self) -> int:

@@ -205,6 +205,8 @@ class LogDir:
         self.durability = policy
         self._fs = fs
         self._claim = claim
+        #: Whether other processes may have the directory open for writing too.
+        self.is_shared = claim is not None and claim.is_shared
         self.given_config = given
         self._make_locks()
         self._partitioners: dict[
@@ -442,11 +444,6 @@ class LogDir:
     def fs(self) -> FS:
         """The file system of the directory."""
         return self._fs
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether other processes may have the directory open for writing too."""
-        return self._sharing.is_shared
 
     def __contains__(self, topic: object) -> bool:
         if self.is_shared and topic not in self._registry.known and not self._closed:

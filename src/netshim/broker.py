@@ -92,7 +92,7 @@ _NOTED: Final = frozenset(
 _LARGE_ENTRIES: Final = 10_000
 #: Approximate bytes of Python objects for one entry of a request.
 _ENTRY_BYTES: Final = 300
-#: Key of in_turn() for encoding large responses: one at a time, so that the other
+#: Key of WorkQueues.submit() for encoding large responses: one at a time, so that the other
 #: threads are free for disk I/O.
 _LARGE_ANSWERS: Final = "large answers"
 #: The feature that a client needs when it sends a request of an API that is not served.
@@ -229,7 +229,7 @@ class Broker:
                 # 10,000 new topics with their configs would block the event loop for
                 # 0.5 s
                 if is_large:
-                    self.state.in_turn(
+                    self.state.work.submit(
                         _LARGE_ANSWERS, tell, lambda told: encoded.set(_sendable(told))
                     )
                 else:
@@ -272,7 +272,7 @@ class Broker:
                     principal=call.session.principal,
                     host=call.session.peer,
                     version=call.version,
-                    topic_of=state.topic_of,
+                    topic_of=state.topic_ids.name_of,
                     exists=state.logdir.__contains__,
                 ),
             )
@@ -389,15 +389,15 @@ class Broker:
         self.state.transactions.begin(now_ms)
         self.state.timers.run(now_ms)
         self.state.journal.tick(now_ms)
-        self.state.wake_readers(now_ms)
-        self.state.follow(now_ms)
+        self.state.fetches.wake_readers(now_ms)
+        self.state.fetches.follow(now_ms)
 
     def stop(self, now_ms: int) -> None:
         """Answer every waiting request, so that connections can be drained.
 
         Do not call handle() afterwards.
         """
-        self.state.is_stopping = True
+        self.state.lifecycle.is_stopping = True
         self.state.fetches.wake(self.state.fetches.waited_for(), now_ms)
         self.state.groups.stop(now_ms)
         self.state.transactions.stop(now_ms)

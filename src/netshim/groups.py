@@ -17,10 +17,9 @@ import base64
 import hashlib
 import logging
 import uuid
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import attrs
 
@@ -28,33 +27,32 @@ from logcore.coordination.classic_group import Group
 from logcore.coordination.coordinator import EXPIRY_CHECK_MS, Coordinator
 from logcore.coordination.effects import (
     AppendRecords,
-    Beat,
     CancelTimer,
-    Committer,
     Effect,
     GroupConverted,
     GroupEmptied,
-    GroupError,
     GroupFormed,
     GroupRebalances,
-    Join,
     LateMemberRemoved,
-    OffsetKey,
     Reply,
-    Result,
     RevocationEnded,
-    Rules,
     SessionEnded,
     SetTimer,
-    Sync,
     TargetsChanged,
+)
+from logcore.coordination.group_requests import (
+    Beat,
+    GroupError,
+    Rules,
     Timeout,
 )
+from logcore.coordinators.group_host import GroupRequest, GroupStep
 from logcore.directory.group_settings import GroupSettings
-from logcore.format.group_records import Committed
 from logcore.metadata.filenames import OFFSETS_TOPIC
-from netshim.request_log import shown
-from netshim.scheduling import PendingResponse, Steps, answer_with
+from netshim.coordinators import Done, GroupOutcome, GroupService
+from netshim.loop_host import LoopHost
+from netshim.request_log import Journal, shown
+from netshim.scheduling import PendingResponse, Steps, answer_with, guarded
 from netshim.settings import Settings
 from netshim.state import BrokerState
 from netshim.stored_offsets import OffsetsTopic
@@ -62,10 +60,6 @@ from netshim.topic_patterns import ServedTopics, compile_pattern
 
 _log = logging.getLogger("netshim")
 
-#: Called with the result of a request. The coordinator identifies the request by this
-#: callable.
-Done = Callable[[Any], None]
-Failed = Callable[[GroupError | None], None]
 T = TypeVar("T")
 
 
@@ -102,61 +96,61 @@ def group_rules(settings: Settings, own: GroupSettings | None = None) -> Rules:
     )
 
 
-def news_of(effect: Effect) -> tuple[str, str, tuple[object, ...]] | None:
-    """Return the log line for an event of a group as (kind, text, values), or None.
+#: For each kind of event: the kind of its log line, the text, and the fields in it.
+_LINES: Final[dict[type, tuple[str, str, tuple[str, ...]]]] = {
+    GroupFormed: (
+        "formed",
+        "group %s formed: generation %d, %d members, %s",
+        ("group_id", "generation", "member_count", "protocol"),
+    ),
+    GroupRebalances: (
+        "rebalances",
+        "group %s rebalances: members came, left or changed",
+        ("group_id",),
+    ),
+    GroupEmptied: ("emptied", "group %s has no members any more", ("group_id",)),
+    SessionEnded: (
+        "session",
+        "group %s: the session of member %s ended",
+        ("group_id", "member_id"),
+    ),
+    RevocationEnded: (
+        "session",
+        "group %s: member %s did not give up its partitions in time, and is removed",
+        ("group_id", "member_id"),
+    ),
+    LateMemberRemoved: (
+        "session",
+        "group %s: member %s did not join again, or ask for its partitions, in time, and is removed",
+        ("group_id", "member_id"),
+    ),
+    GroupConverted: (
+        "converted",
+        "group %s continues with the %s protocol",
+        ("group_id", "to"),
+    ),
+    TargetsChanged: (
+        "formed",
+        "group %s: partitions assigned again: epoch %d, %d members, %s",
+        ("group_id", "epoch", "member_count", "assignor"),
+    ),
+}
+#: Fields with text from clients.
+_CLIENT_FIELDS: Final = frozenset(("group_id", "member_id", "protocol"))
 
-    Other effects have no line.
-    """
-    match effect:
-        case GroupFormed() as formed:
-            text = "group %s formed: generation %d, %d members, %s"
-            values = (
-                shown(formed.group_id),
-                formed.generation,
-                formed.member_count,
-                shown(formed.protocol),
-            )
-            return "formed", text, values
-        case GroupRebalances(group_id):
-            return (
-                "rebalances",
-                "group %s rebalances: members came, left or changed",
-                (shown(group_id),),
-            )
-        case GroupEmptied(group_id):
-            return "emptied", "group %s has no members any more", (shown(group_id),)
-        case SessionEnded(group_id, member_id):
-            return (
-                "session",
-                "group %s: the session of member %s ended",
-                (shown(group_id), shown(member_id)),
-            )
-        case RevocationEnded(group_id, member_id):
-            text = "group %s: member %s did not give up its partitions in time, and is removed"
-            return "session", text, (shown(group_id), shown(member_id))
-        case LateMemberRemoved(group_id, member_id):
-            text = "group %s: member %s did not join again, or ask for its partitions, in time, and is removed"
-            return "session", text, (shown(group_id), shown(member_id))
-        case GroupConverted(group_id, protocol):
-            return (
-                "converted",
-                "group %s continues with the %s protocol",
-                (shown(group_id), protocol),
-            )
-        case TargetsChanged() as changed:
-            text = "group %s: partitions assigned again: epoch %d, %d members, %s"
-            return (
-                "formed",
-                text,
-                (
-                    shown(changed.group_id),
-                    changed.epoch,
-                    changed.member_count,
-                    changed.assignor,
-                ),
-            )
-        case _:
-            return None
+
+def report(effect: Effect, journal: Journal, now_ms: int) -> None:
+    """Log an event of a group. Other effects have no line."""
+    if type(effect) not in _LINES:
+        return
+    kind, text, fields = _LINES[type(effect)]
+    values = [
+        shown(getattr(effect, name))
+        if name in _CLIENT_FIELDS
+        else getattr(effect, name)
+        for name in fields
+    ]
+    journal.say(logging.INFO, f"group {kind}", now_ms, text, *values)
 
 
 def _unheard(_: GroupError | None) -> None:
@@ -170,12 +164,12 @@ class _Several:
     called. The argument is the first error, or None.
     """
 
-    def __init__(self, done: Failed) -> None:
+    def __init__(self, done: GroupOutcome) -> None:
         self._done = done
         self._left = 1
         self._error: GroupError | None = None
 
-    def another(self) -> Failed:
+    def another(self) -> GroupOutcome:
         self._left += 1
         return self.told
 
@@ -186,7 +180,7 @@ class _Several:
             self._done(self._error)
 
 
-class BrokerGroups:
+class BrokerGroups(LoopHost[Effect], GroupService):
     """All groups of a broker.
 
     `new_id` returns the unique part of a member id. Call load() first: all other
@@ -194,8 +188,8 @@ class BrokerGroups:
     """
 
     def __init__(self, state: BrokerState, new_id: Callable[[], str] = _new_id) -> None:
-        self._state = state
-        self._topic = OffsetsTopic(state)
+        self._offsets = OffsetsTopic(state)
+        super().__init__(state, self._offsets.topic, EXPIRY_CHECK_MS)
         self._coordinator = Coordinator(
             group_rules(state.settings, state.group_settings),
             new_id,
@@ -205,80 +199,39 @@ class BrokerGroups:
         )
         state.remembered.holders.append(self._coordinator.held_bytes)
         self._new_id = new_id
-        self._timers: dict[tuple[Group, Timeout], int] = {}  # tokens of timers
-        self._effects: deque[Effect] = deque()  # effects to execute, in order
-        self._is_acting = False
-        self._is_loaded = False
-        # Waiting callers of load(); None while it does not run.
-        self._loading: list[Failed] | None = None
 
     # -- effects
-
-    def _act(self, effects: Iterable[Effect]) -> None:
-        """Execute effects after the earlier ones.
-
-        Nested calls only queue their effects.
-        """
-        self._effects.extend(effects)
-        if self._is_acting:
-            return
-        self._is_acting = True
-        try:
-            while self._effects:
-                self._carry_out(self._effects.popleft())
-        finally:
-            self._is_acting = False
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Reply(waiter, result):
-                _tell(waiter, result)
+                assert callable(waiter), waiter
+                guarded(waiter, result)
             case AppendRecords(group, records):
                 done = partial(self._have_stored, effect)
-                self._topic.append(
+                self._offsets.append(
                     group.group_id,
                     [*records],
                     self._state.now_ms,
                     done,
                     effect.producer,
                 )
-            case SetTimer(group, timeout, at_ms):
-                self._cancel(group, timeout)
-                token = self._state.timers.at(
-                    at_ms, partial(self._time_out, group, timeout)
-                )
-                self._timers[group, timeout] = token
-            case CancelTimer(group, timeout):
-                self._cancel(group, timeout)
-            case news:
-                self._say(news)
-
-    def _say(self, effect: Effect) -> None:
-        line = news_of(effect)
-        if line is not None:
-            kind, text, values = line
-            self._state.journal.say(
-                logging.INFO, f"group {kind}", self._state.now_ms, text, *values
-            )
+            case SetTimer(group_id, timeout, at_ms):
+                timer = partial(self._time_out, group_id, timeout)
+                self._state.timers.set((group_id, timeout), at_ms, timer)
+            case CancelTimer(group_id, timeout):
+                self._state.timers.cancel((group_id, timeout))
+            case event:
+                report(event, self._state.journal, self._state.now_ms)
 
     def _have_stored(self, effect: AppendRecords, error: GroupError | None) -> None:
         self._act(self._coordinator.stored(effect, error, self._state.now_ms))
 
-    def _cancel(self, group: Group, timeout: Timeout) -> None:
-        token = self._timers.pop((group, timeout), None)
-        if token is not None:
-            self._state.timers.cancel(token)
-
-    def _time_out(self, group: Group, timeout: Timeout, now_ms: int) -> None:
+    def _time_out(self, group_id: str, timeout: Timeout, now_ms: int) -> None:
         self._state.hear(now_ms)
-        del self._timers[group, timeout]
-        self._act(self._coordinator.timed_out(group, timeout, now_ms))
+        self._act(self._coordinator.timed_out(group_id, timeout, now_ms))
 
     # -- loading
-
-    @property
-    def is_loaded(self) -> bool:
-        return self._is_loaded
 
     def when_known(
         self,
@@ -286,80 +239,35 @@ class BrokerGroups:
         refuse: Callable[[GroupError], T],
         now_ms: int,
     ) -> T | PendingResponse:
-        """Call handle() once the stored groups are loaded, and return its result.
-
-        The result is refuse(error) if they cannot be read.
-        """
+        self._state.hear(now_ms)
         if self._is_loaded:
             return handle()
         answer = PendingResponse()
 
-        def go_on(error: GroupError | None) -> None:
-            if error is not None:
-                answer.set(refuse(error))
-            else:
+        def go_on(is_loaded: bool) -> None:
+            if is_loaded:
                 answer_with(handle, answer)
+            else:
+                answer.set(refuse(GroupError.COORDINATOR_NOT_AVAILABLE))
 
         self.load(now_ms, go_on)
         return answer
 
     def in_pieces(self, steps: Steps[T]) -> T | PendingResponse:
-        """Run State.in_pieces(), for functions that when_known() calls."""
         return self._state.in_pieces(steps)
 
-    def load(self, now_ms: int, done: Failed) -> None:
-        """Read the stored groups once. Call done(None), or done(error) if that failed."""
-        self._state.hear(now_ms)
-        if self._is_loaded:
-            done(None)
-        elif self._loading is not None:
-            self._loading.append(done)
-        else:
-            self._loading = [done]
-            if self._topic.exists:
-                self._state.submit(self._read, self._have_loaded)
-            else:
-                self._have_loaded(None)
-
-    def _read(self) -> None:
-        """Load the records of the topic into the coordinator.
-
-        This runs in another thread, because a million offsets would block the event
-        loop for long. No other thread uses the coordinator at that time.
-
-        Raises:
-            LogcoreError: the topic cannot be read.
-        """
-        found = self._topic.read()
+    def _read(self) -> list[Effect]:
+        found = self._offsets.read()
         self._coordinator.take(
             found.groups, found.offsets, found.unstable, found.consumers
         )
+        return []
 
-    def _have_loaded(self, found: Any) -> None:
-        waiting = self._loading or []
-        self._loading = None
-        error = None
-        if found is None:
-            self._act(self._coordinator.begin_sessions(self._state.now_ms))
-            self._is_loaded = True
-            self._check_later(self._state.now_ms)
-        else:
-            _log.error(
-                "%s cannot be read, so no group can be served: %s", OFFSETS_TOPIC, found
-            )
-            error = GroupError.COORDINATOR_NOT_AVAILABLE
-        for done in waiting:
-            done(error)
+    def _begin(self, effects: list[Effect]) -> list[Effect]:
+        return self._coordinator.begin_sessions(self._state.now_ms)
 
-    def _check_later(self, now_ms: int) -> None:
-        self._state.timers.at(now_ms + EXPIRY_CHECK_MS, self._check_expiry)
-
-    def _check_expiry(self, now_ms: int) -> None:
-        self._state.hear(now_ms)
-        self._check_later(now_ms)
-        self._act(
-            self._coordinator.expire_offsets(self._state.logdir.trusted_ms(now_ms))
-        )
+    def _expire(self, trusted_ms: int) -> list[Effect]:
+        return self._coordinator.expire_offsets(trusted_ms)
 
     # -- queries
 
@@ -370,34 +278,20 @@ class BrokerGroups:
         return self._coordinator.all()
 
     def create_topic(self) -> None:
-        """Create `__consumer_offsets` if it does not exist. This blocks on the disk.
-
-        Raises:
-            LogcoreError: the topic could not be created.
-        """
-        self._topic.topic.create()
+        self._topic.create()
 
     # -- requests
 
-    def join(self, request: Join, now_ms: int, done: Callable[[Result], None]) -> None:
-        """Add a member and call done(Joined or JoinRefused).
+    def ask(self, group_id: str, request: GroupRequest, done: Done) -> None:
+        self._act(request(self._coordinator, done, self._state.now_ms))
 
-        In this method and the following ones, `done` may be called before the method
-        returns.
-        """
-        self._state.hear(now_ms)
-        self._act(self._coordinator.join(request, done, now_ms))
-
-    def sync(self, request: Sync, now_ms: int, done: Callable[[Result], None]) -> None:
-        """Store or await an assignment and call done(Synced or GroupError)."""
-        self._state.hear(now_ms)
-        self._act(self._coordinator.sync(request, done, now_ms))
+    def step(self, group_id: str, step: GroupStep) -> None:
+        self._act(step(self._coordinator, self._state.now_ms))
 
     def beat(
         self,
         request: Beat,
-        now_ms: int,
-        done: Callable[[Result], None],
+        done: Done,
         *,
         may_lack_id: bool,
     ) -> None:
@@ -406,95 +300,28 @@ class BrokerGroups:
         Call done(Beaten or BeatRefused). With `may_lack_id`, a new member without an id
         gets one of 22 characters, as in Kafka.
         """
-        self._state.hear(now_ms)
         if may_lack_id and not request.member_id and request.member_epoch == 0:
             digest = hashlib.blake2b(self._new_id().encode(), digest_size=16).digest()
             request = attrs.evolve(
                 request, member_id=base64.urlsafe_b64encode(digest).decode().rstrip("=")
             )
-        self._act(
-            self._coordinator.beat(request, done, now_ms, may_lack_id=may_lack_id)
-        )
-
-    def heartbeat(
-        self,
-        group_id: str,
-        member_id: str,
-        instance_id: str | None,
-        generation: int,
-        now_ms: int,
-    ) -> GroupError | None:
-        self._state.hear(now_ms)
-        error, effects = self._coordinator.heartbeat(
-            group_id, member_id, instance_id, generation, now_ms
-        )
-        self._act(effects)
-        return error
-
-    def leave(
-        self, group_id: str, members: Sequence[tuple[str, str | None]], now_ms: int
-    ) -> list[GroupError | None]:
-        self._state.hear(now_ms)
-        results, effects = self._coordinator.leave(group_id, members, now_ms)
-        self._act(effects)
-        return results
-
-    def commit(
-        self,
-        who: Committer,
-        offsets: Mapping[OffsetKey, Committed],
-        now_ms: int,
-        done: Failed,
-    ) -> None:
-        """Commit offsets. Call done(None) once they are durable and visible.
-
-        Call done(error) if that failed, or if the member may not commit.
-        """
-        self._state.hear(now_ms)
-        self._act(self._coordinator.commit_as(who, offsets, done, now_ms))
-
-    def commit_in_transaction(
-        self,
-        who: Committer,
-        producer: tuple[int, int],
-        offsets: Mapping[OffsetKey, Committed],
-        now_ms: int,
-        done: Failed,
-    ) -> None:
-        """Commit offsets that become valid when the producer's transaction commits.
-
-        `producer` is an id and an epoch. Otherwise, this is commit().
-        """
-        self._state.hear(now_ms)
-        self._act(
-            self._coordinator.commit_in_transaction_as(who, producer, offsets, done)
+        self.ask(
+            request.group_id,
+            lambda coordinator, waiter, now_ms: coordinator.beat(
+                request, waiter, now_ms, may_lack_id=may_lack_id
+            ),
+            done,
         )
 
     def transaction_ended(self, producer_id: int, number: int, *, commit: bool) -> None:
-        """Apply the marker of a producer in a partition of `__consumer_offsets`."""
-        topic = self._topic.topic
         self._coordinator.transaction_ended(
             producer_id,
             commit=commit,
-            is_there=lambda group_id: topic.partition_of(group_id) == number,
+            is_there=lambda group_id: self._topic.partition_of(group_id) == number,
         )
 
-    def delete_offsets(
-        self, group_id: str, keys: Sequence[OffsetKey], now_ms: int, done: Failed
-    ) -> None:
-        """Delete offsets of an existing group."""
-        self._state.hear(now_ms)
-        group = self._coordinator.get(group_id)
-        assert group is not None, group_id
-        self._act(self._coordinator.delete_offsets(group, keys, done))
-
-    def delete(self, group_id: str, now_ms: int, done: Failed) -> None:
-        """Delete an empty group with its offsets."""
-        self._state.hear(now_ms)
-        self._act(self._coordinator.delete(group_id, done))
-
     def topics_deleted(
-        self, names: set[str], now_ms: int, done: Failed = _unheard
+        self, names: set[str], now_ms: int, done: GroupOutcome = _unheard
     ) -> None:
         """Delete the offsets of deleted topics.
 
@@ -506,9 +333,9 @@ class BrokerGroups:
             done(None)
             return
 
-        def forget(error: GroupError | None) -> None:
-            if error is not None:
-                done(error)
+        def forget(is_loaded: bool) -> None:
+            if not is_loaded:
+                done(GroupError.COORDINATOR_NOT_AVAILABLE)
                 return
             waiting = _Several(done)
             self._act(self._coordinator.forget_topics(names, waiting.another))
@@ -523,11 +350,3 @@ class BrokerGroups:
         """
         self._state.hear(now_ms)
         self._act(self._coordinator.stop())
-
-
-def _tell(waiter: Any, result: Result) -> None:
-    """Call a waiter and log its exception, which must not stop the next effects."""
-    try:
-        waiter(result)
-    except Exception:
-        _log.exception("an answer to a request about a group")

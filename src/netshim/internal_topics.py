@@ -5,8 +5,8 @@ Rules:
 - The callback of an append runs once the records are durable, or as safe as the caller
   requires. Callbacks run in the order of the log. So memory never reflects records that
   a crash could remove, and an earlier value never overwrites a later one.
-- All work on the topic that may block runs through State.in_turn() with the name of the
-  topic as its key.
+- All work on the topic that may block runs through WorkQueues.submit() with the name of
+  the topic as its key.
 
 This module does not interpret the records.
 """
@@ -72,7 +72,7 @@ class InternalTopic:
             LogcoreError: a log could not be opened.
         """
         numbers = self._state.logdir.partitions(self.name) if self.exists else ()
-        return [self._state.open(self.name, number) for number in numbers]
+        return [self._state.logs.open(self.name, number) for number in numbers]
 
     def append(
         self,
@@ -93,7 +93,7 @@ class InternalTopic:
         def work() -> tuple[Log, int, Receipt]:
             self.create()
             number = self.partition_of(name)
-            log = state.open(self.name, number)
+            log = state.logs.open(self.name, number)
             return log, number, write(log)
 
         def may_wait() -> bool:
@@ -115,11 +115,11 @@ class InternalTopic:
             log, number, receipt = result
             end = receipt.last_offset + 1
             self._unsynced.setdefault(log, deque()).append((end, done))
-            state.appended(self.name, number, log, end, now_ms)
+            state.fetches.appended(self.name, number, log, end, now_ms)
             self._when_stored(log, end, lambda error: self._settle(log, end, error))
 
-        if state.has_turns(self.name) or may_wait():
-            state.in_turn(self.name, work, written)
+        if state.work.is_busy(self.name) or may_wait():
+            state.work.submit(self.name, work, written)
             return
         try:
             result: Any = work()

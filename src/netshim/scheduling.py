@@ -14,15 +14,17 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Hashable, Iterable
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from logcore import Log, LogcoreError
-from logcore.coordination import deadlines
+from logcore.coordinators.durable_queue import DurableQueue
+from logcore.deadlines import Deadlines
 from logcore.metadata.checkpoint import Key
 
 _log = logging.getLogger("netshim")
@@ -42,6 +44,18 @@ MOST_IN_PIECES: Final = 16
 Submit = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 #: Calls a function in another iteration of the event loop.
 Later = Callable[[Callable[[], None]], object]
+
+
+class Lifecycle:
+    """Facts that the host reports: the latest time, and whether the broker stops."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0
+        self.is_stopping = False
+
+    def hear(self, now_ms: int) -> None:
+        """Set the latest time. An earlier time has no effect."""
+        self.now_ms = max(self.now_ms, now_ms)
 
 
 class CloseConnection(Exception):
@@ -265,26 +279,33 @@ class Pieces:
 
 
 class LoopTimers:
-    """Actions that run at a deadline. A timer is cancelled by its token."""
+    """Actions that run at a deadline. Each timer has a name, by which it is cancelled."""
 
     def __init__(self) -> None:
-        self._timers: deadlines.Timers[int] = deadlines.Timers()
-        self._actions: dict[int, Callable[[int], None]] = {}
+        self._timers: Deadlines[Hashable] = Deadlines()
+        self._actions: dict[Hashable, Callable[[int], None]] = {}
         self._tokens = itertools.count(1)
 
-    def at(self, deadline_ms: int, action: Callable[[int], None]) -> int:
-        """Schedule action(now_ms) for a deadline, and return the timer's token.
+    def set(
+        self, name: Hashable, deadline_ms: int, action: Callable[[int], None]
+    ) -> None:
+        """Schedule action(now_ms) for a deadline, instead of the earlier one of that name.
 
         The action runs at the deadline or later.
         """
+        self._actions[name] = action
+        self._timers.at(deadline_ms, name)
+
+    def at(self, deadline_ms: int, action: Callable[[int], None]) -> int:
+        """Schedule action(now_ms) for a deadline, and return a new name of the timer."""
         token = next(self._tokens)
-        self._actions[token] = action
-        self._timers.at(deadline_ms, token)
+        self.set(token, deadline_ms, action)
         return token
 
-    def cancel(self, token: int) -> None:
-        if self._actions.pop(token, None) is not None:
-            self._timers.cancel(token)
+    def cancel(self, name: Hashable) -> None:
+        """Cancel a timer. This has no effect if no timer has the name."""
+        if self._actions.pop(name, None) is not None:
+            self._timers.cancel(name)
 
     @property
     def next_ms(self) -> int | None:
@@ -292,8 +313,8 @@ class LoopTimers:
         return self._timers.next_ms
 
     def run(self, now_ms: int) -> None:
-        for token in self._timers.due(now_ms):
-            guarded(self._actions.pop(token), now_ms)
+        for name in self._timers.due(now_ms):
+            guarded(self._actions.pop(name), now_ms)
 
 
 class Waiting:
@@ -341,14 +362,13 @@ class Syncs:
         """
         self._submit = submit
         self._policy_waits = policy_waits
-        self._waiting: dict[
-            Log, list[tuple[int, Callable[[LogcoreError | None], None]]]
-        ] = {}
+        # Only the broker's thread uses the queue, so no lock is necessary.
+        self._queue = DurableQueue(contextlib.nullcontext())
         self._running: set[Log] = set()
 
     def is_waiting_for(self, log: Log) -> bool:
         """Return whether a sync of the log is running or has waiters."""
-        return log in self._running or log in self._waiting
+        return log in self._running or self._queue.is_waiting_for(log)
 
     def when_durable(
         self, log: Log, end: int, done: Callable[[LogcoreError | None], None]
@@ -360,8 +380,9 @@ class Syncs:
         if log.durable_end_offset >= end:
             done(None)
             return
-        self._waiting.setdefault(log, []).append((end, done))
-        self._start(log)
+        self._queue.add({log: end}, lambda failures: guarded(done, failures.get(log)))
+        if log not in self._running:
+            self._start(log)
 
     def when_safe(
         self, log: Log, end: int, done: Callable[[LogcoreError | None], None]
@@ -378,28 +399,17 @@ class Syncs:
             done(None)
 
     def _start(self, log: Log) -> None:
-        if log in self._running or not self._waiting.get(log):
-            return
         self._running.add(log)
         self._submit(log.flush, lambda result: self._finished(log, result))
 
-    def _finished(self, log: Log, result: Any) -> None:
+    def _finished(self, log: Log, result: object) -> None:
         self._running.discard(log)
-        error = None
-        if isinstance(result, BaseException):
-            error = result
-        waiting = self._waiting.pop(log, [])
-        durable_end = log.durable_end_offset
-        kept = []
-        if error is not None and not isinstance(error, LogcoreError):
-            error = LogcoreError(f"a sync failed: {error!r}")
-        for end, done in waiting:
-            if durable_end >= end:
-                guarded(done, None)
-            elif error is not None:
-                guarded(done, error)
-            else:  # Added while the sync was running: it may not cover these records.
-                kept.append((end, done))
-        if kept:
-            self._waiting.setdefault(log, [])[:0] = kept
+        failure = None
+        if isinstance(result, LogcoreError):
+            failure = result
+        elif isinstance(result, BaseException):
+            failure = LogcoreError(f"a sync failed: {result!r}")
+        self._queue.hear(log, failure)
+        # Appends that were added while the sync was running may need another one.
+        if self._queue.is_waiting_for(log) and log not in self._running:
             self._start(log)

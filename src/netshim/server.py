@@ -45,6 +45,7 @@ from logcore.registry.files import ENDING as REGISTRY_ENDING
 from logcore.registry.views import register_broker
 from netshim.broker import Broker, tells
 from netshim.connection import Budget, Connection, Workload
+from netshim.groups import BrokerGroups
 from netshim.handlers.authentication import SaslGate
 from netshim.listeners import Listener, TlsSettings, check_exposure, check_listeners
 from netshim.request_log import LINES
@@ -693,7 +694,7 @@ class Server:
                 self.security,
             )
             self.broker.state.submit_login = self._submit_login
-            self.broker.state.most_logs = self._most_logs
+            self.broker.state.logs.most_logs = self._most_logs
             self._thread_id = threading.get_ident()
             if not self._shared:
                 self.logdir.forget_topic = self._forget_topic
@@ -803,13 +804,13 @@ class Server:
 
         now_ms = self._clock.monotonic_ms()
         state = self.broker.state
-        if state.has_turns(SECURITY):
+        if state.work.is_busy(SECURITY):
             return
         if self.security.has_store:
-            state.in_turn(SECURITY, lambda: self.security.refresh(now_ms), done)
+            state.work.submit(SECURITY, lambda: self.security.refresh(now_ms), done)
         elif now_ms - self._first_check_ms >= _FIRST_CHECK_MS:
             self._first_check_ms = now_ms
-            state.in_turn(SECURITY, self._read_security, done)
+            state.work.submit(SECURITY, self._read_security, done)
 
     def _open(self) -> LogDir:
         return logcore.open_dir(
@@ -1104,6 +1105,7 @@ class Server:
                 [key for key in state.fetches.waited_for() if key[0] == name],
                 self.now_ms(),
             )
+            assert isinstance(state.groups, BrokerGroups)
             state.groups.topics_deleted({name}, self.now_ms(), told.set_result)
 
         if threading.get_ident() == self._thread_id:
@@ -1165,7 +1167,7 @@ class Server:
         if refusal is None:
             self._peers.add(peer)
             self._addresses[peer.address] += 1
-            self.broker.state.make_room()
+            self.broker.state.logs.make_room()
             delay_ms = self.security.quotas.connect(peer.address, self.now_ms())
             if delay_ms:
                 return min(_MOST_HELD_S, delay_ms / 1000)

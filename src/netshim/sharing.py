@@ -6,7 +6,7 @@ groups, and all transactions have one coordinator state.
 Rules:
 - A decision is a step of logcore.coordinators.shared_groups or of
   logcore.coordinators.transactions, which may block on other processes and on the disk. So a
-  request runs, with its handler, in another thread, through State.in_turn().
+  request runs, with its handler, in another thread, through WorkQueues.submit().
 - Callers are answered in the broker's thread, as in every other module.
 - Any process may complete the request of a waiting member. So the broker polls at short
   intervals while a member waits.
@@ -20,7 +20,7 @@ shares its directory has none.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -28,40 +28,40 @@ import attrs
 
 from logcore import LogcoreError, LogDir
 from logcore.coordination.classic_group import Group
-from logcore.coordination.coordinator import Coordinator
-from logcore.coordination.effects import (
-    Committer,
-    Effect,
+from logcore.coordination.effects import Effect
+from logcore.coordination.group_requests import (
     GroupError,
     Join,
     JoinRefused,
-    OffsetKey,
-    Reply,
     Result,
-    Sync,
 )
 from logcore.coordination.transaction_effects import (
     Request,
     TransactionError,
-    WriteMarkers,
 )
 from logcore.coordination.transaction_effects import Result as TransactionResult
-from logcore.coordinators import local_groups as process_groups
+from logcore.coordinators.group_host import GroupRequest, GroupStep
+from logcore.coordinators.pending_result import PendingResult
+from logcore.coordinators.process_groups import home_of
 from logcore.coordinators.shared_groups import SharedGroups
 from logcore.coordinators.transactions import TransactionCoordinator
 from logcore.errors import InvalidNodeError, NodeTooLargeError
-from logcore.format.group_records import Committed
 from logcore.format.transaction_records import Partition, StoredTransaction
 from logcore.metadata.filenames import TRANSACTIONS_TOPIC
-from netshim.groups import group_rules, news_of
-from netshim.scheduling import PendingResponse, Steps, pass_on, whole
+from netshim.coordinators import (
+    Done,
+    FoundTransactions,
+    GroupService,
+    TransactionService,
+)
+from netshim.groups import group_rules, report
+from netshim.scheduling import PendingResponse, Steps, guarded, pass_on, whole
 from netshim.state import BrokerState
-from netshim.transactions import Markers
 
 _log = logging.getLogger("netshim")
 
 _T = TypeVar("_T")
-#: Keys of in_turn() for requests about groups, and about transactions.
+#: Keys of WorkQueues.submit() for requests about groups, and about transactions.
 _GROUPS: Final = "groups that are shared"
 _TRANSACTIONS: Final = "transactions that are shared"
 #: Intervals of polling for changes by other processes: while a member waits for others,
@@ -72,16 +72,15 @@ _LATER_MS: Final = 50
 
 @attrs.define
 class _Wait:
-    """A client that waits for an answer."""
+    """A client that waits for an answer. If the broker stops first, it is refused."""
 
-    answer: process_groups.PendingResult
+    answer: PendingResult
     #: Called with the result in the broker's thread.
     deliver: Callable[[Any], None]
-    refusal: Any  # delivered if the broker stops first
 
 
-class GroupsBesideOthers:
-    """The methods of netshim.groups.Groups for a shared directory.
+class GroupsBesideOthers(GroupService):
+    """The groups of a directory that other processes write too.
 
     A handler calls the methods that take a request, in the thread that when_known()
     uses.
@@ -106,10 +105,7 @@ class GroupsBesideOthers:
         refuse: Callable[[GroupError], _T],
         now_ms: int,
     ) -> _T | PendingResponse:
-        """Run handle() in a worker thread, in order, and return its result.
-
-        The result is refuse(error) if the groups cannot be read now.
-        """
+        """Run handle() in a worker thread, after earlier calls. See GroupService."""
         self._now_ms = max(self._now_ms, now_ms)
         answer = PendingResponse()
 
@@ -129,7 +125,7 @@ class GroupsBesideOthers:
             self._open()
             return handle()
 
-        self._state.in_turn(_GROUPS, turn, done)
+        self._state.work.submit(_GROUPS, turn, done)
         return answer
 
     def in_pieces(self, steps: Steps[_T]) -> _T:
@@ -161,20 +157,12 @@ class GroupsBesideOthers:
         there = [wait for wait in self._waits if wait.answer.is_there]
         for wait in there:
             self._waits.remove(wait)
-            _tell(wait.deliver, wait.answer.result)
+            guarded(wait.deliver, wait.answer.result)
         news = self._news[:]
         del self._news[: len(news)]
         for effect in news:
-            self._say(effect)
+            report(effect, self._state.journal, self._now_ms)
         self._look_later()
-
-    def _say(self, effect: Effect) -> None:
-        line = news_of(effect)
-        if line is not None:
-            kind, text, values = line
-            self._state.journal.say(
-                logging.INFO, f"group {kind}", self._now_ms, text, *values
-            )
 
     def _look_later(self) -> None:
         groups = self._groups
@@ -200,15 +188,7 @@ class GroupsBesideOthers:
                 _log.error("the groups cannot be read: %s", result)
             self._settle()
 
-        self._state.in_turn(_GROUPS, self._open().look, done)
-
-    def _later(
-        self,
-        answer: process_groups.PendingResult,
-        done: Callable[[Any], None],
-        refusal: object,
-    ) -> None:
-        self._waits.append(_Wait(answer, done, refusal))
+        self._state.work.submit(_GROUPS, self._open().look, done)
 
     # -- requests, called in the worker thread
 
@@ -216,17 +196,12 @@ class GroupsBesideOthers:
     def is_loaded(self) -> bool:
         return True
 
-    def load(self, now_ms: int, done: Callable[[GroupError | None], None]) -> None:
-        """Call done(None) immediately: each request reads new records."""
-        done(None)
+    def load(self, now_ms: int, done: Callable[[bool], None]) -> None:
+        """Call done(True) immediately: each request reads new records."""
+        done(True)
 
     def create_topic(self) -> None:
-        """Create `__consumer_offsets` if it does not exist. This blocks on the disk.
-
-        Raises:
-            LogcoreError: the topic could not be created.
-        """
-        process_groups.home_of(self._state.logdir, "")
+        home_of(self._state.logdir, "")
 
     def get(self, group_id: str) -> Group | None:
         if group_id:
@@ -236,117 +211,34 @@ class GroupsBesideOthers:
     def all(self) -> list[Group]:
         return self._open().all()
 
-    def join(self, request: Join, now_ms: int, done: Callable[[Result], None]) -> None:
-        if not request.group_id:
-            self._outcomes.append(
-                partial(
-                    done, JoinRefused(GroupError.INVALID_GROUP_ID, request.member_id)
-                )
-            )
-            return
-        stopped = JoinRefused(GroupError.NOT_COORDINATOR, request.member_id)
-        self._later(self._open().join(request), done, stopped)
-
-    def sync(self, request: Sync, now_ms: int, done: Callable[[Result], None]) -> None:
-        self._ask(
-            request.group_id,
-            lambda coordinator, waiter, at_ms: coordinator.sync(request, waiter, at_ms),
-            done,
-        )
-
-    def _ask(
-        self,
-        group_id: str,
-        ask: Callable[[Coordinator, str, int], Sequence[Effect]],
-        done: Callable[[Any], None],
-    ) -> None:
+    def ask(self, group_id: str, request: GroupRequest, done: Done) -> None:
         if not group_id:
             self._outcomes.append(partial(done, GroupError.INVALID_GROUP_ID))
             return
-        self._later(self._open().ask(group_id, ask), done, GroupError.NOT_COORDINATOR)
+        answer = PendingResult()
+        self._open().ask(group_id, request, answer)
+        self._waits.append(_Wait(answer, done))
+
+    def step(self, group_id: str, step: GroupStep) -> None:
+        self._open().step(group_id, step)
+
+    def join(self, request: Join, done: Done) -> None:
+        def joined(result: Result) -> None:
+            if isinstance(result, GroupError):
+                result = JoinRefused(result, request.member_id)
+            done(result)
+
+        super().join(request, joined)
 
     def heartbeat(
-        self,
-        group_id: str,
-        member_id: str,
-        instance_id: str | None,
-        generation: int,
-        now_ms: int,
+        self, group_id: str, member_id: str, instance_id: str | None, generation: int
     ) -> GroupError | None:
         if not group_id:
             return GroupError.INVALID_GROUP_ID
         return self._open().heartbeat(group_id, member_id, instance_id, generation)
 
-    def leave(
-        self, group_id: str, members: Sequence[tuple[str, str | None]], now_ms: int
-    ) -> list[GroupError | None]:
-        results: list[GroupError | None] = []
-
-        def step(coordinator: Coordinator, at_ms: int) -> Sequence[Effect]:
-            found, effects = coordinator.leave(group_id, members, at_ms)
-            results[:] = found
-            return effects
-
-        self._open().step(group_id, step)
-        return results
-
-    def commit(
-        self,
-        who: Committer,
-        offsets: Mapping[OffsetKey, Committed],
-        now_ms: int,
-        done: Callable[[GroupError | None], None],
-    ) -> None:
-        self._ask(
-            who.group_id,
-            lambda coordinator, waiter, at_ms: coordinator.commit_as(
-                who, offsets, waiter, at_ms
-            ),
-            done,
-        )
-
-    def commit_in_transaction(
-        self,
-        who: Committer,
-        producer: tuple[int, int],
-        offsets: Mapping[OffsetKey, Committed],
-        now_ms: int,
-        done: Callable[[GroupError | None], None],
-    ) -> None:
-        self._ask(
-            who.group_id,
-            lambda coordinator, waiter, _: coordinator.commit_in_transaction_as(
-                who, producer, offsets, waiter
-            ),
-            done,
-        )
-
     def transaction_ended(self, producer_id: int, number: int, *, commit: bool) -> None:
         """Do nothing: the groups read the marker from the log."""
-
-    def delete_offsets(
-        self,
-        group_id: str,
-        keys: Sequence[OffsetKey],
-        now_ms: int,
-        done: Callable[[GroupError | None], None],
-    ) -> None:
-        def ask(coordinator: Coordinator, waiter: str, at_ms: int) -> Sequence[Effect]:
-            group = coordinator.get(group_id)
-            if group is None:
-                return [Reply(waiter, GroupError.GROUP_ID_NOT_FOUND)]
-            return coordinator.delete_offsets(group, keys, waiter)
-
-        self._ask(group_id, ask, done)
-
-    def delete(
-        self, group_id: str, now_ms: int, done: Callable[[GroupError | None], None]
-    ) -> None:
-        self._ask(
-            group_id,
-            lambda coordinator, waiter, _: coordinator.delete(group_id, waiter),
-            done,
-        )
 
     def stop(self, now_ms: int) -> None:
         """Answer all requests that wait for other members.
@@ -356,11 +248,11 @@ class GroupsBesideOthers:
         waits = self._waits[:]
         del self._waits[: len(waits)]
         for wait in waits:
-            _tell(wait.deliver, wait.refusal)
+            guarded(wait.deliver, GroupError.NOT_COORDINATOR)
 
 
-class TransactionsBesideOthers:
-    """The methods of netshim.transactions.TransactionHost for a shared directory."""
+class TransactionsBesideOthers(TransactionService):
+    """The transactions of a directory that other processes write too."""
 
     def __init__(self, state: BrokerState) -> None:
         self._state = state
@@ -378,12 +270,10 @@ class TransactionsBesideOthers:
         return self._is_loaded
 
     def begin(self, now_ms: int) -> None:
-        """Load the stored transactions if their topic exists."""
         if not self._is_loaded and TRANSACTIONS_TOPIC in self._state.logdir:
             self.load(now_ms, lambda _: None)
 
     def load(self, now_ms: int, done: Callable[[bool], None]) -> None:
-        """Load the stored transactions. Call done(True), or done(False) if that failed."""
         if self._is_loaded:
             done(True)
             return
@@ -399,40 +289,26 @@ class TransactionsBesideOthers:
                 self._is_loaded = True
             done(self._is_loaded)
 
-        self._state.in_turn(_TRANSACTIONS, lambda: self._open().all(), loaded)
+        self._state.work.submit(_TRANSACTIONS, lambda: self._open().all(), loaded)
 
     def ask(
         self, request: Request, now_ms: int, done: Callable[[TransactionResult], None]
     ) -> None:
-        """Answer a request: call done() later, in the broker's thread.
-
-        The result is an Identity, None or a TransactionError.
-        """
-
         def asked(result: Any) -> None:
             if isinstance(result, Exception):
                 _log.error("transactions cannot be asked: %s", result)
                 result = TransactionError.COORDINATOR_NOT_AVAILABLE
-            _tell(done, result)
+            guarded(done, result)
 
-        self._state.in_turn(_TRANSACTIONS, lambda: self._open().ask(request), asked)
+        self._state.work.submit(_TRANSACTIONS, lambda: self._open().ask(request), asked)
 
     def verified(
         self, who: tuple[str, int, int], partition: Partition, write: Callable[[], _T]
     ) -> _T | TransactionError:
-        """Call TransactionCoordinator.verified(), which blocks.
-
-        Call this in a worker thread.
-        """
+        """Call TransactionCoordinator.verified(), which blocks, in a worker thread."""
         return self._open().verified(who, partition, write)
 
-    def look(self, names: Collection[str] | None, done: Callable[[Any], None]) -> None:
-        """Find stored transactions, like the method of TransactionHost.
-
-        The result is always delivered later, because another process may hold the
-        transactions.
-        """
-
+    def look(self, names: Collection[str] | None, done: FoundTransactions) -> None:
         def work() -> dict[str, StoredTransaction]:
             found = self._open().all()
             if names is None:
@@ -444,24 +320,7 @@ class TransactionsBesideOthers:
                 _log.error("transactions cannot be read: %s", result)
             done(result)
 
-        self._state.in_turn(_TRANSACTIONS, work, looked)
-
-    def write_markers(
-        self,
-        effect: WriteMarkers,
-        coordinator_epoch: int,
-        now_ms: int,
-        told: Callable[[Partition, Exception | None], None],
-    ) -> None:
-        Markers(
-            self._state,
-            None,
-            effect,
-            now_ms,
-            lambda *_: None,
-            coordinator_epoch=coordinator_epoch,
-            told=told,
-        ).write()
+        self._state.work.submit(_TRANSACTIONS, work, looked)
 
     def stop(self, now_ms: int) -> None:
         """Do nothing: each request in progress is answered when its work completes."""
@@ -477,14 +336,3 @@ def _error_of(error: Exception) -> GroupError:
     if isinstance(error, InvalidNodeError):
         return GroupError.INVALID_GROUP_ID
     return GroupError.COORDINATOR_NOT_AVAILABLE
-
-
-def _tell(done: Callable[[Any], None], result: Any) -> None:
-    """Call a waiter and log its exception.
-
-    The exception must not keep other waiters from their answers.
-    """
-    try:
-        done(result)
-    except Exception:
-        _log.exception("an answer to a request about a group or a transaction")

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable
 
 from logcore import Log, Receipt, RecordTooLargeError
-from logcore.coordination.effects import GroupError
+from logcore.coordination.group_requests import GroupError
 from logcore.coordinators.stored_offsets import (
     OFFSETS_CONFIG,
     StoredGroups,

@@ -233,12 +233,12 @@ class Kafka:
         def forget() -> None:
             server = self.server.server
             state = server.broker.state
-            now_ms = server.now_ms()
+            state.hear(server.now_ms())
             if not state.groups.is_loaded:  # no group was ever used
                 return
             for group in list(state.groups.all()):
                 if group.group_id.startswith(self.prefix):
-                    state.groups.delete(group.group_id, now_ms, lambda _: None)
+                    state.groups.ask_delete(group.group_id, lambda _: None)
 
         self.server.call(forget)
 
@@ -255,7 +255,7 @@ class Kafka:
 
         def wake() -> None:
             server = self.server.server
-            server.broker.state.wake_readers(server.now_ms())
+            server.broker.state.fetches.wake_readers(server.now_ms())
 
         self.server.call(
             wake

@@ -184,7 +184,7 @@ def _changed_partitions(topic: Any, call: Call, state: BrokerState) -> int:
     if not isinstance(topic, str):
         name = topic.name
         if name is None:
-            name = state.topic_of(bytes(topic.topic_id))
+            name = state.topic_ids.name_of(bytes(topic.topic_id))
     if name is None or name not in logdir:
         return 0
     count = len(logdir.partitions(name))

@@ -21,7 +21,6 @@ does), and maps no requests and codes (handlers/transactions.py does).
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -52,12 +51,14 @@ from logcore.coordination.transaction_effects import (
 from logcore.coordination.transactions import (
     EXPIRY_CHECK_MS,
     RETRY_MS,
-    Transaction,
     TransactionMachine,
 )
 from logcore.coordinators.durable_queue import sync_present
 from logcore.coordinators.orphans import left_open
-from logcore.coordinators.stored_transactions import stored_transactions
+from logcore.coordinators.stored_transactions import (
+    TRANSACTIONS_CONFIG,
+    stored_transactions,
+)
 from logcore.format.group_records import partition_of
 from logcore.format.transaction_records import (
     Partition,
@@ -67,19 +68,15 @@ from logcore.format.transaction_records import (
 )
 from logcore.metadata.filenames import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from logcore.partition.coordinator_append import marker_epoch
+from netshim.coordinators import FoundTransactions, TransactionService
 from netshim.internal_topics import InternalTopic
+from netshim.loop_host import LoopHost
 from netshim.request_log import shown
 from netshim.scheduling import Pace, Steps, as_value, guarded
 from netshim.state import BrokerState
 
 _log = logging.getLogger("netshim")
 
-#: Settings of the topic, as Kafka creates it.
-TRANSACTIONS_CONFIG: Final = {
-    "cleanup.policy": "compact",
-    "compression.type": "uncompressed",
-    "segment.bytes": 104_857_600,
-}
 _MARKER_BYTES: Final = 100
 
 #: Called with the result of a request. The coordinator identifies a request by this
@@ -88,26 +85,23 @@ Done = Callable[[Result], None]
 T = TypeVar("T")
 
 
-class TransactionHost:
+class TransactionHost(LoopHost[Effect], TransactionService):
     """The transaction coordinator of a broker."""
 
     def __init__(self, state: BrokerState) -> None:
-        self._state = state
-        self._topic = InternalTopic(
+        super().__init__(
             state,
-            TRANSACTIONS_TOPIC,
-            state.settings.transactions_partitions,
-            TRANSACTIONS_CONFIG,
-            when_stored=state.syncs.when_safe,
+            InternalTopic(
+                state,
+                TRANSACTIONS_TOPIC,
+                state.settings.transactions_partitions,
+                TRANSACTIONS_CONFIG,
+                when_stored=state.syncs.when_safe,
+            ),
+            EXPIRY_CHECK_MS,
         )
         self._coordinator = self._new()
         state.remembered.holders.append(self.held_bytes)
-        self._timers: dict[str, int] = {}  # tokens of timers by transactional id
-        # Effects to execute, in order.
-        self._effects: deque[tuple[TransactionMachine, Effect]] = deque()
-        self._is_acting = False
-        self._is_loaded = False
-        self._loading: list[Callable[[bool], None]] | None = None
         self._has_begun = False
         # A power loss may have left transactions open.
         self._expects_orphans = not state.logdir.was_clean
@@ -125,59 +119,40 @@ class TransactionHost:
     # -- effects
 
     def _act(self, effects: Iterable[Effect]) -> None:
-        """Execute effects after the earlier ones.
-
-        Nested calls only queue their effects.
-        """
-        self._effects.extend((self._coordinator, effect) for effect in effects)
-        if self._is_acting:
+        super()._act(effects)
+        if self._is_acting or self._state.is_stopping:
             return
-        self._is_acting = True
-        try:
-            while self._effects:
-                self._carry_out(*self._effects.popleft())
-        finally:
-            self._is_acting = False
-        if self._coordinator.is_over and not self._state.is_stopping:
+        if self._coordinator.is_over:
             self._begin_again()
 
-    def _carry_out(self, coordinator: TransactionMachine, effect: Effect) -> None:
+    def _carry_out(self, effect: Effect) -> None:
+        state = self._state
         match effect:
             case TransactionReply(waiter, result):
-                _tell(waiter, result)
+                assert callable(waiter), waiter
+                guarded(waiter, result)
             case StoreTransaction():
-                self._append(coordinator, effect)
+                self._append(self._coordinator, effect)
             case WriteMarkers():
-                Markers(
-                    self._state,
-                    coordinator,
-                    effect,
-                    self._state.now_ms,
-                    partial(self._have_marked, effect),
-                ).write()
+                marked = partial(self._have_marked, effect)
+                Markers(state, self._coordinator, effect, state.now_ms, marked).write()
             case AbortOrphan(producer_id, epoch, partitions):
-                markers = WriteMarkers(
-                    Transaction(""), producer_id, epoch, False, partitions
-                )
-                Markers(
-                    self._state, None, markers, self._state.now_ms, lambda *_: None
-                ).write()
+                markers = WriteMarkers("", producer_id, epoch, False, partitions)
+                Markers(state, None, markers, state.now_ms).write()
             case TakeProducerId():
-                self._state.take_producer_id(
-                    partial(self._have_taken, coordinator, effect)
+                state.take_producer_id(
+                    partial(self._have_taken, self._coordinator, effect)
                 )
             case SetTransactionTimer(name, at_ms):
-                self._cancel(name)
-                self._timers[name] = self._state.timers.at(
-                    at_ms, partial(self._time_out, name)
-                )
+                timer = partial(self._time_out, name)
+                state.timers.set((self, name), at_ms, timer)
             case CancelTransactionTimer(name):
-                self._cancel(name)
+                state.timers.cancel((self, name))
             case TimedOut(name):
-                self._state.journal.say(
+                state.journal.say(
                     logging.WARNING,
                     "transaction timed out",
-                    self._state.now_ms,
+                    state.now_ms,
                     "the transaction of %s was open too long and is aborted",
                     shown(name),
                 )
@@ -185,7 +160,7 @@ class TransactionHost:
     def _append(
         self, coordinator: TransactionMachine, effect: StoreTransaction
     ) -> None:
-        name = effect.transaction.transactional_id
+        name = effect.transactional_id
         key = transaction_key(name)
         value = None if effect.stored is None else transaction_value(effect.stored)
         now_ms = self._state.now_ms
@@ -225,19 +200,14 @@ class TransactionHost:
         producer_id = result if isinstance(result, int) else None
         self._act(coordinator.taken(effect, producer_id, self._state.now_ms))
 
-    def _cancel(self, name: str) -> None:
-        token = self._timers.pop(name, None)
-        if token is not None:
-            self._state.timers.cancel(token)
-
     def _time_out(self, name: str, now_ms: int) -> None:
         self._state.hear(now_ms)
-        del self._timers[name]
         self._act(self._coordinator.timed_out(name, now_ms))
 
     def _begin_again(self) -> None:
         self._coordinator = self._new()
         self._is_loaded = False
+        self._stop_expiry()
         self._state.timers.at(
             self._state.now_ms + RETRY_MS,
             lambda now_ms: self.load(now_ms, lambda _: None),
@@ -245,94 +215,34 @@ class TransactionHost:
 
     # -- loading
 
-    @property
-    def is_loaded(self) -> bool:
-        return self._is_loaded
-
     def begin(self, now_ms: int) -> None:
-        """Load the stored transactions if their topic exists.
-
-        Call this when the broker starts. Further calls have no effect.
-        """
         if not self._has_begun:
             self._has_begun = True
             if self._topic.exists:
                 self.load(now_ms, lambda _: None)
 
-    def load(self, now_ms: int, done: Callable[[bool], None]) -> None:
-        """Load the stored transactions. Call done(True), or done(False) if that failed."""
-        self._state.hear(now_ms)
-        if self._is_loaded:
-            done(True)
-        elif self._loading is not None:
-            self._loading.append(done)
-        else:
-            self._loading = [done]
-            self._has_begun = True
-            if self._topic.exists:
-                read = partial(self._read, self._coordinator, now_ms)
-                self._state.in_turn(TRANSACTIONS_TOPIC, read, self._have_loaded)
-            else:
-                self._have_loaded([])
-
-    def _read(self, coordinator: TransactionMachine, now_ms: int) -> list[Effect]:
-        """Load the current records of the topic into a coordinator.
-
-        This runs outside the event loop, because 100,000 ids would block the loop. The
-        coordinator gets no other calls while it runs.
-
-        Raises:
-            LogcoreError: the topic cannot be read, or a record cannot be decoded.
-        """
+    def _read(self) -> list[Effect]:
+        now_ms = self._state.now_ms
         logs = list(self._topic.logs())
         for log in logs:
             # The next records will depend on records that were not synced before a
             # failure.
             sync_present(log)
-        effects = coordinator.load(stored_transactions(logs), now_ms)
+        effects = self._coordinator.load(stored_transactions(logs), now_ms)
         if self._expects_orphans:
-            effects += coordinator.adopt(left_open(self._state.logdir), now_ms)
+            effects += self._coordinator.adopt(left_open(self._state.logdir), now_ms)
         return effects
 
-    def _have_loaded(self, found: Any) -> None:
-        waiting = self._loading or []
-        self._loading = None
-        if isinstance(found, list):
-            is_first = not self._is_loaded
-            self._is_loaded = True
-            self._expects_orphans = False
-            self._act(found)
-            if is_first:
-                self._state.timers.at(
-                    self._state.now_ms + EXPIRY_CHECK_MS,
-                    partial(self._check_expiry, self._coordinator),
-                )
-        else:
-            _log.error(
-                "%s cannot be read, so no transaction can be served: %s",
-                TRANSACTIONS_TOPIC,
-                found,
-            )
-        for done in waiting:
-            guarded(done, self._is_loaded)
+    def _begin(self, effects: list[Effect]) -> list[Effect]:
+        self._expects_orphans = False
+        return effects
 
-    def _check_expiry(self, coordinator: TransactionMachine, now_ms: int) -> None:
-        if coordinator is not self._coordinator:
-            return
-        self._state.hear(now_ms)
-        self._state.timers.at(
-            now_ms + EXPIRY_CHECK_MS, partial(self._check_expiry, coordinator)
-        )
-        self._act(coordinator.expire(self._state.logdir.trusted_ms(now_ms)))
+    def _expire(self, trusted_ms: int) -> list[Effect]:
+        return self._coordinator.expire(trusted_ms)
 
     # -- requests
 
     def ask(self, request: Request, now_ms: int, done: Done) -> None:
-        """Answer a request: call done(), possibly before this method returns.
-
-        The result is an Identity, None or a TransactionError. load() must have
-        succeeded before.
-        """
         self._state.hear(now_ms)
         if self._is_loaded:
             self._act(self._coordinator.ask(request, done, now_ms))
@@ -342,22 +252,12 @@ class TransactionHost:
     def verified(
         self, who: tuple[str, int, int], partition: Partition, write: Callable[[], T]
     ) -> T | TransactionError:
-        """Call write() and return its result if a producer may write now.
-
-        Otherwise, return the error. The producer is identified by a transactional id, a
-        producer id and its epoch.
-        """
         if not self._is_loaded:
             return TransactionError.COORDINATOR_NOT_AVAILABLE
         error = self._coordinator.verify(*who, partition)
         return write() if error is None else error
 
-    def look(self, names: Collection[str] | None, done: Callable[[Any], None]) -> None:
-        """Find the last durable records of transactional ids.
-
-        Call done() with a dict by transactional id, or with an error. `names` selects
-        the ids. None selects all.
-        """
+    def look(self, names: Collection[str] | None, done: FoundTransactions) -> None:
         if names is None:
             done(self._coordinator.all())
             return
@@ -368,34 +268,8 @@ class TransactionHost:
                 found[name] = stored
         done(found)
 
-    def write_markers(
-        self,
-        effect: WriteMarkers,
-        coordinator_epoch: int,
-        now_ms: int,
-        told: Callable[[Partition, Exception | None], None],
-    ) -> None:
-        """Write markers for an admin tool.
-
-        The coordinator's state of the producer is ignored. `told` is called with the
-        result for each partition.
-        """
-        self._state.hear(now_ms)
-        Markers(
-            self._state,
-            None,
-            effect,
-            now_ms,
-            lambda *_: None,
-            coordinator_epoch=coordinator_epoch,
-            told=told,
-        ).write()
-
     def stop(self, now_ms: int) -> None:
-        """Answer all waiting requests.
-
-        The next broker reads the records that are being written.
-        """
+        # The next broker reads the records that are being written.
         self._state.hear(now_ms)
         self._act(self._coordinator.end())
 
@@ -414,7 +288,7 @@ class Markers:
         coordinator: TransactionMachine | None,
         effect: WriteMarkers,
         now_ms: int,
-        done: Callable[[Any, frozenset[Partition]], None],
+        done: Callable[[Any, frozenset[Partition]], None] | None = None,
         *,
         coordinator_epoch: int | None = None,
         told: Callable[[Partition, Exception | None], None] | None = None,
@@ -449,14 +323,14 @@ class Markers:
             else:
                 self._when_open(partition)
 
-    def _when_groups_are_known(self, partition: Partition, error: object) -> None:
-        if error is not None:
-            self._settle(partition, LogcoreError("the groups cannot be read"))
-        else:
+    def _when_groups_are_known(self, partition: Partition, is_loaded: bool) -> None:
+        if is_loaded:
             self._when_open(partition)
+        else:
+            self._settle(partition, LogcoreError("the groups cannot be read"))
 
     def _when_open(self, partition: Partition) -> None:
-        answer = self._state.when_open([partition], lambda: self._enter(partition))
+        answer = self._state.logs.when_open([partition], lambda: self._enter(partition))
         if answer is not None:
             answer.then(partial(self._opened, partition))
 
@@ -472,7 +346,7 @@ class Markers:
             return
         topic, number = partition
         try:
-            log = state.log(topic, number)
+            log = state.logs.log(topic, number)
         except LogcoreError as error:
             self._settle(partition, error)
             return
@@ -481,10 +355,10 @@ class Markers:
             key = topic  # commits to all its partitions share one queue
         work = partial(self._append, log)
         then = partial(self._written, partition, log)
-        if state.has_turns(key) or log.writer.may_wait(
+        if state.work.is_busy(key) or log.writer.may_wait(
             _MARKER_BYTES, self._now_ms, has_producer=True
         ):
-            state.in_turn(key, work, then)
+            state.work.submit(key, work, then)
             return
         try:
             result: Any = work()
@@ -507,7 +381,7 @@ class Markers:
 
     def _home_epoch(self) -> int:
         """Return the leader epoch of the log of the transaction, or 0."""
-        name = self._effect.transaction.transactional_id
+        name = self._effect.transactional_id
         logdir = self._state.logdir
         if not name or TRANSACTIONS_TOPIC not in logdir:
             return 0
@@ -522,7 +396,7 @@ class Markers:
             self._settle(partition, result)
             return
         end = result.last_offset + 1
-        self._state.appended(*partition, log, end, self._now_ms)
+        self._state.fetches.appended(*partition, log, end, self._now_ms)
         self._state.syncs.when_safe(log, end, partial(self._settle, partition))
 
     def _settle(self, partition: Partition, error: Exception | None) -> None:
@@ -540,7 +414,7 @@ class Markers:
             )
             self._left.add(partition)
         self._waits_for.discard(partition)
-        if not self._waits_for:
+        if not self._waits_for and self._done is not None:
             self._done(self._coordinator, frozenset(self._left))
 
     def _is_refused(self, error: Exception) -> bool:
@@ -556,11 +430,3 @@ class Markers:
 def _say_failure(result: Any) -> None:
     if isinstance(result, Exception):
         _log.error("markers of a transaction were not begun", exc_info=result)
-
-
-def _tell(waiter: Any, result: Result) -> None:
-    """Call a waiter and log its exception, which must not stop the next effects."""
-    try:
-        waiter(result)
-    except Exception:
-        _log.exception("an answer to a request about a transaction")

@@ -23,7 +23,7 @@ from logcore.consumer import (
     TopicPartition,
 )
 from logcore.consumer.commits import _MOST_WAITING
-from logcore.coordination.effects import Committer
+from logcore.coordination.group_requests import Committer
 from logcore.coordinators.shared_groups import SharedGroups
 from logcore.coordinators.stored_offsets import OFFSETS_CONFIG
 from logcore.errors import (

@@ -1025,8 +1025,8 @@ def test_interrupted_join_leaves_no_member(
         groups = type(first._groups)
         join = groups.join
 
-        def interrupted(self: Any, request: Any) -> None:
-            join(self, request)
+        def interrupted(self: Any, request: Any, done: Any) -> None:
+            join(self, request, done)
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:

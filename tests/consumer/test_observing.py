@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logcore.coordination.classic_group import ClassicGroupMember, Group
-from logcore.coordination.effects import (
+from logcore.coordination.group_requests import (
     DelayEnds,
     JoinEnds,
     SessionEnds,

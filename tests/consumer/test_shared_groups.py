@@ -19,7 +19,7 @@ import logcore
 from logcore import LogDir
 from logcore.consumer import OffsetAndMetadata
 from logcore.coordination.classic_group import STABLE, ClassicGroupMember, Group
-from logcore.coordination.effects import (
+from logcore.coordination.group_requests import (
     GroupError,
     Joined,
     JoinedMember,
@@ -28,7 +28,7 @@ from logcore.coordination.effects import (
     SessionEnds,
     SyncResult,
 )
-from logcore.coordinators.durable_queue import Settling
+from logcore.coordinators.durable_queue import DurableQueue
 from logcore.coordinators.group_codec import GroupNode
 from logcore.coordinators.shared_groups import SharedGroups
 from logcore.errors import (
@@ -359,7 +359,7 @@ def test_reader_of_an_unsynced_commit_syncs_it(
     first = data.consumer(**SETTINGS)
     first.commit({("t", 0): 1})
     with monkeypatch.context() as patch:
-        patch.setattr(Settling, "settle", lambda _: None)
+        patch.setattr(DurableQueue, "settle", lambda _: None)
         first.commit({("t", 0): 5})
     other = data.consumer(**SETTINGS)
     if how == "committed":
@@ -390,14 +390,14 @@ def test_concurrent_commits_of_threads_share_syncs(data: LogDir) -> None:
     log = data.partition(OFFSETS_TOPIC, 0)
     before = log.statistics().syncs
     together = threading.Barrier(len(consumers), timeout=SECONDS)
-    settle = Settling.settle
+    settle = DurableQueue.settle
 
-    def settle_together(self: Settling) -> None:
+    def settle_together(self: DurableQueue) -> None:
         together.wait()
         settle(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Settling, "settle", settle_together)
+        patch.setattr(DurableQueue, "settle", settle_together)
         threads = [
             threading.Thread(target=consumer.commit, args=({("t", 0): 3},))
             for consumer in consumers

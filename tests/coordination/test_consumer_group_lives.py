@@ -19,7 +19,7 @@ import pytest
 from logcore.coordination import consumer_transitions
 from logcore.coordination.consumer_assignors import uniform
 from logcore.coordination.consumer_group import ConsumerGroup
-from logcore.coordination.effects import GroupError
+from logcore.coordination.group_requests import GroupError
 from logcore.format.consumer_group_records import Current, Partitions
 from support.consumerlives import NOTHING, STEPS, Life, live
 

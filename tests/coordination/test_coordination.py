@@ -26,30 +26,32 @@ from logcore.coordination.classic_group import (
     Group,
 )
 from logcore.coordination.coordinator import Coordinator
-from logcore.coordination.deadlines import Timers
 from logcore.coordination.effects import (
     AppendRecords,
     Assigned,
     CancelTimer,
-    Committer,
     Effect,
-    GroupError,
     GroupFormed,
+    Reply,
+    SetTimer,
+)
+from logcore.coordination.group_requests import (
+    Committer,
+    GroupError,
     Join,
     Joined,
     JoinEnds,
     JoinRefused,
     PendingEnds,
-    Reply,
     Rules,
     SessionEnds,
-    SetTimer,
     Sync,
     SyncEnds,
     SyncResult,
     Timeout,
 )
 from logcore.coordinators.stored_offsets import StoredGroups
+from logcore.deadlines import Deadlines
 from logcore.format.group_records import (
     Committed,
     commit_key,
@@ -99,8 +101,8 @@ class World:
 
     def start(self) -> None:
         self.coordinator = Coordinator(self.rules, self.new_id)
-        self.timers: Timers[tuple[Group, Timeout]] = Timers()
-        self.set: set[tuple[Group, Timeout]] = set()
+        self.timers: Deadlines[tuple[str, Timeout]] = Deadlines()
+        self.set: set[tuple[str, Timeout]] = set()
         self.stores: list[AppendRecords] = []
         # waiter -> the member id of the request, or "" if it has none
         self.asked: dict[int, str] = {}
@@ -136,15 +138,15 @@ class World:
                         self.check_synced(self.asked[waiter], result)  # type: ignore[index]
                 case AppendRecords():
                     self.stores.append(effect)
-                case SetTimer(group, timeout, at_ms):
-                    self.timers.at(at_ms, (group, timeout))
-                    self.set.add((group, timeout))
-                case CancelTimer(group, timeout):
-                    assert (group, timeout) in self.set, (
+                case SetTimer(group_id, timeout, at_ms):
+                    self.timers.at(at_ms, (group_id, timeout))
+                    self.set.add((group_id, timeout))
+                case CancelTimer(group_id, timeout):
+                    assert (group_id, timeout) in self.set, (
                         "only a timer that is set is cancelled"
                     )
-                    self.timers.cancel((group, timeout))
-                    self.set.remove((group, timeout))
+                    self.timers.cancel((group_id, timeout))
+                    self.set.remove((group_id, timeout))
         self.check()
 
     def disk(self, error: GroupError | None = None) -> None:
@@ -193,9 +195,9 @@ class World:
             if next_ms is None or next_ms > end_ms:
                 break
             self.now_ms = max(self.now_ms, next_ms)
-            for group, timeout in self.timers.due(self.now_ms):
-                self.set.remove((group, timeout))
-                self.act(self.coordinator.timed_out(group, timeout, self.now_ms))
+            for group_id, timeout in self.timers.due(self.now_ms):
+                self.set.remove((group_id, timeout))
+                self.act(self.coordinator.timed_out(group_id, timeout, self.now_ms))
         self.now_ms = end_ms
 
     # -- requests
@@ -342,8 +344,8 @@ class World:
                     assert stored == commit_value(committed), "stored first"
             assert self.generations.get(group, 0) <= group.generation, "no way back"
             self.generations[group] = group.generation
-        known = set(self.coordinator.all())
-        assert all(group in known for group, _ in self.set), (
+        known = {group.group_id for group in self.coordinator.all()}
+        assert all(group_id in known for group_id, _ in self.set), (
             "a timer each: none for a deleted group"
         )
         assert len(self.timers) == len(self.set)
@@ -387,9 +389,8 @@ class World:
         )
         if group.state == COMPLETING and group.unsynced:
             assert group.sync_timer is not None, "a timer each: for a generation"
-        assert {timeout for each, timeout in self.set if each is group} == expected, (
-            "a timer each"
-        )
+        timeouts = {timeout for each, timeout in self.set if each == group.group_id}
+        assert timeouts == expected, "a timer each"
 
 
 # -- transitions, one by one -----------------------------------------------------------
@@ -682,7 +683,9 @@ def test_offset_deletion_affects_only_earlier_commits() -> None:
     world.commit_in_transaction(2, partition=1)
     world.settle()
     keys = [("orders", 0), ("orders", 1)]
-    world.act(world.coordinator.delete_offsets(world.group, keys, world.waiter()))
+    world.act(
+        world.coordinator.delete_offsets(world.group.group_id, keys, world.waiter())
+    )
     world.commit_in_transaction(77)
     world.settle()
     world.commit_transaction()
@@ -699,7 +702,9 @@ def test_offset_deletion_does_not_affect_a_commit_reported_first() -> None:
     world.commit(1)
     world.settle()
     world.act(
-        world.coordinator.delete_offsets(world.group, [("orders", 0)], world.waiter())
+        world.coordinator.delete_offsets(
+            world.group.group_id, [("orders", 0)], world.waiter()
+        )
     )
     world.commit_in_transaction(77)
     deletion, commit = world.stores
@@ -739,7 +744,7 @@ def _delete_group(world: World) -> None:
 def _delete_offsets(world: World) -> None:
     world.act(
         world.coordinator.delete_offsets(
-            world.group, world.group.offset_keys(), world.waiter()
+            world.group.group_id, world.group.offset_keys(), world.waiter()
         )
     )
 
@@ -1095,7 +1100,7 @@ def test_invariants_hold_in_any_order_and_every_request_is_answered(
 
 
 def test_timers_are_due_in_order_and_can_be_replaced_or_cancelled() -> None:
-    timers: Timers[str] = Timers()
+    timers: Deadlines[str] = Deadlines()
     assert timers.next_ms is None
     timers.at(5, "b")
     timers.at(5, "c")
@@ -1120,7 +1125,7 @@ def test_timers_are_due_in_order_and_can_be_replaced_or_cancelled() -> None:
     )
 )
 def test_timers_agree_with_a_dict(calls: list[tuple[int, int, bool]]) -> None:
-    timers: Timers[int] = Timers()
+    timers: Deadlines[int] = Deadlines()
     model: dict[int, int] = {}
     for name, deadline_ms, is_set in calls:
         if is_set:

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from logcore.coordination.effects import (
+from logcore.coordination.effects import GroupConverted
+from logcore.coordination.group_requests import (
     Committer,
-    GroupConverted,
     GroupError,
     Joined,
     JoinRefused,

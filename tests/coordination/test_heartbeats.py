@@ -15,7 +15,13 @@ import pytest
 from logcore.coordination import consumer_transitions
 from logcore.coordination.consumer_group import AWAY
 from logcore.coordination.consumer_transitions import check_beat
-from logcore.coordination.effects import Beat, Committer, GroupError, JoinRefused, Reply
+from logcore.coordination.effects import Reply
+from logcore.coordination.group_requests import (
+    Beat,
+    Committer,
+    GroupError,
+    JoinRefused,
+)
 from logcore.format.consumer_group_records import (
     ConsumerKey,
     Current,

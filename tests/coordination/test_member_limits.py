@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from logcore.coordination.effects import (
+from logcore.coordination.group_requests import (
     GroupError,
     Joined,
     JoinRefused,

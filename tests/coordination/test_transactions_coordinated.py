@@ -501,8 +501,8 @@ def test_many_random_histories() -> None:
 
 MISTAKES = {
     "complete_before_all_markers": (
-        "        transaction = effect.transaction\n        transaction.left = left\n        if not left:",
-        "        transaction = effect.transaction\n        transaction.left = left = frozenset()\n        if not left:",
+        "        transaction.left = left\n        if not left:",
+        "        transaction.left = left = frozenset()\n        if not left:",
     ),
     "no_markers_after_a_restart": (
         "                transaction.left = stored.partitions\n                effects += self._mark",

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import logcore
-from logcore.directory.deadlines import Agenda
+from logcore.directory.visit_queue import VisitQueue
 from logcore.fs import OS
 from logcore.metadata import checkpoint
 from logcore.partition.schedule import LogMaintenance
@@ -187,7 +187,7 @@ def test_tick_visits_a_rested_log_on_time(
     )
 )
 def test_deadline_queue_returns_each_task_once_when_due(steps: list[Any]) -> None:
-    agenda: Agenda[int] = Agenda()
+    agenda: VisitQueue[int] = VisitQueue()
     times: dict[int, int] = {}
     now = 0
     for step in steps:

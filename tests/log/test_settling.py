@@ -12,7 +12,7 @@ import pytest
 
 import logcore
 from logcore import Log
-from logcore.coordinators.durable_queue import Settling
+from logcore.coordinators.durable_queue import DurableQueue
 from logcore.errors import LogcoreError, LogFailedError
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 
@@ -34,7 +34,7 @@ class Recorder:
     """
 
     def __init__(self) -> None:
-        self.settling = Settling(threading.RLock())
+        self.settling = DurableQueue(threading.RLock())
         self.completed: list[tuple[int, Mapping[Log, LogcoreError]]] = []
 
     def append(self, number: int, *logs: Log) -> None:
@@ -162,3 +162,20 @@ def test_interrupt_in_a_callback_keeps_later_appends_pending(log: Log) -> None:
     assert recorder.completed == [(1, {})]
     recorder.settling.settle()
     assert recorder.completed == [(1, {}), (3, {})]
+
+
+def test_callback_that_syncs_again_completes_each_append_once(log: Log) -> None:
+    """A broker whose disk work runs at once reports a sync inside a callback."""
+    recorder = Recorder()
+    first = log.append(b"v").last_offset + 1
+
+    def sync_again(_: Mapping[Log, LogcoreError]) -> None:
+        recorder.settling.hear(log, None)
+
+    recorder.settling.add({log: first}, sync_again)
+    recorder.append(2, log)
+    recorder.append(3, log)
+    log.flush()
+    recorder.settling.hear(log, None)
+    assert recorder.completed == [(2, {}), (3, {})]
+    assert not recorder.settling.is_waiting_for(log)

@@ -54,7 +54,7 @@ def beat(
         topics = (
             [
                 BEAT.Request.Topic(
-                    topic_id=bench.broker.state.topic_id("t"), partitions=owned
+                    topic_id=bench.broker.state.topic_ids.id_of("t"), partitions=owned
                 )
             ]
             if owned

@@ -54,7 +54,7 @@ def send(
     owned = fields.pop("owned", None)
     topic_type = BEAT.Request.Topic
     if owned is not None:
-        topic_id = rig.state.topic_id("orders")
+        topic_id = rig.state.topic_ids.id_of("orders")
         fields["topic_partitions"] = (
             [topic_type(topic_id=topic_id, partitions=owned)] if owned else []
         )
@@ -76,7 +76,7 @@ def epoch_and_partitions(rig: Rig, response: Any) -> tuple[int, list[int] | None
     if response.assignment is None:
         return response.member_epoch, None
     assert {topic.topic_id for topic in response.assignment.topic_partitions} <= {
-        rig.state.topic_id("orders")
+        rig.state.topic_ids.id_of("orders")
     }
     return response.member_epoch, [
         n for topic in response.assignment.topic_partitions for n in topic.partitions

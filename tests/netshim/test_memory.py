@@ -309,7 +309,7 @@ def test_only_logs_without_waiting_requests_are_closed(tmp_path: Path) -> None:
     # This request waits for the sync of partition 1.
     produce = bench.send(wire.PRODUCE, 9, request)
     assert not produce.is_set and not fetch.is_set
-    state.most_logs = lambda: 3
+    state.logs.most_logs = lambda: 3
     bench.ask(wire.OFFSET_FETCH, 5, wire.OFFSET_FETCH.Request(group_id="g", topics=[]))
     later = bench.send(wire.FETCH, 12, bench.fetches(range(3, 4)))
     bench.run()
@@ -331,7 +331,7 @@ def test_only_logs_without_waiting_requests_are_closed(tmp_path: Path) -> None:
 def test_recently_used_logs_remain_open(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "data")
     bench.logdir.create_topic("t", 30)
-    bench.broker.state.most_logs = lambda: 20
+    bench.broker.state.logs.most_logs = lambda: 20
     for number in [*range(19), *range(10), 19, 20]:
         bench.now_ms += 1
         bench.broker.tick(bench.now_ms)
@@ -347,7 +347,7 @@ def test_new_client_closes_logs_to_get_a_file_descriptor(tmp_path: Path) -> None
         for number in range(30):
             server.logdir.partition("t", number)
         server.call(
-            lambda: setattr(server.server.broker.state, "most_logs", lambda: 20)
+            lambda: setattr(server.server.broker.state.logs, "most_logs", lambda: 20)
         )
         client = Client(server.port)
         client.ask(wire.API_VERSIONS, 0, wire.API_VERSIONS.Request())

@@ -532,7 +532,9 @@ def test_append_during_the_first_read_of_a_fetch_is_seen(
     answer = bench.send(wire.FETCH, 11, request)
     turns.turn()
     logs[partition].append(b"new", durability="os")
-    bench.broker.state.appended("t", partition, logs[partition], 1, bench.now_ms)
+    bench.broker.state.fetches.appended(
+        "t", partition, logs[partition], 1, bench.now_ms
+    )
     turns.run()
     answers = bench.read(wire.FETCH, 11, answer).responses[0].partitions
     assert [len(part.records) > 0 for part in answers] == [
@@ -567,7 +569,9 @@ def test_append_between_two_reads_of_a_fetch_is_seen(
     bench.broker.state.fetches.wake([("t", 1)], bench.now_ms)
     turns.turn()
     logs[partition].append(b"new", durability="os")
-    bench.broker.state.appended("t", partition, logs[partition], 1, bench.now_ms)
+    bench.broker.state.fetches.appended(
+        "t", partition, logs[partition], 1, bench.now_ms
+    )
     turns.run()
     assert answer.is_set
     answers = bench.read(wire.FETCH, 11, answer).responses[0].partitions

@@ -29,7 +29,7 @@ from netshim.handlers.fetch import _Extent, _Growth
 from netshim.request_log import Repeated
 from netshim.scheduling import CloseConnection, PendingResponse
 from netshim.session import ClientSession
-from netshim.state import NO_ID
+from netshim.topic_ids import NO_ID
 from netshim.wire import codes
 from support.bench import SESSION, Bench
 from support.client import Client
@@ -114,7 +114,7 @@ def test_a_produce_that_waits_for_many_logs_is_not_overtaken(
     expected = [[b"0", b"3"]] * 3
     expected[partition] = [b"0", b"1", b"2", b"3"]
     assert found == expected
-    assert not bench.broker.state._lines
+    assert not bench.broker.state.logs.queued
 
 
 def test_many_requests_may_wait_for_one_log(bench: Bench) -> None:
@@ -152,7 +152,7 @@ def test_a_look_that_fails_holds_up_no_later_request(
         reply = bench.send(wire.PRODUCE, 9, bench.produces(batch_of(b"v")))
         assert not isinstance(reply, PendingResponse) or reply.is_set
     monkeypatch.undo()
-    assert not bench.broker.state._lines
+    assert not bench.broker.state.logs.queued
     assert bench.produce(batch_of(b"w")).error_code == 0
 
 
@@ -858,13 +858,16 @@ def test_unknown_topic_ids_cost_one_look_at_the_topics(
     told = bench.ask(wire.FETCH, 13, request(topics=unknown)).responses
     assert {each.partitions[0].error_code for each in told} == {codes.UNKNOWN_TOPIC_ID}
     assert looks <= 1
-    before = state.topic_id("t")
-    assert state.topic_of(before) == "t"
+    before = state.topic_ids.id_of("t")
+    assert state.topic_ids.name_of(before) == "t"
     bench.logdir.delete_topic("t")
-    assert state.topic_of(before) is None
+    assert state.topic_ids.name_of(before) is None
     bench.logdir.create_topic("t")
-    assert (state.topic_of(before), state.topic_of(state.topic_id("t"))) == (None, "t")
-    assert state.topic_of(NO_ID) is None
+    assert (
+        state.topic_ids.name_of(before),
+        state.topic_ids.name_of(state.topic_ids.id_of("t")),
+    ) == (None, "t")
+    assert state.topic_ids.name_of(NO_ID) is None
 
 
 def test_a_fetch_that_waits_is_told_when_its_offset_is_deleted(bench: Bench) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import logcore
 from logcore.coordination.transactions import RETRY_MS
+from logcore.coordinators.stored_transactions import TRANSACTIONS_CONFIG
 from logcore.errors import TopicNotFoundError
 from logcore.format.group_records import partition_of
 from logcore.metadata.filenames import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
@@ -18,7 +19,6 @@ from logcore.partition.coordinator_append import producers_of
 from logcore.recordbatch import encode
 from logcore.testing import SimulatedDisk
 from netshim import wire
-from netshim.transactions import TRANSACTIONS_CONFIG
 from netshim.wire import codes
 from support.stillbroker import StillBroker
 

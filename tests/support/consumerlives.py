@@ -13,7 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 from logcore.coordination.consumer_group import ConsumerGroup
-from logcore.coordination.effects import Beaten, Committer, ConsumersChanged, GroupError
+from logcore.coordination.effects import ConsumersChanged
+from logcore.coordination.group_requests import (
+    Beaten,
+    Committer,
+    GroupError,
+)
 from logcore.format.consumer_group_records import Partitions
 from support.consumerworld import World
 

@@ -15,23 +15,25 @@ from typing import Any
 from logcore.coordination.classic_group import Group
 from logcore.coordination.consumer_group import ConsumerGroup
 from logcore.coordination.coordinator import Coordinator
-from logcore.coordination.deadlines import Timers
 from logcore.coordination.effects import (
     AppendRecords,
+    CancelTimer,
+    Effect,
+    Reply,
+    SetTimer,
+)
+from logcore.coordination.group_requests import (
     Beat,
     Beaten,
     BeatRefused,
-    CancelTimer,
-    Effect,
     GroupError,
     Join,
-    Reply,
     Rules,
-    SetTimer,
     Sync,
     Timeout,
 )
 from logcore.coordinators.stored_offsets import StoredGroups
+from logcore.deadlines import Deadlines
 from logcore.format.consumer_group_records import (
     Partitions,
     RecordKind,
@@ -80,7 +82,7 @@ class World:
 
     def start(self) -> None:
         self.coordinator = Coordinator(self.rules, self._new_id, self, compile_pattern)
-        self.timers: Timers[tuple[Group, Timeout]] = Timers()
+        self.timers: Deadlines[tuple[str, Timeout]] = Deadlines()
         self.stores: list[AppendRecords] = []
         self.replies: dict[int, Any] = {}
         self.events: list[Effect] = []
@@ -115,13 +117,13 @@ class World:
                     self.replies[waiter] = result  # type: ignore[index]
                 case AppendRecords():
                     self.stores.append(effect)
-                case SetTimer(group, timeout, at_ms):
-                    self.timers.at(at_ms, (group, timeout))
-                case CancelTimer(group, timeout):
-                    assert (group, timeout) in self.timers, (
+                case SetTimer(group_id, timeout, at_ms):
+                    self.timers.at(at_ms, (group_id, timeout))
+                case CancelTimer(group_id, timeout):
+                    assert (group_id, timeout) in self.timers, (
                         "only an existing timer is cancelled"
                     )
-                    self.timers.cancel((group, timeout))
+                    self.timers.cancel((group_id, timeout))
                 case _:
                     self.events.append(effect)
         while self.stores and not self.holds:
@@ -143,8 +145,8 @@ class World:
             if next_ms is None or next_ms > end_ms:
                 break
             self.now_ms = max(self.now_ms, next_ms)
-            for group, timeout in self.timers.due(self.now_ms):
-                self.act(self.coordinator.timed_out(group, timeout, self.now_ms))
+            for group_id, timeout in self.timers.due(self.now_ms):
+                self.act(self.coordinator.timed_out(group_id, timeout, self.now_ms))
         self.now_ms = end_ms
 
     def restart(self) -> None:

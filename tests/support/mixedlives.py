@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from logcore.coordination.effects import (
+from logcore.coordination.group_requests import (
     Committer,
     GroupError,
     Join,

@@ -23,8 +23,9 @@ from netshim.handlers import HANDLERS
 from netshim.scheduling import PendingResponse
 from netshim.session import ClientSession
 from netshim.settings import Settings
-from netshim.sharing import GroupsBesideOthers
+from netshim.sharing import GroupsBesideOthers, TransactionsBesideOthers
 from netshim.state import BrokerState, Call
+from netshim.transactions import TransactionHost
 
 T0 = 1_700_000_000_000
 SESSION_MS = 10_000
@@ -86,6 +87,11 @@ class Rig:
             else BrokerGroups(self.state, self._new_id)
         )
         self.state.groups = self.groups
+        self.state.transactions = (
+            TransactionsBesideOthers(self.state)
+            if self.is_shared
+            else TransactionHost(self.state)
+        )
 
     def __enter__(self) -> Rig:
         return self

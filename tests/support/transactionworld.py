@@ -26,7 +26,6 @@ from typing import Any
 import attrs
 
 from logcore.coordination import transactions as real
-from logcore.coordination.deadlines import Timers
 from logcore.coordination.transaction_effects import (
     AddPartitions,
     CancelTransactionTimer,
@@ -42,6 +41,7 @@ from logcore.coordination.transaction_effects import (
     TransactionReply,
     WriteMarkers,
 )
+from logcore.deadlines import Deadlines
 from logcore.format.transaction_records import (
     Partition,
     read_transaction,
@@ -145,7 +145,7 @@ class World:
 
     def start(self) -> None:
         self.coordinator = self.module.TransactionMachine()
-        self.timers: Timers[str] = Timers()
+        self.timers: Deadlines[str] = Deadlines()
         self.stores: list[StoreTransaction] = []
         self.markers: list[tuple[WriteMarkers, set[Partition]]] = []
         found = {}
@@ -189,7 +189,7 @@ class World:
     # -- the disk
 
     def keep(self, effect: StoreTransaction) -> None:
-        key = transaction_key(effect.transaction.transactional_id)
+        key = transaction_key(effect.transactional_id)
         self.durable[key] = (
             None if effect.stored is None else transaction_value(effect.stored)
         )

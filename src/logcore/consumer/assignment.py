@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Protocol, cast
+from typing import cast
 
 from logcore.consumer.commits import Commits
 from logcore.consumer.group_member import LOST, REJOIN, GroupMember, Heard, Share
@@ -35,23 +35,13 @@ from logcore.consumer.positions import Readings
 from logcore.consumer.registry_identity import Ownership, Registration
 from logcore.consumer.settings import ConsumerSettings, RebalanceListener
 from logcore.consumer.topic_partition import TopicPartition
-from logcore.coordinators.local_groups import GroupDirectory, LocalGroups
+from logcore.coordinators.process_groups import ProcessGroups
 from logcore.coordinators.shared_groups import SharedGroups
+from logcore.directory.interface import ClientDirectory
 from logcore.errors import ConsumerStateError, LogcoreError, TopicNotFoundError
 from logcore.fs import FS, SharedFS
 from logcore.metadata.filenames import INTERNAL_TOPICS
 from logcore.registry.paths import Pattern
-
-
-class AssignmentDirectory(GroupDirectory, Protocol):
-    """The methods of LogDir that this module uses."""
-
-    @property
-    def is_read_only(self) -> bool: ...
-    @property
-    def is_shared(self) -> bool: ...
-    def topics(self) -> list[str]: ...
-    def refresh(self) -> None: ...
 
 
 class Assignment:
@@ -64,9 +54,9 @@ class Assignment:
     def __init__(
         self,
         fs: FS,
-        directory: AssignmentDirectory,
+        directory: ClientDirectory,
         settings: ConsumerSettings,
-        groups: LocalGroups | SharedGroups | None,
+        groups: ProcessGroups | None,
         readings: Readings,
         commits: Commits,
     ) -> None:

@@ -35,7 +35,11 @@ from logcore.consumer.offset_stores import OffsetStores
 from logcore.consumer.positions import Readings
 from logcore.consumer.settings import ConsumerSettings, GroupMetadata, OffsetAndMetadata
 from logcore.consumer.topic_partition import TopicPartition
-from logcore.coordination.effects import Committer, GroupError, OffsetKey
+from logcore.coordination.group_requests import (
+    Committer,
+    GroupError,
+    OffsetKey,
+)
 from logcore.errors import (
     CommitFailedError,
     ConsumerStateError,

@@ -30,7 +30,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
-from logcore.consumer.assignment import Assignment, AssignmentDirectory
+from logcore.consumer.assignment import Assignment
 from logcore.consumer.commits import Commits, GroupPlace, OnCommit
 from logcore.consumer.fetcher import (
     MAX_COLUMN_BYTES,
@@ -54,8 +54,8 @@ from logcore.consumer.settings import (
     topic_pattern,
 )
 from logcore.consumer.topic_partition import TopicPartition
-from logcore.coordinators.local_groups import LocalGroups
-from logcore.coordinators.shared_groups import SharedGroups
+from logcore.coordinators.process_groups import ProcessGroups
+from logcore.directory.interface import ClientDirectory
 from logcore.errors import (
     CommitFailedError,
     ConsumerBusyError,
@@ -101,8 +101,8 @@ class Consumer:
     def __init__(
         self,
         fs: FS,
-        directory: AssignmentDirectory,
-        groups: LocalGroups | SharedGroups | None,
+        directory: ClientDirectory,
+        groups: ProcessGroups | None,
         settings: ConsumerSettings,
         registry: Registry | None = None,
     ) -> None:

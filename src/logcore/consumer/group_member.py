@@ -32,15 +32,16 @@ import attrs
 from logcore.callbacks import call
 from logcore.consumer.assignors import Assignor
 from logcore.consumer.topic_partition import Member, TopicPartition
-from logcore.coordination.effects import (
+from logcore.coordination.group_requests import (
     GroupError,
+    Join,
     Joined,
     JoinRefused,
     Sync,
     SyncResult,
 )
-from logcore.coordinators.local_groups import KeptJoin, LocalGroups, PendingResult
-from logcore.coordinators.shared_groups import SharedGroups
+from logcore.coordinators.pending_result import PendingResult
+from logcore.coordinators.process_groups import ProcessGroups
 from logcore.errors import (
     ConsumerStateError,
     FencedInstanceError,
@@ -80,7 +81,7 @@ class GroupMember:
 
     def __init__(
         self,
-        groups: LocalGroups | SharedGroups,
+        groups: ProcessGroups,
         group_id: str,
         *,
         instance_id: str | None,
@@ -154,9 +155,8 @@ class GroupMember:
         for name, assignor in self._assignors.items():
             told = Subscription(self._topics, self._user_data(assignor), claims, had)
             protocols.append((name, subscription_value(told)))
-        answer = PendingResult()
-        request = KeptJoin(
-            answer=answer,
+        answer = PendingResult(is_kept=True)
+        request = Join(
             group_id=self.group_id,
             member_id=self.member_id,
             instance_id=self.instance_id,
@@ -175,7 +175,7 @@ class GroupMember:
         self._syncing = None
         self._share = None
         self._asking = answer
-        self._groups.join(request)
+        self._groups.join(request, answer)
         self._joining = answer
         self._asking = None
 
@@ -201,7 +201,7 @@ class GroupMember:
         if not self.member_id and self._joining is not None:
             self._take_back(self._joining)
         if self.member_id and self.instance_id is None:
-            self._groups.leave(self.group_id, self.member_id, None)
+            self._groups.leave(self.group_id, [(self.member_id, None)])
         elif self.member_id:
             self._groups.absent(self.group_id, self.member_id)
         self._forget()
@@ -344,7 +344,8 @@ class GroupMember:
         assignments: Mapping[str, bytes] = {}
         if result.leader == result.member_id:
             assignments = self._divide(result)
-        self._syncing = self._groups.sync(
+        answer = PendingResult()
+        self._groups.sync(
             Sync(
                 group_id=self.group_id,
                 member_id=self.member_id,
@@ -353,8 +354,10 @@ class GroupMember:
                 protocol_type=_TYPE,
                 protocol=result.protocol,
                 assignments=assignments,
-            )
+            ),
+            answer,
         )
+        self._syncing = answer
         return None
 
     def _divide(self, joined: Joined) -> dict[str, bytes]:

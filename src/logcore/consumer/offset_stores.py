@@ -33,9 +33,12 @@ from typing import Final
 import attrs
 
 from logcore.consumer.settings import OffsetAndMetadata, OffsetsStorage, checked_offset
-from logcore.coordination.effects import Committer, GroupError, OffsetKey
-from logcore.coordinators.local_groups import LocalGroups
-from logcore.coordinators.shared_groups import SharedGroups
+from logcore.coordination.group_requests import (
+    Committer,
+    GroupError,
+    OffsetKey,
+)
+from logcore.coordinators.process_groups import ProcessGroups
 from logcore.format.group_records import Committed
 from logcore.registry import Registry, offsets
 
@@ -47,7 +50,7 @@ _UNKNOWN_MS: Final = -1
 class OffsetStores:
     """See the top of this module. registry: None where only the log is used."""
 
-    groups: LocalGroups | SharedGroups
+    groups: ProcessGroups
     registry: Registry | None = None
     storage: OffsetsStorage = "log"
     is_dual: bool = False
@@ -111,7 +114,7 @@ def committed_rows(
 
 
 def delete(
-    groups: LocalGroups | SharedGroups, registry: Registry | None, group_id: str
+    groups: ProcessGroups, registry: Registry | None, group_id: str
 ) -> GroupError | None:
     """Deletes a group without members, with all that it has committed anywhere; or says
     why not.
@@ -126,7 +129,7 @@ def delete(
 
 
 def alter(
-    groups: LocalGroups | SharedGroups,
+    groups: ProcessGroups,
     registry: Registry | None,
     group_id: str,
     rows: Mapping[OffsetKey, Committed],

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import attrs
 
 from logcore.consumer.topic_partition import TopicPartition
-from logcore.coordinators.local_groups import GroupDirectory
+from logcore.directory.interface import ClientDirectory
 from logcore.errors import LogClosedError, LogcoreError, TopicNotFoundError
 from logcore.kernels import TopicRecord
 from logcore.log import Log
@@ -133,7 +133,7 @@ class Readings:
 
     def __init__(
         self,
-        directory: GroupDirectory,
+        directory: ClientDirectory,
         on_news: Callable[[], None],
         *,
         is_read_only: bool,

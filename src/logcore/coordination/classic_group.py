@@ -29,7 +29,7 @@ from typing import Final
 import attrs
 
 from logcore.coordination.consumer_group import ConsumerGroup, Fact, fact_key
-from logcore.coordination.effects import (
+from logcore.coordination.group_requests import (
     DelayEnds,
     GroupError,
     Join,

@@ -34,26 +34,28 @@ from logcore.coordination.effects import (
     AppendRecords,
     Assigned,
     CancelTimer,
-    DelayEnds,
     Effect,
-    FirstSyncEnds,
     GroupEmptied,
-    GroupError,
     GroupFormed,
     GroupRebalances,
+    Replaced,
+    Reply,
+    SessionEnded,
+    SetTimer,
+)
+from logcore.coordination.group_requests import (
+    DelayEnds,
+    FirstSyncEnds,
+    GroupError,
     Join,
     JoinEnds,
     JoinRefused,
     PendingEnds,
     RejoinEnds,
-    Replaced,
-    Reply,
     Result,
     RevocationEnds,
     Rules,
-    SessionEnded,
     SessionEnds,
-    SetTimer,
     Sync,
     SyncEnds,
     Timeout,
@@ -317,7 +319,7 @@ def turn_away(group: Group) -> list[Effect]:
 def forget_pending(group: Group) -> list[Effect]:
     """Drop the ids that were given out and not used yet."""
     effects: list[Effect] = [
-        CancelTimer(group, PendingEnds(member_id))
+        CancelTimer(group.group_id, PendingEnds(member_id))
         for member_id in sorted(group.pending)
     ]
     group.pending.clear()
@@ -423,7 +425,7 @@ class ClassicStep:
                 group.pending.add(member_id)
                 self.effects.append(
                     SetTimer(
-                        group,
+                        group.group_id,
                         PendingEnds(member_id),
                         self.now_ms + request.session_timeout_ms,
                     )
@@ -451,7 +453,7 @@ class ClassicStep:
 
     def _forget_pending(self, member_id: str) -> None:
         self.group.pending.discard(member_id)
-        self.effects.append(CancelTimer(self.group, PendingEnds(member_id)))
+        self.effects.append(CancelTimer(self.group.group_id, PendingEnds(member_id)))
 
     def _join_new(self, member_id: str, request: Join, waiter: Waiter) -> None:
         group = self.group
@@ -619,11 +621,13 @@ class ClassicStep:
 
     def _set_join_timer(self, timeout: JoinEnds | DelayEnds, wait_ms: int) -> None:
         self.group.join_timer = timeout
-        self.effects.append(SetTimer(self.group, timeout, self.now_ms + wait_ms))
+        self.effects.append(
+            SetTimer(self.group.group_id, timeout, self.now_ms + wait_ms)
+        )
 
     def cancel_join_timer(self) -> None:
         if self.group.join_timer is not None:
-            self.effects.append(CancelTimer(self.group, self.group.join_timer))
+            self.effects.append(CancelTimer(self.group.group_id, self.group.join_timer))
             self.group.join_timer = None
 
     def end_delay(self, left_ms: int) -> None:
@@ -681,7 +685,11 @@ class ClassicStep:
         group.unsynced.update(group.members)
         group.sync_timer = SyncEnds(group.generation)
         self.effects.append(
-            SetTimer(group, group.sync_timer, self.now_ms + group.rebalance_timeout_ms)
+            SetTimer(
+                group.group_id,
+                group.sync_timer,
+                self.now_ms + group.rebalance_timeout_ms,
+            )
         )
         for member in group.members.values():
             if member.joining is not None:
@@ -709,7 +717,7 @@ class ClassicStep:
 
     def cancel_sync_timer(self) -> None:
         if self.group.sync_timer is not None:
-            self.effects.append(CancelTimer(self.group, self.group.sync_timer))
+            self.effects.append(CancelTimer(self.group.group_id, self.group.sync_timer))
             self.group.sync_timer = None
 
     # -- syncing
@@ -833,12 +841,16 @@ class ClassicStep:
     def _set_session(self, member: ClassicGroupMember) -> None:
         member.timer_ms = member.deadline_ms
         self.effects.append(
-            SetTimer(self.group, SessionEnds(member.member_id), member.deadline_ms)
+            SetTimer(
+                self.group.group_id, SessionEnds(member.member_id), member.deadline_ms
+            )
         )
 
     def cancel_session(self, member: ClassicGroupMember) -> None:
         if member.timer_ms is not None:
-            self.effects.append(CancelTimer(self.group, SessionEnds(member.member_id)))
+            self.effects.append(
+                CancelTimer(self.group.group_id, SessionEnds(member.member_id))
+            )
             member.timer_ms = None
 
     def end_session(self, member: ClassicGroupMember) -> None:

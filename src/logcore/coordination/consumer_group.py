@@ -40,7 +40,11 @@ from logcore.coordination.consumer_assignors import (
     Subscriber,
     Targets,
 )
-from logcore.coordination.effects import GroupError, Result, Waiter
+from logcore.coordination.group_requests import (
+    GroupError,
+    Result,
+    Waiter,
+)
 from logcore.coordination.memory_budget import ITEM_BYTES, MEMBER_BYTES
 from logcore.format.consumer_group_records import (
     ConsumerKey,

@@ -37,28 +37,30 @@ from logcore.coordination.consumer_group import (
 )
 from logcore.coordination.effects import (
     AppendRecords,
-    Beat,
-    Beaten,
-    BeatRefused,
     CancelTimer,
     ConsumersChanged,
     Effect,
-    FirstSyncEnds,
     GroupEmptied,
+    LateMemberRemoved,
+    Reply,
+    RevocationEnded,
+    SessionEnded,
+    SetTimer,
+    TargetsChanged,
+)
+from logcore.coordination.group_requests import (
+    Beat,
+    Beaten,
+    BeatRefused,
+    FirstSyncEnds,
     GroupError,
     Joined,
     JoinRefused,
-    LateMemberRemoved,
     RejoinEnds,
-    Reply,
     Result,
-    RevocationEnded,
     RevocationEnds,
     Rules,
-    SessionEnded,
     SessionEnds,
-    SetTimer,
-    TargetsChanged,
     Waiter,
 )
 from logcore.format.consumer_group_records import (
@@ -233,18 +235,19 @@ def bury(group: Group) -> list[Effect]:
 def forget_timers(group: Group, consumers: ConsumerGroup) -> list[Effect]:
     """Cancel the timers of all members."""
     effects: list[Effect] = [
-        CancelTimer(group, SessionEnds(member_id)) for member_id in consumers.timers_ms
+        CancelTimer(group.group_id, SessionEnds(member_id))
+        for member_id in consumers.timers_ms
     ]
     effects += [
-        CancelTimer(group, RevocationEnds(member_id))
+        CancelTimer(group.group_id, RevocationEnds(member_id))
         for member_id in sorted(consumers.revocations)
     ]
     effects += [
-        CancelTimer(group, RejoinEnds(member_id))
+        CancelTimer(group.group_id, RejoinEnds(member_id))
         for member_id in sorted(consumers.rejoins)
     ]
     effects += [
-        CancelTimer(group, FirstSyncEnds(member_id))
+        CancelTimer(group.group_id, FirstSyncEnds(member_id))
         for member_id in sorted(consumers.syncs)
     ]
     consumers.timers_ms.clear()
@@ -415,23 +418,29 @@ class HeartbeatStep:
             consumers.revocations.add(member_id)
             self.effects.append(
                 SetTimer(
-                    self.group,
+                    self.group.group_id,
                     RevocationEnds(member_id),
                     self.around.now_ms + timeout_ms,
                 )
             )
         elif member_id in consumers.revocations:
             consumers.revocations.remove(member_id)
-            self.effects.append(CancelTimer(self.group, RevocationEnds(member_id)))
+            self.effects.append(
+                CancelTimer(self.group.group_id, RevocationEnds(member_id))
+            )
 
     def _forget_timers(self, member_id: str) -> None:
         consumers = self.consumers
         consumers.deadlines_ms.pop(member_id, None)
         if consumers.timers_ms.pop(member_id, None) is not None:
-            self.effects.append(CancelTimer(self.group, SessionEnds(member_id)))
+            self.effects.append(
+                CancelTimer(self.group.group_id, SessionEnds(member_id))
+            )
         if member_id in consumers.revocations:
             consumers.revocations.remove(member_id)
-            self.effects.append(CancelTimer(self.group, RevocationEnds(member_id)))
+            self.effects.append(
+                CancelTimer(self.group.group_id, RevocationEnds(member_id))
+            )
         self._forget_classic_timers(member_id)
 
     def _forget_classic_timers(self, member_id: str) -> None:
@@ -441,12 +450,14 @@ class HeartbeatStep:
     def stop_rejoin(self, member_id: str) -> None:
         if member_id in self.consumers.rejoins:
             self.consumers.rejoins.remove(member_id)
-            self.effects.append(CancelTimer(self.group, RejoinEnds(member_id)))
+            self.effects.append(CancelTimer(self.group.group_id, RejoinEnds(member_id)))
 
     def stop_sync(self, member_id: str) -> None:
         if member_id in self.consumers.syncs:
             self.consumers.syncs.remove(member_id)
-            self.effects.append(CancelTimer(self.group, FirstSyncEnds(member_id)))
+            self.effects.append(
+                CancelTimer(self.group.group_id, FirstSyncEnds(member_id))
+            )
 
     def _renew(self, member_id: str) -> None:
         """Restart a session. A timer that expires before the new deadline is not
@@ -466,7 +477,9 @@ class HeartbeatStep:
 
     def _set_session(self, member_id: str, deadline_ms: int) -> None:
         self.consumers.timers_ms[member_id] = deadline_ms
-        self.effects.append(SetTimer(self.group, SessionEnds(member_id), deadline_ms))
+        self.effects.append(
+            SetTimer(self.group.group_id, SessionEnds(member_id), deadline_ms)
+        )
 
     def end_session(self, member_id: str) -> None:
         consumers = self.consumers

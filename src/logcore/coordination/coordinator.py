@@ -42,23 +42,25 @@ from logcore.coordination.consumer_group import (
 from logcore.coordination.effects import (
     AppendRecords,
     Assigned,
+    ConsumersChanged,
+    Effect,
+    GroupDeleted,
+    OffsetsCommitted,
+    OffsetsDeleted,
+    OffsetsPending,
+    Replaced,
+    Reply,
+)
+from logcore.coordination.group_requests import (
     Beat,
     BeatRefused,
     Committer,
-    ConsumersChanged,
-    Effect,
     FirstSyncEnds,
-    GroupDeleted,
     GroupError,
     Join,
     JoinRefused,
     OffsetKey,
-    OffsetsCommitted,
-    OffsetsDeleted,
-    OffsetsPending,
     RejoinEnds,
-    Replaced,
-    Reply,
     RevocationEnds,
     Rules,
     SessionEnds,
@@ -255,8 +257,9 @@ class Coordinator:
         self._drop_if_dead(group)
         return effects
 
-    def timed_out(self, group: Group, timeout: Timeout, now_ms: int) -> list[Effect]:
-        """Handle the expiry of an At timer. A Dead group has cancelled its timers."""
+    def timed_out(self, group_id: str, timeout: Timeout, now_ms: int) -> list[Effect]:
+        """Handle the expiry of a timer. A group that was dropped has cancelled its own."""
+        group = self._groups[group_id]
         if group.consumers is not None:
             assert isinstance(
                 timeout, SessionEnds | RevocationEnds | RejoinEnds | FirstSyncEnds
@@ -588,8 +591,12 @@ class Coordinator:
                     self._drop_if_dead(group)
 
     def delete_offsets(
-        self, group: Group, keys: Sequence[OffsetKey], waiter: Waiter
+        self, group_id: str, keys: Sequence[OffsetKey], waiter: Waiter
     ) -> list[Effect]:
+        """Delete committed offsets of an existing group."""
+        group = self._groups.get(group_id)
+        if group is None:
+            return [Reply(waiter, GroupError.GROUP_ID_NOT_FOUND)]
         return offsets.delete(group, keys, waiter)
 
     def delete(self, group_id: str, waiter: Waiter) -> list[Effect]:

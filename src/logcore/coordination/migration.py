@@ -45,17 +45,19 @@ from logcore.coordination.consumer_group import ConsumerGroup, Fact, Topics
 from logcore.coordination.consumer_transitions import Refused, StepContext
 from logcore.coordination.effects import (
     AppendRecords,
-    Beat,
     Effect,
-    FirstSyncEnds,
     GroupConverted,
+    Reply,
+    SetTimer,
+)
+from logcore.coordination.group_requests import (
+    Beat,
+    FirstSyncEnds,
     GroupError,
     Join,
     Joined,
     JoinRefused,
     RejoinEnds,
-    Reply,
-    SetTimer,
     Sync,
     SyncResult,
     Waiter,
@@ -565,7 +567,7 @@ class _ClassicStep(consumer_transitions.HeartbeatStep):
     def _set_timer(self, timeout: RejoinEnds | FirstSyncEnds, member_id: str) -> None:
         timeout_ms = max(0, self.consumers.members[member_id].rebalance_timeout_ms)
         self.effects.append(
-            SetTimer(self.group, timeout, self.around.now_ms + timeout_ms)
+            SetTimer(self.group.group_id, timeout, self.around.now_ms + timeout_ms)
         )
 
     def leave(self, member_id: str, instance_id: str | None) -> GroupError | None:

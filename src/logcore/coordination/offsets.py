@@ -27,15 +27,17 @@ from logcore.coordination import classic_transitions, consumer_transitions
 from logcore.coordination.classic_group import COMPLETING, DEAD, EMPTY, Group
 from logcore.coordination.effects import (
     AppendRecords,
-    Committer,
     Effect,
     GroupDeleted,
-    GroupError,
-    OffsetKey,
     OffsetsCommitted,
     OffsetsDeleted,
     OffsetsPending,
     Reply,
+)
+from logcore.coordination.group_requests import (
+    Committer,
+    GroupError,
+    OffsetKey,
     Rules,
     Waiter,
 )

@@ -22,14 +22,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import attrs
 
 from logcore.format.transaction_records import Partition, StoredTransaction
-
-if TYPE_CHECKING:
-    from logcore.coordination.transactions import Transaction
 
 #: The timeout of a transaction that only its producer ends, as in Kafka's two-phase
 #: commits.
@@ -142,7 +139,7 @@ class TransactionReply:
 class StoreTransaction:
     """Store a new state of the id."""
 
-    transaction: Transaction
+    transactional_id: str
     #: The new record of the id; None to delete the id.
     stored: StoredTransaction | None
     #: Gets `result` once the record is durable.
@@ -153,7 +150,8 @@ class StoreTransaction:
 
 @attrs.frozen(eq=False)
 class WriteMarkers:
-    transaction: Transaction
+    #: "" for markers without a coordinator.
+    transactional_id: str
     producer_id: int
     producer_epoch: int
     commit: bool

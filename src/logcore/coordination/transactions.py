@@ -262,8 +262,8 @@ class TransactionMachine:
         """
         if self.is_over:
             return []
-        transaction = effect.transaction
-        assert transaction.storing is effect, (transaction.transactional_id, effect)
+        transaction = self._transactions[effect.transactional_id]
+        assert transaction.storing is effect, (transaction.storing, effect)
         if failed:
             return self.end()
         transaction.storing = None
@@ -300,7 +300,7 @@ class TransactionMachine:
             commit = stored.status is Status.PREPARE_COMMIT
             return [
                 WriteMarkers(
-                    transaction,
+                    transaction.transactional_id,
                     stored.producer_id,
                     stored.producer_epoch,
                     commit,
@@ -321,7 +321,7 @@ class TransactionMachine:
         """
         if self.is_over:
             return []
-        transaction = effect.transaction
+        transaction = self._transactions[effect.transactional_id]
         transaction.left = left
         if not left:
             return self._mark(transaction, now_ms)
@@ -377,8 +377,6 @@ class TransactionMachine:
                     transaction.storing.waiter,
                     TransactionError.COORDINATOR_NOT_AVAILABLE,
                 )
-                # A Store refers to its transaction, so this breaks a reference cycle.
-                transaction.storing = None
             if transaction.ending is not None:
                 effects += _reply(
                     transaction.ending[0], TransactionError.COORDINATOR_NOT_AVAILABLE
@@ -466,7 +464,9 @@ class TransactionMachine:
         result: Result = None,
         last_epoch: int = -1,
     ) -> list[Effect]:
-        effect = StoreTransaction(transaction, stored, waiter, result, last_epoch)
+        effect = StoreTransaction(
+            transaction.transactional_id, stored, waiter, result, last_epoch
+        )
         transaction.storing = effect
         return [effect]
 

@@ -46,29 +46,14 @@ class _PendingAppend:
     #: Logs whose sync failed, with the error.
     failures: dict[Log, LogcoreError] = attrs.Factory(dict)
 
-    def hear(self, log: Log, failure: LogcoreError | None) -> None:
-        """Update the append after a sync of the log has ended.
 
-        A failed sync may have followed one that made the append durable. A successful
-        sync may have begun before the append, and then the append continues to wait.
-        """
-        end = self.ends[log]
-        if log.durable_end_offset < end <= log.log_end_offset and failure is None:
-            return
-        del self.ends[log]
-        if log.durable_end_offset < end:
-            self.failures[log] = failure or LogFailedError(
-                "the log was cut meanwhile", path=log.path
-            )
-
-
-class Settling:
+class DurableQueue:
     """Appends that wait for a sync, in their order."""
 
     def __init__(self, lock: AbstractContextManager[object]) -> None:
         """Create an empty queue. `lock` is described above; it must be reentrant."""
         self._lock = lock
-        self._waiting: deque[_PendingAppend] = deque()
+        self._waiting: dict[Log, deque[_PendingAppend]] = {}
         self._added = 0  # the last number
         # The number of the append whose callback is running.
         self._cause: int | None = None
@@ -85,7 +70,13 @@ class Settling:
         if number is None:
             self._added += 1
             number = self._added
-        self._waiting.append(_PendingAppend(number, dict(ends), then))
+        one = _PendingAppend(number, dict(ends), then)
+        for log in ends:
+            self._waiting.setdefault(log, deque()).append(one)
+
+    def is_waiting_for(self, log: Log) -> bool:
+        """Return whether an append waits for a sync of the log."""
+        return log in self._waiting
 
     def settle(self) -> None:
         """Wait until all appends added so far are durable or have failed.
@@ -96,12 +87,11 @@ class Settling:
             last = self._added
         while True:
             with self._lock:
-                logs = {
+                logs = [
                     log
-                    for one in self._waiting
-                    if one.number <= last
-                    for log in one.ends
-                }
+                    for log, waiting in self._waiting.items()
+                    if any(one.number <= last for one in waiting)
+                ]
                 if not logs:
                     return
             for log in logs:
@@ -111,14 +101,33 @@ class Settling:
                 except LogcoreError as error:
                     failure = error
                 with self._lock:
-                    self._hear(log, failure)
+                    self.hear(log, failure)
 
-    def _hear(self, log: Log, failure: LogcoreError | None) -> None:
-        for one in tuple(self._waiting):  # if interrupted, the rest still waits
-            if log in one.ends:
-                one.hear(log, failure)
+    def hear(self, log: Log, failure: LogcoreError | None) -> None:
+        """Update the appends of a log after a sync of it has ended. The lock is held.
+
+        A failed sync may have followed one that made an append durable. A successful
+        sync may have begun before an append, which then continues to wait.
+        """
+        # If this is interrupted, the remaining appends still wait.
+        for one in tuple(self._waiting.get(log, ())):
+            end = one.ends.get(log)
+            if end is not None:
+                if log.durable_end_offset < end:
+                    if failure is None and end <= log.log_end_offset:
+                        continue
+                    one.failures[log] = failure or LogFailedError(
+                        "the log was cut meanwhile", path=log.path
+                    )
+                del one.ends[log]
+            # A callback may sync the log again, and end the appends that follow.
+            waiting = self._waiting.get(log)
+            if waiting is None or one not in waiting:
+                continue
+            waiting.remove(one)
+            if not waiting:
+                del self._waiting[log]
             if not one.ends:
-                self._waiting.remove(one)
                 self._end(one)
 
     def _end(self, one: _PendingAppend) -> None:

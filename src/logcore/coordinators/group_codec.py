@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import attrs
 
-from logcore.coordination import effects
+from logcore.coordination import group_requests
 from logcore.coordination.classic_group import (
     COMPLETING,
     EMPTY,
@@ -28,7 +28,7 @@ from logcore.coordination.classic_group import (
     ClassicGroupMember,
     Group,
 )
-from logcore.coordination.effects import (
+from logcore.coordination.group_requests import (
     Beaten,
     BeatRefused,
     GroupError,
@@ -108,11 +108,11 @@ _STATES: Final = (EMPTY, PREPARING, COMPLETING, STABLE)
 _TIMEOUTS: Final = {
     kind.__name__: kind
     for kind in (
-        effects.SessionEnds,
-        effects.PendingEnds,
-        effects.DelayEnds,
-        effects.JoinEnds,
-        effects.SyncEnds,
+        group_requests.SessionEnds,
+        group_requests.PendingEnds,
+        group_requests.DelayEnds,
+        group_requests.JoinEnds,
+        group_requests.SyncEnds,
     )
 }
 
@@ -228,11 +228,13 @@ class GroupNode:
             if member.instance_id is not None:
                 group.static[member.instance_id] = member.member_id
         join_timer = _read_timeout(facts["join_timer"])
-        if not isinstance(join_timer, effects.JoinEnds | effects.DelayEnds | None):
+        if not isinstance(
+            join_timer, group_requests.JoinEnds | group_requests.DelayEnds | None
+        ):
             raise ValueError("join_timer is of another kind")
         group.join_timer = join_timer
         sync_timer = _read_timeout(facts["sync_timer"])
-        if not isinstance(sync_timer, effects.SyncEnds | None):
+        if not isinstance(sync_timer, group_requests.SyncEnds | None):
             raise ValueError("sync_timer is of another kind")
         group.sync_timer = sync_timer
         _check_all((at_ms for _, at_ms in facts["timers"]), int)

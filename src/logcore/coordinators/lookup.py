@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from logcore.claim import Claim
 from logcore.errors import ConsumerStateError
@@ -22,21 +22,12 @@ from logcore.fs import FS, SharedFS
 from logcore.metadata.filenames import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 
 if TYPE_CHECKING:
-    from logcore.coordinators.local_groups import GroupDirectory as GroupsDirectory
-    from logcore.coordinators.local_groups import LocalGroups
-    from logcore.coordinators.shared_groups import SharedGroups
+    from logcore.coordinators.process_groups import ProcessGroups
     from logcore.coordinators.transactions import TransactionCoordinator
-    from logcore.coordinators.transactions import (
-        TransactionDirectory as TransactionsDirectory,
-    )
-    from logcore.directory.controller import ControlledDirectory, Controller
+    from logcore.directory.controller import Controller
     from logcore.directory.group_settings import GroupSettings
+    from logcore.directory.interface import HostDirectory
     from logcore.registry import FileRegistry
-
-    class CoordinatedDirectory(
-        GroupsDirectory, TransactionsDirectory, ControlledDirectory, Protocol
-    ):
-        """The methods of a LogDir that are used here."""
 
 
 #: Interval of the work in look().
@@ -54,7 +45,7 @@ class Coordinators:
         self._claim = claim
         self._lock = threading.RLock()
         # Written under the lock.
-        self._groups: LocalGroups | SharedGroups | None = None
+        self._groups: ProcessGroups | None = None
         self._transactions: TransactionCoordinator | None = None
         self._registry: FileRegistry | None = None
         self._controller: Controller | None = None
@@ -67,7 +58,7 @@ class Coordinators:
         """Whether groups() was called since the directory was opened."""
         return self._groups is not None
 
-    def groups(self, directory: CoordinatedDirectory) -> LocalGroups | SharedGroups:
+    def groups(self, directory: HostDirectory) -> ProcessGroups:
         """Return the groups of this process's consumers, or of all processes that share
         the directory.
 
@@ -93,7 +84,7 @@ class Coordinators:
                     self._groups = LocalGroups(self._fs, directory)
             return self._groups
 
-    def group_settings(self, directory: CoordinatedDirectory) -> GroupSettings:
+    def group_settings(self, directory: HostDirectory) -> GroupSettings:
         """Return the settings of single groups of the consumer protocol.
 
         Raises:
@@ -106,7 +97,7 @@ class Coordinators:
                 self._group_settings = GroupSettings(self._fs, directory.path)
             return self._group_settings
 
-    def registry(self, directory: CoordinatedDirectory) -> FileRegistry:
+    def registry(self, directory: HostDirectory) -> FileRegistry:
         """Return the registry beside the directory, opening it once.
 
         Raises the same errors as open_registry().
@@ -120,7 +111,7 @@ class Coordinators:
                 )
             return self._registry
 
-    def present_registry(self, directory: CoordinatedDirectory) -> FileRegistry | None:
+    def present_registry(self, directory: HostDirectory) -> FileRegistry | None:
         """Return the registry like registry(), or None if it does not exist."""
         from logcore.registry.files import ENDING
 
@@ -132,7 +123,7 @@ class Coordinators:
         return None
 
     def forget_registered(
-        self, directory: CoordinatedDirectory, topics: Collection[str]
+        self, directory: HostDirectory, topics: Collection[str]
     ) -> None:
         """Delete the offsets of topics in the registry, if it exists.
 
@@ -145,7 +136,7 @@ class Coordinators:
         if registry is not None:
             offsets.forget_topics(registry, topics)
 
-    def forget_stored(self, directory: CoordinatedDirectory, topics: set[str]) -> None:
+    def forget_stored(self, directory: HostDirectory, topics: set[str]) -> None:
         """Delete the offsets of topics in the log and the registry.
 
         This is for deletions that a crash interrupted. It needs no coordinator and
@@ -154,12 +145,12 @@ class Coordinators:
         Raises:
             LogcoreError: the offsets cannot be read or deleted.
         """
-        from logcore.coordinators.local_groups import forget_stored
+        from logcore.coordinators.process_groups import forget_stored
 
         forget_stored(directory, topics)
         self.forget_registered(directory, topics)
 
-    def control(self, directory: CoordinatedDirectory) -> None:
+    def control(self, directory: HostDirectory) -> None:
         """Update the registry, in the one process that does the maintenance.
 
         Raises the same errors as Controller.look().
@@ -174,7 +165,7 @@ class Coordinators:
                 self._controller = controller
         controller.look(registry)
 
-    def transactions(self, directory: CoordinatedDirectory) -> TransactionCoordinator:
+    def transactions(self, directory: HostDirectory) -> TransactionCoordinator:
         """Return the transactions of this process, or of all that share the directory."""
         from logcore.coordinators.transactions import TransactionCoordinator
 
@@ -191,7 +182,7 @@ class Coordinators:
                 )
             return self._transactions
 
-    def _clock_of(self, directory: CoordinatedDirectory) -> int:
+    def _clock_of(self, directory: HostDirectory) -> int:
         """Return the number that transactions add to the steady clock.
 
         Raises the same errors as agree_on_clock().
@@ -213,7 +204,7 @@ class Coordinators:
             if self._groups is not None:
                 self._groups.transaction_ended(producer_id, commit=commit)
 
-    def look(self, directory: CoordinatedDirectory) -> None:
+    def look(self, directory: HostDirectory) -> None:
         """End transactions past their timeout, and delete expired offsets.
 
         Transactions are checked at most once a second, offsets every ten minutes.

@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Final
@@ -45,36 +44,36 @@ from logcore.coordination.coordinator import Coordinator
 from logcore.coordination.effects import (
     AppendRecords,
     CancelTimer,
-    Committer,
     Effect,
-    GroupError,
-    Join,
-    Joined,
-    JoinRefused,
-    OffsetKey,
     OffsetsCommitted,
     OffsetsPending,
     Reply,
-    Result,
-    Rules,
-    SessionEnds,
     SetTimer,
-    Sync,
-    Timeout,
 )
-from logcore.coordinators.durable_queue import Settling, sync_present
+from logcore.coordination.group_requests import (
+    Committer,
+    GroupError,
+    Joined,
+    JoinRefused,
+    OffsetKey,
+    Result,
+    SessionEnds,
+    Timeout,
+    Waiter,
+)
+from logcore.coordinators.durable_queue import sync_present
 from logcore.coordinators.group_codec import GroupNode
-from logcore.coordinators.local_groups import (
-    GroupDirectory,
-    KeptJoin,
-    PendingResult,
-    answer_of,
+from logcore.coordinators.group_host import GroupRequest, GroupStep, commit_request
+from logcore.coordinators.pending_result import PendingResult
+from logcore.coordinators.process_groups import (
+    ProcessGroups,
     append,
     check_forgotten,
     home_of,
 )
 from logcore.coordinators.stall_detector import Observations
 from logcore.coordinators.stored_offsets import StoredGroups, stored_groups
+from logcore.directory.interface import ClientDirectory
 from logcore.errors import LogcoreError, NodeExistsError, NodeNotFoundError
 from logcore.format.group_records import (
     Committed,
@@ -92,39 +91,32 @@ from logcore.registry.paths import element_name, owner
 from logcore.registry.paths import group_state as _path
 from logcore.registry.protocol import CONSUMERS
 from logcore.registry.views import agree_on_clock
-from logcore.reporting import ERROR, tell
 
-_LONGEST_MS: Final = 2**31 - 1
+#: The time of a renewal that never happened.
+_NEVER_MS: Final = -(2**31)
 #: How often to check whether the processes of other members are alive. A check opens a
 #: file for each process.
 _ALIVE_MS: Final = 50
 #: A session is renewed when 1/_RENEW_PART of it has passed.
 _RENEW_PART: Final = 4
 
-Step = Callable[[Coordinator, int], Iterable[Effect]]
-
 
 def _unheard(_: Effect) -> None:
     """Ignore an event."""
 
 
-class SharedGroups:
+class SharedGroups(ProcessGroups):
     """The groups of one directory that several processes have open.
 
-    It has the methods of Groups, in local_groups.py. Set `rules` and `on_news` before the
-    first request.
+    Set `rules` and `on_news` before the first request.
     """
 
     def __init__(
-        self, fs: FS, directory: GroupDirectory, registry: FileRegistry
+        self, fs: FS, directory: ClientDirectory, registry: FileRegistry
     ) -> None:
-        self._fs = fs
-        self._directory = directory
+        super().__init__(fs, directory)
         self._registry = registry
         self._session = registry.session.id
-        self._lock = threading.RLock()
-        #: Limits for the requests of this process.
-        self.rules = Rules(min_session_timeout_ms=1, max_session_timeout_ms=_LONGEST_MS)
         #: Called with each event that is worth a log line, in the thread that executes
         #: it.
         self.on_news: Callable[[Effect], None] = _unheard
@@ -141,14 +133,10 @@ class SharedGroups:
         # Groups whose nodes this process has created or found.
         self._made: set[str] = set()
         self._offsets = _Offsets(directory)
-        self._unsynced = Settling(self._lock)
-        self._listeners: tuple[Callable[[], None], ...] = ()
         self._boot = registry.boot_id
         self._clock_ms = agree_on_clock(
             registry, self._boot, fs.now_ms() - fs.monotonic_ms()
         )
-        #: The latest error of storing records. It is written under the lock.
-        self.failure: Exception | None = None
 
     def close(self) -> None:
         """End the session. Other processes remove the members that did not leave."""
@@ -169,79 +157,21 @@ class SharedGroups:
         """Return the directory to watch for changes of partition owners."""
         return self._registry.directory_of(owner(group_id, topic, 0))
 
-    # -- listeners
-
-    def listen(self, listener: Callable[[], None]) -> None:
-        """Call `listener` whenever a group may have changed.
-
-        It runs in the thread that detects the change.
-        """
-        with self._lock:
-            self._listeners = (*self._listeners, listener)
-
-    def forget(self, listener: Callable[[], None]) -> None:
-        with self._lock:
-            self._listeners = tuple(
-                one for one in self._listeners if one is not listener
-            )
-
     # -- requests
 
-    def join(self, request: Join) -> PendingResult:
-        """Add a member to a group.
-
-        The answer is available when all members have joined: Joined or JoinRefused. The
-        answer of a KeptJoin remains registered when the call is interrupted or fails,
-        so that withdraw() finds it.
-        """
-        return self.ask(
-            request.group_id,
-            lambda coordinator, waiter, now_ms: coordinator.join(
-                request, waiter, now_ms
-            ),
-            answer_of(request),
-            is_kept=isinstance(request, KeptJoin),
-        )
-
-    def sync(self, request: Sync) -> PendingResult:
-        """Send an assignment, or wait for it.
-
-        The answer is available when the leader has assigned: Synced or a GroupError.
-        """
-        return self.ask(
-            request.group_id,
-            lambda coordinator, waiter, now_ms: coordinator.sync(
-                request, waiter, now_ms
-            ),
-        )
-
-    def ask(
-        self,
-        group_id: str,
-        ask: Callable[[Coordinator, str, int], Iterable[Effect]],
-        answer: PendingResult | None = None,
-        *,
-        is_kept: bool = False,
-    ) -> PendingResult:
-        """Execute a request that gets a reply, in one step of a group.
-
-        The step calls ask(coordinator, waiter, now_ms). With `is_kept`, `answer`
-        remains registered after an error, see join().
-        """
-        answer = answer or PendingResult()
+    def ask(self, group_id: str, request: GroupRequest, done: PendingResult) -> None:
         waiter = f"{self._session}:{next(self._numbers)}"
         with self._lock:
-            self._answers.setdefault(group_id, {})[waiter] = answer
+            self._answers.setdefault(group_id, {})[waiter] = done
             try:
                 self.step(
                     group_id,
-                    lambda coordinator, now_ms: ask(coordinator, waiter, now_ms),
+                    lambda coordinator, now_ms: request(coordinator, waiter, now_ms),
                 )
             except BaseException:
-                if not is_kept:
+                if not done.is_kept:
                     self._answers.get(group_id, {}).pop(waiter, None)
                 raise
-        return answer
 
     def heartbeat(
         self, group_id: str, member_id: str, instance_id: str | None, generation: int
@@ -259,7 +189,7 @@ class SharedGroups:
             if error is not None:
                 return error
             now_ms = self._fs.monotonic_ms()
-            renewed_ms = self._renewed.get((group_id, member_id), -_LONGEST_MS)
+            renewed_ms = self._renewed.get((group_id, member_id), _NEVER_MS)
             if (
                 now_ms - renewed_ms
                 < group.members[member_id].session_timeout_ms // _RENEW_PART
@@ -282,28 +212,7 @@ class SharedGroups:
             self._renewed[group_id, member_id] = now_ms
             return found[-1]
 
-    def leave(self, group_id: str, member_id: str, instance_id: str | None) -> None:
-        self.step(
-            group_id,
-            lambda coordinator, now_ms: coordinator.leave(
-                group_id, [(member_id, instance_id)], now_ms
-            )[1],
-        )
-
-    def absent(self, group_id: str, member_id: str) -> None:
-        """Record that a static member is closed. It may return."""
-        self.step(
-            group_id,
-            lambda coordinator, now_ms: coordinator.absent(
-                group_id, [member_id], now_ms
-            ),
-        )
-
     def withdraw(self, group_id: str, joining: PendingResult) -> None:
-        """Remove the member whose request to join waits for this answer.
-
-        This has no effect once the request is answered.
-        """
         with self._lock:
             waiting = self._answers.get(group_id, {})
             waiter = next(
@@ -325,18 +234,15 @@ class SharedGroups:
         offsets: Mapping[OffsetKey, Committed],
         producer: tuple[int, int] | None = None,
     ) -> GroupError | None:
-        """Commit offsets. Return None when they are durable, or the error."""
         commit = _Commit(f"{self._session}:{next(self._numbers)}")
 
-        def ask(coordinator: Coordinator, now_ms: int) -> list[Effect]:
-            if producer is None:
-                return coordinator.commit_as(who, offsets, commit.waiter, now_ms)
-            return coordinator.commit_in_transaction_as(
-                who, producer, offsets, commit.waiter
-            )
+        request = commit_request(who, offsets, producer)
+
+        def step(coordinator: Coordinator, now_ms: int) -> Iterable[Effect]:
+            return request(coordinator, commit.waiter, now_ms)
 
         with self._lock:
-            self._change(who.group_id, ask, commit)
+            self._change(who.group_id, step, commit)
             self._unsynced.add(
                 commit.ends,
                 lambda failures: self._end_commit(who.group_id, commit, failures),
@@ -352,15 +258,10 @@ class SharedGroups:
         `failures` contains the logs whose records may not be durable.
         """
         for failure in failures.values():
-            commit.error = self._fail(group_id, failure)
+            commit.error = self._not_stored(group_id, failure)
 
     @contextlib.contextmanager
     def committing(self, who: Committer) -> Generator[GroupError | None]:
-        """Check a commit of offsets that are stored elsewhere.
-
-        Yield the reason why this member may not commit now, or None. The group does not
-        change inside the `with` block.
-        """
         found: list[GroupError | None] = []
 
         def check(coordinator: Coordinator, now_ms: int) -> list[Effect]:
@@ -377,16 +278,7 @@ class SharedGroups:
     def transaction_ended(self, producer_id: int, *, commit: bool) -> None:
         """Do nothing: the marker in the log is sufficient."""
 
-    def home(self, group_id: str) -> tuple[str, int]:
-        """Return the partition of a group's offsets, and create the topic if necessary.
-
-        Raises:
-            LogcoreError: the topic could not be created.
-        """
-        return home_of(self._directory, group_id)
-
     def unstable(self, group_id: str) -> set[OffsetKey]:
-        """Return the partitions with offsets in open transactions."""
         with self._lock, self._registry.holding(_path(group_id)):
             self._offsets.look(group_id)
             return {
@@ -396,7 +288,6 @@ class SharedGroups:
             }
 
     def committed(self, group_id: str) -> dict[OffsetKey, Committed]:
-        """Return all durable committed offsets of a group, from all processes."""
         with self._lock, self._registry.holding(_path(group_id)):
             self._offsets.look(group_id)
             return {
@@ -405,58 +296,21 @@ class SharedGroups:
                 for partition, each in partitions.items()
             }
 
-    def common_protocols(self, group_id: str) -> set[str]:
-        """Return the names of the assignors that all members of a group support."""
-        with self._lock:
-            node = self._peek(group_id)
-            return (
-                set()
-                if node is None or not node.group.members
-                else node.group.common_protocols()
-            )
-
-    def rewind(
-        self, group_id: str, offsets: Mapping[OffsetKey, Committed]
-    ) -> GroupError | None:
-        """Commit offsets for a group that has members.
-
-        The same step removes the members, so that none of their commits can overwrite
-        the offsets. The members join again and begin at these offsets.
-        """
-        result: GroupError | None = self.ask(
-            group_id,
-            lambda coordinator, waiter, now_ms: coordinator.rewind(
-                group_id, offsets, waiter, now_ms
-            ),
-        ).result
-        return result
-
-    def delete(self, group_id: str) -> GroupError | None:
-        """Delete a group without members, with its offsets, or return the error."""
-        result: GroupError | None = self.ask(
-            group_id,
-            lambda coordinator, waiter, _: coordinator.delete(group_id, waiter),
-        ).result
-        return result
+    def _present(self, group_id: str) -> Group | None:
+        node = self._peek(group_id)
+        return None if node is None else node.group
 
     def forget_topics(self, names: set[str]) -> None:
-        """Delete the committed offsets of deleted topics.
-
-        A new topic of the same name begins without them.
-
-        Raises:
-            ConsumerStateError: the deletion could not be stored.
-        """
-
-        def ask(coordinator: Coordinator, waiter: str, _: int) -> list[Effect]:
+        def ask(coordinator: Coordinator, waiter: Waiter, _: int) -> list[Effect]:
             return coordinator.forget_topics(names, lambda: waiter) or [
                 Reply(waiter, None)
             ]
 
         with self._lock:
-            answers = [
-                self.ask(group_id, ask) for group_id in self._offsets.groups_of(names)
-            ]
+            answers: list[PendingResult] = []
+            for group_id in self._offsets.groups_of(names):
+                answers.append(PendingResult())
+                self.ask(group_id, ask, answers[-1])
             check_forgotten([answer.result for answer in answers], self.failure)
 
     def get(self, group_id: str) -> Group | None:
@@ -506,11 +360,6 @@ class SharedGroups:
         return bool(self._answers)
 
     def expire_offsets(self) -> None:
-        """Delete expired offsets.
-
-        Any process may call this, about every EXPIRY_CHECK_MS.
-        """
-
         def expire(coordinator: Coordinator, now_ms: int) -> list[Effect]:
             return coordinator.expire_offsets(self._directory.trusted_ms(now_ms))
 
@@ -623,18 +472,12 @@ class SharedGroups:
         """Fetch the answers in the node for members of this process."""
         waiting = self._answers.get(group_id, {})
         for waiter in [waiter for waiter in waiting if waiter in node.mail]:
-            answer = waiting[waiter]
-            answer.result = node.mail[waiter]
-            answer.is_there = True
+            waiting[waiter].set(node.mail[waiter])
             # This is last, so that after an interrupt the next call finds the answer.
             del waiting[waiter]
             self._tell()
         if not waiting:
             self._answers.pop(group_id, None)
-
-    def _tell(self) -> None:
-        for listener in self._listeners:
-            listener()
 
     def _dead(self, node: GroupNode) -> tuple[list[str], list[str]]:
         """Return the (dynamic, static) members whose processes are dead.
@@ -656,7 +499,7 @@ class SharedGroups:
                 static.append(member.member_id)
         return dynamic, static
 
-    def step(self, group_id: str, step: Step) -> None:
+    def step(self, group_id: str, step: GroupStep) -> None:
         """Run one step of a group, from reading its node to writing it.
 
         Raises:
@@ -675,7 +518,7 @@ class SharedGroups:
                     )
                 self._fetch(group_id, node)
 
-    def _change(self, group_id: str, step: Step, commit: _Commit | None) -> None:
+    def _change(self, group_id: str, step: GroupStep, commit: _Commit | None) -> None:
         # A node in _made may have been deleted. update() then creates it and runs the
         # step again, which is harmless for a commit.
         if commit is None or group_id not in self._made:
@@ -699,7 +542,7 @@ class SharedGroups:
                 self._registry.create(path)
 
     def _changed(
-        self, group_id: str, value: bytes, step: Step, commit: _Commit | None
+        self, group_id: str, value: bytes, step: GroupStep, commit: _Commit | None
     ) -> bytes | None:
         """Return the value of the node after a step.
 
@@ -756,7 +599,7 @@ class SharedGroups:
             run.act(coordinator.absent(node.group.group_id, static, now_ms))
         for timeout in self._due(node):
             if node.timers.pop(timeout, None) is not None:
-                run.act(coordinator.timed_out(node.group, timeout, now_ms))
+                run.act(coordinator.timed_out(node.group.group_id, timeout, now_ms))
 
     def _opened(self, group_id: str, node: GroupNode | None) -> GroupNode:
         """Return the node with its offsets.
@@ -825,21 +668,8 @@ class SharedGroups:
                 receipt = append(log, rows, store.producer, "os")
                 commit.ends[log] = receipt.last_offset + 1
         except (LogcoreError, OSError) as error:
-            return self._fail(group_id, error)
+            return self._not_stored(group_id, error)
         return None
-
-    def _fail(self, group_id: str, error: Exception) -> GroupError:
-        """Record and log that a record was not stored."""
-        self.failure = error
-        tell(
-            "groups",
-            ERROR,
-            "%s: a record of group %r was not stored: %s",
-            OFFSETS_TOPIC,
-            group_id,
-            error,
-        )
-        return GroupError.COORDINATOR_NOT_AVAILABLE
 
 
 def _keep_deadlines(group: Group, before: Mapping[str, int]) -> None:
@@ -992,8 +822,10 @@ class _Run:
                     )
                     now_ms = node.clock_ms + self._monotonic_ms()
                     self._effects.extend(self._coordinator.stored(store, error, now_ms))
-                case SetTimer(group, timeout, at_ms):
-                    self._take(group)
+                case SetTimer(group_id, timeout, at_ms):
+                    found = self._coordinator.get(group_id)
+                    if found is not None:
+                        self._take(found)
                     node.timers[timeout] = at_ms
                 case CancelTimer(_, timeout):
                     node.timers.pop(timeout, None)
@@ -1028,7 +860,7 @@ class _Offsets:
     It is used under the lock of the groups.
     """
 
-    def __init__(self, directory: GroupDirectory) -> None:
+    def __init__(self, directory: ClientDirectory) -> None:
         self._directory = directory
         self._found: dict[int, StoredGroups] = {}  # by partition
         # By partition: the log, and the offset up to which it was read.

@@ -28,7 +28,12 @@ from typing import Final
 import attrs
 
 from logcore.coordination.classic_group import Group
-from logcore.coordination.effects import JoinEnds, SessionEnds, SyncEnds, Timeout
+from logcore.coordination.group_requests import (
+    JoinEnds,
+    SessionEnds,
+    SyncEnds,
+    Timeout,
+)
 
 #: A pause between two observations counts as at most 1/_PAUSE_PART of the duration.
 _PAUSE_PART: Final = 3

@@ -8,6 +8,7 @@ follows from them is decided in logcore.coordination.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from logcore.format.transaction_records import (
     StoredTransaction,
@@ -15,6 +16,13 @@ from logcore.format.transaction_records import (
     read_transaction_key,
 )
 from logcore.reader import LogReader
+
+#: Settings of the topic, as Kafka creates it.
+TRANSACTIONS_CONFIG: Final = {
+    "cleanup.policy": "compact",
+    "compression.type": "uncompressed",
+    "segment.bytes": 104_857_600,
+}
 
 
 def stored_transactions(logs: Iterable[LogReader]) -> dict[str, StoredTransaction]:

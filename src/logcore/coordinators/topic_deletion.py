@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from logcore.coordinators.lookup import Coordinators
 from logcore.directory.incidents import Incidents
@@ -29,19 +29,7 @@ from logcore.metadata.filenames import OFFSETS_TOPIC, partition_name
 from logcore.reporting import INFO, tell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from logcore.coordinators.lookup import CoordinatedDirectory
-    from logcore.log import Log
-
-    class DeletionDirectory(CoordinatedDirectory, Protocol):
-        """The methods of a LogDir that are used here."""
-
-        forget_topic: Callable[[str], None] | None
-
-        def opened(self, topic: str, number: int) -> Log | None: ...
-        def close_logs(self, topics: Collection[str]) -> None: ...
-
+    from logcore.directory.interface import HostDirectory
 
 #: Interval of forget_again(), because it reads the offsets of all groups.
 _FORGET_AGAIN_MS: Final = 1_000
@@ -73,7 +61,7 @@ class Deletions:
 
     def start(
         self,
-        directory: DeletionDirectory,
+        directory: HostDirectory,
         lock: contextlib.AbstractContextManager[object],
         name: str,
     ) -> None:
@@ -147,7 +135,7 @@ class Deletions:
 
     def forget_and_end(
         self,
-        directory: DeletionDirectory,
+        directory: HostDirectory,
         lock: contextlib.AbstractContextManager[object],
         name: str,
     ) -> None:
@@ -164,7 +152,7 @@ class Deletions:
         finally:
             self.end(lock, {name}, is_forgotten=is_forgotten)
 
-    def forget(self, directory: DeletionDirectory, name: str) -> None:
+    def forget(self, directory: HostDirectory, name: str) -> None:
         """Delete the offsets of a deleted topic in all coordinators and in the
         registry.
 
@@ -180,7 +168,7 @@ class Deletions:
         if not directory.has_coordinator:
             self._coordinators.forget_registered(directory, {name})
 
-    def forget_left(self, directory: DeletionDirectory, names: set[str]) -> None:
+    def forget_left(self, directory: HostDirectory, names: set[str]) -> None:
         """Delete stored offsets for interrupted deletions, of a crashed process or
         after an error.
 
@@ -193,7 +181,7 @@ class Deletions:
 
     def forget_again(
         self,
-        directory: DeletionDirectory,
+        directory: HostDirectory,
         lock: contextlib.AbstractContextManager[object],
     ) -> None:
         """Delete remaining offsets of deleted topics, and make their names available."""

@@ -28,9 +28,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
-from logcore.coordination.deadlines import Timers
 from logcore.coordination.transaction_effects import (
     AbortOrphan,
     CancelTransactionTimer,
@@ -47,9 +46,15 @@ from logcore.coordination.transaction_effects import (
     WriteMarkers,
 )
 from logcore.coordination.transactions import EXPIRY_CHECK_MS, TransactionMachine
-from logcore.coordinators.durable_queue import Settling, sync_present
+from logcore.coordinators.durable_queue import DurableQueue, sync_present
 from logcore.coordinators.orphans import left_open
-from logcore.coordinators.stored_transactions import stored_transactions
+from logcore.coordinators.pending_result import PendingResult
+from logcore.coordinators.stored_transactions import (
+    TRANSACTIONS_CONFIG,
+    stored_transactions,
+)
+from logcore.deadlines import Deadlines
+from logcore.directory.interface import HostDirectory
 from logcore.errors import (
     InvalidProducerEpochError,
     InvalidTransactionStateError,
@@ -72,12 +77,6 @@ from logcore.metadata.filenames import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from logcore.partition.coordinator_append import marker_epoch
 from logcore.reporting import ERROR, WARNING, tell
 
-#: Settings of the topic, as Kafka creates it.
-TRANSACTIONS_CONFIG: Final = {
-    "cleanup.policy": "compact",
-    "compression.type": "uncompressed",
-    "segment.bytes": 104_857_600,
-}
 _COMPLETE: Final = frozenset({Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT})
 #: Errors after which a marker is not retried: its partition was deleted, or has a later
 #: marker. CoordinatorFencedError is not included, because there is no other
@@ -86,38 +85,6 @@ _SETTLED: Final = (TopicNotFoundError, InvalidProducerEpochError)
 
 
 T = TypeVar("T")
-
-
-class TransactionDirectory(Protocol):
-    """The methods of LogDir that this module uses."""
-
-    has_coordinator: bool
-
-    @property
-    def path(self) -> str: ...
-    @property
-    def is_shared(self) -> bool: ...
-    @property
-    def was_clean(self) -> bool: ...
-    def topics(self) -> list[str]: ...
-    def __contains__(self, topic: object) -> bool: ...
-    def ensure_topic(
-        self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None
-    ) -> bool: ...
-    def partitions(self, name: str) -> tuple[int, ...]: ...
-    def partition(self, topic: str, number: int) -> Log: ...
-    def open_again(self, topic: str, number: int) -> Log: ...
-    def trusted_ms(self, wall_ms: int) -> int: ...
-    def next_producer_id(self) -> int: ...
-
-
-class _Answer:
-    """The future result of a request. It is set under the lock of the coordinator."""
-
-    def __init__(self) -> None:
-        self.is_there = False
-        #: Valid once is_there is True.
-        self.result: Result = None
 
 
 class TransactionCoordinator:
@@ -134,7 +101,7 @@ class TransactionCoordinator:
     def __init__(
         self,
         fs: FS,
-        directory: TransactionDirectory,
+        directory: HostDirectory,
         deciding: Callable[[], AbstractContextManager[None]],
         ended: Callable[[int, bool], None],
         clock_ms: int,
@@ -145,10 +112,10 @@ class TransactionCoordinator:
         self._ended = ended
         self._lock = threading.RLock()
         self._clock_ms = clock_ms
-        self._unsynced = Settling(self._lock)
+        self._unsynced = DurableQueue(self._lock)
         # The following fields are written under the lock.
         self._machine = TransactionMachine(is_two_phase=True)
-        self._timers: Timers[str] = Timers()
+        self._timers: Deadlines[str] = Deadlines()
         self._effects: deque[Effect] = deque()
         self._is_loaded = False
         # partition -> its log, and how far that was read or written
@@ -175,10 +142,11 @@ class TransactionCoordinator:
             LogLockedError: another process decides.
             LogcoreError: `__transaction_state` could not be read.
         """
-        answer = _Answer()
+        answer = PendingResult()
         self._do(lambda now_ms: self._machine.ask(request, answer, now_ms))
         assert answer.is_there, request
-        return answer.result
+        result: Result = answer.result
+        return result
 
     def look(self) -> None:
         """End transactions that are overdue, or that a process that died began to end.
@@ -305,7 +273,7 @@ class TransactionCoordinator:
         self._effects.clear()  # effects of an interrupted operation
         self._act(self._machine.end())
         self._machine = TransactionMachine(is_two_phase=True)
-        self._timers = Timers()
+        self._timers = Deadlines()
         self._is_loaded = True
         self._note_ends()
         self._act(self._machine.load(found, now_ms))
@@ -350,10 +318,9 @@ class TransactionCoordinator:
         self._effects.extend(effects)
         while self._effects:
             match self._effects.popleft():
-                case TransactionReply(_Answer() as answer, result):
-                    answer.result = result
-                    answer.is_there = True
-                case TransactionReply():  # only requests with an _Answer exist
+                case TransactionReply(PendingResult() as answer, result):
+                    answer.set(result)
+                case TransactionReply():  # only requests with a PendingResult exist
                     raise AssertionError("a reply without a request")
                 case StoreTransaction() as store:
                     self._store(self._machine, store)
@@ -378,7 +345,7 @@ class TransactionCoordinator:
     def _store(self, machine: TransactionMachine, effect: StoreTransaction) -> None:
         if machine.is_over:  # an earlier record failed
             return
-        name = effect.transaction.transactional_id
+        name = effect.transactional_id
         if effect.stored is None:
             value = None
         else:
@@ -411,7 +378,7 @@ class TransactionCoordinator:
         failure: Exception | None,
     ) -> None:
         if failure is not None and not machine.is_over:
-            name = effect.transaction.transactional_id
+            name = effect.transactional_id
             tell(
                 "transactions",
                 ERROR,
@@ -429,9 +396,7 @@ class TransactionCoordinator:
         ends: dict[Log, int] = {}
         for partition in sorted(effect.partitions):
             try:
-                home_epoch = self._home(
-                    effect.transaction.transactional_id
-                ).leader_epoch
+                home_epoch = self._home(effect.transactional_id).leader_epoch
                 log = self._marked(partition)
                 receipt = log.end_transaction(
                     effect.producer_id,

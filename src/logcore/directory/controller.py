@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import itertools
 import threading
-import uuid
-from collections.abc import Iterator, Mapping
-from typing import Final, Protocol
+from collections.abc import Iterator
+from typing import Final
 
+from logcore.directory.interface import HostDirectory
 from logcore.directory.topic_file import id_text
 from logcore.errors import TopicNotFoundError
 from logcore.fs import FS
@@ -33,38 +33,13 @@ _ELECTION_MS: Final = 1_000
 _GARBAGE_MS: Final = 10_000
 
 
-class Described(Protocol):
-    """The part of a topic description that is used here."""
-
-    @property
-    def overrides(self) -> Mapping[str, str]: ...
-
-
-class ControlledDirectory(Protocol):
-    """The methods of a LogDir that are used here."""
-
-    @property
-    def path(self) -> str: ...
-    @property
-    def cluster_id(self) -> str: ...
-    @property
-    def node_id(self) -> int: ...
-    @property
-    def topics_version(self) -> int: ...
-    def topics(self) -> list[str]: ...
-    def partitions(self, name: str) -> tuple[int, ...]: ...
-    def topic_id(self, name: str) -> uuid.UUID: ...
-    def describe_topic(self, name: str) -> Described: ...
-    def leader_epoch(self, topic: str, number: int) -> int: ...
-
-
 class Controller:
     """Keeps the registry of one directory current.
 
     `epoch` is 0 until the process is elected. Fields are written under the lock.
     """
 
-    def __init__(self, fs: FS, directory: ControlledDirectory) -> None:
+    def __init__(self, fs: FS, directory: HostDirectory) -> None:
         self.epoch = 0
         self._fs = fs
         self._directory = directory

@@ -22,14 +22,15 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 import attrs
 
 from logcore.claim import Claim
-from logcore.config import DEDUPE_BYTES, LogConfig
-from logcore.directory.deadlines import Agenda
+from logcore.config import DEDUPE_BYTES
 from logcore.directory.incidents import Incidents
+from logcore.directory.interface import HostDirectory
+from logcore.directory.visit_queue import VisitQueue
 from logcore.errors import InvalidConfigError, LogcoreError
 from logcore.fs import FS
 from logcore.log import Log
@@ -106,43 +107,24 @@ class Upkeep:
                 )
 
 
-class MaintainedDirectory(Protocol):
-    """The methods of logdir.LogDir that Upkeeper uses.
-
-    known_logs() returns the logs that were opened; a user may have closed some of them.
-    """
-
-    path: str
-
-    def __contains__(self, topic: object) -> bool: ...
-    def topics(self) -> list[str]: ...
-    def partitions(self, name: str) -> tuple[int, ...]: ...
-    def settings(self, name: str) -> LogConfig: ...
-    def partition(self, topic: str, number: int) -> Log: ...
-    def opened(self, topic: str, number: int) -> Log | None: ...
-    def open_logs(self) -> dict[Key, Log]: ...
-    def known_logs(self) -> Mapping[Key, Log]: ...
-    def size_bytes(self, topic: str, number: int) -> int: ...
-
-
 class Upkeeper:
     """Does the maintenance of one directory that is open for writing.
 
-    `is_low` is True while the disk is nearly full. All fields except the agenda are
+    `is_low` is True while the disk is nearly full. All fields except the visit queue are
     written under the directory's lock or by the one thread that ticks.
     """
 
     def __init__(
         self,
         fs: FS,
-        directory: MaintainedDirectory,
+        directory: HostDirectory,
         claim: Claim | None,
         incidents: Incidents,
         settings: Upkeep,
     ) -> None:
         self._fs = fs
         # Weak, so that a directory that was not closed warns as soon as it is dropped.
-        self._directory: MaintainedDirectory = weakref.proxy(directory)
+        self._directory: HostDirectory = weakref.proxy(directory)
         self._claim = claim
         self._incidents = incidents
         self.settings = settings
@@ -151,8 +133,8 @@ class Upkeeper:
         # A thread of the parent may hold the lock and does not exist in the child.
         fs.after_fork(self._make_lock)
         # Logs to visit, with their due times. due() and put() are called under
-        # _agenda_lock.
-        self._agenda: Agenda[tuple[Key, Log]] = Agenda()
+        # _visits_lock.
+        self._visits: VisitQueue[tuple[Key, Log]] = VisitQueue()
         # As of the last tick.
         self._clock_gap_ms = fs.now_ms() - fs.monotonic_ms()
         # Recovery points that are not written yet.
@@ -174,16 +156,16 @@ class Upkeeper:
 
     def _make_lock(self) -> None:
         # Several threads may call tick().
-        self._agenda_lock = threading.Lock()
+        self._visits_lock = threading.Lock()
 
     def admit(self, key: Key, log: Log) -> None:
         """Register a log, so that it is visited after changes that may make a task due."""
         log.writer.hold_appends(self.is_low)
-        log.writer.attach(functools.partial(self._agenda.stir, (key, log)))
+        log.writer.attach(functools.partial(self._visits.stir, (key, log)))
 
     def visit(self, key: Key, log: Log) -> None:
         """Let the next tick() check what is due in a log."""
-        self._agenda.stir((key, log))
+        self._visits.stir((key, log))
 
     # -- open logs ------------------------------------------------------------------
 
@@ -197,15 +179,15 @@ class Upkeeper:
         gathered = self._gathered
         actions = 0
         began_ms = self._fs.monotonic_ms()
-        with self._agenda_lock:
+        with self._visits_lock:
             # The wall clock was set, so the times at which segments expire are wrong.
             # Check every log again.
             gap_ms = now_ms - began_ms
             if abs(gap_ms - self._clock_gap_ms) > JUMP_MS:
                 for item in self._directory.open_logs().items():
-                    self._agenda.stir(item)
+                    self._visits.stir(item)
             self._clock_gap_ms = gap_ms
-            due = self._agenda.due(began_ms)
+            due = self._visits.due(began_ms)
         visited = 0
         try:
             for key, log in due:
@@ -219,9 +201,9 @@ class Upkeeper:
                     break
         # Also after an interrupt: a log that is not put back is never visited again.
         finally:
-            with self._agenda_lock:
+            with self._visits_lock:
                 for item in due[visited:]:
-                    self._agenda.put(item, began_ms)
+                    self._visits.put(item, began_ms)
         if actions and self._fs.monotonic_ms() - began_ms >= _TICK_MS:
             return False
         if gathered:
@@ -256,8 +238,8 @@ class Upkeeper:
                 and not log.is_closed
                 and not log.has_failed
             ):
-                with self._agenda_lock:
-                    self._agenda.put((key, log), next_ms)
+                with self._visits_lock:
+                    self._visits.put((key, log), next_ms)
         return acted, recovery_point
 
     # -- limits and compaction ---------------------------------------------------------

@@ -19,28 +19,16 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Collection, Generator, Mapping
-from typing import Protocol
+from collections.abc import Collection, Generator
 
 from logcore.claim import Claim
-from logcore.config import LogConfig
 from logcore.directory.incidents import Incidents
+from logcore.directory.interface import HostDirectory
 from logcore.directory.topic_file import read_topics
 from logcore.directory.topics import TopicRegistry
 from logcore.fs import FS
-from logcore.log import Log
 from logcore.metadata import checkpoint
-from logcore.metadata.checkpoint import Key
 from logcore.metadata.filenames import partition_name
-
-
-class SharedTopicsDirectory(Protocol):
-    """The methods of a LogDir that are used here."""
-
-    def known_logs(self) -> Mapping[Key, Log]: ...
-    def stale_topics(self) -> Collection[str]: ...
-    def close_logs(self, topics: Collection[str]) -> None: ...
-    def settings(self, name: str) -> LogConfig: ...
 
 
 class Sharing:
@@ -52,15 +40,16 @@ class Sharing:
     def __init__(
         self,
         fs: FS,
-        directory: SharedTopicsDirectory,
+        directory: HostDirectory,
         claim: Claim | None,
         registry: TopicRegistry,
         incidents: Incidents,
     ) -> None:
         self._fs = fs
         # Weak, so that a directory that was not closed warns as soon as it is dropped.
-        self._directory: SharedTopicsDirectory = weakref.proxy(directory)
+        self._directory: HostDirectory = weakref.proxy(directory)
         self._claim = claim
+        self.is_shared = claim is not None and claim.is_shared
         self._registry = registry
         self._incidents = incidents
         # State of the file of topics when it was last read.
@@ -69,10 +58,6 @@ class Sharing:
         #: under the lock. Every append reads it without the lock, so it is a plain
         #: attribute.
         self.is_behind = self.is_shared
-
-    @property
-    def is_shared(self) -> bool:
-        return self._claim is not None and self._claim.is_shared
 
     @contextlib.contextmanager
     def changing(self) -> Generator[None, None, None]:

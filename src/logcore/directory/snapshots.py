@@ -12,15 +12,14 @@ This module does not read segments: copying.py copies a log.
 from __future__ import annotations
 
 import os
-import uuid
-from typing import Final, Protocol
+from typing import Final
 
 from logcore.directory.copying import copy_log
 from logcore.directory.incidents import Incidents
+from logcore.directory.interface import PartitionDirectory
 from logcore.directory.topics import remove_tree
 from logcore.errors import InvalidConfigError
 from logcore.fs import FS
-from logcore.log import Log
 from logcore.metadata import checkpoint
 from logcore.metadata.checkpoint import Key, OffsetCheckpoints, make_directories
 from logcore.metadata.filenames import OFFSETS_TOPIC, partition_name
@@ -29,19 +28,8 @@ from logcore.metadata.filenames import OFFSETS_TOPIC, partition_name
 _NAME_BYTES: Final = 255
 
 
-class SnapshotDirectory(Protocol):
-    """The methods of a LogDir that are used here."""
-
-    path: str
-
-    def topics(self) -> list[str]: ...
-    def topic_id(self, name: str) -> uuid.UUID: ...
-    def partitions(self, name: str) -> tuple[int, ...]: ...
-    def partition(self, topic: str, number: int) -> Log: ...
-
-
 def take_snapshot(
-    fs: FS, directory: SnapshotDirectory, incidents: Incidents, target: str
+    fs: FS, directory: PartitionDirectory, incidents: Incidents, target: str
 ) -> None:
     """Copy all partitions up to their high watermarks, one after the other.
 
@@ -73,7 +61,7 @@ def take_snapshot(
         raise
 
 
-def _copy_directory(fs: FS, directory: SnapshotDirectory, target: str) -> None:
+def _copy_directory(fs: FS, directory: PartitionDirectory, target: str) -> None:
     """Copy all partitions and the directory's metadata to an existing empty directory."""
     points: dict[Key, int | None] = {}
     starts: dict[Key, int | None] = {}

@@ -22,14 +22,15 @@ import contextlib
 import os
 import uuid
 import weakref
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 import attrs
 
 from logcore.claim import Claim
 from logcore.config import KEEPS_ALL, LogConfig, config_text, known_config
 from logcore.directory.incidents import Incidents
+from logcore.directory.interface import HostDirectory
 from logcore.directory.topic_file import (
     NO_ID,
     PartitionNumbers,
@@ -96,12 +97,6 @@ class TopicDescription:
     overrides: Mapping[str, str]
 
 
-class TopicsDirectory(Protocol):
-    """The method of logdir.LogDir that the registry uses."""
-
-    def close_logs(self, topics: Collection[str]) -> None: ...
-
-
 class TopicRegistry:
     """The topics of one directory."""
 
@@ -109,7 +104,7 @@ class TopicRegistry:
         self,
         fs: FS,
         path: str,
-        directory: TopicsDirectory,
+        directory: HostDirectory,
         claim: Claim | None,
         incidents: Incidents,
         given: Mapping[str, object],
@@ -121,7 +116,7 @@ class TopicRegistry:
         self._fs = fs
         self.path = path
         # Weak, so that a directory that was not closed warns as soon as it is dropped.
-        self._directory: TopicsDirectory = weakref.proxy(directory)
+        self._directory: HostDirectory = weakref.proxy(directory)
         self._claim = claim
         self._incidents = incidents
         self._given = given

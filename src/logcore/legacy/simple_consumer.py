@@ -18,11 +18,12 @@ Rules (clients reference 5.9):
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import attrs
 
 from logcore.consumer.settings import IsolationLevel
+from logcore.directory.interface import PartitionDirectory
 from logcore.errors import InvalidConfigError, LogcoreError
 from logcore.format.columns import RecordColumns
 from logcore.fs import FS
@@ -34,12 +35,6 @@ from logcore.reader import aborted_transactions, segment_times, wait_for_news
 #: Times that stand for the ends of a log, as Kafka has them.
 LATEST: Final = -1
 EARLIEST: Final = -2
-
-
-class FetchDirectory(Protocol):
-    """What is asked of the LogDir."""
-
-    def partition(self, topic: str, number: int) -> Log: ...
 
 
 class FetchRequest(NamedTuple):
@@ -102,7 +97,7 @@ class SimpleConsumer:
     """Made by LogDir.simple_consumer()."""
 
     def __init__(
-        self, fs: FS, directory: FetchDirectory, isolation_level: IsolationLevel
+        self, fs: FS, directory: PartitionDirectory, isolation_level: IsolationLevel
     ) -> None:
         """Not for users."""
         if isolation_level not in ("read_uncommitted", "read_committed"):

@@ -29,11 +29,12 @@ import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 from logcore.callbacks import call
 from logcore.coordination.transaction_effects import NO_TIMEOUT
 from logcore.coordinators.transactions import TransactionCoordinator
+from logcore.directory.interface import ClientDirectory
 from logcore.errors import (
     BufferFullError,
     DeliveryTimeoutError,
@@ -65,8 +66,8 @@ from logcore.producer.accumulator import (
 )
 from logcore.producer.futures import Delivery, RecordFuture, Teller
 from logcore.producer.partitioners import Draw
-from logcore.producer.routing import Routes, RoutingDirectory
-from logcore.producer.sender import Sender, SenderDirectory
+from logcore.producer.routing import Routes
+from logcore.producer.sender import Sender
 from logcore.producer.settings import (
     OnDelivery,
     ProducerMetrics,
@@ -87,10 +88,6 @@ _BULK_BATCHES: Final = 4
 _LOOK_MS: Final = 1_000
 
 
-class ProducerDirectory(RoutingDirectory, SenderDirectory, Protocol):
-    """The methods of LogDir that this module uses."""
-
-
 class _Work(WorkFields):
     """The part of a producer that its thread refers to.
 
@@ -103,7 +100,7 @@ class _Work(WorkFields):
     def __init__(
         self,
         fs: FS,
-        directory: ProducerDirectory,
+        directory: ClientDirectory,
         settings: ProducerSettings,
         draw: Draw,
         coordinator: TransactionCoordinator | None,
@@ -193,7 +190,7 @@ class Producer(ProducerFields):
     def __init__(
         self,
         fs: FS,
-        directory: ProducerDirectory,
+        directory: ClientDirectory,
         settings: ProducerSettings,
         coordinator: TransactionCoordinator | None = None,
     ) -> None:

@@ -2,7 +2,7 @@
 queues.
 
 Rules:
-- Partitions are looked up when a topic is first used, whenever a batch begins, and when
+- PartitionDirectory are looked up when a topic is first used, whenever a batch begins, and when
   a record names one that is not known.
 - Records without a key stay with the sticky partition until it has had batch_size bytes
   and its batch is full.
@@ -14,11 +14,12 @@ This module puts nothing into a queue.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from logcore.directory.interface import PartitionDirectory
 from logcore.errors import TopicNotFoundError
 from logcore.format.columns import InputColumn
 from logcore.kernels import RouteFields
@@ -28,14 +29,6 @@ from logcore.producer.settings import ProducerSettings
 
 #: Places of records among those given, int64; None for all of them.
 Places = npt.NDArray[np.int64] | None
-
-
-class RoutingDirectory(Protocol):
-    """The methods of a LogDir that are used here."""
-
-    path: str
-
-    def partitions(self, name: str) -> tuple[int, ...]: ...
 
 
 class Route(RouteFields):
@@ -73,7 +66,7 @@ class Routes:
 
     def __init__(
         self,
-        directory: RoutingDirectory,
+        directory: PartitionDirectory,
         settings: ProducerSettings,
         accumulator: Accumulator,
         draw: Draw,

@@ -24,9 +24,9 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter, deque
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
-from logcore.config import Durability
+from logcore.directory.interface import ClientDirectory
 from logcore.errors import (
     DeliveryTimeoutError,
     DiskFullError,
@@ -85,16 +85,6 @@ _LATER: Final = (
 _OF_RECORDS: Final = (InvalidRecordError, RecordTooLargeError)
 
 
-class SenderDirectory(Protocol):
-    """The methods of LogDir that this module uses."""
-
-    durability: Durability
-
-    def partition(self, topic: str, number: int) -> Log: ...
-    def open_again(self, topic: str, number: int) -> Log: ...
-    def next_producer_id(self) -> int: ...
-
-
 class _WrittenBatch(NamedTuple):
     """A batch that a round has written, and the log that must be synced."""
 
@@ -130,7 +120,7 @@ class Sender:
     def __init__(
         self,
         fs: FS,
-        directory: SenderDirectory,
+        directory: ClientDirectory,
         settings: ProducerSettings,
         accumulator: Accumulator,
         teller: Teller,

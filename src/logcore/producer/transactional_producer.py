@@ -24,8 +24,13 @@ import contextlib
 from collections.abc import Generator, Mapping
 from typing import Any, Protocol, Self
 
-from logcore.coordination.effects import Committer, GroupError, OffsetKey
+from logcore.coordination.group_requests import (
+    Committer,
+    GroupError,
+    OffsetKey,
+)
 from logcore.coordinators.transactions import TransactionCoordinator
+from logcore.directory.interface import ClientDirectory
 from logcore.errors import (
     CommitFailedError,
     InvalidConfigError,
@@ -34,7 +39,7 @@ from logcore.errors import (
 )
 from logcore.format.group_records import Committed
 from logcore.fs import FS
-from logcore.producer.producer import Producer, ProducerDirectory
+from logcore.producer.producer import Producer
 from logcore.producer.settings import ProducerSettings
 from logcore.producer.transaction_manager import Transacting, TransactionState
 from logcore.reporting import WARNING, tell
@@ -91,7 +96,7 @@ class TransactionalProducer(Producer):
     def __init__(
         self,
         fs: FS,
-        directory: ProducerDirectory,
+        directory: ClientDirectory,
         settings: ProducerSettings,
         coordinators: TransactionCoordinators,
     ) -> None:

@@ -441,7 +441,7 @@ def _altered(state: BrokerState, work: Callable[[], Any]) -> PendingResponse:
     writes all of them.
     """
     answer = PendingResponse()
-    state.in_turn(_SETTINGS, work, answer.set)
+    state.work.submit(_SETTINGS, work, answer.set)
     return answer
 
 

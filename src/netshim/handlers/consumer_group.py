@@ -12,9 +12,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from logcore.coordination.classic_group import Group
 from logcore.coordination.consumer_group import NOTHING, ConsumerGroup
-from logcore.coordination.effects import Beat, Beaten, BeatRefused, Result
+from logcore.coordination.group_requests import (
+    Beat,
+    Beaten,
+    BeatRefused,
+    Result,
+)
 from logcore.format.consumer_group_records import Partitions
 from netshim import wire
+from netshim.coordinators import GroupService
 from netshim.groups import BrokerGroups
 from netshim.handlers.group import (
     GROUP_OPERATIONS,
@@ -52,9 +58,11 @@ def _refuse_beat(
 def consumer_group_heartbeat(
     request: ConsumerGroupHeartbeatRequest,
     call: Call,
-    groups: BrokerGroups,
+    groups: GroupService,
     state: BrokerState,
 ) -> ConsumerGroupHeartbeatResponse | PendingResponse:
+    # A broker that shares its directory does not serve this API.
+    assert isinstance(groups, BrokerGroups)
     names = request.subscribed_topic_names
     owned = request.topic_partitions
     beat = Beat(
@@ -74,7 +82,6 @@ def consumer_group_heartbeat(
     answer = PendingResponse()
     groups.beat(
         beat,
-        call.now_ms,
         lambda result: answer.set(_beat_response(result, call)),
         may_lack_id=call.version < _OWN_ID_SINCE,
     )
@@ -139,7 +146,7 @@ def _refuse_describe(
 def consumer_group_describe(
     request: ConsumerGroupDescribeRequest,
     call: Call,
-    groups: BrokerGroups,
+    groups: GroupService,
     state: BrokerState,
 ) -> Steps[ConsumerGroupDescribeResponse]:
     operations = (
@@ -209,7 +216,7 @@ def _assignment(partitions: Partitions, state: BrokerState) -> Any:
     assignment_type = wire.CONSUMER_GROUP_DESCRIBE.Response.Group.Member.Assignment
     topics = []
     for topic_id, numbers in by_topic(partitions):
-        name = state.topic_of(topic_id)
+        name = state.topic_ids.name_of(topic_id)
         if name is not None:
             topics.append(
                 assignment_type.Topic(

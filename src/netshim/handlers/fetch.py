@@ -59,7 +59,7 @@ def fetch(
     if call.version < 13:
         names = [topic.topic for topic in request.topics]
     else:  # topics have ids; the name of an unknown id is None
-        names = [state.topic_of(topic.topic_id) for topic in request.topics]
+        names = [state.topic_ids.name_of(topic.topic_id) for topic in request.topics]
     asked = [
         (name or "", partition.partition)
         for name, topic in zip(names, request.topics, strict=True)
@@ -73,8 +73,8 @@ def fetch(
         return when_transactions_are_known(asked, begin, state) or begin()
 
     if request.isolation_level == 1:
-        return state.when_open(asked, begin_committed)
-    return state.when_open(asked, begin)
+        return state.logs.when_open(asked, begin_committed)
+    return state.logs.when_open(asked, begin)
 
 
 def _fetch(
@@ -101,7 +101,9 @@ def _fetch(
             # Duplicates are ignored.
             if (name, partition.partition) not in seen or name is None:
                 seen.add((name, partition.partition))
-                if name is None or partition.partition not in state.numbers_of(name):
+                if name is None or partition.partition not in state.logs.numbers_of(
+                    name
+                ):
                     missing.add(len(wanted))
                 wanted.append((topic, name, partition))
     keys = [
@@ -392,12 +394,15 @@ def _collect(
             # the same name has another id.
             if name is None or (
                 call.version >= 13
-                and (name not in state.logdir or state.topic_id(name) != asked.topic_id)
+                and (
+                    name not in state.logdir
+                    or state.topic_ids.id_of(name) != asked.topic_id
+                )
             ):
                 part.error_code = codes.UNKNOWN_TOPIC_ID
                 settled = settled or at not in missing
                 continue
-            log = state.log(name, partition.partition)
+            log = state.logs.log(name, partition.partition)
             part.aborted_transactions = None
             # Step 1: check the client's leader epoch and version.
             part.error_code = check_epoch(log, partition.current_leader_epoch)

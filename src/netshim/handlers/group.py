@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from logcore.coordination.classic_group import DEAD, EMPTY, STABLE, Group
-from logcore.coordination.effects import (
+from logcore.coordination.group_requests import (
     Committer,
     GroupError,
     Join,
@@ -27,9 +27,8 @@ from logcore.coordination.effects import (
 )
 from logcore.format.group_records import Committed
 from netshim import wire
-from netshim.groups import BrokerGroups
+from netshim.coordinators import GroupService
 from netshim.scheduling import Pace, PendingResponse, Steps, whole
-from netshim.sharing import GroupsBesideOthers
 from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
@@ -136,10 +135,11 @@ def _code_of(error: GroupError | None, call: Call) -> int:
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
 Refuse = Callable[[RequestT, Call, int], ResponseT]
-AnyGroups = BrokerGroups | GroupsBesideOthers
-GroupHandler = Callable[[RequestT, Call, Any, BrokerState], ResponseT | PendingResponse]
+GroupHandler = Callable[
+    [RequestT, Call, GroupService, BrokerState], ResponseT | PendingResponse
+]
 SteppedHandler = Callable[
-    [RequestT, Call, Any, BrokerState], Steps[ResponseT | PendingResponse]
+    [RequestT, Call, GroupService, BrokerState], Steps[ResponseT | PendingResponse]
 ]
 Handler = Callable[[RequestT, Call, BrokerState], ResponseT | PendingResponse]
 
@@ -157,7 +157,7 @@ def when_loaded(
         def handle(
             request: RequestT, call: Call, state: BrokerState
         ) -> ResponseT | PendingResponse:
-            groups: AnyGroups = state.groups
+            groups = state.groups
             return groups.when_known(
                 lambda: handler(request, call, groups, state),
                 lambda error: refuse(request, call, _code_of(error, call)),
@@ -175,7 +175,7 @@ def in_steps(
     """A handler that is done in steps, as one to be given to when_loaded()."""
 
     def handle(
-        request: RequestT, call: Call, groups: AnyGroups, state: BrokerState
+        request: RequestT, call: Call, groups: GroupService, state: BrokerState
     ) -> ResponseT | PendingResponse:
         return groups.in_pieces(handler(request, call, groups, state))
 
@@ -243,7 +243,7 @@ def _join_failure(call: Call, code: int, member_id: str) -> JoinGroupResponse:
 
 @when_loaded(_refuse_join)
 def join_group(
-    request: JoinGroupRequest, call: Call, groups: AnyGroups, state: BrokerState
+    request: JoinGroupRequest, call: Call, groups: GroupService, state: BrokerState
 ) -> JoinGroupResponse | PendingResponse:
     join = Join(
         group_id=request.group_id,
@@ -261,9 +261,7 @@ def join_group(
         may_skip_assignment=call.version >= _SKIP_ASSIGNMENT_SINCE,
     )
     answer = PendingResponse()
-    groups.join(
-        join, call.now_ms, lambda result: answer.set(_join_response(result, call))
-    )
+    groups.join(join, lambda result: answer.set(_join_response(result, call)))
     return answer
 
 
@@ -292,7 +290,7 @@ def _join_response(result: Result, call: Call) -> JoinGroupResponse:
 
 @when_loaded(lambda request, call, code: wire.SYNC_GROUP.Response(error_code=code))
 def sync_group(
-    request: SyncGroupRequest, call: Call, groups: AnyGroups, state: BrokerState
+    request: SyncGroupRequest, call: Call, groups: GroupService, state: BrokerState
 ) -> SyncGroupResponse | PendingResponse:
     sync = Sync(
         group_id=request.group_id,
@@ -304,9 +302,7 @@ def sync_group(
         assignments={each.member_id: each.assignment for each in request.assignments},
     )
     answer = PendingResponse()
-    groups.sync(
-        sync, call.now_ms, lambda result: answer.set(_sync_response(result, call))
-    )
+    groups.sync(sync, lambda result: answer.set(_sync_response(result, call)))
     return answer
 
 
@@ -323,21 +319,20 @@ def _sync_response(result: Result, call: Call) -> SyncGroupResponse:
 
 @when_loaded(lambda request, call, code: wire.HEARTBEAT.Response(error_code=code))
 def heartbeat(
-    request: HeartbeatRequest, call: Call, groups: AnyGroups, state: BrokerState
+    request: HeartbeatRequest, call: Call, groups: GroupService, state: BrokerState
 ) -> HeartbeatResponse:
     error = groups.heartbeat(
         request.group_id,
         request.member_id,
         request.group_instance_id,
         request.generation_id,
-        call.now_ms,
     )
     return wire.HEARTBEAT.Response(error_code=_code_of(error, call))
 
 
 @when_loaded(lambda request, call, code: wire.LEAVE_GROUP.Response(error_code=code))
 def leave_group(
-    request: LeaveGroupRequest, call: Call, groups: AnyGroups, state: BrokerState
+    request: LeaveGroupRequest, call: Call, groups: GroupService, state: BrokerState
 ) -> LeaveGroupResponse:
     """One member up to version 2, whose error is the response's; then a list with an
     error for each.
@@ -346,12 +341,10 @@ def leave_group(
     if not request.group_id:
         return response_type(error_code=codes.INVALID_GROUP_ID)
     if call.version < 3:
-        (error,) = groups.leave(
-            request.group_id, [(request.member_id, None)], call.now_ms
-        )
+        (error,) = groups.leave(request.group_id, [(request.member_id, None)])
         return response_type(error_code=_code_of(error, call))
     asked = [(member.member_id, member.group_instance_id) for member in request.members]
-    results = groups.leave(request.group_id, asked, call.now_ms)
+    results = groups.leave(request.group_id, asked)
     return response_type(
         members=[
             response_type.Member(
@@ -390,7 +383,7 @@ def _refuse_commit(
 @when_loaded(_refuse_commit)
 @in_steps
 def offset_commit(
-    request: OffsetCommitRequest, call: Call, groups: AnyGroups, state: BrokerState
+    request: OffsetCommitRequest, call: Call, groups: GroupService, state: BrokerState
 ) -> Steps[OffsetCommitResponse | PendingResponse]:
     """Partitions that do not exist fail alone; a group that refuses the commit fails
     all others.
@@ -419,7 +412,7 @@ def offset_commit(
             result.error_code = code or result.error_code
         answer.set(response)
 
-    groups.commit(who, offsets, call.now_ms, done)
+    groups.ask_commit(who, offsets, done)
     return answer
 
 
@@ -453,7 +446,7 @@ def _offsets_in(
     results = []
     pace = Pace()
     for topic, answered in zip(topics, answered_topics, strict=True):
-        numbers = state.numbers_of(topic.name)
+        numbers = state.logs.numbers_of(topic.name)
         for partition, result in zip(
             topic.partitions, answered.partitions, strict=True
         ):
@@ -514,7 +507,7 @@ def _refuse_fetch(
 @when_loaded(_refuse_fetch)
 @in_steps
 def offset_fetch(
-    request: OffsetFetchRequest, call: Call, groups: AnyGroups, state: BrokerState
+    request: OffsetFetchRequest, call: Call, groups: GroupService, state: BrokerState
 ) -> Steps[OffsetFetchResponse]:
     """A partition without a commit has offset -1 and no error. Null topics ask for all
     commits.
@@ -612,7 +605,7 @@ def _refuse_delete_offsets(
 @when_loaded(_refuse_delete_offsets)
 @in_steps
 def offset_delete(
-    request: OffsetDeleteRequest, call: Call, groups: AnyGroups, state: BrokerState
+    request: OffsetDeleteRequest, call: Call, groups: GroupService, state: BrokerState
 ) -> Steps[OffsetDeleteResponse | PendingResponse]:
     response_type = wire.OFFSET_DELETE.Response
     if not request.group_id:
@@ -621,7 +614,7 @@ def offset_delete(
     known = []
     pace = Pace()
     for topic in request.topics:
-        numbers = state.numbers_of(topic.name)
+        numbers = state.logs.numbers_of(topic.name)
         results = []
         for partition in topic.partitions:
             if pace.is_over():
@@ -657,7 +650,7 @@ def offset_delete(
             result.error_code = _code_of(error, call)
         answer.set(response_type(topics=topics))
 
-    groups.delete_offsets(request.group_id, keys, call.now_ms, done)
+    groups.ask_delete_offsets(request.group_id, keys, done)
     return answer
 
 
@@ -679,7 +672,7 @@ def _refuse_describe(
 @when_loaded(_refuse_describe)
 @in_steps
 def describe_groups(
-    request: DescribeGroupsRequest, call: Call, groups: AnyGroups, state: BrokerState
+    request: DescribeGroupsRequest, call: Call, groups: GroupService, state: BrokerState
 ) -> Steps[DescribeGroupsResponse]:
     """A group that does not exist, or is not of the classic protocol, is Dead.
     Subscriptions and assignments are given for a Stable group only.
@@ -736,7 +729,7 @@ def describe_groups(
 @when_loaded(lambda request, call, code: wire.LIST_GROUPS.Response(error_code=code))
 @in_steps
 def list_groups(
-    request: ListGroupsRequest, call: Call, groups: AnyGroups, state: BrokerState
+    request: ListGroupsRequest, call: Call, groups: GroupService, state: BrokerState
 ) -> Steps[ListGroupsResponse]:
     group_type = wire.LIST_GROUPS.Response.Group
     states = {name.lower() for name in request.states_filter}
@@ -781,7 +774,7 @@ def _refuse_delete(
 @when_loaded(_refuse_delete)
 @in_steps
 def delete_groups(
-    request: DeleteGroupsRequest, call: Call, groups: AnyGroups, state: BrokerState
+    request: DeleteGroupsRequest, call: Call, groups: GroupService, state: BrokerState
 ) -> Steps[DeleteGroupsResponse | PendingResponse]:
     response = _refuse_delete(request, call, codes.NONE)
     left = len(response.results)
@@ -800,5 +793,5 @@ def delete_groups(
     for result in response.results:
         if pace.is_over():
             yield
-        groups.delete(result.group_id, call.now_ms, partial(done, result))
+        groups.ask_delete(result.group_id, partial(done, result))
     return answer

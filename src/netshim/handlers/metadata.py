@@ -24,7 +24,8 @@ from logcore.metadata.filenames import (
 from netshim import wire
 from netshim.handlers.failures import code_of
 from netshim.scheduling import Pace, PendingResponse, Steps, answer_with
-from netshim.state import NO_ID, BrokerState, Call
+from netshim.state import BrokerState, Call
+from netshim.topic_ids import NO_ID
 from netshim.wire import codes
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def _metadata_when_known(
         names: Iterable[str] = state.logdir.topics()
     else:
         names = [
-            asked.name or state.topic_of(asked.topic_id) or ""
+            asked.name or state.topic_ids.name_of(asked.topic_id) or ""
             for asked in request.topics or ()
         ]
     return _when_epochs_are_known(
@@ -148,7 +149,7 @@ def _when_epochs_are_known(
     unread = [
         (name, number)
         for name in names
-        for number in state.numbers_of(name)
+        for number in state.logs.numbers_of(name)
         if not logdir.knows_leader_epoch(name, number)
     ]
     if not unread:
@@ -206,7 +207,7 @@ def _metadata(
             yield
         name = asked.name or ""
         if call.version >= _IDS_SINCE and asked.topic_id != NO_ID:
-            known = state.topic_of(asked.topic_id)
+            known = state.topic_ids.name_of(asked.topic_id)
             if known is None:
                 unknown = codes.UNKNOWN_TOPIC_ID
                 results.append(
@@ -258,7 +259,7 @@ def _topic_metadata(
     node = [state.node_id]
     try:
         numbers = state.logdir.partitions(name)
-        topic_id = state.topic_id(name)
+        topic_id = state.topic_ids.id_of(name)
     except LogcoreError as error:
         return topic_type(error_code=code_of(error), name=name)
     partitions = []
@@ -424,7 +425,7 @@ def _log_dirs(
     request: DescribeLogDirsRequest, state: BrokerState
 ) -> DescribeLogDirsResponse:
     response_type = wire.DESCRIBE_LOG_DIRS.Response
-    wanted = {name: state.numbers_of(name) for name in state.logdir.topics()}
+    wanted = {name: state.logs.numbers_of(name) for name in state.logdir.topics()}
     if request.topics is not None:
         wanted = {topic.topic: tuple(topic.partitions) for topic in request.topics}
     dir_type = response_type.LogDir

@@ -58,7 +58,7 @@ def list_offsets(
         for topic in request.topics
         for each in topic.partitions
     ]
-    return state.when_open(
+    return state.logs.when_open(
         asked, lambda: state.in_pieces(_list_offsets(request, call, state, asked))
     )
 
@@ -76,7 +76,7 @@ def _when_shown(
         if pace.is_over():
             yield
         with contextlib.suppress(LogcoreError):  # the request itself will say so
-            log = state.log(name, number)
+            log = state.logs.log(name, number)
             if log.durability.waits and log.high_watermark < log.log_end_offset:
                 unsynced.append(log)
     if not unsynced:
@@ -213,7 +213,7 @@ def offset_for_leader_epoch(
         for topic in request.topics
         for each in topic.partitions
     ]
-    return state.when_open(
+    return state.logs.when_open(
         asked, lambda: state.in_pieces(_offset_for_leader_epoch(request, state))
     )
 
@@ -253,7 +253,7 @@ def delete_records(
         for topic in request.topics
         for each in topic.partitions
     ]
-    return state.when_open(asked, lambda: _delete_records(request, call, state))
+    return state.logs.when_open(asked, lambda: _delete_records(request, call, state))
 
 
 def _delete_records(
@@ -300,7 +300,7 @@ def _delete_records(
                     (
                         partition,
                         result,
-                        state.log(topic.name, partition.partition_index),
+                        state.logs.log(topic.name, partition.partition_index),
                     )
                 )
             except LogcoreError as error:

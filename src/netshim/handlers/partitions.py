@@ -39,7 +39,7 @@ def log_of(
     asked.
     """
     try:
-        log = state.log(topic, number)
+        log = state.logs.log(topic, number)
     except LogcoreError as error:
         result.error_code = code_of(error)
         return None
@@ -79,7 +79,7 @@ def when_transactions_are_known(
     logs = []
     for name, number in asked:
         try:
-            log = state.log(name, number)
+            log = state.logs.log(name, number)
         except LogcoreError:
             continue
         if unwalked_offsets(log) > _WALKED_AT_ONCE:

@@ -92,13 +92,11 @@ def produce(
     """
     if call.version >= _IDS_SINCE:
         for topic in request.topic_data:
-            topic.name = state.topic_of(topic.topic_id) or ""
+            topic.name = state.topic_ids.name_of(topic.topic_id) or ""
     if request.transactional_id is None:
         return _produce_one(request, call, state) or _produce_in_order(
             request, call, state
         )
-    if not state.transactions:
-        return _produce_in_order(request, call, state)
     partitions, producers = _transactional(request)
     if not partitions or (state.transactions.is_loaded and call.version < _ADDS_SINCE):
         return _produce_in_order(request, call, state)
@@ -114,7 +112,7 @@ def produce(
         known = {
             (name, number)
             for name, number in partitions
-            if number in state.numbers_of(name)
+            if number in state.logs.numbers_of(name)
         }
         ((producer_id, producer_epoch),) = producers
         asked = AddPartitions(
@@ -170,7 +168,7 @@ def _produce_in_order(
         has_begun = True
         return _produce(request, call, state)
 
-    response = state.in_order(keys, begin)
+    response = state.logs.in_order(keys, begin)
     if not has_begun:
         _keep(request)
     return response
@@ -201,7 +199,7 @@ def _produce_one(
         return None
     (topic,) = topics
     (asked,) = topic.partition_data
-    log = state.free_log(topic.name, asked.index)
+    log = state.logs.free_log(topic.name, asked.index)
     records = asked.records or b""
     if (
         log is None
@@ -220,7 +218,7 @@ def _produce_one(
         _refuse_batch(result, log, records, receipt, call, state)
         return response
     end = _accept(result, log, receipt)
-    state.appended(topic.name, asked.index, log, end, call.now_ms)
+    state.fetches.appended(topic.name, asked.index, log, end, call.now_ms)
     if request.acks == 1 or not _has_to_wait(log, end):
         return response
     answer = PendingResponse()
@@ -268,10 +266,7 @@ def _append_verified(
     log: Log,
     records: Buffer,
 ) -> _Outcome:
-    outcome: _Outcome = state.transactions.verified(
-        who, partition, lambda: append(log, records)
-    )
-    return outcome
+    return state.transactions.verified(who, partition, lambda: append(log, records))
 
 
 def _may_wait(log: Log, records: Buffer) -> bool:
@@ -383,7 +378,7 @@ def _produce(
             done()
             return
         end = _accept(result, log, receipt)
-        state.appended(topic, result.index, log, end, call.now_ms)
+        state.fetches.appended(topic, result.index, log, end, call.now_ms)
         if acks == -1 and _has_to_wait(log, end):
             state.syncs.when_durable(log, end, lambda error: synced(result, error))
         else:
@@ -405,7 +400,7 @@ def _produce(
                 fail(result, codes.UNKNOWN_TOPIC_ID, None)
                 done()
                 return
-            log = state.log(topic, asked.index)
+            log = state.logs.log(topic, asked.index)
             records = asked.records or b""
             code, message = _check_batch(request, topic, records, call)
         except LogcoreError as error:
@@ -435,9 +430,9 @@ def _produce(
                     fail(result, *_refusal_of(refused, call))
                     done()
                     return
-        if state.has_turns(key) or _may_wait(log, records):
+        if state.work.is_busy(key) or _may_wait(log, records):
             kept = bytes(records)  # the buffer of the connection will be reused
-            state.in_turn(
+            state.work.submit(
                 key,
                 lambda: append(log, kept),
                 lambda receipt: stored(topic, log, kept, result, receipt),
@@ -480,7 +475,10 @@ def _is_still(topic: ProduceRequest.Topic, state: BrokerState) -> bool:
 
     It may have been deleted and created again while the request waited.
     """
-    return topic.name in state.logdir and state.topic_id(topic.name) == topic.topic_id
+    return (
+        topic.name in state.logdir
+        and state.topic_ids.id_of(topic.name) == topic.topic_id
+    )
 
 
 def _check_batch(

@@ -43,7 +43,7 @@ def _elect_leaders(
     topics = []
     pace = Pace()
     for topic in request.topic_partitions or ():
-        numbers = state.numbers_of(topic.topic)
+        numbers = state.logs.numbers_of(topic.topic)
         results = []
         for number in topic.partitions:
             if pace.is_over():

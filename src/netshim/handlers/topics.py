@@ -14,10 +14,12 @@ from logcore import LogConfig, LogcoreError
 from logcore.config import CONFIGS, config_text
 from logcore.metadata.filenames import INTERNAL_TOPICS, METADATA_LOG, TRANSACTIONS_TOPIC
 from netshim import wire
+from netshim.groups import BrokerGroups
 from netshim.handlers.configs import source_of
 from netshim.handlers.failures import code_of, message_of
 from netshim.scheduling import PendingResponse
-from netshim.state import NO_ID, BrokerState, Call
+from netshim.state import BrokerState, Call
+from netshim.topic_ids import NO_ID
 from netshim.wire import codes
 
 if TYPE_CHECKING:
@@ -289,7 +291,7 @@ def delete_topics(
     else:
         wanted = Counter()
     named = Counter(
-        name if name is not None else state.topic_of(topic_id)
+        name if name is not None else state.topic_ids.name_of(topic_id)
         for name, topic_id in wanted.elements()
     )
     for topic in {
@@ -302,7 +304,7 @@ def delete_topics(
             result.error_message = "expected a name or an id, and not both"
             continue
         if topic.name is None:
-            result.name = state.topic_of(topic.topic_id)
+            result.name = state.topic_ids.name_of(topic.topic_id)
         if result.name is None:
             result.error_code = codes.UNKNOWN_TOPIC_ID
         elif not _refuse_twice(result, named[result.name]):
@@ -352,6 +354,7 @@ def delete_topics(
 
         # The names are free once no group has an offset of these topics, also after a
         # crash.
+        assert isinstance(state.groups, BrokerGroups)  # the directory is not shared
         state.groups.topics_deleted(gone, call.now_ms, forgotten)
 
     state.submit(work, done)

@@ -11,11 +11,15 @@ Rules (broker reference, sections 3.4 to 3.12):
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from logcore import CoordinatorFencedError, InvalidProducerEpochError, LogcoreError
 from logcore.coordination.classic_transitions import is_too_long
-from logcore.coordination.effects import Committer, GroupError
+from logcore.coordination.group_requests import (
+    Committer,
+    GroupError,
+)
 from logcore.coordination.transaction_effects import (
     AddPartitions,
     End,
@@ -25,9 +29,8 @@ from logcore.coordination.transaction_effects import (
     TransactionError,
     WriteMarkers,
 )
-from logcore.coordination.transactions import Transaction
 from logcore.format.group_records import partition_of
-from logcore.format.transaction_records import Status, StoredTransaction
+from logcore.format.transaction_records import Partition, Status, StoredTransaction
 from logcore.metadata.filenames import OFFSETS_TOPIC
 from logcore.partition.coordinator_append import producers_of
 from netshim import wire
@@ -36,6 +39,7 @@ from netshim.handlers.group import code_of_group, offsets_in
 from netshim.scheduling import Pace, PendingResponse, Steps, answer_with
 from netshim.state import BrokerState, Call
 from netshim.topic_patterns import compile_pattern
+from netshim.transactions import Markers
 from netshim.wire import codes
 
 if TYPE_CHECKING:
@@ -128,7 +132,7 @@ def _when_looked_up(
     def handle() -> PendingResponse:
         answer = PendingResponse()
 
-        def looked(found: Any) -> None:
+        def looked(found: dict[str, StoredTransaction] | Exception) -> None:
             if isinstance(found, Exception):
                 answer.set(refuse(codes.COORDINATOR_NOT_AVAILABLE))
             else:
@@ -188,7 +192,9 @@ def add_partitions_to_txn(
         for number in topic.partitions
     }
     known = {
-        (name, number) for name, number in wanted if number in state.numbers_of(name)
+        (name, number)
+        for name, number in wanted
+        if number in state.logs.numbers_of(name)
     }
 
     def response(code_of_known: int) -> AddPartitionsToTxnResponse:
@@ -380,16 +386,12 @@ def txn_offset_commit(
 
     def commit() -> TxnOffsetCommitResponse | PendingResponse:
         steps = _commit_offsets(request, call, state, response(codes.NONE))
-        committed: TxnOffsetCommitResponse | PendingResponse = state.groups.in_pieces(
-            steps
-        )
-        return committed
+        return state.groups.in_pieces(steps)
 
     def when_groups_are_known() -> PendingResponse | TxnOffsetCommitResponse:
-        answered: PendingResponse | TxnOffsetCommitResponse = state.groups.when_known(
+        return state.groups.when_known(
             commit, lambda error: refuse(code_of_group(error, call)), call.now_ms
         )
-        return answered
 
     def when_added() -> Any:
         if call.version < _SECOND_OFFSETS:
@@ -453,9 +455,7 @@ def _commit_offsets(
     error = state.transactions.verified(
         (request.transactional_id, *producer),
         _home_of(request.group_id, state),
-        lambda: state.groups.commit_in_transaction(
-            committer, producer, offsets, call.now_ms, done
-        ),
+        lambda: state.groups.ask_commit(committer, offsets, done, producer),
     )
     if error is not None:
         refuse_all(code_for_writer(error, call.version, 4))
@@ -475,7 +475,7 @@ def write_txn_markers(
     work = []
     for marker in request.markers:
         topics = []
-        places: dict[tuple[str, int], Any] = {}
+        places: dict[Partition, Any] = {}
         for topic in marker.topics:
             partitions = [
                 marker_type.Topic.Partition(partition_index=number)
@@ -493,8 +493,11 @@ def write_txn_markers(
         return response
     answer = PendingResponse()
 
-    def told(result: Any, error: Exception | None) -> None:
+    def told(
+        places: dict[Partition, Any], place: Partition, error: Exception | None
+    ) -> None:
         nonlocal left
+        result = places[place]
         if isinstance(error, InvalidProducerEpochError):
             result.error_code = codes.INVALID_PRODUCER_EPOCH
         elif isinstance(error, CoordinatorFencedError):
@@ -507,18 +510,20 @@ def write_txn_markers(
 
     for marker, places in work:
         effect = WriteMarkers(
-            Transaction(""),
+            "",
             marker.producer_id,
             marker.producer_epoch,
             marker.transaction_result,
             frozenset(places),
         )
-        state.transactions.write_markers(
+        Markers(
+            state,
+            None,
             effect,
-            marker.coordinator_epoch,
             call.now_ms,
-            lambda place, error, places=places: told(places[place], error),
-        )
+            coordinator_epoch=marker.coordinator_epoch,
+            told=partial(told, places),
+        ).write()
     return answer
 
 
@@ -632,7 +637,7 @@ def describe_producers(
         for topic in request.topics
         for number in topic.partition_indexes
     ]
-    return state.when_open(
+    return state.logs.when_open(
         asked, lambda: state.in_background(lambda: _describe_producers(request, state))
     )
 
@@ -652,7 +657,7 @@ def _describe_producers(
             result = partition_type(partition_index=number)
             results.append(result)
             try:
-                found = producers_of(state.log(topic.name, number).writer)
+                found = producers_of(state.logs.log(topic.name, number).writer)
             except LogcoreError as error:
                 result.error_code = code_of(error)
                 result.error_message = message_of(error)

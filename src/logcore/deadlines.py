@@ -1,4 +1,4 @@
-"""Timers without a clock: the owner waits until `next_ms`, then calls due()."""
+"""Deadlines without a clock: the owner waits until `next_ms`, then calls due()."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Name = TypeVar("Name", bound=Hashable)
 _SMALL = 64
 
 
-class Timers(Generic[Name]):
-    """Timers by name. A new timer replaces one with the same name.
+class Deadlines(Generic[Name]):
+    """Deadlines by name. A new deadline replaces one with the same name.
 
-    Among equal times, the timer that was set first is due first.
+    Among equal times, the deadline that was set first is due first.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Timers(Generic[Name]):
 
     @property
     def next_ms(self) -> int | None:
-        """The time when the next timer is due."""
+        """The earliest deadline, or None."""
         while self._heap and not self._counts(self._heap[0]):
             heapq.heappop(self._heap)
         if self._heap:
@@ -58,8 +58,9 @@ class Timers(Generic[Name]):
         return None
 
     def due(self, now_ms: int) -> Iterator[Name]:
-        """Remove and yield due timers one at a time, so that each may set and cancel
-        others.
+        """Remove and yield names that are due, one at a time.
+
+        The caller may set and cancel other deadlines between them.
         """
         while True:
             next_ms = self.next_ms

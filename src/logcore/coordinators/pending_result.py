@@ -1,0 +1,29 @@
+"""Future results of requests to the coordinators of this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class PendingResult:
+    """The future result of a request. It is set under the lock of the coordinator."""
+
+    __slots__ = ("id_end", "is_awaited", "is_kept", "is_there", "result")
+
+    def __init__(self, *, is_awaited: bool = True, is_kept: bool = False) -> None:
+        #: Whether other threads may sleep until the result is available.
+        self.is_awaited = is_awaited
+        #: Whether withdraw() must find the request after it was interrupted or failed.
+        #: The member then holds this object before it sends the request.
+        self.is_kept = is_kept
+        #: The end of the member id that a request to join was given, in a group of this
+        #: process.
+        self.id_end = ""
+        #: Whether `result` is set.
+        self.is_there = False
+        self.result: Any = None
+
+    def set(self, result: object) -> None:
+        """Set the result. `is_there` is written last, because threads read it unlocked."""
+        self.result = result
+        self.is_there = True

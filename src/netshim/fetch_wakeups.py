@@ -1,0 +1,110 @@
+"""Wakes fetches that wait for records, after appends of clients and of other processes.
+
+Rules:
+- A fetch is woken once new records are visible to readers, that is, below the high
+  watermark.
+- In a shared directory, the partitions that fetches wait for are checked for appends of
+  other processes. A timer repeats the check while any fetch waits.
+
+This module does not read records (handlers/fetch.py does).
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Any, Final
+
+from logcore import Log, LogcoreError, LogDir
+from logcore.metadata.checkpoint import Key
+from netshim.request_order import WorkQueues
+from netshim.scheduling import LoopTimers, Syncs, Waiting
+
+_log = logging.getLogger("netshim")
+
+#: Checks for appends of other processes: their minimum interval, the cost for one
+#: partition, and the share of one processor that all checks may use.
+_FOLLOW_MS: Final = 5
+_LOOK_MS: Final = 0.01
+_LOOK_PART: Final = 0.02
+
+
+class WaitingFetches(Waiting):
+    """Fetches that wait for records. Their keys are partitions."""
+
+    def __init__(
+        self, logdir: LogDir, timers: LoopTimers, queues: WorkQueues, syncs: Syncs
+    ) -> None:
+        super().__init__()
+        self._logdir = logdir
+        self._timers = timers
+        self._queues = queues
+        self._syncs = syncs
+        self._follows = False  # whether a timer for the next follow() is set
+        # High watermarks at the last wake_readers().
+        self._visible: dict[tuple[str, int], int] = {}
+
+    def appended(
+        self, topic: str, partition: int, log: Log, end: int, now_ms: int
+    ) -> None:
+        """Wake the fetches of a partition once appended records are visible to readers.
+
+        Call this after each append.
+        """
+        key = topic, partition
+        if log.high_watermark >= end:
+            self.wake([key], now_ms)
+        else:
+            self._syncs.when_durable(log, end, lambda _: self.wake([key], now_ms))
+
+    def follow(self, now_ms: int) -> None:
+        """Refresh the partitions that fetches wait for.
+
+        This makes appends of other processes visible. A timer repeats this while any
+        fetch waits.
+        """
+        if not self._logdir.is_shared or self._follows:
+            return
+        keys = self.waited_for()
+        for key in keys:
+            log = self._logdir.opened(*key)
+            if (
+                log is None
+                or log.has_failed
+                or self._queues.is_busy(key)
+                or not log.writer.state.is_behind()
+            ):
+                continue
+            self._queues.submit(key, log.refresh, partial(self._followed, key, now_ms))
+        if keys:
+            self._follows = True
+            self._timers.at(
+                now_ms + max(_FOLLOW_MS, int(len(keys) * _LOOK_MS / _LOOK_PART)),
+                self._follow_again,
+            )
+
+    def _follow_again(self, now_ms: int) -> None:
+        self._follows = False
+        self.follow(now_ms)
+
+    def _followed(self, key: Key, now_ms: int, result: Any) -> None:
+        if isinstance(result, LogcoreError | OSError):
+            _log.error(
+                "%s-%d: the changes of other processes cannot be read: %s", *key, result
+            )
+        self.wake([key], now_ms)
+
+    def wake_readers(self, now_ms: int) -> None:
+        """Wake the fetches of partitions with a changed high watermark.
+
+        These are appends that did not come from clients of this broker.
+        """
+        before = self._visible
+        now = {}
+        for key in self.waited_for():
+            now[key] = -1
+            log = self._logdir.opened(*key)
+            if log is not None:
+                now[key] = log.high_watermark
+        self._visible = now
+        self.wake([key for key, end in now.items() if before.get(key) != end], now_ms)

@@ -1,0 +1,374 @@
+"""Logs of a broker: opens them for requests, and closes them if too many are open.
+
+Rules:
+- A request gets its logs before its handler runs. Logs are opened in another thread, one
+  at a time, because the directory has one lock.
+- A log that could not be opened fails only for the request that needed it, see log().
+- Requests that must not overtake each other use in_order().
+
+This module does not read or write records (the handlers do).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from logcore import (
+    Log,
+    LogcoreError,
+    LogDir,
+    LogFailedError,
+    ResourceError,
+    TopicNotFoundError,
+)
+from logcore.metadata.checkpoint import Key
+from logcore.metadata.filenames import INTERNAL_TOPICS
+from netshim import scheduling
+from netshim.fetch_wakeups import WaitingFetches
+from netshim.request_log import Journal
+from netshim.request_order import QueuedRequest, RequestQueues, WorkQueues
+from netshim.scheduling import (
+    Lifecycle,
+    Pace,
+    PendingResponse,
+    Pieces,
+    Steps,
+    Syncs,
+    answer_with,
+    pass_on,
+)
+
+_log = logging.getLogger("netshim")
+
+_T = TypeVar("_T")
+#: Key of the work that opens and closes logs.
+_OPENING: Final = "opening"
+#: Number of additional logs to close when the limit of open logs is reached.
+_CLOSED_AT_ONCE: Final = 8
+
+
+def _no_limit() -> int:
+    return sys.maxsize
+
+
+def _close(logs: list[Log]) -> None:
+    for log in logs:
+        # The next open of the log reports the damage.
+        with contextlib.suppress(LogcoreError, OSError):
+            log.close()
+
+
+def _ignore(_: object) -> None:
+    """Ignore a result that no request waits for."""
+
+
+class BrokerLogs:
+    """The logs of one broker. All methods except open() are for the broker's thread."""
+
+    def __init__(
+        self,
+        logdir: LogDir,
+        lifecycle: Lifecycle,
+        journal: Journal,
+        *,
+        work: WorkQueues,
+        fetches: WaitingFetches,
+        syncs: Syncs,
+        pieces: Pieces,
+    ) -> None:
+        self._logdir = logdir
+        self._lifecycle = lifecycle
+        self._journal = journal
+        self._work = work
+        self._fetches = fetches
+        self._syncs = syncs
+        self._pieces = pieces
+        self._requests = RequestQueues()
+        #: Return how many logs may be open now. Set by the host.
+        self.most_logs: Callable[[], int] = _no_limit
+        self._used_ms: dict[Key, int] = {}  # when a request last used each log
+        # Logs that could not be opened for the current call, with the errors.
+        self._failures: Mapping[Key, LogcoreError] = {}
+
+    @property
+    def queued(self) -> Iterable[Key]:
+        """The logs of requests of in_order() that have not ended."""
+        return self._requests.keys()
+
+    def log(self, topic: str, partition: int) -> Log:
+        """Return the log of a partition that was passed to when_open().
+
+        Raises:
+            TopicNotFoundError: the topic or the partition does not exist.
+            LogcoreError: the log could not be opened.
+        """
+        key = topic, partition
+        log = self._logdir.opened(topic, partition)
+        if log is not None and not log.has_failed:
+            self._used_ms[key] = self._lifecycle.now_ms
+            return log
+        if key in self._failures:
+            raise self._failures[key]
+        if partition not in self._logdir.partitions(topic):
+            raise TopicNotFoundError(
+                f"topic {topic!r} has no such partition", found=partition
+            )
+        # The log failed after when_open() checked it.
+        raise LogFailedError("the log has failed and will be opened again; try again")
+
+    def free_log(self, topic: str, partition: int) -> Log | None:
+        """Return the log of a partition if it is usable without waiting.
+
+        The log is open and has not failed, and no request and no work waits for it.
+        Otherwise, return None.
+        """
+        key = topic, partition
+        if self._requests.is_busy(key) or self._work.is_busy(key):
+            return None
+        log = self._logdir.opened(topic, partition)
+        if log is None or log.has_failed:
+            return None
+        self._used_ms[key] = self._lifecycle.now_ms
+        return log
+
+    def _is_to_open(self, key: Key) -> bool:
+        """Return whether the log must be opened, or refreshed.
+
+        A refresh is necessary after appends of another process. This raises no error,
+        because a topic may be deleted at any time. A log that cannot be checked counts
+        as one to open, and opening it reports the error.
+        """
+        topic, partition = key
+        try:
+            log = self._logdir.opened(topic, partition)
+            if log is not None:
+                return log.has_failed or (
+                    self._logdir.is_shared and log.writer.state.is_behind()
+                )
+            return partition in self.numbers_of(topic)
+        except (LogcoreError, OSError):
+            return True
+
+    def when_open(
+        self, keys: Iterable[Key], handle: Callable[[], _T]
+    ) -> _T | PendingResponse:
+        """Open the logs of these partitions if necessary, then call handle().
+
+        Return its result, or an Answer if opening takes time. Logs are opened one at a
+        time, and several requests alternate. So one request for many logs does not
+        delay the other requests.
+        """
+        those = list(dict.fromkeys(keys))
+        if len(those) > scheduling.PIECE:
+            return self.in_pieces(self._look_and_open(those, handle))
+        return self._open_first([key for key in those if self._is_to_open(key)], handle)
+
+    def _look_and_open(
+        self, keys: list[Key], handle: Callable[[], _T]
+    ) -> Steps[_T | PendingResponse]:
+        """Run when_open() for many keys: check in chunks which logs are not open."""
+        missing = []
+        pace = Pace()
+        for key in keys:
+            if pace.is_over():
+                yield
+            if self._is_to_open(key):
+                missing.append(key)
+        return self._open_first(missing, handle)
+
+    def _open_first(
+        self, missing: list[Key], handle: Callable[[], _T]
+    ) -> _T | PendingResponse:
+        """Call handle() once the missing logs were opened."""
+        if not missing:
+            return handle()
+        answer = PendingResponse()
+        self._open_next(missing, {}, handle, answer)
+        return answer
+
+    def _open_next(
+        self,
+        missing: list[Key],
+        failures: dict[Key, LogcoreError],
+        handle: Callable[[], object],
+        answer: PendingResponse,
+    ) -> None:
+        """Open the last of the missing logs, then the others.
+
+        Then set the answer to the result of handle().
+        """
+        while missing and (
+            self._lifecycle.is_stopping or not self._is_to_open(missing[-1])
+        ):
+            missing.pop()
+        if missing:
+            key = missing.pop()
+            self.make_room()
+            opened = partial(self._opened, key, missing, failures, handle, answer)
+            self._work.submit(_OPENING, lambda: self.open(*key), opened)
+            return
+        self._failures = failures
+        response: object
+        try:
+            response = handle()
+        except Exception as error:
+            # This runs as a callback of submitted work, so no caller would pass it on.
+            response = error
+        finally:
+            self._failures = {}
+        pass_on(response, answer)
+
+    def _opened(
+        self,
+        key: Key,
+        missing: list[Key],
+        failures: dict[Key, LogcoreError],
+        handle: Callable[[], object],
+        answer: PendingResponse,
+        result: Any,
+    ) -> None:
+        if isinstance(result, LogcoreError):
+            failures[key] = result
+            if isinstance(result, ResourceError):
+                text = "%s-%d cannot be opened: %s; raise the limit, or serve fewer partitions"
+                self._journal.say(
+                    logging.ERROR,
+                    "out of files",
+                    self._lifecycle.now_ms,
+                    text,
+                    *key,
+                    result,
+                )
+        elif isinstance(result, Exception):
+            failures[key] = LogFailedError(f"the log cannot be opened: {result!r}")
+        self._open_next(missing, failures, handle, answer)
+
+    def make_room(self) -> None:
+        """Close the least recently used logs if the limit of open logs is reached."""
+        most = self.most_logs()
+        # This count includes closed logs, but is cheap.
+        if len(self._logdir.known_logs()) < most:
+            return
+        open_logs = self._logdir.open_logs()
+        open_count = len(open_logs)
+        if open_count < most:
+            return
+        busy = {*self._work.keys(), *self._requests.keys(), *self._fetches.waited_for()}
+        idle = [
+            (key, log)
+            for key, log in open_logs.items()
+            if key not in busy
+            and key[0] not in INTERNAL_TOPICS
+            and not self._syncs.is_waiting_for(log)
+        ]
+        idle.sort(key=lambda each: self._used_ms.get(each[0], 0))
+        closing = idle[: open_count - most + _CLOSED_AT_ONCE]
+        self._used_ms = {
+            key: self._used_ms.get(key, 0) for key, _ in idle[len(closing) :]
+        }
+        if closing:
+            text = (
+                "%d partitions are open, and the limit of open files allows %d: "
+                "%d that were not used lately are closed"
+            )
+            self._journal.say(
+                logging.WARNING,
+                "closed for room",
+                self._lifecycle.now_ms,
+                text,
+                open_count,
+                most,
+                len(closing),
+            )
+            self._work.submit(
+                _OPENING, partial(_close, [log for _, log in closing]), _ignore
+            )
+
+    def in_pieces(self, steps: Steps[_T]) -> _T | PendingResponse:
+        """Return the response of a request that runs in steps, or its Answer."""
+        if self._failures:
+            steps = self._with_failures(steps, self._failures)
+        return self._pieces.run(steps)
+
+    def _with_failures(
+        self, steps: Steps[_T], failures: Mapping[Key, LogcoreError]
+    ) -> Steps[_T]:
+        """Run the steps of a request, with the errors of its logs set during each step."""
+        while True:
+            self._failures = failures
+            try:
+                next(steps)
+            except StopIteration as end:
+                response: _T = end.value
+                return response
+            finally:
+                self._failures = {}
+            yield
+
+    def in_order(
+        self, keys: Iterable[Key], begin: Callable[[], Steps[_T]]
+    ) -> _T | PendingResponse:
+        """Open the logs and run the steps, after all earlier calls that share a key. See RequestQueues."""
+        those = list(dict.fromkeys(keys))
+        if not any(
+            self._requests.is_busy(key) or self._is_to_open(key) for key in those
+        ):
+            return self.in_pieces(begin())
+        answer = PendingResponse()
+
+        def start(own: QueuedRequest) -> None:
+            def until_over() -> Steps[_T]:
+                try:
+                    return (yield from begin())
+                finally:
+                    self._requests.leave(own)
+
+            def begin_when_open() -> _T | PendingResponse:
+                try:
+                    return self.when_open(those, lambda: self.in_pieces(until_over()))
+                except BaseException:
+                    # Otherwise, later requests in the queues would never start.
+                    self._requests.leave(own)
+                    raise
+
+            answer_with(begin_when_open, answer)
+
+        self._requests.enter(QueuedRequest(those, start))
+        return answer
+
+    def open(self, topic: str, partition: int) -> Log:
+        """Open a log and return it. This blocks on the disk.
+
+        A log with a failed write or sync is opened again, which checks the data on
+        disk. Records that were not acknowledged may be missing afterwards.
+
+        Raises:
+            TopicNotFoundError: the topic or the partition does not exist.
+            LogcoreError: the log could not be opened.
+        """
+        log = self._logdir.partition(topic, partition)
+        if self._logdir.is_shared:
+            log.refresh()
+        if log.has_failed:
+            _log.error("%s: a write or sync failed; the log is opened again", log.path)
+            log = self._logdir.open_again(topic, partition)
+            _log.error("%s: opened again, %s", log.path, log.recovery_report)
+        return log
+
+    def numbers_of(self, topic: str) -> tuple[int, ...]:
+        """Return the partitions of a topic, or an empty tuple if it does not exist.
+
+        Another thread may delete the topic between two calls, so this raises no
+        TopicNotFoundError.
+        """
+        if topic not in self._logdir:
+            return ()
+        try:
+            return self._logdir.partitions(topic)
+        except TopicNotFoundError:
+            return ()

@@ -1,0 +1,134 @@
+"""Runs a coordinator in the broker's event loop: its effects, loading and expiry.
+
+Rules:
+- Effects are executed in the order of their transitions, even if one effect causes the
+  next transition.
+- The stored records are read once, in another thread, before any request is executed. If
+  they cannot be read, the next request reads them again.
+
+This module does not execute single effects (groups.py and transactions.py do).
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+from netshim.internal_topics import InternalTopic
+from netshim.scheduling import guarded
+from netshim.state import BrokerState
+
+_log = logging.getLogger("netshim")
+
+EffectT = TypeVar("EffectT")
+
+
+class LoopHost(ABC, Generic[EffectT]):
+    """A coordinator in the event loop.
+
+    `topic` contains its records. Every `expiry_ms`, unused state is deleted.
+    """
+
+    def __init__(
+        self, state: BrokerState, topic: InternalTopic, expiry_ms: int
+    ) -> None:
+        self._state = state
+        self._topic = topic
+        self._expiry_ms = expiry_ms
+        self._effects: deque[EffectT] = deque()  # effects to execute, in order
+        self._is_acting = False
+        self._is_loaded = False
+        # Waiting callers of load(); None while it does not run.
+        self._loading: list[Callable[[bool], None]] | None = None
+
+    def _act(self, effects: Iterable[EffectT]) -> None:
+        """Execute effects after the earlier ones.
+
+        Nested calls only queue their effects.
+        """
+        self._effects.extend(effects)
+        if self._is_acting:
+            return
+        self._is_acting = True
+        try:
+            while self._effects:
+                self._carry_out(self._effects.popleft())
+        finally:
+            self._is_acting = False
+
+    @abstractmethod
+    def _carry_out(self, effect: EffectT) -> None:
+        """Execute one effect."""
+
+    # -- loading
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._is_loaded
+
+    def load(self, now_ms: int, done: Callable[[bool], None]) -> None:
+        """Read the stored records once. Call done(True), or done(False) if that failed."""
+        self._state.hear(now_ms)
+        if self._is_loaded:
+            done(True)
+        elif self._loading is not None:
+            self._loading.append(done)
+        else:
+            self._loading = [done]
+            if self._topic.exists:
+                self._state.work.submit(self._topic.name, self._read, self._have_loaded)
+            else:
+                self._have_loaded([])
+
+    @abstractmethod
+    def _read(self) -> list[EffectT]:
+        """Load the stored records into the coordinator, and return the first effects.
+
+        This runs in another thread, because a million records would block the event
+        loop for long. The coordinator gets no other calls while it runs.
+
+        Raises:
+            LogcoreError: the topic cannot be read, or a record cannot be decoded.
+        """
+
+    def _begin(self, effects: list[EffectT]) -> Iterable[EffectT]:
+        """Begin to serve after _read(), and return the effects to execute."""
+        return effects
+
+    def _have_loaded(self, result: list[EffectT] | Exception) -> None:
+        waiting = self._loading or []
+        self._loading = None
+        if isinstance(result, Exception):
+            _log.error(
+                "%s cannot be read, so nothing that it stores can be served: %s",
+                self._topic.name,
+                result,
+            )
+        else:
+            self._is_loaded = True
+            self._act(self._begin(result))
+            self._check_later()
+        for done in waiting:
+            guarded(done, self._is_loaded)
+
+    # -- expiry
+
+    def _check_later(self) -> None:
+        self._state.timers.set(
+            self, self._state.now_ms + self._expiry_ms, self._check_expiry
+        )
+
+    def _stop_expiry(self) -> None:
+        self._state.timers.cancel(self)
+
+    def _check_expiry(self, now_ms: int) -> None:
+        self._state.hear(now_ms)
+        self._check_later()
+        self._act(self._expire(self._state.logdir.trusted_ms(now_ms)))
+
+    @abstractmethod
+    def _expire(self, trusted_ms: int) -> Iterable[EffectT]:
+        """Delete state that was unused for long. See LogDir.trusted_ms()."""
