@@ -169,7 +169,7 @@ class LogConfig:
     mirror_source: str = _text(
         "mirror.source",
         "",
-        "what the topic mirrors, offset by offset; then nothing else may write it",
+        "the mirrored topic, with its offsets; only the mirror may write",
         ours=True,
     )
     cleanup_policy: str = _list(
@@ -189,7 +189,7 @@ class LogConfig:
         "compression.type",
         "producer",
         ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
-        "codec of what is written; producer keeps what comes",
+        "codec of stored batches; producer keeps the producer's codec",
     )
     compression_gzip_level: int = _int("compression.gzip.level", -1, 1, 9, also=-1)
     compression_lz4_level: int = _int("compression.lz4.level", 9, 1, 17)

@@ -866,7 +866,7 @@ def _check_records(
         return
     if len(late):
         error: InvalidRecordError = InvalidTimestampError(
-            "timestamp outside what the topic allows",
+            "timestamp outside the limits of the topic",
             position=position,
             expected=expected,
             found=f"{int(late.min())} to {int(late.max())}",

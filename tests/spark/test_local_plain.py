@@ -398,7 +398,9 @@ def test_gather_notices_damage_and_swapped_directories(tmp_path: Path) -> None:
     content = bytearray(segment.read_bytes())
     content[70] ^= 1
     segment.write_bytes(content)
-    with pytest.raises(CorruptLogError, match="not what its task wrote") as caught:
+    with pytest.raises(
+        CorruptLogError, match="differs from the one that its task wrote"
+    ) as caught:
         gather(receipts, into)
     assert caught.value.path == str(segment)
     assert values(into) == {}

@@ -124,11 +124,11 @@ def _flaw(beat: Beat, may_lack_id: bool) -> str:
         return "the member id is empty"
     if beat.member_epoch == _JOINS:
         if beat.rebalance_timeout_ms == -1:
-            return "a member that joins says its rebalance timeout"
+            return "a joining member must give its rebalance timeout"
         if beat.owned is None or beat.owned:
-            return "a member that joins owns no partition, and says so"
+            return "a joining member must report that it owns no partition"
         if beat.topic_names is None and beat.pattern is None:
-            return "a member that joins says what it subscribes to"
+            return "a joining member must give its subscription"
     if beat.member_epoch == AWAY and beat.instance_id is None:
         return "only a member with an instance id leaves for a while"
     if beat.member_epoch < AWAY:

@@ -421,7 +421,7 @@ class _ClassicStep(consumer_transitions.HeartbeatStep):
         if error is not None:
             raise Refused(error, "")
         subscription = self._subscription(request)
-        assert subscription is not None, "why_not() has looked"
+        assert subscription is not None, "why_not() has checked this"
         if member_id not in self.consumers.members and subscription.owned:
             # The member was removed without knowing it, and its partitions may have new
             # owners. The error makes it drop them.

@@ -34,7 +34,7 @@ from logcore.errors import DurabilityUnknownError
 #: After this time, a sleeping thread checks whether a leader exists. A leader that was
 #: interrupted may not have woken it.
 _LOOK_SECONDS: Final = 1.0
-_CUT_OFF: Final = "the thread that worked for several was interrupted: what this one asked for may be done or not"
+_CUT_OFF: Final = "the thread that worked for several was interrupted: this request may have been done"
 
 
 class _Asked:

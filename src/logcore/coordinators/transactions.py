@@ -432,7 +432,7 @@ class TransactionCoordinator:
                 tell(
                     "transactions",
                     ERROR,
-                    "%s-%d: what was left open was not aborted: %s",
+                    "%s-%d: an open transaction was not aborted: %s",
                     *partition,
                     error,
                 )

@@ -102,7 +102,8 @@ def _link_segment(fs: FS, segment: Segment, directory: str) -> None:
             )
     if not segment.is_current():
         raise CompactionAbandonedError(
-            "a segment was compacted meanwhile; copy the log again", path=segment.path
+            "a segment was compacted during the copy; copy the log again",
+            path=segment.path,
         )
 
 
@@ -122,7 +123,7 @@ def _link(fs: FS, source: str, target: str) -> None:
             fs.fsync(out)
     except FileNotFoundError:
         raise CompactionAbandonedError(
-            "a segment went away meanwhile; copy the log again", path=source
+            "a segment was removed during the copy; copy the log again", path=source
         ) from None
 
 

@@ -1468,7 +1468,7 @@ def gather(data, positions, sizes):
         for slot in range(count):
             if sized[slot] > 0:
                 if where[slot] < 0 or where[slot] > view.len - sized[slot]:
-                    raise ValueError("a piece lies outside the data")
+                    raise ValueError("a piece is outside the data")
                 total += sized[slot]
         if total > INT32_LIMIT:
             raise ValueError("more than 2^31-1 bytes in one chunk")
@@ -1504,7 +1504,7 @@ def pieces(data, positions, sizes):
         base = <const char *>view.buf
         for slot in range(count):
             if sized[slot] > 0 and (where[slot] < 0 or where[slot] > view.len - sized[slot]):
-                raise ValueError("a piece lies outside the data")
+                raise ValueError("a piece is outside the data")
         found = PyList_New(count)
         for slot in range(count):
             if sized[slot] < 0:
@@ -1980,7 +1980,7 @@ def hash_keys(data, positions, sizes, coefficients):
             if sized[row] < 0 or sized[row] > most:
                 continue
             if sized[row] and (where[row] < 0 or where[row] > view.len - sized[row]):
-                raise ValueError("a key lies outside the data")
+                raise ValueError("a key is outside the data")
             lc_hash(base + where[row], sized[row], &factors[0, 0], &out[row, 0])
         return found
     finally:

@@ -131,14 +131,14 @@ WALK_REASONS: Final = {
 ) = range(1, 9)
 BODY_BELOW_NULL = 9
 BODY_REASONS: Final = {
-    BODY_SHORT: "fewer records than the batch header says",
+    BODY_SHORT: "fewer records than the batch header declares",
     BODY_VARINT: "malformed varint in a record",
-    BODY_LENGTH: "a length in a record is longer than what is left",
+    BODY_LENGTH: "a length in a record is longer than the rest of the batch",
     BODY_HEADERS: "header count is negative or larger than the bytes left in the record",
     BODY_HEADER_KEY: "header key is null",
     BODY_SIZE: "record fields do not add up to the record length",
     BODY_LEFT: "bytes are left over after the last record",
-    BODY_BELOW_NULL: "a length in a record is below -1, which stands for null",
+    BODY_BELOW_NULL: "a length in a record is below -1 (null)",
     BODY_COUNT: "record count is negative or more than the bytes can hold",
 }
 

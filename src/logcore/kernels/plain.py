@@ -1188,7 +1188,7 @@ def gather(
     view = np.frombuffer(memoryview(data).cast("B"), np.uint8)
     lengths = np.maximum(sizes, 0).astype(np.int64)
     if np.any((lengths > 0) & ((positions < 0) | (positions > view.size - lengths))):
-        raise ValueError("a piece lies outside the data")
+        raise ValueError("a piece is outside the data")
     offsets = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     total = int(offsets[-1])
@@ -1220,7 +1220,7 @@ def pieces(
     first = int(starts[used].min())
     stop = int((starts + sizes)[used].max())
     if first < 0 or stop > len(view):
-        raise ValueError("a piece lies outside the data")
+        raise ValueError("a piece is outside the data")
     if stop - first > _SPARSE_BYTES * len(used):
         pairs = zip(starts.tolist(), sizes.tolist(), strict=True)
         return [
@@ -1756,7 +1756,7 @@ def hash_keys(
     starts = positions[used].astype(np.int64)
     lengths = sizes[used].astype(np.int64)
     if np.any((lengths > 0) & ((starts < 0) | (starts > raw.size - lengths))):
-        raise ValueError("a key lies outside the data")
+        raise ValueError("a key is outside the data")
     words = -(-lengths // 4)
     for count in np.unique(words).tolist():
         rows = np.flatnonzero(words == count)

@@ -474,7 +474,7 @@ class _Scrub:
             bad,
             expected,
             next_base or place.end,
-            reason or "the offsets from here on lie in no segment",
+            reason or "the offsets from here on are in no segment",
         )
         return found, {}
 

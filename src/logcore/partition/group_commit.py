@@ -221,7 +221,7 @@ class GroupCommit:
         except StorageWriteError as error:
             self.poison(error)
             raise DurabilityUnknownError(
-                "a sync failed: what was written may or may not be on disk",
+                "a sync failed: the written records may not be on disk",
                 path=self._path,
             ) from error
         except BaseException as error:

@@ -338,7 +338,7 @@ def _recover_once(
         # Inside the try: if damage is kept, the log opens without the missing segment.
         if successor is not None:
             raise CorruptLogError(
-                "the last segment was sealed, but the one that followed is gone",
+                "the last segment was sealed, but the next one is missing",
                 path=active.path,
                 position=active.size_bytes,
                 expected=file_name(successor, LOG),

@@ -53,8 +53,8 @@ NEVER: Final = INT64_MAX
 class OrderFault(enum.Enum):
     """Why a batch does not continue the previous one: the first fault that applies."""
 
-    FALLS = "its offsets lie before the end of the batch before it"
-    FAR = "its offsets lie in a later segment, or behind batches that follow"
+    FALLS = "its offsets are below the end of the previous batch"
+    FAR = "its offsets are in a later segment, or above later batches"
     GAP = "it does not continue the batch before it"
 
 

@@ -309,7 +309,7 @@ def look_past(
         _rewrite(segment.fs, segment.path, segment.size_bytes)
         segment.reopen()
     bad = error.position
-    assert bad is not None, "recover() names the position of what it meets"
+    assert bad is not None, "recover() reports the position of the damage"
     first_offset = segment.last_offset + 1
     next_offset = None
     if error.offset is not None:  # the damaged batch itself may have been indexed

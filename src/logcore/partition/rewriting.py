@@ -271,7 +271,8 @@ class Rewriting:
             )
             if at is None or [*segments[at : at + len(old)]] != [*old]:
                 raise CompactionAbandonedError(
-                    "segments were deleted meanwhile; compact again", path=self.path
+                    "segments were deleted during the compaction; compact again",
+                    path=self.path,
                 )
             # Durable before a gap exists. This writes only the first time in a round,
             # because the offset covers all segments up to the active one, and no

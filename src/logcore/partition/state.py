@@ -172,7 +172,7 @@ class PartitionState(PartitionFields):
 
     def show(self, end: int) -> None:
         """Raise the visible end, and call the listeners."""
-        assert end >= self.visible, "what readers have seen is not taken back"
+        assert end >= self.visible, "records that readers have seen remain"
         self.visible = end
         if self.listeners:
             self.wake()

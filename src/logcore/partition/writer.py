@@ -556,7 +556,7 @@ class Writer(Appender):
             cause = self.commit.failure.__cause__
             advice = "an earlier write or sync failed; close the log and open it again"
             if isinstance(cause, CorruptLogError):
-                advice = "the end of the log is damaged; `logcore recover` copies what is whole"
+                advice = "the end of the log is damaged; `logcore recover` copies the undamaged part"
             elif isinstance(cause, LogNotFoundError):
                 advice = f"{cause.reason}; refresh the directory, and open the partition again if it exists"
             raise LogFailedError(advice, path=self.path) from self.commit.failure

@@ -155,9 +155,7 @@ class Sender:
         if self._transacting is not None:
             self._transacting.look()
             if self._transacting.has_failed:
-                self.end_all(
-                    "the transaction of the record failed, and is to be aborted"
-                )
+                self.end_all("the transaction of the record failed and must be aborted")
         with self._room:
             for queue in list(self._accumulator.active):
                 self._expire(queue, now_ms)
@@ -334,7 +332,7 @@ class Sender:
                 return
         except LogcoreError as error:
             raise LogFailedError(
-                "what the log holds of the batch cannot be read", path=log.path
+                "the stored part of the batch cannot be read", path=log.path
             ) from error
         batch.written = None
         batch.is_unknown = False

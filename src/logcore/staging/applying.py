@@ -380,7 +380,7 @@ def _check_piece(view: memoryview, file: StagedFile, path: str) -> None:
     crc = crc32c(view[start:end])
     if (min(end, len(view)) - start, crc) != (file.size_bytes, file.crc):
         raise CorruptLogError(
-            "a staged segment is not what its task wrote",
+            "a staged segment differs from the one that its task wrote",
             path=path,
             position=file.position,
             expected=f"{file.size_bytes} bytes, CRC-32C {file.crc:#010x}",
@@ -723,7 +723,7 @@ def _stamps(
         at = stop
     if (at, count, batches) != (file.size_bytes, file.count, file.batches):
         raise CorruptLogError(
-            "a staged segment is not what its task wrote",
+            "a staged segment differs from the one that its task wrote",
             path=file.name,
             position=at,
             expected=f"{file.batches} batches of {file.count} records in {file.size_bytes} bytes",

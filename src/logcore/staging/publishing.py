@@ -110,7 +110,7 @@ class Staging:
             for piece in pieces:
                 if crc32c(piece.data) != piece.crc:
                     raise CorruptLogError(
-                        "a carried piece is not what its task sent",
+                        "a carried piece differs from the one that its task sent",
                         path=directory,
                         position=at,
                     )

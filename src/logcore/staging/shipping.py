@@ -179,7 +179,7 @@ class Shipment:
                 data = self._fs.pread(handle, one.size_bytes + 1, 0)
         except FileNotFoundError as error:
             raise LogNotFoundError(
-                "a segment that was to be shipped is gone", path=source
+                "a segment that must be shipped is missing", path=source
             ) from error
         _compare(source, one, len(data), crc32c(data))
         return data
@@ -204,7 +204,7 @@ class Shipment:
                 fs.fsync(writing)
         except FileNotFoundError as error:
             raise LogNotFoundError(
-                "a segment that was to be shipped is gone", path=source
+                "a segment that must be shipped is missing", path=source
             ) from error
         _compare(source, one, at, crc)
 
@@ -225,7 +225,7 @@ class Shipment:
 def _compare(path: str, one: Sealed, size: int, crc: int) -> None:
     if (size, crc) != (one.size_bytes, one.crc):
         raise CorruptLogError(
-            "a segment is not what its task wrote",
+            "a segment differs from the one that its task wrote",
             path=path,
             expected=f"{one.size_bytes} bytes, CRC-32C {one.crc:#010x}",
             found=f"{size} bytes, {crc:#010x}",
