@@ -1149,8 +1149,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "records_of_later_pieces_are_not_kept", "netshim/handlers/produce.py",
-        "                if not is_kept:\n",
-        "                if False:\n",
+        "                    if not is_kept:\n",
+        "                    if False:\n",
         "netshim/test_pieces.py",
     ),
     Mistake(

@@ -166,7 +166,7 @@ def _produce_in_order(
     def begin() -> Steps[ProduceResponse | PendingResponse | None]:
         nonlocal has_begun
         has_begun = True
-        return _produce(request, call, state)
+        return _ProduceRound(request, call, state).run()
 
     response = state.logs.in_order(keys, begin)
     if not has_begun:
@@ -322,152 +322,174 @@ def _refuse_batch(
     ]
 
 
-def _produce(
-    request: ProduceRequest, call: Call, state: BrokerState
-) -> Steps[ProduceResponse | PendingResponse | None]:
-    response_type = wire.PRODUCE.Response
-    partition_type = response_type.Topic.Partition
-    acks = request.acks
-    response = response_type(responses=[])
-    answer = PendingResponse()
-    left = 1  # partitions without a result, plus 1 until all of them are started
-    failed = False
-    # Part 1: functions that record the result of a partition and count it.
+class _ProduceRound:
+    """The partitions of one request, and the response that they complete.
 
-    def fail(
-        result: ProduceResponse.Topic.Partition, code: int, message: str | None
-    ) -> None:
-        nonlocal failed
-        failed = True
-        _refuse(result, code, message, call, state)
+        start -> append, or queue -> stored -> wait for the disk -> finish
+          |                            |              |              ^
+          +----------- refuse ---------+--------------+--------------+
 
-    def done() -> None:
-        nonlocal left
-        left -= 1
-        if left:
-            return
-        if acks:
-            answer.set(response)
-        elif failed:  # as in Kafka: a producer with acks=0 gets no responses
-            answer.set(CloseConnection("a produce request with acks=0 failed"))
-        else:
-            answer.set(None)
+    Each partition reaches finish() once. The last one sets the answer.
+    """
 
-    def synced(
-        result: ProduceResponse.Topic.Partition, error: LogcoreError | None
-    ) -> None:
-        if error is not None:
-            fail(result, code_of(error), message_of(error))
-        done()
+    def __init__(self, request: ProduceRequest, call: Call, state: BrokerState) -> None:
+        self.request = request
+        self.call = call
+        self.state = state
+        self.response = wire.PRODUCE.Response(responses=[])
+        self.answer = PendingResponse()
+        #: Partitions without a result, plus 1 until all of them are started.
+        self._left = 1
+        self._has_failed = False
 
-    def stored(
-        topic: str,
-        log: Log,
-        records: Buffer,
-        result: ProduceResponse.Topic.Partition,
-        receipt: _Outcome,
-    ) -> None:
-        nonlocal failed
-        if isinstance(receipt, TransactionError):
-            fail(result, *_refusal_of(receipt, call))
-            done()
-            return
-        if isinstance(receipt, Exception):
-            failed = True
-            _refuse_batch(result, log, records, receipt, call, state)
-            done()
-            return
-        end = _accept(result, log, receipt)
-        state.fetches.appended(topic, result.index, log, end, call.now_ms)
-        if acks == -1 and _has_to_wait(log, end):
-            state.syncs.when_durable(log, end, lambda error: synced(result, error))
-        else:
-            done()
+    def run(self) -> Steps[ProduceResponse | PendingResponse | None]:
+        """Start each partition, in chunks, and return the response or its promise."""
+        topic_type = wire.PRODUCE.Response.Topic
+        pace = Pace()
+        is_kept = False
+        for topic in self.request.topic_data:
+            # The last duplicate counts.
+            asked_once = {one.index: one for one in topic.partition_data}
+            results = [
+                topic_type.Partition(index=index, base_offset=-1)
+                for index in asked_once
+            ]
+            self.response.responses.append(
+                topic_type(
+                    name=topic.name,
+                    topic_id=topic.topic_id,
+                    partition_responses=results,
+                )
+            )
+            for asked, result in zip(asked_once.values(), results, strict=True):
+                if pace.is_over():
+                    if not is_kept:
+                        _keep(self.request)
+                        is_kept = True
+                    yield
+                self._left += 1
+                self.start(topic, asked, result)
+        self.finish()
+        if not self.answer.is_set:
+            return self.answer
+        if isinstance(self.answer.value, CloseConnection):
+            raise self.answer.value
+        value: ProduceResponse | None = self.answer.value
+        return value
 
-    # Part 2: append one batch, or queue it after the earlier work on its log.
-    def store(
-        of: ProduceRequest.Topic,
+    def start(
+        self,
+        topic: ProduceRequest.Topic,
         asked: ProduceRequest.Topic.Partition,
         result: ProduceResponse.Topic.Partition,
     ) -> None:
-        topic = of.name
+        """Append a batch, or queue it after the earlier work on its log."""
+        # Step 1: check the request, and find the log.
+        state = self.state
+        if self.request.acks not in (0, 1, -1):
+            self.refuse(result, codes.INVALID_REQUIRED_ACKS, None)
+            return
+        if self.call.version >= _IDS_SINCE and not _is_still(topic, state):
+            self.refuse(result, codes.UNKNOWN_TOPIC_ID, None)
+            return
+        records = asked.records or b""
         try:
-            if acks not in (0, 1, -1):
-                fail(result, codes.INVALID_REQUIRED_ACKS, None)
-                done()
-                return
-            if call.version >= _IDS_SINCE and not _is_still(of, state):
-                fail(result, codes.UNKNOWN_TOPIC_ID, None)
-                done()
-                return
-            log = state.logs.log(topic, asked.index)
-            records = asked.records or b""
-            code, message = _check_batch(request, topic, records, call)
+            log = state.logs.log(topic.name, asked.index)
+            code, message = _check_batch(self.request, topic.name, records, self.call)
         except LogcoreError as error:
-            fail(result, code_of(error), message_of(error))
-            done()
+            self.refuse(result, code_of(error), message_of(error))
             return
         if code:
-            fail(result, code, message)
-            done()
+            self.refuse(result, code, message)
             return
-        key = topic, asked.index
+        # Step 2: verify a transaction.
+        key = topic.name, asked.index
         append: Callable[[Log, Buffer], _Outcome] = _append
         if records[ATTRIBUTES_POSITION] & TRANSACTIONAL_BIT:
-            producer_id, epoch = _PRODUCER.unpack_from(records, _PRODUCER_POSITION)
-            who = (request.transactional_id or "", producer_id, epoch)
-            if call.version >= _ADDS_SINCE:
+            if self.call.version >= _ADDS_SINCE:
                 append = _append_from_0
-            # Markers of this process come from other threads, so the append itself
-            # verifies.
+            producer_id, epoch = _PRODUCER.unpack_from(records, _PRODUCER_POSITION)
+            who = (self.request.transactional_id or "", producer_id, epoch)
             if state.is_shared:
+                # Markers of this process come from other threads, so the append itself
+                # verifies.
                 append = partial(_append_verified, who, key, state, append)
             else:
                 # The batch gets its place among the appends at once, so no marker comes
                 # between.
                 refused = state.transactions.verified(who, key, lambda: None)
                 if refused is not None:
-                    fail(result, *_refusal_of(refused, call))
-                    done()
+                    self.refuse(result, *_refusal_of(refused, self.call))
                     return
-        if state.work.is_busy(key) or _may_wait(log, records):
-            kept = bytes(records)  # the buffer of the connection will be reused
-            state.work.submit(
-                key,
-                lambda: append(log, kept),
-                lambda receipt: stored(topic, log, kept, result, receipt),
-            )
+        # Step 3: append, outside of the event loop if that may block.
+        if not state.work.is_busy(key) and not _may_wait(log, records):
+            self.stored(topic.name, log, records, result, append(log, records))
             return
-        stored(topic, log, records, result, append(log, records))
-
-    # Part 3: start each partition, in chunks.
-    pace = Pace()
-    is_kept = False
-    for topic in request.topic_data:
-        # The last duplicate counts.
-        asked_once = {partition.index: partition for partition in topic.partition_data}
-        results = [partition_type(index=index, base_offset=-1) for index in asked_once]
-        topic_id = topic.topic_id
-        response.responses.append(
-            response_type.Topic(
-                name=topic.name, topic_id=topic_id, partition_responses=results
-            )
+        kept = bytes(records)  # the buffer of the connection will be reused
+        state.work.submit(
+            key,
+            lambda: append(log, kept),
+            lambda receipt: self.stored(topic.name, log, kept, result, receipt),
         )
-        for partition, result in zip(asked_once.values(), results, strict=True):
-            if pace.is_over():
-                if not is_kept:
-                    _keep(request)
-                    is_kept = True
-                yield
-            left += 1
-            store(topic, partition, result)
-    done()
-    if not answer.is_set:
-        return answer
-    if isinstance(answer.value, CloseConnection):
-        raise answer.value
-    value: ProduceResponse | None = answer.value
-    return value
+
+    def stored(
+        self,
+        topic: str,
+        log: Log,
+        records: Buffer,
+        result: ProduceResponse.Topic.Partition,
+        receipt: _Outcome,
+    ) -> None:
+        """Record the outcome of an append, and wait for the disk if acks=all asks so."""
+        if isinstance(receipt, TransactionError):
+            self.refuse(result, *_refusal_of(receipt, self.call))
+            return
+        if isinstance(receipt, Exception):
+            self._has_failed = True
+            _refuse_batch(result, log, records, receipt, self.call, self.state)
+            self.finish()
+            return
+        end = _accept(result, log, receipt)
+        self.state.fetches.appended(topic, result.index, log, end, self.call.now_ms)
+        if self.request.acks == -1 and _has_to_wait(log, end):
+            self.state.syncs.when_durable(
+                log, end, lambda error: self.synced(result, error)
+            )
+        else:
+            self.finish()
+
+    def synced(
+        self, result: ProduceResponse.Topic.Partition, error: LogcoreError | None
+    ) -> None:
+        """Record the outcome of a sync."""
+        if error is None:
+            self.finish()
+        else:
+            self.refuse(result, code_of(error), message_of(error))
+
+    def refuse(
+        self,
+        result: ProduceResponse.Topic.Partition,
+        code: int,
+        message: str | None,
+    ) -> None:
+        """Finish a partition with an error."""
+        self._has_failed = True
+        _refuse(result, code, message, self.call, self.state)
+        self.finish()
+
+    def finish(self) -> None:
+        """Count a partition, and set the answer after the last one."""
+        self._left -= 1
+        if self._left:
+            return
+        if self.request.acks:
+            self.answer.set(self.response)
+        elif self._has_failed:
+            # As in Kafka: a producer with acks=0 gets no responses.
+            self.answer.set(CloseConnection("a produce request with acks=0 failed"))
+        else:
+            self.answer.set(None)
 
 
 def _is_still(topic: ProduceRequest.Topic, state: BrokerState) -> bool:
