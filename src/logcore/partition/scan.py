@@ -362,6 +362,7 @@ class Stretch(NamedTuple):
         expected = -1
         if start < end:
             self.gaps.check_front(self.segments, start)
+        # Step 1: choose the segments of the range, and check the gaps between them.
         for number, segment in enumerate(self.segments, 1):
             if number < len(self.segments):
                 next_base = self.segments[number].base_offset
@@ -382,6 +383,8 @@ class Stretch(NamedTuple):
                 continue
             before = segment
             self.gaps.check_whole(segment)
+            # Step 2: find the position of the first batch: by the cursor, by the index,
+            # or at the beginning of the file.
             dense = True  # until a gap proves that compaction was here
             position = 0
             known = None
@@ -395,7 +398,8 @@ class Stretch(NamedTuple):
             else:
                 expected = max(expected, segment.base_offset)
             size = segment.size_bytes
-            # Read the file in pieces, and in each piece all complete runs and batches.
+            # Step 3: read the file in pieces, and in each piece all complete runs and
+            # batches.
             while position < size:
                 # The file may have been truncated after `end` since its size was read.
                 if ran and expected >= end:
@@ -408,6 +412,7 @@ class Stretch(NamedTuple):
                 origin = piece.origin
                 begin = at
                 while at < limit:
+                    # Step 4: take a run of plain batches.
                     stop = at
                     rows = 0
                     following = expected
@@ -435,8 +440,8 @@ class Stretch(NamedTuple):
                         if self.cursor is not None:
                             self.cursor.set(segment, origin + at, expected)
                         continue
-                    # Later data is not part of the range; it may be the torn tail of a
-                    # write.
+                    # Step 5: take one batch. Later data is not part of the range; it may
+                    # be the torn tail of a write.
                     if ran and expected >= end:
                         return
                     ran = False
@@ -476,6 +481,7 @@ class Stretch(NamedTuple):
                         position=position,
                     )
                 position = origin + at
+        # Step 6: check that the range was complete.
         if before is not None and max(start, expected) < end:
             raise CorruptLogError(
                 "the end of the log is missing",
