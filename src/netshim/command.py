@@ -27,6 +27,7 @@ from logcore.errors import InvalidConfigError
 from netshim.access_command import acl, quota, user
 from netshim.follow_command import follow, promote_command
 from netshim.listeners import CLIENT_CERTIFICATES, Listener, TlsSettings
+from netshim.readiness import Readiness
 from netshim.request_log import Repeated
 from netshim.security.principals import MappingRules
 from netshim.security.service import SecuritySettings
@@ -187,6 +188,12 @@ def _settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
     show_default=True,
     help="Log level of standard error.",
 )
+@click.option(
+    "--ready-fd",
+    type=click.IntRange(3),
+    metavar="N",
+    help="Descriptor that gets the line `ready` when clients may connect.",
+)
 @_settings_options
 def serve(
     directory: str,
@@ -213,6 +220,7 @@ def serve(
     shared: bool,
     configs: tuple[str, ...],
     log_level: str,
+    ready_fd: int | None,
     **settings: Any,
 ) -> None:
     """Serve the log directory DIR to Kafka clients; it is made if it is not there.
@@ -258,7 +266,7 @@ def serve(
             settings=Settings(**settings),
         )
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(_serve(server))
+            runner.run(_serve(server, Readiness(ready_fd)))
     except OSError as error:
         where = ", ".join(listeners) or f"{host}:{port}"
         fail(
@@ -341,7 +349,7 @@ def _address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-async def _serve(server: Server) -> None:
+async def _serve(server: Server, readiness: Readiness) -> None:
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     drain = asyncio.Event()
@@ -368,7 +376,9 @@ async def _serve(server: Server) -> None:
             f"netshim: serving {server.logdir.path} at {server.bootstrap_servers}",
             flush=True,
         )
+        readiness.ready()
         await stopping.wait()
+        readiness.stopping()
         print("netshim: stopping", file=sys.stderr, flush=True)
     finally:
         ending = loop.create_task(server.stop())
