@@ -58,13 +58,13 @@ MISTAKES: Final = (
     ),
     Mistake(
         "transactions_are_not_walked", "logcore/partition/writer.py",
-        "            state.plain_from = last_offset + 1\n",
+        "            state.no_transactions_from = last_offset + 1\n",
         "            pass\n",
         "log/test_bounds.py log/test_log.py",
     ),
     Mistake(
         "transactions_of_others_are_not_walked", "logcore/partition/writer.py",
-        "        self.state.plain_from = end\n",
+        "        self.state.no_transactions_from = end\n",
         "",
         "partition/test_sharing.py",
     ),
@@ -254,7 +254,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "snapshot_in_the_middle_of_an_append", "logcore/partition/producer_state.py",
-        "            if is_midway:\n                return self._looked_up()\n", "",
+        "            if has_unfinished_write:\n                return self._looked_up()\n", "",
         "partition/test_producers.py::test_roll_during_an_append_leaves_no_partial_snapshot",
     ),
     Mistake(
@@ -699,11 +699,11 @@ MISTAKES: Final = (
     ),
     Mistake(
         "note_is_left_before_the_data", "logcore/partition/writer.py",
-        "        self.is_midway = True\n        try:\n            segment.append(",
+        "        self.has_unfinished_write = True\n        try:\n            segment.append(",
         "        if self.sharing is not None:\n"
         "            note = self.sharing._note\n"
         "            self.sharing._turn.leave(note._replace(end=last_offset + 1, size_bytes=start + size))\n"
-        "        self.is_midway = True\n        try:\n            segment.append(",
+        "        self.has_unfinished_write = True\n        try:\n            segment.append(",
         "partition/test_sharing_exploration.py",
     ),
     Mistake(

@@ -55,7 +55,7 @@ class Common:
     presence: Presence | None = None
     #: Whether this process runs maintenance, in a directory that several processes
     #: share.
-    takes_care: bool = False
+    runs_maintenance: bool = False
     #: By member: the reason why staged writes could not be rolled forward.
     blocked: Mapping[str, LogcoreError] = attrs.Factory(dict)
     #: The recovery points of closing members, while a LogDir collects them.
@@ -126,7 +126,7 @@ class Claim:
         with presence.alone() as is_alone:
             yield is_alone
 
-    def takes_care(self) -> bool:
+    def runs_maintenance(self) -> bool:
         """Return whether this process runs retention, compaction and other maintenance.
 
         Of several processes, the first that calls this does.
@@ -134,11 +134,11 @@ class Claim:
         common = self._common
         if common.turn is None:
             return True
-        if not common.takes_care:
-            common.takes_care = cast(SharedFS, self._fs).lock_byte(
+        if not common.runs_maintenance:
+            common.runs_maintenance = cast(SharedFS, self._fs).lock_byte(
                 self._lock.handle, UPKEEP_BYTE
             )
-        return common.takes_care
+        return common.runs_maintenance
 
     @property
     def is_clean(self) -> bool:
@@ -159,7 +159,7 @@ class Claim:
         self._common.is_unfinished = True
 
     @contextlib.contextmanager
-    def gathering(self) -> Generator[dict[Key, int | None], None, None]:
+    def batched_recovery_points(self) -> Generator[dict[Key, int | None], None, None]:
         """Collect the recovery points of members that close inside the block.
 
         The caller writes the yielded mapping once for all of them.
@@ -173,7 +173,7 @@ class Claim:
             with self._mutex:
                 self._common.closing = None
 
-    def hand_over(self, key: Key, recovery_point: int) -> bool:
+    def defer_recovery_point(self, key: Key, recovery_point: int) -> bool:
         """Give a recovery point to the member that collects them.
 
         Returns False if no member does.

@@ -576,7 +576,7 @@ class Log(LogReader):
         if writer is None:
             self._refuse_reader()
         with state.lock:
-            # check_appendable_locked(), inlined; write_locked() checks is_midway.
+            # check_appendable_locked(), inlined; write_locked() checks has_unfinished_write.
             if (
                 state.is_closed
                 or writer.commit.failure

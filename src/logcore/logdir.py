@@ -1042,7 +1042,7 @@ class LogDir:
         incident.
         """
         with (
-            self._check_writable().gathering()
+            self._check_writable().batched_recovery_points()
         ):  # gathers recovery points without writing them: the logs are deleted
             self._logs.close_topics(topics)
 
@@ -1147,13 +1147,13 @@ class LogDir:
             ):  # the publisher finds the refusal too
                 if applying.apply_ready(self._fs, self, most=1):
                     return
-        if self.is_shared and claim.takes_care():
+        if self.is_shared and claim.runs_maintenance():
             with self._incidents.going_on("registry", self.path):
                 self._coordinators.control(self)
         clock_ms = self._fs.monotonic_ms()
         with self._lock:
             if self._closed or (
-                claim.takes_care() and self._upkeeper.keep(clock_ms, wall_ms)
+                claim.runs_maintenance() and self._upkeeper.keep(clock_ms, wall_ms)
             ):
                 return
         if self._upkeeper.owes_high_watermarks:

@@ -197,7 +197,7 @@ class LogReader:
                 )
             # Read after the bound. Batches that this process appended need no headers
             # read: that would cost a fetch a third.
-            if self._state.plain_from <= state.next_offset < visible:
+            if self._state.no_transactions_from <= state.next_offset < visible:
                 if VERIFIES:
                     self._check_plain(segments, state.next_offset, visible)
                 state.next_offset = visible

@@ -342,17 +342,17 @@ def test_a_seek_behind_a_step_that_was_cancelled_counts(
         groups = consumer._sync._groups
         assert groups is not None
         committed = groups.committed
-        is_midway = threading.Event()
+        has_unfinished_write = threading.Event()
         hold = threading.Event()
 
         def slowly(group_id: str) -> Any:
-            is_midway.set()
+            has_unfinished_write.set()
             hold.wait()
             return committed(group_id)
 
         monkeypatch.setattr(groups, "committed", slowly)
         reading = asyncio.ensure_future(consumer.getmany())
-        while not is_midway.is_set():
+        while not has_unfinished_write.is_set():
             await asyncio.sleep(0)
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
@@ -372,18 +372,18 @@ def test_a_seek_while_columns_are_found_counts(
         await fill(data, 0, 5)
         await consumer.assign([ONE])
         find = consumer._sync.fetcher.find_columns
-        is_midway = threading.Event()
+        has_unfinished_write = threading.Event()
         hold = threading.Event()
 
         def slowly(max_bytes: int) -> Any:
             found = find(max_bytes)
-            is_midway.set()
+            has_unfinished_write.set()
             hold.wait()
             return found
 
         monkeypatch.setattr(consumer._sync.fetcher, "find_columns", slowly)
         reading = asyncio.ensure_future(consumer.poll_columns(timeout_ms=60_000))
-        while not is_midway.is_set():
+        while not has_unfinished_write.is_set():
             await asyncio.sleep(0)
         consumer.seek(ONE, 3)
         hold.set()

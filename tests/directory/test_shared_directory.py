@@ -297,10 +297,10 @@ def test_only_one_process_runs_timed_maintenance(tmp_path: Path) -> None:
     claims = [
         claim_directory(OsFS(), str(tmp_path), "t-0", shared=True) for _ in range(2)
     ]
-    assert [claim.takes_care() for claim in claims] == [True, False]
-    assert [claim.takes_care() for claim in claims] == [True, False]
+    assert [claim.runs_maintenance() for claim in claims] == [True, False]
+    assert [claim.runs_maintenance() for claim in claims] == [True, False]
     claims[0].release()
-    assert claims[1].takes_care()
+    assert claims[1].runs_maintenance()
     claims[1].release()
 
 

@@ -195,7 +195,7 @@ def test_deadline_queue_returns_each_task_once_when_due(steps: list[Any]) -> Non
             agenda.put(step[0], step[1])
             times[step[0]] = -1 if times.get(step[0]) == -1 else step[1]
         elif step < 5:
-            agenda.stir(step)
+            agenda.make_due(step)
             times[step] = -1
         else:
             now += step - 4

@@ -48,7 +48,7 @@ WRITER_FIELDS = (
     "written_bytes",
     "appends",
     "leader_epoch",
-    "is_midway",
+    "has_unfinished_write",
     "is_held",
     "is_resting",
 )
@@ -179,9 +179,9 @@ def refused(log: logcore.Log, append: Callable[[], object]) -> None:
     ("owner", "field", "value"),
     [
         ("writer", "is_held", True),
-        ("writer", "is_midway", True),
+        ("writer", "has_unfinished_write", True),
         ("writer", "is_resting", True),
-        ("writer", "quick_bytes", 0),
+        ("writer", "fast_path_bytes", 0),
         ("writer", "forks", 7),
         ("writer", "slow_until_ns", 2**62),
         ("state", "is_closed", True),
@@ -296,7 +296,7 @@ def test_logs_that_others_write_copy_or_watch_go_the_slow_way(
 def test_a_simulated_disk_sees_each_append() -> None:
     with logcore.open("t-0", create=True, durability="os", fs=SimulatedDisk()) as log:
         log.append(b"first")
-        assert log.writer.quick_bytes == 0
+        assert log.writer.fast_path_bytes == 0
         assert quickly(log) is None
 
 

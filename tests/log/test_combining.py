@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import logcore.coordinators.flat_combining as module
-from logcore.coordinators.flat_combining import Combined
+from logcore.coordinators.flat_combining import FlatCombiner
 from logcore.errors import DurabilityUnknownError
 from support.interrupting import Interrupt
 
@@ -38,7 +38,7 @@ class World:
         self.threads: list[threading.Thread] = []
         self.all_there = threading.Event()
         self.begun: set[int] = set()
-        self.combined = Combined(
+        self.combined = FlatCombiner(
             threading.RLock(),
             lambda: self.finished.append(len(self.taken)),
             self.settle,

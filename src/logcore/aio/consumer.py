@@ -738,7 +738,7 @@ def opening(directory: LogDir, settings: ConsumerSettings) -> Opening[Consumer]:
     async def begin() -> Consumer:
         home = Home("the consumer")
         try:
-            made = await home.obtain(make, synchronous.Consumer.close)
+            made = await home.acquire(make, synchronous.Consumer.close)
         except BaseException:
             home.end()
             raise

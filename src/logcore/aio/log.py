@@ -235,7 +235,7 @@ def open(
     async def begin() -> Log:
         home = Home("the log")
         try:
-            log = await home.obtain(
+            log = await home.acquire(
                 functools.partial(
                     synchronous.open_log,
                     path,

@@ -66,7 +66,7 @@ def open_dir(
             fs=fs,
         )
         try:
-            directory = await home.obtain(function, synchronous.LogDir.close)
+            directory = await home.acquire(function, synchronous.LogDir.close)
         except BaseException:
             home.end()
             raise

@@ -106,7 +106,7 @@ class Home:
         """
         return await self.begin(functools.partial(function, *args, **kwargs))
 
-    async def obtain(
+    async def acquire(
         self, function: Callable[[], _T], unwanted: Callable[[_T], object]
     ) -> _T:
         """Run a function like call(), and release its result if the task is cancelled.

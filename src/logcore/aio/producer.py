@@ -580,7 +580,7 @@ class TransactionalProducer(Producer):
         block = self._own.transaction()
         # If the task is cancelled here, the block was not entered and has no
         # transaction.
-        await self._home.obtain(
+        await self._home.acquire(
             block.__enter__,
             lambda _: block.__exit__(asyncio.CancelledError, None, None),
         )
@@ -619,7 +619,7 @@ def opening(directory: LogDir, settings: ProducerSettings) -> Opening[Any]:
     async def begin() -> Producer:
         home = Home("the producer")
         try:
-            made = await home.obtain(make, lambda producer: producer.close(0))
+            made = await home.acquire(make, lambda producer: producer.close(0))
         except BaseException:
             home.end()
             raise

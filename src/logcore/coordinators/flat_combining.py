@@ -40,10 +40,10 @@ _CUT_OFF: Final = "the thread that worked for several was interrupted: this requ
 class _Asked:
     """A step that one thread has queued.
 
-    The leader writes the fields is_told, is_settled and error.
+    The leader writes the fields is_done, is_settled and error.
     """
 
-    __slots__ = ("error", "gate", "is_gone", "is_settled", "is_told", "step")
+    __slots__ = ("error", "gate", "is_abandoned", "is_done", "is_settled", "step")
 
     def __init__(self, step: Callable[[], object]) -> None:
         self.step = step
@@ -51,9 +51,9 @@ class _Asked:
         self.gate = threading.Lock()
         self.gate.acquire()
         #: Whether the thread was interrupted and no longer waits.
-        self.is_gone = False
+        self.is_abandoned = False
         #: Whether the result is complete. Written last.
-        self.is_told = False
+        self.is_done = False
         #: Whether the leader has waited for the fsync.
         self.is_settled = False
         #: The error of the step.
@@ -72,7 +72,7 @@ class _Asked:
             self.gate.release()
 
 
-class Combined:
+class FlatCombiner:
     """A queue of steps that threads run for each other."""
 
     def __init__(
@@ -110,14 +110,14 @@ class Combined:
         try:
             self._asked.append(mine)
             may_lead = self._is_first(mine)
-            while not mine.is_told:
+            while not mine.is_done:
                 if may_lead:
                     self._lead(mine)
                 else:
                     is_woken = mine.gate.acquire(timeout=_LOOK_SECONDS)
                     may_lead = not is_woken or self._is_first(mine)
         except BaseException:
-            mine.is_gone = True
+            mine.is_abandoned = True
             with contextlib.suppress(ValueError):  # the leader has taken it out
                 self._asked.remove(mine)
             with contextlib.suppress(IndexError):
@@ -144,16 +144,16 @@ class Combined:
 
     def _lead(self, mine: _Asked) -> None:
         with self._leading:
-            if not mine.is_told:
+            if not mine.is_done:
                 try:
                     self._leader = threading.get_ident()
                     self._take_all()
                 finally:
                     self._leader = None
             # An earlier leader had taken the step, and was interrupted.
-            if not mine.is_told:
+            if not mine.is_done:
                 mine.error = DurabilityUnknownError(_CUT_OFF)
-                mine.is_told = True
+                mine.is_done = True
 
     def _take_all(self) -> None:
         taken: list[_Asked] = []
@@ -163,7 +163,7 @@ class Combined:
             with self._lock:
                 while self._asked:
                     taken.append(self._asked.popleft())
-                    if not taken[-1].is_gone:
+                    if not taken[-1].is_abandoned:
                         taken[-1].run()
                 self._finish()
                 is_whole = True
@@ -174,6 +174,6 @@ class Combined:
                 if not is_whole and one.error is None:
                     one.error = DurabilityUnknownError(_CUT_OFF)
                 one.is_settled = is_settled
-                one.is_told = True
+                one.is_done = True
             for one in taken:
                 one.wake()

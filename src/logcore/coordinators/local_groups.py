@@ -40,7 +40,7 @@ from logcore.coordination.group_requests import (
     OffsetKey,
     Timeout,
 )
-from logcore.coordinators.flat_combining import Combined
+from logcore.coordinators.flat_combining import FlatCombiner
 from logcore.coordinators.group_host import GroupRequest, GroupStep
 from logcore.coordinators.pending_result import PendingResult
 from logcore.coordinators.process_groups import (
@@ -82,7 +82,7 @@ class LocalGroups(ProcessGroups):
         self._naming: PendingResult | None = None
         self._timers: Deadlines[tuple[str, Timeout]] = Deadlines()
         self._effects: deque[Effect] = deque()
-        self._steps = Combined(self._lock, self._flush, self._unsynced.settle)
+        self._steps = FlatCombiner(self._lock, self._flush, self._unsynced.settle)
         self._unwritten: deque[AppendRecords] = deque()  # in the order of the decisions
         self._started_ms = fs.now_ms() - fs.monotonic_ms()
         self._load()

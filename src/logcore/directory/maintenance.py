@@ -161,11 +161,11 @@ class Upkeeper:
     def admit(self, key: Key, log: Log) -> None:
         """Register a log, so that it is visited after changes that may make a task due."""
         log.writer.hold_appends(self.is_low)
-        log.writer.attach(functools.partial(self._visits.stir, (key, log)))
+        log.writer.attach(functools.partial(self._visits.make_due, (key, log)))
 
     def visit(self, key: Key, log: Log) -> None:
         """Let the next tick() check what is due in a log."""
-        self._visits.stir((key, log))
+        self._visits.make_due((key, log))
 
     # -- open logs ------------------------------------------------------------------
 
@@ -185,7 +185,7 @@ class Upkeeper:
             gap_ms = now_ms - began_ms
             if abs(gap_ms - self._clock_gap_ms) > JUMP_MS:
                 for item in self._directory.open_logs().items():
-                    self._visits.stir(item)
+                    self._visits.make_due(item)
             self._clock_gap_ms = gap_ms
             due = self._visits.due(began_ms)
         visited = 0
@@ -229,7 +229,7 @@ class Upkeeper:
                 acted = log.upkeep.tick(now_ms)
             else:
                 acted, recovery_point = log.upkeep.tick_gathered(now_ms)
-            next_ms = log.upkeep.rest()
+            next_ms = log.upkeep.next_due_ms()
         except (LogcoreError, OSError) as error:
             self._incidents.met("tick", "{}-{}".format(*key), error)
         finally:

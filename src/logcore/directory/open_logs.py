@@ -176,7 +176,7 @@ class OpenLogs:
         if set(everything) <= set(logs):
             claim.call_clean()
         try:
-            with claim.gathering() as recovery_points:
+            with claim.batched_recovery_points() as recovery_points:
                 for log in logs.values():
                     try:
                         log.close()

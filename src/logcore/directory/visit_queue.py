@@ -1,8 +1,8 @@
 """Visit queue: items with due times, so that maintenance need not check all logs.
 
 Rules:
-- An item is due once: at the time set last, or at once after stir().
-- put() and due() are for one thread at a time. Any thread may call stir(), which never
+- An item is due once: at the time set last, or at once after make_due().
+- put() and due() are for one thread at a time. Any thread may call make_due(), which never
   blocks.
 
 This module reads no clock and runs no tasks.
@@ -27,7 +27,7 @@ class VisitQueue(Generic[ItemT]):
         # The only field that other threads change.
         self._stirred: deque[ItemT] = deque()
 
-    def stir(self, item: ItemT) -> None:
+    def make_due(self, item: ItemT) -> None:
         """Make an item due now."""
         self._stirred.append(item)
 

@@ -5,10 +5,10 @@ quick way then returns None and has done nothing. It takes an append when all of
 
 - the processor computes CRC-32C by itself;
 - the policy is `os`, without flush.messages, and nobody else writes or copies the log; no codec, no limits of
-  timestamps, no times by the clock of the append: Writer sets quick_bytes to 0 otherwise;
+  timestamps, no times by the clock of the append: Writer sets fast_path_bytes to 0 otherwise;
 - the files are the operating system's own: another FS, such as the simulated disk, sees each write;
 - key and value are bytes or None, and there are no headers, no time, no wish about durability or the offset;
-- the batch has at most quick_bytes;
+- the batch has at most fast_path_bytes;
 - the log is open, has not failed, is not held, did not stop midway, was not opened before a fork, and does not rest;
   nobody listens for appends; no other thread has its lock;
 - the active segment has a batch already and room for this one, and no index entry is due.
@@ -16,7 +16,7 @@ quick way then returns None and has done nothing. It takes an append when all of
 What it does then is what the slow way does, rule by rule:
 
 - The batch is encoded as kernel.encode_one() does, with the log end as its offset and the clock as its time.
-- One pwrite at the end of the segment. Short or failed: Writer.mend_locked() cuts back what it left, while is_midway is
+- One pwrite at the end of the segment. Short or failed: Writer.undo_failed_write_locked() cuts back what it left, while has_unfinished_write is
   set, so that a failure to do so leaves a log that refuses writes. Then the slow way tries, and reports what it meets.
 - Behind the write: the largest timestamp, the bytes since the last index entry, the last offset, the size; the bytes
   written, the log end, the number of appends, the visible end.
@@ -254,9 +254,9 @@ cdef class Appender:
     cdef public int32_t leader_epoch
     cdef public int64_t written_bytes
     cdef public int64_t appends
-    cdef public int64_t quick_bytes
+    cdef public int64_t fast_path_bytes
     cdef public bint requires_key
-    cdef public bint is_midway
+    cdef public bint has_unfinished_write
     cdef public bint is_held
     cdef public bint is_resting
     cdef public int64_t slow_until_ns
@@ -272,7 +272,7 @@ cdef class Appender:
         cdef const uint8_t *key_at = NULL
         cdef const uint8_t *value_at = NULL
         cdef int64_t now_ms, began_ns
-        if (self.quick_bytes == 0 or not _has_fast_crc or headers is not _no_headers or timestamp_ms is not None or durability is not None
+        if (self.fast_path_bytes == 0 or not _has_fast_crc or headers is not _no_headers or timestamp_ms is not None or durability is not None
                 or expected_offset is not None):
             return None
         if value is not None:
@@ -292,7 +292,7 @@ cdef class Appender:
         # As in encode_one(): attributes, two deltas and a header count of one byte each, key and value.
         size = 4 + lc_size(lc_zigzag(key_size)) + lc_size(lc_zigzag(value_size)) + max(key_size, 0) + max(value_size, 0)
         size += HEADER_SIZE + lc_size(<uint64_t>size << 1)
-        if size > self.quick_bytes:
+        if size > self.fast_path_bytes:
             return None
         # What may run Python, or make an object, comes first.
         if self.fs.forks != self.forks or self.commit.failure is not None:
@@ -303,7 +303,7 @@ cdef class Appender:
         if state.lock.locked():
             return None
         # From here on nothing does, until all fields say what the file holds.
-        if state.is_closed or self.is_midway or self.is_held or self.is_resting or PyTuple_GET_SIZE(state.listeners):
+        if state.is_closed or self.has_unfinished_write or self.is_held or self.is_resting or PyTuple_GET_SIZE(state.listeners):
             return None
         now_ms = lc_now_ms()
         began_ns = lc_ticks_ns()
@@ -313,12 +313,12 @@ cdef class Appender:
                 or active.since_entry_bytes > active.index_interval_bytes):
             return None
         lc_write_record(room + HEADER_SIZE, 0, 0, key_at, key_size, value_at, value_size, 0, NULL, 0)
-        fill_head(&head, state.end, self.leader_epoch, now_ms, 0, self.quick_bytes, 0, -1, -1, -1)
+        fill_head(&head, state.end, self.leader_epoch, now_ms, 0, self.fast_path_bytes, 0, -1, -1, -1)
         head.base_timestamp = head.max_timestamp = now_ms
         write_fields(room, &head, size, 1)
         lc_put32(room + CRC_FIELD, lc_crc_fast(room + CRC_START, size - CRC_START))
         if pwrite(active.handle, room, size, active._size) != size:
-            self.is_midway = True
+            self.has_unfinished_write = True
             return self.mend_quickly()
         if lc_ticks_ns() - began_ns > SLOW_NS:
             self.slow_until_ns = lc_ticks_ns() + PAUSE_NS
@@ -336,7 +336,7 @@ cdef class Appender:
         """After a write that failed or was short. Still nothing has let another thread run: the lock is free."""
         self.state.lock.acquire(False)
         try:
-            self.mend_locked()
+            self.undo_failed_write_locked()
         finally:
             self.state.lock.release()
         return None

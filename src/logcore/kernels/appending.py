@@ -126,11 +126,11 @@ class Appender:
     appends: int
     #: Maximum size of a batch for the quick path. It is 0 if the policy, the settings,
     #: the disk or other processes prevent the quick path.
-    quick_bytes: int
+    fast_path_bytes: int
     #: Monotonic time until which the quick path is not used, because a write took long.
     slow_until_ns: int
     requires_key: bool
-    is_midway: bool
+    has_unfinished_write: bool
     is_held: bool
     is_resting: bool
 

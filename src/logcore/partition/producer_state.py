@@ -268,13 +268,15 @@ class ProducerState:
         """
         # During an append, some of its batches are stored but not in the state yet.
         _, end = self._extent()
-        is_midway = self._storing_from is not None and end > self._storing_from
-        if self._known is not None and not is_midway:
+        has_unfinished_write = (
+            self._storing_from is not None and end > self._storing_from
+        )
+        if self._known is not None and not has_unfinished_write:
             return self.if_any()
         if not has_producers:
             return None
         with contextlib.suppress(CorruptBatchError, StorageReadError):
-            if is_midway:
+            if has_unfinished_write:
                 return self._looked_up()
             return self.known()
         return None

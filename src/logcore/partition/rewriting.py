@@ -286,7 +286,7 @@ class Rewriting:
                 [*segments[:at], sealed, *segments[at + len(old) :]]
             )
             self._created = None
-            writer.stir_locked()
+            writer.wake_maintenance_locked()
 
     def note_cleaned(self, offset: int) -> None:
         """Record that all records below `offset` are compacted.

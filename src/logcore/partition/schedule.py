@@ -168,7 +168,7 @@ class LogMaintenance:
         writer.progress.set_recovery_point(point)
         return acted, point
 
-    def rest(self) -> int:
+    def next_due_ms(self) -> int:
         """Return the monotonic time of the next task.
 
         If the writer reports work before that, a task may be due earlier.
@@ -304,7 +304,7 @@ class LogMaintenance:
             return False
         self._next_retention_ms = clock_ms + retention.CHECK_MS
         claim = self._writer.claim
-        if not claim.takes_care():  # one of several processes deletes
+        if not claim.runs_maintenance():  # one of several processes deletes
             return False
         if now_ms is None:
             now_ms = self._writer.fs.now_ms()

@@ -73,13 +73,13 @@ class SharedLogWriter(Protocol):
     commit: GroupCommit
     metadata: Metadata
     durability: Durability
-    is_midway: bool
+    has_unfinished_write: bool
 
-    def adopt_locked(self, end: int, size_bytes: int) -> None: ...
-    def renew_locked(
+    def sync_from_peer_locked(self, end: int, size_bytes: int) -> None: ...
+    def reload_locked(
         self, opened: Opened, durable_end: int, cut_offset: int | None
     ) -> None: ...
-    def begin_after_locked(self, opened: Opened) -> None: ...
+    def finish_opening_locked(self, opened: Opened) -> None: ...
     def show_elsewhere(self, end: int) -> None: ...
 
 
@@ -330,7 +330,7 @@ class SharedLock:
         has_failed = failure is not None and not isinstance(
             failure.__cause__, LogClosedError
         )
-        if writer.is_midway or has_failed:
+        if writer.has_unfinished_write or has_failed:
             return
         # Each part is replaced when it changes: identical objects mean the same
         # structure.
@@ -456,7 +456,7 @@ class SharedLock:
         else:
             if note.end != writer.state.end:
                 self._note = _UNKNOWN  # if this fails half way, the next try reopens
-                writer.adopt_locked(note.end, note.size_bytes)
+                writer.sync_from_peer_locked(note.end, note.size_bytes)
             self._note = note
             if synced.durable_end > writer.commit.durable_end:
                 writer.commit.learn(synced.durable_end)
@@ -477,9 +477,9 @@ class SharedLock:
                 synced = self._settle_synced(opened, believed_end)
                 cut_offset = synced.lowest_cut_since(self._cuts, opened.log_start)
                 self._cuts = synced.cuts
-                writer.renew_locked(opened, synced.durable_end, cut_offset)
+                writer.reload_locked(opened, synced.durable_end, cut_offset)
         self._shape = self._present_shape()
-        writer.begin_after_locked(opened)
+        writer.finish_opening_locked(opened)
 
     # -- the durable end ---------------------------------------------------------------
 

@@ -85,7 +85,7 @@ class PartitionState(PartitionFields):
         self.cuts: list[int] = []
         #: From here on, no batch belongs to a transaction or is a control batch. Set by
         #: the writer, under its lock, before such a batch is visible.
-        self.plain_from = INT64_MAX
+        self.no_transactions_from = INT64_MAX
         #: The transactions, as far as the log was searched; changed under `scanning`.
         self.transactions: PartitionTransactions | None = None
         #: Catches up with other writing processes; True if the visible end moved.

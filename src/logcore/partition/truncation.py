@@ -86,7 +86,7 @@ def _retire_locked(
         [segment.base_offset for segment in old],
         writer.state.config.file_delete_delay_ms,
     )
-    writer.stir_locked()
+    writer.wake_maintenance_locked()
     writer.fs.sync_dir(writer.path)
 
 

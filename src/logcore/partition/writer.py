@@ -6,7 +6,7 @@ Rules:
 - An append is complete or leaves no byte. After an error the log is unchanged, or
   `commit` is poisoned and refuses writes.
 - A failed sync is never repeated.
-- `is_midway` is True while the files may contain more than the writer's fields
+- `has_unfinished_write` is True while the files may contain more than the writer's fields
   describe. If it is still set at the next append, there was no memory to undo the
   write, and the log refuses writes.
 - A roll syncs the old segment, then creates the new file and syncs its name. The first
@@ -165,7 +165,7 @@ class Writer(Appender):
         self.written_bytes = 0
         self.appends = 0
         self.is_resting = False
-        self.is_midway = False
+        self.has_unfinished_write = False
         self.shown = WatermarkFile(fs, path, is_replicated=place.is_replicated)
         self._is_released = False  # whether close() released the claim; under the lock
         self.forks = fs.forks
@@ -194,7 +194,7 @@ class Writer(Appender):
             segments=opened.segments, log_start=opened.log_start, end=opened.end
         )
         # Records below the end were not searched for transactions yet.
-        self.state.plain_from = opened.end
+        self.state.no_transactions_from = opened.end
         self.report = opened.report
         self.active = opened.active
         self.files = opened.files
@@ -229,7 +229,7 @@ class Writer(Appender):
             allows_fast_path=self.sharing is None and offers_descriptors(self.fs),
         )
         self.requires_key = self.encoding.requires_key
-        self.quick_bytes = self.encoding.fast_path_bytes
+        self.fast_path_bytes = self.encoding.fast_path_bytes
 
     @locked
     def start_locked(self, opened: Opened) -> None:
@@ -239,10 +239,10 @@ class Writer(Appender):
         # on disk.
         self._open_shown_end()
         self._note_locked(opened.own_notes)
-        self.begin_after_locked(opened)
+        self.finish_opening_locked(opened)
 
     @locked
-    def begin_after_locked(self, opened: Opened) -> None:
+    def finish_opening_locked(self, opened: Opened) -> None:
         """Finish opening before the first write: handle damage or save the recovery."""
         lost = opened.lost
         if lost is not None:
@@ -258,7 +258,7 @@ class Writer(Appender):
             self.save_recovery_point_locked()
 
     @locked
-    def renew_locked(
+    def reload_locked(
         self, opened: Opened, durable_end: int, cut_offset: int | None
     ) -> None:
         """Continue with a reopened partition after another process changed it or died.
@@ -303,7 +303,7 @@ class Writer(Appender):
             state.wake()
 
     @locked
-    def adopt_locked(self, end: int, size_bytes: int) -> None:
+    def sync_from_peer_locked(self, end: int, size_bytes: int) -> None:
         """Add batches that another process appended to the active segment.
 
         `size_bytes` and `end` are the size and the log end offset after them.
@@ -332,10 +332,10 @@ class Writer(Appender):
         self.written_bytes += size_bytes - before
         self._opened_end += end - self.state.end
         # Batches of other processes may belong to transactions.
-        self.state.plain_from = end
+        self.state.no_transactions_from = end
         self.state.publish(end=end)
         if self.is_resting:
-            self.stir_locked()
+            self.wake_maintenance_locked()
 
     @locked
     def index_aborted_locked(self) -> None:
@@ -473,7 +473,7 @@ class Writer(Appender):
             # writes them together. In a shared log, the point is written while the
             # write lock is held: later, another process may have truncated the log
             # below it.
-            if self.sharing is not None or not self.claim.hand_over(
+            if self.sharing is not None or not self.claim.defer_recovery_point(
                 self.key, self.commit.durable_end
             ):
                 self.save_recovery_point_locked()
@@ -515,7 +515,7 @@ class Writer(Appender):
             self.state.config = config
             self.active.reconfigure(config)
             self._apply_config()
-            self.stir_locked()
+            self.wake_maintenance_locked()
 
     @locked
     def check_writable_locked(self) -> None:
@@ -526,7 +526,7 @@ class Writer(Appender):
         """
         if self.state.is_closed or self.commit.failure or self.fs.forks != self.forks:
             self.refuse_locked()
-        if self.is_midway:
+        if self.has_unfinished_write:
             self._refuse_midway_locked()
 
     @locked
@@ -810,7 +810,7 @@ class Writer(Appender):
         is unchanged, or poisoned.
         """
         size = len(data)
-        if self.is_midway:
+        if self.has_unfinished_write:
             self._refuse_midway_locked()
         if self.is_held:
             raise DiskFullError(
@@ -829,22 +829,22 @@ class Writer(Appender):
         if aborted_transactions.may_change(
             data, batches
         ):  # before readers see the batches
-            state.plain_from = last_offset + 1
+            state.no_transactions_from = last_offset + 1
         start = segment.size_bytes
         end = state.end
         written_bytes = self.written_bytes
         # If there is no memory even to run the handlers below, this remains set, and
         # the next append poisons the log.
-        self.is_midway = True
+        self.has_unfinished_write = True
         try:
             segment.append(data, last_offset, max_timestamp, batches)
             self.written_bytes = written_bytes + size
             state.end = last_offset + 1
-            self.is_midway = False
+            self.has_unfinished_write = False
             if self.is_resting:
-                self.stir_locked()
+                self.wake_maintenance_locked()
         except DiskFullError:  # the segment has undone its write: the log is unchanged
-            self.is_midway = False
+            self.has_unfinished_write = False
             raise
         except (
             StorageWriteError
@@ -854,13 +854,13 @@ class Writer(Appender):
         except (
             BaseException
         ):  # an interrupt after the write: no receipt names these records
-            self._take_back_locked(start, end, written_bytes)
-            self.is_midway = False
+            self._rollback_append_locked(start, end, written_bytes)
+            self.has_unfinished_write = False
             raise
 
     @locked
-    def mend_locked(self) -> None:
-        """Undo a failed or short write of append_quickly(), which has set is_midway.
+    def undo_failed_write_locked(self) -> None:
+        """Undo a failed or short write of append_quickly(), which has set has_unfinished_write.
 
         On return the log is as before the append.
 
@@ -872,7 +872,7 @@ class Writer(Appender):
         except StorageWriteError as error:
             self.commit.poison(error)
             raise
-        self.is_midway = False
+        self.has_unfinished_write = False
 
     @locked
     def _write_parts_locked(
@@ -925,7 +925,9 @@ class Writer(Appender):
                 if self.durability.kind == "always" and stored < len(batches):
                     self.sync_locked()
         except DiskFullError as error:
-            if self.active is segment and self._take_back_locked(start, end, written):
+            if self.active is segment and self._rollback_append_locked(
+                start, end, written
+            ):
                 raise
             # Some parts are in sealed segments or visible, so they remain. The error
             # reports this to the caller, because a retry would repeat them.
@@ -936,7 +938,7 @@ class Writer(Appender):
             ) from error
 
     @locked
-    def _take_back_locked(self, size: int, end: int, written_bytes: int) -> bool:
+    def _rollback_append_locked(self, size: int, end: int, written_bytes: int) -> bool:
         """Remove the bytes that this call wrote to the active segment.
 
         No receipt names their records. Returns False if a sync of another thread has
@@ -1102,7 +1104,7 @@ class Writer(Appender):
             )
 
     @locked
-    def stir_locked(self) -> None:
+    def wake_maintenance_locked(self) -> None:
         """Report to the LogDir that tick() may have work again."""
         self.is_resting = False
         if self._on_due is not None:
@@ -1110,7 +1112,7 @@ class Writer(Appender):
 
     @locked
     def rest_locked(self) -> None:
-        """Report later work through stir_locked(): tick() has no task that is due."""
+        """Report later work through wake_maintenance_locked(): tick() has no task that is due."""
         self.is_resting = True
 
     def attach(self, on_due: Callable[[], None]) -> None:
@@ -1167,7 +1169,7 @@ class Writer(Appender):
             # as an error.
             self.active.offer_indexes()
             self.progress.recovered_ms = self.fs.monotonic_ms() - RECOVERY_LAG_MS
-            self.stir_locked()
+            self.wake_maintenance_locked()
         # A file that existed at opening was not checked completely, so a seal could
         # certify damaged data as valid.
         if old.is_own and old.size_bytes <= checksum_file.ROLL_BYTES:
@@ -1193,7 +1195,7 @@ class Writer(Appender):
     @locked
     def _create_segment_locked(self, base: int) -> ActiveSegment:
         """Create the file of the next segment, and sync its name."""
-        self.is_midway = True
+        self.has_unfinished_write = True
         new = ActiveSegment(self.fs, self.path, base, self.state.config, create=True)
         self.fs.sync_dir(self.path)
         return new
@@ -1209,7 +1211,7 @@ class Writer(Appender):
         path = os.path.join(self.path, file_name(base, LOG))
         try:
             yield
-            self.is_midway = False
+            self.has_unfinished_write = False
         except BaseException as error:
             is_temporary = False  # even if there is no memory for the check
             try:
@@ -1218,7 +1220,7 @@ class Writer(Appender):
                 ) and not self.fs.exists(path)
             finally:
                 if is_temporary:
-                    self.is_midway = False
+                    self.has_unfinished_write = False
                 else:
                     self.commit.poison(error)
             if isinstance(error, (FileExistsError, FileNotFoundError)):
@@ -1271,7 +1273,7 @@ class Writer(Appender):
         self.written_bytes += size_bytes
         self.appends += 1
         self.progress.add_rolls(rolls)
-        self.stir_locked()
+        self.wake_maintenance_locked()
 
     @locked
     def begin_rewrite_locked(self, owner: object) -> bool:
