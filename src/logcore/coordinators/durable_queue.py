@@ -117,7 +117,7 @@ class DurableQueue:
                     if failure is None and end <= log.log_end_offset:
                         continue
                     one.failures[log] = failure or LogFailedError(
-                        "the log was cut meanwhile", path=log.path
+                        "the log was truncated before the sync", path=log.path
                     )
                 del one.ends[log]
             # A callback may sync the log again, and end the appends that follow.
