@@ -219,9 +219,12 @@ class SimulatedRegistry:
             self.controller_epoch += 1
         return self.controller == (broker, session)
 
-    def set_state(self, session: int | None, new: LeaderAndIsr, version: int) -> int:
+    def set_state(
+        self, session: int | None, new: LeaderAndIsr, version: int | None
+    ) -> int:
+        """Replace the state if it has this version; None means any version."""
         self.check_session(session)
-        if version != self.version:
+        if version not in (None, self.version):
             raise BadVersionError("the state has another version")
         if self.parsed is not None:
             require(
@@ -236,6 +239,14 @@ class SimulatedRegistry:
         self.history.append(self.value)
         self.version += 1
         return self.version
+
+    def forget_writes(self, chance: random.Random) -> None:
+        """Lose the last writes of the state, as an unsynced registry would."""
+        if len(self.history) > 1:
+            del self.history[max(1, len(self.history) - chance.randint(1, 3)) :]
+            self.value = self.history[-1]
+            self.parsed = state.unpack_state(self.value, PATH)
+            self.version = len(self.history) - 1
 
     def read_state(self) -> tuple[LeaderAndIsr, int]:
         assert self.parsed is not None
@@ -376,6 +387,8 @@ class World:
         self.last_number = 0
         self.last_commit = 0
         self.stopped = 0
+        #: True after an unclean election, which may lose records.
+        self.may_lose_records = False
         for broker in range(1, self.options.brokers + 1):
             self.start(broker, self.new_disk(broker))
 
@@ -513,20 +526,7 @@ class World:
         )
         if self.chance.random() < 0.5:
             process.disk.checkpoint = process.high_watermark
-        try:
-            self.expire_sessions(process)
-            if process.session is None or process.epoch is None:
-                self.register(process)
-            else:
-                self.renew(process)
-            self.read_registry(process)
-        except RegistryUnavailableError:
-            return
-        except SessionExpiredError:
-            self.note("broker {} lost its session", process.broker)
-            process.session = None
-            return
-        except NodeExistsError:
+        if not self.is_current(process, is_poll=True):
             return
         if process.leader is not None:
             self.update(
@@ -563,11 +563,6 @@ class World:
         process.epoch = epoch
         self.note("broker {} registered with epoch {}", process.broker, epoch)
 
-    def renew(self, process: Process) -> None:
-        with self.call_registry(process):
-            assert process.session is not None
-            self.registry.renew(process.session, self.now_ms)
-
     def expire_sessions(self, process: Process) -> None:
         """Every broker does this, also before it registers: the session that its own
         registration waits for may be one that no other broker ends.
@@ -576,21 +571,38 @@ class World:
             if self.registry.expire(self.now_ms):
                 self.changed_registry()
 
+    def is_current(self, process: Process, *, is_poll: bool) -> bool:
+        """Register if necessary and read the registry; return whether that succeeded."""
+        try:
+            if is_poll:
+                self.expire_sessions(process)
+                if process.session is None or process.epoch is None:
+                    self.register(process)
+            self.read_registry(process)
+        except SessionExpiredError:
+            self.note("broker {} lost its session", process.broker)
+            process.session = None
+            return False
+        except (RegistryUnavailableError, NodeExistsError):
+            return False
+        return True
+
     def read_registry(self, process: Process) -> None:
-        """Read the brokers and the state; extend the lease when both were answered."""
+        """Renew the session, read the brokers and the state, and extend the lease."""
         # The call was sent some time before the registry handled it.
         sent_ms = self.now_ms - int(self.chance.random() * 60)
         with self.call_registry(process):
+            if process.session is not None:
+                self.registry.renew(process.session, self.now_ms)
             process.live = self.registry.live()
             if self.registry.version >= 0:
                 process.state, process.version = self.registry.read_state()
-        if process.session in self.registry.sessions:
+        if process.session is not None:
             process.lease_until = sent_ms + SESSION_MS
         self.evaluate(process)
 
     def on_watch(self, process: Process) -> None:
-        with contextlib.suppress(RegistryUnavailableError):
-            self.read_registry(process)
+        if self.is_current(process, is_poll=False):
             self.control(process)
 
     def changed_registry(self) -> None:
@@ -627,7 +639,9 @@ class World:
         if new is not found:
             self.write_state(process, new, process.version)
 
-    def write_state(self, process: Process, new: LeaderAndIsr, version: int) -> None:
+    def write_state(
+        self, process: Process, new: LeaderAndIsr, version: int | None
+    ) -> None:
         self.send(
             process.broker,
             REGISTRY,
@@ -639,17 +653,22 @@ class World:
         )
 
     def set_state(
-        self, process: Process, session: int | None, new: LeaderAndIsr, version: int
+        self,
+        process: Process,
+        session: int | None,
+        new: LeaderAndIsr,
+        expected: int | None,
     ) -> None:
         """Handle a write in the registry, and answer it."""
         try:
-            version = self.registry.set_state(session, new, version)
+            version = self.registry.set_state(session, new, expected)
         except (SessionExpiredError, BadVersionError) as error:
             self.note(
                 "the registry refuses a write of broker {}: {!r}", process.broker, error
             )
             self.send(REGISTRY, process.broker, self.on_written, process.life, None, -1)
             return
+        self.may_lose_records |= new.is_recovering
         self.note(
             "broker {} wrote version {}: {}",
             process.broker,
@@ -746,7 +765,7 @@ class World:
             found.leader_epoch,
             disk.end,
         )
-        self.judge_leader(process, found)
+        self.judge_leader(process)
         process.leader = leading.take_over(
             found,
             process.version,
@@ -792,6 +811,9 @@ class World:
     def acknowledge(self, waiter: Waiter) -> None:
         record = waiter.record
         self.acknowledged += 1
+        self.is_acknowledged_since_heal |= self.is_healed
+        if self.may_lose_records:
+            return
         require(
             waiter.end <= len(self.shown) and self.shown[waiter.end - 1] == record,
             "R01",
@@ -801,7 +823,6 @@ class World:
         )
         self.acknowledged_end = max(self.acknowledged_end, waiter.end)
         self.committed_floor = max(self.committed_floor, record[2])
-        self.is_acknowledged_since_heal |= self.is_healed
 
     def produce(self, process: Process, *, waits: bool, commit: int = -1) -> None:
         """Handle a produce request, or the commit of an offset."""
@@ -1027,7 +1048,7 @@ class World:
             if found is not None:
                 self.offset_answers += 1
                 require(
-                    found >= self.committed_floor,
+                    found >= self.committed_floor or self.may_lose_records,
                     "R13",
                     "broker {} answers {}, and a client has seen {}",
                     process.broker,
@@ -1190,47 +1211,37 @@ class World:
             disk.end,
         )
         process.high_watermark = high_watermark
-        if high_watermark < before:
-            found = process.state
-            require(
-                found is not None and self.options.is_unclean_allowed,
-                "R03",
-                "the high watermark of broker {} falls from {} to {}",
-                process.broker,
-                before,
-                high_watermark,
-            )
+        if self.may_lose_records:
             return
+        require(
+            high_watermark > before,
+            "R03",
+            "the high watermark of broker {} falls from {} to {}",
+            process.broker,
+            before,
+            high_watermark,
+        )
         shown = self.shown
-        for offset in range(before, high_watermark):
+        for offset in range(max(before, disk.start), high_watermark):
             record = disk.records[offset]
             if offset == len(shown):
-                require(record is not None, "R02", "offset {} was never shown", offset)
                 shown.append(record)
-            elif record is not None and record != shown[offset]:
-                raise InvariantBroken(
-                    "R02",
-                    f"broker {process.broker} shows {record} at offset {offset}, and {shown[offset]} was shown there",
-                )
+            require(
+                record == shown[offset],
+                "R02",
+                "broker {} shows {} at offset {}, and {} was shown there",
+                process.broker,
+                record,
+                offset,
+                shown[offset],
+            )
 
-    def judge_leader(self, process: Process, found: LeaderAndIsr) -> None:
+    def judge_leader(self, process: Process) -> None:
         """Judge the log of a new leader."""
         disk = process.disk
         shown = self.shown
-        if found.is_recovering:
-            end = next(
-                (
-                    offset
-                    for offset, (one, other) in enumerate(
-                        zip(shown, disk.records, strict=False)
-                    )
-                    if one != other and other is not None
-                ),
-                min(len(shown), disk.end),
-            )
-            del shown[end:]
-            self.acknowledged_end = min(self.acknowledged_end, end)
-            self.committed_floor = max((each[2] for each in shown), default=-1)
+        self.judge_logs()
+        if self.may_lose_records:
             return
         require(
             disk.end >= self.acknowledged_end,
@@ -1255,7 +1266,6 @@ class World:
             "broker {} leads with other records",
             process.broker,
         )
-        self.judge_logs()
 
     def judge_truncation(self, process: Process) -> None:
         if process.follower is not None and process.follower.state.is_recovering:

@@ -113,9 +113,7 @@ def _remove_dead(
     }
     if len(isr) == len(state.isr):
         return state
-    new = replace_isr(state, isr, partition.min_isr)
-    # Followers of an unclean leader that lost its session still have to truncate.
-    return attrs.evolve(new, is_recovering=state.is_recovering)
+    return replace_isr(state, isr, partition.min_isr)
 
 
 def _review_elr(
@@ -164,19 +162,24 @@ def _elect(
     candidates = [broker for broker in partition.replicas if broker in live]
     for broker in candidates:
         if broker in state.elr:
-            return _lead_alone(state, broker, live[broker])
+            return _lead_alone(state, partition, broker, live[broker])
     if partition.is_unclean_allowed and candidates:
-        alone = _lead_alone(state, candidates[0], live[candidates[0]])
+        alone = _lead_alone(state, partition, candidates[0], live[candidates[0]])
         return attrs.evolve(alone, elr={}, is_recovering=True)
     if state.leader == NO_LEADER:
         return state
     return move_leader(state, NO_LEADER)
 
 
-def _lead_alone(state: LeaderAndIsr, broker: int, found: LiveBroker) -> LeaderAndIsr:
-    elr = {each: disk for each, disk in state.elr.items() if each != broker}
+def _lead_alone(
+    state: LeaderAndIsr,
+    partition: ReplicatedPartition,
+    broker: int,
+    found: LiveBroker,
+) -> LeaderAndIsr:
+    # If one member is enough, the high watermark moves without the rest of the ELR.
     isr = {broker: InSyncReplica(found.epoch, found.disk)}
-    return attrs.evolve(move_leader(state, broker), isr=isr, elr=elr)
+    return replace_isr(move_leader(state, broker), isr, partition.min_isr)
 
 
 # -- requests --------------------------------------------------------------------------

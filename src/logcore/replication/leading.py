@@ -316,7 +316,8 @@ def _remains(
 
 
 def _propose(book: LeaderBook, isr: Mapping[int, InSyncReplica]) -> LeaderBook:
-    proposal = Proposal(replace_isr(book.state, isr, book.min_isr), book.version)
+    state = replace_isr(book.state, isr, book.min_isr)
+    proposal = Proposal(attrs.evolve(state, is_recovering=False), book.version)
     return book._replace(proposal=proposal)
 
 

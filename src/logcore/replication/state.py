@@ -127,7 +127,7 @@ def replace_isr(
             for broker, disk in {**state.elr, **left}.items()
             if broker not in isr
         }
-    return attrs.evolve(state, isr=isr, elr=elr, is_recovering=False)
+    return attrs.evolve(state, isr=isr, elr=elr)
 
 
 def pack_state(state: LeaderAndIsr) -> bytes:
