@@ -387,6 +387,18 @@ BUGS = [
         ((state.replace_isr, "if len(isr) < min_isr:", "if True:"),),
     ),
     Bug(
+        "the ELR is kept when one of its members is elected and is enough",
+        "R01 R02 R07",
+        1000,
+        (
+            (
+                electing._lead_alone,
+                "replace_isr(move_leader(state, broker), isr, partition.min_isr)",
+                "replace_isr(move_leader(state, broker), isr, 2)",
+            ),
+        ),
+    ),
+    Bug(
         "the epoch of a registration is not read back",
         "R09 R10",
         50,
@@ -486,6 +498,11 @@ BUGS = [
                 leading.fetched,
                 "member is None or member.broker_epoch == fetch.broker_epoch",
                 "True",
+            ),
+            (
+                leading.expand_isr,
+                "InSyncReplica(fetch.broker_epoch, registered.disk)",
+                "InSyncReplica(registered.epoch, registered.disk)",
             ),
         ),
     ),

@@ -340,7 +340,7 @@ def random_options(chance: random.Random) -> Options:
         is_durable_first=is_durable_first,
         is_unclean_allowed=chance.random() < 0.05,
         faults=FAULTS if is_durable_first else WITHOUT_SYNCS,
-        fault_count=chance.randint(2, 7),
+        fault_count=chance.randint(2, 9),
         loss=chance.choice([0.0, 0.02, 0.02, 0.1]),
     )
 
@@ -897,14 +897,15 @@ class World:
                 process.live,
                 self.now_ms,
             )
+            if process.session is None:
+                # A leader without a session proposes nothing.
+                book = book._replace(proposal=process.leader.proposal)
+            self.update(process, book)
             if refusal is not None:
                 answer = FetchAnswer(
                     refusal.error, refusal.diverging, log_start=disk.start
                 )
             else:
-                if process.session is None:
-                    book = book._replace(proposal=process.leader.proposal)
-                self.update(process, book)
                 answer = FetchAnswer(
                     records=disk.records[fetch.offset : fetch.offset + 6],
                     high_watermark=process.high_watermark,
@@ -1061,11 +1062,15 @@ class World:
 
     def plan(self) -> None:
         self.at(100, None, self.client)
+        at_ms = 0
         for _ in range(self.options.fault_count):
+            # Many bugs need two faults at nearly the same time.
+            if at_ms and self.chance.random() < 0.4:
+                at_ms += self.chance.randint(1, 120)
+            else:
+                at_ms = self.chance.randint(250, FAULTS_END_MS - 200)
             name = self.chance.choice(self.options.faults)
-            self.at(
-                self.chance.randint(250, FAULTS_END_MS - 100), None, self.fault, name
-            )
+            self.at(min(at_ms, FAULTS_END_MS - 1), None, self.fault, name)
         self.at(FAULTS_END_MS, None, self.heal)
 
     def fault(self, name: str) -> None:
