@@ -18,7 +18,6 @@ import attrs
 
 from logcore.replication import electing, following, leading, state
 from support.replicaworld import (
-    FAULTS,
     InvariantBroken,
     Options,
     SimulatedRegistry,
@@ -94,10 +93,29 @@ def find(bug: Bug, schedules: int | None = None) -> tuple[int, str] | None:
     return None
 
 
-#: Schedules in which the leader moves only if it is dead.
-DEAD_ONLY = Options(
-    faults=tuple(each for each in FAULTS if each not in ("move_leader", "leave")),
-    fault_count=5,
+#: Faults that make the rare states of one kind of bug frequent.
+MOVES = Options(
+    faults=("move_leader", "pause@leader", "storm", "leave@leader", "kill@leader"),
+    fault_count=12,
+)
+MOVES_ONLY = Options(faults=("move_leader", "move_leader", "storm"), fault_count=14)
+DEAF = Options(
+    faults=("cut_answers@leader", "cut", "cut_one_way", "kill@leader"), fault_count=12
+)
+DEAF_OFTEN = Options(
+    faults=("cut_answers@leader", "cut_answers@leader", "cut", "pause", "kill@leader"),
+    fault_count=16,
+)
+#: The leader moves only after its session has expired.
+SILENT = Options(
+    faults=("long_pause@leader", "cut_answers@leader", "cut"), fault_count=14
+)
+LEAVING = Options(faults=("leave@leader", "cut_answers@leader"), fault_count=10)
+POWER = Options(faults=("kill", "kill", "power_all"), fault_count=10, sync_ms=200)
+ELECTIONS = Options(faults=("power", "kill@leader", "move_leader"), fault_count=12)
+ALONE = Options(faults=("kill", "kill", "wipe"), fault_count=10, min_isr=1)
+WIPES = Options(
+    faults=("wipe", "wipe", "kill", "kill", "cut"), fault_count=10, loss=0.2
 )
 
 BUGS = [
@@ -148,17 +166,19 @@ BUGS = [
                 "None",
             ),
         ),
+        MOVES,
     ),
     Bug(
         "the controller's state is written without version",
         "R01 R02 R04 R07 R08",
         200,
         ((World.control, "new, process.version", "new, None"),),
+        MOVES,
     ),
     Bug(
         "the session is not checked at a write, and the version neither",
         "R01 R02 R04 R07 R08",
-        400,
+        200,
         (
             (World.propose, "book.proposal.version", "None"),
             (
@@ -172,12 +192,12 @@ BUGS = [
                 "pass",
             ),
         ),
-        DEAD_ONLY,
+        SILENT,
     ),
     Bug(
         "a new leader takes its log end for the high watermark",
-        "R01 R02",
-        50,
+        "R01 R02 R13",
+        100,
         (
             (
                 leading.take_over,
@@ -189,7 +209,7 @@ BUGS = [
     Bug(
         "unclean election although it is off",
         "R01 R02 R03 R07",
-        50,
+        500,
         (
             (
                 electing._elect,
@@ -213,7 +233,7 @@ BUGS = [
     Bug(
         "the high watermark moves below min.insync.replicas",
         "R01 R02 R07",
-        50,
+        100,
         (
             (
                 leading.advance_high_watermark,
@@ -225,7 +245,7 @@ BUGS = [
     Bug(
         "a follower reports an end that is not synced",
         "R01 R02 R07",
-        400,
+        200,
         (
             (
                 following.fetch_offset,
@@ -238,10 +258,11 @@ BUGS = [
                 "if False:",
             ),
         ),
+        POWER,
     ),
     Bug(
         "a leader does not check for divergence",
-        "R01 R02 R03 R05",
+        "R01 R02 R03 R05 R07",
         10,
         (
             (
@@ -254,7 +275,7 @@ BUGS = [
     Bug(
         "a diverging fetch counts",
         "R01 R02 R07",
-        1000,
+        100,
         (
             (
                 leading.fetched,
@@ -266,6 +287,7 @@ BUGS = [
                 "        return advance_high_watermark(book), refusal",
             ),
         ),
+        MOVES_ONLY,
     ),
     Bug(
         "a follower's high watermark is above its end",
@@ -294,7 +316,7 @@ BUGS = [
     Bug(
         "a smaller ISR counts before its write is confirmed",
         "R01 R02 R07 R13",
-        100,
+        400,
         (
             (
                 leading.maximal_isr,
@@ -302,11 +324,12 @@ BUGS = [
                 "members = set(book.proposal.state.isr)",
             ),
         ),
+        DEAF,
     ),
     Bug(
         "a proposed member does not count",
         "R01 R02 R07",
-        100,
+        200,
         (
             (
                 leading.maximal_isr,
@@ -314,11 +337,12 @@ BUGS = [
                 "if False:",
             ),
         ),
+        DEAF_OFTEN,
     ),
     Bug(
         "a follower joins the ISR below the epoch start (KAFKA-7128)",
         "R01 R02 R07",
-        1000,
+        200,
         (
             (
                 leading.expand_isr,
@@ -326,11 +350,12 @@ BUGS = [
                 "book.high_watermark",
             ),
         ),
+        ELECTIONS,
     ),
     Bug(
         "a restarted leader continues in its epoch (KAFKA-7235)",
         "R01 R04",
-        10,
+        100,
         (
             (
                 state.role_of,
@@ -371,7 +396,7 @@ BUGS = [
     Bug(
         "an ELR entry has no disk",
         "R01 R02 R07",
-        50,
+        200,
         (
             (
                 electing._review_elr,
@@ -383,13 +408,13 @@ BUGS = [
     Bug(
         "the ELR is kept although the ISR is large enough",
         "R01 R02 R07",
-        50,
+        100,
         ((state.replace_isr, "if len(isr) < min_isr:", "if True:"),),
     ),
     Bug(
         "the ELR is kept when one of its members is elected and is enough",
         "R01 R02 R07",
-        1000,
+        150,
         (
             (
                 electing._lead_alone,
@@ -397,11 +422,12 @@ BUGS = [
                 "replace_isr(move_leader(state, broker), isr, 2)",
             ),
         ),
+        ALONE,
     ),
     Bug(
         "the epoch of a registration is not read back",
         "R09 R10",
-        50,
+        100,
         ((World.register, "epoch = found.epoch", "pass"),),
     ),
     Bug(
@@ -409,6 +435,7 @@ BUGS = [
         "R13",
         100,
         ((World.fetch_offset, "if self.now_ms >= process.lease_until:", "if False:"),),
+        LEAVING,
     ),
     Bug(
         "a coordinator loads only up to the high watermark",
@@ -443,21 +470,25 @@ BUGS = [
     Bug(
         "a proposal is forgotten at a timeout",
         "R01 R02 R07",
-        2000,
+        300,
         (
             (
                 World.propose,
                 "self.at(150, process, self.propose, process)",
-                "process.is_proposing = False\n"
-                "    self.at(40, process, lambda: process.leader is not None"
-                " and setattr(process, 'leader', process.leader._replace(proposal=None)))",
+                "def forget():\n"
+                "        process.is_proposing = False\n"
+                "        now = process.leader\n"
+                "        if now is not None and now.proposal is book.proposal:\n"
+                "            process.leader = now._replace(proposal=None)\n"
+                "    self.at(150, process, forget)",
             ),
         ),
+        DEAF_OFTEN,
     ),
     Bug(
         "the first fetch of a life is sent without a sync",
         "R01 R02 R07",
-        5000,
+        200,
         (
             (
                 following.follow,
@@ -465,11 +496,12 @@ BUGS = [
                 "log_end",
             ),
         ),
+        POWER,
     ),
     Bug(
         "a leader counts records that it has not synced",
         "R01 R02 R07",
-        1000,
+        200,
         (
             (
                 leading.appended,
@@ -477,17 +509,19 @@ BUGS = [
                 "log_end",
             ),
         ),
+        POWER,
     ),
     Bug(
         "a fetch of another epoch is served",
         "R01 R02 R03 R07",
-        1000,
+        200,
         ((leading.refuse_fetch, "if error is not None:", "if False:"),),
+        MOVES,
     ),
     Bug(
         "the broker epoch of a fetch is not checked",
         "R01 R02 R07",
-        1000,
+        4000,
         (
             (
                 leading.refuse_fetch,
@@ -505,11 +539,12 @@ BUGS = [
                 "InSyncReplica(registered.epoch, registered.disk)",
             ),
         ),
+        WIPES,
     ),
     Bug(
         "the registry does not sync the state",
         "R01 R02 R04 R07 R08",
-        200,
+        100,
         (
             (
                 World.registry_loses_power,
@@ -521,7 +556,7 @@ BUGS = [
     Bug(
         "the controller removes a leaving member from the ISR",
         "R13",
-        1000,
+        100,
         (
             (
                 electing._remove_dead,
@@ -530,6 +565,7 @@ BUGS = [
                 " and not live[broker].is_leaving",
             ),
         ),
+        LEAVING,
     ),
     Bug(
         "an overdue session is expired by registered brokers only",
@@ -546,7 +582,7 @@ BUGS = [
     Bug(
         "a truncation below the high watermark is not an error",
         "R07",
-        50,
+        500,
         (
             (
                 following._truncate,

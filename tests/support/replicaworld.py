@@ -62,7 +62,7 @@ SESSION_MS = 500
 LAG_MS = 1_000
 POLL_MS = 160
 #: The time in which faults happen. Afterwards the world heals.
-FAULTS_END_MS = 3_000
+FAULTS_END_MS = 2_600
 #: R09 and R10 allow the session timeout and one second, and the lag and two seconds. A
 #: restarted broker first waits for the end of its own old session.
 LEADER_BY_MS = FAULTS_END_MS + SESSION_MS + 1_000
@@ -289,7 +289,7 @@ class Process:
         #: (leader epoch, broker epoch) of the leadership that waits for a sync.
         self.taking_over: tuple[int, int] | None = None
         self.follower: FollowerBook | None = None
-        self.high_watermark = min(disk.checkpoint, disk.end)
+        self.high_watermark = min(max(disk.checkpoint, disk.start), disk.end)
         self.is_syncing = False
         #: Rises with each truncation, which makes a running sync irrelevant.
         self.cuts = 0
@@ -313,14 +313,17 @@ class Options:
     #: Names of the faults that may happen.
     faults: tuple[str, ...] = ()
     fault_count: int = 4
+    #: The part of the messages that is lost, doubled or late.
     loss: float = 0.02
+    #: The longest time of a sync.
+    sync_ms: int = 12
 
 
 FAULTS = (
     "kill", "kill", "kill@leader", "power", "power@leader", "power_all", "wipe", "pause",
     "pause", "pause@leader", "long_pause@leader", "cut", "cut_one_way",
-    "cut_registry", "cut_registry@leader", "move_leader", "move_leader", "leave", "storm",
-    "delete_records",
+    "cut_registry", "cut_registry@leader", "cut_answers@leader", "move_leader", "move_leader",
+    "leave", "leave@leader", "storm", "delete_records",
 )  # fmt: skip
 #: Without syncs a power cut loses records by design.
 WITHOUT_SYNCS = tuple(
@@ -342,6 +345,7 @@ def random_options(chance: random.Random) -> Options:
         faults=FAULTS if is_durable_first else WITHOUT_SYNCS,
         fault_count=chance.randint(2, 9),
         loss=chance.choice([0.0, 0.02, 0.02, 0.1]),
+        sync_ms=chance.choice([12, 12, 120]),
     )
 
 
@@ -375,6 +379,8 @@ class World:
         # The judge's memory.
         #: The records below the highest high watermark that any broker has shown.
         self.shown: list[Any] = []
+        #: The latest leader epoch in which a broker has shown one.
+        self.shown_epoch = -1
         #: The end of the records that were acknowledged with acks=all.
         self.acknowledged_end = 0
         self.acknowledged = 0
@@ -508,7 +514,8 @@ class World:
         )
         if wipe:
             process.disk = self.new_disk(process.broker)
-        self.at(self.chance.choice([20, 300, 900]), None, self.restart, process)
+        delay_ms = 20 if self.is_healed else self.chance.choice([20, 300, 900])
+        self.at(delay_ms, None, self.restart, process)
 
     def restart(self, process: Process) -> None:
         if self.processes[process.broker] is process:
@@ -765,7 +772,7 @@ class World:
             found.leader_epoch,
             disk.end,
         )
-        self.judge_leader(process)
+        self.judge_leader(process, found.leader_epoch)
         process.leader = leading.take_over(
             found,
             process.version,
@@ -861,7 +868,7 @@ class World:
         if not process.is_syncing:
             process.is_syncing = True
             self.at(
-                1 + int(self.chance.random() * 12),
+                1 + int(self.chance.random() * self.options.sync_ms),
                 process,
                 self.on_synced,
                 process,
@@ -1141,6 +1148,10 @@ class World:
     def fault_cut_registry(self, victim: Process) -> None:
         self.cut_links({(victim.broker, REGISTRY), (REGISTRY, victim.broker)})
 
+    def fault_cut_answers(self, victim: Process) -> None:
+        """The registry carries out the calls of a broker, which gets no answer."""
+        self.cut_links({(REGISTRY, victim.broker)})
+
     def fault_storm(self, victim: Process) -> None:
         """Lose, delay and double a third of the messages for a while."""
         self.loss = 0.3
@@ -1196,6 +1207,8 @@ class World:
         self.loss = 0.0
         for process in self.processes.values():
             process.paused_until = 0
+            if process.is_leaving:
+                self.leave(process)
             if not process.is_up:
                 self.restart(process)
 
@@ -1226,6 +1239,9 @@ class World:
             before,
             high_watermark,
         )
+        book = process.leader or process.follower
+        assert book is not None
+        self.shown_epoch = max(self.shown_epoch, book.state.leader_epoch)
         shown = self.shown
         for offset in range(max(before, disk.start), high_watermark):
             record = disk.records[offset]
@@ -1241,12 +1257,13 @@ class World:
                 shown[offset],
             )
 
-    def judge_leader(self, process: Process) -> None:
+    def judge_leader(self, process: Process, epoch: int) -> None:
         """Judge the log of a new leader."""
         disk = process.disk
         shown = self.shown
         self.judge_logs()
-        if self.may_lose_records:
+        if self.may_lose_records or epoch < self.shown_epoch:
+            # A broker that was paused may begin an epoch which is already over.
             return
         require(
             disk.end >= self.acknowledged_end,
