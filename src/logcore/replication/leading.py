@@ -103,6 +103,8 @@ class LeaderBook(NamedTuple):
     state: LeaderAndIsr
     version: int
     replicas: tuple[int, ...]
+    #: Replicas that leave the partition when the others are in sync.
+    removing: tuple[int, ...]
     #: `min.insync.replicas`, at most the number of replicas.
     min_isr: int
     #: `replica.lag.time.max.ms`.
@@ -136,6 +138,7 @@ def take_over(
     log_end: int,
     high_watermark: int,
     now_ms: int,
+    removing: tuple[int, ...] = (),
 ) -> LeaderBook:
     """Return the book of a new leader, whose log is synced and has begun the epoch.
 
@@ -151,6 +154,7 @@ def take_over(
         state=state,
         version=version,
         replicas=replicas,
+        removing=removing,
         min_isr=min(min_isr, len(replicas)),
         lag_ms=lag_ms,
         epoch_start=log_end,
@@ -264,6 +268,28 @@ def refuse_fetch(
     return None
 
 
+def change_replicas(
+    book: LeaderBook,
+    replicas: tuple[int, ...],
+    removing: tuple[int, ...],
+    min_isr: int,
+) -> LeaderBook:
+    """Take another assignment, or another `min.insync.replicas`, while leading."""
+    unknown = FollowerProgress(UNKNOWN_END, 0)
+    return advance_high_watermark(
+        book._replace(
+            replicas=replicas,
+            removing=removing,
+            min_isr=min(min_isr, len(replicas)),
+            followers={
+                replica: book.followers.get(replica, unknown)
+                for replica in replicas
+                if replica != book.broker
+            },
+        )
+    )
+
+
 # -- the ISR ---------------------------------------------------------------------------
 
 
@@ -276,6 +302,7 @@ def expand_isr(
     if (
         book.proposal is not None
         or replica in book.state.isr
+        or replica in book.removing
         or registered.is_leaving
         or fetch.offset < max(book.high_watermark, book.epoch_start)
     ):
@@ -310,7 +337,14 @@ def _remains(
         return False
     is_known = follower.end != UNKNOWN_END
     registered = live.get(replica)
-    if registered is not None and registered.is_leaving and is_known:
+    is_leaving = registered is not None and registered.is_leaving
+    if replica in book.removing:
+        is_leaving = all(
+            each in book.state.isr
+            for each in book.replicas
+            if each not in book.removing
+        )
+    if is_leaving and is_known:
         return False
     return follower.end == book.log_end or now_ms - follower.caught_up_ms <= book.lag_ms
 
