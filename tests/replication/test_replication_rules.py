@@ -207,7 +207,7 @@ def test_slow_member_leaves_after_the_lag_time() -> None:
 
 
 def test_follower_counts_as_caught_up_since_its_fetch_before() -> None:
-    """A follower that is always one fetch behind a busy leader is in sync."""
+    """A follower that is always one fetch later than a busy leader is in sync."""
     live = live_of(1, 2)
     book = book_of(state_of(1, 1, 2))
     for now_ms in range(0, 10_000, 500):
@@ -334,10 +334,10 @@ PARTITION = ReplicatedPartition((1, 2, 3), min_insync_replicas=2)
 @pytest.mark.parametrize(
     ("state", "live", "leader", "epoch", "isr", "elr"),
     [
-        # A follower is gone: the epoch remains.
+        # A follower has died: the epoch remains.
         (state_of(1, 1, 2, 3), live_of(1, 2), 1, 5, {1, 2}, set()),
         (state_of(1, 1, 2), live_of(1, 3), 1, 5, {1}, {2}),
-        # The leader is gone.
+        # The leader has died.
         (state_of(1, 1, 2, 3), live_of(2, 3), 2, 6, {2, 3}, set()),
         (state_of(1, 1), live_of(2, 3), NO_LEADER, 6, set(), {1}),
         # It registered again, and is the only candidate.

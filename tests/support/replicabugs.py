@@ -110,6 +110,7 @@ DEAF_OFTEN = Options(
 SILENT = Options(
     faults=("long_pause@leader", "cut_answers@leader", "cut"), fault_count=14
 )
+UNREAD = Options(faults=("move_leader", "cut"), fault_count=10)
 LEAVING = Options(faults=("leave@leader", "cut_answers@leader"), fault_count=10)
 POWER = Options(faults=("kill", "kill", "power_all"), fault_count=10, sync_ms=200)
 ELECTIONS = Options(faults=("power", "kill@leader", "move_leader"), fault_count=12)
@@ -436,6 +437,20 @@ BUGS = [
         100,
         ((World.fetch_offset, "if self.now_ms >= process.lease_until:", "if False:"),),
         LEAVING,
+    ),
+    Bug(
+        "a lease is extended without a read of the state",
+        "R13",
+        100,
+        (
+            (
+                World.read_registry,
+                "if self.registry.version >= 0:",
+                "if self.registry.version >= 0 and ("
+                "process.leader is None or self.chance.random() < 0.1):",
+            ),
+        ),
+        UNREAD,
     ),
     Bug(
         "a coordinator loads only up to the high watermark",
