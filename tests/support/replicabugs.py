@@ -445,9 +445,9 @@ BUGS = [
         (
             (
                 World.read_registry,
-                "if self.registry.version >= 0:",
-                "if self.registry.version >= 0 and ("
-                "process.leader is None or self.chance.random() < 0.1):",
+                "process.state, process.version = found, version",
+                "if process.leader is None or self.chance.random() < 0.1:\n"
+                "        process.state, process.version = found, version",
             ),
         ),
         UNREAD,

@@ -248,10 +248,6 @@ class SimulatedRegistry:
             self.parsed = state.unpack_state(self.value, PATH)
             self.version = len(self.history) - 1
 
-    def read_state(self) -> tuple[LeaderAndIsr, int]:
-        assert self.parsed is not None
-        return self.parsed, self.version
-
     def live(self) -> dict[int, LiveBroker]:
         return {broker: value for broker, (value, _) in self.brokers.items()}
 
@@ -601,9 +597,11 @@ class World:
         with self.call_registry(process):
             if process.session is not None:
                 self.registry.renew(process.session, self.now_ms)
-            process.live = self.registry.live()
-            if self.registry.version >= 0:
-                process.state, process.version = self.registry.read_state()
+            live, found = self.registry.live(), self.registry.parsed
+            version = self.registry.version
+        # Only an answer that arrived changes the view of the broker.
+        process.live = live
+        process.state, process.version = found, version
         if process.session is not None:
             process.lease_until = sent_ms + SESSION_MS
         self.evaluate(process)
