@@ -14,11 +14,11 @@ import pytest
 from support.replicabugs import BUGS, Bug, find, seeded
 from support.replicaworld import InvariantBroken, World, run_schedule
 
-#: Schedules in the fast tests: 8 ms of CPU each.
-FAST = 1_200
+#: Schedules in the fast tests: 5 to 8 ms of CPU each.
+FAST = 2_000
 SLOW = int(os.environ.get("LOGCORE_REPLICA_SCHEDULES", "1000000"))
 #: Each part is a test, so that workers share the schedules.
-PARTS = 6
+PARTS = 8
 #: A bug that needs more schedules is left to `make slow`.
 FAST_WITHIN = 100
 

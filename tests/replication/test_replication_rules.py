@@ -48,6 +48,15 @@ def live_of(*brokers: int, **others: LiveBroker) -> dict[int, LiveBroker]:
     return live
 
 
+def fetched(
+    book: LeaderBook, fetch: FollowerFetch, live: dict[int, LiveBroker], now_ms: int
+) -> LeaderBook:
+    """Handle a fetch that is not refused, as a leader with a session does."""
+    book, refusal = leading.fetched(book, fetch, (4, book.log_end), live, now_ms)
+    assert refusal is None
+    return leading.expand_isr(book, fetch, live)
+
+
 # -- the state -------------------------------------------------------------------------
 
 
@@ -168,14 +177,14 @@ def test_high_watermark_is_the_lowest_end_of_both_isrs() -> None:
     live = live_of(1, 2, 3)
     book = book_of(state_of(1, 1, 2))
     assert book.high_watermark == 4  # the end of follower 2 is unknown
-    book, _ = leading.fetched(book, fetch_of(2, 8), (4, 10), live, 10)
+    book = fetched(book, fetch_of(2, 8), live, 10)
     assert book.high_watermark == 8
-    book, _ = leading.fetched(book, fetch_of(3, 10), (4, 10), live, 20)
+    book = fetched(book, fetch_of(3, 10), live, 20)
     assert book.proposal is not None
     assert set(book.proposal.state.isr) == {1, 2, 3}
     assert book.proposal.version == 7
     book = leading.appended(book, 20, is_durable=False)
-    book, _ = leading.fetched(book, fetch_of(2, 20), (4, 20), live, 30)
+    book = fetched(book, fetch_of(2, 20), live, 30)
     assert book.high_watermark == 10  # durable end of the leader, and end of 3
     book = leading.synced(book, 20)
     assert book.high_watermark == 10
@@ -187,17 +196,17 @@ def test_follower_joins_only_above_the_epoch_start() -> None:
     book = book_of(state_of(1, 1, 2))
     live = live_of(1, 2, 3)
     for offset, joins in [(4, False), (9, False), (10, True)]:
-        after, _ = leading.fetched(book, fetch_of(3, offset), (4, 10), live, 10)
+        after = fetched(book, fetch_of(3, offset), live, 10)
         assert (after.proposal is not None) is joins
     live = live_of(1, 2, _3=LiveBroker(3, "d3", is_leaving=True))
-    after, _ = leading.fetched(book, fetch_of(3, 10), (4, 10), live, 10)
+    after = fetched(book, fetch_of(3, 10), live, 10)
     assert after.proposal is None
 
 
 def test_slow_member_leaves_after_the_lag_time() -> None:
     live = live_of(1, 2, 3)
     book = book_of(state_of(1, 1, 2, 3))
-    book, _ = leading.fetched(book, fetch_of(2, 10), (4, 10), live, 500)
+    book = fetched(book, fetch_of(2, 10), live, 500)
     book = leading.appended(book, 11, is_durable=False)
     assert leading.review_isr(book, live, 1_000) is book
     book = leading.review_isr(book, live, 1_001)
@@ -211,12 +220,10 @@ def test_follower_counts_as_caught_up_since_its_fetch_before() -> None:
     live = live_of(1, 2)
     book = book_of(state_of(1, 1, 2))
     for now_ms in range(0, 10_000, 500):
-        book, _ = leading.fetched(
-            book, fetch_of(2, book.log_end), (4, 99), live, now_ms
-        )
+        book = fetched(book, fetch_of(2, book.log_end), live, now_ms)
         book = leading.appended(book, book.log_end + 1, is_durable=True)
         late = fetch_of(2, book.log_end - 1)
-        book, _ = leading.fetched(book, late, (4, 99), live, now_ms + 400)
+        book = fetched(book, late, live, now_ms + 400)
     assert leading.review_isr(book, live, now_ms + 900) is book
 
 
@@ -224,7 +231,7 @@ def test_leaving_member_is_removed_after_it_fetched_in_this_epoch() -> None:
     live = live_of(1, 2, _3=LiveBroker(3, "d3", is_leaving=True))
     book = book_of(state_of(1, 1, 2, 3))
     assert leading.review_isr(book, live, 10) is book
-    book, _ = leading.fetched(book, fetch_of(3, 10), (4, 10), live, 20)
+    book = fetched(book, fetch_of(3, 10), live, 20)
     book = leading.review_isr(book, live, 30)
     assert book.proposal is not None
     assert set(book.proposal.state.isr) == {1, 2}
@@ -431,10 +438,10 @@ def test_reassignment_ends_when_the_target_is_in_sync() -> None:
 def test_leader_removes_replaced_members_once_the_target_is_in_sync() -> None:
     live = live_of(1, 2, 3, 4)
     book = book_of(state_of(1, 1, 2, 3))
-    book, _ = leading.fetched(book, fetch_of(3, 10), (4, 10), live, 10)
+    book = fetched(book, fetch_of(3, 10), live, 10)
     book = leading.change_replicas(book, (1, 2, 4, 3), (3,), 2)
     assert leading.review_isr(book, live, 20) is book
-    book, _ = leading.fetched(book, fetch_of(4, 10), (4, 10), live, 30)
+    book = fetched(book, fetch_of(4, 10), live, 30)
     assert book.proposal is not None
     book = leading.read_state(book, book.proposal.state, 8)
     book = leading.review_isr(book, live, 40)

@@ -902,9 +902,8 @@ class World:
                 process.live,
                 self.now_ms,
             )
-            if process.session is None:
-                # A leader without a session proposes nothing.
-                book = book._replace(proposal=process.leader.proposal)
+            if refusal is None and process.session is not None:
+                book = leading.expand_isr(book, fetch, process.live)
             self.update(process, book)
             if refusal is not None:
                 answer = FetchAnswer(

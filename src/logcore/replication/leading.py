@@ -2,10 +2,12 @@
 
     book = take_over(state, version, broker, replicas, ..., now_ms)
     book = appended(book, log_end)          # then answer acks=all at book.high_watermark
-    book, error = fetched(book, fetch, end_of_epoch, live, now_ms)
-    book = review_isr(book, live, now_ms)   # then write book.proposal, if there is one
+    book, refusal = fetched(book, fetch, end_of_epoch, live, now_ms)
+    book = expand_isr(book, fetch, live)    # after a fetch that was not refused
+    book = review_isr(book, live, now_ms)   # every lag_ms / 2
 
 Each function takes a book and returns the next one. The caller carries out the rest:
+- It calls expand_isr() and review_isr() only while its session is alive.
 - If `proposal` is not None, it sets the state node to `proposal.state`, expecting
   `proposal.version`. It repeats that until the write succeeds or a newer version of the
   node is read, and passes the outcome to read_state(). A write without an answer may
@@ -238,7 +240,7 @@ def fetched(
         book = advance_high_watermark(
             book._replace(followers={**book.followers, fetch.replica: progress})
         )
-    return expand_isr(book, fetch, live), None
+    return book, None
 
 
 def refuse_fetch(
@@ -316,8 +318,7 @@ def review_isr(
 ) -> LeaderBook:
     """Propose to remove members that are too slow, or that leave the partition.
 
-    Call it every `lag_ms` / 2. The caller must have a live session: a leader without
-    one proposes nothing.
+    A member is slow if it was not caught up for `lag_ms`.
     """
     if book.proposal is not None:
         return book
