@@ -119,6 +119,12 @@ WIPES = Options(
     faults=("wipe", "wipe", "kill", "kill", "cut"), fault_count=10, loss=0.2
 )
 
+REASSIGNED = Options(
+    brokers=4,
+    faults=("reassign", "reassign", "cut_answers@leader", "kill@leader", "power_all"),
+    fault_count=10,
+)
+
 BUGS = [
     Bug(
         "acks=all is answered at the append",
@@ -430,6 +436,32 @@ BUGS = [
         "R09 R10",
         100,
         ((World.register, "epoch = found.epoch", "pass"),),
+    ),
+    Bug(
+        "a reassignment ends before the target is in sync (KAFKA-15665)",
+        "R01 R02 R09 R10",
+        100,
+        (
+            (
+                electing.finish_reassignment,
+                "state.isr.keys() != set(target) or state.leader not in target",
+                "state.leader not in target",
+            ),
+        ),
+        REASSIGNED,
+    ),
+    Bug(
+        "a leaving member is removed before it fetched in the epoch",
+        "R13",
+        100,
+        (
+            (
+                leading._remains,
+                "if is_leaving and is_known:",
+                "if is_leaving:",
+            ),
+        ),
+        LEAVING,
     ),
     Bug(
         "a coordinator answers after its lease",

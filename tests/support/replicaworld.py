@@ -3,7 +3,8 @@
 The world drives the modules of logcore.replication; it contains no copy of their rules.
 It simulates everything around them: disks whose unsynced tail can vanish, a registry
 with sessions, ephemeral nodes and compare-and-set whose answers can be lost, messages
-that are late, lost or doubled, cut links, pauses, kills, power cuts and wiped disks.
+that are late, lost or doubled, cut links, pauses, kills, power cuts, wiped disks and
+reassignments.
 Producers, a client that commits offsets and a client that reads them use the partition.
 
     run_schedule(seed)                 # raises InvariantBroken, with the seed and steps
@@ -281,6 +282,8 @@ class Process:
         self.live: dict[int, LiveBroker] = {}
         self.state: LeaderAndIsr | None = None
         self.version = -1
+        #: The assignment as this process has read it.
+        self.partition: ReplicatedPartition | None = None
         self.leader: LeaderBook | None = None
         #: (leader epoch, broker epoch) of the leadership that waits for a sync.
         self.taking_over: tuple[int, int] | None = None
@@ -329,16 +332,20 @@ WITHOUT_SYNCS = tuple(
 
 def random_options(chance: random.Random) -> Options:
     brokers, replicas, min_isr = chance.choice(
-        [(3, 3, 2)] * 6 + [(3, 3, 1), (3, 3, 3), (4, 3, 2), (5, 5, 3), (3, 2, 1)]
+        [(3, 3, 2)] * 6
+        + [(3, 3, 1), (3, 3, 3), (4, 3, 2), (4, 3, 2), (5, 5, 3), (3, 2, 1)]
     )
     is_durable_first = chance.random() < 0.85
+    faults = FAULTS if is_durable_first else WITHOUT_SYNCS
+    if brokers > replicas:
+        faults += ("reassign",) * 4
     return Options(
         brokers=brokers,
         replicas=replicas,
         min_isr=min_isr,
         is_durable_first=is_durable_first,
         is_unclean_allowed=chance.random() < 0.05,
-        faults=FAULTS if is_durable_first else WITHOUT_SYNCS,
+        faults=faults,
         fault_count=chance.randint(2, 9),
         loss=chance.choice([0.0, 0.02, 0.02, 0.1]),
         sync_ms=chance.choice([12, 12, 120]),
@@ -598,13 +605,35 @@ class World:
             if process.session is not None:
                 self.registry.renew(process.session, self.now_ms)
             live, found = self.registry.live(), self.registry.parsed
-            version = self.registry.version
+            version, partition = self.registry.version, self.partition
         # Only an answer that arrived changes the view of the broker.
         process.live = live
+        if partition is not process.partition:
+            process.partition = partition
+            self.change_assignment(process, partition)
         process.state, process.version = found, version
         if process.session is not None:
             process.lease_until = sent_ms + SESSION_MS
         self.evaluate(process)
+
+    def change_assignment(
+        self, process: Process, partition: ReplicatedPartition
+    ) -> None:
+        """Take another assignment. A broker outside of it deletes its replica."""
+        if process.broker not in partition.replicas:
+            process.leader = process.follower = process.taking_over = None
+            process.waiters = []
+            process.cuts += 1
+            process.disk.restart_at(0)
+            process.high_watermark = 0
+        elif process.leader is not None:
+            book = leading.change_replicas(
+                process.leader,
+                partition.replicas,
+                partition.removing,
+                partition.min_insync_replicas,
+            )
+            self.update(process, book)
 
     def on_watch(self, process: Process) -> None:
         if self.is_current(process, is_poll=False):
@@ -630,19 +659,26 @@ class World:
                     return
         except (RegistryUnavailableError, SessionExpiredError):
             return
-        found = process.state
+        found, partition = process.state, process.partition
+        assert partition is not None
         if found is None:
             new = electing.create_state(
-                self.partition, process.live, self.registry.controller_epoch
+                partition, process.live, self.registry.controller_epoch
             )
             if new is None or len(new.isr) < self.options.replicas:
                 return
         else:
             new = electing.review(
-                found, self.partition, process.live, self.registry.controller_epoch
+                found, partition, process.live, self.registry.controller_epoch
             )
         if new is not found:
             self.write_state(process, new, process.version)
+        elif found is not None and partition is self.partition:
+            # A compare-and-set of the topic's node: `partition` is the newest one.
+            self.partition = electing.finish_reassignment(found, partition)
+            if self.partition is not partition:
+                self.note("replicas are {}", self.partition.replicas)
+                self.changed_registry()
 
     def write_state(
         self, process: Process, new: LeaderAndIsr, version: int | None
@@ -701,7 +737,8 @@ class World:
         """Compare the role of a broker with the state and its epoch."""
         found = process.state
         broker, epoch = process.broker, process.epoch
-        if found is None or broker not in self.partition.replicas:
+        partition = process.partition
+        if found is None or partition is None or broker not in partition.replicas:
             return
         role = state.role_of(found, broker, epoch)
         key = (found.leader_epoch, epoch)
@@ -757,8 +794,8 @@ class World:
 
     def take_over(self, process: Process, key: tuple[int, int]) -> None:
         """Begin to lead, after the sync of the log."""
-        found = process.state
-        if process.taking_over != key or found is None:
+        found, partition = process.state, process.partition
+        if process.taking_over != key or found is None or partition is None:
             return
         process.taking_over = None
         disk = process.disk
@@ -775,8 +812,9 @@ class World:
             found,
             process.version,
             process.broker,
-            self.partition.replicas,
-            min_isr=self.partition.min_insync_replicas,
+            partition.replicas,
+            removing=partition.removing,
+            min_isr=partition.min_insync_replicas,
             lag_ms=LAG_MS,
             log_start=disk.start,
             log_end=disk.end,
@@ -1113,6 +1151,8 @@ class World:
         kept = {broker: member.disk for broker, member in found.isr.items()}
         kept.update(found.elr)
         kept.pop(victim.broker, None)
+        if self.partition.removing:
+            return
         if any(disk in disks for disk in kept.values()):
             self.kill(victim, wipe=True)
 
@@ -1173,6 +1213,21 @@ class World:
         if others and found.leader != NO_LEADER:
             new = electing.move_leader(found, self.chance.choice(others))
             self.write_state(victim, new, self.registry.version)
+
+    def fault_reassign(self, victim: Process) -> None:
+        """Move replicas to other brokers, or cancel that."""
+        if self.registry.parsed is None:
+            return
+        target: tuple[int, ...] | None = tuple(
+            self.chance.sample(sorted(self.processes), self.options.replicas)
+        )
+        if self.partition.removing and self.chance.random() < 0.3:
+            target = None
+        changed = electing.reassign(self.partition, target, set(self.processes))
+        assert isinstance(changed, ReplicatedPartition)
+        self.note("reassign to {}: {}", target, changed)
+        self.partition = changed
+        self.changed_registry()
 
     def fault_leave(self, victim: Process) -> None:
         """Shut a broker down in order: it hands over its partitions first."""
@@ -1317,7 +1372,11 @@ class World:
         if not found.isr and not found.elr:
             return True
         if self.is_acknowledged_since_heal:
-            if found.isr.keys() == set(self.partition.replicas) or self.stopped:
+            partition = self.partition
+            is_settled = not partition.adding and not partition.removing
+            if is_settled and found.isr.keys() == set(partition.replicas):
+                return True
+            if self.stopped:
                 return True
             require(self.now_ms < IN_SYNC_BY_MS, "R10", "the ISR is {}", found)
         else:
