@@ -20,7 +20,7 @@ SLOW = int(os.environ.get("LOGCORE_REPLICA_SCHEDULES", "1000000"))
 #: Each part is a test, so that workers share the schedules.
 PARTS = 8
 #: A bug that needs more schedules is left to `make slow`.
-FAST_WITHIN = 100
+FAST_WITHIN = 500
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -224,7 +224,7 @@ def test_follower_counts_as_caught_up_since_its_fetch_before() -> None:
         book = leading.appended(book, book.log_end + 1, is_durable=True)
         late = fetch_of(2, book.log_end - 1)
         book = fetched(book, late, live, now_ms + 400)
-    assert leading.review_isr(book, live, now_ms + 900) is book
+    assert leading.review_isr(book, live, 10_400) is book
 
 
 def test_leaving_member_is_removed_after_it_fetched_in_this_epoch() -> None:

@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import attrs
@@ -43,7 +43,7 @@ class Bug:
 
 
 @contextlib.contextmanager
-def seeded(*changes: Replacement) -> Iterator[None]:
+def seeded(*changes: Replacement) -> Generator[None, None, None]:
     """Replace source text in functions, in every module that uses them."""
     undo: list[tuple[Any, str, Any]] = []
     try:

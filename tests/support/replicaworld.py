@@ -22,12 +22,11 @@ Invariants (the numbers are those of docs/replication.md):
     R04  one broker in one life appends in a leader epoch
     R05  logs that have the same epoch at an offset are equal up to it
     R07  no log is truncated below its high watermark, except after an unclean election
-    R08  leader epochs and versions of the state only rise
+    R08  leader epochs of the state only rise
     R09  after the faults the partition gets a leader and takes writes
     R10  after the faults all replicas join the ISR
     R13  an answer about a committed offset is never older than a commit that was
          acknowledged, or than another answer, before the question
-    R15  replicas that are in sync and idle are equal
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import attrs
@@ -474,7 +473,7 @@ class World:
             call(process, *args)
 
     @contextlib.contextmanager
-    def call_registry(self, process: Process) -> Iterator[None]:
+    def call_registry(self, process: Process) -> Generator[None, None, None]:
         """Wrap a call whose request or answer may be lost."""
         self.check_link(process.broker, REGISTRY)
         yield
@@ -1362,7 +1361,7 @@ class World:
                 judge_pair(one, other)
 
     def is_done(self) -> bool:
-        """Whether the schedule is over; judges R09, R10 and R15."""
+        """Whether the schedule is over; judges R09 and R10."""
         if not self.is_healed:
             return False
         found = self.registry.parsed

@@ -171,17 +171,23 @@ def unpack_state(data: bytes, path: str) -> LeaderAndIsr:
             controller_epoch=_integer(values["controller_epoch"]),
             is_recovering=values["recovering"],
         )
-        is_sound = type(state.is_recovering) is bool and state.leader >= NO_LEADER
-        # The rules never produce these two.
-        is_sound &= not state.isr.keys() & state.elr.keys()
-        is_sound &= state.leader == NO_LEADER or state.leader in state.isr
-    except (KeyError, TypeError, ValueError, AttributeError):
-        is_sound = False
-    if not is_sound:
+        _check(state)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptRegistryError(
             "not the state of a partition", path=path, found=repr(bytes(data))[:200]
-        )
+        ) from error
     return state
+
+
+def _check(state: LeaderAndIsr) -> None:
+    """Raise ValueError if the rules never produce this state."""
+    if (
+        type(state.is_recovering) is not bool
+        or state.leader < NO_LEADER
+        or state.isr.keys() & state.elr.keys()
+        or (state.leader != NO_LEADER and state.leader not in state.isr)
+    ):
+        raise ValueError
 
 
 def _integer(value: Any) -> int:
