@@ -1,0 +1,368 @@
+"""The leader of one partition in one epoch: ends of the replicas, high watermark, ISR.
+
+    book = take_over(state, version, broker, replicas, ..., now_ms)
+    book = appended(book, log_end)          # then answer acks=all at book.high_watermark
+    book, refusal = fetched(book, fetch, end_of_epoch, live, now_ms)
+    book = expand_isr(book, fetch, live)    # after a fetch that was not refused
+    book = review_isr(book, live, now_ms)   # every lag_ms / 2
+
+Each function takes a book and returns the next one. The caller carries out the rest:
+- It calls expand_isr() and review_isr() only while its session is alive.
+- If `proposal` is not None, it sets the state node to `proposal.state`, expecting
+  `proposal.version`. It repeats that until the write succeeds or a newer version of the
+  node is read, and passes the outcome to read_state(). A write without an answer may
+  have happened.
+- If role_of() is no longer LEADER, it drops the book.
+
+Rules:
+- The high watermark is the lowest end in the maximal ISR: the members of the ISR and of
+  the proposal. It never falls. It does not move while the ISR is smaller than
+  `min.insync.replicas`, because the ELR relies on that (KAFKA-15583).
+- There is at most one proposal. Until its outcome is known, both ISRs count.
+- A follower joins the ISR with all records below the high watermark and below the start
+  of this epoch (KAFKA-7128), in its present registration (KAFKA-13916).
+- A live member leaves the ISR by a decision of the leader only, and after it fetched in
+  this epoch or was silent for `lag_ms`. It may be the previous leader, and it answers
+  reads of committed offsets until it knows that it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import attrs
+
+from logcore.replication.state import (
+    InSyncReplica,
+    LeaderAndIsr,
+    LiveBroker,
+    ReplicationError,
+    replace_isr,
+)
+
+#: The end of a replica that has not fetched in this epoch.
+UNKNOWN_END: Final = -1
+#: The last epoch in a fetch of an empty log.
+NO_EPOCH: Final = -1
+
+
+@attrs.frozen
+class FollowerFetch:
+    """A fetch request of a follower, for one partition."""
+
+    replica: int
+    #: The registration of the follower.
+    broker_epoch: int
+    #: The leader epoch in which the follower follows.
+    leader_epoch: int
+    #: The log end of the follower, which is also its durable end if the policy waits.
+    offset: int
+    #: The epoch of its last record; NO_EPOCH for an empty log.
+    last_epoch: int
+
+
+@attrs.frozen
+class FetchRefusal:
+    """The answer to a fetch whose position is not in the leader's log."""
+
+    error: ReplicationError | None = None
+    #: The last common epoch candidate and its end in the leader (KIP-595).
+    diverging: tuple[int, int] | None = None
+
+
+@attrs.frozen
+class FollowerProgress:
+    """The fetches of one follower."""
+
+    #: The offset of its last fetch; UNKNOWN_END before its first one in this epoch.
+    end: int
+    #: The last time when it had every record of the log.
+    caught_up_ms: int
+    #: Its latest fetch, and the end of the leader's log at that time.
+    fetch_ms: int = 0
+    fetch_log_end: int = UNKNOWN_END
+
+
+@attrs.frozen
+class Proposal:
+    """A change of the state that the leader requests and whose outcome is unknown."""
+
+    state: LeaderAndIsr
+    #: The version of the node that it replaces.
+    version: int
+
+
+class LeaderBook(NamedTuple):
+    """The leader's record of its partition.
+
+    A named tuple: each fetch replaces the book, and _replace() takes a third of the
+    time of attrs.evolve().
+    """
+
+    broker: int
+    #: The state node as last read, and its version.
+    state: LeaderAndIsr
+    version: int
+    replicas: tuple[int, ...]
+    #: Replicas that leave the partition when the others are in sync.
+    removing: tuple[int, ...]
+    #: `min.insync.replicas`, at most the number of replicas.
+    min_isr: int
+    #: `replica.lag.time.max.ms`.
+    lag_ms: int
+    #: The log end at take-over. Followers join the ISR at or above it.
+    epoch_start: int
+    log_start: int
+    log_end: int
+    #: The end of this broker's replica: the durable end if the policy waits for the
+    #: disk, else the log end.
+    own_end: int
+    high_watermark: int
+    followers: Mapping[int, FollowerProgress]
+    proposal: Proposal | None = None
+
+    @property
+    def has_min_isr(self) -> bool:
+        """Whether acks=all is accepted: else the answer is NOT_ENOUGH_REPLICAS."""
+        return len(self.state.isr) >= self.min_isr
+
+
+def take_over(
+    state: LeaderAndIsr,
+    version: int,
+    broker: int,
+    replicas: tuple[int, ...],
+    *,
+    min_isr: int,
+    lag_ms: int,
+    log_start: int,
+    log_end: int,
+    high_watermark: int,
+    now_ms: int,
+    removing: tuple[int, ...] = (),
+) -> LeaderBook:
+    """Return the book of a new leader, whose log is synced and has begun the epoch.
+
+    Members of the ISR count as caught up now: they get `lag_ms` for their first fetch.
+    """
+    followers = {
+        replica: FollowerProgress(UNKNOWN_END, now_ms if replica in state.isr else 0)
+        for replica in replicas
+        if replica != broker
+    }
+    book = LeaderBook(
+        broker=broker,
+        state=state,
+        version=version,
+        replicas=replicas,
+        removing=removing,
+        min_isr=min(min_isr, len(replicas)),
+        lag_ms=lag_ms,
+        epoch_start=log_end,
+        log_start=log_start,
+        log_end=log_end,
+        own_end=log_end,
+        high_watermark=high_watermark,
+        followers=followers,
+    )
+    return advance_high_watermark(book)
+
+
+def appended(book: LeaderBook, log_end: int, *, is_durable: bool) -> LeaderBook:
+    """Take a new log end; `is_durable` if the policy does not wait for the disk."""
+    own_end = log_end if is_durable else book.own_end
+    return advance_high_watermark(book._replace(log_end=log_end, own_end=own_end))
+
+
+def synced(book: LeaderBook, durable_end: int) -> LeaderBook:
+    if durable_end <= book.own_end:
+        return book
+    return advance_high_watermark(book._replace(own_end=durable_end))
+
+
+def advance_high_watermark(book: LeaderBook) -> LeaderBook:
+    """Move the high watermark to the lowest end in the maximal ISR."""
+    if not book.has_min_isr:
+        return book
+    end = book.own_end
+    for replica in maximal_isr(book):
+        if replica != book.broker:
+            follower = book.followers.get(replica)
+            end = min(end, follower.end if follower else UNKNOWN_END)
+    if end <= book.high_watermark:
+        return book
+    return book._replace(high_watermark=end)
+
+
+def maximal_isr(book: LeaderBook) -> set[int]:
+    """Return the members of the ISR and of the proposal."""
+    members = set(book.state.isr)
+    if book.proposal is not None:
+        members.update(book.proposal.state.isr)
+    return members
+
+
+def check_epoch(book: LeaderBook, leader_epoch: int) -> ReplicationError | None:
+    """Compare the epoch in a request with the leader's."""
+    if leader_epoch < book.state.leader_epoch:
+        return ReplicationError.FENCED_LEADER_EPOCH
+    if leader_epoch > book.state.leader_epoch:
+        return ReplicationError.UNKNOWN_LEADER_EPOCH
+    return None
+
+
+def fetched(
+    book: LeaderBook,
+    fetch: FollowerFetch,
+    end_of_epoch: tuple[int, int],
+    live: Mapping[int, LiveBroker],
+    now_ms: int,
+) -> tuple[LeaderBook, FetchRefusal | None]:
+    """Handle a follower's fetch; without a refusal, serve it from `fetch.offset`.
+
+    `end_of_epoch` is Log.end_of_epoch(fetch.last_epoch). The high watermark in the
+    answer is the one of the returned book.
+    """
+    refusal = refuse_fetch(book, fetch, end_of_epoch, live)
+    if refusal is not None:
+        # A position that is not in this log proves nothing (KAFKA-13141).
+        return book, refusal
+    member = book.state.isr.get(fetch.replica)
+    if member is None or member.broker_epoch == fetch.broker_epoch:
+        before = book.followers[fetch.replica]
+        caught_up_ms = before.caught_up_ms
+        if fetch.offset >= book.log_end:
+            caught_up_ms = now_ms
+        elif fetch.offset >= before.fetch_log_end > UNKNOWN_END:
+            caught_up_ms = max(caught_up_ms, before.fetch_ms)
+        progress = FollowerProgress(fetch.offset, caught_up_ms, now_ms, book.log_end)
+        book = advance_high_watermark(
+            book._replace(followers={**book.followers, fetch.replica: progress})
+        )
+    return book, None
+
+
+def refuse_fetch(
+    book: LeaderBook,
+    fetch: FollowerFetch,
+    end_of_epoch: tuple[int, int],
+    live: Mapping[int, LiveBroker],
+) -> FetchRefusal | None:
+    if fetch.replica not in book.followers:
+        return FetchRefusal(ReplicationError.UNKNOWN_LEADER_EPOCH)
+    error = check_epoch(book, fetch.leader_epoch)
+    if error is not None:
+        return FetchRefusal(error)
+    registered = live.get(fetch.replica)
+    if registered is None or registered.epoch != fetch.broker_epoch:
+        return FetchRefusal(ReplicationError.NOT_LEADER_OR_FOLLOWER)
+    if fetch.offset < book.log_start:
+        return FetchRefusal(ReplicationError.OFFSET_OUT_OF_RANGE)
+    if fetch.last_epoch != NO_EPOCH:
+        epoch, end = end_of_epoch
+        if epoch < 0:
+            return FetchRefusal(ReplicationError.OFFSET_OUT_OF_RANGE)
+        if epoch != fetch.last_epoch or end < fetch.offset:
+            return FetchRefusal(diverging=(epoch, end))
+    if fetch.offset > book.log_end:
+        return FetchRefusal(ReplicationError.OFFSET_OUT_OF_RANGE)
+    return None
+
+
+def change_replicas(
+    book: LeaderBook,
+    replicas: tuple[int, ...],
+    removing: tuple[int, ...],
+    min_isr: int,
+) -> LeaderBook:
+    """Take another assignment, or another `min.insync.replicas`, while leading."""
+    unknown = FollowerProgress(UNKNOWN_END, 0)
+    return advance_high_watermark(
+        book._replace(
+            replicas=replicas,
+            removing=removing,
+            min_isr=min(min_isr, len(replicas)),
+            followers={
+                replica: book.followers.get(replica, unknown)
+                for replica in replicas
+                if replica != book.broker
+            },
+        )
+    )
+
+
+# -- the ISR ---------------------------------------------------------------------------
+
+
+def expand_isr(
+    book: LeaderBook, fetch: FollowerFetch, live: Mapping[int, LiveBroker]
+) -> LeaderBook:
+    """Propose to add a follower that has just fetched, if it may join."""
+    replica = fetch.replica
+    registered = live[replica]
+    if (
+        book.proposal is not None
+        or replica in book.state.isr
+        or replica in book.removing
+        or registered.is_leaving
+        or fetch.offset < max(book.high_watermark, book.epoch_start)
+    ):
+        return book
+    member = InSyncReplica(fetch.broker_epoch, registered.disk)
+    return _propose(book, {**book.state.isr, replica: member})
+
+
+def review_isr(
+    book: LeaderBook, live: Mapping[int, LiveBroker], now_ms: int
+) -> LeaderBook:
+    """Propose to remove members that are too slow, or that leave the partition.
+
+    A member is slow if it was not caught up for `lag_ms`.
+    """
+    if book.proposal is not None:
+        return book
+    isr = {
+        replica: member
+        for replica, member in book.state.isr.items()
+        if replica == book.broker or _remains(book, live, replica, now_ms)
+    }
+    return book if len(isr) == len(book.state.isr) else _propose(book, isr)
+
+
+def _remains(
+    book: LeaderBook, live: Mapping[int, LiveBroker], replica: int, now_ms: int
+) -> bool:
+    follower = book.followers.get(replica)
+    if follower is None:
+        return False
+    is_known = follower.end != UNKNOWN_END
+    registered = live.get(replica)
+    is_leaving = registered is not None and registered.is_leaving
+    if replica in book.removing:
+        is_leaving = all(
+            each in book.state.isr
+            for each in book.replicas
+            if each not in book.removing
+        )
+    if is_leaving and is_known:
+        return False
+    return follower.end == book.log_end or now_ms - follower.caught_up_ms <= book.lag_ms
+
+
+def _propose(book: LeaderBook, isr: Mapping[int, InSyncReplica]) -> LeaderBook:
+    state = replace_isr(book.state, isr, book.min_isr)
+    proposal = Proposal(attrs.evolve(state, is_recovering=False), book.version)
+    return book._replace(proposal=proposal)
+
+
+def read_state(book: LeaderBook, state: LeaderAndIsr, version: int) -> LeaderBook:
+    """Take a state in which this broker still leads the epoch, and its version.
+
+    A newer version ends the proposal: it was written, or it never will be.
+    """
+    if version <= book.version:
+        return book
+    return advance_high_watermark(
+        book._replace(state=state, version=version, proposal=None)
+    )

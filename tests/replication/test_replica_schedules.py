@@ -1,0 +1,82 @@
+"""Random schedules of a replicated partition: every invariant holds, and seeded bugs are
+found.
+
+`make slow` runs 1,000,000 schedules; LOGCORE_REPLICA_SCHEDULES chooses another number.
+A failure prints its seed and its steps; run_schedule() with that seed repeats it.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from support.replicabugs import BUGS, Bug, find, seeded
+from support.replicaworld import InvariantBroken, World, run_schedule
+
+#: Schedules in the fast tests: 5 to 8 ms of CPU each.
+FAST = 2_000
+SLOW = int(os.environ.get("LOGCORE_REPLICA_SCHEDULES", "1000000"))
+#: Each part is a test, so that workers share the schedules.
+PARTS = 8
+#: A bug that needs more schedules is left to `make slow`.
+FAST_WITHIN = 500
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_random_schedules_keep_the_invariants(part: int) -> None:
+    acknowledged = answers = 0
+    for seed in range(part, FAST, PARTS):
+        world = run_schedule(seed)
+        acknowledged += world.acknowledged
+        answers += world.offset_answers
+    # The clients got through: about 40 acknowledgements and 30 answers each.
+    assert acknowledged > 20 * FAST // PARTS
+    assert answers > 15 * FAST // PARTS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(86_400)
+@pytest.mark.parametrize("part", range(20))
+def test_many_schedules_keep_the_invariants(part: int) -> None:
+    for seed in range(FAST + part, FAST + SLOW, 20):
+        run_schedule(seed)
+
+
+def marked(bug: Bug) -> object:
+    marks = [pytest.mark.slow] if bug.within > FAST_WITHIN else []
+    return pytest.param(bug, id=bug.name.replace(" ", "-"), marks=marks)
+
+
+@pytest.mark.parametrize("bug", [marked(bug) for bug in BUGS])
+def test_seeded_bug_is_found(bug: Bug) -> None:
+    found = find(bug)
+    assert found is not None, f"not found in {bug.within} schedules"
+    _, rule = found
+    assert rule in bug.rules.split()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", [marked(bug) for bug in BUGS])
+def test_schedules_of_a_seeded_bug_pass_without_it(bug: Bug) -> None:
+    """The options that find a bug must not fail with the sound rules."""
+    if bug.options is not None:
+        for seed in range(bug.within):
+            run_schedule(seed, bug.options)
+
+
+def test_failing_schedule_reports_its_seed_and_steps() -> None:
+    with seeded(*BUGS[0].changes), pytest.raises(InvariantBroken) as caught:
+        run_schedule(0)
+    repeat, steps = caught.value.__notes__
+    assert "run_schedule(0, None)" in repeat
+    assert "appends" in steps
+
+
+def test_schedule_repeats_exactly() -> None:
+    first: list[str] = []
+    second: list[str] = []
+    World(7, steps=first).run()
+    World(7, steps=second).run()
+    assert first == second
+    assert len(first) > 20

@@ -1,0 +1,646 @@
+"""Bugs that can be seeded into the rules of replication and into the simulated broker.
+
+A bug is a list of replacements of source text in functions. Each text must occur exactly
+once in its function, so a bug does not survive the line that it changes. No tests.
+"""
+
+from __future__ import annotations
+import __future__ as future
+
+import contextlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Generator
+from typing import Any
+
+import attrs
+
+from logcore.replication import electing, following, leading, state
+from support.replicaworld import (
+    InvariantBroken,
+    Options,
+    SimulatedRegistry,
+    World,
+    run_schedule,
+)
+
+Replacement = tuple[Any, str, str]
+
+
+@attrs.frozen
+class Bug:
+    """A seeded bug, and the schedules that must find it."""
+
+    name: str
+    #: The invariants that may report it.
+    rules: str
+    #: The number of schedules within which it must be found.
+    within: int
+    changes: tuple[Replacement, ...]
+    #: The parameters of the schedules; None: drawn at random.
+    options: Options | None = None
+
+
+@contextlib.contextmanager
+def seeded(*changes: Replacement) -> Generator[None, None, None]:
+    """Replace source text in functions, in every module that uses them."""
+    undo: list[tuple[Any, str, Any]] = []
+    try:
+        for function, old, new in changes:
+            source = textwrap.dedent(inspect.getsource(function))
+            assert source.count(old) == 1, (function, old, source.count(old))
+            code = compile(
+                source.replace(old, new),
+                f"<bug in {function.__qualname__}>",
+                "exec",
+                flags=future.annotations.compiler_flag,
+            )
+            found: dict[str, Any] = {}
+            exec(code, function.__globals__, found)
+            name = function.__name__
+            for owner in owners(function):
+                undo.append((owner, name, getattr(owner, name)))
+                setattr(owner, name, found[name])
+        yield
+    finally:
+        for owner, name, original in reversed(undo):
+            setattr(owner, name, original)
+
+
+def owners(function: Any) -> list[Any]:
+    """Return the class of a method, or the modules that contain a function."""
+    name = function.__name__
+    for owner in (World, SimulatedRegistry):
+        if owner.__dict__.get(name) is function:
+            return [owner]
+    modules = [
+        module
+        for each, module in sys.modules.items()
+        if each.startswith(("logcore.replication", "support.replica"))
+    ]
+    return [each for each in modules if getattr(each, name, None) is function]
+
+
+def find(bug: Bug, schedules: int | None = None) -> tuple[int, str] | None:
+    """Return the number of the first schedule that reports the bug, and the invariant."""
+    with seeded(*bug.changes):
+        for seed in range(bug.within if schedules is None else schedules):
+            try:
+                run_schedule(seed, bug.options)
+            except InvariantBroken as error:
+                return seed + 1, error.rule
+    return None
+
+
+#: Faults that make the rare states of one kind of bug frequent.
+MOVES = Options(
+    faults=("move_leader", "pause@leader", "storm", "leave@leader", "kill@leader"),
+    fault_count=12,
+)
+MOVES_ONLY = Options(faults=("move_leader", "move_leader", "storm"), fault_count=14)
+DEAF = Options(
+    faults=("cut_answers@leader", "cut", "cut_one_way", "kill@leader"), fault_count=12
+)
+DEAF_OFTEN = Options(
+    faults=("cut_answers@leader", "cut_answers@leader", "cut", "pause", "kill@leader"),
+    fault_count=16,
+)
+#: The leader moves only after its session has expired.
+SILENT = Options(
+    faults=("long_pause@leader", "cut_answers@leader", "cut"), fault_count=14
+)
+UNREAD = Options(faults=("move_leader", "cut"), fault_count=10)
+LEAVING = Options(faults=("leave@leader", "cut_answers@leader"), fault_count=10)
+POWER = Options(faults=("kill", "kill", "power_all"), fault_count=10, sync_ms=200)
+ELECTIONS = Options(faults=("power", "kill@leader", "move_leader"), fault_count=12)
+ALONE = Options(faults=("kill", "kill", "wipe"), fault_count=10, min_isr=1)
+WIPES = Options(
+    faults=("wipe", "wipe", "kill", "kill", "cut"), fault_count=10, loss=0.2
+)
+
+REASSIGNED = Options(
+    brokers=4,
+    faults=("reassign", "reassign", "cut_answers@leader", "kill@leader", "power_all"),
+    fault_count=10,
+)
+
+BUGS = [
+    Bug(
+        "acks=all is answered at the append",
+        "R01",
+        10,
+        (
+            (
+                World.produce,
+                "process.waiters.append(Waiter(disk.end, record))",
+                "self.acknowledge(Waiter(disk.end, record))",
+            ),
+        ),
+    ),
+    Bug(
+        "a commit is answered at the append",
+        "R13",
+        20,
+        (
+            (
+                World.produce,
+                "process.commits.append((disk.end, commit))",
+                "self.committed_floor = max(self.committed_floor, commit)",
+            ),
+        ),
+    ),
+    Bug(
+        "a follower truncates to its high watermark at start (KIP-101)",
+        "R01 R02 R07",
+        20,
+        (
+            (
+                World.evaluate,
+                "disk = process.disk\n",
+                "disk = process.disk; disk.truncate(process.high_watermark)\n",
+            ),
+        ),
+    ),
+    Bug(
+        "the leader's state is written without version",
+        "R01 R02 R04 R07 R08",
+        200,
+        (
+            (
+                World.propose,
+                "book.proposal.version",
+                "None",
+            ),
+        ),
+        MOVES,
+    ),
+    Bug(
+        "the controller's state is written without version",
+        "R01 R02 R04 R07 R08",
+        200,
+        ((World.control, "new, process.version", "new, None"),),
+        MOVES,
+    ),
+    Bug(
+        "the session is not checked at a write, and the version neither",
+        "R01 R02 R04 R07 R08",
+        200,
+        (
+            (World.propose, "book.proposal.version", "None"),
+            (
+                World.propose,
+                "if process.session is not None:",
+                "if True:",
+            ),
+            (
+                SimulatedRegistry.set_state,
+                "self.check_session(session)",
+                "pass",
+            ),
+        ),
+        SILENT,
+    ),
+    Bug(
+        "a new leader takes its log end for the high watermark",
+        "R01 R02 R13",
+        100,
+        (
+            (
+                leading.take_over,
+                "high_watermark=high_watermark",
+                "high_watermark=log_end",
+            ),
+        ),
+    ),
+    Bug(
+        "unclean election although it is off",
+        "R01 R02 R03 R07",
+        500,
+        (
+            (
+                electing._elect,
+                "partition.is_unclean_allowed and candidates",
+                "candidates",
+            ),
+        ),
+    ),
+    Bug(
+        "election without a new epoch",
+        "R04",
+        10,
+        (
+            (
+                electing.move_leader,
+                "state.leader_epoch + 1",
+                "state.leader_epoch",
+            ),
+        ),
+    ),
+    Bug(
+        "the high watermark moves below min.insync.replicas",
+        "R01 R02 R07",
+        100,
+        (
+            (
+                leading.advance_high_watermark,
+                "if not book.has_min_isr:",
+                "if False:",
+            ),
+        ),
+    ),
+    Bug(
+        "a follower reports an end that is not synced",
+        "R01 R02 R07",
+        200,
+        (
+            (
+                following.fetch_offset,
+                "min(book.durable_end, book.log_end)",
+                "book.log_end",
+            ),
+            (
+                following.next_step,
+                "if book.durable_end < book.log_end:",
+                "if False:",
+            ),
+        ),
+        POWER,
+    ),
+    Bug(
+        "a leader does not check for divergence",
+        "R01 R02 R03 R05 R07",
+        10,
+        (
+            (
+                leading.refuse_fetch,
+                "if epoch != fetch.last_epoch or end < fetch.offset:",
+                "if False:",
+            ),
+        ),
+    ),
+    Bug(
+        "a diverging fetch counts",
+        "R01 R02 R07",
+        100,
+        (
+            (
+                leading.fetched,
+                "return book, refusal",
+                "progress = FollowerProgress(fetch.offset, now_ms)\n"
+                "        followers = {**book.followers, fetch.replica: progress}\n"
+                "        if refusal.diverging:\n"
+                "            book = book._replace(followers=followers)\n"
+                "        return advance_high_watermark(book), refusal",
+            ),
+        ),
+        MOVES_ONLY,
+    ),
+    Bug(
+        "a follower's high watermark is above its end",
+        "R03 error",
+        10,
+        (
+            (
+                following._follow_high_watermark,
+                "min(book.leader_high_watermark, fetch_offset(book))",
+                "book.leader_high_watermark",
+            ),
+        ),
+    ),
+    Bug(
+        "a late answer is taken",
+        "R02 R03 R05 R07 error",
+        50,
+        (
+            (
+                following.is_expected,
+                "fetch is book.outstanding and fetch.offset == book.log_end",
+                "True",
+            ),
+        ),
+    ),
+    Bug(
+        "a smaller ISR counts before its write is confirmed",
+        "R01 R02 R07 R13",
+        400,
+        (
+            (
+                leading.maximal_isr,
+                "members.update(book.proposal.state.isr)",
+                "members = set(book.proposal.state.isr)",
+            ),
+        ),
+        DEAF,
+    ),
+    Bug(
+        "a proposed member does not count",
+        "R01 R02 R07",
+        200,
+        (
+            (
+                leading.maximal_isr,
+                "if book.proposal is not None:",
+                "if False:",
+            ),
+        ),
+        DEAF_OFTEN,
+    ),
+    Bug(
+        "a follower joins the ISR below the epoch start (KAFKA-7128)",
+        "R01 R02 R07",
+        200,
+        (
+            (
+                leading.expand_isr,
+                "max(book.high_watermark, book.epoch_start)",
+                "book.high_watermark",
+            ),
+        ),
+        ELECTIONS,
+    ),
+    Bug(
+        "a restarted leader continues in its epoch (KAFKA-7235)",
+        "R01 R04",
+        100,
+        (
+            (
+                state.role_of,
+                "own is None or own.broker_epoch != broker_epoch",
+                "own is None",
+            ),
+        ),
+    ),
+    Bug(
+        "a deposed leader continues",
+        "R01 R02 R03 R04 R07",
+        50,
+        (
+            (
+                World.evaluate,
+                "if role is Role.LEADER and key == self.leader_key(process.leader):",
+                "if broker in found.isr:",
+            ),
+        ),
+    ),
+    Bug(
+        "an ISR entry has no broker epoch",
+        "R01 R02 R04 R07 R09 R10",
+        10,
+        (
+            (
+                electing._remove_dead,
+                "if broker in live and live[broker].epoch == member.broker_epoch",
+                "if broker in live",
+            ),
+            (
+                state.role_of,
+                "own is None or own.broker_epoch != broker_epoch",
+                "own is None",
+            ),
+        ),
+    ),
+    Bug(
+        "an ELR entry has no disk",
+        "R01 R02 R07",
+        200,
+        (
+            (
+                electing._review_elr,
+                "found.disk == disk and (",
+                "(",
+            ),
+        ),
+    ),
+    Bug(
+        "the ELR is kept although the ISR is large enough",
+        "R01 R02 R07",
+        100,
+        ((state.replace_isr, "if len(isr) < min_isr:", "if True:"),),
+    ),
+    Bug(
+        "the ELR is kept when one of its members is elected and is enough",
+        "R01 R02 R07",
+        150,
+        (
+            (
+                electing._lead_alone,
+                "replace_isr(move_leader(state, broker), isr, partition.min_isr)",
+                "replace_isr(move_leader(state, broker), isr, 2)",
+            ),
+        ),
+        ALONE,
+    ),
+    Bug(
+        "the epoch of a registration is not read back",
+        "R09 R10",
+        100,
+        ((World.register, "epoch = found.epoch", "pass"),),
+    ),
+    Bug(
+        "a reassignment ends before the target is in sync (KAFKA-15665)",
+        "R01 R02 R09 R10",
+        100,
+        (
+            (
+                electing.finish_reassignment,
+                "state.isr.keys() != set(target) or state.leader not in target",
+                "state.leader not in target",
+            ),
+        ),
+        REASSIGNED,
+    ),
+    Bug(
+        "a leaving member is removed before it fetched in the epoch",
+        "R13",
+        100,
+        (
+            (
+                leading._remains,
+                "if is_leaving and is_known:",
+                "if is_leaving:",
+            ),
+        ),
+        LEAVING,
+    ),
+    Bug(
+        "a coordinator answers after its lease",
+        "R13",
+        100,
+        ((World.fetch_offset, "if self.now_ms >= process.lease_until:", "if False:"),),
+        LEAVING,
+    ),
+    Bug(
+        "a lease is extended without a read of the state",
+        "R13",
+        100,
+        (
+            (
+                World.read_registry,
+                "process.state, process.version = found, version",
+                "if process.leader is None or self.chance.random() < 0.1:\n"
+                "        process.state, process.version = found, version",
+            ),
+        ),
+        UNREAD,
+    ),
+    Bug(
+        "a coordinator loads only up to the high watermark",
+        "R13",
+        20,
+        (
+            (
+                World.load_coordinator,
+                "end = process.disk.end",
+                "end = process.high_watermark",
+            ),
+        ),
+    ),
+    Bug(
+        "a coordinator shows commits above the high watermark",
+        "R13",
+        50,
+        ((World.fetch_offset, "if end <= process.high_watermark:", "if True:"),),
+    ),
+    Bug(
+        "a coordinator answers before its epoch start is committed",
+        "R13",
+        20,
+        (
+            (
+                World.fetch_offset,
+                "if process.high_watermark < book.epoch_start:",
+                "if False:",
+            ),
+        ),
+    ),
+    Bug(
+        "a proposal is forgotten at a timeout",
+        "R01 R02 R07",
+        300,
+        (
+            (
+                World.propose,
+                "self.at(150, process, self.propose, process)",
+                "def forget():\n"
+                "        process.is_proposing = False\n"
+                "        now = process.leader\n"
+                "        if now is not None and now.proposal is book.proposal:\n"
+                "            process.leader = now._replace(proposal=None)\n"
+                "    self.at(150, process, forget)",
+            ),
+        ),
+        DEAF_OFTEN,
+    ),
+    Bug(
+        "the first fetch of a life is sent without a sync",
+        "R01 R02 R07",
+        200,
+        (
+            (
+                following.follow,
+                "UNSYNCED if is_durable_first else log_end",
+                "log_end",
+            ),
+        ),
+        POWER,
+    ),
+    Bug(
+        "a leader counts records that it has not synced",
+        "R01 R02 R07",
+        200,
+        (
+            (
+                leading.appended,
+                "log_end if is_durable else book.own_end",
+                "log_end",
+            ),
+        ),
+        POWER,
+    ),
+    Bug(
+        "a fetch of another epoch is served",
+        "R01 R02 R03 R07",
+        200,
+        ((leading.refuse_fetch, "if error is not None:", "if False:"),),
+        MOVES,
+    ),
+    Bug(
+        "the broker epoch of a fetch is not checked",
+        "R01 R02 R07",
+        4000,
+        (
+            (
+                leading.refuse_fetch,
+                "registered is None or registered.epoch != fetch.broker_epoch",
+                "registered is None",
+            ),
+            (
+                leading.fetched,
+                "member is None or member.broker_epoch == fetch.broker_epoch",
+                "True",
+            ),
+            (
+                leading.expand_isr,
+                "InSyncReplica(fetch.broker_epoch, registered.disk)",
+                "InSyncReplica(registered.epoch, registered.disk)",
+            ),
+        ),
+        WIPES,
+    ),
+    Bug(
+        "the registry does not sync the state",
+        "R01 R02 R04 R07 R08",
+        100,
+        (
+            (
+                World.registry_loses_power,
+                '"""Each write of the registry was synced, so it loses nothing."""',
+                "self.registry.forget_writes(self.chance)",
+            ),
+        ),
+    ),
+    Bug(
+        "the controller removes a leaving member from the ISR",
+        "R13",
+        100,
+        (
+            (
+                electing._remove_dead,
+                "live[broker].epoch == member.broker_epoch",
+                "live[broker].epoch == member.broker_epoch"
+                " and not live[broker].is_leaving",
+            ),
+        ),
+        LEAVING,
+    ),
+    Bug(
+        "an overdue session is expired by registered brokers only",
+        "R09 R10",
+        50,
+        (
+            (
+                World.expire_sessions,
+                "with self.call_registry(process):",
+                "if process.epoch is not None:",
+            ),
+        ),
+    ),
+    Bug(
+        "a truncation below the high watermark is not an error",
+        "R07",
+        500,
+        (
+            (
+                following._truncate,
+                "if offset < book.high_watermark:",
+                "if False:",
+            ),
+            (
+                electing._elect,
+                "partition.is_unclean_allowed and candidates",
+                "candidates",
+            ),
+        ),
+    ),
+]

@@ -1,0 +1,1422 @@
+"""One replicated partition on three to five simulated brokers. No tests.
+
+The world drives the modules of logcore.replication; it contains no copy of their rules.
+It simulates everything around them: disks whose unsynced tail can vanish, a registry
+with sessions, ephemeral nodes and compare-and-set whose answers can be lost, messages
+that are late, lost or doubled, cut links, pauses, kills, power cuts, wiped disks and
+reassignments.
+Producers, a client that commits offsets and a client that reads them use the partition.
+
+    run_schedule(seed)                 # raises InvariantBroken, with the seed and steps
+    with seeded(function, old, new):   # the same with a bug
+        run_schedule(seed)
+
+All chance comes from the seed and all time is simulated, so a schedule repeats exactly.
+The model uses these simplifications: a truncation is durable at once, as in
+Log.truncate(), and so are leader epochs and checkpoints of the high watermark.
+
+Invariants (the numbers are those of docs/replication.md):
+    R01  a record acknowledged with acks=all is in the log of every later leader
+    R02  an offset below a high watermark has one value, always and on every broker
+    R03  the high watermark is at most the log end, and never falls while a broker runs
+    R04  one broker in one life appends in a leader epoch
+    R05  logs that have the same epoch at an offset are equal up to it
+    R07  no log is truncated below its high watermark, except after an unclean election
+    R08  leader epochs of the state only rise
+    R09  after the faults the partition gets a leader and takes writes
+    R10  after the faults all replicas join the ISR
+    R13  an answer about a committed offset is never older than a commit that was
+         acknowledged, or than another answer, before the question
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import random
+from collections.abc import Callable, Generator
+from typing import Any
+
+import attrs
+
+from logcore.errors import (
+    BadVersionError,
+    NodeExistsError,
+    RegistryUnavailableError,
+    SessionExpiredError,
+)
+from logcore.partition import epochs
+from logcore.replication import electing, following, leading, state
+from logcore.replication.electing import ReplicatedPartition
+from logcore.replication.following import FetchAnswer, FollowerBook
+from logcore.replication.leading import FollowerFetch, LeaderBook
+from logcore.replication.state import (
+    NO_LEADER,
+    LeaderAndIsr,
+    LiveBroker,
+    ReplicationError,
+    Role,
+)
+
+SESSION_MS = 500
+LAG_MS = 1_000
+POLL_MS = 160
+#: The time in which faults happen. Afterwards the world heals.
+FAULTS_END_MS = 2_600
+#: R09 and R10 allow the session timeout and one second, and the lag and two seconds. A
+#: restarted broker first waits for the end of its own old session.
+LEADER_BY_MS = FAULTS_END_MS + SESSION_MS + 1_000
+IN_SYNC_BY_MS = FAULTS_END_MS + LAG_MS + 2_000 + SESSION_MS
+#: The address of the registry in the network.
+REGISTRY = 0
+PATH = "/brokers/topics/t/partitions/0/state"
+
+#: A record: its leader epoch, a number that no other record has, and the offset that it
+#: commits, or -1.
+Record = tuple[int, int, int]
+
+
+class InvariantBroken(AssertionError):
+    """An invariant does not hold. `rule` is its number."""
+
+    def __init__(self, rule: str, text: str) -> None:
+        super().__init__(f"{rule}: {text}")
+        self.rule = rule
+
+
+def require(condition: bool, rule: str, text: str, *values: object) -> None:
+    if not condition:
+        raise InvariantBroken(rule, text.format(*values))
+
+
+# -- disks -----------------------------------------------------------------------------
+
+
+class Disk:
+    """The log of the partition on one disk. Offsets below `start` contain filler."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.records: list[Any] = []
+        self.epochs: list[tuple[int, int]] = []
+        self.start = 0
+        self.durable_end = 0
+        #: The last checkpoint of the high watermark.
+        self.checkpoint = 0
+        self.is_clean = False
+
+    @property
+    def end(self) -> int:
+        return len(self.records)
+
+    @property
+    def last_epoch(self) -> int:
+        return self.epochs[-1][0] if self.epochs else leading.NO_EPOCH
+
+    def end_of_epoch(self, epoch: int) -> tuple[int, int]:
+        return epochs.end_of(self.epochs, epoch, len(self.records))
+
+    def begin_epoch(self, epoch: int) -> None:
+        self.epochs = epochs.assign(self.epochs, epoch, len(self.records))
+
+    def append(self, record: Record) -> None:
+        if not self.epochs or record[0] > self.epochs[-1][0]:
+            self.begin_epoch(record[0])
+        self.records.append(record)
+
+    def truncate(self, end: int) -> None:
+        del self.records[end:]
+        self.epochs = epochs.truncate_end(self.epochs, end)
+        self.durable_end = min(self.durable_end, end)
+        self.checkpoint = min(self.checkpoint, end)
+
+    def truncate_to_epoch(self, epoch: int, end: int) -> None:
+        own_epoch, own_end = self.end_of_epoch(epoch)
+        if own_epoch >= 0:
+            end = min(end, own_end)
+        self.truncate(max(self.start, min(end, self.end)))
+
+    def delete_below(self, offset: int) -> None:
+        self.start = max(self.start, min(offset, self.end))
+        self.epochs = epochs.truncate_start(self.epochs, self.start)
+
+    def restart_at(self, offset: int) -> None:
+        self.records = [None] * offset
+        self.epochs = []
+        self.start = self.durable_end = self.checkpoint = offset
+
+    def lose_power(self, chance: random.Random) -> None:
+        """Keep the durable records, and a part of the others."""
+        self.truncate(chance.randint(self.durable_end, self.end))
+
+
+# -- the registry ----------------------------------------------------------------------
+
+
+class SimulatedRegistry:
+    """The nodes of one partition and of its brokers."""
+
+    def __init__(self) -> None:
+        self.value = b""
+        self.version = -1
+        self.history: list[bytes] = []
+        self.parsed: LeaderAndIsr | None = None
+        self.brokers: dict[int, tuple[LiveBroker, int]] = {}
+        self.counters: dict[int, int] = {}
+        self.controller: tuple[int, int] | None = None
+        self.controller_epoch = 0
+        #: Session id and the time of its expiry.
+        self.sessions: dict[int, int] = {}
+        self.last_session = 0
+
+    def open_session(self, now_ms: int) -> int:
+        self.last_session += 1
+        self.sessions[self.last_session] = now_ms + SESSION_MS
+        return self.last_session
+
+    def renew(self, session: int, now_ms: int) -> None:
+        self.check_session(session)
+        self.sessions[session] = now_ms + SESSION_MS
+
+    def check_session(self, session: int | None) -> None:
+        if session not in self.sessions:
+            raise SessionExpiredError("this session was declared expired")
+
+    def expire(self, now_ms: int) -> bool:
+        """Remove the sessions that are overdue, and their ephemeral nodes."""
+        overdue = {each for each, at_ms in self.sessions.items() if at_ms < now_ms}
+        for session in overdue:
+            del self.sessions[session]
+        self.brokers = {
+            broker: entry
+            for broker, entry in self.brokers.items()
+            if entry[1] not in overdue
+        }
+        if self.controller is not None and self.controller[1] in overdue:
+            self.controller = None
+        return bool(overdue)
+
+    def next_epoch(self, session: int, broker: int) -> int:
+        self.check_session(session)
+        self.counters[broker] = self.counters.get(broker, 0) + 1
+        return self.counters[broker]
+
+    def create_broker(self, session: int, broker: int, value: LiveBroker) -> None:
+        self.check_session(session)
+        if broker in self.brokers:
+            raise NodeExistsError("the broker is registered")
+        self.brokers[broker] = (value, session)
+
+    def set_leaving(self, session: int, broker: int) -> None:
+        self.check_session(session)
+        value, owner = self.brokers[broker]
+        self.brokers[broker] = (attrs.evolve(value, is_leaving=True), owner)
+
+    def become_controller(self, session: int, broker: int) -> bool:
+        self.check_session(session)
+        if self.controller is None:
+            self.controller = (broker, session)
+            self.controller_epoch += 1
+        return self.controller == (broker, session)
+
+    def set_state(
+        self, session: int | None, new: LeaderAndIsr, version: int | None
+    ) -> int:
+        """Replace the state if it has this version; None means any version."""
+        self.check_session(session)
+        if version not in (None, self.version):
+            raise BadVersionError("the state has another version")
+        if self.parsed is not None:
+            require(
+                new.leader_epoch >= self.parsed.leader_epoch,
+                "R08",
+                "leader epoch {} after {}",
+                new.leader_epoch,
+                self.parsed.leader_epoch,
+            )
+        self.value = state.pack_state(new)
+        self.parsed = state.unpack_state(self.value, PATH)
+        self.history.append(self.value)
+        self.version += 1
+        return self.version
+
+    def forget_writes(self, chance: random.Random) -> None:
+        """Lose the last writes of the state, as an unsynced registry would."""
+        if len(self.history) > 1:
+            del self.history[max(1, len(self.history) - chance.randint(1, 3)) :]
+            self.value = self.history[-1]
+            self.parsed = state.unpack_state(self.value, PATH)
+            self.version = len(self.history) - 1
+
+    def live(self) -> dict[int, LiveBroker]:
+        return {broker: value for broker, (value, _) in self.brokers.items()}
+
+
+# -- brokers ---------------------------------------------------------------------------
+
+
+class Waiter:
+    """A request that is answered when the high watermark reaches `end`."""
+
+    def __init__(self, end: int, record: Record) -> None:
+        self.end = end
+        self.record = record
+
+
+class Process:
+    """One life of one broker."""
+
+    def __init__(self, broker: int, life: int, disk: Disk) -> None:
+        self.broker = broker
+        self.life = life
+        self.disk = disk
+        self.is_up = True
+        self.paused_until = 0
+        self.was_clean = disk.is_clean
+        disk.is_clean = False
+        self.session: int | None = None
+        self.epoch: int | None = None
+        #: The lease: until then this process answers questions about offsets.
+        self.lease_until = 0
+        self.live: dict[int, LiveBroker] = {}
+        self.state: LeaderAndIsr | None = None
+        self.version = -1
+        #: The assignment as this process has read it.
+        self.partition: ReplicatedPartition | None = None
+        self.leader: LeaderBook | None = None
+        #: (leader epoch, broker epoch) of the leadership that waits for a sync.
+        self.taking_over: tuple[int, int] | None = None
+        self.follower: FollowerBook | None = None
+        self.high_watermark = min(max(disk.checkpoint, disk.start), disk.end)
+        self.is_syncing = False
+        #: Rises with each truncation, which makes a running sync irrelevant.
+        self.cuts = 0
+        self.waiters: list[Waiter] = []
+        #: The coordinator's memory: end and value of each commit in the log.
+        self.commits: list[tuple[int, int]] | None = None
+        self.is_proposing = False
+        self.is_controlling = False
+        self.is_leaving = False
+
+
+@attrs.frozen
+class Options:
+    """The parameters of a schedule; random_options() draws them."""
+
+    brokers: int = 3
+    replicas: int = 3
+    min_isr: int = 2
+    is_durable_first: bool = True
+    is_unclean_allowed: bool = False
+    #: Names of the faults that may happen.
+    faults: tuple[str, ...] = ()
+    fault_count: int = 4
+    #: The part of the messages that is lost, doubled or late.
+    loss: float = 0.02
+    #: The longest time of a sync.
+    sync_ms: int = 12
+
+
+FAULTS = (
+    "kill", "kill", "kill@leader", "power", "power@leader", "power_all", "wipe", "pause",
+    "pause", "pause@leader", "long_pause@leader", "cut", "cut_one_way",
+    "cut_registry", "cut_registry@leader", "cut_answers@leader", "move_leader", "move_leader",
+    "leave", "leave@leader", "storm", "delete_records",
+)  # fmt: skip
+#: Without syncs a power cut loses records by design.
+WITHOUT_SYNCS = tuple(
+    each for each in FAULTS if not each.startswith("power") and each != "wipe"
+)
+
+
+def random_options(chance: random.Random) -> Options:
+    brokers, replicas, min_isr = chance.choice(
+        [(3, 3, 2)] * 6
+        + [(3, 3, 1), (3, 3, 3), (4, 3, 2), (4, 3, 2), (5, 5, 3), (3, 2, 1)]
+    )
+    is_durable_first = chance.random() < 0.85
+    faults = FAULTS if is_durable_first else WITHOUT_SYNCS
+    if brokers > replicas:
+        faults += ("reassign",) * 4
+    return Options(
+        brokers=brokers,
+        replicas=replicas,
+        min_isr=min_isr,
+        is_durable_first=is_durable_first,
+        is_unclean_allowed=chance.random() < 0.05,
+        faults=faults,
+        fault_count=chance.randint(2, 9),
+        loss=chance.choice([0.0, 0.02, 0.02, 0.1]),
+        sync_ms=chance.choice([12, 12, 120]),
+    )
+
+
+class World:
+    """One schedule. `steps` receives a line for each step, if it is not None."""
+
+    def __init__(
+        self,
+        seed: int,
+        options: Options | None = None,
+        steps: list[str] | None = None,
+    ) -> None:
+        self.chance = random.Random(seed)
+        self.options = options or random_options(self.chance)
+        self.steps = steps
+        self.now_ms = 0
+        self.events: list[Any] = []
+        self.sequence = 0
+        self.registry = SimulatedRegistry()
+        self.partition = ReplicatedPartition(
+            replicas=tuple(range(1, self.options.replicas + 1)),
+            min_insync_replicas=self.options.min_isr,
+            is_unclean_allowed=self.options.is_unclean_allowed,
+            is_durable_first=self.options.is_durable_first,
+        )
+        self.cuts: set[tuple[int, int]] = set()
+        self.loss = self.options.loss
+        self.is_healed = False
+        self.disks = 0
+        self.processes: dict[int, Process] = {}
+        # The judge's memory.
+        #: The records below the highest high watermark that any broker has shown.
+        self.shown: list[Any] = []
+        #: The latest leader epoch in which a broker has shown one.
+        self.shown_epoch = -1
+        #: The end of the records that were acknowledged with acks=all.
+        self.acknowledged_end = 0
+        self.acknowledged = 0
+        self.offset_answers = 0
+        self.is_acknowledged_since_heal = False
+        #: Leader epoch and the process that appends in it.
+        self.appenders: dict[int, tuple[int, int]] = {}
+        #: The highest committed offset that a client has seen.
+        self.committed_floor = -1
+        self.last_number = 0
+        self.last_commit = 0
+        self.stopped = 0
+        #: True after an unclean election, which may lose records.
+        self.may_lose_records = False
+        for broker in range(1, self.options.brokers + 1):
+            self.start(broker, self.new_disk(broker))
+
+    # -- time and messages -------------------------------------------------------------
+
+    def at(
+        self,
+        delay_ms: int,
+        process: Process | None,
+        call: Callable[..., None],
+        *args: Any,
+    ) -> None:
+        """Call later, in `process` if it is alive then; None is the world itself."""
+        self.sequence += 1
+        heapq.heappush(
+            self.events, (self.now_ms + delay_ms, self.sequence, process, call, args)
+        )
+
+    def run(self) -> World:
+        self.plan()
+        try:
+            while not self.is_done():
+                at_ms, _, process, call, args = heapq.heappop(self.events)
+                self.now_ms = at_ms
+                if process is not None:
+                    if not process.is_up:
+                        continue
+                    if process.paused_until > at_ms:
+                        self.at(process.paused_until - at_ms, process, call, *args)
+                        continue
+                call(*args)
+        except InvariantBroken:
+            raise
+        except Exception as error:
+            raise InvariantBroken("error", f"{error!r} at {self.now_ms} ms") from error
+        self.judge_logs()
+        return self
+
+    def note(self, text: str, *values: object) -> None:
+        if self.steps is not None:
+            self.steps.append(f"{self.now_ms:5} ms  {text.format(*values)}")
+
+    def send(
+        self, source: int, target: int, call: Callable[..., None], *args: Any
+    ) -> None:
+        """Deliver a message to the process that runs on `target` at that time."""
+        if (source, target) in self.cuts:
+            return
+        chance = self.chance
+        copies = 1
+        if self.loss:
+            drawn = chance.random()
+            if drawn < self.loss:
+                return
+            copies += drawn > 1 - self.loss
+        for _ in range(copies):
+            delay_ms = 1 + int(chance.random() * 8)
+            if self.loss and chance.random() < self.loss:
+                delay_ms += int(chance.random() * 1_200)
+            self.at(delay_ms, None, self.deliver, target, call, args)
+
+    def deliver(
+        self, target: int, call: Callable[..., None], args: tuple[Any, ...]
+    ) -> None:
+        if target == REGISTRY:
+            call(*args)
+            return
+        process = self.processes[target]
+        if not process.is_up:
+            return
+        if process.paused_until > self.now_ms:
+            self.at(process.paused_until - self.now_ms, process, call, process, *args)
+        else:
+            call(process, *args)
+
+    @contextlib.contextmanager
+    def call_registry(self, process: Process) -> Generator[None, None, None]:
+        """Wrap a call whose request or answer may be lost."""
+        self.check_link(process.broker, REGISTRY)
+        yield
+        self.check_link(REGISTRY, process.broker)
+
+    def check_link(self, source: int, target: int) -> None:
+        if (source, target) in self.cuts or (
+            self.loss and self.chance.random() < self.loss
+        ):
+            raise RegistryUnavailableError("the registry does not answer")
+
+    # -- the lives of brokers ----------------------------------------------------------
+
+    def new_disk(self, broker: int) -> Disk:
+        self.disks += 1
+        return Disk(f"disk-{broker}-{self.disks}")
+
+    def start(self, broker: int, disk: Disk) -> None:
+        before = self.processes.get(broker)
+        process = Process(broker, before.life + 1 if before else 1, disk)
+        self.processes[broker] = process
+        self.note("broker {} starts, end {}", broker, disk.end)
+        self.at(self.chance.randint(1, 60), process, self.poll, process)
+
+    def kill(
+        self, process: Process, *, power: bool = False, wipe: bool = False
+    ) -> None:
+        if not process.is_up:
+            return
+        process.is_up = False
+        disk = process.disk
+        if power:
+            disk.lose_power(self.chance)
+        self.note(
+            "broker {} dies, end {}, power cut {}, wiped {}",
+            process.broker,
+            disk.end,
+            power,
+            wipe,
+        )
+        if wipe:
+            process.disk = self.new_disk(process.broker)
+        delay_ms = 20 if self.is_healed else self.chance.choice([20, 300, 900])
+        self.at(delay_ms, None, self.restart, process)
+
+    def restart(self, process: Process) -> None:
+        if self.processes[process.broker] is process:
+            self.start(process.broker, process.disk)
+
+    def poll(self, process: Process) -> None:
+        """Everything that a broker does by the clock."""
+        self.at(
+            POLL_MS // 2
+            if self.is_healed
+            else POLL_MS - 40 + int(self.chance.random() * 80),
+            process,
+            self.poll,
+            process,
+        )
+        if self.chance.random() < 0.5:
+            process.disk.checkpoint = process.high_watermark
+        if not self.is_current(process, is_poll=True):
+            return
+        if process.leader is not None:
+            self.update(
+                process, leading.review_isr(process.leader, process.live, self.now_ms)
+            )
+        self.control(process)
+        if process.follower is not None:
+            self.follow(process)
+
+    def register(self, process: Process) -> None:
+        if process.session is None:
+            with self.call_registry(process):
+                process.session = self.registry.open_session(self.now_ms)
+                process.epoch = None
+        session = process.session
+        with self.call_registry(process):
+            epoch = self.registry.next_epoch(session, process.broker)
+        value = LiveBroker(
+            epoch,
+            process.disk.name,
+            was_clean=process.was_clean,
+            is_leaving=process.is_leaving,
+        )
+        try:
+            with self.call_registry(process):
+                self.registry.create_broker(session, process.broker, value)
+                self.changed_registry()
+        except NodeExistsError:
+            found, owner = self.registry.brokers[process.broker]
+            if owner != session:
+                raise
+            # The answer to an earlier create was lost. The epoch in the node counts.
+            epoch = found.epoch
+        process.epoch = epoch
+        self.note("broker {} registered with epoch {}", process.broker, epoch)
+
+    def expire_sessions(self, process: Process) -> None:
+        """Every broker does this, also before it registers: the session that its own
+        registration waits for may be one that no other broker ends.
+        """
+        with self.call_registry(process):
+            if self.registry.expire(self.now_ms):
+                self.changed_registry()
+
+    def is_current(self, process: Process, *, is_poll: bool) -> bool:
+        """Register if necessary and read the registry; return whether that succeeded."""
+        try:
+            if is_poll:
+                self.expire_sessions(process)
+                if process.session is None or process.epoch is None:
+                    self.register(process)
+            self.read_registry(process)
+        except SessionExpiredError:
+            self.note("broker {} lost its session", process.broker)
+            process.session = None
+            return False
+        except (RegistryUnavailableError, NodeExistsError):
+            return False
+        return True
+
+    def read_registry(self, process: Process) -> None:
+        """Renew the session, read the brokers and the state, and extend the lease."""
+        # The call was sent some time before the registry handled it.
+        sent_ms = self.now_ms - int(self.chance.random() * 60)
+        with self.call_registry(process):
+            if process.session is not None:
+                self.registry.renew(process.session, self.now_ms)
+            live, found = self.registry.live(), self.registry.parsed
+            version, partition = self.registry.version, self.partition
+        # Only an answer that arrived changes the view of the broker.
+        process.live = live
+        if partition is not process.partition:
+            process.partition = partition
+            self.change_assignment(process, partition)
+        process.state, process.version = found, version
+        if process.session is not None:
+            process.lease_until = sent_ms + SESSION_MS
+        self.evaluate(process)
+
+    def change_assignment(
+        self, process: Process, partition: ReplicatedPartition
+    ) -> None:
+        """Take another assignment. A broker outside of it deletes its replica."""
+        if process.broker not in partition.replicas:
+            process.leader = process.follower = process.taking_over = None
+            process.waiters = []
+            process.cuts += 1
+            process.disk.restart_at(0)
+            process.high_watermark = 0
+        elif process.leader is not None:
+            book = leading.change_replicas(
+                process.leader,
+                partition.replicas,
+                partition.removing,
+                partition.min_insync_replicas,
+            )
+            self.update(process, book)
+
+    def on_watch(self, process: Process) -> None:
+        if self.is_current(process, is_poll=False):
+            self.control(process)
+
+    def changed_registry(self) -> None:
+        """Report a change to the watches. A report can be late or lost."""
+        for process in self.processes.values():
+            if not process.is_up or (process.broker, REGISTRY) in self.cuts:
+                continue
+            if self.chance.random() >= 0.05 + self.loss:
+                delay_ms = 1 + int(self.chance.random() * 30)
+                self.at(delay_ms, process, self.on_watch, process)
+
+    # -- the controller ----------------------------------------------------------------
+
+    def control(self, process: Process) -> None:
+        if process.session is None or process.is_leaving:
+            return
+        try:
+            with self.call_registry(process):
+                if not self.registry.become_controller(process.session, process.broker):
+                    return
+        except (RegistryUnavailableError, SessionExpiredError):
+            return
+        found, partition = process.state, process.partition
+        assert partition is not None
+        if found is None:
+            new = electing.create_state(
+                partition, process.live, self.registry.controller_epoch
+            )
+            if new is None or len(new.isr) < self.options.replicas:
+                return
+        else:
+            new = electing.review(
+                found, partition, process.live, self.registry.controller_epoch
+            )
+        if new is not found:
+            self.write_state(process, new, process.version)
+        elif found is not None and partition is self.partition:
+            # A compare-and-set of the topic's node: `partition` is the newest one.
+            self.partition = electing.finish_reassignment(found, partition)
+            if self.partition is not partition:
+                self.note("replicas are {}", self.partition.replicas)
+                self.changed_registry()
+
+    def write_state(
+        self, process: Process, new: LeaderAndIsr, version: int | None
+    ) -> None:
+        self.send(
+            process.broker,
+            REGISTRY,
+            self.set_state,
+            process,
+            process.session,
+            new,
+            version,
+        )
+
+    def set_state(
+        self,
+        process: Process,
+        session: int | None,
+        new: LeaderAndIsr,
+        expected: int | None,
+    ) -> None:
+        """Handle a write in the registry, and answer it."""
+        try:
+            version = self.registry.set_state(session, new, expected)
+        except (SessionExpiredError, BadVersionError) as error:
+            self.note(
+                "the registry refuses a write of broker {}: {!r}", process.broker, error
+            )
+            self.send(REGISTRY, process.broker, self.on_written, process.life, None, -1)
+            return
+        self.may_lose_records |= new.is_recovering
+        self.note(
+            "broker {} wrote version {}: {}",
+            process.broker,
+            version,
+            self.registry.value.decode(),
+        )
+        self.changed_registry()
+        self.send(REGISTRY, process.broker, self.on_written, process.life, new, version)
+
+    def on_written(
+        self, process: Process, life: int, new: LeaderAndIsr | None, version: int
+    ) -> None:
+        if process.life != life:
+            return
+        if new is None:
+            # An earlier attempt may have succeeded: read the node.
+            self.on_watch(process)
+        elif version > process.version:
+            process.state, process.version = new, version
+            self.evaluate(process)
+
+    # -- roles -------------------------------------------------------------------------
+
+    def evaluate(self, process: Process) -> None:
+        """Compare the role of a broker with the state and its epoch."""
+        found = process.state
+        broker, epoch = process.broker, process.epoch
+        partition = process.partition
+        if found is None or partition is None or broker not in partition.replicas:
+            return
+        role = state.role_of(found, broker, epoch)
+        key = (found.leader_epoch, epoch)
+        if process.leader is not None:
+            if role is Role.LEADER and key == self.leader_key(process.leader):
+                self.update(
+                    process, leading.read_state(process.leader, found, process.version)
+                )
+                return
+            self.note("broker {} resigns", broker)
+            process.leader = None
+            process.waiters = []
+            process.commits = None
+        if role is not Role.LEADER:
+            process.taking_over = None
+        if process.follower is not None:
+            if role is Role.FOLLOWER and key == self.follower_key(process.follower):
+                if process.follower.state is not found:
+                    process.follower = following.read_state(process.follower, found)
+                return
+            process.follower = None
+        if role is Role.LEADER:
+            if process.taking_over != key:
+                assert epoch is not None
+                process.taking_over = (found.leader_epoch, epoch)
+                self.at(
+                    1 + int(self.chance.random() * 15),
+                    process,
+                    self.take_over,
+                    process,
+                    key,
+                )
+        elif role is Role.FOLLOWER:
+            assert epoch is not None
+            disk = process.disk
+            process.follower = following.follow(
+                found,
+                broker,
+                epoch,
+                is_durable_first=self.options.is_durable_first,
+                log_start=disk.start,
+                log_end=disk.end,
+                last_epoch=disk.last_epoch,
+                high_watermark=process.high_watermark,
+            )
+            self.follow(process)
+
+    def leader_key(self, book: LeaderBook) -> tuple[int, int]:
+        return book.state.leader_epoch, book.state.isr[book.broker].broker_epoch
+
+    def follower_key(self, book: FollowerBook) -> tuple[int, int]:
+        return book.state.leader_epoch, book.broker_epoch
+
+    def take_over(self, process: Process, key: tuple[int, int]) -> None:
+        """Begin to lead, after the sync of the log."""
+        found, partition = process.state, process.partition
+        if process.taking_over != key or found is None or partition is None:
+            return
+        process.taking_over = None
+        disk = process.disk
+        disk.durable_end = disk.end
+        disk.begin_epoch(found.leader_epoch)
+        self.note(
+            "broker {} leads epoch {} from {}",
+            process.broker,
+            found.leader_epoch,
+            disk.end,
+        )
+        self.judge_leader(process, found.leader_epoch)
+        process.leader = leading.take_over(
+            found,
+            process.version,
+            process.broker,
+            partition.replicas,
+            removing=partition.removing,
+            min_isr=partition.min_insync_replicas,
+            lag_ms=LAG_MS,
+            log_start=disk.start,
+            log_end=disk.end,
+            high_watermark=process.high_watermark,
+            now_ms=self.now_ms,
+        )
+        self.load_coordinator(process)
+        self.show(process, process.leader.high_watermark)
+
+    # -- the leader --------------------------------------------------------------------
+
+    def update(self, process: Process, book: LeaderBook) -> None:
+        """Take the next book of a leader and carry out its effects."""
+        process.leader = book
+        if book.high_watermark != process.high_watermark:
+            self.show(process, book.high_watermark)
+            self.answer_waiters(process)
+        if book.proposal is not None and not process.is_proposing:
+            process.is_proposing = True
+            self.propose(process)
+
+    def propose(self, process: Process) -> None:
+        """Write the proposal, and repeat that until its outcome is known."""
+        book = process.leader
+        if book is None or book.proposal is None:
+            process.is_proposing = False
+            return
+        if process.session is not None:
+            self.write_state(process, book.proposal.state, book.proposal.version)
+        self.at(150, process, self.propose, process)
+
+    def answer_waiters(self, process: Process) -> None:
+        end = process.high_watermark
+        while process.waiters and process.waiters[0].end <= end:
+            self.acknowledge(process.waiters.pop(0))
+
+    def acknowledge(self, waiter: Waiter) -> None:
+        record = waiter.record
+        self.acknowledged += 1
+        self.is_acknowledged_since_heal |= self.is_healed
+        if self.may_lose_records:
+            return
+        require(
+            waiter.end <= len(self.shown) and self.shown[waiter.end - 1] == record,
+            "R01",
+            "record {} was acknowledged at offset {} and is not committed",
+            record,
+            waiter.end - 1,
+        )
+        self.acknowledged_end = max(self.acknowledged_end, waiter.end)
+        self.committed_floor = max(self.committed_floor, record[2])
+
+    def produce(self, process: Process, *, waits: bool, commit: int = -1) -> None:
+        """Handle a produce request, or the commit of an offset."""
+        book = process.leader
+        if book is None or (waits and not book.has_min_isr):
+            return
+        self.last_number += 1
+        epoch = book.state.leader_epoch
+        record = (epoch, self.last_number, commit)
+        owner = self.appenders.setdefault(epoch, (process.broker, process.life))
+        require(
+            owner == (process.broker, process.life),
+            "R04",
+            "broker {} appends in epoch {}, which is the epoch of {}",
+            process.broker,
+            epoch,
+            owner,
+        )
+        disk = process.disk
+        disk.append(record)
+        self.note("broker {} appends {} at {}", process.broker, record, disk.end - 1)
+        if commit >= 0 and process.commits is not None:
+            process.commits.append((disk.end, commit))
+        if waits:
+            process.waiters.append(Waiter(disk.end, record))
+        self.update(
+            process,
+            leading.appended(
+                book, disk.end, is_durable=not self.options.is_durable_first
+            ),
+        )
+        if self.options.is_durable_first:
+            self.sync(process)
+
+    def sync(self, process: Process) -> None:
+        if not process.is_syncing:
+            process.is_syncing = True
+            self.at(
+                1 + int(self.chance.random() * self.options.sync_ms),
+                process,
+                self.on_synced,
+                process,
+                process.disk.end,
+                process.cuts,
+            )
+
+    def on_synced(self, process: Process, end: int, cuts: int) -> None:
+        process.is_syncing = False
+        disk = process.disk
+        if cuts == process.cuts:
+            disk.durable_end = max(disk.durable_end, end)
+        if process.leader is not None:
+            self.update(process, leading.synced(process.leader, disk.durable_end))
+            if disk.durable_end < disk.end and self.options.is_durable_first:
+                self.sync(process)
+        elif process.follower is not None:
+            process.follower = following.synced(process.follower, disk.durable_end)
+            self.show(process, process.follower.high_watermark)
+            self.follow(process)
+
+    def on_fetch(self, process: Process, fetch: FollowerFetch, life: int) -> None:
+        """Handle a fetch request of a follower."""
+        book = process.leader
+        disk = process.disk
+        if book is None:
+            answer = FetchAnswer(ReplicationError.NOT_LEADER_OR_FOLLOWER)
+        else:
+            book, refusal = leading.fetched(
+                book,
+                fetch,
+                disk.end_of_epoch(fetch.last_epoch),
+                process.live,
+                self.now_ms,
+            )
+            if refusal is None and process.session is not None:
+                book = leading.expand_isr(book, fetch, process.live)
+            self.update(process, book)
+            if refusal is not None:
+                answer = FetchAnswer(
+                    refusal.error, refusal.diverging, log_start=disk.start
+                )
+            else:
+                # R10 allows for an empty disk, which small answers would fill slowly.
+                size = 60 if self.is_healed else 6
+                answer = FetchAnswer(
+                    records=disk.records[fetch.offset : fetch.offset + size],
+                    high_watermark=process.high_watermark,
+                    log_start=disk.start,
+                )
+        self.send(process.broker, fetch.replica, self.on_answer, fetch, life, answer)
+
+    # -- the follower ------------------------------------------------------------------
+
+    def follow(self, process: Process) -> None:
+        book = process.follower
+        if book is None:
+            return
+        step = following.next_step(book)
+        if isinstance(step, following.SyncLog):
+            self.sync(process)
+        elif isinstance(step, following.SendFetch):
+            fetch = step.fetch
+            process.follower = following.sent(book, fetch)
+            self.send(
+                process.broker, book.state.leader, self.on_fetch, fetch, process.life
+            )
+            self.at(250, process, self.give_up, process, fetch)
+
+    def give_up(self, process: Process, fetch: FollowerFetch) -> None:
+        book = process.follower
+        if book is not None and book.outstanding is fetch:
+            process.follower = following.gave_up(book)
+            self.follow(process)
+
+    def on_answer(
+        self, process: Process, fetch: FollowerFetch, life: int, answer: FetchAnswer
+    ) -> None:
+        book = process.follower
+        if book is None or process.life != life:
+            return
+        disk = process.disk
+        own = disk.end_of_epoch(answer.diverging[0]) if answer.diverging else (-1, -1)
+        before = book
+        book, effects = following.answered(book, fetch, answer, own)
+        if book is before and not effects:
+            return
+        process.follower = book
+        delay_ms = 2 if answer.records else 35
+        for effect in effects:
+            match effect:
+                case following.AppendFetched(records):
+                    self.append_records(process, records)
+                case following.TruncateToEpoch(epoch, end):
+                    process.cuts += 1
+                    disk.truncate_to_epoch(epoch, end)
+                    self.note("broker {} truncates to {}", process.broker, disk.end)
+                    self.judge_truncation(process)
+                case following.RestartLog(offset):
+                    process.cuts += 1
+                    disk.restart_at(offset)
+                    self.note(
+                        "broker {} restarts its log at {}", process.broker, offset
+                    )
+                    self.judge_truncation(process)
+                case following.DeleteRecordsBelow(offset):
+                    disk.delete_below(offset)
+                case following.StopReplica(reason):
+                    self.stopped += 1
+                    require(
+                        self.options.is_unclean_allowed,
+                        "R07",
+                        "broker {}: {}",
+                        process.broker,
+                        reason,
+                    )
+                case following.BackOff():
+                    delay_ms = 60
+        if effects:
+            book = following.changed_log(
+                process.follower, disk.start, disk.end, disk.last_epoch
+            )
+            process.follower = book
+        self.show(process, book.high_watermark)
+        if book.durable_end < book.log_end:
+            self.follow(process)
+        else:
+            self.at(delay_ms, process, self.follow, process)
+
+    def append_records(self, process: Process, records: Any) -> None:
+        disk = process.disk
+        for record in records:
+            disk.append(record)
+
+    # -- the coordinator ---------------------------------------------------------------
+
+    def load_coordinator(self, process: Process) -> None:
+        """Read the commits up to the log end, as a coordinator does at take-over."""
+        end = process.disk.end
+        process.commits = [
+            (offset, record[2])
+            for offset, record in enumerate(process.disk.records[:end], 1)
+            if record is not None and record[2] >= 0
+        ]
+
+    def fetch_offset(self, process: Process) -> int | None:
+        """Return the committed offset, or None for an error."""
+        book = process.leader
+        if book is None or process.commits is None:
+            return None
+        if self.now_ms >= process.lease_until:
+            return None
+        if process.high_watermark < book.epoch_start:
+            return None
+        for end, commit in reversed(process.commits):
+            if end <= process.high_watermark:
+                return commit
+        return None if process.disk.start else -1
+
+    # -- clients -----------------------------------------------------------------------
+
+    def pick_process(self) -> Process | None:
+        """Return a process that believes that it leads, if there is one."""
+        believers = [
+            each
+            for each in self.processes.values()
+            if each.leader is not None
+            and each.is_up
+            and each.paused_until <= self.now_ms
+        ]
+        return self.chance.choice(believers) if believers else None
+
+    def client(self) -> None:
+        drawn = self.chance.random()
+        process = self.pick_process()
+        self.at(4 + int(self.chance.random() * 30), None, self.client)
+        if process is None:
+            return
+        if drawn < 0.4:
+            self.produce(process, waits=drawn < 0.34)
+        elif drawn < 0.65:
+            self.last_commit += 1
+            self.produce(process, waits=True, commit=self.last_commit)
+        else:
+            found = self.fetch_offset(process)
+            if found is not None:
+                self.offset_answers += 1
+                require(
+                    found >= self.committed_floor or self.may_lose_records,
+                    "R13",
+                    "broker {} answers {}, and a client has seen {}",
+                    process.broker,
+                    found,
+                    self.committed_floor,
+                )
+                self.committed_floor = found
+
+    # -- faults ------------------------------------------------------------------------
+
+    def plan(self) -> None:
+        self.at(100, None, self.client)
+        at_ms = 0
+        for _ in range(self.options.fault_count):
+            # Many bugs need two faults at nearly the same time.
+            if at_ms and self.chance.random() < 0.4:
+                at_ms += self.chance.randint(1, 120)
+            else:
+                at_ms = self.chance.randint(250, FAULTS_END_MS - 200)
+            name = self.chance.choice(self.options.faults)
+            self.at(min(at_ms, FAULTS_END_MS - 1), None, self.fault, name)
+        self.at(FAULTS_END_MS, None, self.heal)
+
+    def fault(self, name: str) -> None:
+        self.note("fault {}", name)
+        running = [each for each in self.processes.values() if each.is_up]
+        if not running:
+            return
+        victim = self.chance.choice(running)
+        name, _, of_leader = name.partition("@")
+        if of_leader:
+            victim = self.pick_process() or victim
+        getattr(self, f"fault_{name}")(victim)
+
+    def fault_kill(self, victim: Process) -> None:
+        self.kill(victim)
+
+    def fault_power(self, victim: Process) -> None:
+        self.kill(victim, power=True)
+
+    def fault_power_all(self, victim: Process) -> None:
+        for process in self.processes.values():
+            self.kill(process, power=True)
+        self.registry_loses_power()
+
+    def registry_loses_power(self) -> None:
+        """Each write of the registry was synced, so it loses nothing."""
+
+    def fault_wipe(self, victim: Process) -> None:
+        """Replace the disk, unless no other member of the ISR and ELR would remain."""
+        found = self.registry.parsed
+        if found is None:
+            return
+        disks = {process.disk.name for process in self.processes.values()}
+        kept = {broker: member.disk for broker, member in found.isr.items()}
+        kept.update(found.elr)
+        kept.pop(victim.broker, None)
+        if self.partition.removing:
+            return
+        if any(disk in disks for disk in kept.values()):
+            self.kill(victim, wipe=True)
+
+    def fault_pause(self, victim: Process) -> None:
+        victim.paused_until = self.now_ms + self.chance.randint(50, SESSION_MS - 20)
+
+    def fault_long_pause(self, victim: Process) -> None:
+        victim.paused_until = self.now_ms + self.chance.randint(
+            SESSION_MS, 3 * SESSION_MS
+        )
+
+    def cut_links(self, links: set[tuple[int, int]]) -> None:
+        self.cuts |= links
+        self.at(
+            self.chance.choice([100, 600, 1_400]),
+            None,
+            self.cuts.difference_update,
+            links,
+        )
+
+    def fault_cut(self, victim: Process) -> None:
+        other = self.chance.choice(
+            [each for each in self.processes if each != victim.broker]
+        )
+        self.cut_links({(victim.broker, other), (other, victim.broker)})
+
+    def fault_cut_one_way(self, victim: Process) -> None:
+        nodes = [REGISTRY, *(each for each in self.processes if each != victim.broker)]
+        link = (victim.broker, self.chance.choice(nodes))
+        self.cut_links({link if self.chance.random() < 0.5 else (link[1], link[0])})
+
+    def fault_cut_registry(self, victim: Process) -> None:
+        self.cut_links({(victim.broker, REGISTRY), (REGISTRY, victim.broker)})
+
+    def fault_cut_answers(self, victim: Process) -> None:
+        """The registry carries out the calls of a broker, which gets no answer."""
+        self.cut_links({(REGISTRY, victim.broker)})
+
+    def fault_storm(self, victim: Process) -> None:
+        """Lose, delay and double a third of the messages for a while."""
+        self.loss = 0.3
+        self.at(400, None, self.calm)
+
+    def calm(self) -> None:
+        self.loss = 0.0 if self.is_healed else self.options.loss
+
+    def fault_move_leader(self, victim: Process) -> None:
+        """Elect another member of the ISR although the leader is alive."""
+        found = self.registry.parsed
+        if found is None or victim.session is None:
+            return
+        live = self.registry.live()
+        others = [
+            each
+            for each in electing.eligible_members(found, self.partition, live)
+            if each != found.leader
+        ]
+        if others and found.leader != NO_LEADER:
+            new = electing.move_leader(found, self.chance.choice(others))
+            self.write_state(victim, new, self.registry.version)
+
+    def fault_reassign(self, victim: Process) -> None:
+        """Move replicas to other brokers, or cancel that."""
+        if self.registry.parsed is None:
+            return
+        target: tuple[int, ...] | None = tuple(
+            self.chance.sample(sorted(self.processes), self.options.replicas)
+        )
+        if self.partition.removing and self.chance.random() < 0.3:
+            target = None
+        changed = electing.reassign(self.partition, target, set(self.processes))
+        assert isinstance(changed, ReplicatedPartition)
+        self.note("reassign to {}: {}", target, changed)
+        self.partition = changed
+        self.changed_registry()
+
+    def fault_leave(self, victim: Process) -> None:
+        """Shut a broker down in order: it hands over its partitions first."""
+        with contextlib.suppress(RegistryUnavailableError, SessionExpiredError):
+            if victim.session is None or victim.epoch is None:
+                return
+            with self.call_registry(victim):
+                victim.is_leaving = True
+                self.registry.set_leaving(victim.session, victim.broker)
+            self.changed_registry()
+        self.at(400, victim, self.leave, victim)
+
+    def leave(self, process: Process) -> None:
+        process.disk.durable_end = process.disk.end
+        process.disk.is_clean = True
+        if process.session is not None:
+            self.registry.sessions[process.session] = -1
+        self.kill(process)
+
+    def fault_delete_records(self, victim: Process) -> None:
+        process = self.pick_process()
+        if process is not None and process.leader is not None:
+            start = self.chance.randint(process.disk.start, process.high_watermark)
+            process.disk.delete_below(start)
+            process.leader = process.leader._replace(log_start=process.disk.start)
+
+    def heal(self) -> None:
+        self.note("all faults end")
+        self.is_healed = True
+        self.cuts.clear()
+        self.loss = 0.0
+        for process in self.processes.values():
+            process.paused_until = 0
+            if process.is_leaving:
+                self.leave(process)
+            if not process.is_up:
+                self.restart(process)
+
+    # -- the judge ---------------------------------------------------------------------
+
+    def show(self, process: Process, high_watermark: int) -> None:
+        """Take a new high watermark of a broker, and judge the records below it."""
+        before = process.high_watermark
+        if high_watermark == before:
+            return
+        disk = process.disk
+        require(
+            high_watermark <= disk.end,
+            "R03",
+            "high watermark {} of broker {} is above its end {}",
+            high_watermark,
+            process.broker,
+            disk.end,
+        )
+        process.high_watermark = high_watermark
+        if self.may_lose_records:
+            return
+        require(
+            high_watermark > before,
+            "R03",
+            "the high watermark of broker {} falls from {} to {}",
+            process.broker,
+            before,
+            high_watermark,
+        )
+        book = process.leader or process.follower
+        assert book is not None
+        self.shown_epoch = max(self.shown_epoch, book.state.leader_epoch)
+        shown = self.shown
+        for offset in range(max(before, disk.start), high_watermark):
+            record = disk.records[offset]
+            if offset == len(shown):
+                shown.append(record)
+            require(
+                record == shown[offset],
+                "R02",
+                "broker {} shows {} at offset {}, and {} was shown there",
+                process.broker,
+                record,
+                offset,
+                shown[offset],
+            )
+
+    def judge_leader(self, process: Process, epoch: int) -> None:
+        """Judge the log of a new leader."""
+        disk = process.disk
+        shown = self.shown
+        self.judge_logs()
+        if self.may_lose_records or epoch < self.shown_epoch:
+            # A broker that was paused may begin an epoch which is already over.
+            return
+        require(
+            disk.end >= self.acknowledged_end,
+            "R01",
+            "broker {} leads with end {}, and {} was acknowledged",
+            process.broker,
+            disk.end,
+            self.acknowledged_end,
+        )
+        require(
+            disk.end >= len(shown),
+            "R02",
+            "broker {} leads with end {}, and {} was shown",
+            process.broker,
+            disk.end,
+            len(shown),
+        )
+        start = disk.start
+        require(
+            disk.records[start : len(shown)] == shown[start:],
+            "R02",
+            "broker {} leads with other records",
+            process.broker,
+        )
+
+    def judge_truncation(self, process: Process) -> None:
+        if process.follower is not None and process.follower.state.is_recovering:
+            return
+        require(
+            process.disk.end >= process.high_watermark,
+            "R07",
+            "broker {} truncated to {} below its high watermark {}",
+            process.broker,
+            process.disk.end,
+            process.high_watermark,
+        )
+
+    def judge_logs(self) -> None:
+        disks = [process.disk for process in self.processes.values()]
+        for number, one in enumerate(disks):
+            for other in disks[:number]:
+                judge_pair(one, other)
+
+    def is_done(self) -> bool:
+        """Whether the schedule is over; judges R09 and R10."""
+        if not self.is_healed:
+            return False
+        found = self.registry.parsed
+        if found is None:
+            require(self.now_ms < LEADER_BY_MS, "R09", "the partition has no state")
+            return False
+        if not found.isr and not found.elr:
+            return True
+        if self.is_acknowledged_since_heal:
+            partition = self.partition
+            is_settled = not partition.adding and not partition.removing
+            if is_settled and found.isr.keys() == set(partition.replicas):
+                return True
+            if self.stopped:
+                return True
+            require(self.now_ms < IN_SYNC_BY_MS, "R10", "the ISR is {}", found)
+        else:
+            require(
+                self.now_ms < LEADER_BY_MS or self.stopped > 0,
+                "R09",
+                "no leader takes writes: {}",
+                found,
+            )
+        return self.now_ms >= IN_SYNC_BY_MS
+
+
+def judge_pair(one: Disk, other: Disk) -> None:
+    """Judge R05: logs with the same epoch at an offset are equal up to it."""
+    end = min(one.end, other.end)
+    start = max(one.start, other.start)
+    first, second = one.records[start:end], other.records[start:end]
+    if first == second:
+        return
+    for offset in range(len(first) - 1, -1, -1):
+        if first[offset][0] == second[offset][0]:
+            require(
+                first[: offset + 1] == second[: offset + 1],
+                "R05",
+                "{} and {} have epoch {} at offset {} and differ below it",
+                one.name,
+                other.name,
+                first[offset][0],
+                start + offset,
+            )
+            return
+
+
+def run_schedule(seed: int, options: Options | None = None) -> World:
+    """Run one schedule. If it fails, run it again to report its steps."""
+    try:
+        return World(seed, options).run()
+    except InvariantBroken as error:
+        steps: list[str] = []
+        with contextlib.suppress(InvariantBroken):
+            World(seed, options, steps).run()
+        error.add_note(f"repeat with run_schedule({seed}, {options})")
+        error.add_note("\n".join(steps))
+        raise
