@@ -274,6 +274,7 @@ class Broker:
                     version=call.version,
                     topic_of=state.topic_ids.name_of,
                     exists=state.logdir.__contains__,
+                    topics=state.logdir.topics,
                 ),
             )
             if callable(guarded):

@@ -35,6 +35,8 @@ class Asker:
     topic_of: Callable[[bytes], str | None]
     #: Returns whether a topic exists.
     exists: Callable[[str], bool]
+    #: Returns the names of all topics.
+    topics: Callable[[], Iterable[str]]
 
     def may(self, operation: AclOperation, kind: ResourceType, name: str) -> bool:
         """Return whether the user may perform an operation."""

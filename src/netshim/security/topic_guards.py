@@ -254,19 +254,13 @@ def describe_topic_partitions(request: Any, asker: Asker) -> Any:
     if request.cursor is not None and request.cursor.partition_index < 0:
         return None  # the handler refuses it before it reads the topics
     if not request.topics:
-
-        def complete_all(response: Any) -> Any:
-            response.topics = _with_operations(
-                (
-                    one
-                    for one in response.topics
-                    if asker.may_topic(AclOperation.DESCRIBE, one.name)
-                ),
-                asker,
-            )
-            return response
-
-        return complete_all
+        # All topics. The handler gets the names, because the cursor of its response
+        # contains the next name.
+        request.topics = [
+            wire.DESCRIBE_TOPIC_PARTITIONS.Request.Topic(name=name)
+            for name in asker.topics()
+            if asker.may_topic(AclOperation.DESCRIBE, name)
+        ]
     request.topics, parts = split(
         request.topics, lambda one: asker.may_topic(AclOperation.DESCRIBE, one.name)
     )

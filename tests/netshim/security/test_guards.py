@@ -1,0 +1,74 @@
+"""Responses to a user whose rules allow only some of the topics and groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from netshim import wire
+from netshim.security.acls import (
+    Acl,
+    AclIndex,
+    AclOperation,
+    Pattern,
+    Permission,
+    ResourceType,
+)
+from netshim.session import ANONYMOUS
+from support.bench import Bench
+
+
+def allow(bench: Bench, *rules: tuple[ResourceType, str, AclOperation]) -> None:
+    """Replace all rules."""
+    bench.broker.state.security.acls = AclIndex(
+        Acl(kind, Pattern.LITERAL, name, ANONYMOUS, "*", operation, Permission.ALLOW)
+        for kind, name, operation in rules
+    )
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    """A broker with the topics a, b, c and d, of which the user may describe b and d."""
+    found = Bench(tmp_path / "data")
+    for name in "abcd":
+        found.logdir.create_topic(name, 2)
+    describe = AclOperation.DESCRIBE
+    allow(found, *((ResourceType.TOPIC, name, describe) for name in "bd"))
+    yield found
+    found.close()
+
+
+def test_pages_of_topics_skip_forbidden_ones(bench: Bench) -> None:
+    """The cursor of a page named the next topic, whether or not the user may see it."""
+    request = wire.DESCRIBE_TOPIC_PARTITIONS.Request
+    cursor: Any = None
+    pages = []
+    while not pages or cursor is not None:
+        response = bench.ask(
+            wire.DESCRIBE_TOPIC_PARTITIONS,
+            0,
+            request(topics=[], response_partition_limit=1, cursor=cursor),
+        )
+        cursor = None
+        if response.next_cursor is not None:
+            cursor = request.Cursor(
+                topic_name=response.next_cursor.topic_name,
+                partition_index=response.next_cursor.partition_index,
+            )
+        (topic,) = response.topics
+        (partition,) = topic.partitions
+        pages.append((topic.name, partition.partition_index))
+    assert pages == [("b", 0), ("b", 1), ("d", 0), ("d", 1)]
+
+
+def test_user_who_may_describe_no_topic_gets_no_page(bench: Bench) -> None:
+    allow(bench)
+    response = bench.ask(
+        wire.DESCRIBE_TOPIC_PARTITIONS,
+        0,
+        wire.DESCRIBE_TOPIC_PARTITIONS.Request(topics=[], response_partition_limit=1),
+    )
+    assert response.topics == [] and response.next_cursor is None
