@@ -268,6 +268,17 @@ def test_other_request_after_handshake_is_answered_and_closes(
     assert client.session.is_ending
 
 
+@pytest.mark.parametrize("version", [-1, 99])
+def test_unserved_api_versions_after_handshake_closes(
+    client: Client, version: int
+) -> None:
+    """Its header is decoded in every version, and no response can be encoded."""
+    client.handshake()
+    key = wire.API_VERSIONS.key.to_bytes(2, "big")
+    with pytest.raises(CloseConnection):
+        client.raw(key + version.to_bytes(2, "big", signed=True) + bytes(6))
+
+
 def test_tokens_after_handshake_0_are_bare_frames(client: Client) -> None:
     assert client.handshake(version=0).error_code == 0
     assert client.raw(b"\0alice\0secret") == bytes(4)

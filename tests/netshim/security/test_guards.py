@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from netshim import wire
+from netshim.handlers.authentication import describe_user_scram_credentials
+from netshim.handlers.quotas import alter_client_quotas
 from netshim.security.acls import (
     Acl,
     AclIndex,
@@ -18,7 +20,9 @@ from netshim.security.acls import (
     ResourceType,
 )
 from netshim.session import ANONYMOUS
-from support.bench import Bench
+from netshim.state import Call
+from netshim.wire import codes
+from support.bench import SESSION, Bench
 
 
 def allow(bench: Bench, *rules: tuple[ResourceType, str, AclOperation]) -> None:
@@ -72,3 +76,49 @@ def test_user_who_may_describe_no_topic_gets_no_page(bench: Bench) -> None:
         wire.DESCRIBE_TOPIC_PARTITIONS.Request(topics=[], response_partition_limit=1),
     )
     assert response.topics == [] and response.next_cursor is None
+
+
+class CountedName(str):
+    """A name that counts how often any name is compared with another."""
+
+    comparisons = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        CountedName.comparisons += 1
+        return str.__eq__(self, other)
+
+
+def distinct_names() -> list[CountedName]:
+    CountedName.comparisons = 0
+    return [CountedName(f"n{number}") for number in range(2_000)]
+
+
+CALL = Call(SESSION, 0, 0, "test", 0)
+
+
+def test_many_named_users_are_not_compared_in_pairs(bench: Bench) -> None:
+    """A request of 100,000 names occupied the broker for minutes."""
+    request = wire.DESCRIBE_USER_SCRAM_CREDENTIALS.Request
+    response = describe_user_scram_credentials(
+        request(users=[request.User(name=name) for name in distinct_names()]),
+        CALL,
+        bench.broker.state,
+    )
+    assert {one.error_code for one in response.results} == {codes.RESOURCE_NOT_FOUND}
+    assert CountedName.comparisons < 10_000
+
+
+def test_many_named_quotas_are_not_compared_in_pairs(bench: Bench) -> None:
+    request = wire.ALTER_CLIENT_QUOTAS.Request
+    entity = request.Entry.Entity
+    entries = [
+        request.Entry(entity=[entity(entity_type="user", entity_name=name)], ops=[])
+        for name in distinct_names()
+    ]
+    response = alter_client_quotas(
+        request(entries=entries, validate_only=True), CALL, bench.broker.state
+    )
+    assert isinstance(response, wire.ALTER_CLIENT_QUOTAS.Response)
+    assert {one.error_code for one in response.entries} == {0}
+    assert CountedName.comparisons < 10_000
