@@ -44,7 +44,7 @@ class SecuritySettings:
     #: Delay of the response to a failed authentication. Kafka's
     #: connection.failed.authentication.delay.ms.
     failed_delay_ms: int = 100
-    #: Iterations of SCRAM that an unknown user appears to have.
+    #: Iterations of SCRAM that an unknown user appears to have while no user exists.
     scram_iterations: int = scram.LEAST_ITERATIONS
     #: Rules for the subjects of client certificates.
     principal_mapping: MappingRules = attrs.field(factory=MappingRules)
