@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from logcore.format.group_records import Subscription, subscription_value
 from netshim import wire
 from netshim.handlers.authentication import describe_user_scram_credentials
 from netshim.handlers.quotas import alter_client_quotas
@@ -122,3 +123,118 @@ def test_many_named_quotas_are_not_compared_in_pairs(bench: Bench) -> None:
     assert isinstance(response, wire.ALTER_CLIENT_QUOTAS.Response)
     assert {one.error_code for one in response.entries} == {0}
     assert CountedName.comparisons < 10_000
+
+
+READ_GROUP = (ResourceType.GROUP, "g", AclOperation.READ)
+
+
+def topic(name: str) -> tuple[ResourceType, str, AclOperation]:
+    return ResourceType.TOPIC, name, AclOperation.DESCRIBE
+
+
+def beat(bench: Bench, member_id: str, epoch: int = 0, **fields: Any) -> Any:
+    """Send a heartbeat of the consumer protocol; with epoch 0 it joins."""
+    if epoch == 0:
+        fields = {"rebalance_timeout_ms": 1_000, "topic_partitions": [], **fields}
+    request = wire.CONSUMER_GROUP_HEARTBEAT.Request(
+        group_id="g", member_id=member_id, member_epoch=epoch, **fields
+    )
+    response = bench.ask(wire.CONSUMER_GROUP_HEARTBEAT, 1, request)
+    assert response.error_code == 0, response
+    return response
+
+
+def assigned(bench: Bench, response: Any) -> list[str | None]:
+    """Return the names of the assigned topics."""
+    return sorted(
+        str(bench.broker.state.topic_ids.name_of(bytes(one.topic_id)))
+        for one in response.assignment.topic_partitions
+    )
+
+
+def test_regular_expression_matches_no_topic_that_the_member_may_not_see(
+    bench: Bench,
+) -> None:
+    allow(bench, READ_GROUP, topic("b"), topic("d"))
+    response = beat(bench, "m", subscribed_topic_regex=".*")
+    assert assigned(bench, response) == ["b", "d"]
+    # A new topic matches too, as soon as a rule shows it.
+    bench.logdir.create_topic("e")
+    allow(bench, READ_GROUP, topic("b"), topic("d"), topic("e"))
+    bench.broker.state.security.rules_version += 1
+    response = beat(bench, "m", response.member_epoch)
+    assert assigned(bench, response) == ["b", "d", "e"]
+
+
+def test_heartbeat_of_one_member_keeps_the_topics_of_another_pattern(
+    bench: Bench,
+) -> None:
+    """Each pattern has the topics that its own members may see."""
+    allow(bench, READ_GROUP, topic("b"), topic("d"))
+    first = beat(bench, "m", subscribed_topic_regex="b")
+    assert assigned(bench, first) == ["b"]
+    # The second member may see d only.
+    allow(bench, READ_GROUP, topic("d"))
+    bench.broker.state.security.rules_version += 1
+    second = beat(bench, "n", subscribed_topic_regex="d")
+    assert assigned(bench, second) == ["d"]
+    group = bench.broker.state.groups.get("g")
+    assert group is not None and group.consumers is not None
+    assert group.consumers.patterns["b"].topics == ("b",)
+
+
+def test_assignment_leaves_out_a_topic_after_its_rule_is_deleted(bench: Bench) -> None:
+    """The response lists the whole assignment, because the request has all fields."""
+    allow(bench, READ_GROUP, topic("b"), topic("d"))
+    whole = {
+        "rebalance_timeout_ms": 1_000,
+        "topic_partitions": [],
+        "subscribed_topic_regex": "[bd]",
+    }
+    response = beat(bench, "m", **whole)
+    assert assigned(bench, response) == ["b", "d"]
+    allow(bench, READ_GROUP, topic("d"))
+    response = beat(bench, "m", response.member_epoch, **whole)
+    assert assigned(bench, response) == ["d"]
+
+
+def test_new_member_takes_no_topic_from_others_with_its_pattern(bench: Bench) -> None:
+    allow(bench, READ_GROUP, topic("b"), topic("d"))
+    response = beat(bench, "m", subscribed_topic_regex="[bd]")
+    # The first heartbeat has created the topic of the offsets.
+    beat(bench, "m", response.member_epoch)
+    allow(bench, READ_GROUP, topic("d"))
+    beat(bench, "n", subscribed_topic_regex="[bd]")
+    group = bench.broker.state.groups.get("g")
+    assert group is not None and group.consumers is not None
+    assert group.consumers.patterns["[bd]"].topics == ("b", "d")
+
+
+def test_classic_member_of_a_consumer_group_learns_of_no_forbidden_topic(
+    bench: Bench,
+) -> None:
+    """The broker makes the assignment of such a group, from names that a member gave."""
+    allow(bench, READ_GROUP, topic("d"))
+    beat(bench, "m", subscribed_topic_names=["d"])
+    join = wire.JOIN_GROUP.Request
+    metadata = subscription_value(Subscription(topics=("a", "d")))
+    request = join(
+        group_id="g",
+        session_timeout_ms=10_000,
+        rebalance_timeout_ms=10_000,
+        protocol_type="consumer",
+        protocols=[join.Protocol(name="range", metadata=metadata)],
+    )
+    request.member_id = bench.ask(wire.JOIN_GROUP, 9, request).member_id
+    joined = bench.ask(wire.JOIN_GROUP, 9, request)
+    assert joined.error_code == 0
+    sync = wire.SYNC_GROUP.Request(
+        group_id="g",
+        member_id=joined.member_id,
+        generation_id=joined.generation_id,
+        protocol_type="consumer",
+        protocol_name="range",
+    )
+    response = bench.ask(wire.SYNC_GROUP, 5, sync)
+    assert response.error_code == 0
+    assert b"a" not in bytes(response.assignment)
