@@ -20,6 +20,7 @@ from typing import Final
 
 import attrs
 
+from netshim.security.acls import canonical_address
 from netshim.security.stored import DEFAULT, Entity
 
 PRODUCE: Final = "producer_byte_rate"
@@ -38,7 +39,7 @@ _MOST_REQUEST_DELAY_MS: Final = 1_000
 #: Maximum number of measured entities. Idle ones are then forgotten. If there are none,
 #: further clients share a rate, because a client may use many ids.
 _MOST_SENSORS: Final = 10_000
-#: Longest client id that is measured by itself. No quota has a longer name.
+#: Maximum number of characters that distinguish client ids. Quotas cannot name more.
 _MOST_NAME_CHARS: Final = 1_024
 
 
@@ -137,7 +138,10 @@ class Quotas:
 
     def set_bounds(self, bounds: Mapping[Entity, Mapping[str, float]]) -> None:
         """Replace all bounds. Measured rates are kept."""
-        self._bounds = bounds
+        self._bounds = {
+            (user, client_id, address and canonical_address(address)): values
+            for (user, client_id, address), values in bounds.items()
+        }
         self._found.clear()
         self.keys = frozenset(key for values in bounds.values() for key in values)
 

@@ -127,6 +127,11 @@ def test_connections_of_an_address_are_limited() -> None:
     assert bounds.connect("10.0.0.2", 0) == 0
 
 
+def test_quota_applies_to_an_address_in_each_of_its_forms() -> None:
+    bounds = limited({(None, None, "0:0:0:0:0:0:0:1"): {quotas.CONNECTION: 1}})
+    assert [bounds.connect("::1", 0) for _ in range(12)][-1] > 0
+
+
 def test_without_bounds_nothing_is_measured() -> None:
     bounds = limited({})
     assert bounds.keys == frozenset()
