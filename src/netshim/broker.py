@@ -268,7 +268,7 @@ class Broker:
             guarded = GUARDS[call.api_key](
                 request,
                 Asker(
-                    index=state.security.acls,
+                    rules=state.security.rules,
                     principal=call.session.principal,
                     host=call.session.peer,
                     version=call.version,

@@ -164,6 +164,11 @@ class Security:
 
     # -- in the broker's thread --------------------------------------------------------
 
+    def rules(self) -> AclIndex:
+        """Return the rules as they are now. They are enforced."""
+        assert self.acls is not None, "no rule is enforced"
+        return self.acls
+
     def may_describe(self, session: ClientSession, topic: str) -> bool:
         """Return whether a client may learn of a topic, by the rules as they are now."""
         return self.acls is None or self.acls.allows(

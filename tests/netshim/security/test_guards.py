@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from logcore import recordbatch
 from logcore.format.group_records import Subscription, subscription_value
 from netshim import wire
 from netshim.handlers.authentication import describe_user_scram_credentials
@@ -123,6 +124,48 @@ def test_many_named_quotas_are_not_compared_in_pairs(bench: Bench) -> None:
     assert isinstance(response, wire.ALTER_CLIENT_QUOTAS.Response)
     assert {one.error_code for one in response.entries} == {0}
     assert CountedName.comparisons < 10_000
+
+
+@pytest.mark.parametrize("version", [12, 13])
+def test_fetch_that_waits_gets_no_records_after_its_rule_is_deleted(
+    bench: Bench, version: int
+) -> None:
+    allow(
+        bench,
+        *((ResourceType.TOPIC, name, AclOperation.READ) for name in "ab"),
+        (ResourceType.TOPIC, "a", AclOperation.WRITE),
+    )
+    request = wire.FETCH.Request
+    part = request.Topic.Partition(partition=0, partition_max_bytes=1 << 20)
+    topics = []
+    for name in "ab":
+        one = request.Topic(partitions=[part])
+        if version < 13:
+            one.topic = name
+        else:
+            one.topic_id = bench.broker.state.topic_ids.id_of(name)
+        topics.append(one)
+    waits = bench.send(
+        wire.FETCH, version, request(topics=topics, max_wait_ms=10_000, min_bytes=1)
+    )
+    assert not waits.is_set
+    allow(
+        bench,
+        (ResourceType.TOPIC, "b", AclOperation.READ),
+        (ResourceType.TOPIC, "a", AclOperation.WRITE),
+    )
+    records = recordbatch.encode([(None, b"private")], base_offset=0)
+    assert bench.produce(records, topic="a").error_code == 0
+    bench.broker.tick(bench.now_ms)
+    response = bench.read(wire.FETCH, version, waits)
+    parts = {
+        one.topic or bench.broker.state.topic_ids.name_of(bytes(one.topic_id)): (
+            one.partitions[0].error_code,
+            bytes(one.partitions[0].records),
+        )
+        for one in response.responses
+    }
+    assert parts == {"a": (codes.TOPIC_AUTHORIZATION_FAILED, b""), "b": (0, b"")}
 
 
 READ_GROUP = (ResourceType.GROUP, "g", AclOperation.READ)
