@@ -7,6 +7,7 @@ broker. A running broker uses a change within 50 ms.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 from collections.abc import Generator
 from pathlib import Path
@@ -36,6 +37,21 @@ from netshim.security.stored import (
 _DIRECTORY: Final = click.argument(
     "directory", metavar="DIR", type=click.Path(file_okay=False)
 )
+
+
+def _print(*cells: str) -> None:
+    """Print the cells of a line, with their control characters escaped.
+
+    A name could otherwise forge a cell or a line, or change the terminal.
+    """
+    click.echo(
+        "\t".join(
+            "".join(one if one.isprintable() else ascii(one)[1:-1] for one in cell)
+            for cell in cells
+        )
+    )
+
+
 _OPERATIONS: Final = {
     name.lower(): operation for operation, name in OPERATION_NAMES.items()
 }
@@ -111,7 +127,7 @@ def add_user(
     credentials = scram.credentials_of(password, iterations, os.urandom)
     with _opened(directory, creates=True) as store:
         store.set_credentials(name, credentials)
-    click.echo(f"user {name}: {', '.join(scram.HASHES)}")
+    _print(f"user {name}: {', '.join(scram.HASHES)}")
 
 
 @user.command("remove")
@@ -126,7 +142,7 @@ def remove_user(directory: str, name: str) -> None:
                 "user", expected="an existing user", found=repr(name)
             )
         store.set_credentials(name, dict.fromkeys(present))
-    click.echo(f"user {name} removed")
+    _print(f"user {name} removed")
 
 
 @user.command("list")
@@ -140,7 +156,7 @@ def list_users(directory: str) -> None:
             f"{mechanism} with {one.iterations} iterations"
             for mechanism, one in sorted(credentials.items())
         )
-        click.echo(f"{name}\t{mechanisms}")
+        _print(name, mechanisms)
 
 
 # -- access control lists --------------------------------------------------------------
@@ -259,13 +275,19 @@ def _rules(
     ]
 
 
-def _shown(rule: Acl) -> str:
-    """Return a rule as one line of text."""
+def _cells(rule: Acl) -> tuple[str, ...]:
+    """Return a rule as the cells of one line."""
     permission = "allow" if rule.permission == Permission.ALLOW else "deny"
     kind = ResourceType(rule.resource_type).name.lower().replace("_", "-")
     star = "*" if rule.pattern == Pattern.PREFIXED else ""
     operation = OPERATION_NAMES[AclOperation(rule.operation)]
-    return f"{permission}\t{rule.principal}\t{operation}\t{kind} {rule.name}{star}\tfrom {rule.host}"
+    return (
+        permission,
+        rule.principal,
+        operation,
+        f"{kind} {rule.name}{star}",
+        f"from {rule.host}",
+    )
 
 
 @acl.command("add")
@@ -281,7 +303,7 @@ def add_acl(directory: str, principal: str, **options: object) -> None:
     with _opened(directory, creates=True) as store:
         store.add_acls(rules)
     for rule in rules:
-        click.echo(_shown(rule))
+        _print(*_cells(rule))
 
 
 @acl.command("remove")
@@ -296,7 +318,7 @@ def remove_acl(directory: str, principal: str, **options: object) -> None:
         store.remove_acls(rules)
     for rule in rules:
         if rule in present:
-            click.echo(f"removed\t{_shown(rule)}")
+            _print("removed", *_cells(rule))
 
 
 @acl.command("list")
@@ -305,7 +327,7 @@ def list_acls(directory: str) -> None:
     """Print all rules."""
     with _opened(directory) as store:
         for rule in store.load().acls:
-            click.echo(_shown(rule))
+            _print(*_cells(rule))
 
 
 # -- quotas ----------------------------------------------------------------------------
@@ -356,6 +378,14 @@ def set_quota(directory: str, bounds: tuple[str, ...], **options: object) -> Non
     For example: netshim quota set data --user alice producer_byte_rate=1e6
     """
     entity = _entity(options)
+    address = entity[2]
+    if address not in (None, DEFAULT):
+        try:
+            ipaddress.ip_address(address)
+        except ValueError:
+            raise InvalidConfigError(
+                "--ip", expected="an IP address", found=repr(address)
+            ) from None
     known = quotas.CLIENT_KEYS if entity[2] is None else (quotas.CONNECTION,)
     values: dict[str, float | None] = {}
     for text in bounds:
@@ -402,4 +432,4 @@ def list_quotas(directory: str) -> None:
             if name is not None
         )
         for key, value in sorted(values.items()):
-            click.echo(f"{named}\t{key}={value:g}")
+            _print(named, f"{key}={value:g}")

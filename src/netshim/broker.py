@@ -268,12 +268,13 @@ class Broker:
             guarded = GUARDS[call.api_key](
                 request,
                 Asker(
-                    index=state.security.acls,
+                    rules=state.security.rules,
                     principal=call.session.principal,
                     host=call.session.peer,
                     version=call.version,
                     topic_of=state.topic_ids.name_of,
                     exists=state.logdir.__contains__,
+                    topics=state.logdir.topics,
                 ),
             )
             if callable(guarded):

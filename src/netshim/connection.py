@@ -471,6 +471,7 @@ class Connection:
         """Return whether a limit of this connection alone is reached."""
         return (
             self._draining
+            or self._given_up is not None
             or self._session.is_ending
             or self._session.mutes > 0
             or (self._is_behind and self._is_changing())

@@ -193,7 +193,7 @@ class BrokerGroups(LoopHost[Effect], GroupService):
         self._coordinator = Coordinator(
             group_rules(state.settings, state.group_settings),
             new_id,
-            ServedTopics(state.logdir),
+            ServedTopics(state.logdir, lambda: state.security.rules_version),
             compile_pattern,
             state.remembered,
         )

@@ -24,12 +24,14 @@ _MOST_BYTES: Final = 1 << 20
 class ServedTopics:
     """The topics of a directory, as logcore.coordination asks for them."""
 
-    def __init__(self, logdir: LogDir) -> None:
+    def __init__(self, logdir: LogDir, rules_version: Callable[[], int]) -> None:
         self._logdir = logdir
+        self._rules_version = rules_version
 
     @property
     def version(self) -> int:
-        return self._logdir.topics_version
+        # A rule may hide or show a topic. Both numbers only rise.
+        return self._logdir.topics_version + self._rules_version()
 
     def names(self) -> Iterable[str]:
         return [name for name in self._logdir.topics() if name not in INTERNAL_TOPICS]

@@ -516,6 +516,18 @@ def test_idle_connection_is_overdue_unless_it_waits_for_an_answer() -> None:
     assert host.connection.overdue(90_000) is None
 
 
+def test_no_request_starts_after_an_answer_that_closes_the_connection() -> None:
+    """The host closes the connection at its next check, and until then another request
+    was handled.
+    """
+    host = Host(later=True)
+    host.feed(frame(b"one"))
+    host.answers[0].set(CloseConnection("refused"))
+    host.feed(frame(b"two"))
+    assert host.frames == [b"one"]
+    assert host.connection.overdue(0) == "refused"
+
+
 def test_draining_connection_accepts_no_more_requests() -> None:
     host = Host(later=True)
     host.feed(frame(b"one"))

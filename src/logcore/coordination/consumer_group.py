@@ -145,6 +145,8 @@ class ConsumerGroup:
         self.unsure: dict[Fact, None] = {}
         #: Version of the topics when they were last compared with the facts.
         self.seen_version: int | None = None
+        #: Version of the topics when each pattern was last resolved.
+        self.seen_by_pattern: dict[str, int] = {}
         #: The end of each member's session.
         self.deadlines_ms: dict[str, int] = {}
         #: When that end is checked next; it can be before the end.

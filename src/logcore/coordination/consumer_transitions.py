@@ -306,6 +306,7 @@ class HeartbeatStep:
         for fact, value in reversed(written.before):
             self.consumers.put(fact, value)
         self.consumers.seen_version = None
+        self.consumers.seen_by_pattern.clear()
 
     def finish(self, answers: list[tuple[Waiter, Result]]) -> None:
         """Queue the records; give the answers once these and all earlier records are
@@ -528,6 +529,11 @@ class HeartbeatStep:
         # The order matters: the member's data, the group epoch, all targets, then the
         # progress of this member.
         is_changed = self._take_facts(request)
+        # A pattern that another broker accepted, and that this one cannot parse, keeps
+        # its topics.
+        with contextlib.suppress(ValueError):
+            pattern = consumers.members[member_id].pattern
+            is_changed |= self._refresh_pattern(pattern, request)
         self._bump_epoch(is_changed)
         self._compute_targets()
         current = self._reconcile(member_id, request.owned)
@@ -626,13 +632,12 @@ class HeartbeatStep:
             self._put((RecordKind.MEMBER, member_id), member)
         if member.pattern != known.pattern:
             self._forget_pattern(known.pattern)
-            if member.pattern is not None:
-                try:
-                    self._resolve(member.pattern)
-                except ValueError as error:
-                    raise Refused(
-                        GroupError.INVALID_REGULAR_EXPRESSION, str(error)
-                    ) from error
+            try:
+                self._refresh_pattern(member.pattern, request)
+            except ValueError as error:
+                raise Refused(
+                    GroupError.INVALID_REGULAR_EXPRESSION, str(error)
+                ) from error
         return (member.topic_names, member.pattern) != (
             known.topic_names,
             known.pattern,
@@ -640,15 +645,29 @@ class HeartbeatStep:
 
     # -- topics
 
-    def _resolve(self, pattern: str) -> bool:
-        """Find the topics that a pattern matches; return whether they have changed.
+    def _refresh_pattern(self, pattern: str | None, request: Beat) -> bool:
+        """Find the topics that the sender's pattern matches, once for each version of
+        the topics; return whether they have changed.
+
+        Topics that the sender may not see are left out. So patterns of other members
+        wait for their own heartbeats.
 
         Raises:
             ValueError: the pattern is invalid.
         """
+        seen = self.consumers.seen_by_pattern
+        if pattern is None or seen.get(pattern) == self.around.topics.version:
+            return False
         topics = self.around.topics
         matches = self.around.compile(pattern)
-        found = tuple(sorted(name for name in topics.names() if matches(name)))
+        found = tuple(
+            sorted(
+                name
+                for name in topics.names()
+                if matches(name) and request.may_see(name)
+            )
+        )
+        seen[pattern] = topics.version
         before = self.consumers.patterns.get(pattern)
         if before is not None and before.topics == found:
             return False
@@ -664,6 +683,7 @@ class HeartbeatStep:
             return
         if all(member.pattern != pattern for member in self.consumers.members.values()):
             self._put((RecordKind.PATTERN, pattern), None)
+            self.consumers.seen_by_pattern.pop(pattern, None)
 
     def _bump_epoch(self, is_changed: bool) -> None:
         """Increase the group epoch if a subscription or a subscribed topic has changed.
@@ -675,18 +695,6 @@ class HeartbeatStep:
         is_seen = consumers.seen_version == topics.version
         if is_seen and not is_changed and consumers.epoch:
             return
-        if not is_seen:
-            for pattern in sorted(
-                {
-                    member.pattern
-                    for member in consumers.members.values()
-                    if member.pattern
-                }
-            ):
-                # A pattern that another broker accepted, and that this one cannot
-                # parse, keeps its topics.
-                with contextlib.suppress(ValueError):
-                    is_changed |= self._resolve(pattern)
         metadata_hash = consumers.hash_of(topics)
         consumers.seen_version = topics.version
         if (

@@ -54,6 +54,11 @@ class GroupError(enum.Enum):
     UNSUPPORTED_VERSION = enum.auto()
 
 
+def _sees_all(topic: str) -> bool:
+    """Allow every topic, because nothing restricts the member."""
+    return True
+
+
 # -- requests and their results --------------------------------------------------------
 
 
@@ -96,6 +101,9 @@ class Sync:
     protocol_type: str | None = None
     protocol: str | None = None
     assignments: Mapping[str, bytes] = attrs.Factory(dict[str, bytes])
+    #: Whether the sender may learn of a topic. A group of the consumer protocol leaves
+    #: other topics out of the assignment that it sends.
+    may_see: Callable[[str], bool] = attrs.field(default=_sees_all, eq=False)
 
 
 @attrs.frozen
@@ -179,6 +187,8 @@ class Beat:
     assignor: str | None = None
     #: The partitions that the member reports as its own.
     owned: Partitions | None = None
+    #: Whether the member may learn of a topic. Its pattern matches no other topics.
+    may_see: Callable[[str], bool] = attrs.field(default=_sees_all, eq=False)
 
 
 @attrs.frozen(kw_only=True)

@@ -531,7 +531,8 @@ class _ClassicStep(consumer_transitions.HeartbeatStep):
             return GroupError.INCONSISTENT_GROUP_PROTOCOL
         self.stop_sync(member_id)
         self._renew(member_id)
-        names = _names(self.consumers.subscribed(), self.around.topics)
+        shown = filter(request.may_see, self.consumers.subscribed())
+        names = _names(shown, self.around.topics)
         assignment = _encoded(current.assigned, names)
         return SyncResult(
             protocol_type=CONSUMER, protocol=protocol, assignment=assignment

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import enum
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -167,10 +168,16 @@ class SaslGate:
         return self._authenticate(bytes(request.auth_bytes), now_ms, answer)
 
     def _refuse(self, header: wire.Header, reason: str) -> Reply:
-        """Answer with ILLEGAL_SASL_STATE in the form of the request's API, and close."""
+        """Answer with ILLEGAL_SASL_STATE in the form of the request's API, and close.
+
+        Raises:
+            CloseConnection: the version is not served, so there is no such form.
+        """
         self._session.is_ending = True
         self._log_failure(reason, "", self._mechanism)
         api = wire.APIS[header.api_key]
+        if not api.min_version <= header.api_version <= api.max_version:
+            raise CloseConnection(reason)
         response = api.Response()
         if hasattr(response, "error_code"):
             response.error_code = codes.ILLEGAL_SASL_STATE
@@ -346,9 +353,9 @@ def describe_user_scram_credentials(
     else:
         names = sorted(users)
     results = []
-    for name in dict.fromkeys(names):
+    for name, count in Counter(names).items():
         result = response_type.User(user=name)
-        if names.count(name) > 1:
+        if count > 1:
             result.error_code = codes.DUPLICATE_RESOURCE
             result.error_message = "the user is named twice"
         elif name not in users:

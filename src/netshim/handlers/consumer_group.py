@@ -8,6 +8,7 @@ and everything that groups of both protocols have are in group.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from logcore.coordination.classic_group import Group
@@ -78,6 +79,7 @@ def consumer_group_heartbeat(
         pattern=request.subscribed_topic_regex,
         assignor=request.server_assignor,
         owned=None if owned is None else frozenset(_each(owned)),
+        may_see=partial(state.security.may_describe, call.session),
     )
     answer = PendingResponse()
     groups.beat(

@@ -300,6 +300,7 @@ def sync_group(
         protocol_type=request.protocol_type,
         protocol=request.protocol_name,
         assignments={each.member_id: each.assignment for each in request.assignments},
+        may_see=partial(state.security.may_describe, call.session),
     )
     answer = PendingResponse()
     groups.sync(sync, lambda result: answer.set(_sync_response(result, call)))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from netshim import wire
@@ -130,8 +131,9 @@ def alter_client_quotas(
             result.error_message = str(error)
         else:
             entities.append(entity)
+    counts = Counter(entities)
     for slot, named in enumerate(entities):
-        if named is not None and entities.count(named) > 1:
+        if named is not None and counts[named] > 1:
             del wanted[slot]
             results[slot].error_code = codes.INVALID_REQUEST
             results[slot].error_message = "the entity is named twice"

@@ -15,6 +15,7 @@ Values are immutable. A change of rules creates another index, with an empty cac
 from __future__ import annotations
 
 import enum
+import ipaddress
 from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Final
@@ -128,6 +129,9 @@ _IMPLIED_BY: Final = {
 }
 #: Maximum number of remembered answers. The cache is emptied when it is full.
 _MOST_ANSWERS: Final = 10_000
+#: Longest name of a resource whose answer is remembered. Clients choose the names of
+#: groups and transactional ids, which may have 32,767 bytes.
+_MOST_REMEMBERED_CHARS: Final = 249
 
 
 @attrs.frozen(order=True)
@@ -177,6 +181,17 @@ class AclFilter:
         return self.name in (None, acl.name)
 
 
+def canonical_address(text: str) -> str:
+    """Return an IP address as sockets write it, and any other text unchanged.
+
+    IPv6 addresses have several forms: Kafka's tools write 0:0:0:0:0:0:0:1 for ::1.
+    """
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        return text
+
+
 class AclIndex:
     """All rules, indexed by resource.
 
@@ -188,10 +203,17 @@ class AclIndex:
     ) -> None:
         self.acls = tuple(sorted(set(acls)))
         self.super_users = frozenset(super_users)
+        #: The rules with addresses in their canonical form.
+        self._rules = [
+            acl
+            if acl.host == WILDCARD
+            else attrs.evolve(acl, host=canonical_address(acl.host))
+            for acl in self.acls
+        ]
         #: (type, name) -> rules with a literal pattern; the name * included.
         self._literal: dict[tuple[int, str], list[Acl]] = {}
         by_prefix: dict[int, dict[str, list[Acl]]] = {}
-        for acl in self.acls:
+        for acl in self._rules:
             if acl.pattern == Pattern.PREFIXED:
                 named = by_prefix.setdefault(acl.resource_type, {})
                 named.setdefault(acl.name, []).append(acl)
@@ -216,6 +238,8 @@ class AclIndex:
         if principal in self.super_users:
             return True
         question = (principal, host, operation, kind, name)
+        if len(name) > _MOST_REMEMBERED_CHARS:
+            return self._decide(*question)
         known = self._answers.get(question)
         if known is None:
             known = self._decide(*question)
@@ -234,7 +258,7 @@ class AclIndex:
             return True
         applying = [
             acl
-            for acl in self.acls
+            for acl in self._rules
             if acl.resource_type == ResourceType.TOPIC
             and acl.principal in (principal, ANYBODY)
             and acl.host in (host, WILDCARD)

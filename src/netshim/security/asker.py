@@ -24,9 +24,10 @@ NOT_ASKED: Final = -(2**31)
 
 @attrs.define
 class Asker:
-    """The user of one request, with the rules at its time."""
+    """The user of one request."""
 
-    index: AclIndex
+    #: Returns the rules as they are now. They may change while the request waits.
+    rules: Callable[[], AclIndex]
     principal: str
     #: Address of the client.
     host: str
@@ -35,6 +36,13 @@ class Asker:
     topic_of: Callable[[bytes], str | None]
     #: Returns whether a topic exists.
     exists: Callable[[str], bool]
+    #: Returns the names of all topics.
+    topics: Callable[[], Iterable[str]]
+
+    @property
+    def index(self) -> AclIndex:
+        """The rules as they are now."""
+        return self.rules()
 
     def may(self, operation: AclOperation, kind: ResourceType, name: str) -> bool:
         """Return whether the user may perform an operation."""

@@ -289,7 +289,22 @@ def consumer_group_heartbeat(request: Any, asker: Asker) -> Any:
     names = request.subscribed_topic_names or ()
     if not all(asker.may_topic(AclOperation.DESCRIBE, name) for name in names):
         return response_type(error_code=codes.TOPIC_AUTHORIZATION_FAILED)
-    return None
+
+    def may_see(name: str | None) -> bool:
+        return name is None or asker.may_topic(AclOperation.DESCRIBE, name)
+
+    def complete(response: Any) -> Any:
+        # Another member may have resolved the same regular expression, and rules may
+        # have changed since the member has joined.
+        if response.assignment is not None:
+            response.assignment.topic_partitions = [
+                topic
+                for topic in response.assignment.topic_partitions
+                if may_see(asker.topic_of(bytes(topic.topic_id)))
+            ]
+        return response
+
+    return complete
 
 
 # -- transactions ----------------------------------------------------------------------

@@ -59,8 +59,8 @@ def subject_of(certificate: Mapping[str, Any], der: Callable[[], bytes]) -> str:
     certificate in binary form; it is called only for subjects with unusual attributes.
 
     Raises:
-        CertificateError: the subject is empty or too long, or has an attribute that
-            needs the package `cryptography`, which is not installed.
+        CertificateError: the subject is empty or too long, or has an attribute that is
+            no text, or one that needs the package `cryptography`, which is not installed.
     """
     parts: Sequence[Sequence[tuple[str, str]]] = certificate.get("subject", ())
     if not parts:
@@ -78,8 +78,14 @@ def subject_of(certificate: Mapping[str, Any], der: Callable[[], bytes]) -> str:
     return subject
 
 
-def _escaped(value: str) -> str:
-    """Return an attribute value with the escapes of RFC 2253, as Java writes them."""
+def _escaped(value: object) -> str:
+    """Return an attribute value with the escapes of RFC 2253, as Java writes them.
+
+    Raises:
+        CertificateError: the value is no text, such as a bit string.
+    """
+    if not isinstance(value, str):
+        raise CertificateError("the subject has an attribute that is no text")
     text = "".join(
         "\\" + one if one in _ESCAPED else "\\00" if one == "\0" else one
         for one in value

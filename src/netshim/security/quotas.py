@@ -20,6 +20,7 @@ from typing import Final
 
 import attrs
 
+from netshim.security.acls import canonical_address
 from netshim.security.stored import DEFAULT, Entity
 
 PRODUCE: Final = "producer_byte_rate"
@@ -35,8 +36,11 @@ _SAMPLE_MS: Final = 1_000
 _LEAST_WINDOW_MS: Final = (_SAMPLES - 1) * _SAMPLE_MS
 #: Maximum delay for the use of broker time.
 _MOST_REQUEST_DELAY_MS: Final = 1_000
-#: Maximum number of measured entities. Idle ones are then forgotten.
+#: Maximum number of measured entities. Idle ones are then forgotten. If there are none,
+#: further clients share a rate, because a client may use many ids.
 _MOST_SENSORS: Final = 10_000
+#: Maximum number of characters that distinguish client ids. Quotas cannot name more.
+_MOST_NAME_CHARS: Final = 1_024
 
 
 @attrs.define(eq=False)
@@ -127,12 +131,17 @@ class Quotas:
         self._buckets: dict[_Sensor, Bucket] = {}
         #: (key, user, client id) -> sensor and bound.
         self._found: dict[tuple[str, str, str], tuple[_Sensor, float] | None] = {}
+        #: When idle entities were last searched.
+        self._searched_ms: int | None = None
         #: Keys for which any entity has a bound.
         self.keys: frozenset[str] = frozenset()
 
     def set_bounds(self, bounds: Mapping[Entity, Mapping[str, float]]) -> None:
         """Replace all bounds. Measured rates are kept."""
-        self._bounds = bounds
+        self._bounds = {
+            (user, client_id, address and canonical_address(address)): values
+            for (user, client_id, address), values in bounds.items()
+        }
         self._found.clear()
         self.keys = frozenset(key for values in bounds.values() for key in values)
 
@@ -178,10 +187,9 @@ class Quotas:
         if found is None or not count:
             return 0
         sensor, bound = found
-        bucket = self._buckets.get(sensor)
-        if bucket is None:
-            self._forget_idle(now_ms)
-            bucket = self._buckets[sensor] = Bucket(bound * _SAMPLES, now_ms)
+        if sensor not in self._buckets:
+            sensor = self._admitted(sensor, now_ms)
+        bucket = self._buckets.setdefault(sensor, Bucket(bound * _SAMPLES, now_ms))
         delay_ms = bucket.delay_ms(bound, now_ms)
         if is_strict and delay_ms:
             return delay_ms
@@ -211,7 +219,7 @@ class Quotas:
         """Return the sensor and the bound for a user and a client id."""
         if key not in self.keys:
             return None
-        question = key, user, client_id
+        question = key, user, client_id[:_MOST_NAME_CHARS]
         if question not in self._found:
             if len(self._found) >= _MOST_SENSORS:
                 self._found.clear()
@@ -243,13 +251,27 @@ class Quotas:
     def _rate(self, sensor: _Sensor, now_ms: int) -> Rate:
         rate = self._rates.get(sensor)
         if rate is None:
-            self._forget_idle(now_ms)
-            rate = self._rates[sensor] = Rate()
+            rate = self._rates.setdefault(self._admitted(sensor, now_ms), Rate())
         return rate
 
+    def _admitted(self, sensor: _Sensor, now_ms: int) -> _Sensor:
+        """Return a new sensor, or the shared one if too many are in use."""
+        if self._is_full:
+            self._forget_idle(now_ms)
+        if not self._is_full:
+            return sensor
+        key, (user, client_id, address) = sensor
+        return key, (user, client_id and DEFAULT, address and DEFAULT)
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._rates) + len(self._buckets) >= _MOST_SENSORS
+
     def _forget_idle(self, now_ms: int) -> None:
-        if len(self._rates) + len(self._buckets) < _MOST_SENSORS:
+        """Forget idle entities, at most once for each sample."""
+        if self._searched_ms is not None and now_ms - self._searched_ms < _SAMPLE_MS:
             return
+        self._searched_ms = now_ms
         self._rates = {
             sensor: one
             for sensor, one in self._rates.items()

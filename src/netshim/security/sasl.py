@@ -3,8 +3,8 @@
 Rules:
 - Passwords are stored once, as SCRAM credentials. PLAIN derives the same keys from the
   password that it receives.
-- An unknown user and a wrong password have the same text, the same steps and the same
-  cost.
+- An unknown user and a wrong password have the same text, the same steps and the cost
+  of an existing user.
 - Work that takes milliseconds, such as the derivation of keys or the download of
   signing keys, is returned as Work. The caller runs it in a worker thread.
 
@@ -21,7 +21,7 @@ from typing import Final, Protocol
 import attrs
 
 from netshim.security import scram
-from netshim.security.scram import Credential, ScramError
+from netshim.security.scram import Credential, CredentialForm, ScramError
 from netshim.security.stored import SecurityFacts
 
 PLAIN: Final = "PLAIN"
@@ -98,19 +98,28 @@ class PasswordCache:
     _secret: bytes
     _until_ms: dict[bytes, int] = attrs.Factory(dict)
 
-    def knows(self, user: str, password: str, salt: bytes, now_ms: int) -> bool:
+    def knows(
+        self, user: str, password: str, credential: Credential, now_ms: int
+    ) -> bool:
         """Return whether the password was correct within the last minute."""
-        until_ms = self._until_ms.get(self._key(user, password, salt))
+        until_ms = self._until_ms.get(self._key(user, password, credential))
         return until_ms is not None and now_ms < until_ms
 
-    def add(self, user: str, password: str, salt: bytes, now_ms: int) -> None:
+    def add(
+        self, user: str, password: str, credential: Credential, now_ms: int
+    ) -> None:
         """Remember a correct password."""
         if len(self._until_ms) >= _MOST_REMEMBERED:
             self._until_ms.clear()
-        self._until_ms[self._key(user, password, salt)] = now_ms + _REMEMBER_MS
+        self._until_ms[self._key(user, password, credential)] = now_ms + _REMEMBER_MS
 
-    def _key(self, user: str, password: str, salt: bytes) -> bytes:
-        parts = [part.hex() for part in (user.encode(), password.encode(), salt)]
+    def _key(self, user: str, password: str, credential: Credential) -> bytes:
+        # The stored key differs for each password, and an admin client may use one
+        # salt for two passwords.
+        parts = [
+            part.hex()
+            for part in (user.encode(), password.encode(), credential.stored_key)
+        ]
         return hmac.digest(self._secret, ":".join(parts).encode(), "sha256")
 
 
@@ -121,7 +130,7 @@ class Authenticator:
     facts: Callable[[], SecurityFacts]
     random: Callable[[int], bytes]
     passwords: PasswordCache
-    #: Iterations of made-up credentials.
+    #: Iterations of made-up credentials while no user exists.
     iterations: int
     tokens: TokenVerifier | None = None
 
@@ -134,16 +143,31 @@ class Authenticator:
             return _Bearer(self.tokens)
         return _Scram(self, mechanism)
 
-    def credential(self, user: str, mechanism: str) -> tuple[Credential, bool]:
-        """Return the credential of a user, and whether it is a stored one."""
+    def credential(
+        self, user: str, mechanism: str | None = None
+    ) -> tuple[str, Credential, bool]:
+        """Return the mechanism and the credential of a user, and whether it is stored.
+
+        Without a mechanism, the first one of the user.
+        """
         facts = self.facts()
         secret = facts.salt_secret or b"no users"
+        mechanisms = tuple(scram.HASHES)
+        if mechanism is not None:
+            mechanisms = (mechanism,)
         # Computed for existing users too, so that the time does not reveal which exist.
-        made_up = scram.made_up_credential(mechanism, secret, user, self.iterations)
-        found = facts.users.get(user, {}).get(mechanism)
-        if found is None:
-            return made_up, False
-        return found, True
+        form = scram.chosen_form(
+            secret,
+            user,
+            facts.forms.get(mechanism or "")
+            or (CredentialForm(mechanisms[0], self.iterations),),
+        )
+        made_up = scram.made_up_credential(secret, user, form)
+        stored = facts.users.get(user, {})
+        for one in mechanisms:
+            if one in stored:
+                return one, stored[one], True
+        return form.mechanism, made_up, False
 
 
 @attrs.define(eq=False)
@@ -163,7 +187,7 @@ class _Scram:
             if self._exchange is None:
                 first = scram.parse_first(token)
                 user = first.user
-                credential, self._is_known = self._owner.credential(
+                _, credential, self._is_known = self._owner.credential(
                     user, self.mechanism
                 )
                 self._exchange = scram.challenge(
@@ -176,7 +200,7 @@ class _Scram:
         if not self._is_known:  # no proof matches a made-up credential
             return Rejected("unknown user", user)
         # The user may have been deleted, or the password changed, since the challenge.
-        present, _ = self._owner.credential(user, self.mechanism)
+        _, present, _ = self._owner.credential(user, self.mechanism)
         if present != self._exchange.credential:
             return Rejected("the credential was changed during the exchange", user)
         return Accepted(user, final)
@@ -200,18 +224,8 @@ class _Plain:
             return Rejected("an empty name or password, or another authorization id")
         if len(password.encode()) > MOST_PASSWORD_BYTES:
             return Rejected("a password that is too long", user)
-        mechanism = next(
-            (
-                one
-                for one in scram.HASHES
-                if one in self._owner.facts().users.get(user, {})
-            ),
-            next(iter(scram.HASHES)),
-        )
-        credential, is_known = self._owner.credential(user, mechanism)
-        if is_known and self._owner.passwords.knows(
-            user, password, credential.salt, now_ms
-        ):
+        mechanism, credential, is_known = self._owner.credential(user)
+        if is_known and self._owner.passwords.knows(user, password, credential, now_ms):
             return Accepted(user)
 
         def derive() -> Step:
@@ -224,7 +238,11 @@ class _Plain:
             is_right = hmac.compare_digest(derived.stored_key, credential.stored_key)
             if not (is_right and is_known):
                 return Rejected("unknown user or wrong password", user)
-            self._owner.passwords.add(user, password, credential.salt, now_ms)
+            # As in SCRAM: the login may have waited for a thread.
+            _, present, _ = self._owner.credential(user, mechanism)
+            if present != credential:
+                return Rejected("the credential was changed during the login", user)
+            self._owner.passwords.add(user, password, credential, now_ms)
             return Accepted(user)
 
         return Work(derive)

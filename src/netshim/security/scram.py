@@ -4,7 +4,9 @@ Rules:
 - A stored credential contains no password: salt, StoredKey, ServerKey, iterations.
 - There is no channel binding, and no SASLprep, like in Kafka.
 - An exchange with an unknown user continues with a made-up credential and fails at the
-  proof, with the text and the cost of a wrong password.
+  proof, with the text and the cost of a wrong password. The made-up credential has the
+  form of a stored one, because iterations and salts differ between the tools that
+  create users.
 
 Pure functions of bytes: no clock, no store.
 """
@@ -15,7 +17,8 @@ import base64
 import binascii
 import hashlib
 import hmac
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import attrs
@@ -29,6 +32,9 @@ MOST_ITERATIONS: Final = 16_384
 MOST_TOKEN_BYTES: Final = 8_192
 SALT_BYTES: Final = 24
 _NONCE_BYTES: Final = 24
+_KAFKA_SALT_BITS: Final = 130
+_KAFKA_SALT: Final = re.compile(rb"[0-9a-z]{20,26}")
+_BASE36: Final = b"0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 class ScramError(Exception):
@@ -81,19 +87,59 @@ def credentials_of(
     return found
 
 
-def made_up_credential(
-    mechanism: str, secret: bytes, user: str, iterations: int
-) -> Credential:
+@attrs.frozen(order=True)
+class CredentialForm:
+    """The properties of a credential that the broker sends or spends time on."""
+
+    mechanism: str
+    iterations: int
+    #: 0 for a salt like those of Kafka's tools: 130 random bits in base 36.
+    salt_bytes: int = SALT_BYTES
+
+    @classmethod
+    def of(cls, mechanism: str, one: Credential) -> CredentialForm:
+        """Return the form of a stored credential."""
+        size = 0 if _KAFKA_SALT.fullmatch(one.salt) else len(one.salt)
+        return cls(mechanism, one.iterations, size)
+
+
+def chosen_form(
+    secret: bytes, user: str, forms: Iterable[CredentialForm]
+) -> CredentialForm:
+    """Choose one of several forms, always the same for a name.
+
+    Further forms change the choice for few names.
+    """
+    return max(
+        forms,
+        key=lambda one: hmac.digest(secret, f"{one}\0{user}".encode(), "sha256"),
+    )
+
+
+def made_up_credential(secret: bytes, user: str, form: CredentialForm) -> Credential:
     """Return a credential for a user without one, always the same for a name.
 
     No proof matches it. `secret` is only known to the servers of a directory, so that
     a client cannot distinguish its salt from a stored one.
     """
-    seed = f"{mechanism}\0{user}".encode()
-    size = hashlib.new(HASHES[mechanism]).digest_size
-    material = hmac.digest(secret, b"salt" + seed, "sha512")
-    key = hmac.digest(secret, b"key" + seed, "sha512")
-    return Credential(material[:SALT_BYTES], key[:size], key[:size], iterations)
+    name = HASHES[form.mechanism]
+    seed = f"{form.mechanism}\0{user}".encode()
+    size = hashlib.new(name).digest_size
+    key = hmac.digest(secret, b"key" + seed, "sha512")[:size]
+    salt = hashlib.pbkdf2_hmac(
+        "sha512", secret, b"salt" + seed, 1, form.salt_bytes or SALT_BYTES
+    )
+    if not form.salt_bytes:
+        salt = _base36(int.from_bytes(salt, "big") % (1 << _KAFKA_SALT_BITS))
+    return Credential(salt, key, key, form.iterations)
+
+
+def _base36(number: int) -> bytes:
+    digits = []
+    while number:
+        number, digit = divmod(number, 36)
+        digits.append(_BASE36[digit])
+    return bytes(reversed(digits))
 
 
 def parse_credential(text: str) -> Credential:

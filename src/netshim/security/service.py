@@ -16,12 +16,13 @@ import attrs
 
 from logcore.errors import InvalidConfigError
 from netshim.security import sasl, scram
-from netshim.security.acls import AclIndex
+from netshim.security.acls import AclIndex, AclOperation, ResourceType
 from netshim.security.principals import MappingRules
 from netshim.security.quotas import Quotas
 from netshim.security.sasl import Authenticator, PasswordCache
 from netshim.security.stored import SecurityFacts, SecurityStore
 from netshim.security.tokens import JwtVerifier
+from netshim.session import ClientSession
 
 _log = logging.getLogger("netshim")
 #: Stored facts are read again after this time, even if no change was reported.
@@ -44,7 +45,7 @@ class SecuritySettings:
     #: Delay of the response to a failed authentication. Kafka's
     #: connection.failed.authentication.delay.ms.
     failed_delay_ms: int = 100
-    #: Iterations of SCRAM that an unknown user appears to have.
+    #: Iterations of SCRAM that an unknown user appears to have while no user exists.
     scram_iterations: int = scram.LEAST_ITERATIONS
     #: Rules for the subjects of client certificates.
     principal_mapping: MappingRules = attrs.field(factory=MappingRules)
@@ -98,6 +99,8 @@ class Security:
         self.connections_max_reauth_ms = settings.connections_max_reauth_ms
         self.wall_ms = wall_ms
         self.facts = SecurityFacts()
+        #: Number of changes of the rules.
+        self.rules_version = 0
         #: The rules; None if no rule is enforced.
         self.acls: AclIndex | None = None
         if settings.enforces_acls:
@@ -161,11 +164,27 @@ class Security:
 
     # -- in the broker's thread --------------------------------------------------------
 
+    def rules(self) -> AclIndex:
+        """Return the rules as they are now. They are enforced."""
+        assert self.acls is not None, "no rule is enforced"
+        return self.acls
+
+    def may_describe(self, session: ClientSession, topic: str) -> bool:
+        """Return whether a client may learn of a topic, by the rules as they are now."""
+        return self.acls is None or self.acls.allows(
+            session.principal,
+            session.peer,
+            AclOperation.DESCRIBE,
+            ResourceType.TOPIC,
+            topic,
+        )
+
     def publish(self, facts: SecurityFacts) -> None:
         """Use stored facts from now on."""
         if facts == self.facts:
             return
         if self.acls is not None and facts.acls != self.acls.acls:
             self.acls = AclIndex(facts.acls, self.settings.super_users)
+            self.rules_version += 1
         self.quotas.set_bounds(facts.quotas)
         self.facts = facts

@@ -52,7 +52,7 @@ from logcore.registry.paths import (
 )
 from netshim.security import scram
 from netshim.security.acls import Acl, AclOperation, Pattern, Permission, ResourceType
-from netshim.security.scram import Credential
+from netshim.security.scram import Credential, CredentialForm
 
 if TYPE_CHECKING:
     from logcore.registry.watching import FileWatch
@@ -102,6 +102,24 @@ class SecurityFacts:
     quotas: Mapping[Entity, Mapping[str, float]] = attrs.Factory(dict)
     #: The secret of made-up salts. Empty if none was made.
     salt_secret: bytes = b""
+    #: The forms of the credential that each user has for a mechanism. Key "": the
+    #: credential that verifies a password of PLAIN.
+    forms: Mapping[str, frozenset[CredentialForm]] = attrs.field(init=False, eq=False)
+
+    @forms.default
+    def _forms(self) -> Mapping[str, frozenset[CredentialForm]]:
+        found: dict[str, set[CredentialForm]] = {}
+        for credentials in self.users.values():
+            forms = [
+                CredentialForm.of(name, credentials[name])
+                for name in scram.HASHES
+                if name in credentials
+            ]
+            for form in forms:
+                found.setdefault(form.mechanism, set()).add(form)
+            for form in forms[:1]:
+                found.setdefault("", set()).add(form)
+        return {key: frozenset(forms) for key, forms in found.items()}
 
 
 class SecurityStore:

@@ -97,32 +97,44 @@ def fetch(request: Any, asker: Asker) -> Any:
         name = _name_in(asker, topic, "topic")
         return name is None or asker.may_topic(AclOperation.READ, name)
 
-    request.topics, refused = split(request.topics, is_allowed)
-    if refused:
+    def refusal(topic: Any, numbers: Iterable[int]) -> Any:
+        return response_type.Topic(
+            topic=topic.topic,
+            topic_id=topic.topic_id,
+            partitions=[
+                response_type.Topic.Partition(
+                    partition_index=number,
+                    error_code=codes.TOPIC_AUTHORIZATION_FAILED,
+                    high_watermark=-1,
+                    last_stable_offset=-1,
+                    log_start_offset=-1,
+                    records=b"",
+                )
+                for number in numbers
+            ],
+        )
+
+    request.topics, parts = split(request.topics, is_allowed)
+    if parts:
         request.max_wait_ms = 0  # Kafka answers a refusal at once
-    return complete_with(
-        request.topics,
-        [
-            response_type.Topic(
-                topic=topic.topic,
-                topic_id=topic.topic_id,
-                partitions=[
-                    response_type.Topic.Partition(
-                        partition_index=one.partition,
-                        error_code=codes.TOPIC_AUTHORIZATION_FAILED,
-                        high_watermark=-1,
-                        last_stable_offset=-1,
-                        log_start_offset=-1,
-                        records=b"",
-                    )
-                    for one in topic.partitions
-                ],
-            )
-            for topic in refused
-        ],
-        "responses",
-        response_type(),
-    )
+    refused = [
+        refusal(topic, (one.partition for one in topic.partitions)) for topic in parts
+    ]
+    if not request.topics:
+        return complete_with(request.topics, refused, "responses", response_type())
+    rules = asker.index
+
+    def complete(response: Any) -> Any:
+        if asker.index is not rules:  # they have changed while the request waited
+            response.responses, late = split(response.responses, is_allowed)
+            response.responses += [
+                refusal(topic, [one.partition_index for one in topic.partitions])
+                for topic in late
+            ]
+        response.responses.extend(refused)
+        return response
+
+    return complete
 
 
 def partitions(
@@ -254,19 +266,13 @@ def describe_topic_partitions(request: Any, asker: Asker) -> Any:
     if request.cursor is not None and request.cursor.partition_index < 0:
         return None  # the handler refuses it before it reads the topics
     if not request.topics:
-
-        def complete_all(response: Any) -> Any:
-            response.topics = _with_operations(
-                (
-                    one
-                    for one in response.topics
-                    if asker.may_topic(AclOperation.DESCRIBE, one.name)
-                ),
-                asker,
-            )
-            return response
-
-        return complete_all
+        # All topics. The handler gets the names, because the cursor of its response
+        # contains the next name.
+        request.topics = [
+            wire.DESCRIBE_TOPIC_PARTITIONS.Request.Topic(name=name)
+            for name in asker.topics()
+            if asker.may_topic(AclOperation.DESCRIBE, name)
+        ]
     request.topics, parts = split(
         request.topics, lambda one: asker.may_topic(AclOperation.DESCRIBE, one.name)
     )

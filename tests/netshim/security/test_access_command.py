@@ -129,6 +129,17 @@ def test_names_are_stored_exactly(data: Path, name: str) -> None:
     }
 
 
+@pytest.mark.parametrize("name", ["a\nallow\tUser:b", "\x1b[2J", "a\tRead"])
+def test_names_change_neither_lines_nor_the_terminal(data: Path, name: str) -> None:
+    run("user", "add", data, name, typed="secret\nsecret\n")
+    run("acl", "add", data, f"User:{name}", "--operation", "read", "--topic", name)
+    run("quota", "set", data, "--user", name, "producer_byte_rate=1")
+    for command, cells in (("user", 2), ("acl", 5), ("quota", 2)):
+        (line,) = run(command, "list", data).splitlines()
+        assert len(line.split("\t")) == cells
+        assert line.replace("\t", "").isprintable()
+
+
 def test_quotas_are_set_listed_and_removed(data: Path) -> None:
     run("quota", "set", data, "--user-default", "request_percentage=50")
     run("quota", "set", data, "--user", "a", "--client-id", "c", "consumer_byte_rate=9")
@@ -165,6 +176,7 @@ def test_running_broker_uses_the_first_quota(kafka_factory: Any, data: Path) -> 
         ("--user", "a", "connection_creation_rate=1"),
         ("--ip", "10.0.0.1", "producer_byte_rate=1"),
         ("--ip", "10.0.0.1", "--user", "a", "connection_creation_rate=1"),
+        ("--ip", "10.0.0", "connection_creation_rate=1"),
     ],
 )
 def test_unusable_quota_is_refused(data: Path, options: tuple[str, ...]) -> None:

@@ -139,6 +139,29 @@ def test_some_topic_is_writable_unless_denied(rules: list[Acl], expected: bool) 
     assert AclIndex(rules).allows_some_topic("User:alice", "h") is expected
 
 
+@pytest.mark.parametrize("host", ["::1", "0:0:0:0:0:0:0:1", "::0001"])
+def test_rule_applies_to_an_address_in_each_of_its_forms(host: str) -> None:
+    """A DENY rule in the form of Java's addresses had no effect."""
+    topic = ResourceType.TOPIC, Pattern.LITERAL, "t"
+    index = AclIndex(
+        [rule("t"), Acl(*topic, "User:alice", host, AclOperation.ALL, Permission.DENY)]
+    )
+    question = AclOperation.WRITE, ResourceType.TOPIC, "t"
+    assert not index.allows("User:alice", "::1", *question)
+    assert index.allows("User:alice", "::2", *question)
+    assert not index.allows_some_topic("User:alice", "::1")
+
+
+def test_answers_for_long_names_are_not_remembered() -> None:
+    """A client may ask for 10,000 groups with names of 32 KiB."""
+    index = AclIndex([rule("a", pattern=Pattern.PREFIXED)])
+    question = "User:alice", "h", AclOperation.WRITE, ResourceType.TOPIC
+    assert index.allows(*question, "a" * 32_000)
+    assert not index._answers
+    assert index.allows(*question, "a" * 249)
+    assert len(index._answers) == 1
+
+
 def test_match_filter_selects_rules_that_cover_a_name() -> None:
     rules = [
         rule("orders"),

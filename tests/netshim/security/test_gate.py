@@ -268,6 +268,17 @@ def test_other_request_after_handshake_is_answered_and_closes(
     assert client.session.is_ending
 
 
+@pytest.mark.parametrize("version", [-1, 99])
+def test_unserved_api_versions_after_handshake_closes(
+    client: Client, version: int
+) -> None:
+    """Its header is decoded in every version, and no response can be encoded."""
+    client.handshake()
+    key = wire.API_VERSIONS.key.to_bytes(2, "big")
+    with pytest.raises(CloseConnection):
+        client.raw(key + version.to_bytes(2, "big", signed=True) + bytes(6))
+
+
 def test_tokens_after_handshake_0_are_bare_frames(client: Client) -> None:
     assert client.handshake(version=0).error_code == 0
     assert client.raw(b"\0alice\0secret") == bytes(4)
@@ -345,6 +356,89 @@ def test_credential_changed_during_an_exchange_is_refused(client: Client) -> Non
     assert exchange._exchange.credential != changed
     response = client.token(b"c=biws,r=abc,p=AAAA")
     assert response.error_code == codes.SASL_AUTHENTICATION_FAILED
+
+
+def store_alice(client: Client, mechanism: str, password: str, **fields: Any) -> None:
+    """Replace the only credential of alice, and delete bob."""
+    salt = fields.get("salt", b"s" * 16)
+    iterations = fields.get("iterations", 4_096)
+    salted = scram.salted_password(mechanism, password, salt, iterations)
+    credential = scram.credential_of(mechanism, salted, salt, iterations)
+    store = client.security.store()
+    store.set_credentials("bob", {"SCRAM-SHA-256": None})
+    store.set_credentials("alice", {"SCRAM-SHA-256": None})
+    store.set_credentials("alice", {mechanism: credential})
+    client.security.publish(store.load())
+
+
+def test_former_password_with_the_salt_of_the_new_one_is_refused(
+    client: Client,
+) -> None:
+    """Correct passwords are remembered for a minute, and were found by the salt."""
+    assert client.log_in().error_code == 0
+    store_alice(client, "SCRAM-SHA-256", "new")
+    client.connect()
+    assert client.log_in().error_code == codes.SASL_AUTHENTICATION_FAILED
+
+
+def test_password_changed_during_a_login_is_refused(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The login waits for a thread while the password is changed."""
+    submit = client.broker.state.submit_login
+
+    def submit_after_change(work: Any, done: Any) -> None:
+        store_alice(client, "SCRAM-SHA-256", "new")
+        submit(work, done)
+
+    monkeypatch.setattr(client.broker.state, "submit_login", submit_after_change)
+    assert client.log_in().error_code == codes.SASL_AUTHENTICATION_FAILED
+
+
+def challenged(client: Client, user: str, mechanism: str) -> tuple[int, int, bool]:
+    """Return the iterations, the size of the salt, and whether it is text."""
+    client.connect()
+    client.handshake(mechanism)
+    message = bytes(client.token(f"n,,n={user},r=abc".encode()).auth_bytes)
+    fields = dict(part.split("=", 1) for part in message.decode().split(","))
+    salt = base64.b64decode(fields["s"])
+    return int(fields["i"]), len(salt), salt.isalnum()
+
+
+@pytest.mark.parametrize("salt", [b"s" * 64, b"\xff" * 24, b"1" + b"z" * 25])
+def test_challenge_of_an_unknown_user_has_the_form_of_a_stored_one(
+    open_client: Callable[..., Client], salt: bytes
+) -> None:
+    """Salts of Kafka's tools are text, and their iterations may be given."""
+    client = open_client(mechanisms=("SCRAM-SHA-512",))
+    store_alice(client, "SCRAM-SHA-512", PASSWORD, salt=salt, iterations=8_192)
+    iterations, size, is_text = challenged(client, "alice", "SCRAM-SHA-512")
+    for number in range(30):
+        found = challenged(client, f"nobody{number}", "SCRAM-SHA-512")
+        assert found[0] == iterations == 8_192
+        if len(salt) == 26:  # 130 bits in base 36
+            assert found[1] in (24, 25, 26) and found[2] is is_text
+        else:
+            assert found[1] == size
+
+
+def test_plain_derives_the_same_keys_for_an_unknown_user(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hash or iterations of their own would give users away by the time."""
+    store_alice(client, "SCRAM-SHA-512", PASSWORD, iterations=8_192)
+    derived = []
+
+    def derive(mechanism: str, password: str, salt: bytes, iterations: int) -> bytes:
+        derived.append((mechanism, iterations))
+        return b""
+
+    monkeypatch.setattr(scram, "salted_password", derive)
+    for user in ("alice", "nobody", "somebody"):
+        client.connect()
+        client.handshake()
+        client.token(f"\0{user}\0wrong".encode())
+    assert derived == [("SCRAM-SHA-512", 8_192)] * 3
 
 
 @pytest.mark.parametrize("cut", range(0, 60, 3))

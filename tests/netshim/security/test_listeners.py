@@ -313,7 +313,12 @@ def test_subject_of_java_order_and_escapes() -> None:
 
 @pytest.mark.parametrize(
     "certificate",
-    [{}, {"subject": ()}, {"subject": ((("commonName", "x" * 70_000),),)}],
+    [
+        {},
+        {"subject": ()},
+        {"subject": ((("commonName", "x" * 70_000),),)},
+        {"subject": ((("commonName", b"\0bits"),),)},
+    ],
 )
 def test_unusable_subject_is_refused(certificate: dict[str, Any]) -> None:
     with pytest.raises(CertificateError):

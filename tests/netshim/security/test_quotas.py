@@ -127,6 +127,11 @@ def test_connections_of_an_address_are_limited() -> None:
     assert bounds.connect("10.0.0.2", 0) == 0
 
 
+def test_quota_applies_to_an_address_in_each_of_its_forms() -> None:
+    bounds = limited({(None, None, "0:0:0:0:0:0:0:1"): {quotas.CONNECTION: 1}})
+    assert [bounds.connect("::1", 0) for _ in range(12)][-1] > 0
+
+
 def test_without_bounds_nothing_is_measured() -> None:
     bounds = limited({})
     assert bounds.keys == frozenset()
@@ -138,3 +143,35 @@ def test_idle_entities_are_forgotten() -> None:
     for number in range(25_000):
         bounds.record(quotas.PRODUCE, "u", str(number), 1, number * 20)
     assert len(bounds._rates) <= 10_001
+
+
+@pytest.mark.parametrize(
+    "entity", [("u", DEFAULT, None), (DEFAULT, DEFAULT, None), (None, DEFAULT, None)]
+)
+def test_many_client_ids_at_once_share_a_rate(entity: Entity) -> None:
+    """A client with a new id for each request took memory without a limit."""
+    bounds = limited({entity: {quotas.PRODUCE: 10, quotas.MUTATION: 1}})
+    for number in range(12_000):
+        bounds.record(quotas.PRODUCE, "u", str(number), 1, 0)
+        bounds.mutate("u", str(number), 1, 0, is_strict=True)
+    assert len(bounds._rates) + len(bounds._buckets) <= 10_002
+    assert bounds.record(quotas.PRODUCE, "u", "another", 1, 0) > 10_000
+    assert bounds.mutate("u", "another", 1, 0, is_strict=True) > 0
+    # The first ones keep their rates.
+    assert bounds.record(quotas.PRODUCE, "u", "0", 1, 0) == 0
+    # Idle ones are forgotten later.
+    assert bounds.record(quotas.PRODUCE, "u", "another", 1, 20_000) == 0
+
+
+def test_many_addresses_at_once_share_a_rate() -> None:
+    bounds = limited({(None, None, DEFAULT): {quotas.CONNECTION: 1}})
+    for number in range(12_000):
+        bounds.connect(f"2001:db8::{number:x}", 0)
+    assert len(bounds._rates) <= 10_001
+
+
+def test_long_client_id_is_measured_by_its_start() -> None:
+    bounds = limited({(None, DEFAULT, None): {quotas.PRODUCE: 10}})
+    bounds.record(quotas.PRODUCE, "u", "c" * 30_000, 1, 0)
+    ((_, (_, client_id, _)),) = bounds._rates
+    assert client_id == "c" * 1_024

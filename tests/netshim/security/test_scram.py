@@ -125,8 +125,18 @@ def test_credential_is_stored_without_the_password(mechanism: str) -> None:
 
 def test_made_up_credential_is_always_the_same_for_a_name() -> None:
     secret = b"s" * 32
-    one = scram.made_up_credential("SCRAM-SHA-256", secret, "nobody", 4_096)
-    assert one == scram.made_up_credential("SCRAM-SHA-256", secret, "nobody", 4_096)
-    other = scram.made_up_credential("SCRAM-SHA-256", secret, "other", 4_096)
+    form = scram.CredentialForm("SCRAM-SHA-256", 4_096)
+    one = scram.made_up_credential(secret, "nobody", form)
+    assert one == scram.made_up_credential(secret, "nobody", form)
+    other = scram.made_up_credential(secret, "other", form)
     assert one.salt != other.salt
-    assert len(one.salt) == scram.SALT_BYTES
+    assert scram.CredentialForm.of("SCRAM-SHA-256", one) == form
+
+
+def test_names_are_spread_over_all_forms_and_keep_theirs() -> None:
+    forms = [scram.CredentialForm("SCRAM-SHA-256", 4_096 + one) for one in range(4)]
+    names = [f"n{one}" for one in range(400)]
+    before = [scram.chosen_form(b"s", name, forms[:3]) for name in names]
+    after = [scram.chosen_form(b"s", name, forms) for name in names]
+    assert set(before) == set(forms[:3]) and set(after) == set(forms)
+    assert all(new in (old, forms[3]) for old, new in zip(before, after, strict=True))
