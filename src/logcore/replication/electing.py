@@ -156,9 +156,10 @@ def _elect(
     live: Mapping[int, LiveBroker],
 ) -> LeaderAndIsr:
     """Elect a leader for a state whose leader is not in the ISR."""
-    for broker in (*eligible_members(state, partition, live), *state.isr):
-        # The second part is a leaving member: it is better than no leader.
-        return move_leader(state, broker)
+    # A leaving member, which is only in the second part, is better than no leader.
+    members = [*eligible_members(state, partition, live), *state.isr]
+    if members:
+        return move_leader(state, members[0])
     candidates = [broker for broker in partition.replicas if broker in live]
     for broker in candidates:
         if broker in state.elr:
