@@ -138,6 +138,9 @@ class Clock(Protocol):
         ...
 
 
+#: Receives the bytes of connections that are refused. Never read.
+_DISCARDED: Final = bytearray(4_096)
+
 #: The protocol of connections that have ended.
 _NO_PROTOCOL: Final = asyncio.BufferedProtocol()
 
@@ -295,13 +298,22 @@ class _Peer(asyncio.BufferedProtocol):
 
     # -- in
 
-    def get_buffer(self, sizehint: int) -> memoryview:
+    def get_buffer(self, sizehint: int) -> bytearray | memoryview:
+        if not self.is_open:
+            return _DISCARDED
         return self.connection.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
+        if not self.is_open:
+            # Refused, and closed soon. uvloop begins to read after connection_made(),
+            # even if reading was paused there.
+            self.transport.pause_reading()
+            return
         self._guarded(lambda: self.connection.received(nbytes, self.server.now_ms()))
 
     def eof_received(self) -> bool:
+        if not self.is_open:
+            return False
         self._at_end = True
         self._end_ms = self.server.now_ms()
         # The connection remains open for pending responses: the client may still read.

@@ -135,7 +135,12 @@ class JwtVerifier:
     def _checked(self, claims: dict[str, Any], now_s: float) -> Accepted | Rejected:
         for name in ("exp", "nbf", "iat"):
             value = claims.get(name, now_s)
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            # NaN is a number in Python's JSON, and differs from itself.
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or value != value
+            ):
                 return Rejected(f"the claim {name} is no number")
             if name == "exp":
                 if value + _SKEW_S <= now_s:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import ssl
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -346,7 +348,19 @@ def test_each_listener_advertises_its_own_address(tmp_path: Path) -> None:
     assert found == [("127.0.0.1", first), ("broker.example.com", 9093)]
 
 
-def test_connections_above_the_quota_of_an_address_are_closed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_connections_above_the_quota_of_an_address_are_closed(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    loop: str,
+) -> None:
+    """Bytes that they send while they are held are ignored. On uvloop, they raised an
+    error, which closed the connection at once.
+    """
+    if loop == "uvloop":
+        monkeypatch.delitem(sys.modules, "uvloop")
+        pytest.importorskip("uvloop")
     store = SecurityStore(tmp_path / "data")
     store.set_quotas((None, None, "127.0.0.1"), {"connection_creation_rate": 1})
     store.close()
@@ -355,7 +369,11 @@ def test_connections_above_the_quota_of_an_address_are_closed(tmp_path: Path) ->
         opened = [socket.create_connection(address, timeout=60) for _ in range(30)]
         try:
             for sock in opened[11:]:
+                with contextlib.suppress(ConnectionError):
+                    sock.sendall(b"x" * 10_000)
+            for sock in opened[11:]:
                 assert is_closed(sock)
+            assert "Fatal error" not in caplog.text
             request = wire.API_VERSIONS.Request()
             frame = wire.encode_request(wire.API_VERSIONS, 0, 1, "t", request)
             opened[0].sendall(frame)
