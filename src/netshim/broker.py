@@ -92,8 +92,8 @@ _NOTED: Final = frozenset(
 _LARGE_ENTRIES: Final = 10_000
 #: Approximate bytes of Python objects for one entry of a request.
 _ENTRY_BYTES: Final = 300
-#: Key of WorkQueues.submit() for encoding large responses: one at a time, so that the other
-#: threads are free for disk I/O.
+#: Key of WorkQueues.submit() for encoding large responses: one at a time, so that the
+#: other threads are free for disk I/O.
 _LARGE_ANSWERS: Final = "large answers"
 #: The feature that a client needs when it sends a request of an API that is not served.
 _FEATURES: Final = {

@@ -51,7 +51,7 @@ class Throttle:
         self._user = call.session.principal.removeprefix("User:")
         #: The throttle_time_ms of the response.
         self._delay_ms = 0
-        #: Changes of topics that are refused, and the field that contained them.
+        #: Topics of the request whose change is refused.
         self._refused: list[Any] = []
 
     def begin(self, request: Any, *, is_refused: bool) -> None:

@@ -232,6 +232,10 @@ class SourceConnection:
             correlation_id, response = wire.decode_response(api, version, frame)
         except (OSError, wire.ProtocolError) as error:
             raise self._unavailable(error) from error
+        except BaseException:
+            # An interrupt: the rest of the response would be read as another one.
+            self.close()
+            raise
         if correlation_id != expected:
             raise self._unavailable("a response to another request")
         return response

@@ -73,9 +73,9 @@ class _PartitionCopy:
     def next_offset(self) -> int:
         if self.skip_to is not None:
             return self.skip_to
-        if self._is_empty:
-            return max(self.log.log_end_offset, self.source_start)
-        return self.log.log_end_offset
+        # Only a copy that never had a record begins at the source's start. In another
+        # one, the offsets in between are a gap.
+        return self.log.log_end_offset or self.source_start
 
     @property
     def _is_empty(self) -> bool:
@@ -268,6 +268,10 @@ class Follower:
             raise RemoteTopicError(
                 f"topics are missing in the source: {', '.join(missing)}"
             )
+        if not found:
+            raise RemoteTopicError(
+                f"no topic of the source matches {', '.join(self._patterns)}"
+            )
         settings = self._source.settings(found)
         for topic in found.values():
             self._place(topic, settings[topic.name])
@@ -297,9 +301,9 @@ class Follower:
             DivergedError: the local topic is no copy, or a copy of another topic.
         """
         name = topic.name
-        identity = f"{self._source.cluster_id}/{uuid.UUID(bytes=topic.topic_id)}"
+        identity = _identity(self._source, topic)
         wanted = {**_known_settings(settings), "mirror.source": identity}
-        count = max(topic.leaders) + 1
+        count = max(topic.leaders, default=-1) + 1
         if name not in self._logdir:
             self._logdir.create_topic(name, count, wanted)
             return
@@ -342,14 +346,17 @@ class Follower:
             time.sleep(0.1)
             return 0
         total = 0
-        for name, answer in self._source.fetch(wanted):
-            copy = self._copies[name]
-            if answer.high_watermark >= 0:
-                copy.source_end = answer.high_watermark
-            try:
-                total += self._apply(name, copy, answer)
-            except LogcoreError as error:
-                self._stop(name, copy, error)
+        # An interrupt between two answers closes the connections, because the unread
+        # answers would be mistaken for those of the next fetch.
+        with contextlib.closing(self._source.fetch(wanted)) as answers:
+            for name, answer in answers:
+                copy = self._copies[name]
+                if answer.high_watermark >= 0:
+                    copy.source_end = answer.high_watermark
+                try:
+                    total += self._apply(name, copy, answer)
+                except LogcoreError as error:
+                    self._stop(name, copy, error)
         self._size_bytes += total
         return total
 
@@ -368,6 +375,12 @@ class Follower:
             case Truncate(epoch, end_offset):
                 before = copy.log.log_end_offset
                 after = copy.log.truncate_to_epoch(epoch, end_offset)
+                if after == before:  # the next fetch would diverge again
+                    raise DivergedError(
+                        f"{position.name}: no common part with the source was found",
+                        expected=f"epoch {epoch} ends at {end_offset}",
+                        found=f"the copy ends at {before}",
+                    )
                 self._truncation_count += 1
                 tell(
                     "follow",
@@ -429,6 +442,11 @@ class Follower:
             },
             reason=self._reason,
         )
+
+
+def _identity(source: Source, topic: SourceTopic) -> str:
+    """Return the value of `mirror.source` for a topic of a source."""
+    return f"{source.cluster_id}/{uuid.UUID(bytes=topic.topic_id)}"
 
 
 def _known_settings(settings: Mapping[str, str]) -> dict[str, str]:
@@ -502,14 +520,27 @@ def _check_complete(logdir: LogDir, names: list[str], source: Source | None) -> 
         raise ShippingError(
             f"the source does not say whether it is ahead: {error}", expected=advice
         ) from error
-    ahead = [
-        f"{name}-{number}"
-        for (name, number), end in ends.items()
-        if number not in logdir.partitions(name)
-        or logdir.partition(name, number).log_end_offset < end
-    ]
+    ahead = []
+    for topic in topics.values():
+        identity = _identity(source, topic)
+        known = logdir.settings(topic.name).mirror_source
+        if known != identity:
+            raise ShippingError(
+                f"topic {topic.name} was copied from another topic or cluster",
+                expected=known,
+                found=identity,
+            )
+        for number in topic.leaders:
+            # None: its leader did not answer, so it may be ahead.
+            end = ends.get((topic.name, number))
+            if (
+                end is None
+                or number not in logdir.partitions(topic.name)
+                or logdir.partition(topic.name, number).log_end_offset < end
+            ):
+                ahead.append(f"{topic.name}-{number}")
     if ahead:
         raise ShippingError(
-            f"the source is ahead in {', '.join(ahead[:5])}{', ...' * (len(ahead) > 5)}",
+            f"the source is ahead, or has no leader, in {', '.join(ahead[:5])}{', ...' * (len(ahead) > 5)}",
             expected=f"a follower that has caught up, or {advice}",
         )

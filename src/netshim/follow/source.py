@@ -12,7 +12,7 @@ This module blocks, and decides nothing.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -37,8 +37,9 @@ _FETCH_WITH_IDS: Final = 13
 #: The newest version of Fetch in which a consumer is known by `replica_id`.
 _FETCH_VERSION: Final = 16
 _TOPIC: Final = 2
-#: The source of a setting that was set for the topic.
-_SET_FOR_TOPIC: Final = 1
+#: Kafka's default, which is the same here. Other settings were set for the topic or for
+#: brokers. Without the brokers' retention, the copy would delete records by its own.
+_DEFAULT: Final = 5
 _EARLIEST: Final = -2
 _LATEST: Final = -1
 _WAIT_MS: Final = 500
@@ -176,8 +177,8 @@ class Source:
             )
         return found
 
-    def settings(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
-        """Return the settings that were set for topics.
+    def settings(self, names: Collection[str]) -> dict[str, dict[str, str]]:
+        """Return the settings of topics that differ in origin from Kafka's defaults.
 
         Raises:
             RemoteUnavailableError: no broker answers.
@@ -203,8 +204,13 @@ class Source:
             found[one.resource_name] = {
                 config.name: config.value
                 for config in one.configs
-                if config.config_source == _SET_FOR_TOPIC and config.value is not None
+                if config.config_source != _DEFAULT and config.value is not None
             }
+        missing = set(names) - found.keys()
+        if missing:
+            raise RemoteUnavailableError(
+                f"no settings of the topics {', '.join(sorted(missing))}"
+            )
         return found
 
     def starts(self, topics: Mapping[str, SourceTopic]) -> dict[Partition, int]:
@@ -263,7 +269,7 @@ class Source:
 
     def fetch(
         self, wanted: Mapping[int, Mapping[Partition, FetchPosition]]
-    ) -> Iterator[tuple[Partition, Any]]:
+    ) -> Generator[tuple[Partition, Any], None, None]:
         """Fetch partitions, grouped by leader; yield each with its part of a response.
 
         Records are views, valid until the next one is taken from the iterator. All

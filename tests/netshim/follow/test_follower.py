@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import confluent_kafka
 import pytest
@@ -425,3 +426,95 @@ def test_commands_follow_and_promote(kafka: Kafka, tmp_path: Path) -> None:
     found = CliRunner().invoke(main, ["promote", data, *options])
     assert found.exit_code != 0
     assert "nothing to promote" in str(found.exception) + found.output
+
+
+# -- losses that nothing would report --------------------------------------------------
+
+
+def test_retention_of_the_brokers_of_the_source_is_copied(
+    kafka_factory: Callable[..., Kafka], copy: LogDir
+) -> None:
+    """With Kafka's default of seven days, the copy would delete older records."""
+    kafka = kafka_factory(config={"retention.ms": "-1"})
+    kafka.create_topic("t", 1)
+    kafka.logdir.append("t", b"old", partition=0, timestamp_ms=1_000)
+    with Source(kafka.bootstrap_servers) as source:
+        follow(copy, source, "t")
+    assert copy.settings("t").retention_ms == -1
+    copy.tick()
+    assert copy.partition("t", 0).log_start_offset == 0
+
+
+def test_gap_after_an_emptied_copy_is_not_skipped(
+    kafka: Kafka, copy: LogDir, source: Source
+) -> None:
+    kafka.create_topic("t", 1)
+    fill(kafka, "t", 10)
+    log = kafka.logdir.partition("t", 0)
+    follow(copy, source, "t")
+    log.delete_records(10)
+    follow(copy, source, "t")
+    fill(kafka, "t", 10)
+    log.delete_records(15)
+    with pytest.raises(ShippingGapError, match="offsets 10 to 14"):
+        follow(copy, source, "t")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_interrupts_repeat_and_lose_nothing(
+    kafka: Kafka,
+    copy: LogDir,
+    source: Source,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+) -> None:
+    """One read, and one append, in ten is interrupted; the follower continues."""
+    kafka.create_topic("t", 3)
+    for partition in range(3):
+        fill(kafka, "t", 200, partition=partition)
+    chance = random.Random(seed)
+    exactly = SourceConnection._exactly
+    apply = Follower._apply
+
+    def read(connection: SourceConnection, size: int) -> memoryview:
+        if not chance.randrange(10):
+            raise KeyboardInterrupt
+        return exactly(connection, size)
+
+    def interrupted(follower: Follower, *arguments: Any) -> int:
+        if not chance.randrange(10):
+            raise KeyboardInterrupt
+        return apply(follower, *arguments)
+
+    monkeypatch.setattr(SourceConnection, "_exactly", read)
+    monkeypatch.setattr(Follower, "_apply", interrupted)
+    monkeypatch.setattr("netshim.follow.follower._FIRST_RETRY_S", 0.001)
+    monkeypatch.setattr("netshim.follow.source._PARTITION_BYTES", 2_000)
+    follower = Follower(copy, source, topics=["t"])
+    kept: list[BaseException] = []  # its frames keep the iterator alive
+    for _ in range(1_000):
+        try:
+            follower.run(until_end=True)
+            break
+        except KeyboardInterrupt as error:
+            kept.append(error)
+    assert kept and not follower.metrics().failures
+    for partition in range(3):
+        assert stored(copy, "t", partition) == stored(kafka.logdir, "t", partition)
+
+
+def test_promotion_asks_the_source_that_was_copied(
+    kafka_factory: Callable[..., Kafka], kafka: Kafka, copy: LogDir, source: Source
+) -> None:
+    kafka.create_topic("t", 1)
+    follow(copy, source, "t")
+    other = kafka_factory()
+    other.create_topic("t", 1)
+    with Source(other.bootstrap_servers) as wrong, pytest.raises(ShippingError, match="another topic or cluster"):
+        promote(copy, wrong)
+    assert promote(copy, source) == ["t"]
+
+
+def test_pattern_without_a_topic_is_an_error(copy: LogDir, source: Source) -> None:
+    with pytest.raises(RemoteTopicError, match="matches"):
+        follow(copy, source, "x*")
