@@ -347,7 +347,7 @@ class Follower:
             return 0
         total = 0
         # An interrupt between two answers closes the connections, because the unread
-        # answers would be mistaken for those of the next fetch.
+        # answers would be mistaken for answers to the next fetch.
         with contextlib.closing(self._source.fetch(wanted)) as answers:
             for name, answer in answers:
                 copy = self._copies[name]
@@ -375,7 +375,7 @@ class Follower:
             case Truncate(epoch, end_offset):
                 before = copy.log.log_end_offset
                 after = copy.log.truncate_to_epoch(epoch, end_offset)
-                if after == before:  # the next fetch would diverge again
+                if after == before:  # so the next fetch would diverge too
                     raise DivergedError(
                         f"{position.name}: no common part with the source was found",
                         expected=f"epoch {epoch} ends at {end_offset}",
