@@ -510,7 +510,10 @@ def test_promotion_asks_the_source_that_was_copied(
     follow(copy, source, "t")
     other = kafka_factory()
     other.create_topic("t", 1)
-    with Source(other.bootstrap_servers) as wrong, pytest.raises(ShippingError, match="another topic or cluster"):
+    with (
+        Source(other.bootstrap_servers) as wrong,
+        pytest.raises(ShippingError, match="another topic or cluster"),
+    ):
         promote(copy, wrong)
     assert promote(copy, source) == ["t"]
 
