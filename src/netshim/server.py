@@ -155,7 +155,7 @@ class _Peer(asyncio.BufferedProtocol):
         self.server = server
         self.listener = listener
         self.session: ClientSession | None = None
-        self._accepted_s = server.loop.time()
+        self.accepted_s = server.loop.time()
         #: The TLS handshake of a connection that is not open yet.
         self.handshake: asyncio.Task[None] | None = None
         self.address = ""
@@ -437,7 +437,7 @@ class _Peer(asyncio.BufferedProtocol):
         if not self.is_open:  # in the TLS handshake, which has a limit of its own
             return
         reason = self.connection.overdue(now_ms)
-        waited_s = self.server.loop.time() - self._accepted_s
+        waited_s = self.server.loop.time() - self.accepted_s
         if self.is_unauthenticated and waited_s > _HANDSHAKE_S:
             reason = f"not authenticated within {_HANDSHAKE_S:.0f} s"
         if (
@@ -1204,15 +1204,41 @@ class Server:
             return f"there are {len(self._peers)} connections, and the limit of open files is {self._most_files}"
         if len(self._peers) >= self.settings.max_connections:
             return f"there are {len(self._peers)} connections"
-        if (
-            peer.is_unauthenticated
-            and sum(one.is_unauthenticated for one in self._peers)
-            >= _MOST_UNAUTHENTICATED
-        ):
-            return f"{_MOST_UNAUTHENTICATED} connections are not authenticated yet"
         if self._addresses[peer.address] >= self.settings.max_connections_per_address:
             return f"there are {self._addresses[peer.address]} connections from there"
+        if peer.is_unauthenticated and not self._has_login_place(peer.address):
+            return f"{_MOST_UNAUTHENTICATED} connections are not authenticated yet"
         return None
+
+    def _has_login_place(self, address: str) -> bool:
+        """Return whether a connection from an address may begin to authenticate.
+
+        If all places are taken, an address that holds fewer than another one gets the
+        oldest place of the address that holds the most. Otherwise, one address could
+        keep all others from logging in.
+        """
+        waiting = [one for one in self._peers if one.is_unauthenticated]
+        if len(waiting) < _MOST_UNAUTHENTICATED:
+            return True
+        held = Counter(one.address for one in waiting)
+        largest, count = held.most_common(1)[0]
+        if held[address] + 1 >= count:
+            return False
+        oldest = min(
+            (one for one in waiting if one.address == largest),
+            key=lambda one: one.accepted_s,
+        )
+        self.say(
+            logging.WARNING,
+            "login place",
+            "connection from %s ended: another address waits, and %d connections "
+            "from there are not authenticated yet",
+            largest,
+            count,
+        )
+        oldest.abort()
+        self.dismiss(oldest)
+        return True
 
     def dismiss(self, peer: _Peer) -> None:
         if peer not in self._peers:

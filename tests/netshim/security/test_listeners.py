@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import signal
 import socket
 import ssl
@@ -17,7 +18,7 @@ import netshim
 from logcore import InvalidConfigError
 from netshim import wire
 from netshim.listeners import Listener, TlsSettings, check_exposure
-from netshim.secured_testing import SecuredKafka
+from netshim.secured_testing import SecuredKafka, start_secured
 from netshim.security.principals import CertificateError, MappingRules, subject_of
 from netshim.security.stored import SecurityStore
 from netshim.server import Server
@@ -215,6 +216,39 @@ def test_idle_logins_without_tls_count_as_unauthenticated(tmp_path: Path) -> Non
         finally:
             for sock in opened:
                 sock.close()
+
+
+@pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SASL_SSL"])
+def test_an_address_cannot_take_all_login_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    """Another address gets up to half of the places, and no more."""
+    monkeypatch.setattr("netshim.server._HANDSHAKE_S", 3_600.0)
+    with contextlib.ExitStack() as stack:
+        kafka = start_secured(
+            tmp_path / "data", listeners=[f"{protocol}://127.0.0.1:0"]
+        )
+        stack.callback(kafka.stop)
+
+        def connect(source: str, count: int) -> list[socket.socket]:
+            return [
+                stack.enter_context(
+                    socket.create_connection(
+                        ("127.0.0.1", kafka.port),
+                        timeout=60,
+                        source_address=(source, 0),
+                    )
+                )
+                for _ in range(count)
+            ]
+
+        first = connect("127.0.0.1", 256)
+        second = connect("127.0.0.2", 129)
+        # The broker admits connections in their order.
+        assert is_closed(second.pop())
+        assert all(is_closed(sock) for sock in first[:128])
+        rest = first[128:] + second
+        assert not select.select(rest, [], [], 0)[0]
 
 
 def test_stop_does_not_wait_for_a_client_that_does_not_read(
