@@ -6,7 +6,7 @@ import json
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -32,6 +32,8 @@ class TokenIssuer:
     #: Number of tokens that were issued.
     issued: int = 0
     key: rsa.RSAPrivateKey = attrs.Factory(_new_key)
+    #: The clock of the times in the tokens, in seconds.
+    now_s: Callable[[], float] = time.time
 
     def jwks(self) -> str:
         """Return the public key as a JWKS."""
@@ -41,7 +43,7 @@ class TokenIssuer:
     def token(self, user: str | None = None, lifetime_s: float | None = None) -> str:
         """Issue a token for a user."""
         self.issued += 1
-        now_s = time.time()
+        now_s = self.now_s()
         lifetime_s = self.lifetime_s if lifetime_s is None else lifetime_s
         claims = {
             "sub": user or self.user,
