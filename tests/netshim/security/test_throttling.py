@@ -99,6 +99,27 @@ def test_fetch_within_its_quota_has_records(bench: Bench) -> None:
     assert response.responses[0].partitions[0].records
 
 
+def test_fetches_that_wait_together_share_one_quota(bench: Bench) -> None:
+    """One append answers all of them, and each alone is within the quota."""
+    limit(bench, quotas.FETCH, 300)
+    request = wire.FETCH.Request
+    part = request.Topic.Partition(partition=0, partition_max_bytes=1 << 20)
+    topics = [request.Topic(topic="t", partitions=[part])]
+    waiting = [
+        bench.send(
+            wire.FETCH, 12, request(topics=topics, max_wait_ms=60_000, min_bytes=1)
+        )
+        for _ in range(50)
+    ]
+    assert produce(bench).throttle_time_ms == 0
+    bench.broker.tick(bench.now_ms)
+    responses = [bench.read(wire.FETCH, 12, one) for one in waiting]
+    served = [one for one in responses if one.responses]
+    # 3,000 bytes are ten seconds of the quota.
+    assert len(served) == 3_000 // len(RECORDS)
+    assert all(one.throttle_time_ms for one in responses if not one.responses)
+
+
 def create(bench: Bench, name: str, count: int, version: int) -> Any:
     request = wire.CREATE_TOPICS.Request
     topic = request.Topic(name=name, num_partitions=count, replication_factor=1)
