@@ -166,8 +166,9 @@ def _add_refused(call: Call, response: Any, refused: list[Any]) -> None:
             parts.append(topic_type(name=topic, **error))
         else:
             parts.append(topic_type(name=topic.name, **error))
-        if hasattr(parts[-1], "topic_id") and hasattr(topic, "topic_id"):
-            parts[-1].topic_id = topic.topic_id
+        topic_id = getattr(topic, "topic_id", None)
+        if topic_id is not None and hasattr(parts[-1], "topic_id"):
+            parts[-1].topic_id = topic_id
 
 
 def _changed_partitions(topic: Any, call: Call, state: BrokerState) -> int:
@@ -180,11 +181,9 @@ def _changed_partitions(topic: Any, call: Call, state: BrokerState) -> int:
             return state.settings.num_partitions
         # The handler refuses more, and a refused number must not fill the quota.
         return min(int(topic.num_partitions), state.settings.max_partitions_per_request)
-    name = topic
-    if not isinstance(topic, str):
-        name = topic.name
-        if name is None:
-            name = state.topic_ids.name_of(bytes(topic.topic_id))
+    name = getattr(topic, "name", topic)
+    if name is None:
+        name = state.topic_ids.name_of(bytes(topic.topic_id))
     if name is None or name not in logdir:
         return 0
     count = len(logdir.partitions(name))

@@ -399,6 +399,8 @@ class Follower:
                 )
             case StopCopy(error):
                 self._stop(name, copy, error)
+            case None:
+                pass
         return 0
 
     def _stop(self, name: Partition, copy: _PartitionCopy, error: LogcoreError) -> None:

@@ -106,7 +106,7 @@ class SecurityFacts:
     #: credential that verifies a password of PLAIN.
     forms: Mapping[str, frozenset[CredentialForm]] = attrs.field(init=False, eq=False)
 
-    @forms.default
+    @forms.default  # pyright: ignore
     def _forms(self) -> Mapping[str, frozenset[CredentialForm]]:
         found: dict[str, set[CredentialForm]] = {}
         for credentials in self.users.values():

@@ -15,7 +15,6 @@ import json
 import logging
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -43,7 +42,9 @@ _MOST_NAME_CHARS: Final = 1_024
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Refuses redirects: another host could supply the keys."""
 
-    def redirect_request(self, *given: Any) -> None:
+    def redirect_request(
+        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> None:
         return None
 
 
@@ -79,7 +80,7 @@ class JwtVerifier:
 
     def __attrs_post_init__(self) -> None:
         try:
-            import jwt  # noqa: F401
+            import jwt  # noqa: F401  # pyright: ignore[reportUnusedImport]
         except ImportError:
             raise InvalidConfigError(
                 "OAUTHBEARER needs the package PyJWT",

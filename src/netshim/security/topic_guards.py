@@ -88,8 +88,7 @@ def produce(request: Any, asker: Asker) -> Any:
 def fetch(request: Any, asker: Asker) -> Any:
     response_type = wire.FETCH.Response
     replica = max(request.replica_id, request.replica_state.replica_id)
-    if replica >= 0:
-        may_follow = asker.may_cluster(AclOperation.CLUSTER_ACTION)
+    may_follow = replica >= 0 and asker.may_cluster(AclOperation.CLUSTER_ACTION)
 
     def is_allowed(topic: Any) -> bool:
         if replica >= 0:
@@ -205,7 +204,7 @@ def metadata(request: Any, asker: Asker) -> Any:
                 not is_new or may_create or asker.may_topic(AclOperation.CREATE, name)
             )
 
-        request.topics, parts = split(request.topics, is_allowed)
+        request.topics, parts = split(request.topics or (), is_allowed)
         named = {topic.name for topic in request.topics if topic.name is not None}
         # A topic that is named twice has one entry.
         shown = {
