@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from logcore import LogDir
 from netshim import scheduling, wire
@@ -19,7 +19,13 @@ from netshim.groups import BrokerGroups
 from netshim.handlers import HANDLERS, NOT_SHARED, Handler, served_versions
 from netshim.handlers.authentication import Reply
 from netshim.request_log import errors_in, shown
-from netshim.scheduling import CloseConnection, Later, PendingResponse, Submit
+from netshim.scheduling import (
+    CloseConnection,
+    CutResponse,
+    Later,
+    PendingResponse,
+    Submit,
+)
 from netshim.security.asker import Asker
 from netshim.security.guards import GUARDS
 from netshim.security.service import Security
@@ -30,6 +36,9 @@ from netshim.state import BrokerState, Call
 from netshim.throttling import Throttle
 from netshim.transactions import TransactionHost
 from netshim.wire import codes
+
+if TYPE_CHECKING:
+    from netshim.faults.plan import FaultRules
 
 _log = logging.getLogger("netshim")
 
@@ -143,6 +152,8 @@ class Broker:
         self.state = BrokerState(logdir, settings, submit, later, security)
         # The API of the latest request, for the host's report of a slow iteration.
         self.last_asked = "none"
+        # The fault rules of a test. They change the handlers.
+        self.faults: FaultRules | None = None
         if logdir.is_shared:
             self.state.groups = GroupsBesideOthers(self.state)
             self.state.transactions = TransactionsBesideOthers(self.state)
@@ -169,6 +180,9 @@ class Broker:
             reply: Reply | bool = session.gate.handle(frame, now_ms)
             if not isinstance(reply, bool):
                 return reply
+        if self.faults is not None:
+            # A rule may delay the request, and the buffer of the connection is reused.
+            frame = memoryview(bytes(frame))
         try:
             header = wire.decode_header(frame)
             api = wire.APIS[header.api_key]
@@ -195,6 +209,8 @@ class Broker:
             raise CloseConnection(
                 f"{api.name} of {entries} entries, where many large requests are in work already"
             )
+        if self.faults is not None:
+            handler = partial(self.faults.handle, handler)
         # Step 2: call the handler. Its exceptions become an error response.
         self.last_asked = api.name
         call = Call(session, header.api_key, version, header.client_id, now_ms)
@@ -349,6 +365,9 @@ class Broker:
         """
         if response is None or isinstance(response, CloseConnection):
             return response
+        if isinstance(response, CutResponse):
+            whole = self._encode(api, call.version, correlation_id, response.response)
+            return response.cut(whole)
         self._note(call, api, response)
         return self._encode(api, call.version, correlation_id, response)
 
@@ -398,6 +417,8 @@ class Broker:
 
         Do not call handle() afterwards.
         """
+        if self.faults is not None:
+            self.faults.end()
         self.state.lifecycle.is_stopping = True
         self.state.fetches.wake(self.state.fetches.waited_for(), now_ms)
         self.state.groups.stop(now_ms)

@@ -204,8 +204,12 @@ def errors_in(value: Any) -> list[tuple[int, str | None]]:
         for each in value:
             found += errors_in(each)
     elif hasattr(value, "__slots__"):
-        if getattr(value, "error_code", 0):
-            found.append((value.error_code, getattr(value, "error_message", None)))
+        # AddPartitionsToTxn has a name of its own.
+        code = getattr(value, "error_code", 0) or getattr(
+            value, "partition_error_code", 0
+        )
+        if code:
+            found.append((code, getattr(value, "error_message", None)))
         for name in value.__slots__:
             inner = getattr(value, name)
             if (

@@ -22,6 +22,8 @@ from collections.abc import Callable, Generator, Hashable, Iterable
 from functools import partial
 from typing import Any, Final, TypeVar
 
+import attrs
+
 from logcore import Log, LogcoreError
 from logcore.coordinators.durable_queue import DurableQueue
 from logcore.deadlines import Deadlines
@@ -63,6 +65,18 @@ class CloseConnection(Exception):
 
     Its bytes are not our protocol, or no response would be right.
     """
+
+
+@attrs.frozen
+class CutResponse:
+    """A response of which only the first bytes are sent. Fault rules create it."""
+
+    response: Any
+    after_bytes: int
+
+    def cut(self, pieces: Iterable[bytes | bytearray | memoryview]) -> list[memoryview]:
+        """Return the first bytes of the encoded response."""
+        return [memoryview(b"".join(pieces))[: self.after_bytes]]
 
 
 class PendingResponse:

@@ -38,11 +38,14 @@ from logcore import (
     TopicNotFoundError,
     open_dir,
 )
+from logcore.coordination.classic_group import DEAD
 from logcore.fs import OS, Lock, OsFS
 from logcore.kernels import TopicRecord
 from logcore.metadata.checkpoint import Key
 from logcore.reader import Isolation
 from logcore.topic import Order
+from netshim.faults.control import FaultControl, seen_requests
+from netshim.faults.requests import SeenRequest
 from netshim.server_thread import ServerThread, serve
 
 #: pytest hides the frames of this module in the traceback of a failure.
@@ -166,6 +169,22 @@ class Kafka:
             )
         self.server.stop()
 
+    def faults(self) -> FaultControl:
+        """Return a control that adds fault rules to the broker; use it in a `with`.
+
+        For example: `faults.answer("Produce", "NOT_LEADER_OR_FOLLOWER", times=2)`. The
+        broker may be shared by other tests: then filter by `topic` or `client_id`.
+        """
+        return FaultControl(self.server, self.server.server.broker)
+
+    def requests(self, api: str = "*") -> list[SeenRequest]:
+        """Return the latest requests of clients, at most 1,000, oldest first.
+
+        The broker remembers requests from the first call of requests() or faults() on.
+        """
+        broker = self.server.server.broker
+        return self.server.call(lambda: seen_requests(broker, api))
+
     # -- names -------------------------------------------------------------------------
 
     def topic(self, name: str) -> str:
@@ -241,6 +260,48 @@ class Kafka:
                     state.groups.ask_delete(group.group_id, lambda _: None)
 
         self.server.call(forget)
+
+    def wait_for_group(
+        self,
+        group: str,
+        *,
+        state: str = "Stable",
+        members: int | None = None,
+        timeout: float = 10.0,
+    ) -> None:
+        """Wait until a consumer group has a state, and a number of members if given.
+
+        `state` is a name of Kafka, such as "Stable", "Empty" or "Dead". `timeout` is in
+        seconds.
+
+        Raises:
+            AssertionError: the time has passed. The message describes the group.
+        """
+        real = self.group(group)
+        deadline = time.monotonic() + timeout
+        while True:
+            found = self.server.call(lambda: self._group(real))
+            if found[0] == state and members in (None, found[1]):
+                return
+            if time.monotonic() >= deadline:
+                raise AssertionError(
+                    f"kafka.wait_for_group({group!r}): expected {state} with "
+                    f"{'any number of' if members is None else members} members "
+                    f"within {timeout:g} s, found {found[0]} with {found[1]}"
+                )
+            time.sleep(_LOOK_S)
+
+    def _group(self, real: str) -> tuple[str, int]:
+        """Return the state of a group and its number of members."""
+        groups = self.server.server.broker.state.groups
+        group = None
+        if groups.is_loaded:
+            group = groups.get(real)
+        if group is None:
+            return DEAD, 0
+        if group.consumers is not None:
+            return group.state, len(group.consumers.members)
+        return group.state, len(group.members)
 
     # -- records -----------------------------------------------------------------------
 

@@ -144,7 +144,8 @@ STREAMS_INVALID_TOPOLOGY_EPOCH: Final = 131
 STREAMS_TOPOLOGY_FENCED: Final = 132
 SHARE_SESSION_LIMIT_REACHED: Final = 133
 
-_NAMES: Final = {
+#: Name of each code.
+NAMES: Final = {
     code: name
     for name, code in list(globals().items())
     if name.isupper() and isinstance(code, int)
@@ -155,4 +156,4 @@ def name(code: int) -> str:
     """The name of a code, for logs and messages: "NOT_COORDINATOR", or "error 999" for
     one Kafka does not know.
     """
-    return _NAMES.get(code, f"error {code}")
+    return NAMES.get(code, f"error {code}")

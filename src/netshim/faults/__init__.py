@@ -1,0 +1,1 @@
+"""Faults for tests of clients: rules that change how a broker answers requests."""

@@ -1,0 +1,222 @@
+"""Fault rules of a running broker, set by the thread of a test.
+
+    with kafka.faults() as faults:
+        rule = faults.answer("Produce", "NOT_LEADER_OR_FOLLOWER", times=2)
+        ...
+        rule.wait(hits=2)
+
+The rules end with the block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self, TypeVar
+
+from logcore.errors import InvalidConfigError
+from netshim.faults.plan import FaultRules
+from netshim.faults.requests import ANY_API, SeenRequest, api_named, error_code
+from netshim.faults.rules import (
+    Action,
+    Answer,
+    Delay,
+    Disconnect,
+    FaultRule,
+    Intercept,
+    LoseResponse,
+    Observe,
+)
+from netshim.state import Call
+
+_T = TypeVar("_T")
+#: Longest delay of a rule: a day.
+_MOST_DELAY_MS = 86_400_000
+
+
+class FaultyBroker(Protocol):
+    """A broker that may have a fault plan. Broker is an implementation."""
+
+    faults: FaultRules | None
+
+
+class BrokerThread(Protocol):
+    """Calls functions in the broker's thread. ServerThread is an implementation."""
+
+    def call(self, function: Callable[[], _T]) -> _T:
+        """Call a function and return its result."""
+        ...
+
+
+class ActiveRule:
+    """A rule of a running broker. Any thread may use it."""
+
+    def __init__(
+        self, thread: BrokerThread, broker: FaultyBroker, rule: FaultRule
+    ) -> None:
+        """Create an instance. Users call the methods of FaultControl."""
+        self._thread = thread
+        self._broker = broker
+        self._rule = rule
+
+    def __repr__(self) -> str:
+        return repr(self._rule)
+
+    @property
+    def hits(self) -> int:
+        """Number of requests on which the rule has acted."""
+        return self._rule.hits
+
+    @property
+    def requests(self) -> list[SeenRequest]:
+        """The latest requests on which the rule has acted, at most 1,000."""
+        return self._thread.call(lambda: list(self._rule.requests))
+
+    def wait(self, hits: int = 1, timeout: float = 10.0) -> None:
+        """Wait until the rule has acted on this number of requests.
+
+        `timeout` is in seconds.
+
+        Raises:
+            AssertionError: the time has passed. The text lists the latest requests.
+        """
+        self._rule.wait(hits, timeout)
+
+    def release(self) -> None:
+        """Serve the requests that the rule delays, and close silent connections."""
+        self._thread.call(self._rule.release)
+
+    def remove(self) -> None:
+        """End the rule, and release its requests."""
+
+        def remove() -> None:
+            if self._broker.faults is not None:
+                self._broker.faults.remove(self._rule)
+
+        self._thread.call(remove)
+
+
+class FaultControl:
+    """Adds rules to a running broker. A `with` block removes them at its end.
+
+    All methods accept the same options. Filters are `client_id`, `principal`, `topic`,
+    `partition`, `group`, `transactional_id` and `version`; they are patterns such as
+    "orders-*", and all must match. Of the requests that match, the first `after` pass;
+    of the others, the rule acts on each `every`-th one with a `probability`, at most
+    `times` times. `seed` makes the probability repeatable.
+
+    Each method raises InvalidConfigError for an unknown API, error or filter.
+    """
+
+    def __init__(self, thread: BrokerThread, broker: FaultyBroker) -> None:
+        """Create an instance. Users call Kafka.faults()."""
+        self._thread = thread
+        self._broker = broker
+        self._rules: list[ActiveRule] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove the rules of this object."""
+        while self._rules:
+            self._rules.pop().remove()
+
+    # -- rules -------------------------------------------------------------------------
+
+    def answer(self, api: str | int, error: str | int, **options: Any) -> ActiveRule:
+        """Answer an error, by its name or code, and store nothing.
+
+        With a filter for topics or partitions, only the matching partitions of a
+        request fail, and the others are served.
+        """
+        return self._add(api, Answer(error_code(error)), options)
+
+    def delay(self, api: str | int, delay_ms: int, **options: Any) -> ActiveRule:
+        """Serve requests later. Their connections start no other request until then."""
+        if type(delay_ms) is not int or not 0 <= delay_ms <= _MOST_DELAY_MS:
+            raise InvalidConfigError(
+                "a delay in ms", expected=f"0 to {_MOST_DELAY_MS}", found=delay_ms
+            )
+        return self._add(api, Delay(delay_ms), options)
+
+    def hold(self, api: str | int, **options: Any) -> ActiveRule:
+        """Serve requests when release() is called, or when the rule ends."""
+        return self._add(api, Delay(None), options)
+
+    def lose_answer(
+        self,
+        api: str | int,
+        *,
+        then: Literal["silence", "close"] = "silence",
+        **options: Any,
+    ) -> ActiveRule:
+        """Serve requests without a response.
+
+        Then the connection is silent until the rule ends, or is closed.
+        """
+        if then not in ("silence", "close"):
+            raise InvalidConfigError(
+                "then", expected="'silence' or 'close'", found=repr(then)
+            )
+        return self._add(api, LoseResponse(then == "close"), options)
+
+    def disconnect(
+        self, api: str | int, *, after_bytes: int = 0, **options: Any
+    ) -> ActiveRule:
+        """Close the connection after this number of bytes of the response.
+
+        With 0 bytes, the request is not served.
+        """
+        if type(after_bytes) is not int or after_bytes < 0:
+            raise InvalidConfigError(
+                "after_bytes", expected="a number from 0", found=after_bytes
+            )
+        return self._add(api, Disconnect(after_bytes), options)
+
+    def observe(self, api: str | int = ANY_API, **options: Any) -> ActiveRule:
+        """Count requests, without any effect on them."""
+        return self._add(api, Observe(), options)
+
+    def call(
+        self,
+        api: str | int,
+        function: Callable[[Any, Call], Any],
+        **options: Any,
+    ) -> ActiveRule:
+        """Call function(request, call) in the broker's thread before each request.
+
+        Its result is the response, or None for the broker's own. The function must not
+        block.
+        """
+        return self._add(api, Intercept(function), options)
+
+    def _add(
+        self, api: str | int, action: Action, options: dict[str, Any]
+    ) -> ActiveRule:
+        rule = FaultRule(api, action, **options)
+        self._thread.call(lambda: plan_of(self._broker).add(rule))
+        active = ActiveRule(self._thread, self._broker, rule)
+        self._rules.append(active)
+        return active
+
+
+def plan_of(broker: FaultyBroker) -> FaultRules:
+    """Return the plan of a broker. It is created by the first call."""
+    if broker.faults is None:
+        broker.faults = FaultRules()
+    return broker.faults
+
+
+def seen_requests(broker: FaultyBroker, api: str | int = ANY_API) -> list[SeenRequest]:
+    """Return the latest requests of an API since the plan was created."""
+    name = api_named(api)
+    return [one for one in plan_of(broker).requests if name in (ANY_API, one.api)]

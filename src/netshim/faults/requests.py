@@ -1,0 +1,240 @@
+"""The facts about a request that filters of fault rules compare.
+
+A misspelled API, error or filter raises InvalidConfigError, with the nearest known
+name.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import attrs
+
+from logcore.errors import InvalidConfigError
+from netshim import wire
+from netshim.security.guards import GUARDS
+from netshim.state import Call
+from netshim.wire import codes
+
+#: Matches every API.
+ANY_API: Final = "*"
+#: The type of topics in requests about settings.
+TOPIC_RESOURCE: Final = 2
+#: The fields of requests that contain topics, and of topics that contain partitions.
+TOPIC_FIELDS: Final = (
+    "topic_data", "topics", "v3_and_below_topics", "topic_partitions", "topic_names",
+)  # fmt: skip
+PARTITION_FIELDS: Final = ("partition_data", "partitions", "partition_indexes")
+_NUMBER_FIELDS: Final = ("index", "partition", "partition_index")
+_GROUP_FIELDS: Final = ("group_id", "groups", "group_ids", "groups_names")
+_TRANSACTION_FIELDS: Final = (
+    "transactional_id", "v3_and_below_transactional_id", "transactional_ids",
+)  # fmt: skip
+_FILTERS: Final = (
+    "client_id", "principal", "topic", "partition", "group", "transactional_id",
+    "version",
+)  # fmt: skip
+_COORDINATOR_KINDS: Final = ("group", "transactional_id")
+#: Authentication answers these before any other part of the broker sees them.
+_SASL: Final = frozenset((wire.SASL_HANDSHAKE.key, wire.SASL_AUTHENTICATE.key))
+
+
+@attrs.define(eq=False)
+class SeenRequest:
+    """A request that the broker handled while a plan was active."""
+
+    #: Kafka's name of the API.
+    api: str
+    version: int
+    client_id: str
+    #: The user, such as "User:alice".
+    principal: str
+    #: Address of the client.
+    peer: str
+    #: The broker's clock.
+    now_ms: int
+    #: Topics and partition numbers. The number is None if the API has no partitions.
+    partitions: tuple[tuple[str, int | None], ...] = ()
+    groups: tuple[str, ...] = ()
+    transactional_ids: tuple[str, ...] = ()
+    #: The error codes in the response, empty for success. None until it is answered.
+    codes: tuple[int, ...] | None = None
+
+    def __str__(self) -> str:
+        names = [f"{topic}-{number}" for topic, number in self.partitions]
+        parts = ", ".join((*names, *self.groups, *self.transactional_ids))
+        return f"{self.api} v{self.version} of {self.client_id!r} ({parts})"
+
+
+# -- facts about a request -------------------------------------------------------------
+
+
+def seen_request(
+    api: str, request: Any, call: Call, name_of: Callable[[bytes], str | None]
+) -> SeenRequest:
+    """Return the facts about a request that filters compare."""
+    groups = [
+        one if isinstance(one, str) else one.group_id
+        for one in _values(request, _GROUP_FIELDS)
+    ]
+    ids = list(_values(request, _TRANSACTION_FIELDS))
+    if hasattr(request, "key_type"):
+        keys = request.coordinator_keys or [request.key]
+        if request.key_type == 0:
+            groups += keys
+        else:
+            ids += keys
+    return SeenRequest(
+        api,
+        call.version,
+        call.client_id,
+        call.session.principal,
+        call.session.peer,
+        call.now_ms,
+        tuple(_partitions_of(request, name_of)),
+        tuple(dict.fromkeys(filter(None, groups))),
+        tuple(dict.fromkeys(filter(None, ids))),
+    )
+
+
+def _values(request: Any, fields: Iterable[str]) -> Iterable[Any]:
+    """Return the values of some fields; a list has several."""
+    for field in fields:
+        value = getattr(request, field, None)
+        if isinstance(value, (list, tuple)):
+            yield from value
+        elif value is not None:
+            yield value
+
+
+def _partitions_of(
+    request: Any, name_of: Callable[[bytes], str | None]
+) -> Iterable[tuple[str, int | None]]:
+    for inner in _values(request, ("groups", "markers")):
+        if not isinstance(inner, str):
+            yield from _partitions_of(inner, name_of)
+    for one in _values(request, ("resources",)):
+        if one.resource_type == TOPIC_RESOURCE:
+            yield one.resource_name, None
+    for topic in _values(request, TOPIC_FIELDS):
+        name = topic_name(topic, name_of)
+        if name is None:
+            continue
+        numbers = list(_values(topic, PARTITION_FIELDS))
+        if not numbers:
+            yield name, None
+        for part in numbers:
+            yield name, number_of(part)
+
+
+def topic_name(topic: Any, name_of: Callable[[bytes], str | None]) -> str | None:
+    if isinstance(topic, str):
+        return topic
+    name = getattr(topic, "name", None) or getattr(topic, "topic", None)
+    if name:
+        return str(name)
+    topic_id = getattr(topic, "topic_id", None)
+    if topic_id is None:
+        return None
+    return name_of(bytes(topic_id))
+
+
+def number_of(part: Any) -> int:
+    """Return the number of a partition in a request or a response."""
+    if isinstance(part, int):
+        return part
+    for field in _NUMBER_FIELDS:
+        if hasattr(part, field):
+            return int(getattr(part, field))
+    raise AssertionError(f"a partition without a number: {part!r}")
+
+
+# -- names and filters -----------------------------------------------------------------
+
+
+def _known(name: str, names: Iterable[str], kind: str) -> str:
+    """Return a name that is in `names`, in any case of its letters."""
+    found = {one.lower(): one for one in names}
+    if name.lower() in found:
+        return found[name.lower()]
+    near = difflib.get_close_matches(name.lower(), found, 1)
+    nearest = f", such as {found[near[0]]}" if near else ""
+    raise InvalidConfigError(
+        f"unknown {kind}", expected=f"one of {len(found)}{nearest}", found=repr(name)
+    )
+
+
+def api_named(name: str | int) -> str:
+    """Return Kafka's name of an API by its name or key, or ANY_API.
+
+    Raises:
+        InvalidConfigError: there is no such API, or it has no faults.
+    """
+    if name == ANY_API:
+        return ANY_API
+    names = {wire.APIS[key].name: key for key in GUARDS if key not in _SASL}
+    if isinstance(name, int):
+        names_by_key = {key: one for one, key in names.items()}
+        if name not in names_by_key:
+            raise InvalidConfigError("unknown API key", found=name)
+        return names_by_key[name]
+    return _known(name, names, "API")
+
+
+def error_code(error: str | int) -> int:
+    """Return the code of a Kafka error by its name or number.
+
+    Raises:
+        InvalidConfigError: there is no such error.
+    """
+    names = codes.NAMES
+    if isinstance(error, str):
+        by_name = {name: code for code, name in names.items()}
+        return by_name[_known(error, by_name, "error")]
+    if error not in names or error == codes.NONE:
+        raise InvalidConfigError("unknown error code", found=error)
+    return error
+
+
+def check_filters(api: str, filters: Mapping[str, object]) -> dict[str, str]:
+    """Return the patterns of a rule by filter.
+
+    Raises:
+        InvalidConfigError: a filter is unknown, or requests of the API never match it.
+    """
+    checked = {}
+    for name, value in filters.items():
+        filter_name = _known(name, _FILTERS, "filter")
+        if api != ANY_API and filter_name not in _filters_of(api):
+            raise InvalidConfigError(
+                f"requests of {api} have no {filter_name}",
+                expected=f"a filter of {', '.join(_filters_of(api))}",
+                found=f"{filter_name}={value!r}",
+            )
+        checked[filter_name] = str(value)
+    return checked
+
+
+def _filters_of(api: str) -> list[str]:
+    """Return the filters that requests of an API may match."""
+    known = ["client_id", "principal", "version"]
+    request = next(one for one in wire.APIS.values() if one.name == api).Request
+    fields = request.__slots__
+    markers = getattr(request, "Marker", None)
+    topic_type = getattr(request, "Topic", getattr(markers, "Topic", None))
+    if topic_type is not None or "resources" in fields or "topic_names" in fields:
+        known.append("topic")
+        topic_fields = getattr(topic_type, "__slots__", ())
+        if api == wire.METADATA.name or any(
+            one in topic_fields for one in PARTITION_FIELDS
+        ):
+            known.append("partition")
+    if any(one in fields for one in _GROUP_FIELDS):
+        known.append("group")
+    if any(one in fields for one in _TRANSACTION_FIELDS):
+        known.append("transactional_id")
+    if "key_type" in fields:
+        known += _COORDINATOR_KINDS
+    return known

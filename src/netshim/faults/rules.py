@@ -1,0 +1,208 @@
+"""Fault rules: the requests that each one matches, and its action."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+import attrs
+
+from logcore.errors import InvalidConfigError
+from netshim import wire
+from netshim.faults.requests import ANY_API, SeenRequest, api_named, check_filters
+from netshim.state import Call
+
+#: Number of requests that a plan and each rule remember.
+REMEMBERED: Final = 1_000
+
+
+@attrs.frozen
+class Answer:
+    """Answer an error."""
+
+    code: int
+
+
+@attrs.frozen
+class Delay:
+    """Serve the request later. Without a time, serve it when the rule is released."""
+
+    delay_ms: int | None
+
+
+@attrs.frozen
+class LoseResponse:
+    """Serve the request, and send no response."""
+
+    #: Whether the connection is closed, instead of remaining silent.
+    closes: bool
+
+
+@attrs.frozen
+class Disconnect:
+    """Close the connection after this number of bytes of the response.
+
+    Without any byte, the request is not served.
+    """
+
+    after_bytes: int
+
+
+@attrs.frozen
+class Observe:
+    """Count the request."""
+
+
+@attrs.frozen
+class Intercept:
+    """Call function(request, call). Its result is the response, unless it is None."""
+
+    function: Callable[[Any, Call], Any]
+
+
+Action = Answer | Delay | LoseResponse | Disconnect | Observe | Intercept
+
+
+class FaultRule:
+    """One rule of a plan. Plans create it."""
+
+    def __init__(
+        self,
+        api: str | int,
+        action: Action,
+        *,
+        times: int | None = None,
+        after: int = 0,
+        every: int = 1,
+        probability: float = 1.0,
+        seed: int = 0,
+        **filters: object,
+    ) -> None:
+        """Create a rule.
+
+        Of the requests that match the filters, the first `after` pass; of the others,
+        the rule acts on each `every`-th one with this probability, at most `times`
+        times. Filters are patterns as in file names, and all must match.
+
+        Raises:
+            InvalidConfigError: an API, a filter or a number is invalid.
+        """
+        numbers = (("times", times, 1), ("after", after, 0), ("every", every, 1))
+        for name, value, least in numbers:
+            if value is not None and (type(value) is not int or value < least):
+                raise InvalidConfigError(
+                    name, expected=f"at least {least}", found=value
+                )
+        if not 0 < probability <= 1:
+            raise InvalidConfigError(
+                "probability", expected="above 0, at most 1", found=probability
+            )
+        self.api = api_named(api)
+        self.action = action
+        self.filters = check_filters(self.api, filters)
+        self._times = times
+        self._after = after
+        self._every = every
+        self._probability = probability
+        self._random = random.Random(seed)
+        self._matched = 0
+        #: The latest requests on which the rule acted.
+        self.requests: deque[SeenRequest] = deque(maxlen=REMEMBERED)
+        #: Number of requests on which the rule acted.
+        self.hits = 0
+        self._changed = threading.Condition()
+        #: One call for each request that waits: it serves the request, or closes the
+        #: connection if the response was lost.
+        self.waiting: list[Callable[[], object]] = []
+        #: The latest requests of the broker, which wait() lists if it fails.
+        self.recent: deque[SeenRequest] = deque()
+
+    def __repr__(self) -> str:
+        return f"<FaultRule {self.api} {self.filters} {self.action}: {self.hits} hits>"
+
+    def matches(self, seen: SeenRequest) -> bool:
+        """Return whether the filters match a request."""
+        if self.api not in (ANY_API, seen.api):
+            return False
+        single = {
+            "client_id": (seen.client_id,),
+            "principal": (seen.principal,),
+            "version": (str(seen.version),),
+            "group": seen.groups,
+            "transactional_id": seen.transactional_ids,
+        }
+        for name, values in single.items():
+            pattern = self.filters.get(name)
+            if pattern is not None and not any(
+                fnmatchcase(value, pattern) for value in values
+            ):
+                return False
+        if not self.selects_partitions or self._is_metadata_of_all(seen):
+            return True
+        return any(self.selects(*one) for one in seen.partitions)
+
+    def _is_metadata_of_all(self, seen: SeenRequest) -> bool:
+        return seen.api == wire.METADATA.name and not seen.partitions
+
+    @property
+    def selects_partitions(self) -> bool:
+        """Whether the rule concerns some topics or partitions of a request."""
+        return "topic" in self.filters or "partition" in self.filters
+
+    def selects(self, topic: str | None, number: int | None) -> bool:
+        """Return whether the filters match a partition."""
+        pattern = self.filters.get("topic")
+        if pattern is not None and not fnmatchcase(topic or "", pattern):
+            return False
+        pattern = self.filters.get("partition")
+        return pattern is None or number is None or fnmatchcase(str(number), pattern)
+
+    def acts(self) -> bool:
+        """Count a request that matches, and return whether the rule acts on it."""
+        if self._times is not None and self.hits >= self._times:
+            return False
+        self._matched += 1
+        position = self._matched - self._after
+        if position <= 0 or position % self._every:
+            return False
+        return self._probability == 1 or self._random.random() < self._probability
+
+    def hit(self, seen: SeenRequest) -> None:
+        """Record a request on which the rule acts."""
+        with self._changed:
+            self.requests.append(seen)
+            self.hits += 1
+            self._changed.notify_all()
+
+    def release(self) -> None:
+        """Serve the requests that are delayed, and close silent connections."""
+        while self.waiting:
+            self.waiting.pop(0)()
+
+    def wait(self, hits: int = 1, timeout: float = 10.0) -> None:
+        """Wait until the rule has acted on a number of requests.
+
+        `timeout` is in seconds.
+
+        Raises:
+            AssertionError: the time has passed. The text lists the latest requests.
+        """
+        deadline_s = time.monotonic() + timeout
+        with self._changed:
+            while self.hits < hits:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    raise AssertionError(self._missing(hits, timeout))
+                self._changed.wait(left_s)
+
+    def _missing(self, hits: int, timeout: float) -> str:
+        latest = "\n".join(f"  {one}" for one in list(self.recent)[-10:])
+        return (
+            f"{self!r}: {hits} expected within {timeout:g} s; "
+            f"the latest requests:\n{latest or '  none'}"
+        )

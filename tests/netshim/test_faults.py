@@ -1,0 +1,436 @@
+"""Fault rules: errors, delays, lost responses and closed connections, by request."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logcore import InvalidConfigError, recordbatch
+from netshim import wire
+from netshim.faults.control import FaultControl, seen_requests
+from netshim.faults.requests import api_named
+from netshim.request_log import errors_in
+from netshim.scheduling import CloseConnection, PendingResponse
+from netshim.security.guards import GUARDS
+from netshim.testing import Kafka
+from netshim.wire import codes
+from support.bench import SESSION, Bench
+from support.client import Client
+from support.messages import draw
+
+RECORDS = recordbatch.encode([(None, b"v")], base_offset=0)
+#: Authentication answers these two before any rule is asked.
+FAULTY = [
+    wire.APIS[key]
+    for key in sorted(GUARDS)
+    if wire.APIS[key] not in (wire.SASL_HANDSHAKE, wire.SASL_AUTHENTICATE)
+]
+
+
+class AtOnce:
+    """Calls functions as the thread of a broker does."""
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    found = Bench(tmp_path / "data")
+    found.logdir.create_topic("t", 3)
+    found.logdir.create_topic("u")
+    SESSION.is_ending = False
+    yield found
+    SESSION.is_ending = False
+    found.close()
+
+
+@pytest.fixture
+def faults(bench: Bench) -> FaultControl:
+    return FaultControl(AtOnce(), bench.broker)
+
+
+def produced(bench: Bench, partitions: int = 1, **more: Any) -> dict[int, int]:
+    """Produce to some partitions of t; return the error of each."""
+    request = bench.produces(RECORDS, partitions=partitions)
+    response = bench.ask(wire.PRODUCE, 9, request, **more)
+    return {
+        one.index: one.error_code
+        for topic in response.responses
+        for one in topic.partition_responses
+    }
+
+
+def ends(bench: Bench) -> list[int]:
+    return [bench.logdir.partition("t", one).log_end_offset for one in range(3)]
+
+
+# -- errors ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("api", FAULTY, ids=lambda api: api.name)
+def test_every_api_answers_an_error(
+    bench: Bench, faults: FaultControl, api: Any
+) -> None:
+    """The requests are drawn; none of them reaches its handler."""
+    rule = faults.answer(api.key, "UNKNOWN_SERVER_ERROR")
+    reached: list[int] = []
+    faults.call(api.key, lambda request, call: reached.append(call.version))
+    served = 0
+    for version in range(api.min_version, api.max_version + 1):
+        for seed in range(10):
+            rng = random.Random(seed)
+            request = draw(
+                api.request.shape, version, api.request.is_flexible(version), rng
+            )
+            with contextlib.suppress(CloseConnection):  # acks=0 has no other error
+                reply = bench.send(api, version, request)
+                if reply is None:
+                    continue
+                response = bench.read(api, version, reply)
+                found = {code for code, _ in errors_in(response)}
+                assert found <= {codes.UNKNOWN_SERVER_ERROR}, (version, seed)
+                served += bool(found)
+    if api is not wire.METADATA:  # its errors belong to topics that exist
+        assert not reached
+        assert served
+    assert rule.hits
+
+
+def test_faulted_partition_stores_nothing_and_others_are_served(
+    bench: Bench, faults: FaultControl
+) -> None:
+    faults.answer("Produce", "NOT_LEADER_OR_FOLLOWER", topic="t", partition=1)
+    assert produced(bench, 3) == {0: 0, 1: codes.NOT_LEADER_OR_FOLLOWER, 2: 0}
+    assert ends(bench) == [1, 0, 1]
+
+
+@pytest.mark.parametrize("version", [9, 13])
+def test_topic_has_one_entry_in_the_response(
+    bench: Bench, faults: FaultControl, version: int
+) -> None:
+    faults.answer("produce", 6, partition=2)
+    request = bench.produces(RECORDS, partitions=3)
+    topic = request.topic_data[0]
+    topic.topic_id = bench.broker.state.topic_ids.id_of("t")
+    response = bench.ask(wire.PRODUCE, version, request)
+    (entry,) = response.responses
+    assert sorted((one.index, one.error_code) for one in entry.partition_responses) == [
+        (0, 0),
+        (1, 0),
+        (2, 6),
+    ]
+
+
+def test_committed_offset_of_one_topic_is_refused(
+    bench: Bench, faults: FaultControl
+) -> None:
+    faults.answer("OffsetCommit", "COORDINATOR_NOT_AVAILABLE", topic="u", group="g*")
+    request = wire.OFFSET_COMMIT.Request
+    topics = [
+        request.Topic(
+            name=name,
+            partitions=[request.Topic.Partition(partition_index=0, committed_offset=0)],
+        )
+        for name in "tu"
+    ]
+    response = bench.ask(
+        wire.OFFSET_COMMIT,
+        8,
+        request(
+            group_id="g1",
+            generation_id_or_member_epoch=-1,
+            member_id="",
+            topics=topics,
+        ),
+    )
+    assert {one.name: one.partitions[0].error_code for one in response.topics} == {
+        "t": 0,
+        "u": codes.COORDINATOR_NOT_AVAILABLE,
+    }
+
+
+def test_metadata_of_all_topics_shows_the_error_of_one(
+    bench: Bench, faults: FaultControl
+) -> None:
+    rule = faults.answer("Metadata", "LEADER_NOT_AVAILABLE", topic="u")
+    partly = faults.answer("Metadata", "LEADER_NOT_AVAILABLE", topic="t", partition=1)
+    request = wire.METADATA.Request(topics=None)
+    shown = {
+        one.name: one.error_code for one in bench.ask(wire.METADATA, 9, request).topics
+    }
+    assert shown == {"t": 0, "u": codes.LEADER_NOT_AVAILABLE}
+    rule.remove()
+    (topic,) = (
+        one for one in bench.ask(wire.METADATA, 9, request).topics if one.name == "t"
+    )
+    found = [one.error_code for one in topic.partitions]
+    assert found == [0, codes.LEADER_NOT_AVAILABLE, 0]
+    assert (rule.hits, partly.hits) == (1, 1)
+
+
+# -- which requests --------------------------------------------------------------------
+
+
+def test_first_rule_wins_and_observers_prevent_none(
+    bench: Bench, faults: FaultControl
+) -> None:
+    seen = faults.observe("Produce")
+    first = faults.answer("Produce", 6, times=1)
+    second = faults.answer("*", 7)
+    assert [produced(bench)[0] for _ in range(3)] == [6, 7, 7]
+    assert (seen.hits, first.hits, second.hits) == (3, 1, 2)
+    assert [one.codes for one in seen.requests] == [(6,), (7,), (7,)]
+
+
+def test_after_every_and_times(bench: Bench, faults: FaultControl) -> None:
+    faults.answer("Produce", 6, after=2, every=3, times=2)
+    found = [produced(bench)[0] for _ in range(12)]
+    assert found == [0, 0, 0, 0, 6, 0, 0, 6, 0, 0, 0, 0]
+
+
+def test_probability_repeats_with_its_seed(bench: Bench, faults: FaultControl) -> None:
+    def drawn(seed: int) -> list[int]:
+        rule = faults.answer("Produce", 6, probability=0.5, seed=seed)
+        found = [produced(bench)[0] for _ in range(40)]
+        rule.remove()
+        return found
+
+    assert drawn(1) == drawn(1) != drawn(2)
+    assert 5 < drawn(1).count(6) < 35
+
+
+def test_filters_by_client_and_version(bench: Bench, faults: FaultControl) -> None:
+    faults.answer("Produce", 6, client_id="slow-*", version=9)
+    assert produced(bench, client_id="fast") == {0: 0}
+    assert produced(bench, client_id="slow-1") == {0: 6}
+
+
+@pytest.mark.parametrize(
+    ("api", "error", "filters", "text"),
+    [
+        ("Prodduce", 6, {}, "such as Produce"),
+        ("SaslHandshake", 6, {}, "unknown API"),
+        (9_999, 6, {}, "unknown API key"),
+        ("Produce", "NOT_LEADER", {}, "such as NOT_LEADER_OR_FOLLOWER"),
+        ("Produce", 0, {}, "unknown error code"),
+        ("Produce", 30_000, {}, "unknown error code"),
+        ("Produce", 6, {"topics": "t"}, "such as topic"),
+        ("Heartbeat", 27, {"topic": "t"}, "Heartbeat have no topic"),
+        ("CreateTopics", 41, {"partition": 1}, "CreateTopics have no partition"),
+        ("Fetch", 6, {"group": "g"}, "Fetch have no group"),
+        ("Fetch", 6, {"times": 0}, "times"),
+        ("Fetch", 6, {"after": -1}, "after"),
+        ("Fetch", 6, {"every": 1.5}, "every"),
+        ("Fetch", 6, {"probability": 0}, "probability"),
+    ],
+)
+def test_invalid_rule_names_the_nearest_known_name(
+    faults: FaultControl, api: Any, error: Any, filters: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(InvalidConfigError, match=text):
+        faults.answer(api, error, **filters)
+
+
+def test_invalid_actions_are_refused(faults: FaultControl) -> None:
+    for wrong in (
+        lambda: faults.delay("Fetch", -1),
+        lambda: faults.delay("Fetch", 0.5),  # type: ignore[arg-type]
+        lambda: faults.disconnect("Fetch", after_bytes=-1),
+        lambda: faults.lose_answer("Fetch", then="nothing"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InvalidConfigError):
+            wrong()
+
+
+def test_number_of_rules_is_limited(bench: Bench, faults: FaultControl) -> None:
+    for _ in range(1_000):
+        faults.observe("Produce")
+    with pytest.raises(InvalidConfigError, match="too many rules"):
+        faults.observe("Produce")
+    faults.clear()
+    assert produced(bench) == {0: 0}
+
+
+def test_names_of_apis() -> None:
+    assert [api_named(one) for one in ("FETCH", 1, "*")] == ["Fetch", "Fetch", "*"]
+
+
+# -- time and connections --------------------------------------------------------------
+
+
+def test_delayed_request_is_served_later(bench: Bench, faults: FaultControl) -> None:
+    faults.delay("Produce", 500, times=1)
+    waits = bench.send(wire.PRODUCE, 9, bench.produces(RECORDS))
+    assert isinstance(waits, PendingResponse) and waits.is_in_pieces
+    bench.now_ms += 499
+    bench.broker.tick(bench.now_ms)
+    assert not waits.is_set and ends(bench) == [0, 0, 0]
+    bench.now_ms += 1
+    bench.broker.tick(bench.now_ms)
+    bench.read(wire.PRODUCE, 9, waits)
+    assert ends(bench) == [1, 0, 0]
+
+
+@pytest.mark.parametrize("end", ["release", "remove", "clear", "stop"])
+def test_held_request_is_served_when_it_is_released(
+    bench: Bench, faults: FaultControl, end: str
+) -> None:
+    rule = faults.hold("Produce")
+    waits = bench.send(wire.PRODUCE, 9, bench.produces(RECORDS))
+    assert not waits.is_set
+    {
+        "release": rule.release,
+        "remove": rule.remove,
+        "clear": faults.clear,
+        "stop": partial(bench.broker.stop, bench.now_ms),
+    }[end]()
+    bench.read(wire.PRODUCE, 9, waits)
+    assert ends(bench) == [1, 0, 0]
+
+
+def test_held_request_of_a_closed_connection_is_not_served(
+    bench: Bench, faults: FaultControl
+) -> None:
+    rule = faults.hold("Produce")
+    waits = bench.send(wire.PRODUCE, 9, bench.produces(RECORDS))
+    waits.cancel()
+    rule.release()
+    assert ends(bench) == [0, 0, 0]
+
+
+def test_lost_response_has_stored_its_records(
+    bench: Bench, faults: FaultControl
+) -> None:
+    closes = faults.lose_answer("Produce", then="close", times=1)
+    lost = bench.send(wire.PRODUCE, 9, bench.produces(RECORDS))
+    assert isinstance(lost.value, CloseConnection)
+    faults.lose_answer("Produce", times=1)
+    lost = bench.send(wire.PRODUCE, 9, bench.produces(RECORDS))
+    assert not lost.is_set and ends(bench) == [2, 0, 0]
+    faults.clear()
+    assert isinstance(lost.value, CloseConnection)
+    assert closes.hits == 1
+
+
+def test_disconnect_before_and_within_the_response(
+    bench: Bench, faults: FaultControl
+) -> None:
+    faults.disconnect("Produce", times=1)
+    with pytest.raises(CloseConnection):
+        bench.send(wire.PRODUCE, 9, bench.produces(RECORDS))
+    assert ends(bench) == [0, 0, 0]
+    faults.disconnect("Produce", after_bytes=7, times=1)
+    pieces = bench.send(wire.PRODUCE, 9, bench.produces(RECORDS))
+    assert len(b"".join(pieces)) == 7
+    assert SESSION.is_ending and ends(bench) == [1, 0, 0]
+
+
+def test_function_sees_requests_and_may_answer(
+    bench: Bench, faults: FaultControl
+) -> None:
+    names: list[str] = []
+
+    def watch(request: Any, call: Any) -> Any:
+        names.append(call.client_id)
+        if len(names) == 2:
+            return wire.METADATA.Response(cluster_id="another")
+        return None
+
+    faults.call("Metadata", watch)
+    request = wire.METADATA.Request(topics=[])
+    found = [bench.ask(wire.METADATA, 9, request).cluster_id for _ in range(3)]
+    assert found[1] == "another" and found[0] == found[2] != "another"
+
+
+def test_wait_lists_other_requests_if_it_fails(
+    bench: Bench, faults: FaultControl
+) -> None:
+    rule = faults.answer("Fetch", 6, topic="never")
+    produced(bench)
+    with pytest.raises(AssertionError, match=r"Produce v9 of 'test' \(t-0\)"):
+        rule.wait(hits=1, timeout=0)
+
+
+def test_broker_remembers_requests(bench: Bench) -> None:
+    assert seen_requests(bench.broker) == []
+    produced(bench, 2)
+    bench.fetch(0)
+    (seen,) = seen_requests(bench.broker, "Produce")
+    assert (seen.client_id, seen.principal) == ("test", "User:ANONYMOUS")
+    assert seen.partitions == (("t", 0), ("t", 1)) and seen.codes == ()
+    assert len(seen_requests(bench.broker)) == 2
+
+
+# -- a running broker ------------------------------------------------------------------
+
+
+def test_delayed_request_delays_the_later_ones_of_its_connection(kafka: Kafka) -> None:
+    """They would overtake it."""
+    kafka.create_topic("t", 1)
+    with kafka.faults() as faults, contextlib.closing(Client(kafka.port)) as client:
+        rule = faults.hold("Produce", times=1)
+        for value in (b"first", b"second"):
+            client.begin_produce([value])
+        rule.wait()
+        assert kafka.records("t") == []
+        rule.release()
+        for _ in range(2):
+            client.produced()
+        assert [one.value for one in kafka.records("t")] == [b"first", b"second"]
+
+
+def test_connection_ends_after_the_first_bytes(kafka: Kafka) -> None:
+    with kafka.faults() as faults, contextlib.closing(Client(kafka.port)) as client:
+        faults.disconnect("ApiVersions", after_bytes=5)
+        client.send(wire.API_VERSIONS, 0, wire.API_VERSIONS.Request())
+        client.sock.settimeout(60)
+        came = b""
+        while piece := client.sock.recv(100):
+            came += piece
+        assert len(came) == 5
+
+
+def test_broker_stops_while_a_response_is_lost(kafka: Kafka) -> None:
+    with contextlib.closing(Client(kafka.port)) as client:
+        rule = kafka.faults().lose_answer("Metadata")
+        client.send(wire.METADATA, 0, wire.METADATA.Request(topics=[]))
+        rule.wait()
+        kafka.stop()
+        client.sock.settimeout(60)
+        with contextlib.suppress(ConnectionError):
+            assert client.sock.recv(1) == b""
+    assert not any(one.name == "netshim" for one in threading.enumerate())
+    with pytest.raises(OSError, match=""):
+        socket.create_connection(("127.0.0.1", kafka.port), timeout=60)
+
+
+def test_wait_for_group_sees_members_of_both_protocols(kafka: Kafka) -> None:
+    confluent_kafka = pytest.importorskip("confluent_kafka")
+    kafka.create_topic("t", 1)
+    kafka.wait_for_group("classic", state="Dead")
+    for protocol in ("classic", "consumer"):
+        client = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": kafka.bootstrap,
+                "group.id": protocol,
+                "group.protocol": protocol,
+            }
+        )
+        client.subscribe(["t"])
+        with contextlib.ExitStack() as stack:
+            stack.callback(client.close)
+            while not client.assignment():
+                client.poll(0.1)
+            kafka.wait_for_group(protocol, members=1, timeout=60)
+            with pytest.raises(AssertionError, match="found Stable with 1"):
+                kafka.wait_for_group(protocol, members=2, timeout=0)
+    kafka.wait_for_group("classic", state="Empty", members=0, timeout=60)
