@@ -12,19 +12,28 @@ import contextlib
 import gc
 import json
 import logging
+import os
 import signal
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, NoReturn
 
 import attrs
 import click
+from click.core import ParameterSource
 
 import logcore
 from logcore.cli.options import CommandGroup, config_option, fail, setting
 from logcore.config import INT32_MAX
 from logcore.errors import InvalidConfigError
 from netshim.access_command import acl, quota, user
+from netshim.config_file import (
+    ConfiguredTopic,
+    FileSettings,
+    OptionShape,
+    read_config_file,
+)
 from netshim.follow_command import follow, promote_command
 from netshim.listeners import CLIENT_CERTIFICATES, Listener, TlsSettings
 from netshim.readiness import Readiness
@@ -83,119 +92,182 @@ def _settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@main.command()
-@click.argument("directory", metavar="DIR", type=click.Path(file_okay=False))
-@click.option(
-    "--host", default="127.0.0.1", show_default=True, help="Address to listen on."
+#: Key of the configuration file in the context of a command.
+_FILE: Final = "netshim.config_file"
+
+
+def _file_key(param: click.Parameter) -> str:
+    """Return the name of an option or argument in a configuration file."""
+    return param.opts[0].lstrip("-").replace("-", "_")
+
+
+def _described(params: Sequence[click.Parameter]) -> list[click.Parameter]:
+    """Return the parameters that a configuration file may set with one key."""
+    others = ("config", "config_file", "all")
+    return [one for one in params if _file_key(one) not in others]
+
+
+def _shape(option: click.Option) -> OptionShape:
+    """Describe the values of an option for the reader of configuration files."""
+    kind = option.type
+    if isinstance(kind, click.IntRange):
+        return OptionShape(int, low=kind.min, high=kind.max)
+    if isinstance(kind, click.Choice):
+        return OptionShape(str, choices=tuple(map(str, kind.choices)))
+    if option.is_flag:
+        return OptionShape(bool)
+    return OptionShape(str, is_list=option.multiple)
+
+
+def _file_options() -> dict[str, click.Option]:
+    """Return the options that a configuration file may set, by name."""
+    return {
+        _file_key(one): one
+        for one in _described(serve.params)
+        if isinstance(one, click.Option)
+    }
+
+
+def _read_file(ctx: click.Context, _: click.Parameter, path: str | None) -> None:
+    """Let the values of a configuration file be the defaults of the other options."""
+    if path is None:
+        return
+    known = _file_options()
+    file = read_config_file(path, {key: _shape(one) for key, one in known.items()})
+    ctx.meta[_FILE] = file
+    defaults = {known[key].name: value for key, value in file.options.items()}
+    if file.directory is not None:
+        defaults["directory"] = file.directory
+    ctx.default_map = defaults
+
+
+def _file_of(ctx: click.Context) -> FileSettings:
+    """Return the configuration file of a command, or an empty one."""
+    found: FileSettings = ctx.meta.get(_FILE, FileSettings(""))
+    return found
+
+
+#: The options of `serve` and `check`, except for those of Settings.
+_SERVE_OPTIONS: Final = (
+    click.argument("directory", metavar="DIR", type=click.Path(file_okay=False)),
+    click.option(
+        "--config-file",
+        metavar="FILE",
+        type=click.Path(dir_okay=False),
+        is_eager=True,
+        expose_value=False,
+        callback=_read_file,
+        help="TOML file with options: `port = 9092`, and with topics to create.",
+    ),
+    click.option(
+        "--host", default="127.0.0.1", show_default=True, help="Address to listen on."
+    ),
+    click.option(
+        "--port",
+        type=click.IntRange(0, 65_535),
+        default=9092,
+        show_default=True,
+        help="Port to listen on; 0 for a free one.",
+    ),
+    click.option(
+        "--advertise",
+        metavar="HOST:PORT",
+        help="Address to report to clients, if not the one that they use. With several listeners: NAME=HOST:PORT.",
+        multiple=True,
+    ),
+    click.option(
+        "--listener",
+        "listeners",
+        metavar="NAME://HOST:PORT",
+        multiple=True,
+        help="Address to listen on, instead of --host and --port; may be repeated. "
+        "NAME is PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.",
+    ),
+    click.option(
+        "--listener-protocol",
+        "protocols",
+        metavar="NAME=PROTOCOL",
+        multiple=True,
+        help="Protocol of a listener with a name of your own.",
+    ),
+    click.option("--tls-cert", help="PEM file of the certificate of TLS listeners."),
+    click.option("--tls-key", help="PEM file of its key, if it is another file."),
+    click.option(
+        "--tls-client-ca", help="PEM file of the authorities of client certificates."
+    ),
+    click.option(
+        "--tls-client",
+        type=click.Choice(sorted(CLIENT_CERTIFICATES)),
+        help="Whether clients present a certificate. Default: required with --tls-client-ca.",
+    ),
+    click.option(
+        "--tls-principal-rules",
+        default="DEFAULT",
+        show_default=True,
+        help="User names of client certificates, as Kafka's ssl.principal.mapping.rules.",
+    ),
+    click.option(
+        "--sasl",
+        default="SCRAM-SHA-256,SCRAM-SHA-512",
+        show_default=True,
+        help="Mechanisms of SASL listeners: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER.",
+    ),
+    click.option(
+        "--reauthentication-ms",
+        type=click.IntRange(0),
+        default=0,
+        show_default=True,
+        help="Time after which clients authenticate again; 0 for never.",
+    ),
+    click.option("--oauth-jwks", help="Keys of bearer tokens: a file or an https URL."),
+    click.option("--oauth-audience", help="Required audience of bearer tokens."),
+    click.option("--oauth-issuer", help="Required issuer of bearer tokens."),
+    click.option(
+        "--oauth-claim",
+        default="sub",
+        show_default=True,
+        help="Claim of bearer tokens that contains the user name.",
+    ),
+    click.option(
+        "--super-user",
+        "super_users",
+        metavar="User:NAME",
+        multiple=True,
+        help="User that may do everything. May be repeated.",
+    ),
+    click.option(
+        "--acls", is_flag=True, help="Allow only what access control lists allow."
+    ),
+    click.option(
+        "--insecure",
+        is_flag=True,
+        help="Listen outside of this machine without authentication.",
+    ),
+    click.option(
+        "--durability",
+        default="group",
+        show_default=True,
+        help="When an append counts as done: always, group, every(M), interval(MS) or os.",
+    ),
+    click.option(
+        "--shared",
+        is_flag=True,
+        help="Let other processes write the directory too, with consumers in the same groups.",
+    ),
+    config_option,
 )
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65_535),
-    default=9092,
-    show_default=True,
-    help="Port to listen on; 0 for a free one.",
-)
-@click.option(
-    "--advertise",
-    metavar="HOST:PORT",
-    help="Address to report to clients, if not the one that they use. With several listeners: NAME=HOST:PORT.",
-    multiple=True,
-)
-@click.option(
-    "--listener",
-    "listeners",
-    metavar="NAME://HOST:PORT",
-    multiple=True,
-    help="Address to listen on, instead of --host and --port; may be repeated. "
-    "NAME is PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.",
-)
-@click.option(
-    "--listener-protocol",
-    "protocols",
-    metavar="NAME=PROTOCOL",
-    multiple=True,
-    help="Protocol of a listener with a name of your own.",
-)
-@click.option("--tls-cert", help="PEM file of the certificate of TLS listeners.")
-@click.option("--tls-key", help="PEM file of its key, if it is another file.")
-@click.option(
-    "--tls-client-ca", help="PEM file of the authorities of client certificates."
-)
-@click.option(
-    "--tls-client",
-    type=click.Choice(sorted(CLIENT_CERTIFICATES)),
-    help="Whether clients present a certificate. Default: required with --tls-client-ca.",
-)
-@click.option(
-    "--tls-principal-rules",
-    default="DEFAULT",
-    show_default=True,
-    help="User names of client certificates, as Kafka's ssl.principal.mapping.rules.",
-)
-@click.option(
-    "--sasl",
-    default="SCRAM-SHA-256,SCRAM-SHA-512",
-    show_default=True,
-    help="Mechanisms of SASL listeners: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER.",
-)
-@click.option(
-    "--reauthentication-ms",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Time after which clients authenticate again; 0 for never.",
-)
-@click.option("--oauth-jwks", help="Keys of bearer tokens: a file or an https URL.")
-@click.option("--oauth-audience", help="Required audience of bearer tokens.")
-@click.option("--oauth-issuer", help="Required issuer of bearer tokens.")
-@click.option(
-    "--oauth-claim",
-    default="sub",
-    show_default=True,
-    help="Claim of bearer tokens that contains the user name.",
-)
-@click.option(
-    "--super-user",
-    "super_users",
-    metavar="User:NAME",
-    multiple=True,
-    help="User that may do everything. May be repeated.",
-)
-@click.option(
-    "--acls", is_flag=True, help="Allow only what access control lists allow."
-)
-@click.option(
-    "--insecure",
-    is_flag=True,
-    help="Listen outside of this machine without authentication.",
-)
-@click.option(
-    "--durability",
-    default="group",
-    show_default=True,
-    help="When an append counts as done: always, group, every(M), interval(MS) or os.",
-)
-@click.option(
-    "--shared",
-    is_flag=True,
-    help="Let other processes write the directory too, with consumers in the same groups.",
-)
-@config_option
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-    help="Log level of standard error.",
-)
-@click.option(
-    "--ready-fd",
-    type=click.IntRange(3),
-    metavar="N",
-    help="Descriptor that gets the line `ready` when clients may connect.",
-)
-@_settings_options
-def serve(
+
+
+def _server_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a server, in the order of the help."""
+    command = _settings_options(command)
+    for option in reversed(_SERVE_OPTIONS):
+        command = option(command)
+    return command
+
+
+def _new_server(
+    *,
     directory: str,
     host: str,
     port: int,
@@ -219,18 +291,73 @@ def serve(
     durability: str,
     shared: bool,
     configs: tuple[str, ...],
-    log_level: str,
-    ready_fd: int | None,
     **settings: Any,
+) -> Server:
+    """Return the server that the options describe. It is not started."""
+    file = _file_of(click.get_current_context())
+    return Server(
+        directory,
+        listeners=_listeners(host, port, listeners, protocols, advertise),
+        tls=_tls(tls_cert, tls_key, tls_client_ca, tls_client),
+        security=SecuritySettings(
+            mechanisms=tuple(one.strip() for one in sasl.split(",")),
+            super_users=super_users,
+            enforces_acls=acls,
+            connections_max_reauth_ms=reauthentication_ms,
+            principal_mapping=MappingRules.parse(tls_principal_rules),
+            oauth_jwks=oauth_jwks,
+            oauth_audience=oauth_audience,
+            oauth_issuer=oauth_issuer,
+            oauth_claim=oauth_claim,
+        ),
+        insecure=insecure,
+        durability=durability,
+        shared=shared,
+        config={**file.config, **dict(map(setting, configs))},
+        settings=Settings(**settings),
+    )
+
+
+@main.command()
+@_server_options
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="Log level of standard error.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    help="Format of standard error. Default: text at a terminal, JSON elsewhere.",
+)
+@click.option(
+    "--ready-fd",
+    type=click.IntRange(3),
+    metavar="N",
+    help="Descriptor that gets the line `ready` when clients may connect.",
+)
+@click.pass_context
+def serve(
+    ctx: click.Context,
+    /,
+    log_level: str,
+    log_format: str | None,
+    ready_fd: int | None,
+    **options: Any,
 ) -> None:
-    """Serve the log directory DIR to Kafka clients; it is made if it is not there.
+    """Serve the log directory DIR to Kafka clients; it is created if it does not exist.
 
     Prints its address once clients may connect. Ctrl-C or TERM stops it cleanly, a
     second one at once. --config sets what topics that do not set it themselves have.
-    Sizes are in bytes, times in milliseconds.
+    Sizes are in bytes, times in milliseconds. Each option may also be set in a file,
+    see --config-file, or by an environment variable such as NETSHIM_PORT.
     """
     handler = logging.StreamHandler()
-    if not sys.stderr.isatty():
+    if log_format is None:
+        log_format = "text" if sys.stderr.isatty() else "json"
+    if log_format == "json":
         handler.setFormatter(_JsonLines())
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -244,35 +371,20 @@ def serve(
     gc.freeze()
     gc.set_threshold(10_000, 20, 1_000)
     try:
-        server = Server(
-            directory,
-            listeners=_listeners(host, port, listeners, protocols, advertise),
-            tls=_tls(tls_cert, tls_key, tls_client_ca, tls_client),
-            security=SecuritySettings(
-                mechanisms=tuple(one.strip() for one in sasl.split(",")),
-                super_users=super_users,
-                enforces_acls=acls,
-                connections_max_reauth_ms=reauthentication_ms,
-                principal_mapping=MappingRules.parse(tls_principal_rules),
-                oauth_jwks=oauth_jwks,
-                oauth_audience=oauth_audience,
-                oauth_issuer=oauth_issuer,
-                oauth_claim=oauth_claim,
-            ),
-            insecure=insecure,
-            durability=durability,
-            shared=shared,
-            config=dict(map(setting, configs)),
-            settings=Settings(**settings),
-        )
+        server = _new_server(**options)
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(_serve(server, Readiness(ready_fd)))
+            runner.run(_serve(server, Readiness(ready_fd), _file_of(ctx).topics))
     except OSError as error:
-        where = ", ".join(listeners) or f"{host}:{port}"
-        fail(
-            f"cannot listen on {where}: {error.strerror}",
-            "choose another --port; 0 takes a free one",
-        )
+        _fail_to_listen(error, options)
+
+
+def _fail_to_listen(error: OSError, options: Mapping[str, Any]) -> NoReturn:
+    """Report that a listener's address is not available."""
+    where = ", ".join(options["listeners"]) or f"{options['host']}:{options['port']}"
+    fail(
+        f"cannot listen on {where}: {error.strerror}",
+        "choose another --port; 0 takes a free one",
+    )
 
 
 def _pairs(texts: tuple[str, ...], option: str) -> dict[str, str]:
@@ -349,7 +461,9 @@ def _address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-async def _serve(server: Server, readiness: Readiness) -> None:
+async def _serve(
+    server: Server, readiness: Readiness, topics: Sequence[ConfiguredTopic]
+) -> None:
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     drain = asyncio.Event()
@@ -372,6 +486,8 @@ async def _serve(server: Server, readiness: Readiness) -> None:
     loop.add_signal_handler(signal.SIGHUP, reload)
     await server.start()
     try:
+        for topic in topics:
+            await loop.run_in_executor(None, partial(_ensure_topic, server, topic))
         print(
             f"netshim: serving {server.logdir.path} at {server.bootstrap_servers}",
             flush=True,
@@ -390,6 +506,19 @@ async def _serve(server: Server, readiness: Readiness) -> None:
         await ending
 
 
+def _ensure_topic(server: Server, topic: ConfiguredTopic) -> None:
+    """Create a topic of the configuration file, unless it exists."""
+    if not server.logdir.ensure_topic(topic.name, topic.partitions, topic.config):
+        found = len(server.logdir.partitions(topic.name))
+        if found != topic.partitions:
+            logging.getLogger("netshim").warning(
+                "topic %s exists with %d partitions; the configuration file has %d",
+                topic.name,
+                found,
+                topic.partitions,
+            )
+
+
 def _lift_file_limit() -> None:
     """As many files as the system allows: an open partition holds two, a client one,
     and the usual limit is 1,024.
@@ -400,3 +529,62 @@ def _lift_file_limit() -> None:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft < hard:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+# -- check -----------------------------------------------------------------------------
+
+
+@main.command()
+@_server_options
+@click.option("--all", "shows_all", is_flag=True, help="Print defaults too.")
+@click.pass_context
+def check(ctx: click.Context, /, shows_all: bool, **options: Any) -> None:
+    """Check the options and the directory of `serve`, and start nothing.
+
+    Prints the options that `serve` would use, as a configuration file, each with the
+    place that sets it.
+    """
+    file = _file_of(ctx)
+    for param in _described(check.params):
+        name = param.name or ""
+        source = ctx.get_parameter_source(name) or ParameterSource.DEFAULT
+        value = ctx.params[name]
+        if value is not None and (shows_all or source is not ParameterSource.DEFAULT):
+            key = _file_key(param)
+            click.echo(f"{key} = {_toml(value)}  # {_place(file, source, key)}")
+    server = _new_server(**options)
+    click.echo(f"# {_directory_facts(server)}", err=True)
+    try:
+        server.check()
+    except OSError as error:
+        _fail_to_listen(error, options)
+
+
+def _toml(value: Any) -> str:
+    """Return a value of an option in the syntax of TOML."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value)
+
+
+def _place(file: FileSettings, source: ParameterSource, key: str) -> str:
+    """Return the place that sets an option."""
+    if source is ParameterSource.DEFAULT_MAP:
+        return f"{file.path}, line {file.lines[key]}"
+    if source is ParameterSource.ENVIRONMENT:
+        return f"NETSHIM_{key.upper()}"
+    return "command line" if source is ParameterSource.COMMANDLINE else "default"
+
+
+def _directory_facts(server: Server) -> str:
+    """Return a line about the log directory. Raises LogcoreError if it is damaged."""
+    if not os.path.exists(server.path):
+        return f"{server.path} does not exist, and is created by serve"
+    with logcore.open_dir(server.path, read_only=True) as logdir:
+        topics = logdir.topics()
+        count = sum(len(logdir.partitions(name)) for name in topics)
+    return f"{server.path}: {len(topics)} topics with {count} partitions"
+
+
+for _param in (*serve.params, *check.params):
+    _param.envvar = f"NETSHIM_{_file_key(_param).upper()}"

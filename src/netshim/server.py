@@ -732,6 +732,19 @@ class Server:
             self.logdir.path,
         )
 
+    def check(self) -> None:
+        """Check the TLS files, and that the addresses of the listeners are free.
+
+        Raises:
+            InvalidConfigError: the TLS files are unusable.
+            OSError: an address is not available.
+        """
+        if self._tls is not None:
+            self._tls.context()
+        for one in self.listeners:
+            family = socket.AF_INET6 if ":" in one.host else socket.AF_INET
+            socket.create_server((one.host, one.port), family=family).close()
+
     async def _listen(self) -> None:
         """Open the sockets of all listeners."""
         opened = []
