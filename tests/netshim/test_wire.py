@@ -768,7 +768,7 @@ def test_codes_have_names() -> None:
     errors = pytest.importorskip("kio.schema.errors")
     assert {
         code.value: code.name.upper() for code in errors.ErrorCode
-    } == wire.codes._NAMES
+    } == wire.codes.NAMES
 
 
 # --- hostile bytes --------------------------------------------------------------------
