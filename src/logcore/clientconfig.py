@@ -116,10 +116,15 @@ class Vocabulary:
             ) from None
 
 
-def unknown(name: str, known: Iterable[str]) -> InvalidConfigError:
-    """The error for an unknown setting: it names the nearest known one, or all."""
+def unknown(
+    name: str, known: Iterable[str], kind: str = "setting"
+) -> InvalidConfigError:
+    """Return the error for an unknown name: it contains the nearest known one, or all.
+
+    `kind` is a noun for the name.
+    """
     nearest = difflib.get_close_matches(name, list(known), 1)
     return InvalidConfigError(
-        f"unknown setting {name!r}",
+        f"unknown {kind} {name!r}",
         expected=nearest[0] if nearest else ", ".join(known),
     )

@@ -267,6 +267,7 @@ def _server_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _new_server(
+    file: FileSettings,
     *,
     directory: str,
     host: str,
@@ -294,7 +295,6 @@ def _new_server(
     **settings: Any,
 ) -> Server:
     """Return the server that the options describe. It is not started."""
-    file = _file_of(click.get_current_context())
     return Server(
         directory,
         listeners=_listeners(host, port, listeners, protocols, advertise),
@@ -313,9 +313,14 @@ def _new_server(
         insecure=insecure,
         durability=durability,
         shared=shared,
-        config={**file.config, **dict(map(setting, configs))},
+        config=_topic_config(file, configs),
         settings=Settings(**settings),
     )
+
+
+def _topic_config(file: FileSettings, texts: tuple[str, ...]) -> dict[str, str]:
+    """Return the default settings of topics. Options win over the file."""
+    return {**file.config, **dict(map(setting, texts))}
 
 
 @main.command()
@@ -371,9 +376,10 @@ def serve(
     gc.freeze()
     gc.set_threshold(10_000, 20, 1_000)
     try:
-        server = _new_server(**options)
+        file = _file_of(ctx)
+        server = _new_server(file, **options)
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(_serve(server, Readiness(ready_fd), _file_of(ctx).topics))
+            runner.run(_serve(server, Readiness(ready_fd), file.topics))
     except OSError as error:
         _fail_to_listen(error, options)
 
@@ -552,7 +558,11 @@ def check(ctx: click.Context, /, shows_all: bool, **options: Any) -> None:
         if value is not None and (shows_all or source is not ParameterSource.DEFAULT):
             key = _file_key(param)
             click.echo(f"{key} = {_toml(value)}  # {_place(file, source, key)}")
-    server = _new_server(**options)
+    server = _new_server(file, **options)
+    _print_table("config", _topic_config(file, options["configs"]))
+    for topic in file.topics:
+        table = {"partitions": topic.partitions, **topic.config}
+        _print_table(f"topics.{_toml(topic.name)}", table)
     click.echo(f"# {_directory_facts(server)}", err=True)
     try:
         server.check()
@@ -560,11 +570,20 @@ def check(ctx: click.Context, /, shows_all: bool, **options: Any) -> None:
         _fail_to_listen(error, options)
 
 
+def _print_table(name: str, values: Mapping[str, Any]) -> None:
+    """Print a table of a configuration file, unless it is empty."""
+    if values:
+        click.echo(f"\n[{name}]")
+        for key, value in values.items():
+            click.echo(f"{_toml(key)} = {_toml(value)}")
+
+
 def _toml(value: Any) -> str:
     """Return a value of an option in the syntax of TOML."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml, value))}]"
-    return json.dumps(value)
+    # TOML has no escapes for halves of characters.
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _place(file: FileSettings, source: ParameterSource, key: str) -> str:

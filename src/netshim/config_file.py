@@ -21,7 +21,6 @@ This module does not know click: the caller describes the options.
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -30,8 +29,11 @@ from typing import Any, Final
 
 import attrs
 
+from logcore.clientconfig import unknown
 from logcore.config import LogConfig
-from logcore.errors import InvalidConfigError
+from logcore.directory.topic_file import MOST_PARTITIONS
+from logcore.errors import InvalidConfigError, InvalidNameError, LogcoreError
+from logcore.metadata.filenames import check_topic_name
 
 #: Keys that are no options.
 _DIRECTORY: Final = "directory"
@@ -129,6 +131,11 @@ class _Reader:
                 return number
         return last
 
+    def at(self, key: str, error: LogcoreError, table: str = "") -> InvalidConfigError:
+        """Return an error with the file and the line of a key."""
+        line = self.line_of(key, table)
+        return InvalidConfigError(f"{self.path}, line {line}: {error}")
+
     def error(
         self, key: str, expected: str, found: object, table: str = ""
     ) -> InvalidConfigError:
@@ -178,20 +185,13 @@ def read_config_file(path: str, shapes: Mapping[str, OptionShape]) -> FileSettin
             topics = _topics(reader, value)
         elif key not in shapes:
             known = (*shapes, _DIRECTORY, _CONFIG, _TOPICS)
-            raise reader.error(key, _nearest(key, known), value)
+            raise reader.at(key, unknown(key, known, "key"))
         elif not shapes[key].accepts(value):
             raise reader.error(key, shapes[key].expected(), value)
         else:
             options[key] = value
     lines = {key: reader.line_of(key) for key in values}
     return FileSettings(path, directory, options, config, topics, lines)
-
-
-def _nearest(key: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(key.lower().replace("-", "_"), known, 1)
-    if near:
-        return f"the name of an option, such as {near[0]}"
-    return "the name of an option"
 
 
 def _settings(reader: _Reader, table: str, values: object) -> dict[str, str]:
@@ -209,8 +209,7 @@ def _settings(reader: _Reader, table: str, values: object) -> dict[str, str]:
         try:
             LogConfig.parse({key: found[key]})
         except InvalidConfigError as error:
-            line = reader.line_of(key, table)
-            raise InvalidConfigError(f"{reader.path}, line {line}: {error}") from error
+            raise reader.at(key, error, table) from error
     return found
 
 
@@ -233,8 +232,13 @@ def _topics(reader: _Reader, values: object) -> list[ConfiguredTopic]:
         if not isinstance(table, dict):
             raise reader.error(name, "a table of settings", table, _TOPICS)
         where = f"{_TOPICS}.{name}"
+        try:
+            check_topic_name(name)
+        except InvalidNameError as error:
+            raise reader.at(where, error) from error
         partitions = table.pop(_PARTITIONS, 1)
-        if type(partitions) is not int or partitions < 1:
-            raise reader.error(_PARTITIONS, "a number from 1", partitions, where)
+        if type(partitions) is not int or not 1 <= partitions <= MOST_PARTITIONS:
+            expected = f"a number from 1 to {MOST_PARTITIONS}"
+            raise reader.error(_PARTITIONS, expected, partitions, where)
         found.append(ConfiguredTopic(name, partitions, _settings(reader, where, table)))
     return found

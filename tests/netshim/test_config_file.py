@@ -16,7 +16,7 @@ from logcore import InvalidConfigError
 from netshim.config_file import ConfiguredTopic, OptionShape, read_config_file
 
 click_testing = pytest.importorskip("click.testing")
-from netshim.command import main  # noqa: E402
+from netshim.command import _file_options, _shape, main  # noqa: E402
 
 SHAPES = {
     "port": OptionShape(int, low=0, high=65_535),
@@ -63,8 +63,8 @@ def test_file_has_options_settings_and_topics(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "words"),
     [
-        ("\nprot = 1", 2, "such as port"),
-        ("acls = true\nlisteners = []", 2, "such as listener"),
+        ("\nprot = 1", 2, "expected port"),
+        ("acls = true\nlisteners = []", 2, "expected listener"),
         ("port = '1'", 1, "a number from 0 to 65535"),
         ("port = true", 1, "a number from 0 to 65535"),
         ("port = 70000", 1, "a number from 0 to 65535"),
@@ -82,6 +82,8 @@ def test_file_has_options_settings_and_topics(tmp_path: Path) -> None:
         ("[topics.orders]\npartitions = 0", 2, "a number from 1"),
         ("[topics.a]\n[topics.b]\npartitions = 'x'", 3, "a number from 1"),
         ("[topics.a]\nretention.ms = -2", 2, "retention.ms"),
+        ("[topics.a]\npartitions = 1000000", 2, "a number from 1 to 100000"),
+        ("\n[topics.'a b']\n", 2, "not a topic name"),
     ],
 )
 def test_error_names_the_line_and_the_nearest_name(
@@ -143,15 +145,30 @@ def test_command_line_wins_over_environment_and_file(tmp_path: Path) -> None:
 
 
 def test_output_of_check_is_a_configuration_file(tmp_path: Path) -> None:
-    directory = str(tmp_path / "data")
-    code, text = run("check", directory, "--all", "--port", "0")
-    assert code == 0, text
+    directory = str(tmp_path / "d\U0001f600ta")
     file = tmp_path / "n.toml"
+    file.write_text(
+        "[config]\nretention.ms = 5000\n[topics.'a.b']\npartitions = 2\n"
+        "cleanup.policy = 'compact'\n"
+    )
+    code, text = run(
+        *("check", directory, "--all", "--port", "0", "--config-file", str(file)),
+        *("--config", "segment.ms=7000"),
+    )
+    assert code == 0, text
     file.write_text(text)
     again = run("check", "--config-file", str(file), "--all")
     assert again[0] == 0
     values = [line.partition("  #")[0] for line in text.splitlines()]
     assert [line.partition("  #")[0] for line in again[1].splitlines()] == values
+    found = read_config_file(str(file), _shapes())
+    assert found.directory == directory
+    assert found.config == {"retention.ms": "5000", "segment.ms": "7000"}
+    assert found.topics == [ConfiguredTopic("a.b", 2, {"cleanup.policy": "compact"})]
+
+
+def _shapes() -> dict[str, OptionShape]:
+    return {key: _shape(one) for key, one in _file_options().items()}
 
 
 def test_check_finds_what_would_stop_serve(tmp_path: Path) -> None:
