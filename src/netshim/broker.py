@@ -13,6 +13,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import attrs
+
 from logcore import LogDir
 from netshim import scheduling, wire
 from netshim.groups import BrokerGroups
@@ -38,7 +40,7 @@ from netshim.transactions import TransactionHost
 from netshim.wire import codes
 
 if TYPE_CHECKING:
-    from netshim.faults.plan import FaultRules
+    from netshim.faults.plan import RequestFaultPlan
 
 _log = logging.getLogger("netshim")
 
@@ -153,7 +155,7 @@ class Broker:
         # The API of the latest request, for the host's report of a slow iteration.
         self.last_asked = "none"
         # The fault rules of a test. They change the handlers.
-        self.faults: FaultRules | None = None
+        self.faults: RequestFaultPlan | None = None
         if logdir.is_shared:
             self.state.groups = GroupsBesideOthers(self.state)
             self.state.transactions = TransactionsBesideOthers(self.state)
@@ -308,6 +310,8 @@ class Broker:
         def complete(value: Any) -> Any:
             if value is None or isinstance(value, Exception):
                 return value
+            if isinstance(value, CutResponse):
+                return attrs.evolve(value, response=complete(value.response))
             try:
                 for step in steps:
                     value = step(value)
@@ -366,8 +370,9 @@ class Broker:
         if response is None or isinstance(response, CloseConnection):
             return response
         if isinstance(response, CutResponse):
-            whole = self._encode(api, call.version, correlation_id, response.response)
-            return response.cut(whole)
+            return response.cut(
+                self._told(call, api, correlation_id, response.response)
+            )
         self._note(call, api, response)
         return self._encode(api, call.version, correlation_id, response)
 

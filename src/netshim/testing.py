@@ -297,6 +297,8 @@ class Kafka:
         group = None
         if groups.is_loaded:
             group = groups.get(real)
+        else:  # the next call finds them
+            groups.load(self.server.server.now_ms(), lambda _: None)
         if group is None:
             return DEAD, 0
         if group.consumers is not None:

@@ -16,10 +16,20 @@ import pytest
 from logcore import InvalidConfigError, recordbatch
 from netshim import wire
 from netshim.faults.control import FaultControl, seen_requests
-from netshim.faults.requests import api_named
+from netshim.faults.requests import TOPIC_RESOURCE, api_named, filters_of
 from netshim.request_log import errors_in
 from netshim.scheduling import CloseConnection, PendingResponse
+from netshim.security.acls import (
+    Acl,
+    AclIndex,
+    AclOperation,
+    Pattern,
+    Permission,
+    ResourceType,
+)
 from netshim.security.guards import GUARDS
+from netshim.session import ANONYMOUS
+from netshim.state import Call
 from netshim.testing import Kafka
 from netshim.wire import codes
 from support.bench import SESSION, Bench
@@ -158,6 +168,97 @@ def test_committed_offset_of_one_topic_is_refused(
     }
 
 
+def test_fetched_offset_of_one_topic_is_refused(
+    bench: Bench, faults: FaultControl
+) -> None:
+    """The other topics of the group, and the other groups, are answered."""
+    faults.answer("OffsetFetch", "UNSTABLE_OFFSET_COMMIT", topic="u")
+    request = wire.OFFSET_FETCH.Request
+    group = request.Group
+    topics = [group.Topic(name=name, partition_indexes=[0]) for name in "tu"]
+    response = bench.ask(
+        wire.OFFSET_FETCH,
+        8,
+        request(
+            groups=[
+                group(group_id="g1", topics=topics),
+                group(group_id="g2", topics=topics[:1]),
+            ]
+        ),
+    )
+    found = {
+        (one.group_id, topic.name): topic.partitions[0].error_code
+        for one in response.groups
+        for topic in one.topics
+    }
+    unstable = codes.UNSTABLE_OFFSET_COMMIT
+    assert found == {("g1", "t"): 0, ("g1", "u"): unstable, ("g2", "t"): 0}
+    assert not any(one.error_code for one in response.groups)
+
+
+@pytest.mark.parametrize(
+    "api",
+    [one for one in FAULTY if "topic" in filters_of(one.name)],
+    ids=lambda api: api.name,
+)
+def test_every_api_answers_an_error_for_one_topic(
+    bench: Bench, faults: FaultControl, api: Any
+) -> None:
+    """A rule that acts always shows, also if the API has no errors for topics."""
+    rule = faults.answer(api.key, "UNKNOWN_SERVER_ERROR", topic="[a-m]*")
+    shown = 0
+    for version in range(api.min_version, api.max_version + 1):
+        for seed in range(40):
+            rng = random.Random(seed)
+            request = draw(
+                api.request.shape, version, api.request.is_flexible(version), rng
+            )
+            for resource in getattr(request, "resources", ()):
+                resource.resource_type = TOPIC_RESOURCE
+            if not _can_fail_in_part(api, version, request):
+                continue
+            hits = rule.hits
+            with contextlib.suppress(CloseConnection):  # acks=0 has no other error
+                reply = bench.send(api, version, request)
+                bench.broker.tick(bench.now_ms)
+                if rule.hits == hits or reply is None:
+                    continue
+                found = errors_in(bench.read(api, version, reply))
+                assert codes.UNKNOWN_SERVER_ERROR in {code for code, _ in found}, (
+                    version,
+                    seed,
+                )
+                shown += 1
+    assert shown or api in (wire.METADATA, wire.DESCRIBE_LOG_DIRS)
+
+
+def _can_fail_in_part(api: Any, version: int, request: Any) -> bool:
+    """Return whether the error of one topic can be in the response."""
+    if api is wire.DESCRIBE_LOG_DIRS:
+        return version >= 3  # older responses have no error
+    if api is wire.DESCRIBE_TOPIC_PARTITIONS and request.cursor is not None:
+        return bool(request.cursor.partition_index >= 0)  # refused as a whole
+    return True
+
+
+def test_partition_of_a_transaction_is_refused(
+    bench: Bench, faults: FaultControl
+) -> None:
+    faults.answer("AddPartitionsToTxn", "CONCURRENT_TRANSACTIONS", topic="t")
+    request = wire.ADD_PARTITIONS_TO_TXN.Request
+    answer = bench.ask(
+        wire.ADD_PARTITIONS_TO_TXN,
+        3,
+        request(
+            v3_and_below_transactional_id="x",
+            v3_and_below_topics=[request.Topic(name="t", partitions=[0, 1])],
+        ),
+    )
+    (topic,) = answer.results_by_topic_v3_and_below
+    found = [one.partition_error_code for one in topic.results_by_partition]
+    assert found == [codes.CONCURRENT_TRANSACTIONS] * 2
+
+
 def test_metadata_of_all_topics_shows_the_error_of_one(
     bench: Bench, faults: FaultControl
 ) -> None:
@@ -217,13 +318,18 @@ def test_filters_by_client_and_version(bench: Bench, faults: FaultControl) -> No
 @pytest.mark.parametrize(
     ("api", "error", "filters", "text"),
     [
-        ("Prodduce", 6, {}, "such as Produce"),
-        ("SaslHandshake", 6, {}, "unknown API"),
+        ("Prodduce", 6, {}, "unknown API .*expected Produce"),
+        ("SaslHandshake", 6, {}, "unknown API 'SaslHandshake'"),
         (9_999, 6, {}, "unknown API key"),
-        ("Produce", "NOT_LEADER", {}, "such as NOT_LEADER_OR_FOLLOWER"),
+        (
+            "Produce",
+            "NOT_LEADER",
+            {},
+            "unknown error .*expected NOT_LEADER_OR_FOLLOWER",
+        ),
         ("Produce", 0, {}, "unknown error code"),
         ("Produce", 30_000, {}, "unknown error code"),
-        ("Produce", 6, {"topics": "t"}, "such as topic"),
+        ("Produce", 6, {"topics": "t"}, "unknown filter .*expected topic"),
         ("Heartbeat", 27, {"topic": "t"}, "Heartbeat have no topic"),
         ("CreateTopics", 41, {"partition": 1}, "CreateTopics have no partition"),
         ("Fetch", 6, {"group": "g"}, "Fetch have no group"),
@@ -302,7 +408,10 @@ def test_held_request_of_a_closed_connection_is_not_served(
 ) -> None:
     rule = faults.hold("Produce")
     waits = bench.send(wire.PRODUCE, 9, bench.produces(RECORDS))
+    (active,) = bench.broker.faults.rules
+    assert len(active.waiting) == 1
     waits.cancel()
+    assert not active.waiting, "the rule keeps the request of a closed connection"
     rule.release()
     assert ends(bench) == [0, 0, 0]
 
@@ -319,6 +428,65 @@ def test_lost_response_has_stored_its_records(
     faults.clear()
     assert isinstance(lost.value, CloseConnection)
     assert closes.hits == 1
+
+
+def test_closed_connection_cancels_a_request_whose_response_is_lost(
+    bench: Bench, faults: FaultControl
+) -> None:
+    """Otherwise, a fetch waits for records that its client can never get."""
+    faults.lose_answer("Fetch")
+    request = bench.fetches(range(1))
+    request.max_wait_ms = 60_000
+    request.min_bytes = 1
+    lost = bench.send(wire.FETCH, 12, request)
+    assert bench.broker.state.fetches.waited_for()
+    lost.cancel()
+    assert not bench.broker.state.fetches.waited_for()
+    (active,) = bench.broker.faults.rules
+    assert not active.waiting
+
+
+def test_failed_handler_is_lost_too(bench: Bench, faults: FaultControl) -> None:
+    def fail(request: Any, call: Any, state: Any) -> Any:
+        raise ValueError("a defect")
+
+    faults.lose_answer("Produce", then="close")
+    assert bench.broker.faults is not None
+    call = Call(SESSION, wire.PRODUCE.key, 9, "test", bench.now_ms)
+    lost = bench.broker.faults.handle(
+        fail, bench.produces(RECORDS), call, bench.broker.state
+    )
+    assert isinstance(lost.value, CloseConnection)
+    (seen,) = seen_requests(bench.broker)
+    assert seen.codes == (codes.UNKNOWN_SERVER_ERROR,)
+
+
+def test_response_is_cut_after_access_control_completed_it(
+    bench: Bench, faults: FaultControl
+) -> None:
+    """The parts that a user may not see are added to a response afterwards."""
+    bench.broker.state.security.acls = AclIndex(
+        [
+            Acl(
+                ResourceType.TOPIC,
+                Pattern.LITERAL,
+                "t",
+                ANONYMOUS,
+                "*",
+                AclOperation.WRITE,
+                Permission.ALLOW,
+            )
+        ]
+    )
+    request = bench.produces(RECORDS)
+    request.topic_data += bench.produces(RECORDS, topic="u").topic_data
+    faults.disconnect("Produce", after_bytes=10_000)
+    reply = bench.send(wire.PRODUCE, 9, request)
+    response = bench.read(wire.PRODUCE, 9, reply)
+    found = {
+        one.name: one.partition_responses[0].error_code for one in response.responses
+    }
+    assert found == {"t": 0, "u": codes.TOPIC_AUTHORIZATION_FAILED}
 
 
 def test_disconnect_before_and_within_the_response(
@@ -409,8 +577,14 @@ def test_broker_stops_while_a_response_is_lost(kafka: Kafka) -> None:
         with contextlib.suppress(ConnectionError):
             assert client.sock.recv(1) == b""
     assert not any(one.name == "netshim" for one in threading.enumerate())
-    with pytest.raises(OSError, match=""):
+    with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", kafka.port), timeout=60)
+
+
+def test_block_ends_after_its_broker_has_stopped(kafka: Kafka) -> None:
+    with kafka.faults() as faults:
+        faults.hold("Produce")
+        kafka.stop()
 
 
 def test_wait_for_group_sees_members_of_both_protocols(kafka: Kafka) -> None:

@@ -10,12 +10,13 @@ The rules end with the block.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 from logcore.errors import InvalidConfigError
-from netshim.faults.plan import FaultRules
+from netshim.faults.plan import RequestFaultPlan
 from netshim.faults.requests import ANY_API, SeenRequest, api_named, error_code
 from netshim.faults.rules import (
     Action,
@@ -37,7 +38,7 @@ _MOST_DELAY_MS = 86_400_000
 class FaultyBroker(Protocol):
     """A broker that may have a fault plan. Broker is an implementation."""
 
-    faults: FaultRules | None
+    faults: RequestFaultPlan | None
 
 
 class BrokerThread(Protocol):
@@ -93,7 +94,9 @@ class ActiveRule:
             if self._broker.faults is not None:
                 self._broker.faults.remove(self._rule)
 
-        self._thread.call(remove)
+        # A broker that has stopped has ended its rules.
+        with contextlib.suppress(RuntimeError):
+            self._thread.call(remove)
 
 
 class FaultControl:
@@ -110,6 +113,7 @@ class FaultControl:
 
     def __init__(self, thread: BrokerThread, broker: FaultyBroker) -> None:
         """Create an instance. Users call Kafka.faults()."""
+        thread.call(lambda: plan_of(broker))
         self._thread = thread
         self._broker = broker
         self._rules: list[ActiveRule] = []
@@ -127,8 +131,10 @@ class FaultControl:
 
     def clear(self) -> None:
         """Remove the rules of this object."""
+        # An interrupted removal is repeated by the next call.
         while self._rules:
-            self._rules.pop().remove()
+            self._rules[-1].remove()
+            self._rules.pop()
 
     # -- rules -------------------------------------------------------------------------
 
@@ -203,16 +209,17 @@ class FaultControl:
         self, api: str | int, action: Action, options: dict[str, Any]
     ) -> ActiveRule:
         rule = FaultRule(api, action, **options)
-        self._thread.call(lambda: plan_of(self._broker).add(rule))
         active = ActiveRule(self._thread, self._broker, rule)
+        # Listed first, so that an interrupted call leaves no rule after the block.
         self._rules.append(active)
+        self._thread.call(lambda: plan_of(self._broker).add(rule))
         return active
 
 
-def plan_of(broker: FaultyBroker) -> FaultRules:
+def plan_of(broker: FaultyBroker) -> RequestFaultPlan:
     """Return the plan of a broker. It is created by the first call."""
     if broker.faults is None:
-        broker.faults = FaultRules()
+        broker.faults = RequestFaultPlan()
     return broker.faults
 
 

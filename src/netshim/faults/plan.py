@@ -47,10 +47,19 @@ from netshim.scheduling import (
     PendingResponse,
     answer_with,
 )
-from netshim.security.acls import AclIndex
+from netshim.security.acls import (
+    WILDCARD,
+    Acl,
+    AclIndex,
+    AclOperation,
+    Pattern,
+    Permission,
+    ResourceType,
+)
 from netshim.security.asker import Asker
 from netshim.security.guards import GUARDS
 from netshim.state import BrokerState, Call
+from netshim.wire import codes
 
 #: Maximum number of rules of one plan.
 MOST_RULES: Final = 1_000
@@ -58,7 +67,24 @@ Handler = Callable[[Any, Call, BrokerState], Any]
 _MESSAGE: Final = "a fault rule answers this error"
 
 
-class FaultRules:
+def _all_but_topics() -> AclIndex:
+    """Return rules that refuse topics only, so that each partition has its error."""
+    kinds = (ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID)
+    return AclIndex(
+        Acl(
+            kind,
+            Pattern.LITERAL,
+            WILDCARD,
+            "User:*",
+            WILDCARD,
+            AclOperation.ALL,
+            Permission.ALLOW,
+        )
+        for kind in kinds
+    )
+
+
+class RequestFaultPlan:
     """The rules of one broker, in the order in which they are asked."""
 
     def __init__(self) -> None:
@@ -95,6 +121,11 @@ class FaultRules:
         """Call the handler of a request, changed by the rules that match."""
         api = wire.APIS[call.api_key]
         seen = seen_request(api.name, request, call, state.topic_ids.name_of)
+        if api is wire.METADATA and (
+            request.topics is None or (call.version == 0 and not request.topics)
+        ):
+            # The response lists all topics.
+            seen.partitions = tuple((one, None) for one in state.logdir.topics())
         self.requests.append(seen)
         chosen = None
         for rule in self.rules:
@@ -108,12 +139,13 @@ class FaultRules:
         if chosen is None:
             response = handler(request, call, state)
         else:
-            response = self._act(chosen, handler, request, call, state)
+            response = self._act(chosen, seen, handler, request, call, state)
         return _then(response, lambda value: _record(seen, value))
 
     def _act(
         self,
         rule: FaultRule,
+        seen: SeenRequest,
         handler: Handler,
         request: Any,
         call: Call,
@@ -126,7 +158,7 @@ class FaultRules:
             case Delay(delay_ms):
                 return _delay(rule, delay_ms, serve, call, state)
             case LoseResponse(closes):
-                return _lose(rule, closes, serve())
+                return _lose(rule, closes, serve, seen)
             case Disconnect(0):
                 raise CloseConnection("a fault rule closes the connection")
             case Disconnect(after_bytes):
@@ -138,18 +170,30 @@ class FaultRules:
                 raise AssertionError("an observer is never chosen")
 
 
-def _lose(rule: FaultRule, closes: bool, response: Any) -> PendingResponse:
-    """Return a response that is never sent."""
+def _lose(
+    rule: FaultRule, closes: bool, serve: Callable[[], Any], seen: SeenRequest
+) -> PendingResponse:
+    """Serve a request, and return a response that is never sent."""
     lost = PendingResponse(is_parked=True)
+    served = PendingResponse()
 
-    def close(value: Any = None) -> Any:
+    def close() -> None:
         lost.set(CloseConnection("a fault rule lost the response"))
-        return value
 
-    if closes:
-        _then(response, close)
-    else:
+    def finish(value: Any) -> None:
+        _record(seen, value)
+        if closes:
+            close()
+
+    def cancel() -> None:
+        rule.forget(close)
+        served.cancel()
+
+    if not closes:
         rule.waiting.append(close)
+    lost.when_cancelled(cancel)
+    answer_with(serve, served)
+    served.then(finish)
     return lost
 
 
@@ -164,15 +208,18 @@ def _delay(
     pending = PendingResponse(is_in_pieces=True, is_parked=True)
 
     def release() -> None:
-        if not pending.is_cancelled:
-            answer_with(serve, pending)
+        answer_with(serve, pending)
 
     rule.waiting.append(release)
+
+    def cancel() -> None:
+        rule.forget(release)
+
+    pending.when_cancelled(cancel)
     if delay_ms is not None:
 
         def due(_: int) -> None:
-            if release in rule.waiting:
-                rule.waiting.remove(release)
+            if rule.forget(release):
                 release()
 
         state.timers.at(max(call.now_ms, state.now_ms) + delay_ms, due)
@@ -198,22 +245,46 @@ def _answer(
     if not rule.selects_partitions:
         return _refusal(request, code, call, state)
     faulted, others = _split(request, rule, state.topic_ids.name_of)
-    refused = _refusal(faulted, code, call, state)
     if others is None:
-        return refused
+        return _refusal(faulted, code, call, state)
     response = handler(others, call, state)
-    return _then(response, lambda value: _join(value, refused))
+    # Like Kafka, Produce with acks=0 closes the connection after the other appends.
+    refused = _refusal(faulted, code, call, state, rules=_all_but_topics)
+    return _then(response, lambda value: _joined(value, refused))
 
 
-def _refusal(request: Any, code: int, call: Call, state: BrokerState) -> Any:
-    """Return the response that refuses a whole request with a code.
+def _joined(response: Any, refused: Any) -> Any:
+    """Return a response with its refused parts.
 
-    Access control knows the form of a refusal for each API.
+    If the API has errors for whole requests only, the refusal is the response.
+    """
+    if response is None or isinstance(response, Exception):
+        return response
+    lists = [getattr(refused, one) for one in refused.__slots__]
+    if any(isinstance(one, list) and one for one in lists):
+        _join(response, refused)
+        return response
+    if getattr(refused, "error_code", 0):
+        return refused
+    return response
+
+
+def _refusal(
+    request: Any,
+    code: int,
+    call: Call,
+    state: BrokerState,
+    rules: Callable[[], AclIndex] = AclIndex,
+) -> Any:
+    """Return the response that refuses a request with a code.
+
+    Access control knows the form of a refusal for each API. `rules` returns the
+    permissions of the made-up user that it refuses.
     """
     api = wire.APIS[call.api_key]
     name_of = state.topic_ids.name_of
     stranger = Asker(
-        rules=AclIndex,
+        rules=rules,
         principal="",
         host="",
         version=call.version,
@@ -223,7 +294,13 @@ def _refusal(request: Any, code: int, call: Call, state: BrokerState) -> Any:
     )
     response = GUARDS[api.key](request, stranger)
     if callable(response):
-        response = response(api.Response())
+        empty = api.Response()
+        if api is wire.OFFSET_FETCH:
+            # Its guard completes the groups that the handler has answered.
+            empty.groups = [
+                empty.Group(group_id=one.group_id) for one in request.groups
+            ]
+        response = response(empty)
     elif response is None:
         response = api.Response()
     if not _replace_codes(response, code) and hasattr(response, "error_code"):
@@ -241,7 +318,10 @@ def _cut(value: Any, after_bytes: int, call: Call) -> Any:
 def _record(seen: SeenRequest, response: Any) -> Any:
     """Store the error codes of a response with its request, and return the response."""
     whole = response.response if isinstance(response, CutResponse) else response
-    seen.codes = tuple(code for code, _ in errors_in(whole))
+    if isinstance(whole, Exception) and not isinstance(whole, CloseConnection):
+        seen.codes = (codes.UNKNOWN_SERVER_ERROR,)
+    elif seen.codes is None:
+        seen.codes = tuple(code for code, _ in errors_in(whole))
     return response
 
 
@@ -262,35 +342,33 @@ def _then(response: Any, change: Callable[[Any], Any]) -> Any:
 def _split(
     request: Any, rule: FaultRule, name_of: Callable[[bytes], str | None]
 ) -> tuple[Any, Any]:
-    """Split a request into the partitions of a rule, and the others or None."""
-    faulted = copy.copy(request)
-    others = copy.copy(request)
-    has_others = False
+    """Split a request into the partitions that a rule selects, and the others.
+
+    A part is None if it has no partitions.
+    """
+    parts: tuple[Any, Any] = (copy.copy(request), copy.copy(request))
+    is_used = [False, False]
     for field in ("groups", "markers", "resources", *TOPIC_FIELDS):
         items = getattr(request, field, None)
         if not isinstance(items, list):
             continue
-        taken: list[Any] = []
-        left: list[Any] = []
+        lists: tuple[list[Any], list[Any]] = ([], [])
         for item in items:
             if field == "resources":
-                is_taken = item.resource_type == TOPIC_RESOURCE and rule.selects(
-                    item.resource_name, None
-                )
-                (taken if is_taken else left).append(item)
-                continue
-            if field in ("groups", "markers"):
-                one, other = _split(item, rule, name_of)
+                is_topic = item.resource_type == TOPIC_RESOURCE
+                is_taken = is_topic and rule.selects(item.resource_name, None)
+                pair = (item, None) if is_taken else (None, item)
+            elif field in ("groups", "markers"):
+                pair = _split(item, rule, name_of)
             else:
-                one, other = _split_topic(item, rule, topic_name(item, name_of))
-            if one is not None:
-                taken.append(one)
-            if other is not None:
-                left.append(other)
-        setattr(faulted, field, taken)
-        setattr(others, field, left)
-        has_others = has_others or bool(left)
-    return faulted, others if has_others else None
+                pair = _split_topic(item, rule, topic_name(item, name_of))
+            for found, one in zip(lists, pair, strict=True):
+                if one is not None:
+                    found.append(one)
+        for at in range(2):
+            setattr(parts[at], field, lists[at])
+            is_used[at] = is_used[at] or bool(lists[at])
+    return parts[0] if is_used[0] else None, parts[1] if is_used[1] else None
 
 
 def _split_topic(topic: Any, rule: FaultRule, name: str | None) -> tuple[Any, Any]:
@@ -346,10 +424,8 @@ def _mark_topics(response: Any, rule: FaultRule, code: int) -> Any:
     return response
 
 
-def _join(response: Any, refused: Any) -> Any:
+def _join(response: Any, refused: Any) -> None:
     """Add the refused parts to a response, each to the entry of its topic."""
-    if response is None or isinstance(response, Exception):
-        return response
     for name in refused.__slots__:
         items = getattr(refused, name)
         if not isinstance(items, list):
@@ -361,7 +437,6 @@ def _join(response: Any, refused: Any) -> Any:
                 getattr(response, name).append(one)
             else:
                 _join(same, one)
-    return response
 
 
 def _identity(part: Any) -> tuple[Any, ...] | None:

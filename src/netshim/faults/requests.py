@@ -6,12 +6,12 @@ name.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import attrs
 
+from logcore.clientconfig import unknown
 from logcore.errors import InvalidConfigError
 from netshim import wire
 from netshim.security.guards import GUARDS
@@ -37,13 +37,15 @@ _FILTERS: Final = (
     "version",
 )  # fmt: skip
 _COORDINATOR_KINDS: Final = ("group", "transactional_id")
+#: A heartbeat contains the partitions that the member owns, and cannot fail for some.
+_WITHOUT_TOPICS: Final = frozenset((wire.CONSUMER_GROUP_HEARTBEAT.name,))
 #: Authentication answers these before any other part of the broker sees them.
 _SASL: Final = frozenset((wire.SASL_HANDSHAKE.key, wire.SASL_AUTHENTICATE.key))
 
 
 @attrs.define(eq=False)
 class SeenRequest:
-    """A request that the broker handled while a plan was active."""
+    """A request that the broker handled while it had a fault plan."""
 
     #: Kafka's name of the API.
     api: str
@@ -86,6 +88,9 @@ def seen_request(
             groups += keys
         else:
             ids += keys
+    partitions: Iterable[tuple[str, int | None]] = ()
+    if api not in _WITHOUT_TOPICS:
+        partitions = _partitions_of(request, name_of)
     return SeenRequest(
         api,
         call.version,
@@ -93,7 +98,7 @@ def seen_request(
         call.session.principal,
         call.session.peer,
         call.now_ms,
-        tuple(_partitions_of(request, name_of)),
+        tuple(partitions),
         tuple(dict.fromkeys(filter(None, groups))),
         tuple(dict.fromkeys(filter(None, ids))),
     )
@@ -122,23 +127,20 @@ def _partitions_of(
         name = topic_name(topic, name_of)
         if name is None:
             continue
-        numbers = list(_values(topic, PARTITION_FIELDS))
-        if not numbers:
+        if not any(hasattr(topic, one) for one in PARTITION_FIELDS):
             yield name, None
-        for part in numbers:
+        for part in _values(topic, PARTITION_FIELDS):
             yield name, number_of(part)
 
 
 def topic_name(topic: Any, name_of: Callable[[bytes], str | None]) -> str | None:
+    """Return the name of a topic in a request, or None if its id is unknown."""
     if isinstance(topic, str):
         return topic
-    name = getattr(topic, "name", None) or getattr(topic, "topic", None)
-    if name:
-        return str(name)
-    topic_id = getattr(topic, "topic_id", None)
-    if topic_id is None:
-        return None
-    return name_of(bytes(topic_id))
+    topic_id = bytes(getattr(topic, "topic_id", b""))
+    if any(topic_id):
+        return name_of(topic_id)
+    return getattr(topic, "name", None) or getattr(topic, "topic", None)
 
 
 def number_of(part: Any) -> int:
@@ -157,13 +159,9 @@ def number_of(part: Any) -> int:
 def _known(name: str, names: Iterable[str], kind: str) -> str:
     """Return a name that is in `names`, in any case of its letters."""
     found = {one.lower(): one for one in names}
-    if name.lower() in found:
-        return found[name.lower()]
-    near = difflib.get_close_matches(name.lower(), found, 1)
-    nearest = f", such as {found[near[0]]}" if near else ""
-    raise InvalidConfigError(
-        f"unknown {kind}", expected=f"one of {len(found)}{nearest}", found=repr(name)
-    )
+    if name.lower() not in found:
+        raise unknown(name, found.values(), kind)
+    return found[name.lower()]
 
 
 def api_named(name: str | int) -> str:
@@ -207,23 +205,25 @@ def check_filters(api: str, filters: Mapping[str, object]) -> dict[str, str]:
     checked = {}
     for name, value in filters.items():
         filter_name = _known(name, _FILTERS, "filter")
-        if api != ANY_API and filter_name not in _filters_of(api):
+        if api != ANY_API and filter_name not in filters_of(api):
             raise InvalidConfigError(
                 f"requests of {api} have no {filter_name}",
-                expected=f"a filter of {', '.join(_filters_of(api))}",
+                expected=f"a filter of {', '.join(filters_of(api))}",
                 found=f"{filter_name}={value!r}",
             )
         checked[filter_name] = str(value)
     return checked
 
 
-def _filters_of(api: str) -> list[str]:
+def filters_of(api: str) -> list[str]:
     """Return the filters that requests of an API may match."""
     known = ["client_id", "principal", "version"]
     request = next(one for one in wire.APIS.values() if one.name == api).Request
     fields = request.__slots__
     markers = getattr(request, "Marker", None)
     topic_type = getattr(request, "Topic", getattr(markers, "Topic", None))
+    if api in _WITHOUT_TOPICS:
+        topic_type = None
     if topic_type is not None or "resources" in fields or "topic_names" in fields:
         known.append("topic")
         topic_fields = getattr(topic_type, "__slots__", ())

@@ -13,7 +13,6 @@ from typing import Any, Final
 import attrs
 
 from logcore.errors import InvalidConfigError
-from netshim import wire
 from netshim.faults.requests import ANY_API, SeenRequest, api_named, check_filters
 from netshim.state import Call
 
@@ -142,12 +141,9 @@ class FaultRule:
                 fnmatchcase(value, pattern) for value in values
             ):
                 return False
-        if not self.selects_partitions or self._is_metadata_of_all(seen):
+        if not self.selects_partitions:
             return True
         return any(self.selects(*one) for one in seen.partitions)
-
-    def _is_metadata_of_all(self, seen: SeenRequest) -> bool:
-        return seen.api == wire.METADATA.name and not seen.partitions
 
     @property
     def selects_partitions(self) -> bool:
@@ -183,6 +179,13 @@ class FaultRule:
         """Serve the requests that are delayed, and close silent connections."""
         while self.waiting:
             self.waiting.pop(0)()
+
+    def forget(self, release: Callable[[], object]) -> bool:
+        """Remove the call of a request that no longer waits; return whether it waited."""
+        if release not in self.waiting:
+            return False
+        self.waiting.remove(release)
+        return True
 
     def wait(self, hits: int = 1, timeout: float = 10.0) -> None:
         """Wait until the rule has acted on a number of requests.
