@@ -308,16 +308,18 @@ class Broker:
             throttle.count_time(time.thread_time_ns() - began_ns)
 
         def complete(value: Any) -> Any:
+            cut = None
+            if isinstance(value, CutResponse):
+                cut = value
+                value = cut.response
             if value is None or isinstance(value, Exception):
                 return value
-            if isinstance(value, CutResponse):
-                return attrs.evolve(value, response=complete(value.response))
             try:
                 for step in steps:
                     value = step(value)
             except Exception as error:  # without a response, the client would wait
-                return error
-            return value
+                value = error
+            return value if cut is None else attrs.evolve(cut, response=value)
 
         return response, complete
 

@@ -292,7 +292,7 @@ def _refusal(
         exists=state.logdir.__contains__,
         topics=state.logdir.topics,
     )
-    response = GUARDS[api.key](request, stranger)
+    response: Any = GUARDS[api.key](request, stranger)
     if callable(response):
         empty = api.Response()
         if api is wire.OFFSET_FETCH:
